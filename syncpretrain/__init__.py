@@ -1,0 +1,28 @@
+"""Pretrain deep networks layer by layer, with the layers trained in parallel.
+
+>>> from syncpretrain import pretrain, finetune, load  # doctest: +SKIP
+>>> stack = pretrain(X, layers=[784, 1000, 500, 250, 30])  # doctest: +SKIP
+
+The names below are imported on first use, so that ``syncpretrain --help`` stays quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from syncpretrain.finetune import finetune
+    from syncpretrain.pretrain import pretrain
+    from syncpretrain.stack import Stack, load
+
+__version__ = "0.1.0"
+__all__ = ["Stack", "__version__", "finetune", "load", "pretrain"]
+
+_HOMES = {"Stack": "stack", "finetune": "finetune", "load": "stack", "pretrain": "pretrain"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

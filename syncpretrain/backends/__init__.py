@@ -1,0 +1,1 @@
+"""Where arrays and random numbers come from."""

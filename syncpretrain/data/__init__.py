@@ -1,0 +1,1 @@
+"""Data sets, file readers, the split and the minibatch order."""

@@ -1,0 +1,71 @@
+"""Every error that the library raises on purpose, one class per thing that happened."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from syncpretrain.stack import Stack
+
+__all__ = [
+    "DataError",
+    "DivergedError",
+    "ModelFileError",
+    "RunInterrupted",
+    "ScheduleError",
+    "SettingsError",
+    "StalledError",
+    "SyncpretrainError",
+    "WorkerError",
+]
+
+
+class SyncpretrainError(Exception):
+    """Base of all errors of this library; ``except SyncpretrainError`` catches each of them."""
+
+
+class SettingsError(SyncpretrainError, ValueError):
+    """A setting is outside its range or contradicts another one."""
+
+
+class DataError(SyncpretrainError, ValueError):
+    """Data is missing, unreadable, or of a shape or range that cannot be trained on."""
+
+
+class ModelFileError(SyncpretrainError, ValueError):
+    """A model or run folder is missing, damaged, or of another format."""
+
+
+class ScheduleError(SyncpretrainError, RuntimeError):
+    """The schedule was asked for an illegal move; the message tells the story so far."""
+
+
+class WorkerError(SyncpretrainError, RuntimeError):
+    """A layer's worker failed; the original exception is the ``__cause__``.
+
+    ``stack`` holds every layer at its last finite state.
+    """
+
+    def __init__(self, message: str, *, stack: Stack | None = None) -> None:
+        super().__init__(message)
+        self.stack = stack
+
+
+class DivergedError(WorkerError):
+    """Training left the finite numbers, or reconstructs worse than a constant guess would."""
+
+
+class StalledError(WorkerError):
+    """No worker made progress before the deadline."""
+
+
+class RunInterrupted(KeyboardInterrupt):  # noqa: N818 - reads as KeyboardInterrupt does
+    """The run was stopped by a signal after the running minibatch.
+
+    ``stack`` holds what was learned so far, ``signum`` the signal (2 for Ctrl-C).
+    """
+
+    def __init__(self, message: str, *, stack: Any = None, signum: int = 2) -> None:
+        super().__init__(message)
+        self.stack = stack
+        self.signum = signum

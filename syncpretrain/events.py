@@ -1,0 +1,129 @@
+"""What happens during a run, as frozen dataclasses, in the order it happens.
+
+Events flow one way, from the driver to its observers (``syncpretrain.observers``), always in the
+thread that called :func:`syncpretrain.pretrain` and never under a lock. Layers count from 1,
+epochs from 1, and a version is the number of epochs behind it. Times are seconds of
+``time.monotonic()``; errors are squared errors summed over the units of an example and averaged
+over examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = [
+    "EpochFinished",
+    "EpochStarted",
+    "Event",
+    "FinetuneEpochFinished",
+    "FinetuneStarted",
+    "LayerFinished",
+    "Notice",
+    "Observer",
+    "Progress",
+    "RunFinished",
+    "RunStarted",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Base of all events; ``time`` is when it happened."""
+
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Notice(Event):
+    """Something the user should read, such as which data was used."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted(Event):
+    """Pretraining starts. ``epochs`` are the stipulated ones of each layer."""
+
+    layers: tuple[int, ...]
+    epochs: tuple[int, ...]
+    schedule: str
+    pace: str
+    runtime: str
+    workers: int
+    examples: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochStarted(Event):
+    """A layer was given a slot and trains ``epoch`` on version ``reads`` of the layer below."""
+
+    layer: int
+    epoch: int
+    reads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress(Event):
+    """How far the running epoch of a layer is, sent a few times a second; ``fraction`` in [0, 1]."""
+
+    layer: int
+    epoch: int
+    fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class EpochFinished(Event):
+    """A layer finished an epoch and published its version ``epoch``.
+
+    ``started`` is when its worker began; ``transform_seconds`` is the part of the time since spent
+    on making its input from the version below. ``train_error`` is the running reconstruction
+    error of the epoch's contrastive divergence, ``validation_error`` that of a fixed sample of
+    the validation data (None where there is none).
+    """
+
+    layer: int
+    epoch: int
+    reads: int
+    started: float
+    transform_seconds: float
+    train_error: float
+    validation_error: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFinished(Event):
+    """A layer has trained all its epochs and nothing can wake it any more."""
+
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinished(Event):
+    """Pretraining is over; ``busy_seconds`` has one entry a layer."""
+
+    seconds: float
+    busy_seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FinetuneStarted(Event):
+    """Fine-tuning by backpropagation starts."""
+
+    objective: str
+    optimizer: str
+    epochs: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinetuneEpochFinished(Event):
+    """An epoch of fine-tuning; errors are those of the whole unrolled stack."""
+
+    epoch: int
+    epochs: int
+    seconds: float
+    train_error: float
+    validation_error: float | None
+
+
+Observer = Callable[[Event], None]

@@ -1,0 +1,1 @@
+"""One layer's parameters and how an epoch trains them; no threads."""

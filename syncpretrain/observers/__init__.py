@@ -1,0 +1,1 @@
+"""Observers turn events into progress, history and files."""

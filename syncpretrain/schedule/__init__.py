@@ -1,0 +1,1 @@
+"""The schedule, pure: events in, commands out; no threads, clocks or arrays."""

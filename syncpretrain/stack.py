@@ -1,0 +1,176 @@
+"""The fitted layers: encode, decode, reconstruct, save and load."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from syncpretrain.errors import DataError
+from syncpretrain.kernels.activations import affine_sigmoid
+
+__all__ = ["Layer", "Stack", "load"]
+
+Array = NDArray[np.float32]
+ROWS_AT_ONCE = 2000
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Parameters of one layer, float32, contiguous.
+
+    ``weight`` has shape (visible, hidden), ``hidden_bias`` (hidden,), ``visible_bias`` (visible,).
+    ``decoder_weight`` of shape (hidden, visible) is None as long as the way down uses the
+    transposed ``weight``, as an RBM does; fine-tuning unties the two.
+    """
+
+    weight: Array
+    hidden_bias: Array
+    visible_bias: Array
+    decoder_weight: Array | None = None
+
+    @property
+    def decoding(self) -> Array:
+        """The weights of the way down, of shape (hidden, visible)."""
+        return self.weight.T if self.decoder_weight is None else self.decoder_weight
+
+    def parameters(self) -> Iterator[tuple[str, Array]]:
+        """Yield name and array of each parameter in their fixed order."""
+        yield "weight", self.weight
+        yield "hidden_bias", self.hidden_bias
+        if self.decoder_weight is not None:
+            yield "decoder_weight", self.decoder_weight
+        yield "visible_bias", self.visible_bias
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A pretrained deep network: an encoder up the layers and a decoder down again.
+
+    Attributes
+    ----------
+    layers : tuple of Layer
+        From the input up.
+    info : dict
+        What made it (JSON values): the epochs each layer trained, the settings, the version.
+    """
+
+    layers: tuple[Layer, ...]
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Units of the input and of each layer, such as (784, 1000, 500, 250, 30)."""
+        return (self.layers[0].weight.shape[0], *(x.weight.shape[1] for x in self.layers))
+
+    @property
+    def parameters_sha256(self) -> str:
+        """SHA-256 over all parameters in layer order, as little-endian float32 in C order."""
+        digest = hashlib.sha256()
+        for layer in self.layers:
+            for _, array in layer.parameters():
+                digest.update(np.ascontiguousarray(array, dtype="<f4").tobytes())
+        return digest.hexdigest()
+
+    def encode(self, X: ArrayLike, *, layer: int | None = None) -> Array:
+        """Return the code of each example.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_examples, input units)
+            Values in [0, 1].
+        layer : int, optional
+            Stop at this layer, counted from 1; default the top one.
+
+        Returns
+        -------
+        ndarray of shape (n_examples, units of that layer), float32
+
+        Raises
+        ------
+        DataError
+            If the width is not the stack's, or a value is not finite.
+        """
+        depth = len(self.layers) if layer is None else layer
+        if not 1 <= depth <= len(self.layers):
+            raise DataError(f"layer: got {layer}, expected 1 to {len(self.layers)}")
+        steps = [(x.weight, x.hidden_bias) for x in self.layers[:depth]]
+        return _through(steps, self._checked(X, self.widths[0], "X"))
+
+    def decode(self, codes: ArrayLike) -> Array:
+        """Return the input that each code of the top layer stands for.
+
+        Parameters
+        ----------
+        codes : array-like of shape (n_examples, top units)
+
+        Returns
+        -------
+        ndarray of shape (n_examples, input units), float32, values in [0, 1]
+
+        Raises
+        ------
+        DataError
+            If the width is not that of the top layer, or a value is not finite.
+        """
+        steps = [(x.decoding, x.visible_bias) for x in reversed(self.layers)]
+        return _through(steps, self._checked(codes, self.widths[-1], "codes"))
+
+    def reconstruct(self, X: ArrayLike) -> Array:
+        """Encode and decode: the stack's reconstruction of each example, of X's shape."""
+        return self.decode(self.encode(X))
+
+    def save(self, path: str | Path) -> None:
+        """Write the stack to a safetensors file, whole or not at all.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be written; a file that was there before stays as it was.
+        """
+        from syncpretrain.modelfile import write_stack
+
+        write_stack(self, Path(path))
+
+    @staticmethod
+    def _checked(X: ArrayLike, width: int, name: str) -> Array:
+        array: Array = np.ascontiguousarray(X, dtype=np.float32)
+        if array.ndim != 2 or array.shape[1] != width:
+            raise DataError(f"{name}: got shape {array.shape}, expected (examples, {width})")
+        if not np.isfinite(array).all():
+            raise DataError(f"{name}: holds NaN or infinite values")
+        return array
+
+
+def load(path: str | Path) -> Stack:
+    """Read a stack from a model file or a run folder.
+
+    Parameters
+    ----------
+    path : str or Path
+        A ``.safetensors`` file that :meth:`Stack.save` wrote, or the folder of a run.
+
+    Raises
+    ------
+    ModelFileError
+        If it is missing, damaged or of another format. Nothing in it is ever executed.
+    """
+    from syncpretrain.modelfile import read_stack
+
+    return read_stack(Path(path))
+
+
+def _through(steps: Sequence[tuple[Array, Array]], X: Array) -> Array:
+    result = np.empty((len(X), steps[-1][0].shape[1]), dtype=np.float32)
+    for start in range(0, len(X), ROWS_AT_ONCE):
+        rows = X[start : start + ROWS_AT_ONCE]
+        for weight, bias in steps[:-1]:
+            rows = affine_sigmoid(rows, weight, bias)
+        weight, bias = steps[-1]
+        affine_sigmoid(rows, weight, bias, out=result[start : start + ROWS_AT_ONCE])
+    return result
