@@ -59,7 +59,7 @@ class StalledError(WorkerError):
     """No worker made progress before the deadline."""
 
 
-class RunInterrupted(KeyboardInterrupt):  # noqa: N818 - reads as KeyboardInterrupt does
+class RunInterrupted(KeyboardInterrupt):
     """The run was stopped by a signal after the running minibatch.
 
     ``stack`` holds what was learned so far, ``signum`` the signal (2 for Ctrl-C).

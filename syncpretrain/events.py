@@ -65,7 +65,7 @@ class EpochStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class Progress(Event):
-    """How far the running epoch of a layer is, sent a few times a second; ``fraction`` in [0, 1]."""
+    """How far the running epoch of a layer is, in [0, 1]; sent a few times a second."""
 
     layer: int
     epoch: int

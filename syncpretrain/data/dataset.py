@@ -1,0 +1,113 @@
+"""A data set: examples in three parts, labels where there are some, and where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.data.examples import scale_examples
+from syncpretrain.data.split import stratified_split
+from syncpretrain.errors import DataError
+
+__all__ = ["Dataset", "from_rows", "hold_out"]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Examples to pretrain on, to validate with and to test with.
+
+    Parameters
+    ----------
+    name : str
+        What the user asked for: mnist, digits, or a file's path.
+    source : str
+        Where the examples came from, in plain words.
+    train, validation, test : float32 arrays of shape (n_examples, width)
+        C-contiguous, values in [0, 1]; validation and test may have no rows.
+    train_labels, validation_labels, test_labels : int64 arrays of shape (n_examples,), or None
+    notices : tuple of str
+        What the user should be told, such as that a smaller set was used.
+    """
+
+    name: str
+    source: str
+    train: NDArray[np.float32]
+    validation: NDArray[np.float32]
+    test: NDArray[np.float32]
+    train_labels: NDArray[np.int64] | None = None
+    validation_labels: NDArray[np.int64] | None = None
+    test_labels: NDArray[np.int64] | None = None
+    notices: tuple[str, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """The number of values of an example: the visible units that layer 1 needs."""
+        return int(self.train.shape[1])
+
+
+def hold_out(
+    rows: NDArray[np.intp],
+    labels: NDArray[np.int64] | None,
+    *,
+    validation: float | None,
+    default: int,
+    seed: int,
+    equal_classes: bool = False,
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Divide rows into those to train on and those to validate with, each ascending.
+
+    ``validation`` is the fraction held out, or None for ``default`` rows, as many of each class
+    where ``equal_classes`` asks for it. A fraction keeps the classes' proportions. ``labels`` has
+    one entry for each entry of ``rows``.
+
+    Raises
+    ------
+    DataError
+        If the fraction is not in [0, 1), or leaves nothing to train on.
+    """
+    held_out = default
+    if validation is not None:
+        if not 0 <= validation < 1:
+            raise DataError(
+                f"validation: got {validation}, expected a fraction of at least 0 and below 1"
+            )
+        # A fraction above 0 asks for validation, so that it holds out one example at least.
+        held_out = max(round(validation * len(rows)), 1 if validation else 0)
+        equal_classes = False
+    kept, held = stratified_split(
+        labels, len(rows), held_out=held_out, seed=seed, equal_classes=equal_classes
+    )
+    return rows[kept], rows[held]
+
+
+def from_rows(
+    name: str,
+    X: NDArray[Any],
+    labels: NDArray[np.int64] | None,
+    *,
+    source: str,
+    parts: tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]],
+    notices: Sequence[str] = (),
+) -> Dataset:
+    """Build a data set of the rows ``parts``: to train, to validate and to test with.
+
+    ``X`` holds checked examples of any numeric type; each part becomes float32 by itself, so that
+    the whole never exists twice.
+    """
+    everything = len(parts[0]) == len(X)
+    own = [None if labels is None else labels[rows] for rows in parts]
+    return Dataset(
+        name,
+        source,
+        train=scale_examples(X, rows=None if everything else parts[0]),
+        validation=scale_examples(X, rows=parts[1]),
+        test=scale_examples(X, rows=parts[2]),
+        train_labels=own[0],
+        validation_labels=own[1],
+        test_labels=own[2],
+        notices=tuple(notices),
+    )

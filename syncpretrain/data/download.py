@@ -1,0 +1,117 @@
+"""Fetch a file into the user's cache folder, whole and checked or not at all."""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from syncpretrain.data.idx import read_idx
+from syncpretrain.errors import DataError
+
+__all__ = ["cache_folder", "download"]
+
+CONNECT_SECONDS = 5.0
+READ_SECONDS = 30.0
+FILE_SECONDS = 300.0
+MAX_BYTES = 1 << 25  # MNIST's biggest file is a third of it
+
+
+def cache_folder() -> Path:
+    """Return this library's folder in the user's cache; it need not exist."""
+    try:
+        import pooch
+    except ImportError:
+        root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        return Path(root) / "syncpretrain"
+    return Path(pooch.os_cache("syncpretrain"))
+
+
+def download(urls: Sequence[str], path: Path, *, sha256: str) -> None:
+    """Fetch an IDX file from the first mirror that has it, and rename it into place.
+
+    Parameters
+    ----------
+    urls : sequence of str
+        Where to look, each tried once.
+    path : Path
+        Where the file goes; its folder is made. Never seen there before it is whole and checked.
+    sha256 : str
+        The sum of the unpacked bytes.
+
+    Raises
+    ------
+    DataError
+        If ``SYNCPRETRAIN_OFFLINE`` is set, pooch is missing, or no mirror sent the right file.
+    """
+    if os.environ.get("SYNCPRETRAIN_OFFLINE", "0") not in ("", "0"):
+        raise DataError(f"{path.name} is not in {path.parent} and SYNCPRETRAIN_OFFLINE is set")
+    _check_writable(path.parent)
+    reasons = []
+    for url in urls:
+        try:
+            _place(_fetch(url), path, sha256=sha256)
+        except ImportError as error:
+            raise DataError(f"{path.name} cannot be downloaded without pooch ({error})") from error
+        except Exception as error:  # whatever the network does, the caller has another source
+            reasons.append(f"{urlsplit(url).hostname}: {_brief(error)}")
+        else:
+            return
+    raise DataError(f"{path.name} could not be downloaded ({'; '.join(reasons)})")
+
+
+class _Bounded(io.BytesIO):
+    """A buffer that ends a download which never would: too long, or too slow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._deadline = time.monotonic() + FILE_SECONDS
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        if self.tell() + len(data) > MAX_BYTES:
+            raise OSError(f"more than {MAX_BYTES:,} bytes were sent")
+        if time.monotonic() > self._deadline:
+            raise OSError(f"it took more than {FILE_SECONDS:g} s")
+        return super().write(data)
+
+
+def _fetch(url: str) -> bytes:
+    """Return the bytes at an address. Waits at most 5 s to connect, 30 s for the next bytes."""
+    import pooch
+
+    # The downloader alone, without pooch's cache: that would log, and check the packed bytes.
+    fetch = pooch.HTTPDownloader(timeout=(CONNECT_SECONDS, READ_SECONDS), chunk_size=1 << 16)
+    buffer = _Bounded()
+    fetch(url, buffer, None)
+    return buffer.getvalue()
+
+
+def _check_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be written to, or made, before anything is fetched for it."""
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise DataError(f"{there} cannot be written to")
+
+
+def _place(data: bytes, path: Path, *, sha256: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor, not a path
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        read_idx(Path(name), sha256=sha256)
+        os.replace(name, path)  # noqa: PTH105
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _brief(error: Exception) -> str:
+    """Return what happened in a few words; the network's own stories run to several lines."""
+    text = str(error)
+    return text if 0 < len(text) <= 100 else type(error).__name__

@@ -1,0 +1,124 @@
+"""The examples' own checks: numbers in rows, finite, in [0, 1]; bytes are scaled by 1/255."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from syncpretrain.errors import DataError
+
+__all__ = ["as_examples", "check_examples", "check_values", "scale_examples"]
+
+CHUNK_VALUES = 1 << 20
+SCALING = (
+    "divide by the maximum, X / X.max(), or min-max scale, (X - X.min()) / (X.max() - X.min())"
+)
+
+
+def check_examples(X: ArrayLike, name: str = "X") -> NDArray[np.float32]:
+    """Return examples as a C-contiguous float32 array with every value in [0, 1].
+
+    Parameters
+    ----------
+    X : array-like of shape (n_examples, width)
+        Real numbers or booleans in [0, 1], or bytes (uint8), which are scaled by 1/255. A
+        C-contiguous float32 array is returned as it is, without a copy.
+    name : str
+        What an error calls the examples.
+
+    Raises
+    ------
+    DataError
+        If the array has another shape, no rows, no numbers, or a value that is not finite or
+        outside [0, 1]; the first such place is named, rows and columns counted from 0.
+    """
+    examples = as_examples(X, name)
+    check_values(examples, name)
+    return scale_examples(examples)
+
+
+def as_examples(X: ArrayLike, name: str) -> NDArray[Any]:
+    """Return a numeric array of two dimensions, none of them 0, whose values are unchecked.
+
+    Raises
+    ------
+    DataError
+        If it is something else.
+    """
+    if hasattr(X, "toarray"):
+        raise DataError(f"{name}: got a sparse matrix, expected a dense array; pass X.toarray()")
+    try:
+        array = np.asarray(X)
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"{name}: got no array of numbers ({error}), expected shape (n_examples, width)"
+        ) from error
+    if array.dtype.kind not in "biuf":
+        raise DataError(
+            f"{name}: got values of type {array.dtype}, expected numbers; convert them to float32"
+        )
+    if array.ndim != 2:
+        raise DataError(
+            f"{name}: got shape {array.shape}, expected (n_examples, width), an example a row;"
+            " reshape it, X.reshape(len(X), -1) where each X[i] is an example"
+        )
+    if 0 in array.shape:
+        raise DataError(f"{name}: got shape {array.shape}, expected a row and a column or more")
+    return array
+
+
+def check_values(X: NDArray[Any], name: str) -> None:
+    """Check that every value is finite and in [0, 1]; any byte or boolean is.
+
+    Raises
+    ------
+    DataError
+        Naming the first bad place.
+    """
+    if X.dtype == np.uint8 or X.dtype.kind == "b":
+        return
+    for rows in _chunks(X.shape):
+        # As float32, because 1 + 1e-12 is 1 there. A NaN comes through both min and max.
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = np.asarray(X[rows], dtype=np.float32)
+            inside = bool(values.min() >= 0 and values.max() <= 1)
+        if not inside:
+            raise DataError(f"{name}: {_first_bad(X[rows], values, rows.start)}")
+
+
+def scale_examples(X: NDArray[Any], *, rows: NDArray[np.intp] | None = None) -> NDArray[np.float32]:
+    """Return checked examples, or those of the given rows, as C-contiguous float32 in [0, 1].
+
+    Bytes are scaled by 1/255. Rows are converted a chunk at a time, without a big temporary.
+    """
+    flags = X.flags
+    if rows is None and X.dtype == np.float32 and flags.c_contiguous and flags.aligned:
+        return X
+    out = np.empty((len(X) if rows is None else len(rows), X.shape[1]), dtype=np.float32)
+    for chunk in _chunks(out.shape):
+        values = X[chunk] if rows is None else X[rows[chunk]]
+        if X.dtype == np.uint8:
+            np.divide(values, np.float32(255), out=out[chunk])
+        else:
+            out[chunk] = values
+    return out
+
+
+def _chunks(shape: tuple[int, ...]) -> Iterator[slice]:
+    rows = max(CHUNK_VALUES // shape[1], 1)
+    for start in range(0, shape[0], rows):
+        yield slice(start, min(start + rows, shape[0]))
+
+
+def _first_bad(original: NDArray[Any], values: NDArray[np.float32], start: int) -> str:
+    good = (values >= 0) & (values <= 1)
+    row, column = divmod(int(np.argmin(good)), good.shape[1])
+    value = float(original[row, column])
+    place = f"got {value:g} at row {start + row}, column {column} (counted from 0)"
+    if not math.isfinite(value):
+        return f"{place}, expected finite numbers; drop such rows, or fill in their values"
+    return f"{place}, expected values in [0, 1]; {SCALING}"

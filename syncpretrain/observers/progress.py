@@ -1,0 +1,250 @@
+"""Progress on the console: one live line a layer, or one plain line an epoch."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from syncpretrain.events import (
+    EpochFinished,
+    EpochStarted,
+    Event,
+    FinetuneEpochFinished,
+    FinetuneStarted,
+    LayerFinished,
+    Notice,
+    Observer,
+    Progress,
+    RunFinished,
+    RunStarted,
+)
+
+__all__ = ["progress_observer"]
+
+REFRESH_SECONDS = 0.12
+MAX_WIDTH = 100
+ENOUGH_TO_ESTIMATE = 0.1  # epochs; less says little about the time left
+STYLES = {"waiting": "dim", "training": "green", "sleeping": "yellow", "done": "blue"}
+
+
+@contextmanager
+def progress_observer(
+    console: Console, *, live: bool, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Observer]:
+    """Show a run's progress on the console as long as the context lasts.
+
+    Parameters
+    ----------
+    console : rich.console.Console
+        Where to; standard error where standard output carries results.
+    live : bool
+        True draws one line a layer and redraws it in place, at most 8 times a second and only
+        when an event arrives, so no thread runs beside the training. False prints one short line
+        an epoch, for files and pipes.
+    clock : callable
+        What the redrawing is paced by, in seconds.
+
+    Yields
+    ------
+    Observer
+        To be called with each event of the run.
+    """
+    if not live:
+        yield _Plain(console)
+        return
+    observer = _Live(console, clock)
+    try:
+        yield observer
+    finally:
+        observer.stop()
+
+
+@dataclass(slots=True)
+class _Row:
+    """What one live line shows; ``epochs`` are stipulated, ``done`` may pass them (refreshing)."""
+
+    name: str
+    epochs: int
+    state: str = "waiting"
+    done: int = 0
+    fraction: float = 0.0  # of the running epoch
+    error: float | None = None
+    began: float = 0.0
+    done_before: int = 0  # epochs of an earlier run that this one resumes
+
+    def start(self, epoch: int, now: float) -> None:
+        if self.state == "waiting":
+            self.began, self.done_before = now, epoch - 1
+        self.state, self.done, self.fraction = "training", epoch - 1, 0.0
+
+    def finish(self, epoch: int, error: float) -> None:
+        self.state, self.done, self.fraction, self.error = "sleeping", epoch, 0.0, error
+
+    @property
+    def completed(self) -> float:
+        return min(self.done + self.fraction, self.epochs)
+
+    def seconds_left(self, now: float) -> float | None:
+        """Return what the remaining epochs take at the pace so far, sleep included."""
+        progress = self.completed - self.done_before
+        if self.state == "waiting" or progress < ENOUGH_TO_ESTIMATE:
+            return None
+        left = (self.epochs - self.completed) / progress * (now - self.began)
+        return left if left > 0 else None
+
+    def cells(self, now: float) -> tuple[Text, Text, Text, ProgressBar, Text, Text]:
+        left = self.seconds_left(now)
+        running = self.done + (self.state == "training")
+        return (
+            Text(self.name),
+            Text(self.state, style=STYLES[self.state]),
+            Text(_count(running, self.epochs)),
+            ProgressBar(total=self.epochs, completed=self.completed),
+            Text("" if self.error is None else f"error {_error(self.error)}"),
+            Text("" if left is None else f"{_duration(left)} left"),
+        )
+
+
+class _Live:
+    """Keeps a row a layer up to date and redraws them now and then."""
+
+    def __init__(self, console: Console, clock: Callable[[], float]) -> None:
+        self._console = console
+        self._clock = clock
+        self._rows: dict[int, _Row] = {}  # by layer; fine-tuning is row 0
+        self._now = 0.0
+        self._drawn = -REFRESH_SECONDS
+        # Redirecting a piped standard output would send its text to the console instead.
+        self._live = Live(
+            console=console,
+            auto_refresh=False,
+            get_renderable=self._table,
+            redirect_stdout=sys.stdout.isatty(),
+            redirect_stderr=sys.stderr.isatty(),
+        )
+
+    def __call__(self, event: Event) -> None:
+        self._now = max(self._now, event.time)
+        self._update(event)
+        match event:
+            case Notice(message=message):
+                _print(self._console, message)
+            case RunStarted() | FinetuneStarted():
+                self._live.start()
+                self._draw()
+            case LayerFinished() | RunFinished():
+                self._draw()
+            case EpochFinished():
+                pass  # the next epoch mostly follows at once: drawing now would flash "sleeping"
+            case _ if self._clock() - self._drawn >= REFRESH_SECONDS:
+                self._draw()
+
+    def stop(self) -> None:
+        """Draw the last state and give the terminal back."""
+        self._live.stop()
+
+    def _update(self, event: Event) -> None:
+        match event:
+            case RunStarted(layers=layers, epochs=epochs):
+                self._rows = {
+                    n: _Row(f"layer {n}  {layers[n - 1]}-{layers[n]}", total)
+                    for n, total in enumerate(epochs, start=1)
+                }
+            case EpochStarted(layer=layer, epoch=epoch):
+                self._rows[layer].start(epoch, event.time)
+            case Progress(layer=layer, fraction=fraction):
+                self._rows[layer].fraction = fraction
+            case EpochFinished(layer=layer, epoch=epoch, train_error=error):
+                self._rows[layer].finish(epoch, error)
+            case LayerFinished(layer=layer):
+                self._rows[layer].state = "done"
+            case RunFinished():
+                for row in self._rows.values():
+                    row.state = "done"
+            case FinetuneStarted(epochs=total):
+                self._rows[0] = _Row("fine-tuning", total)
+                self._rows[0].start(1, event.time)
+            case FinetuneEpochFinished(epoch=epoch, epochs=total, train_error=error):
+                self._rows[0].finish(epoch, error)
+                self._rows[0].state = "training" if epoch < total else "done"
+
+    def _draw(self) -> None:
+        self._drawn = self._clock()
+        self._live.refresh()
+
+    def _table(self) -> Table:
+        table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+        table.width = min(self._console.width, MAX_WIDTH)
+        for width in (None, 8, 10):  # fixed, so that the bars keep their place
+            table.add_column(no_wrap=True, min_width=width)
+        table.add_column(ratio=1)  # the bar takes what the text leaves
+        for width in (11, 9):
+            table.add_column(no_wrap=True, min_width=width)
+        for row in self._rows.values():
+            table.add_row(*row.cells(self._now))
+        return table
+
+
+class _Plain:
+    """Prints a line for each event that a log should keep."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._epochs: tuple[int, ...] = ()
+        self._done: dict[int, int] = {}
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case RunStarted(epochs=epochs):
+                self._epochs, self._done = epochs, {}
+            case Notice(message=message):
+                _print(self._console, message)
+            case EpochFinished():
+                self._done[event.layer] = event.epoch
+                count = _count(event.epoch, self._epochs[event.layer - 1])
+                label = f"layer {event.layer}  {count}  on version {event.reads}"
+                self._epoch(label, event, event.time - event.started)
+            case LayerFinished(layer=layer):
+                _print(
+                    self._console, f"layer {layer}  done after {self._done.get(layer, 0)} epochs"
+                )
+            case FinetuneEpochFinished():
+                label = f"fine-tuning  {_count(event.epoch, event.epochs)}"
+                self._epoch(label, event, event.seconds)
+
+    def _epoch(
+        self, label: str, event: EpochFinished | FinetuneEpochFinished, seconds: float
+    ) -> None:
+        parts = [label, f"error {_error(event.train_error)}"]
+        if event.validation_error is not None:
+            parts.append(f"validation {_error(event.validation_error)}")
+        _print(self._console, "  ".join([*parts, f"{seconds:.1f} s"]))
+
+
+def _print(console: Console, text: str) -> None:
+    # soft_wrap keeps a line whole in a log; the rest keeps brackets and numbers as they are
+    console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+def _count(epoch: int, epochs: int) -> str:
+    extra = f" +{epoch - epochs}" if epoch > epochs else ""
+    return f"epoch {min(epoch, epochs)}/{epochs}{extra}"
+
+
+def _error(value: float) -> str:
+    return f"{value:.2f}" if value >= 1 else f"{value:.4f}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,337 @@
+"""The one driver: settings and data in, schedule and runtime at work, a Stack out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike
+
+from syncpretrain import __version__
+from syncpretrain.data.readers import check_examples
+from syncpretrain.errors import (
+    DivergedError,
+    RunInterrupted,
+    SettingsError,
+    StalledError,
+    WorkerError,
+)
+from syncpretrain.events import (
+    EpochFinished,
+    EpochStarted,
+    LayerFinished,
+    Observer,
+    Progress,
+    RunFinished,
+    RunStarted,
+)
+from syncpretrain.learners.epoch import Stopped
+from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.runtime.base import Runtime
+from syncpretrain.runtime.blas import blas_limit, blas_threads, usable_cores
+from syncpretrain.runtime.memory import check_memory
+from syncpretrain.runtime.serial import SerialRuntime
+from syncpretrain.runtime.signals import StopRequest, stop_on_signals
+from syncpretrain.runtime.store import Split, Versions
+from syncpretrain.runtime.threads import ThreadsRuntime
+from syncpretrain.runtime.worker import Failed, Finished, LayerWorker
+from syncpretrain.schedule.machine import Command, Forget, Schedule
+from syncpretrain.schedule.pace import Fixed, Free, Pace
+from syncpretrain.schedule.plan import LayerPlan, Reads, greedy_reads, lockstep_reads
+from syncpretrain.settings import MomentumSchedule, PretrainSettings, settings_from
+from syncpretrain.stack import Layer, Stack
+
+__all__ = ["Pretraining", "pretrain"]
+
+RUNTIMES = {"serial": SerialRuntime, "threads": ThreadsRuntime}
+TICK_SECONDS = 0.1  # how often progress is told and a stop is looked for
+STALL_SECONDS = 600.0  # without a minibatch anywhere
+
+
+def pretrain(
+    X: ArrayLike,
+    *,
+    layers: Sequence[int],
+    validation: ArrayLike | None = None,
+    observers: Iterable[Observer] = (),
+    replay: Reads | None = None,
+    **settings: Any,
+) -> Stack:
+    """Pretrain a stack of RBMs, the layers in parallel (Santara et al. 2016).
+
+    Parameters
+    ----------
+    X : array-like of shape (n_examples, layers[0])
+        Values in [0, 1], or bytes, which are divided by 255.
+    layers : sequence of int
+        Units of the input and of each layer, such as [784, 1000, 500, 250, 30].
+    validation : array-like of shape (n_held_out, layers[0]), optional
+        Held-out examples; each layer's error on them is told after every epoch.
+    observers : iterable of callable
+        Called with each event of :mod:`syncpretrain.events`, in this thread.
+    replay : tuple of tuple of int, optional
+        For each layer, the upstream version of each of its epochs, as a run recorded them.
+    **settings
+        Fields of :class:`syncpretrain.settings.PretrainSettings`, such as ``schedule``, ``epochs``,
+        ``workers``, ``learning_rate`` and ``seed``. One value stands for all layers.
+
+    Returns
+    -------
+    Stack
+
+    Raises
+    ------
+    SettingsError, DataError
+        For a wrong argument, before any worker starts.
+    DivergedError, WorkerError, StalledError
+        If a layer fails; ``stack`` of the error holds every layer's last finite state.
+    RunInterrupted
+        On Ctrl-C or SIGTERM, after the running minibatch; ``stack`` holds what was learned.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> X = np.eye(8, dtype=np.float32).repeat(4, axis=0)
+    >>> pretrain(X, layers=[8, 4, 2], epochs=2, batch_size=8).widths
+    (8, 4, 2)
+    """
+    wanted = settings_from(layers, **settings).pretrain
+    return Pretraining(wanted, X, validation, observers=observers, replay=replay).run()
+
+
+class Pretraining:
+    """One run: everything checked and allocated at construction, trained by :meth:`run`."""
+
+    def __init__(
+        self,
+        settings: PretrainSettings,
+        X: ArrayLike,
+        validation: ArrayLike | None = None,
+        *,
+        observers: Iterable[Observer] = (),
+        replay: Reads | None = None,
+    ) -> None:
+        self.settings = settings
+        self._observers = tuple(observers)
+        data = _checked_data(settings, X, validation)
+        check_memory(settings.layers, examples=sum(map(len, data)), batch_size=settings.batch_size)
+        self.slots = settings.workers or usable_cores()
+        plans = _layer_plans(settings)
+        self._schedule = Schedule(plans, _pace(settings, plans, replay), slots=self.slots)
+        self._versions = Versions(data, settings.layers[1:])
+        self._workers = [LayerWorker(learner, self._versions) for learner in _learners(settings)]
+        self._examples = len(data.train)
+        self._busy = [0.0] * len(plans)
+        self._ended: set[int] = set()
+        self._heard = (0.0, -1.0)  # when, and how much had been trained by then
+
+    def run(self) -> Stack:
+        """Train until the schedule ends; see :func:`pretrain` for what it raises."""
+        settings = self.settings
+        threads = blas_threads(settings.blas_threads) if settings.schedule == "greedy" else 1
+        with blas_limit(threads), stop_on_signals() as request:
+            started = time.monotonic()
+            self._emit_start(started)
+            try:
+                with self._runtime(request) as runtime:
+                    self._drive(runtime, request)
+            except WorkerError as error:
+                error.stack = self.stack()
+                raise
+            except Stopped:
+                raise self._interrupted(request) from None
+        now = time.monotonic()
+        self._emit(RunFinished(now, now - started, tuple(self._busy)))
+        return self.stack()
+
+    def stack(self) -> Stack:
+        """Return the layers as they are now; only while no worker trains."""
+        copies = (worker.learner.snapshot() for worker in self._workers)
+        return Stack(
+            tuple(Layer(c.weight, c.hidden_bias, c.visible_bias) for c in copies),
+            {
+                "syncpretrain": __version__,
+                "epochs": list(self._schedule.done),
+                "pretrain": msgspec.to_builtins(self.settings),
+            },
+        )
+
+    def _drive(self, runtime: Runtime, request: StopRequest) -> None:
+        """Carry events to the schedule and its commands to the runtime, until it is over."""
+        self._execute(self._schedule.begin(), runtime)
+        while not self._schedule.over:
+            message = runtime.wait(TICK_SECONDS)
+            if isinstance(message, Failed):
+                raise _failure(message)
+            if message is not None:
+                self._note(message)
+                commands = self._schedule.finished(message.command.layer)
+                self._emit_ended()
+                self._execute(commands, runtime)
+            self._tick()
+            if request():
+                raise Stopped
+
+    def _execute(self, commands: Iterable[Command], runtime: Runtime) -> None:
+        for command in commands:
+            if isinstance(command, Forget):
+                self._versions.forget(command.layer, command.version)
+                continue
+            layer, epoch, reads = command.layer, command.epoch, command.reads
+            self._emit(EpochStarted(time.monotonic(), layer, epoch, reads))
+            runtime.submit(command)
+
+    def _note(self, message: Finished) -> None:
+        command = message.command
+        self._busy[command.layer - 1] += message.ended - message.started
+        self._emit(
+            EpochFinished(
+                time=message.ended,
+                layer=command.layer,
+                epoch=command.epoch,
+                reads=command.reads,
+                started=message.started,
+                transform_seconds=message.trained_from - message.started,
+                train_error=message.train_error,
+                validation_error=message.validation_error,
+            )
+        )
+
+    def _tick(self) -> None:
+        """Tell how far the running epochs are, and raise if none of them moves any more."""
+        now = time.monotonic()
+        if now - self._heard[0] < TICK_SECONDS:
+            return
+        trained = float(sum(self._schedule.done))
+        for layer in self._schedule.training:
+            fraction = self._workers[layer - 1].fraction
+            trained += fraction
+            self._emit(Progress(now, layer, self._schedule.done[layer - 1] + 1, fraction))
+        if trained != self._heard[1]:
+            self._heard = (now, trained)
+        elif now - self._heard[0] > STALL_SECONDS:
+            layers = ", ".join(f"layer {layer}" for layer in self._schedule.training)
+            raise StalledError(f"no minibatch was trained for {STALL_SECONDS:g} s, by {layers}")
+
+    def _runtime(self, request: StopRequest) -> Runtime:
+        def tick_and_ask() -> bool:
+            self._tick()  # the caller's thread is the one that trains
+            return request()
+
+        name = self.settings.runtime
+        stop: Callable[[], bool] = tick_and_ask if name == "serial" else request
+        runtime: Runtime = RUNTIMES[name](self._workers, stop)
+        return runtime
+
+    def _interrupted(self, request: StopRequest) -> RunInterrupted:
+        done = ", ".join(f"layer {i}: {n}" for i, n in enumerate(self._schedule.done, start=1))
+        message = f"pretraining was stopped; epochs finished: {done}"
+        return RunInterrupted(message, stack=self.stack(), signum=request.signum or 2)
+
+    def _emit(self, event: Any) -> None:
+        for observer in self._observers:
+            observer(event)
+
+    def _emit_start(self, now: float) -> None:
+        s = self.settings
+        self._emit(
+            RunStarted(
+                now, s.layers, s.epochs, s.schedule, s.pace, s.runtime, self.slots, self._examples
+            )
+        )
+
+    def _emit_ended(self) -> None:
+        for layer in range(1, len(self._workers) + 1):
+            if layer not in self._ended and self._schedule.ended(layer):
+                self._ended.add(layer)
+                self._emit(LayerFinished(time.monotonic(), layer))
+
+
+def _checked_data(settings: PretrainSettings, X: ArrayLike, validation: ArrayLike | None) -> Split:
+    train = check_examples(X)
+    width, batch = settings.layers[0], settings.batch_size
+    if train.shape[1] != width:
+        raise SettingsError(
+            f"layers: the first number is {width}, but an example has {train.shape[1]} values;"
+            f" begin with {train.shape[1]}"
+        )
+    if batch > len(train):
+        raise SettingsError(f"batch_size: got {batch}, but there are {len(train)} examples")
+    if validation is None or not np.size(validation):
+        return Split(train, np.empty((0, width), dtype=np.float32))
+    held_out = check_examples(validation, name="validation")
+    if held_out.shape[1] != width:
+        raise SettingsError(f"validation: got {held_out.shape[1]} columns, expected {width}")
+    return Split(train, held_out)
+
+
+def _layer_plans(settings: PretrainSettings) -> list[LayerPlan]:
+    """Return the plan of each layer; an epoch's cost is its products and its input's."""
+    sizes = [visible * hidden for visible, hidden in pairwise(settings.layers)]
+    rows = zip(
+        settings.epochs,
+        settings.refresh_epochs,
+        settings.cd_steps,
+        sizes,
+        [0, *sizes],
+        strict=False,
+    )
+    return [
+        LayerPlan(epochs, refresh, cost=float((2 * k + 3) * size + below))
+        for epochs, refresh, k, size, below in rows
+    ]
+
+
+def _pace(settings: PretrainSettings, plans: list[LayerPlan], replay: Reads | None) -> Pace:
+    if replay is not None:
+        if len(replay) != len(plans):
+            raise SettingsError(
+                f"replay: the recorded run has {len(replay)} layers, this one {len(plans)}"
+            )
+        return Fixed(replay)
+    drain = settings.finish == "drain"
+    if settings.pace == "free":
+        return Free(plans, drain=drain)
+    if settings.schedule == "greedy":
+        return Fixed(greedy_reads(plans))
+    return Fixed(lockstep_reads(plans, drain=drain))
+
+
+def _learners(settings: PretrainSettings) -> list[RBM]:
+    momentum = MomentumSchedule(settings.momentum)
+    return [
+        RBM(
+            i + 1,
+            visible,
+            hidden,
+            RBMSettings(
+                batch_size=settings.batch_size,
+                learning_rate=settings.learning_rate[i],
+                momentum=momentum,
+                weight_decay=settings.weight_decay[i],
+                cd_steps=settings.cd_steps[i],
+                seed=settings.seed,
+            ),
+        )
+        for i, (visible, hidden) in enumerate(pairwise(settings.layers))
+    ]
+
+
+def _failure(message: Failed) -> BaseException:
+    """Return what the caller is to see of a worker's failure, with its cause."""
+    error, command = message.error, message.command
+    if isinstance(error, (Stopped, KeyboardInterrupt)):
+        return error
+    if isinstance(error, DivergedError):
+        failure: WorkerError = DivergedError(str(error))
+    else:
+        failure = WorkerError(
+            f"layer {command.layer} failed in epoch {command.epoch}:"
+            f" {type(error).__name__}: {error}"
+        )
+    failure.__cause__ = error
+    return failure

@@ -1,0 +1,36 @@
+"""What the driver asks of a runtime. The schedule decides, a runtime only executes."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Protocol
+
+from syncpretrain.runtime.worker import Message
+from syncpretrain.schedule.machine import Train
+
+__all__ = ["Runtime"]
+
+
+class Runtime(Protocol):
+    """Executes epochs on one worker a layer; a context manager that leaves no worker behind."""
+
+    def __enter__(self) -> Runtime:
+        """Start the workers."""
+        ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stop, wake and join the workers."""
+        ...
+
+    def submit(self, command: Train) -> None:
+        """Hand an epoch to its layer's worker; returns at once."""
+        ...
+
+    def wait(self, timeout: float) -> Message | None:
+        """Return the next message of any worker, or None if none came in ``timeout`` seconds."""
+        ...

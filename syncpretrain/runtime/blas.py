@@ -1,0 +1,80 @@
+"""The thread budget: how many cores a run may use, and how many threads BLAS takes.
+
+BLAS limits belong to the whole process. Overlapping limits from two threads would leave it capped
+for good (threadpoolctl issue 205), so there is one limit at a time: it is set before any worker
+starts, shared by runs that want the same, refused to one that wants another, and restored when
+the last of them ends.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from threadpoolctl import threadpool_info, threadpool_limits
+
+from syncpretrain.errors import SettingsError
+
+__all__ = ["blas_limit", "blas_threads", "usable_cores"]
+
+_lock = threading.Lock()
+_active: list[int] = []  # the limit of every run now inside blas_limit, all equal
+_limits: list[Any] = []  # what restores the limit that was found
+
+
+def usable_cores() -> int:
+    """Return the cores this process may use: its affinity, cut by the cgroup's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(cores or 1, _quota()))
+
+
+def blas_threads(requested: int | None = None) -> int:
+    """Return the BLAS threads of work that one worker does alone, such as fine-tuning.
+
+    None takes all usable cores, or fewer where ``OPENBLAS_NUM_THREADS`` and its like set fewer.
+    """
+    if requested is not None:
+        return requested
+    found = [info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas"]
+    return min([usable_cores(), *found])
+
+
+@contextmanager
+def blas_limit(threads: int) -> Iterator[None]:
+    """Hold BLAS at so many threads, in the whole process, as long as the context lasts.
+
+    Raises
+    ------
+    SettingsError
+        If a run in another thread of this process holds it at another number.
+    """
+    with _lock:
+        if _active and _active[0] != threads:
+            raise SettingsError(
+                f"blas_threads: got {threads}, but another run in this process holds BLAS at"
+                f" {_active[0]}; let it end first, or start this one in a process of its own"
+            )
+        if not _active:
+            _limits.append(threadpool_limits(limits=threads, user_api="blas"))
+        _active.append(threads)
+    try:
+        yield
+    finally:
+        with _lock:
+            _active.pop()
+            if not _active:
+                _limits.pop().restore_original_limits()
+
+
+def _quota() -> float:
+    """Return the CPU quota of the control group in cores, rounded up; infinite without one."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return math.inf
+    return math.inf if quota == "max" else math.ceil(int(quota) / int(period))

@@ -1,0 +1,308 @@
+"""Whether this machine and installation are fit for parallel training, as plain findings.
+
+Nothing is printed here and nothing raises: a check that fails is a finding too. The checks of
+products hold BLAS at a limit for the whole process, so they belong into one without a run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import platform
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_info
+
+import syncpretrain
+from syncpretrain.runtime.blas import blas_limit, usable_cores
+
+__all__ = ["Finding", "Status", "diagnose"]
+
+Array = NDArray[np.float32]
+Pair = tuple[Array, Array]
+Status = Literal["ok", "warning", "problem"]
+
+REQUIRED = ("numpy", "msgspec", "click", "rich", "safetensors", "threadpoolctl")
+OPTIONAL = ("mlxtend", "pooch", "scikit-learn", "pillow")
+BATCH, VISIBLE, HIDDEN = 100, 784, 1000  # the widest product of the paper's stack
+MAX_THREADS = 16  # enough to tell, and 5 MB each
+REPEATS = 12  # of each concurrent product
+TOLERANCE = 1e-5  # of float32 sums over 784 terms, relative to the largest
+SECONDS, TRIALS = 0.3, 3  # of each measurement; a busy machine may take twice as long
+FAIR_SHARE = 0.45  # of the usable cores; two hyper-threads of one core are worth half each
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found.
+
+    ``found`` says it in a sentence, ``advice`` what to do about it (empty where nothing is to be
+    done), and ``facts`` holds the same as JSON values.
+    """
+
+    topic: str
+    status: Status
+    found: str
+    advice: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def diagnose() -> tuple[Finding, ...]:
+    """Run every check, in about two seconds, and return what each found.
+
+    Call it from the main thread of a process in which no training runs. It never raises.
+    """
+    return tuple(_checked(topic, check) for topic, check in CHECKS.items())
+
+
+def _checked(topic: str, check: Callable[[], Finding]) -> Finding:
+    try:
+        return check()
+    except Exception as error:
+        found = f"this check failed: {type(error).__name__}: {error}"
+        return Finding(topic, "problem", found, "Report it, with the other findings.")
+
+
+def _versions() -> Finding:
+    packages = {name: _version(name) for name in REQUIRED + OPTIONAL}
+    facts = {"python": platform.python_version(), "syncpretrain": syncpretrain.__version__}
+    present = ", ".join(f"{name} {number}" for name, number in packages.items() if number)
+    absent = [name for name in OPTIONAL if packages[name] is None]
+    found = f"syncpretrain {facts['syncpretrain']}, Python {facts['python']}, {present}"
+    advice = f"Not installed, and only needed by some features: {', '.join(absent)}."
+    return Finding(
+        "versions", "ok", found, advice if absent else "", {**facts, "packages": packages}
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _platform() -> Finding:
+    facts = {"platform": platform.platform(), "implementation": platform.python_implementation()}
+    return Finding(
+        "platform", "ok", f"{facts['implementation']} on {facts['platform']}", facts=facts
+    )
+
+
+def _cores() -> Finding:
+    usable, present = usable_cores(), os.cpu_count() or 1
+    facts = {"usable": usable, "present": present}
+    found = f"{usable} of {present} cores usable"
+    if usable == 1:
+        advice = "Give this process more than one core: with one, layers train in turns."
+        return Finding("cores", "warning", found, advice, facts)
+    limit = "An affinity or a container's quota holds the others back."
+    return Finding("cores", "ok", found, limit if usable < present else "", facts)
+
+
+def _blas() -> Finding:
+    libraries = [
+        {key: info.get(key) for key in ("internal_api", "version", "num_threads", "architecture")}
+        for info in threadpool_info()
+        if info["user_api"] == "blas"
+    ]
+    facts: dict[str, Any] = {"libraries": libraries}
+    if not libraries:
+        advice = (
+            "Set OMP_NUM_THREADS=1 and VECLIB_MAXIMUM_THREADS=1 before Python starts, since the"
+            " threads of this NumPy's BLAS cannot be limited later."
+        )
+        return Finding("blas", "warning", "no BLAS that can be limited", advice, facts)
+    found = ", ".join(
+        f"{x['internal_api']} {x['version']} with {x['num_threads']} threads" for x in libraries
+    )
+    if usable_cores() > 1 and min(x["num_threads"] for x in libraries) == 1:
+        advice = (
+            "Unset OMP_NUM_THREADS, OPENBLAS_NUM_THREADS and MKL_NUM_THREADS, where one of them"
+            " is 1: pretraining does not need it, and fine-tuning gets only one core."
+        )
+        return Finding("blas", "warning", found, advice, facts)
+    return Finding("blas", "ok", found, facts=facts)
+
+
+def _products() -> Finding:
+    pairs = _pairs(min(max(2, usable_cores()), MAX_THREADS))
+    with blas_limit(1):
+        limited = _deviation(pairs)
+    default = _deviation(pairs)
+    facts = {"threads": len(pairs), "one_blas_thread": limited, "default_blas_threads": default}
+    if limited > TOLERANCE:
+        found = f"concurrent products are wrong (by {limited:.2g}) even with 1 BLAS thread each"
+        advice = "Install another build of NumPy, and until then train with --runtime serial."
+        return Finding("products", "problem", found, advice, facts)
+    if limited > 0:
+        found = "concurrent products differ in their last bits from the same products in turn"
+        advice = "Install another build of NumPy if the same seed has to give the same bits."
+        return Finding("products", "warning", found, advice, facts)
+    if default > TOLERANCE:
+        found = f"concurrent products are wrong (by {default:.2g}) with several BLAS threads each"
+        advice = "Keep the default of 1 BLAS thread a worker, with which they are right."
+        return Finding("products", "warning", found, advice, facts)
+    found = f"concurrent products of {len(pairs)} threads are right"
+    return Finding("products", "ok", found, facts=facts)
+
+
+def _speed() -> Finding:
+    threads = min(usable_cores(), MAX_THREADS)
+    pairs = _pairs(threads)
+    with blas_limit(1):
+        alone = _rate(pairs[:1])
+        together = _rate(pairs) if threads > 1 else alone
+    with blas_limit(threads):
+        all_cores = _rate(pairs[:1]) if threads > 1 else alone
+    ratio = together / alone
+    facts = {
+        "threads": threads,
+        "scaling": ratio,
+        "gflops_one_core": alone,
+        "gflops_all_cores": all_cores,
+    }
+    found = f"{alone:.0f} GFLOP/s on one core"
+    if threads == 1:
+        return Finding("speed", "ok", found, facts=facts)
+    found += (
+        f", {all_cores:.0f} with {threads} BLAS threads; {threads} threads at once do"
+        f" {ratio:.1f} times the work of one"
+    )
+    if ratio >= max(1.3, FAIR_SHARE * threads):
+        return Finding("speed", "ok", found, facts=facts)
+    advice = (
+        "Run this again when nothing else uses the cores; if it stays, more workers than"
+        f" --workers {max(1, round(ratio))} will add little."
+    )
+    return Finding("speed", "warning", found, advice, facts)
+
+
+def _gpu() -> Finding:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # without a driver, importing CuPy only warns
+            cupy = importlib.import_module("cupy")
+            devices = _devices(cupy) if cupy.cuda.is_available() else []
+    except Exception as error:  # a half-installed CUDA fails in many ways
+        if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
+            return _without_cupy(_driver_version())
+        found = f"CuPy is installed, but does not work: {type(error).__name__}: {error}"
+        advice = (
+            "Keep one CuPy package only, the one for your driver: syncpretrain[cuda12] or"
+            " syncpretrain[cuda13]."
+        )
+        return Finding("gpu", "problem", found, advice, {"cupy": None, "devices": []})
+    facts = {"cupy": cupy.__version__, "devices": devices}
+    if devices:
+        return Finding("gpu", "ok", f"CuPy {cupy.__version__}: {', '.join(devices)}", facts=facts)
+    found = f"CuPy {cupy.__version__} is installed, but finds no GPU"
+    advice = "Install NVIDIA's driver and see that nvidia-smi lists the GPU, or train on the CPU."
+    return Finding("gpu", "warning", found, advice, facts)
+
+
+def _devices(cupy: Any) -> list[str]:
+    runtime = cupy.cuda.runtime
+    found = [runtime.getDeviceProperties(i) for i in range(runtime.getDeviceCount())]
+    return [f"{x['name'].decode()} ({x['totalGlobalMem'] / 2**30:.0f} GiB)" for x in found]
+
+
+def _without_cupy(driver: int | None) -> Finding:
+    facts: dict[str, Any] = {"cupy": None, "devices": [], "driver_cuda": driver}
+    if driver is None:
+        advice = "With an NVIDIA GPU, install syncpretrain[cuda12] or syncpretrain[cuda13]."
+        return Finding("gpu", "ok", "no NVIDIA driver, and CuPy is not installed", advice, facts)
+    extra = "cuda13" if driver >= 13000 else "cuda12"
+    found = f"a driver for CUDA {driver // 1000}.{driver % 1000 // 10}, but CuPy is not installed"
+    return Finding("gpu", "warning", found, f"Install syncpretrain[{extra}].", facts)
+
+
+def _driver_version() -> int | None:
+    """Return the newest CUDA that the driver knows, such as 12040 for 12.4; None without one."""
+    number = ctypes.c_int()
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        failed = driver.cuDriverGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):
+        return None
+    return None if failed or not number.value else number.value
+
+
+def _pairs(threads: int) -> list[Pair]:
+    random, f4 = np.random.default_rng(0).standard_normal, np.float32
+    return [
+        (random((BATCH, VISIBLE), dtype=f4), random((VISIBLE, HIDDEN), dtype=f4))
+        for _ in range(threads)
+    ]
+
+
+def _deviation(pairs: Sequence[Pair]) -> float:
+    """Multiply the pairs in turn, then at once; return the worst relative error, 0 if equal."""
+    expected = [a @ b for a, b in pairs]
+    deadline = time.monotonic() + SECONDS
+
+    def worst(index: int) -> float:
+        right, error = expected[index], 0.0
+        out = np.empty_like(right)
+        for repeat in range(REPEATS):
+            _multiply(*pairs[index], out)
+            if not np.array_equal(out, right):
+                gap = np.nan_to_num(np.abs(out - right), nan=np.inf).max()
+                error = max(error, float(gap / np.abs(right).max()))
+            if repeat and time.monotonic() > deadline:
+                break
+        return error
+
+    with ThreadPoolExecutor(len(pairs)) as pool:
+        return max(pool.map(worst, range(len(pairs))))
+
+
+def _rate(pairs: Sequence[Pair]) -> float:
+    """Return the GFLOP/s of one thread a pair, the best of a few trials in SECONDS."""
+    outs = [np.empty((BATCH, HIDDEN), np.float32) for _ in pairs]
+    one = min(_trial(pairs[:1], outs, 1) for _ in range(3))
+    repeats = max(2, min(200, int(SECONDS / TRIALS / one)))
+    deadline = time.monotonic() + SECONDS
+    best = _trial(pairs, outs, repeats)
+    for _ in range(TRIALS - 1):
+        if time.monotonic() < deadline:
+            best = min(best, _trial(pairs, outs, repeats))
+    return 2e-9 * BATCH * VISIBLE * HIDDEN * repeats * len(pairs) / best
+
+
+def _trial(pairs: Sequence[Pair], outs: Sequence[Array], repeats: int) -> float:
+    """Return the seconds of so many products of each pair, a thread a pair."""
+
+    def work(index: int) -> None:
+        for _ in range(repeats):
+            _multiply(*pairs[index], outs[index])
+
+    with ThreadPoolExecutor(len(pairs)) as pool:
+        start = time.perf_counter()
+        list(pool.map(work, range(len(pairs))))
+        return time.perf_counter() - start
+
+
+def _multiply(a: Array, b: Array, out: Array) -> None:
+    np.matmul(a, b, out=out)  # (B, V) @ (V, H) -> (B, H); releases the GIL
+
+
+CHECKS: dict[str, Callable[[], Finding]] = {
+    "versions": _versions,
+    "platform": _platform,
+    "cores": _cores,
+    "blas": _blas,
+    "products": _products,
+    "speed": _speed,
+    "gpu": _gpu,
+}

@@ -1,0 +1,51 @@
+"""The serial runtime: the caller's thread trains one epoch after another. The oracle."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from syncpretrain.runtime.worker import LayerWorker, Message
+from syncpretrain.schedule.machine import Train
+
+__all__ = ["SerialRuntime"]
+
+
+class SerialRuntime:
+    """Executes commands in the order they came, while the driver waits.
+
+    Parameters
+    ----------
+    workers : sequence of LayerWorker
+        From the lowest layer up.
+    stop : callable
+        Asked once a minibatch whether to leave.
+    """
+
+    def __init__(self, workers: Sequence[LayerWorker], stop: Callable[[], bool]) -> None:
+        self._workers = workers
+        self._stop = stop
+        self._commands: deque[Train] = deque()
+
+    def __enter__(self) -> SerialRuntime:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._commands.clear()
+
+    def submit(self, command: Train) -> None:
+        """Queue an epoch."""
+        self._commands.append(command)
+
+    def wait(self, timeout: float) -> Message | None:
+        """Execute the oldest command and return its message, however long it takes."""
+        if not self._commands:
+            return None
+        command = self._commands.popleft()
+        return self._workers[command.layer - 1].execute(command, self._stop)

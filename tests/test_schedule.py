@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncpretrain.errors import ScheduleError
+from syncpretrain.schedule.machine import Command, Forget, Schedule, Train
+from syncpretrain.schedule.pace import Fixed, Free, Pace
+from syncpretrain.schedule.plan import LayerPlan, greedy_reads, lockstep_reads
+
+MAX_BUFFERS = 3
+
+
+class Memory:
+    """A runtime's memory in miniature: it fails on any read of what was never made or is freed."""
+
+    def __init__(self, depth: int) -> None:
+        # For each layer, the version it was trained on by its own version.
+        self.published: list[dict[int, int]] = [{} for _ in range(depth + 1)]
+        self.made: list[set[int]] = [set() for _ in range(depth + 1)]
+        self.in_use: dict[int, tuple[tuple[int, int], ...]] = {}
+
+    def free(self, command: Forget) -> None:
+        address = (command.layer, command.version)
+        assert not any(address in used for used in self.in_use.values())
+        del self.published[command.layer][command.version]
+        self.made[command.layer].discard(command.version)
+
+    def train(self, command: Train) -> None:
+        below = command.layer - 1
+        used: list[tuple[int, int]] = []
+        if below:
+            assert self.published[below][command.reads] == command.below_reads
+            used.append((below, command.reads))
+            if command.reads not in self.made[below]:
+                if below > 1:
+                    assert command.below_reads in self.made[below - 1]
+                    used.append((below - 1, command.below_reads))
+                self.made[below].add(command.reads)
+                assert len(self.made[below]) <= MAX_BUFFERS
+        else:
+            assert command.reads == 0
+        self.in_use[command.layer] = tuple(used)
+
+    def finish(self, command: Train) -> None:
+        del self.in_use[command.layer]
+        self.published[command.layer][command.epoch] = command.reads
+
+
+def play(schedule: Schedule, depth: int, slots: int, rng: random.Random) -> list[Train]:
+    """Run a schedule with epochs that end in random order; return the epochs in starting order."""
+    memory, running, log = Memory(depth), [], []
+
+    def execute(commands: list[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Forget):
+                memory.free(command)
+                continue
+            memory.train(command)
+            running.append(command)
+            log.append(command)
+        assert len(running) <= slots
+        assert {c.layer for c in running} == set(schedule.training)
+
+    execute(schedule.begin())
+    while running:
+        command = running.pop(rng.randrange(len(running)))
+        memory.finish(command)
+        execute(schedule.finished(command.layer))
+    assert schedule.over
+    assert all(schedule.ended(layer) for layer in range(1, depth + 1))
+    return log
+
+
+def lockstep(plans: Sequence[LayerPlan], *, drain: bool = True) -> Pace:
+    return Fixed(lockstep_reads(plans, drain=drain))
+
+
+def greedy(plans: Sequence[LayerPlan], *, drain: bool = True) -> Pace:
+    return Fixed(greedy_reads(plans))
+
+
+def free(plans: Sequence[LayerPlan], *, drain: bool = True) -> Pace:
+    return Free(plans, drain=drain)
+
+
+layer_plans = st.lists(
+    st.builds(
+        LayerPlan,
+        epochs=st.integers(1, 6),
+        refresh_epochs=st.integers(0, 3),
+        cost=st.floats(0.1, 10),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(
+    plans=layer_plans,
+    pace=st.sampled_from([lockstep, greedy, free]),
+    drain=st.booleans(),
+    slots=st.integers(1, 6),
+    seed=st.integers(0, 2**32),
+)
+def test_every_run_ends_and_reads_nothing_freed(plans, pace, drain, slots, seed):
+    schedule = Schedule(plans, pace(plans, drain=drain), slots=slots)
+    log = play(schedule, len(plans), slots, random.Random(seed))
+    for layer, plan in enumerate(plans, start=1):
+        epochs = [command for command in log if command.layer == layer]
+        assert [command.epoch for command in epochs] == list(range(1, len(epochs) + 1))
+        assert len(epochs) >= plan.epochs
+        reads = [command.reads for command in epochs]
+        assert reads == sorted(reads), "versions are monotone"
+    assert len([c for c in log if c.layer == 1]) == plans[0].epochs
+
+
+@given(plans=layer_plans, slots=st.integers(1, 6), seed=st.integers(0, 2**32))
+def test_lockstep_reads_do_not_depend_on_timing_or_slots(plans, slots, seed):
+    schedule = Schedule(plans, lockstep(plans), slots=slots)
+    play(schedule, len(plans), slots, random.Random(seed))
+    assert schedule.reads == lockstep_reads(plans)
+
+
+@given(
+    plans=layer_plans,
+    drain=st.booleans(),
+    slots=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    seeds=st.tuples(st.integers(0, 2**32), st.integers(0, 2**32)),
+)
+def test_a_free_run_replays_under_any_timing(plans, drain, slots, seeds):
+    recorded = Schedule(plans, free(plans, drain=drain), slots=slots[0])
+    play(recorded, len(plans), slots[0], random.Random(seeds[0]))
+    replayed = Schedule(plans, Fixed(recorded.reads), slots=slots[1])
+    play(replayed, len(plans), slots[1], random.Random(seeds[1]))
+    assert replayed.reads == recorded.reads
+
+
+@given(plans=layer_plans, pace=st.sampled_from([lockstep, greedy, free]), seed=st.integers())
+def test_no_ready_layer_sleeps_while_a_slot_is_free(plans, pace, seed):
+    slots = len(plans)
+    schedule = Schedule(plans, pace(plans), slots=slots)
+    rng = random.Random(seed)
+    schedule.begin()
+    while schedule.training:
+        assert not schedule._ready()
+        schedule.finished(rng.choice(schedule.training))
+
+
+def test_lockstep_timeline_of_the_design():
+    #  time ->   1     2     3     4     5     6
+    #  layer 1   1(0)  2(0)  3(0)  4(0)
+    #  layer 2         1(1)  2(2)  3(3)  4(4)
+    #  layer 3               1(1)  2(2)  3(3)  4(4)
+    plans = [LayerPlan(4)] * 3
+    schedule = Schedule(plans, lockstep(plans), slots=3)
+    commands, timeline = schedule.begin(), []
+    while schedule.training:
+        column = [c for c in commands if isinstance(c, Train)]
+        timeline.append([f"{c.layer}:{c.epoch}({c.reads})" for c in column])
+        commands = [next_ for c in column for next_ in schedule.finished(c.layer)]
+    assert [sorted(column) for column in timeline] == [
+        ["1:1(0)"],
+        ["1:2(0)", "2:1(1)"],
+        ["1:3(0)", "2:2(2)", "3:1(1)"],
+        ["1:4(0)", "2:3(3)", "3:2(2)"],
+        ["2:4(4)", "3:3(3)"],
+        ["3:4(4)"],
+    ]
+
+
+def test_reads_where_layers_differ_in_epochs():
+    plans = [LayerPlan(4), LayerPlan(2, refresh_epochs=2), LayerPlan(7)]
+    assert lockstep_reads(plans) == (
+        (0, 0, 0, 0),
+        (1, 2, 3, 3, 4, 4),
+        (1, 2, 2, 2, 2, 2, 2),
+    )
+    assert lockstep_reads(plans, drain=False)[1] == (1, 2, 3, 3)
+    assert greedy_reads(plans) == ((0,) * 4, (4,) * 2, (2,) * 7)
+
+
+def test_a_publisher_sleeps_while_two_versions_wait_unread():
+    plans = [LayerPlan(9), LayerPlan(9)]
+    schedule = Schedule(plans, lockstep(plans), slots=2)
+    schedule.begin()
+    for _ in range(3):  # layer 2 is stuck in its first epoch, on version 1
+        assert 1 in schedule.training
+        schedule.finished(1)
+    assert schedule.training == (2,)
+    schedule.finished(2)  # takes version 2, so one more may be published
+    assert set(schedule.training) == {1, 2}
+
+
+def test_free_pace_takes_the_newest_version_and_skips_the_rest():
+    plans = [LayerPlan(5), LayerPlan(2, refresh_epochs=1)]
+    schedule = Schedule(plans, free(plans), slots=2)
+    schedule.begin()
+    schedule.finished(1)
+    for _ in range(3):
+        schedule.finished(1)
+    schedule.finished(2)
+    assert schedule.reads[1] == (1, 4)
+    schedule.finished(2)
+    assert 2 not in schedule.training, "asleep after its stipulated epochs"
+    schedule.finished(1)
+    assert schedule.reads[1] == (1, 4, 5), "woken for a refresh by the newer version"
+
+
+def test_first_layer_finish_ends_without_the_refresh():
+    plans = [LayerPlan(2), LayerPlan(1, refresh_epochs=5)]
+    schedule = Schedule(plans, free(plans, drain=False), slots=2)
+    schedule.begin()
+    schedule.finished(1)
+    schedule.finished(2)
+    schedule.finished(1)
+    assert schedule.over
+    assert schedule.reads == ((0, 0), (1,))
+
+
+def test_free_slots_go_to_the_longest_critical_path():
+    plans = [LayerPlan(3, cost=10), LayerPlan(3, cost=6), LayerPlan(3, cost=1)]
+    schedule = Schedule(plans, lockstep(plans), slots=1)
+    log = play(schedule, 3, 1, random.Random(0))
+    # The lowest goes first, unless it sleeps because two of its versions wait unread.
+    assert [c.layer for c in log] == [1, 1, 2, 1, 2, 3, 2, 3, 3]
+
+
+def test_an_illegal_move_tells_the_story():
+    schedule = Schedule([LayerPlan(1), LayerPlan(1)], lockstep([LayerPlan(1)] * 2), slots=1)
+    schedule.begin()
+    with pytest.raises(ScheduleError, match="layer 2 finished without training; so far layer 1"):
+        schedule.finished(2)
