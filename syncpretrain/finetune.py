@@ -1,8 +1,7 @@
 """Fine-tune a stack by backpropagation through the unrolled autoencoder.
 
 The stack is unrolled into encoder and decoder (Hinton and Salakhutdinov 2006): layers 1..K up,
-then K..1 down with weights of their own, which start as the transposed ones where the stack's are
-tied.
+then K..1 down with weights of their own, which start as the transposed ones of a tied layer.
 """
 
 from __future__ import annotations
@@ -131,8 +130,7 @@ def finetune(
         )
     threads = resolve_threads(options.blas_threads)
     with blas_limit(threads):
-        run = _Run(stack, examples, held_out, options, threads, observers, stop)
-        return run.train()
+        return _Run(stack, examples, held_out, options, threads, observers, stop).train()
 
 
 class _Run:
@@ -203,13 +201,12 @@ class _Run:
         return total / len(self.X)
 
     def check_epoch(self, epoch: int, error: float) -> None:
-        """Refuse parameters that are not finite, and an explosion into saturated units.
+        """Refuse parameters that are not finite, and an explosion.
 
-        Sigmoid units hide an explosion: they saturate, the gradient vanishes, and nothing ever
-        becomes infinite.
+        Sigmoid units hide an explosion: they saturate, and nothing ever becomes infinite.
         """
-        parameters = self.network.parameters
-        if not (math.isfinite(parameters.min()) and math.isfinite(parameters.max())):
+        smallest, largest = self.network.parameters.min(), self.network.parameters.max()
+        if not (math.isfinite(smallest) and math.isfinite(largest)):
             raise self.diverged(epoch, "parameters are no longer finite")
         if error > EXPLODED * self.first_error and error > _constant_guess(self.X):
             raise self.diverged(
@@ -217,8 +214,10 @@ class _Run:
             )
 
     def diverged(self, epoch: int, cause: str) -> DivergedError:
-        np.copyto(self.network.parameters, self.good)
-        stack = self.stack if epoch == 1 else self.result(epochs=epoch - 1)
+        stack = self.stack
+        if epoch > 1:
+            np.copyto(self.network.parameters, self.good)
+            stack = self.result(epochs=epoch - 1)
         return DivergedError(
             f"fine-tuning diverged in epoch {epoch}: {cause}; try a learning rate below"
             f" {self.options.rate:g}, and inputs scaled to [0, 1]",
@@ -234,8 +233,7 @@ class _Run:
 
     def result(self, **done: int) -> Stack:
         """Return the parameters as a stack of their own; ``done`` says what they went through."""
-        options = self.options
-        info = copy.deepcopy(self.stack.info)
+        options, info = self.options, copy.deepcopy(self.stack.info)
         record: dict[str, Any] = {
             "objective": "reconstruction",
             "optimizer": options.optimizer,

@@ -116,7 +116,7 @@ class Pretraining:
         replay: Reads | None = None,
     ) -> None:
         self.settings = settings
-        self._observers = tuple(observers)
+        self.observers = tuple(observers)
         data = _checked_data(settings, X, validation)
         check_memory(settings.layers, examples=sum(map(len, data)), batch_size=settings.batch_size)
         self.slots = settings.workers or usable_cores()
@@ -233,7 +233,7 @@ class Pretraining:
         return RunInterrupted(message, stack=self.stack(), signum=request.signum or 2)
 
     def _emit(self, event: Any) -> None:
-        for observer in self._observers:
+        for observer in self.observers:
             observer(event)
 
     def _emit_start(self, now: float) -> None:

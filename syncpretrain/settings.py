@@ -8,6 +8,7 @@ and every refusal says what was got, what was expected and where.
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -230,8 +231,20 @@ def _convert(values: dict[str, Any]) -> Settings:
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, SettingsError):
             raise error.__cause__ from None
-        message = str(error).replace("`$.pretrain.", "`").replace("`$.", "`")
-        raise SettingsError(message) from None
+        raise SettingsError(_explained(str(error), values)) from None
+
+
+def _explained(message: str, values: dict[str, Any]) -> str:
+    """Put what was got before what was expected: `Expected ... - at `$.pretrain.layers[1]``."""
+    found = re.fullmatch(r"(.*) - at `\$\.(\w+)\.(\w+)(?:\[(\d+|\.\.\.)\])?`", message)
+    if found is None:
+        return message
+    expected, section, name, index = found.groups()
+    got = values[section][name]
+    if index is not None and index.isdigit():
+        got = got[int(index)]
+    prefix = "" if section == "pretrain" else f"{section}_"
+    return f"{prefix}{name}: got {got!r}, {expected[0].lower()}{expected[1:]}"
 
 
 def _spread(value: Any, depth: int) -> list[Any]:

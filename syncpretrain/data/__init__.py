@@ -35,8 +35,8 @@ def load_dataset(
         The fraction of the training examples to validate with, at least 0 and below 1, stratified
         where there are labels. None takes the data set's own split, or a tenth.
     seed : int
-        Which examples are held out: another seed than that of training, so that runs of different
-        training seeds share their split.
+        Which examples are held out. It is not the training seed: runs of different training seeds
+        share their split.
 
     Raises
     ------

@@ -61,13 +61,13 @@ def as_examples(X: ArrayLike, name: str) -> NDArray[Any]:
         raise DataError(
             f"{name}: got values of type {array.dtype}, expected numbers; convert them to float32"
         )
+    if 0 in array.shape:
+        raise DataError(f"{name}: got no values, shape {array.shape}; expected one example or more")
     if array.ndim != 2:
         raise DataError(
             f"{name}: got shape {array.shape}, expected (n_examples, width), an example a row;"
             " reshape it, X.reshape(len(X), -1) where each X[i] is an example"
         )
-    if 0 in array.shape:
-        raise DataError(f"{name}: got shape {array.shape}, expected a row and a column or more")
     return array
 
 

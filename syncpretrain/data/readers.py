@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import stat
-import warnings
 import zipfile
 from pathlib import Path
 from typing import IO, Any
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
+from syncpretrain.data.csvfile import read_csv
 from syncpretrain.data.dataset import Dataset, from_rows, hold_out
 from syncpretrain.data.examples import as_examples, check_examples, check_values
 from syncpretrain.data.idx import GZIP_MAGIC, check_memory, is_idx, read_idx
@@ -65,7 +65,7 @@ def read_file(path: str | os.PathLike[str]) -> tuple[NDArray[Any], Labels | None
     elif path.suffix.lower() == ".npz":
         X, labels = _read_npz(path)
     elif path.suffix.lower() == ".csv":
-        X = _read_csv(path)
+        X = read_csv(path)
     elif is_idx(head) or head[:2] == GZIP_MAGIC or _named_idx(path):
         X = read_idx(path)
     else:
@@ -237,36 +237,3 @@ def _check_labels(labels: NDArray[Any], n: int, path: Path) -> Labels:
             " number the classes, or leave the labels out"
         )
     return whole
-
-
-def _read_csv(path: Path) -> NDArray[Any]:
-    try:
-        with path.open(encoding="utf-8-sig") as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of no rows; the caller says it better
-            first = file.readline(MAX_LINE)
-            delimiter = next((mark for mark in ";\t" if mark in first), ",")
-            if not _is_header(first, delimiter):
-                file.seek(0)
-            return np.loadtxt(file, dtype=np.float32, delimiter=delimiter, quotechar='"', ndmin=2)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: got bytes that are no text, expected numbers in CSV") from error
-    except ValueError as error:
-        raise DataError(
-            f"{path}: {str(error).split(';')[0].rstrip('.')} (rows of numbers counted from 0);"
-            " expected as many numbers in every line"
-        ) from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {_reason(error)}") from error
-
-
-def _is_header(line: str, delimiter: str) -> bool:
-    """Tell whether a line holds names: no field of it is a number."""
-    return not any(_is_number(field) for field in line.split(delimiter))
-
-
-def _is_number(field: str) -> bool:
-    try:
-        float(field.strip().strip('"'))
-    except ValueError:
-        return False
-    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from syncpretrain.errors import DataError
 __all__ = ["stratified_split"]
 
 Rows = NDArray[np.intp]
+Share = Callable[[Rows, int, np.random.Generator], Rows]
 
 
 def stratified_split(
@@ -32,10 +34,8 @@ def stratified_split(
         Classes, each of which gives its share; without them the held rows are drawn uniformly.
     n : int
         The number of rows.
-    held_out : int
-        How many rows are held out; 0 holds none.
-    seed : int
-        Where the draw starts.
+    held_out, seed : int
+        How many rows are held out, 0 or more, and where the draw starts.
     equal_classes : bool
         Hold out as many rows of one class as of another, as far as the classes' sizes permit
         (1,000 of each of MNIST's). Otherwise in proportion to their sizes, to within one row.
@@ -63,14 +63,20 @@ def stratified_split(
     if labels is None:
         held[draws.permutation(n)[:held_out]] = True
     else:
-        _, classes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
         share = _equal if equal_classes else _proportional
-        shares = share(sizes, held_out, draws)
-        # Rows grouped by class, each group in row order.
-        groups = np.split(np.argsort(classes, kind="stable"), np.cumsum(sizes)[:-1])
-        for rows, count in zip(groups, shares, strict=True):
-            held[draws.permutation(rows)[:count]] = True
+        held[_draw_by_class(labels, held_out, share, draws)] = True
     return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def _draw_by_class(
+    labels: NDArray[Any], held_out: int, share: Share, draws: np.random.Generator
+) -> Rows:
+    _, classes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    shares = share(sizes, held_out, draws)
+    # Rows grouped by class, each group in row order.
+    groups = np.split(np.argsort(classes, kind="stable"), np.cumsum(sizes)[:-1])
+    chosen = [draws.permutation(g)[:n] for g, n in zip(groups, shares, strict=True)]
+    return np.concatenate(chosen)
 
 
 def _proportional(sizes: Rows, held_out: int, draws: np.random.Generator) -> Rows:

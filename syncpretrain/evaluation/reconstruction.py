@@ -1,8 +1,11 @@
-"""The reconstruction error of the papers, of each layer and of the whole stack."""
+"""The reconstruction error of the papers, of each layer and of the whole stack.
+
+Squared error summed over the units of an example, averaged over examples, without sampling.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,42 +14,50 @@ from syncpretrain.kernels.activations import affine_sigmoid
 from syncpretrain.kernels.contrastive_divergence import squared_error
 from syncpretrain.stack import Stack
 
-__all__ = ["ReconstructionErrors", "reconstruction_errors"]
+__all__ = ["layer_errors", "stack_error"]
 
+Array = NDArray[np.float32]
 ROWS_AT_ONCE = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class ReconstructionErrors:
-    """Squared error summed over the units of an example, averaged over examples.
-
-    ``layers`` has one entry a layer, for going up this layer and down again from its own input;
-    ``stack`` goes up all layers and down again (Santara et al. 2016, table 2).
-    """
-
-    layers: tuple[float, ...]
-    stack: float
-
-
-def reconstruction_errors(stack: Stack, X: NDArray[np.float32]) -> ReconstructionErrors | None:
-    """Measure a stack on examples, without sampling; None where there are no examples.
+def layer_errors(stack: Stack, X: Array) -> tuple[float, ...] | None:
+    """Return each layer's error: up this layer and down again, from its own input.
 
     Parameters
     ----------
     stack : Stack
     X : ndarray of shape (n_examples, input units), float32
+
+    Returns
+    -------
+    tuple of float, one a layer, or None where there are no examples
     """
     if not len(X):
         return None
-    layers, whole = [0.0] * len(stack.layers), 0.0
-    for start in range(0, len(X), ROWS_AT_ONCE):
-        rows = X[start : start + ROWS_AT_ONCE]
-        below = rows
+    sums = [0.0] * len(stack.layers)
+    for below in _chunks(X):
         for i, layer in enumerate(stack.layers):
             above = affine_sigmoid(below, layer.weight, layer.hidden_bias)
             down = affine_sigmoid(above, layer.decoding, layer.visible_bias)
-            layers[i] += squared_error(below, down, scratch=down)
+            sums[i] += squared_error(below, down, scratch=down)
             below = above
-        down = stack.decode(below)
-        whole += squared_error(rows, down, scratch=down)
-    return ReconstructionErrors(tuple(error / len(X) for error in layers), whole / len(X))
+    return tuple(total / len(X) for total in sums)
+
+
+def stack_error(stack: Stack, X: Array) -> float | None:
+    """Return the error of going up all layers and down again (Santara et al. 2016, table 2).
+
+    None where there are no examples.
+    """
+    if not len(X):
+        return None
+    total = 0.0
+    for rows in _chunks(X):
+        down = stack.reconstruct(rows)
+        total += squared_error(rows, down, scratch=down)
+    return total / len(X)
+
+
+def _chunks(X: Array) -> Iterator[Array]:
+    for start in range(0, len(X), ROWS_AT_ONCE):
+        yield X[start : start + ROWS_AT_ONCE]

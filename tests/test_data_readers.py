@@ -1,0 +1,298 @@
+"""Files of examples: known answers in every format, and every way a file can be wrong."""
+
+import gzip
+import os
+import pickle
+import struct
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from syncpretrain.data import load_dataset
+from syncpretrain.data.idx import read_idx
+from syncpretrain.data.readers import load_file, read_file
+from syncpretrain.errors import DataError
+
+X = (np.arange(24, dtype=np.float32) / 24).reshape(6, 4)
+LABELS = np.array([0, 1, 2, 0, 1, 2])
+
+
+def idx_bytes(array, *, shape=None, kind=0x08):
+    shape = array.shape if shape is None else shape
+    return struct.pack(f">BBBB{len(shape)}I", 0, 0, kind, len(shape), *shape) + array.tobytes()
+
+
+def npy_header(shape, descr="<f4"):
+    header = repr({"descr": descr, "fortran_order": False, "shape": shape}).encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
+
+
+def refused(path, *words):
+    with pytest.raises(DataError) as caught:
+        load_dataset(path)
+    message = str(caught.value)
+    assert str(path) in message
+    for word in words:
+        assert word in message
+    assert "\n" not in message
+
+
+# Known answers in every format
+
+
+def write_csv(path, delimiter, header):
+    lines = [delimiter.join(f"{value:.8f}" for value in row) for row in X]
+    names = [delimiter.join(["a", '"b c"', "d", "e"])] if header else []
+    path.write_text("\n".join(names + lines) + "\n")
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("header", [True, False])
+def test_csv(tmp_path, delimiter, header):
+    write_csv(tmp_path / "x.csv", delimiter, header)
+    examples, labels = read_file(tmp_path / "x.csv")
+    assert np.allclose(examples, X, atol=1e-7)
+    assert labels is None
+
+
+def test_csv_with_a_byte_order_mark_and_quoted_numbers(tmp_path):
+    (tmp_path / "x.csv").write_bytes(b'\xef\xbb\xbf"0.5","1"\r\n"0.25","0"\r\n')
+    assert read_file(tmp_path / "x.csv")[0].tolist() == [[0.5, 1], [0.25, 0]]
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, ">f4"])
+def test_npy(tmp_path, order, dtype):
+    np.save(tmp_path / "x.npy", np.asarray(X, dtype=dtype, order=order))
+    assert np.array_equal(read_file(tmp_path / "x.npy")[0], X.astype(dtype))
+
+
+def test_npy_stays_on_the_disk_where_it_can(tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    train = load_file(tmp_path / "x.npy", validation=0).train
+    assert not train.flags.owndata
+    assert not train.flags.writeable
+    assert np.array_equal(train, X)
+
+
+@pytest.mark.parametrize("key", ["X", "x", "data", "images", "anything"])
+@pytest.mark.parametrize("label_key", ["y", "labels", "target"])
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_npz(tmp_path, key, label_key, save):
+    save(tmp_path / "x.npz", **{key: X, label_key: LABELS})
+    examples, labels = read_file(tmp_path / "x.npz")
+    assert np.array_equal(examples, X)
+    assert labels.dtype == np.int64
+    assert np.array_equal(labels, LABELS)
+
+
+@pytest.mark.parametrize("labels", [LABELS[:, None], LABELS.astype(float), LABELS > 1])
+def test_labels_of_other_forms_become_int64(tmp_path, labels):
+    np.savez(tmp_path / "x.npz", X=X, y=labels)
+    read = read_file(tmp_path / "x.npz")[1]
+    assert read.dtype == np.int64
+    assert np.array_equal(read, np.ravel(labels))
+
+
+@pytest.mark.parametrize("name", ["x-idx3-ubyte", "x.idx3-ubyte", "x.idx", "x.idx3", "noname"])
+@pytest.mark.parametrize("packed", [True, False])
+def test_idx(tmp_path, name, packed):
+    images = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+    path = tmp_path / (f"{name}.gz" if packed else name)
+    path.write_bytes(gzip.compress(idx_bytes(images)) if packed else idx_bytes(images))
+    assert np.array_equal(read_file(path)[0], images.reshape(2, 12))
+
+
+def test_idx_of_big_endian_floats(tmp_path):
+    (tmp_path / "x.idx").write_bytes(idx_bytes(X.astype(">f4"), kind=0x0D))
+    assert np.array_equal(load_file(tmp_path / "x.idx", validation=0).train, X)
+
+
+def test_a_file_is_split_with_its_labels(tmp_path):
+    many = np.repeat(X, 10, axis=0)
+    np.savez(tmp_path / "x.npz", X=many, y=np.repeat(LABELS, 10))
+    data = load_dataset(tmp_path / "x.npz")
+    assert (len(data.train), len(data.validation), len(data.test)) == (54, 6, 0)
+    assert np.bincount(data.validation_labels).tolist() == [2, 2, 2]
+    assert "60 examples" in data.source
+    assert data.notices == ()
+    assert np.array_equal(data.train, load_dataset(str(tmp_path / "x.npz")).train)
+
+
+def test_bytes_of_0_and_1_bring_a_notice(tmp_path):
+    np.save(tmp_path / "x.npy", (X > 0.5).astype(np.uint8))
+    assert "0 or 1" in load_dataset(tmp_path / "x.npy").notices[0]
+
+
+# Faults
+
+
+def test_a_name_that_is_nothing_lists_what_there_is():
+    with pytest.raises(DataError, match=r"'mnits', .*mnist, digits, .*\.npy, \.npz, IDX"):
+        load_dataset("mnits")
+
+
+def test_a_missing_file_and_a_folder(tmp_path):
+    refused(tmp_path / "no.npy", "neither a data set nor a file")
+    refused(tmp_path, "got a folder")
+    with pytest.raises(DataError, match="there is no such file"):
+        read_file(tmp_path / "no.npy")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "x.npy")
+    refused(tmp_path / "x.npy", "pipe")
+
+
+def test_a_file_without_permission(tmp_path, monkeypatch):
+    np.save(tmp_path / "x.npy", X)
+
+    def deny(*_, **__):
+        raise PermissionError(13, "Permission denied")  # chmod would not stop root
+
+    monkeypatch.setattr(Path, "open", deny)
+    refused(tmp_path / "x.npy", "cannot be read", "Permission denied")
+
+
+def test_an_unknown_format(tmp_path):
+    (tmp_path / "x.parquet").write_bytes(b"PAR1....")
+    refused(tmp_path / "x.parquet", "unknown format", ".npy, .npz, IDX")
+
+
+class Bomb:
+    def __reduce__(self):
+        return (pytest.fail, ("a pickle was opened",))
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.npz", "x.idx", "x-ubyte", "x.csv", "x.gz", "x.pkl"])
+def test_a_pickle_is_never_opened(tmp_path, name):
+    raw = pickle.dumps(Bomb())
+    (tmp_path / name).write_bytes(gzip.compress(raw) if name == "x.gz" else raw)
+    refused(tmp_path / name)
+
+
+def test_object_arrays_are_refused(tmp_path):
+    objects = np.array([[Bomb()]], dtype=object)
+    np.save(tmp_path / "x.npy", objects, allow_pickle=True)
+    refused(tmp_path / "x.npy", "object", "pickles are never opened")
+    np.savez(tmp_path / "x.npz", X=objects)
+    refused(tmp_path / "x.npz", "object", "pickles are never opened")
+    np.savez(tmp_path / "y.npz", X=X, y=np.array(["a"] * 6, dtype=object))
+    refused(tmp_path / "y.npz", "object")
+
+
+@pytest.mark.parametrize("shape", [(10**6, 10**6), (10**12, 1), (2**62, 2**62), (-3, 4)])
+def test_a_claim_is_checked_before_it_is_believed(tmp_path, shape):
+    raw = npy_header(shape) + bytes(64)
+    (tmp_path / "x.npy").write_bytes(raw)
+    refused(tmp_path / "x.npy", "is claimed")
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("X.npy", raw)
+    refused(tmp_path / "x.npz", "is claimed")
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_claim_of_an_idx_file(tmp_path, packed):
+    raw = idx_bytes(np.zeros(64, np.uint8), shape=(10**6, 1000, 1000))
+    (tmp_path / "x.idx").write_bytes(gzip.compress(raw) if packed else raw)
+    refused(tmp_path / "x.idx", "fewer bytes than the shape (1000000, 1000, 1000)")
+
+
+def test_an_honest_bomb_does_not_fill_the_memory(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "x.npz", X=np.zeros((1000, 1000), np.float32))
+    pages = {"SC_PHYS_PAGES": 100, "SC_PAGE_SIZE": 4096}
+    monkeypatch.setattr(os, "sysconf", pages.__getitem__, raising=False)
+    refused(tmp_path / "x.npz", "expected at most this machine's memory, 409,600", ".npy")
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.npz", "x.idx", "x.idx.gz"])
+def test_a_file_cut_off_anywhere_is_refused(tmp_path, name):
+    path = tmp_path / name
+    raw = idx_bytes(np.arange(24, dtype=np.uint8).reshape(6, 4))
+    if name == "x.npy":
+        np.save(path, X)
+    elif name == "x.npz":
+        np.savez(path, X=X, y=LABELS)
+    else:
+        path.write_bytes(gzip.compress(raw) if name.endswith("gz") else raw)
+    whole = path.read_bytes()
+    for length in range(0, len(whole), max(len(whole) // 60, 1)):
+        path.write_bytes(whole[:length])
+        refused(path)
+
+
+def test_a_damaged_byte_of_a_packed_file_is_noticed(tmp_path):
+    raw = bytearray(gzip.compress(idx_bytes(np.arange(24, dtype=np.uint8).reshape(6, 4))))
+    raw[-6] ^= 1  # gzip's own sum
+    (tmp_path / "x.gz").write_bytes(raw)
+    refused(tmp_path / "x.gz", "damaged gzip")
+
+
+def test_bytes_after_the_end_of_an_idx_file(tmp_path):
+    (tmp_path / "x.idx").write_bytes(idx_bytes(np.zeros((2, 2), np.uint8)) + b"!")
+    refused(tmp_path / "x.idx", "bytes after")
+
+
+def test_an_idx_file_of_another_sum(tmp_path):
+    (tmp_path / "x.idx").write_bytes(idx_bytes(np.zeros((2, 2), np.uint8)))
+    with pytest.raises(DataError, match="SHA-256"):
+        read_idx(tmp_path / "x.idx", sha256="0" * 64)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"a": X, "b": X}, "a, b"),
+        ({"y": LABELS}, "y, expected the examples under one of X"),
+        ({"X": X, "y": LABELS[:3]}, "labels of shape (3,) for 6 examples"),
+        ({"X": X, "y": LABELS + 0.5}, "not whole numbers"),
+        ({"X": X, "y": np.full(6, np.nan)}, "not whole numbers"),
+        ({"X": X, "y": np.array(list("abcabc"))}, "expected numbers"),
+        ({"X": np.array(list("abc"))}, "expected numbers"),
+        ({"X": LABELS / 2}, "expected (n_examples, width)"),
+        ({"data": X[0], "indices": X[0], "indptr": X[0], "format": X[0]}, "sparse"),
+    ],
+)
+def test_archives_that_do_not_fit(tmp_path, arrays, words):
+    np.savez(tmp_path / "x.npz", **arrays)
+    refused(tmp_path / "x.npz", words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no values"),
+        ("a,b\n", "no values"),
+        ("a,b\n0,1\n0,x\n", "got 'x' in line 3, field 2"),
+        ("0,1\n0,\n", "got '' in line 2, field 2"),
+        ("0,1\n0,1,1\n", "got width 3 in line 2 after lines of width 2"),
+        ("0,1\n0,nan\n", "got nan at row 1, column 1"),
+        ("0,1\n0,1e300\n", "got inf at row 1, column 1"),
+        ("0,255\n", "got 255 at row 0, column 1"),
+        ("0,5;1\n", "got '0,5' in line 1, field 1"),
+    ],
+)
+def test_csv_files_that_do_not_fit(tmp_path, text, words):
+    (tmp_path / "x.csv").write_text(text)
+    refused(tmp_path / "x.csv", words)
+
+
+def test_empty_and_flat_arrays_on_disk(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((0, 4)))
+    refused(tmp_path / "x.npy", "no values")
+    np.save(tmp_path / "x.npy", np.zeros((0, 4, 4)))
+    refused(tmp_path / "x.npy", "no values")
+    np.save(tmp_path / "x.npy", np.float32(1))
+    refused(tmp_path / "x.npy", "shape ()")
+    (tmp_path / "labels-idx1-ubyte").write_bytes(idx_bytes(np.zeros(5, np.uint8)))
+    refused(tmp_path / "labels-idx1-ubyte", "shape (5,)")
+
+
+def test_one_example_can_be_read_but_not_split(tmp_path):
+    np.save(tmp_path / "x.npy", X[:1])
+    assert len(load_dataset(tmp_path / "x.npy").train) == 1
+    with pytest.raises(DataError, match="got 1 of 1 examples to hold out"):
+        load_dataset(tmp_path / "x.npy", validation=0.5)

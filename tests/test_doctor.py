@@ -1,0 +1,200 @@
+"""Doctor: every finding is there, and each ailment is told from health."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from dataclasses import asdict
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_info
+
+from syncpretrain.runtime import doctor
+from syncpretrain.runtime.doctor import diagnose
+
+TOPICS = ["versions", "platform", "cores", "blas", "products", "speed", "gpu"]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(doctor, "SECONDS", 0.01)
+    monkeypatch.setattr(doctor, "REPEATS", 3)
+
+
+def blas():
+    return [info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas"]
+
+
+def fake_cupy(available, name="cupy"):
+    def properties(index):
+        return {"name": b"NVIDIA A1", "totalGlobalMem": 80 * 2**30}
+
+    cupy = ModuleType(name)
+    cupy.__version__ = "14.2.0"
+    cupy.cuda = SimpleNamespace(
+        is_available=lambda: available,
+        runtime=SimpleNamespace(getDeviceCount=lambda: 2, getDeviceProperties=properties),
+    )
+    return cupy
+
+
+def test_every_topic_is_found_as_json_values_and_blas_is_left_as_it_was():
+    before = blas()
+    findings = diagnose()
+    assert [finding.topic for finding in findings] == TOPICS
+    assert {finding.status for finding in findings} <= {"ok", "warning", "problem"}
+    for finding in findings:
+        assert finding.found
+        assert finding.status == "ok" or finding.advice.endswith(".")
+    json.dumps([asdict(finding) for finding in findings], allow_nan=False)
+    assert blas() == before
+
+
+def test_versions_tell_present_from_absent(monkeypatch):
+    monkeypatch.setattr(doctor, "OPTIONAL", ("syncpretrain-is-never-this",))
+    finding = doctor._versions()
+    assert finding.facts["packages"]["numpy"] == np.__version__
+    assert finding.facts["packages"]["syncpretrain-is-never-this"] is None
+    assert "syncpretrain-is-never-this" in finding.advice
+
+
+def test_a_check_that_raises_is_a_finding(monkeypatch):
+    def broken():
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(doctor, "CHECKS", {"speed": broken})
+    (finding,) = diagnose()
+    assert (finding.topic, finding.status) == ("speed", "problem")
+    assert "MemoryError: no room" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("usable", "present", "status", "words"),
+    [(1, 8, "warning", "more than one core"), (4, 8, "ok", "quota"), (8, 8, "ok", "")],
+)
+def test_cores(monkeypatch, usable, present, status, words):
+    monkeypatch.setattr(doctor, "usable_cores", lambda: usable)
+    monkeypatch.setattr(doctor.os, "cpu_count", lambda: present)
+    finding = doctor._cores()
+    assert finding.status == status
+    assert finding.found == f"{usable} of {present} cores usable"
+    assert words in finding.advice and bool(words) == bool(finding.advice)
+
+
+@pytest.mark.parametrize(
+    ("threads", "status", "words"),
+    [([], "warning", "VECLIB"), ([1], "warning", "Unset OMP_NUM_THREADS"), ([4], "ok", "")],
+)
+def test_blas(monkeypatch, threads, status, words):
+    info = {"user_api": "blas", "internal_api": "openblas", "version": "0.3"}
+    libraries = [{**info, "num_threads": number} for number in threads]
+    monkeypatch.setattr(doctor, "threadpool_info", lambda: [{"user_api": "openmp"}, *libraries])
+    monkeypatch.setattr(doctor, "usable_cores", lambda: 4)
+    finding = doctor._blas()
+    assert (finding.status, len(finding.facts["libraries"])) == (status, len(threads))
+    assert words in finding.advice
+
+
+def test_products_are_right_here():
+    finding = doctor._products()
+    assert finding.facts["one_blas_thread"] <= doctor.TOLERANCE
+    assert finding.facts["threads"] >= 2
+
+
+def test_a_wrong_product_is_noticed(monkeypatch):
+    def wrong(a, b, out):
+        np.matmul(a, b, out=out)
+        out[3, 5] = np.nan
+
+    monkeypatch.setattr(doctor, "_multiply", wrong)
+    finding = doctor._products()
+    assert finding.status == "problem"
+    assert finding.facts["one_blas_thread"] == 1.0
+    assert "--runtime serial" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("limited", "default", "status", "words"),
+    [
+        (0.5, 0.0, "problem", "even with 1 BLAS thread"),
+        (1e-7, 0.0, "warning", "last bits"),
+        (0.0, 0.5, "warning", "several BLAS threads"),
+        (0.0, 1e-7, "ok", "are right"),
+    ],
+)
+def test_products(monkeypatch, limited, default, status, words):
+    deviations = iter([limited, default])
+    monkeypatch.setattr(doctor, "_deviation", lambda pairs: next(deviations))
+    finding = doctor._products()
+    assert finding.status == status
+    assert words in finding.found
+
+
+@pytest.mark.parametrize(
+    ("cores", "together", "status", "words"),
+    [(1, 0.0, "ok", ""), (2, 190.0, "ok", ""), (2, 80.0, "warning", "--workers 1"),
+     (8, 300.0, "warning", "--workers 3"), (8, 400.0, "ok", "")],
+)  # fmt: skip
+def test_scaling(monkeypatch, cores, together, status, words):
+    monkeypatch.setattr(doctor, "usable_cores", lambda: cores)
+    monkeypatch.setattr(doctor, "_rate", lambda pairs: together if len(pairs) > 1 else 100.0)
+    finding = doctor._speed()
+    assert finding.status == status
+    assert finding.facts["scaling"] == (together / 100 if cores > 1 else 1)
+    assert words in finding.advice and bool(words) == bool(finding.advice)
+
+
+def test_rate_counts_two_operations_a_weight(monkeypatch):
+    monkeypatch.setattr(doctor, "_trial", lambda pairs, outs, repeats: 0.001 * repeats)
+    pairs = doctor._pairs(2)
+    assert doctor._rate(pairs) == pytest.approx(2 * 2 * 100 * 784 * 1000 / 1e6)
+
+
+@pytest.mark.parametrize(
+    ("driver", "status", "words"),
+    [
+        (None, "ok", "syncpretrain[cuda12] or syncpretrain[cuda13]"),
+        (12040, "warning", "Install syncpretrain[cuda12]."),
+        (13000, "warning", "Install syncpretrain[cuda13]."),
+    ],
+)
+def test_gpu_without_cupy(monkeypatch, driver, status, words):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setattr(doctor, "_driver_version", lambda: driver)
+    finding = doctor._gpu()
+    assert finding.status == status
+    assert words in finding.advice
+    assert driver != 12040 or "CUDA 12.4" in finding.found
+
+
+def test_gpu_without_driver(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy(available=False))
+    finding = doctor._gpu()
+    assert (finding.status, finding.facts["devices"]) == ("warning", [])
+    assert "driver" in finding.advice
+
+
+def test_gpu_at_hand(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy(available=True))
+    finding = doctor._gpu()
+    assert finding.status == "ok"
+    assert finding.facts["devices"] == ["NVIDIA A1 (80 GiB)"] * 2
+
+
+@pytest.mark.parametrize("error", [ImportError("libcublas"), OSError("x"), RuntimeError("y")])
+def test_broken_cupy(monkeypatch, error):
+    def broken(name):
+        warnings.warn("CUDA path could not be detected", stacklevel=1)
+        raise error
+
+    monkeypatch.setattr(doctor.importlib, "import_module", broken)
+    finding = doctor._gpu()
+    assert finding.status == "problem"
+    assert str(error) in finding.found
+
+
+def test_driver_version_never_raises():
+    assert doctor._driver_version() is None or doctor._driver_version() >= 1000

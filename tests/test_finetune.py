@@ -1,0 +1,286 @@
+"""Fine-tuning on bars and stripes, where a stack of a few units can learn every picture."""
+
+from __future__ import annotations
+
+import copy
+from importlib import import_module
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+
+from syncpretrain.errors import DataError, DivergedError, RunInterrupted, SettingsError
+from syncpretrain.events import FinetuneEpochFinished, FinetuneStarted, Progress
+from syncpretrain.finetune import finetune
+from syncpretrain.learners.unrolled import UnrolledAutoencoder
+from syncpretrain.stack import Layer, Stack
+
+module = import_module("syncpretrain.finetune")  # the package's attribute may be the function
+SIDE = 4
+
+
+def bars_and_stripes():
+    stripes = [np.repeat(bits, SIDE).reshape(SIDE, SIDE) for bits in product((0, 1), repeat=SIDE)]
+    pictures = np.array([*stripes, *(picture.T for picture in stripes)], dtype=np.float32)
+    return np.unique(pictures.reshape(len(pictures), -1), axis=0)  # 30 pictures of 16 pixels
+
+
+def make_stack(units=(16, 12, 6), *, scale=0.5, seed=0, info=None):
+    draw = np.random.default_rng(seed)
+
+    def normal(*shape):
+        return (scale * draw.normal(size=shape)).astype(np.float32)
+
+    layers = [Layer(normal(v, h), normal(h), normal(v)) for v, h in pairwise(units)]
+    return Stack(tuple(layers), info or {})
+
+
+def arrays(stack):
+    return [(name, array.copy()) for layer in stack.layers for name, array in layer.parameters()]
+
+
+def error_of(stack, X):
+    return float(((stack.reconstruct(X) - X) ** 2).sum() / len(X))
+
+
+def tuned(stack=None, X=None, **settings):
+    given = {"epochs": 3, "batch_size": 8, "blas_threads": 1, **settings}
+    return finetune(stack or make_stack(), bars_and_stripes() if X is None else X, **given)
+
+
+class TestResult:
+    def test_learns_bars_and_stripes(self):
+        X, stack = bars_and_stripes(), make_stack()
+        after = tuned(stack, X, epochs=400, learning_rate=0.01)
+        assert error_of(after, X) < 0.5 < 2 < error_of(stack, X)
+
+    @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+    def test_default_learning_rates_lower_the_error(self, optimizer):
+        X, stack = bars_and_stripes(), make_stack()
+        assert error_of(tuned(stack, X, optimizer=optimizer, epochs=20), X) < error_of(stack, X)
+
+    def test_first_step_of_sgd_is_the_gradient_of_the_tied_stack_untied(self):
+        X, stack = bars_and_stripes(), make_stack()
+        after = tuned(stack, X, optimizer="sgd", epochs=1, batch_size=len(X), learning_rate=0.25)
+        network = UnrolledAutoencoder(
+            [(x.weight, x.hidden_bias) for x in stack.layers]
+            + [(x.weight.T, x.visible_bias) for x in reversed(stack.layers)],
+            batch_size=len(X),
+            optimizer="sgd",
+            learning_rate=0.25,
+        )
+        assert network.gradient(X) / len(X) == pytest.approx(error_of(stack, X), rel=1e-5)
+        network.update()
+        found = [
+            *((x.weight, x.hidden_bias) for x in after.layers),
+            *((x.decoder_weight, x.visible_bias) for x in reversed(after.layers)),
+        ]
+        for pair, expected in zip(found, network.chain, strict=True):
+            np.testing.assert_allclose(pair[0], expected[0], atol=1e-6)
+            np.testing.assert_allclose(pair[1], expected[1], atol=1e-6)
+
+    def test_input_stack_is_unchanged_and_nothing_is_shared(self):
+        stack = make_stack(info={"epochs": [1, 1], "settings": {"seed": 3}})
+        before, info = arrays(stack), copy.deepcopy(stack.info)
+        after = tuned(stack)
+        after.info["settings"]["seed"] = 4
+        assert stack.info == info
+        for (name, kept), (_, now) in zip(before, arrays(stack), strict=True):
+            np.testing.assert_array_equal(kept, now, err_msg=name)
+        mine = [array for layer in after.layers for _, array in layer.parameters()]
+        given = [array for layer in stack.layers for _, array in layer.parameters()]
+        assert not any(np.shares_memory(a, b) for a in mine for b in given)
+        assert all(array.flags.c_contiguous and array.base is None for array in mine)
+
+    def test_layers_are_untied_and_the_record_says_what_was_done(self):
+        after = tuned(make_stack(info={"made": "by hand"}), seed=5)
+        assert all(layer.decoder_weight is not None for layer in after.layers)
+        assert after.widths == (16, 12, 6)
+        assert after.info["made"] == "by hand"
+        (record,) = after.info["finetune"]
+        assert record["optimizer"] == "adam"
+        assert record["learning_rate"] == 0.001
+        assert (record["epochs"], record["seed"], record["examples"]) == (3, 5, 30)
+
+    def test_a_fine_tuned_stack_can_be_fine_tuned_again(self):
+        X, once = bars_and_stripes(), tuned(epochs=5)
+        twice = tuned(once, X, epochs=5)
+        assert error_of(twice, X) < error_of(once, X)
+        assert len(twice.info["finetune"]) == 2
+        assert len(once.info["finetune"]) == 1
+
+
+class TestDeterminism:
+    def test_same_seed_same_bits(self):
+        assert tuned(seed=1).parameters_sha256 == tuned(seed=1).parameters_sha256
+
+    def test_other_seed_other_bits(self):
+        assert tuned(seed=1).parameters_sha256 != tuned(seed=2).parameters_sha256
+
+    def test_observers_and_validation_change_nothing(self):
+        plain = tuned(seed=1)
+        watched = tuned(seed=1, validation=bars_and_stripes(), observers=[lambda event: None])
+        assert plain.parameters_sha256 == watched.parameters_sha256
+
+
+class TestEvents:
+    def test_started_and_every_epoch(self):
+        X, events, stack = bars_and_stripes(), [], make_stack()
+        after = tuned(stack, X, validation=X[:7], observers=[events.append])
+        started, *epochs = [event for event in events if not isinstance(event, Progress)]
+        assert isinstance(started, FinetuneStarted)
+        assert (started.objective, started.optimizer) == ("reconstruction", "adam")
+        assert all(isinstance(event, FinetuneEpochFinished) for event in epochs)
+        assert [event.epoch for event in epochs] == [1, 2, 3]
+        assert [event.time for event in events] == sorted(event.time for event in events)
+        assert epochs[-1].validation_error == pytest.approx(error_of(after, X[:7]), rel=1e-5)
+
+    def test_without_validation_there_is_no_validation_error(self):
+        events = []
+        tuned(observers=[events.append])
+        assert events[-1].validation_error is None
+
+    def test_training_error_is_the_running_one_over_all_examples(self):
+        X, events, stack = bars_and_stripes(), [], make_stack()
+        # 30 examples in minibatches of 8: the last one has 6. No visible learning at this rate.
+        tuned(stack, X, learning_rate=1e-12, observers=[events.append])
+        assert events[-1].train_error == pytest.approx(error_of(stack, X), rel=1e-5)
+
+    def test_progress_comes_within_an_epoch(self, monkeypatch):
+        monkeypatch.setattr(module, "PROGRESS_SECONDS", 0.0)
+        events = []
+        tuned(epochs=1, observers=[events.append])
+        progress = [event for event in events if isinstance(event, Progress)]
+        assert [event.fraction for event in progress] == [0.25, 0.5, 0.75, 1.0]
+        assert {(event.layer, event.epoch) for event in progress} == {(0, 1)}
+
+    def test_large_validation_data_is_sampled_evenly(self):
+        X, events = np.tile(bars_and_stripes(), (100, 1)), []
+        after = tuned(validation=X, observers=[events.append])
+        expected = error_of(after, X[np.arange(1000) * 3])
+        assert events[-1].validation_error == pytest.approx(expected, rel=1e-5)
+
+
+class TestMinibatches:
+    def test_every_example_counts_once_an_epoch_whatever_the_batch(self):
+        X, stack = bars_and_stripes(), make_stack()
+        for batch_size in (1, 7, 29, 30):
+            events = []
+            tuned(stack, X, batch_size=batch_size, learning_rate=1e-12, observers=[events.append])
+            assert events[-1].train_error == pytest.approx(error_of(stack, X), rel=1e-5)
+
+    def test_stale_rows_of_a_smaller_last_minibatch_are_not_used(self):
+        X, stack = bars_and_stripes(), make_stack()
+        chain = module._unrolled(stack)
+        used, fresh = (
+            UnrolledAutoencoder(chain, batch_size=8, optimizer="sgd", learning_rate=0.1)
+            for _ in range(2)
+        )
+        used.gradient(X[:8])
+        assert used.gradient(X[8:11]) == fresh.gradient(X[8:11])
+        np.testing.assert_array_equal(used.gradients, fresh.gradients)
+
+
+class TestStop:
+    def test_stopped_before_the_first_minibatch_holds_the_given_parameters(self):
+        stack = make_stack()
+        with pytest.raises(RunInterrupted, match="epoch 1") as caught:
+            tuned(stack, stop=lambda: True)
+        np.testing.assert_array_equal(caught.value.stack.layers[0].weight, stack.layers[0].weight)
+
+    def test_stopped_after_five_minibatches_holds_five_updates(self):
+        asked = []
+
+        def stop():
+            asked.append(True)
+            return len(asked) > 5  # an epoch has 4
+
+        with pytest.raises(RunInterrupted, match="epoch 2 of 3") as caught:
+            tuned(stop=stop)
+        record = caught.value.stack.info["finetune"][0]
+        assert (record["epochs"], record["minibatches_since"]) == (1, 1)
+        one_epoch = tuned(epochs=1)
+        assert caught.value.stack.parameters_sha256 != one_epoch.parameters_sha256
+
+    def test_a_stop_between_epochs_holds_the_epochs_before(self):
+        asked = []
+
+        def stop():
+            asked.append(True)
+            return len(asked) > 4
+
+        with pytest.raises(RunInterrupted) as caught:
+            tuned(stop=stop)
+        assert caught.value.stack.parameters_sha256 == tuned(epochs=1).parameters_sha256
+
+
+class TestDivergence:
+    def test_infinite_step_raises_with_the_input_stack(self):
+        stack = make_stack()
+        with pytest.raises(DivergedError, match="fine-tuning diverged in epoch 1") as caught:
+            tuned(stack, optimizer="sgd", learning_rate=1e39)
+        assert caught.value.stack is stack
+
+    def test_infinite_last_step_is_seen(self):
+        with pytest.raises(DivergedError, match="no longer finite"):
+            tuned(optimizer="sgd", learning_rate=1e39, epochs=1, batch_size=30)
+
+    def test_saturated_units_are_a_divergence(self):
+        X, stack = bars_and_stripes(), tuned(epochs=200, learning_rate=0.01)
+        with pytest.raises(DivergedError, match="training error rose") as caught:
+            tuned(stack, X, optimizer="sgd", learning_rate=1e20)
+        assert caught.value.stack is stack
+
+    def test_a_later_epoch_leaves_the_last_finite_one(self):
+        X = bars_and_stripes()
+
+        def poison(event):
+            if isinstance(event, FinetuneEpochFinished) and event.epoch == 2:
+                X[3, 3] = np.nan  # float32 rows are not copied
+
+        with pytest.raises(DivergedError, match="in epoch 3") as caught:
+            tuned(X=X, observers=[poison])
+        assert caught.value.stack.parameters_sha256 == tuned(epochs=2).parameters_sha256
+        assert caught.value.stack.info["finetune"][0]["epochs"] == 2
+
+    def test_a_poor_start_is_no_divergence(self):
+        tuned(make_stack(scale=0.0), optimizer="sgd", learning_rate=1e-6, batch_size=1)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("setting", "value"),
+        [
+            ("epochs", 0),
+            ("epochs", 1.5),
+            ("optimizer", "rmsprop"),
+            ("learning_rate", 0.0),
+            ("learning_rate", float("inf")),
+            ("learning_rate", float("nan")),
+            ("batch_size", 0),
+            ("seed", -1),
+            ("seed", 2**63),
+            ("blas_threads", 0),
+        ],
+    )
+    def test_settings_out_of_range(self, setting, value):
+        with pytest.raises(SettingsError, match=setting):
+            tuned(**{setting: value})
+
+    def test_minibatch_larger_than_the_set(self):
+        with pytest.raises(SettingsError, match="batch_size: got 31, expected at most 30"):
+            tuned(batch_size=31)
+
+    def test_width_of_the_examples(self):
+        with pytest.raises(DataError, match="X: got 15 columns, expected 16"):
+            tuned(X=bars_and_stripes()[:, 1:])
+
+    def test_width_of_the_validation_data(self):
+        with pytest.raises(DataError, match="validation: got 15 columns"):
+            tuned(validation=bars_and_stripes()[:, 1:])
+
+    def test_values_that_are_not_finite(self):
+        X = bars_and_stripes()
+        X[0, 0] = np.nan
+        with pytest.raises(DataError, match="X"):
+            tuned(X=X)

@@ -1,0 +1,151 @@
+"""events.jsonl: what is written, and what a replay reads of it, damaged files included."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import psutil
+import pytest
+
+from syncpretrain.errors import ModelFileError
+from syncpretrain.events import (
+    EpochFinished,
+    EpochStarted,
+    LayerFinished,
+    Notice,
+    Progress,
+    RunFinished,
+    RunStarted,
+)
+from syncpretrain.observers.eventlog import EventLog, read_reads
+
+STARTED = RunStarted(10.0, (4, 3, 2), (2, 1), "synchronized", "free", "threads", 2, 100)
+EVENTS = [
+    Notice(9.0, "Zürich"),
+    STARTED,
+    EpochStarted(10.0, 1, 1, 0),
+    Progress(11.0, 1, 1, 0.5),
+    EpochFinished(12.0, 1, 1, 0, 10.0, 0.0, 5.0, 5.5),
+    EpochFinished(14.0, 1, 2, 0, 12.0, 0.0, 4.0, None),
+    LayerFinished(14.0, 1),
+    EpochFinished(15.0, 2, 1, 2, 14.0, 0.25, 3.0, 3.5),
+    EpochStarted(15.0, 2, 2, 2),
+    RunFinished(16.0, 6.0, (4.0, 1.0)),
+]
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "events.jsonl"
+    with EventLog(path) as log:
+        for event in EVENTS:
+            log(event)
+    return path
+
+
+def test_a_line_an_event_with_times_from_the_first(path):
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert lines[0] == {"event": "Notice", "time": 0.0, "message": "Zürich"}
+    assert lines[1]["layers"] == [4, 3, 2]
+    assert lines[3] == {
+        "event": "EpochFinished",
+        "time": 3.0,
+        "layer": 1,
+        "epoch": 1,
+        "reads": 0,
+        "started": 1.0,
+        "transform_seconds": 0.0,
+        "train_error": 5.0,
+        "validation_error": 5.5,
+    }
+    assert lines[-1] == {
+        "event": "RunFinished",
+        "time": 7.0,
+        "seconds": 6.0,
+        "busy_seconds": [4.0, 1.0],
+    }
+    assert "Progress" not in [line["event"] for line in lines]
+    assert len(lines) == len(EVENTS) - 1
+
+
+def test_each_line_is_on_disk_at_once(tmp_path):
+    path = tmp_path / "events.jsonl"
+    with EventLog(str(path)) as log:
+        for count, event in enumerate(EVENTS[:3], start=1):
+            log(event)
+            assert path.read_bytes().count(b"\n") == count
+
+
+def test_numbers_that_are_not_finite_are_null(tmp_path):
+    path = tmp_path / "events.jsonl"
+    with EventLog(path) as log:
+        log(EpochFinished(1.0, 1, 1, 0, 0.0, 0.0, math.nan, math.inf))
+    line = json.loads(path.read_text())
+    assert line["train_error"] is None and line["validation_error"] is None
+
+
+def test_closed_after_the_block_also_by_an_error(tmp_path):
+    path = tmp_path / "events.jsonl"
+    with pytest.raises(ZeroDivisionError), EventLog(path) as log:
+        raise ZeroDivisionError
+    with pytest.raises(RuntimeError, match="outside its with block"):
+        log(STARTED)
+    assert str(path) not in [file.path for file in psutil.Process().open_files()]
+
+
+def test_reads_of_the_finished_epochs(path):
+    assert read_reads(path) == ((0, 0), (2,))
+    assert read_reads(str(path)) == ((0, 0), (2,))
+
+
+def test_a_layer_without_a_finished_epoch_reads_nothing(tmp_path):
+    path = tmp_path / "events.jsonl"
+    with EventLog(path) as log:
+        log(STARTED)
+    assert read_reads(path) == ((), ())
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(ModelFileError, match="cannot read these events"):
+        read_reads(tmp_path / "none.jsonl")
+
+
+BEGIN = b'{"event":"RunStarted","layers":[4,3,2]}\n'
+EPOCH = b'{"event":"EpochFinished","layer":%d,"epoch":%d,"reads":%d}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "reason"),
+    [
+        (b"", 1, "ends before a run has started"),
+        (b'{"event":"Notice"}\n', 2, "ends before a run has started"),
+        (BEGIN + b'{"event":"EpochFin', 2, "truncated"),
+        (BEGIN + b"\n" + EPOCH % (1, 1, 0), 2, "truncated"),
+        (b"\xff\xfe\x00", 1, "malformed"),
+        (BEGIN + b'{"event":"\xff"}\n', 2, "utf-8"),
+        (b"[1]\n", 1, "Expected `object`"),
+        (b'{"event":7}\n', 1, "Expected `str`"),
+        (b'{"event":"Notice","message":' + b"[" * 100_000 + b"\n", 1, "recursion"),
+        (b'{"event":"RunStarted"}\n', 1, "without layers"),
+        (b'{"event":"RunStarted","layers":[4,0]}\n', 1, "layers"),
+        (BEGIN + BEGIN, 2, "second run"),
+        (EPOCH % (1, 1, 0), 1, "layer 1 of 0"),
+        (BEGIN + EPOCH % (3, 1, 0), 2, "layer 3 of 2"),
+        (BEGIN + EPOCH % (0, 1, 0), 2, "layer 0 of 2"),
+        (BEGIN + EPOCH % (1, 2, 0), 2, "got epoch 2, expected 1"),
+        (BEGIN + EPOCH % (1, 1, 0) * 2, 3, "got epoch 1, expected 2"),
+        (BEGIN + EPOCH % (1, 1, 1), 2, "layer 1 reads version 1"),
+        (BEGIN + EPOCH % (1, 1, 0) + EPOCH % (2, 1, 2), 3, "layer 2 reads version 2"),
+        (BEGIN + EPOCH % (1, 1, 0) + EPOCH % (2, 1, 0), 3, "layer 2 reads version 0"),
+        (BEGIN + b'{"event":"EpochFinished","layer":1,"epoch":1}\n', 2, "version -1"),
+        (BEGIN + b'{"event":"EpochFinished","layer":1,"epoch":true}\n', 2, "Expected `int`"),
+    ],
+)
+def test_a_damaged_file_names_the_line(tmp_path, content, line, reason):
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ModelFileError, match=f"line {line}: .*{re.escape(reason)}") as caught:
+        read_reads(path)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,224 @@
+"""Progress: what the live lines and the plain lines say, and how often they are drawn."""
+
+from __future__ import annotations
+
+import re
+import threading
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from syncpretrain.events import (
+    EpochFinished,
+    EpochStarted,
+    FinetuneEpochFinished,
+    FinetuneStarted,
+    LayerFinished,
+    Notice,
+    Progress,
+    RunFinished,
+    RunStarted,
+)
+from syncpretrain.observers.progress import progress_observer
+
+RUN = RunStarted(100.0, (784, 1000, 500), (4, 10), "synchronized", "lockstep", "threads", 2, 500)
+FRAME = re.compile(r"\r\x1b\[2K(?:\x1b\[1A\x1b\[2K)*")
+CODE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+
+def finished(time, layer, epoch, reads, *, error=11.42, validation=11.1, seconds=1.3):
+    return EpochFinished(time, layer, epoch, reads, time - seconds, 0.1, error, validation)
+
+
+class Screen:
+    """A terminal whose redrawings can be looked at; its clock jumps a second a look."""
+
+    def __init__(self, width=100, tick=1.0):
+        self.file = StringIO()
+        self.console = Console(
+            file=self.file,
+            force_terminal=True,
+            width=width,
+            color_system=None,
+            legacy_windows=False,
+            _environ={"TERM": "xterm"},
+        )
+        self.now, self.tick = 0.0, tick
+
+    def clock(self):
+        self.now += self.tick
+        return self.now
+
+    def live(self):
+        return progress_observer(self.console, live=True, clock=self.clock)
+
+    @property
+    def frames(self):
+        return [CODE.sub("", frame) for frame in FRAME.split(self.file.getvalue())]
+
+    @property
+    def rows(self):
+        """The lines of the last frame, without their bars, with single spaces."""
+        lines = [re.sub("[━╸╺]", "", line) for line in self.frames[-1].splitlines()]
+        return [re.sub(" +", " ", line).strip() for line in lines]
+
+
+class TestLive:
+    def test_layers_wait_first(self):
+        screen = Screen()
+        with screen.live() as observer:
+            observer(RUN)
+            assert screen.rows == [
+                "layer 1 784-1000 waiting epoch 0/4",
+                "layer 2 1000-500 waiting epoch 0/10",
+            ]
+
+    def test_a_layer_trains_sleeps_and_is_done(self):
+        screen = Screen()
+        with screen.live() as observer:
+            observer(RUN)
+            observer(EpochStarted(100.0, 1, 1, 0))
+            assert screen.rows[0] == "layer 1 784-1000 training epoch 1/4"
+            observer(finished(101.3, 1, 1, 0))
+            observer(EpochStarted(101.3, 2, 1, 1))
+            assert screen.rows[0] == "layer 1 784-1000 sleeping epoch 1/4 error 11.42 0:04 left"
+            assert screen.rows[1] == "layer 2 1000-500 training epoch 1/10"
+            observer(LayerFinished(105.0, 1))
+            assert screen.rows[0].startswith("layer 1 784-1000 done epoch 1/4 error 11.42")
+
+    def test_the_bar_has_the_fraction_of_the_running_epoch(self):
+        screen = Screen()
+        with screen.live() as observer:
+            observer(RUN)
+            observer(EpochStarted(100.0, 1, 3, 0))
+            observer(Progress(100.5, 1, 3, 0.0))
+            half = screen.frames[-1].splitlines()[0].count("━")
+            observer(finished(101.0, 1, 4, 0))
+            observer(RunFinished(101.0, 1.0, (1.0, 1.0)))
+            whole = screen.frames[-1].splitlines()[0].count("━")
+        assert abs(half - whole / 2) <= 1
+
+    def test_time_left_counts_sleep_but_not_the_epochs_of_a_resumed_run(self):
+        screen = Screen()
+        with screen.live() as observer:
+            observer(RUN)
+            observer(EpochStarted(110.0, 2, 5, 4))  # resumed after 4 of 10 epochs
+            observer(finished(112.0, 2, 5, 4))
+            observer(EpochStarted(130.0, 2, 6, 4))  # 1 of 6 epochs in 20 s: 5 of them take 100 s
+            assert screen.rows[1].endswith("training epoch 6/10 error 11.42 1:40 left")
+
+    def test_epochs_that_refresh_pass_the_stipulated_ones(self):
+        screen = Screen()
+        with screen.live() as observer:
+            observer(RUN)
+            observer(EpochStarted(100.0, 1, 6, 0))
+            observer(Progress(101.0, 1, 6, 0.5))
+            assert screen.rows[0] == "layer 1 784-1000 training epoch 4/4 +2"
+
+    def test_a_finished_run_leaves_every_layer_done(self):
+        screen = Screen()
+        with screen.live() as observer:
+            observer(RUN)
+            observer(finished(101.0, 1, 4, 0))
+            observer(RunFinished(101.0, 1.0, (1.0, 0.0)))
+        assert [" done " in row for row in screen.rows[:2]] == [True, True]
+
+    def test_finetuning_has_its_line_also_without_pretraining(self):
+        screen = Screen()
+        with screen.live() as observer:
+            observer(FinetuneStarted(0.0, "reconstruction", "adam", 3))
+            assert screen.rows == ["fine-tuning training epoch 1/3"]
+            observer(FinetuneEpochFinished(7200.0, 1, 3, 7200.0, 0.5, None))
+            assert screen.rows == ["fine-tuning training epoch 2/3 error 0.5000 4:00:00 left"]
+            observer(FinetuneEpochFinished(7300.0, 3, 3, 2.0, 0.25, None))
+        assert screen.rows[0] == "fine-tuning done epoch 3/3 error 0.2500"
+
+    def test_a_notice_stands_above_as_it_was_written(self):
+        screen = Screen()
+        with screen.live() as observer:
+            observer(Notice(99.0, "before [the] run"))
+            observer(RUN)
+            observer(Notice(101.0, "5,000 digits [bold]:smile:"))
+            assert screen.frames[-1].splitlines()[0] == "5,000 digits [bold]:smile:"
+            assert screen.rows[1].startswith("layer 1")
+        assert screen.frames[0].splitlines()[0] == "before [the] run"
+
+    def test_draws_at_most_eight_times_a_second(self):
+        screen = Screen(tick=0.0)
+        with screen.live() as observer:
+            observer(RUN)
+            observer(EpochStarted(100.0, 1, 1, 0))
+            before = len(screen.frames)
+            for step in range(100):
+                observer(Progress(100.0 + step, 1, 1, step / 100))
+            assert len(screen.frames) == before
+            screen.now = 0.125
+            observer(Progress(201.0, 1, 1, 1.0))
+            assert len(screen.frames) == before + 1
+
+    def test_the_last_state_is_drawn_when_the_run_fails(self):
+        screen = Screen(tick=0.0)
+        with pytest.raises(RuntimeError), screen.live() as observer:
+            observer(RUN)
+            observer(finished(101.0, 1, 2, 0, error=5.0))
+            raise RuntimeError
+        assert screen.rows[0].startswith("layer 1 784-1000 sleeping epoch 2/4 error 5.00")
+        assert screen.file.getvalue().endswith("\x1b[?25h")  # the cursor is back
+
+    @pytest.mark.parametrize("width", [20, 60, 80, 300])
+    def test_every_width_gives_one_line_a_layer(self, width):
+        screen = Screen(width=width)
+        with screen.live() as observer:
+            observer(RUN)
+            observer(finished(101.0, 1, 2, 0))
+            observer(EpochStarted(101.0, 1, 3, 0))
+            lines = screen.frames[-1].splitlines()
+        assert len(lines) == 2
+        assert max(map(len, lines)) <= min(width, 100)
+
+    def test_no_thread_and_nothing_printed_without_events(self):
+        screen = Screen()
+        threads = threading.active_count()
+        with screen.live():
+            assert threading.active_count() == threads
+        assert screen.file.getvalue() == ""
+
+
+class TestPlain:
+    @pytest.fixture
+    def lines(self):
+        def run(*events, width=30):  # narrow: lines are kept whole all the same
+            file = StringIO()
+            with progress_observer(Console(file=file, width=width), live=False) as observer:
+                for event in events:
+                    observer(event)
+            return file.getvalue().splitlines()
+
+        return run
+
+    def test_a_line_an_epoch(self, lines):
+        assert lines(RUN, EpochStarted(1.0, 2, 3, 3), finished(2.3, 2, 3, 3)) == [
+            "layer 2  epoch 3/10  on version 3  error 11.42  validation 11.10  1.3 s"
+        ]
+
+    def test_without_validation_and_past_the_stipulated_epochs(self, lines):
+        assert lines(RUN, finished(2.3, 1, 5, 0, error=0.12345, validation=None)) == [
+            "layer 1  epoch 4/4 +1  on version 0  error 0.1235  1.3 s"
+        ]
+
+    def test_a_line_a_layer_and_a_notice_as_it_was_written(self, lines):
+        notice = Notice(0.0, "5,000 digits [not all] of :smile:")
+        assert lines(notice, RUN, finished(2.0, 1, 4, 0), LayerFinished(2.0, 1))[::2] == [
+            "5,000 digits [not all] of :smile:",
+            "layer 1  done after 4 epochs",
+        ]
+
+    def test_finetuning(self, lines):
+        started = FinetuneStarted(0.0, "reconstruction", "adam", 10)
+        assert lines(started, FinetuneEpochFinished(2.0, 1, 10, 2.0, 8.5, 8.75)) == [
+            "fine-tuning  epoch 1/10  error 8.50  validation 8.75  2.0 s"
+        ]
+
+    def test_progress_prints_nothing(self, lines):
+        assert lines(RUN, Progress(1.0, 1, 1, 0.5), RunFinished(2.0, 1.0, (1.0, 1.0))) == []
