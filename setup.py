@@ -17,6 +17,12 @@ EXTRAS = {
         "ruff>=0.8",
     ],
 }
+EXTRAS |= {
+    "cuda12": ["cupy-cuda12x>=13"],
+    "cuda13": ["cupy-cuda13x>=13.6"],
+    "mpi": ["mpi4py>=4"],
+    "export": ["onnx>=1.16"],
+}
 EXTRAS["test"] += EXTRAS["digits"] + EXTRAS["sklearn"] + EXTRAS["plot"]
 EXTRAS["all"] = EXTRAS["digits"] + EXTRAS["sklearn"] + EXTRAS["plot"]
 

@@ -26,7 +26,6 @@ __all__ = ["MODEL_NAME", "read_stack", "write_atomically", "write_stack"]
 
 MODEL_NAME = "model.safetensors"
 FORMAT = "syncpretrain 1"
-FIELDS = ("weight", "hidden_bias", "visible_bias", "decoder_weight")
 
 
 def write_stack(stack: Stack, path: Path) -> None:
@@ -99,18 +98,26 @@ def read_stack(path: Path) -> Stack:
 def _layers(file: Path, tensors: dict[str, NDArray[Any]]) -> tuple[Layer, ...]:
     if any(array.dtype != np.float32 for array in tensors.values()):
         raise ModelFileError(f"{file}: holds arrays that are not float32")
+    untied = {
+        number: tensors.pop(name)
+        for number in range(1, len(tensors))
+        if (name := f"layers.{number}.decoder_weight") in tensors
+    }
     try:
         depth = max(int(name.split(".")[1]) for name in tensors)
-        rows = [
-            {field: tensors.pop(f"layers.{number}.{field}") for field in FIELDS[:3]}
-            | {"decoder_weight": tensors.pop(f"layers.{number}.decoder_weight", None)}
+        layers = tuple(
+            Layer(
+                tensors.pop(f"layers.{number}.weight"),
+                tensors.pop(f"layers.{number}.hidden_bias"),
+                tensors.pop(f"layers.{number}.visible_bias"),
+                untied.get(number),
+            )
             for number in range(1, depth + 1)
-        ]
+        )
     except (KeyError, IndexError, ValueError) as error:
         raise ModelFileError(f"{file}: lacks an array of a layer: {error}") from error
     if tensors:
         raise ModelFileError(f"{file}: holds arrays of no layer: {', '.join(sorted(tensors))}")
-    layers = tuple(Layer(**row) for row in rows)
     _check_shapes(file, layers)
     return layers
 

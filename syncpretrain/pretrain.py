@@ -47,7 +47,7 @@ from syncpretrain.stack import Layer, Stack
 
 __all__ = ["Pretraining", "pretrain"]
 
-RUNTIMES = {"serial": SerialRuntime, "threads": ThreadsRuntime}
+RUNTIMES: dict[str, Callable[..., Runtime]] = {"serial": SerialRuntime, "threads": ThreadsRuntime}
 TICK_SECONDS = 0.1  # how often progress is told and a stop is looked for
 STALL_SECONDS = 600.0  # without a minibatch anywhere
 
@@ -224,8 +224,7 @@ class Pretraining:
 
         name = self.settings.runtime
         stop: Callable[[], bool] = tick_and_ask if name == "serial" else request
-        runtime: Runtime = RUNTIMES[name](self._workers, stop)
-        return runtime
+        return RUNTIMES[name](self._workers, stop)
 
     def _interrupted(self, request: StopRequest) -> RunInterrupted:
         done = ", ".join(f"layer {i}: {n}" for i, n in enumerate(self._schedule.done, start=1))

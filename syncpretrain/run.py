@@ -63,7 +63,7 @@ def train_run(
     data = load_dataset(settings.data.name, validation=settings.data.validation)
     loaded = time.monotonic()
     _check_finetuning(settings, data)
-    watching = [history, *observers]
+    watching: list[Observer] = [history, *observers]
     pretraining = Pretraining(
         settings.pretrain, data.train, data.validation, observers=watching, replay=replay
     )
@@ -181,7 +181,7 @@ def _saving(out: Path, history: History) -> Iterator[None]:
         write_trace(history.events, out / TRACE_NAME)
 
 
-def _finetuned(stack: Stack, settings: Settings, data: Dataset, observers: list[Any]) -> Stack:
+def _finetuned(stack: Stack, settings: Settings, data: Dataset, observers: list[Observer]) -> Stack:
     wanted = settings.finetune
     if wanted.objective == "none":
         return stack

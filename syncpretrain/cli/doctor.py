@@ -16,7 +16,7 @@ MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
 @click.command("doctor")
 @json_option
 def command(as_json: bool) -> None:
-    r"""Check this machine, in a few seconds; status 1 if training would go wrong.
+    """Check this machine, in a few seconds; status 1 if training would go wrong.
 
     \b
     Examples:

@@ -31,7 +31,7 @@ __all__ = ["command"]
     help="The .npy file to write.",
 )
 def command(run: Path, data: str | None, part: str, layer: int | None, out: Path) -> None:
-    r"""Write the code of each example, float32 of shape (examples, units), to a .npy file.
+    """Write the code of each example, float32 of shape (examples, units), to a .npy file.
 
     \b
     Examples:

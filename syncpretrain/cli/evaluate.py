@@ -18,7 +18,7 @@ __all__ = ["command"]
 @data_option(help="Default what the run was trained on.")
 @json_option
 def command(run: Path, data: str | None, as_json: bool) -> None:
-    r"""Measure the reconstruction error of each layer and of the whole stack.
+    """Measure the reconstruction error of each layer and of the whole stack.
 
     \b
     Examples:

@@ -8,47 +8,41 @@ from typing import Any, TypeVar
 
 import click
 
-__all__ = ["FLOATS", "INTEGERS", "MOMENTUM", "RUN", "data_option", "json_option"]
+__all__ = ["RUN", "data_option", "floats", "integers", "json_option", "momentum"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _Numbers(click.ParamType):
-    """Numbers separated by commas: one for all layers, or one a layer."""
-
-    def __init__(self, number: type[int] | type[float], name: str) -> None:
-        self.number = number
-        self.name = name
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, ...]:
-        """Parse, or say what was got and expected."""
-        kind = "whole numbers" if self.number is int else "numbers"
-        try:
-            return tuple(self.number(part) for part in str(value).split(","))
-        except ValueError:
-            self.fail(f"got {value!r}, expected {kind} separated by commas", param, ctx)
+def integers(text: str) -> tuple[int, ...]:
+    """Parse whole numbers separated by commas: one for all layers, or one a layer."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise click.BadParameter(
+            f"got {text!r}, expected whole numbers separated by commas"
+        ) from None
 
 
-class _Momentum(click.ParamType):
-    name = "V:EPOCHS,V"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Check the form here, so that the option is named."""
-        from syncpretrain.errors import SettingsError
-        from syncpretrain.settings import MomentumSchedule
-
-        try:
-            MomentumSchedule(value)
-        except SettingsError as error:
-            self.fail(str(error).removeprefix("momentum: "), param, ctx)
-        return str(value)
+def floats(text: str) -> tuple[float, ...]:
+    """Parse numbers separated by commas: one for all layers, or one a layer."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise click.BadParameter(f"got {text!r}, expected numbers separated by commas") from None
 
 
-INTEGERS = _Numbers(int, "N[,N...]")
-FLOATS = _Numbers(float, "X[,X...]")
-MOMENTUM = _Momentum()
+def momentum(text: str) -> str:
+    """Check a momentum schedule here, so that the option is named."""
+    from syncpretrain.errors import SettingsError
+    from syncpretrain.settings import MomentumSchedule
+
+    try:
+        MomentumSchedule(text)
+    except SettingsError as error:
+        raise click.BadParameter(str(error).removeprefix("momentum: ")) from None
+    return text
+
+
 RUN = click.Path(path_type=Path)
 
 

@@ -20,14 +20,6 @@ COMMANDS = {
 FAILED, REFUSED, STALLED, SIGNAL = 1, 2, 75, 128
 
 
-class Failure(click.ClickException):
-    """A failure with its exit status, shown as one paragraph."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
 class Program(click.Group):
     """A group that knows its commands by name and imports them on use."""
 
@@ -54,13 +46,18 @@ class Program(click.Group):
         try:
             return super().invoke(ctx)
         except RunInterrupted as stopped:
-            raise Failure(str(stopped), SIGNAL + stopped.signum) from stopped
+            return _fail(ctx, str(stopped), SIGNAL + stopped.signum)
         except KeyboardInterrupt:
-            raise Failure("stopped", SIGNAL + 2) from None
+            return _fail(ctx, "stopped", SIGNAL + 2)
         except SyncpretrainError as error:
-            if ctx.params.get("debug"):
+            if ctx.params["debug"]:
                 raise
-            raise Failure(_in_option_names(str(error)), _status(error)) from error
+            return _fail(ctx, _in_option_names(str(error)), _status(error))
+
+
+def _fail(ctx: click.Context, message: str, status: int) -> None:
+    click.echo(f"Error: {message}", err=True)
+    ctx.exit(status)
 
 
 def _status(error: Exception) -> int:
@@ -80,7 +77,7 @@ def _in_option_names(message: str) -> str:
 @click.version_option(package_name="syncpretrain", message="%(prog)s %(version)s")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def main(debug: bool) -> None:
-    r"""Pretrain deep networks layer by layer, with the layers trained in parallel.
+    """Pretrain deep networks layer by layer, with the layers trained in parallel.
 
     \b
     Examples:

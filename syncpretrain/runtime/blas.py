@@ -30,7 +30,7 @@ _limits: list[Any] = []  # what restores the limit that was found
 def usable_cores() -> int:
     """Return the cores this process may use: its affinity, cut by the cgroup's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(cores or 1, _quota()))
+    return max(1, int(min(cores or 1, _quota())))
 
 
 def blas_threads(requested: int | None = None) -> int:
@@ -40,7 +40,7 @@ def blas_threads(requested: int | None = None) -> int:
     """
     if requested is not None:
         return requested
-    found = [info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas"]
+    found = [int(info["num_threads"]) for info in threadpool_info() if info["user_api"] == "blas"]
     return min([usable_cores(), *found])
 
 
