@@ -12,14 +12,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from syncpretrain.finetune import finetune
-    from syncpretrain.pretrain import pretrain
+    from syncpretrain.finetuning import finetune
+    from syncpretrain.pretraining import pretrain
     from syncpretrain.stack import Stack, load
 
 __version__ = "0.1.0"
 __all__ = ["Stack", "__version__", "finetune", "load", "pretrain"]
 
-_HOMES = {"Stack": "stack", "finetune": "finetune", "load": "stack", "pretrain": "pretrain"}
+_HOMES = {"Stack": "stack", "finetune": "finetuning", "load": "stack", "pretrain": "pretraining"}
 
 
 def __getattr__(name: str) -> Any:

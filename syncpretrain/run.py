@@ -21,12 +21,12 @@ from syncpretrain.data.dataset import Dataset
 from syncpretrain.errors import RunInterrupted, SettingsError, WorkerError
 from syncpretrain.evaluation.reconstruction import layer_errors, stack_error
 from syncpretrain.events import Event, Notice, Observer
-from syncpretrain.finetune import finetune
+from syncpretrain.finetuning import finetune
 from syncpretrain.modelfile import MODEL_NAME, write_atomically
 from syncpretrain.observers.eventlog import EventLog
 from syncpretrain.observers.history import History
 from syncpretrain.observers.trace import write_trace
-from syncpretrain.pretrain import Pretraining
+from syncpretrain.pretraining import Pretraining
 from syncpretrain.runtime.blas import blas_limit, blas_threads
 from syncpretrain.schedule.plan import Reads
 from syncpretrain.settings import Settings, write_settings

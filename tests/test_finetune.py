@@ -11,11 +11,11 @@ import pytest
 
 from syncpretrain.errors import DataError, DivergedError, RunInterrupted, SettingsError
 from syncpretrain.events import FinetuneEpochFinished, FinetuneStarted, Progress
-from syncpretrain.finetune import finetune
+from syncpretrain.finetuning import finetune
 from syncpretrain.learners.unrolled import UnrolledAutoencoder
 from syncpretrain.stack import Layer, Stack
 
-module = import_module("syncpretrain.finetune")  # the package's attribute may be the function
+module = import_module("syncpretrain.finetuning")  # the package's attribute may be the function
 SIDE = 4
 
 

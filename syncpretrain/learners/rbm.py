@@ -26,7 +26,7 @@ from syncpretrain.settings import MomentumSchedule
 __all__ = ["RBM", "RBMSettings", "Snapshot"]
 
 Array = NDArray[np.float32]
-INITIAL_SPREAD = 0.1  # standard deviation of the first weights, as in Santara's source code
+INITIAL_SPREAD = 0.01  # standard deviation of the first weights (Hinton 2010, section 8)
 
 
 @dataclass(frozen=True, slots=True)
