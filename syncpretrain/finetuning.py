@@ -24,7 +24,7 @@ from syncpretrain.kernels.backprop import Pair
 from syncpretrain.learners.unrolled import UnrolledAutoencoder
 from syncpretrain.runtime.blas import blas_limit
 from syncpretrain.runtime.blas import blas_threads as resolve_threads
-from syncpretrain.settings import FinetuneSettings
+from syncpretrain.settings import FinetuneSettings, checked
 from syncpretrain.stack import Layer, Stack
 
 __all__ = ["finetune"]
@@ -113,14 +113,16 @@ def finetune(
     RunInterrupted
         If ``stop`` said so. Its ``stack`` is that after the last whole minibatch.
     """
-    options = _checked_options(
-        epochs=epochs,
-        optimizer=optimizer,
-        learning_rate=learning_rate,
-        batch_size=batch_size,
-        seed=seed,
-        blas_threads=blas_threads,
-    )
+    given = {
+        "objective": "reconstruction",
+        "epochs": epochs,
+        "optimizer": optimizer,
+        "learning_rate": learning_rate,
+        "batch_size": batch_size,
+        "seed": seed,
+        "blas_threads": blas_threads,
+    }
+    options = checked(given, _Options)
     examples = _checked_examples(X, "X", stack)
     held_out = None if validation is None else _checked_examples(validation, "validation", stack)
     if options.batch_size > len(examples):
@@ -278,15 +280,6 @@ def _constant_guess(X: Array) -> float:
     mean = X.mean(axis=0, dtype=np.float64)
     total = sum(float(np.square(x - mean).sum()) for x in np.array_split(X, len(X) // 1000 + 1))
     return total / len(X)
-
-
-def _checked_options(**given: Any) -> _Options:
-    try:
-        return msgspec.convert({"objective": "reconstruction", **given}, _Options)
-    except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, SettingsError):
-            raise error.__cause__ from None
-        raise SettingsError(str(error).replace("`$.", "`")) from None
 
 
 def _checked_examples(X: ArrayLike, name: str, stack: Stack) -> Array:

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -29,6 +29,7 @@ __all__ = [
     "MomentumSchedule",
     "PretrainSettings",
     "Settings",
+    "checked",
     "read_settings",
     "settings_from",
     "write_settings",
@@ -39,6 +40,8 @@ NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 PER_LAYER = ("epochs", "refresh_epochs", "learning_rate", "weight_decay", "cd_steps")
 MAX_UNITS = 1_000_000
@@ -190,13 +193,12 @@ def settings_from(
         given[name] = _spread(given.get(name, default), depth)
     if "momentum" in given:
         given["momentum"] = str(given["momentum"])
-    return _convert(
-        {
-            "data": data or {},
-            "pretrain": {"layers": list(layers), **given},
-            "finetune": finetune or {},
-        }
-    )
+    sections = {
+        "data": data or {},
+        "pretrain": {"layers": list(layers), **given},
+        "finetune": finetune or {},
+    }
+    return checked(sections, Settings)
 
 
 def read_settings(path: Path) -> Settings:
@@ -209,7 +211,7 @@ def read_settings(path: Path) -> Settings:
     """
     try:
         with path.open("rb") as file:
-            return _convert(tomllib.load(file))
+            return checked(tomllib.load(file), Settings)
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: cannot read these settings: {error}") from error
 
@@ -225,30 +227,50 @@ def write_settings(settings: Settings, path: Path) -> None:
     path.write_bytes(tomli_w.dumps(sections).encode())
 
 
-def _convert(values: dict[str, Any]) -> Settings:
+def checked(values: dict[str, Any], kind: type[S]) -> S:
+    """Build settings of a kind from plain values, or from NumPy's numbers and arrays.
+
+    Raises
+    ------
+    SettingsError
+        Naming the setting, what was got and what was expected.
+    """
+    values = _plain(values)
     try:
-        return msgspec.convert(values, Settings)
+        return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, SettingsError):
             raise error.__cause__ from None
         raise SettingsError(_explained(str(error), values)) from None
 
 
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def _explained(message: str, values: dict[str, Any]) -> str:
     """Put what was got before what was expected: `Expected ... - at `$.pretrain.layers[1]``."""
-    found = re.fullmatch(r"(.*) - at `\$\.(\w+)\.(\w+)(?:\[(\d+|\.\.\.)\])?`", message)
+    found = re.fullmatch(r"(.*) - at `\$((?:\.\w+)+)(?:\[(\d+|\.\.\.)\])?`", message)
     if found is None:
         return message
-    expected, section, name, index = found.groups()
-    got = values[section][name]
+    expected, path, index = found.groups()
+    names = path[1:].split(".")
+    got: Any = values
+    for name in names:
+        got = got[name]
     if index is not None and index.isdigit():
         got = got[int(index)]
-    prefix = "" if section == "pretrain" else f"{section}_"
-    return f"{prefix}{name}: got {got!r}, {expected[0].lower()}{expected[1:]}"
+    setting = "_".join(name for name in names if name != "pretrain")
+    return f"{setting}: got {got!r}, {expected[0].lower()}{expected[1:]}"
 
 
 def _spread(value: Any, depth: int) -> list[Any]:
-    values = list(value) if isinstance(value, (tuple, list)) else [value]
+    value = _plain(value)
+    values = value if isinstance(value, list) else [value]
     return values * depth if len(values) == 1 else values
 
 

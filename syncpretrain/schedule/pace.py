@@ -60,10 +60,16 @@ class Fixed:
         """Return the published versions that the plan of the layer above still names."""
         if layer + 1 == len(self._plan):
             return []
-        above = reads[layer + 1]
+        above, plan = reads[layer + 1], self._plan[layer + 1]
         newest_read = above[-1] if above else 0
-        ahead = self._plan[layer + 1][len(above) :]
-        return sorted({v for v in ahead if newest_read < v <= done[layer]})
+        unread: list[int] = []
+        for i in range(len(above), len(plan)):  # a plan never goes back to an older version
+            if plan[i] > done[layer]:
+                break
+            if plan[i] > newest_read:
+                newest_read = plan[i]
+                unread.append(newest_read)
+        return unread
 
     def may_start(self, layer: int, reads: Past, done: Sequence[int]) -> bool:
         """Return whether fewer versions wait unread than the limit."""
