@@ -1,15 +1,16 @@
 """Model files: safetensors with a checksum, written whole or not at all, read with suspicion.
 
 The format is a table of named float32 arrays (``layers.1.weight`` of shape (visible, hidden), and
-so on) and a text table that holds ``info`` as JSON and the SHA-256 of the parameters. Nothing in
-it is ever executed.
+so on) and a text table that holds ``info`` as JSON and the SHA-256 of the parameters and of
+``info``. Nothing in it is ever executed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import tempfile
+import secrets
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,20 +37,22 @@ def write_stack(stack: Stack, path: Path) -> None:
         for number, layer in enumerate(stack.layers, start=1)
         for name, array in layer.parameters()
     }
+    info = json.dumps(stack.info)
     metadata = {
         "format": FORMAT,
         "sha256": stack.parameters_sha256,
-        "info": json.dumps(stack.info),
+        "info": info,
+        "info_sha256": _sha256(info),
     }
     write_atomically(path, safetensors.numpy.save(tensors, metadata))
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file beside its place, flush it to the disk, and rename it into place."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    temporary = Path(name)
+    # Not tempfile's, which only its owner may read, whatever the umask says.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -72,17 +75,18 @@ def read_stack(path: Path) -> Stack:
     ModelFileError
         One sentence on what is missing or wrong.
     """
-    file = path / MODEL_NAME if path.is_dir() else path
-    if not file.is_file():
-        raise ModelFileError(
-            f"{path}: holds no model; expected a .safetensors file, or the folder of a run with"
-            f" {MODEL_NAME} in it"
-        )
+    file = _model_file(path)
     try:
         with safetensors.safe_open(file, framework="numpy") as opened:
             metadata = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except (safetensors.SafetensorError, OSError, ValueError, TypeError) as error:
+    except (  # an AttributeError names a type of numbers that NumPy lacks
+        safetensors.SafetensorError,
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+    ) as error:
         raise ModelFileError(f"{file}: cannot be read as a model: {error}") from error
     if metadata.get("format") != FORMAT:
         raise ModelFileError(
@@ -93,6 +97,24 @@ def read_stack(path: Path) -> Stack:
     if stack.parameters_sha256 != metadata.get("sha256"):
         raise ModelFileError(f"{file}: is damaged: its parameters do not match their checksum")
     return stack
+
+
+def _model_file(path: Path) -> Path:
+    try:
+        file = path / MODEL_NAME if path.is_dir() else path
+        found = file.is_file()
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be read as a model: {error.strerror}") from error
+    if not found:
+        raise ModelFileError(
+            f"{path}: holds no model; expected a .safetensors file, or the folder of a run with"
+            f" {MODEL_NAME} in it"
+        )
+    return file
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _layers(file: Path, tensors: dict[str, NDArray[Any]]) -> tuple[Layer, ...]:
@@ -137,9 +159,12 @@ def _check_shapes(file: Path, layers: tuple[Layer, ...]) -> None:
 
 
 def _info(file: Path, metadata: dict[str, str]) -> dict[str, Any]:
+    text = metadata.get("info", "")
+    if _sha256(text) != metadata.get("info_sha256"):
+        raise ModelFileError(f"{file}: is damaged: its info does not match its checksum")
     try:
-        info = json.loads(metadata.get("info", "{}"))
-    except ValueError as error:
+        info = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ModelFileError(f"{file}: its info is damaged: {error}") from error
     if not isinstance(info, dict):
         raise ModelFileError(f"{file}: its info is damaged: expected a table")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from syncpretrain.data.examples import as_examples, check_examples
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.activations import affine_sigmoid
 
@@ -20,7 +21,7 @@ Array = NDArray[np.float32]
 ROWS_AT_ONCE = 2000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # of two arrays, == is no truth value
 class Layer:
     """Parameters of one layer, float32, contiguous.
 
@@ -48,7 +49,7 @@ class Layer:
         yield "visible_bias", self.visible_bias
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stack:
     """A pretrained deep network: an encoder up the layers and a decoder down again.
 
@@ -83,7 +84,7 @@ class Stack:
         Parameters
         ----------
         X : array-like of shape (n_examples, input units)
-            Values in [0, 1].
+            Values in [0, 1], or bytes, which are divided by 255.
         layer : int, optional
             Stop at this layer, counted from 1; default the top one.
 
@@ -94,13 +95,13 @@ class Stack:
         Raises
         ------
         DataError
-            If the width is not the stack's, or a value is not finite.
+            If the width is not the stack's, or a value is not finite or outside [0, 1].
         """
         depth = len(self.layers) if layer is None else layer
         if not 1 <= depth <= len(self.layers):
             raise DataError(f"layer: got {layer}, expected 1 to {len(self.layers)}")
         steps = [(x.weight, x.hidden_bias) for x in self.layers[:depth]]
-        return _through(steps, self._checked(X, self.widths[0], "X"))
+        return _through(steps, _checked_width(check_examples(X), self.widths[0], "X"))
 
     def decode(self, codes: ArrayLike) -> Array:
         """Return the input that each code of the top layer stands for.
@@ -119,7 +120,11 @@ class Stack:
             If the width is not that of the top layer, or a value is not finite.
         """
         steps = [(x.decoding, x.visible_bias) for x in reversed(self.layers)]
-        return _through(steps, self._checked(codes, self.widths[-1], "codes"))
+        with np.errstate(over="ignore"):  # what overflows is found below
+            array = np.ascontiguousarray(as_examples(codes, "codes"), dtype=np.float32)
+        if not np.isfinite(array).all():
+            raise DataError("codes: holds NaN or infinite values")
+        return _through(steps, _checked_width(array, self.widths[-1], "codes"))
 
     def reconstruct(self, X: ArrayLike) -> Array:
         """Encode and decode: the stack's reconstruction of each example, of X's shape."""
@@ -137,16 +142,6 @@ class Stack:
 
         write_stack(self, Path(path))
 
-    @staticmethod
-    def _checked(X: ArrayLike, width: int, name: str) -> Array:
-        array: Array = np.ascontiguousarray(X, dtype=np.float32)
-        if array.ndim != 2 or array.shape[1] != width:
-            raise DataError(f"{name}: got shape {array.shape}, expected (examples, {width})")
-        if not np.isfinite(array).all():
-            raise DataError(f"{name}: holds NaN or infinite values")
-        return array
-
-
 def load(path: str | Path) -> Stack:
     """Read a stack from a model file or a run folder.
 
@@ -163,6 +158,12 @@ def load(path: str | Path) -> Stack:
     from syncpretrain.modelfile import read_stack
 
     return read_stack(Path(path))
+
+
+def _checked_width(X: Array, width: int, name: str) -> Array:
+    if X.shape[1] != width:
+        raise DataError(f"{name}: got shape {X.shape}, expected (examples, {width})")
+    return X
 
 
 def _through(steps: Sequence[tuple[Array, Array]], X: Array) -> Array:

@@ -56,7 +56,8 @@ class Snapshot:
     def is_finite(self) -> bool:
         """Return whether every parameter is a finite number."""
         # A sum is finite only if its terms are, and needs no array of flags.
-        sums = (self.weight.sum(), self.hidden_bias.sum(), self.visible_bias.sum())
+        with np.errstate(all="ignore"):
+            sums = (self.weight.sum(), self.hidden_bias.sum(), self.visible_bias.sum())
         return bool(np.isfinite(sums).all())
 
 

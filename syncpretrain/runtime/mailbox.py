@@ -29,8 +29,10 @@ class Mailbox(Generic[T]):
         self._reason: str | None = None
 
     def put(self, item: T) -> None:
-        """Add an item and wake one waiting thread."""
+        """Add an item and wake one waiting thread; a broken mailbox drops it."""
         with self._condition:
+            if self._reason is not None:
+                return
             self._items.append(item)
             self._condition.notify()
 

@@ -27,6 +27,7 @@ class SerialRuntime:
         self._workers = workers
         self._stop = stop
         self._commands: deque[Train] = deque()
+        self._raised: BaseException | None = None  # by stop, which is the caller's own
 
     def __enter__(self) -> SerialRuntime:
         return self
@@ -41,6 +42,7 @@ class SerialRuntime:
 
     def submit(self, command: Train) -> None:
         """Queue an epoch."""
+        self._workers[command.layer - 1].fraction = 0.0  # until its turn comes
         self._commands.append(command)
 
     def wait(self, timeout: float) -> Message | None:
@@ -48,4 +50,14 @@ class SerialRuntime:
         if not self._commands:
             return None
         command = self._commands.popleft()
-        return self._workers[command.layer - 1].execute(command, self._stop)
+        message = self._workers[command.layer - 1].execute(command, self._should_stop)
+        if self._raised is not None:
+            raise self._raised
+        return message
+
+    def _should_stop(self) -> bool:
+        try:
+            return self._stop()
+        except BaseException as error:  # no failure of the layer, whose worker catches it too
+            self._raised = error
+            raise

@@ -95,9 +95,16 @@ class Versions:
         return held.activations
 
     def forget(self, layer: int, version: int) -> None:
-        """Drop a version and take its activations' array back."""
+        """Drop a version and take its activations' array back.
+
+        Raises
+        ------
+        ScheduleError
+            If it is not held.
+        """
+        activations = self._version(layer, version).activations
         with self._lock:
-            activations = self._held[layer].pop(version).activations
+            del self._held[layer][version]
             if activations is not None:
                 self._spare[layer].append(activations)
 
@@ -113,7 +120,7 @@ class Versions:
         with self._lock:
             if version not in self._held[layer]:
                 raise ScheduleError(
-                    f"version {version} of layer {layer} was read, but only"
+                    f"version {version} of layer {layer} was asked for, but only"
                     f" {sorted(self._held[layer])} are held"
                 )
             return self._held[layer][version]

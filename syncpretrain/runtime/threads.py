@@ -13,6 +13,7 @@ NumPy's products release the GIL, so the layers train at the same time.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
@@ -40,6 +41,7 @@ class ThreadsRuntime:
 
     def __init__(self, workers: Sequence[LayerWorker], stop: Callable[[], bool]) -> None:
         self._stop = stop
+        self._workers = workers
         self._closing = threading.Event()
         self._results: Mailbox[Message] = Mailbox()
         self._inboxes: list[Mailbox[Train]] = [Mailbox() for _ in workers]
@@ -57,8 +59,12 @@ class ThreadsRuntime:
         ]
 
     def __enter__(self) -> ThreadsRuntime:
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:  # such as "can't start new thread": leave none of the others behind
+            self._close()
+            raise
         return self
 
     def __exit__(
@@ -67,22 +73,29 @@ class ThreadsRuntime:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._closing.set()
-        for inbox in self._inboxes:
-            inbox.break_("the run has ended")
-        for thread in self._threads:
-            thread.join(JOIN_SECONDS)
-        alive = [thread.name for thread in self._threads if thread.is_alive()]
+        alive = self._close()
         if alive and error is None:
             raise StalledError(f"{', '.join(alive)} did not end within {JOIN_SECONDS:g} s")
 
     def submit(self, command: Train) -> None:
         """Wake the layer's thread for an epoch."""
+        self._workers[command.layer - 1].fraction = 0.0  # until its thread wakes
         self._inboxes[command.layer - 1].put(command)
 
     def wait(self, timeout: float) -> Message | None:
         """Return the next message of any thread, or None."""
         return self._results.take(timeout)
+
+    def _close(self) -> list[str]:
+        """Wake and join every thread; return the names of those that did not end in time."""
+        self._closing.set()
+        for inbox in self._inboxes:
+            inbox.break_("the run has ended")
+        deadline = time.monotonic() + JOIN_SECONDS
+        for thread in self._threads:
+            if thread.ident is not None:  # it was started
+                thread.join(max(0.0, deadline - time.monotonic()))
+        return [thread.name for thread in self._threads if thread.is_alive()]
 
     def _serve(self, worker: LayerWorker, inbox: Mailbox[Train]) -> None:
         while self._caller.is_alive():

@@ -61,11 +61,14 @@ class LayerWorker:
     def execute(self, command: Train, stop: Callable[[], bool]) -> Message:
         """Train an epoch and publish it; never raises.
 
-        A stop keeps what the learner has; any other failure takes it back to its last epoch.
+        A stop keeps what the learner has, as long as that is finite; any other failure takes it
+        back to its last epoch.
         """
         try:
             return self._train(command, stop)
         except Stopped as stopped:
+            if not self.learner.snapshot().is_finite():  # the next minibatch would have diverged
+                self.learner.restore(self._last_good)
             return Failed(command, stopped)
         except BaseException as error:  # the worker boundary: the driver raises it
             self.learner.restore(self._last_good)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.plan import LayerPlan, Reads
 
 __all__ = ["Fixed", "Free", "Pace"]
@@ -41,9 +42,16 @@ class Pace(Protocol):
 
 
 class Fixed:
-    """Every read is known beforehand: lockstep, greedy, or the replay of a recorded run."""
+    """Every read is known beforehand: lockstep, greedy, or the replay of a recorded run.
+
+    Raises
+    ------
+    SettingsError
+        If an epoch reads an older version than the one before it, or one that never comes.
+    """
 
     def __init__(self, plan: Reads, *, max_unread: int | None = 2) -> None:
+        _check_reads(plan)
         self._plan = plan
         self._max_unread = max_unread
 
@@ -125,3 +133,14 @@ class Free:
         if self._drain:
             return False
         return all(n >= plan.epochs for n, plan in zip(done, self._plans, strict=True))
+
+
+def _check_reads(plan: Reads) -> None:
+    oldest, newest = 0, 0
+    for layer, reads in enumerate(plan, start=1):
+        if list(reads) != sorted(reads) or not all(oldest <= v <= newest for v in reads):
+            raise SettingsError(
+                f"replay: layer {layer} reads the versions {', '.join(map(str, reads[:8]))}...,"
+                f" expected rising ones of {oldest} to {newest}"
+            )
+        oldest, newest = 1, len(reads)

