@@ -1,6 +1,6 @@
 """Pretrain a small stack on 8 x 8 digits, fine-tune it, save it, and look at what it does.
 
-    python examples/quickstart.py
+python examples/quickstart.py
 """
 
 from __future__ import annotations

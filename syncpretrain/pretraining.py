@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from syncpretrain import __version__
+from syncpretrain.building import build_learners, build_schedule
 from syncpretrain.data.readers import check_examples
 from syncpretrain.errors import (
     DivergedError,
@@ -30,7 +30,6 @@ from syncpretrain.events import (
     RunStarted,
 )
 from syncpretrain.learners.epoch import Stopped
-from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.runtime.base import Runtime
 from syncpretrain.runtime.blas import blas_limit, blas_threads, usable_cores
 from syncpretrain.runtime.memory import check_memory
@@ -39,10 +38,9 @@ from syncpretrain.runtime.signals import StopRequest, stop_on_signals
 from syncpretrain.runtime.store import Split, Versions
 from syncpretrain.runtime.threads import ThreadsRuntime
 from syncpretrain.runtime.worker import Failed, Finished, LayerWorker
-from syncpretrain.schedule.machine import Command, Forget, Schedule
-from syncpretrain.schedule.pace import Fixed, Free, Pace
-from syncpretrain.schedule.plan import LayerPlan, Reads, greedy_reads, lockstep_reads
-from syncpretrain.settings import MomentumSchedule, PretrainSettings, settings_from
+from syncpretrain.schedule.machine import Command, Forget
+from syncpretrain.schedule.plan import Reads
+from syncpretrain.settings import PretrainSettings, settings_from
 from syncpretrain.stack import Layer, Stack
 
 __all__ = ["Pretraining", "pretrain"]
@@ -119,13 +117,15 @@ class Pretraining:
         self.observers = tuple(observers)
         data = _checked_data(settings, X, validation)
         check_memory(settings.layers, examples=sum(map(len, data)), batch_size=settings.batch_size)
-        self.slots = settings.workers or usable_cores()
-        plans = _layer_plans(settings)
-        self._schedule = Schedule(plans, _pace(settings, plans, replay), slots=self.slots)
+        workers = 1 if settings.runtime == "serial" else settings.workers or usable_cores()
+        self.slots = min(workers, len(settings.layers) - 1)
+        self._schedule = build_schedule(settings, slots=self.slots, replay=replay)
         self._versions = Versions(data, settings.layers[1:])
-        self._workers = [LayerWorker(learner, self._versions) for learner in _learners(settings)]
+        self._workers = [
+            LayerWorker(learner, self._versions) for learner in build_learners(settings)
+        ]
         self._examples = len(data.train)
-        self._busy = [0.0] * len(plans)
+        self._busy = [0.0] * len(self._workers)
         self._ended: set[int] = set()
         self._heard = (0.0, -1.0)  # when, and how much had been trained by then
 
@@ -259,65 +259,15 @@ def _checked_data(settings: PretrainSettings, X: ArrayLike, validation: ArrayLik
             f" begin with {train.shape[1]}"
         )
     if batch > len(train):
-        raise SettingsError(f"batch_size: got {batch}, but there are {len(train)} examples")
+        raise SettingsError(
+            f"batch_size: got {batch}, expected at most {len(train)}, the examples to train on"
+        )
     if validation is None or not np.size(validation):
         return Split(train, np.empty((0, width), dtype=np.float32))
     held_out = check_examples(validation, name="validation")
     if held_out.shape[1] != width:
         raise SettingsError(f"validation: got {held_out.shape[1]} columns, expected {width}")
     return Split(train, held_out)
-
-
-def _layer_plans(settings: PretrainSettings) -> list[LayerPlan]:
-    """Return the plan of each layer; an epoch's cost is its products and its input's."""
-    sizes = [visible * hidden for visible, hidden in pairwise(settings.layers)]
-    rows = zip(
-        settings.epochs,
-        settings.refresh_epochs,
-        settings.cd_steps,
-        sizes,
-        [0, *sizes],
-        strict=False,
-    )
-    return [
-        LayerPlan(epochs, refresh, cost=float((2 * k + 3) * size + below))
-        for epochs, refresh, k, size, below in rows
-    ]
-
-
-def _pace(settings: PretrainSettings, plans: list[LayerPlan], replay: Reads | None) -> Pace:
-    if replay is not None:
-        if len(replay) != len(plans):
-            raise SettingsError(
-                f"replay: the recorded run has {len(replay)} layers, this one {len(plans)}"
-            )
-        return Fixed(replay)
-    drain = settings.finish == "drain"
-    if settings.pace == "free":
-        return Free(plans, drain=drain)
-    if settings.schedule == "greedy":
-        return Fixed(greedy_reads(plans))
-    return Fixed(lockstep_reads(plans, drain=drain))
-
-
-def _learners(settings: PretrainSettings) -> list[RBM]:
-    momentum = MomentumSchedule(settings.momentum)
-    return [
-        RBM(
-            i + 1,
-            visible,
-            hidden,
-            RBMSettings(
-                batch_size=settings.batch_size,
-                learning_rate=settings.learning_rate[i],
-                momentum=momentum,
-                weight_decay=settings.weight_decay[i],
-                cd_steps=settings.cd_steps[i],
-                seed=settings.seed,
-            ),
-        )
-        for i, (visible, hidden) in enumerate(pairwise(settings.layers))
-    ]
 
 
 def _failure(message: Failed) -> BaseException:

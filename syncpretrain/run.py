@@ -6,9 +6,10 @@ A run folder holds ``config.toml`` (every setting), ``events.jsonl`` (what happe
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -28,11 +29,12 @@ from syncpretrain.observers.history import History
 from syncpretrain.observers.trace import write_trace
 from syncpretrain.pretraining import Pretraining
 from syncpretrain.runtime.blas import blas_limit, blas_threads
+from syncpretrain.runtime.signals import stop_on_signals
 from syncpretrain.schedule.plan import Reads
 from syncpretrain.settings import Settings, write_settings
 from syncpretrain.stack import Stack
 
-__all__ = ["CONFIG_NAME", "EVENTS_NAME", "METRICS_NAME", "default_folder", "measure", "train_run"]
+__all__ = ["CONFIG_NAME", "EVENTS_NAME", "METRICS_NAME", "PARTS", "measure", "train_run"]
 
 CONFIG_NAME = "config.toml"
 EVENTS_NAME = "events.jsonl"
@@ -44,11 +46,13 @@ PARTS = ("train", "validation", "test")
 def train_run(
     settings: Settings,
     *,
-    out: Path,
+    out: Path | None = None,
     observers: Iterable[Observer] = (),
     replay: Reads | None = None,
 ) -> dict[str, Any]:
     """Pretrain, fine-tune and evaluate; write the run folder and return its metrics.
+
+    ``out`` is a folder that is new or empty; None makes one in ``runs/``.
 
     Raises
     ------
@@ -58,6 +62,7 @@ def train_run(
         After the model so far was saved; the message says where.
     """
     started = time.monotonic()
+    _check_folder(out)
     settings = _resolved(settings)
     history = History()
     data = load_dataset(settings.data.name, validation=settings.data.validation)
@@ -67,19 +72,20 @@ def train_run(
     pretraining = Pretraining(
         settings.pretrain, data.train, data.validation, observers=watching, replay=replay
     )
-    _make_folder(out)
+    out = _new_folder(settings) if out is None else _made_folder(out)
     write_settings(settings, out / CONFIG_NAME)
     with EventLog(out / EVENTS_NAME) as log, _saving(out, history):
         watching.append(log)
-        _announce(data, watching)
+        _announce(data, out, watching)
         pretraining.observers = tuple(watching)
         pretrained = pretraining.run()
+        pretrained.save(out / MODEL_NAME)  # whatever becomes of fine-tuning
         finetuning = time.monotonic()
         stack = _finetuned(pretrained, settings, data, watching)
-    evaluating = time.monotonic()
-    stack.save(out / MODEL_NAME)
-    threads = settings.pretrain.blas_threads
-    metrics = measure(stack, data, pretrained=pretrained, blas=threads)
+        evaluating = time.monotonic()
+        stack.save(out / MODEL_NAME)
+        threads = settings.pretrain.blas_threads
+        metrics = measure(stack, data, pretrained=pretrained, blas=threads)
     seconds = {
         "data": loaded - started,
         "pretrain": history.pretrain_seconds,
@@ -92,18 +98,22 @@ def train_run(
 
 
 def measure(
-    stack: Stack, data: Dataset, *, pretrained: Stack | None = None, blas: int | None = None
+    stack: Stack,
+    data: Dataset,
+    *,
+    pretrained: Stack | None = None,
+    layer_parts: Sequence[str] = ("train", "validation"),
+    blas: int | None = None,
 ) -> dict[str, Any]:
     """Return the data's size and the reconstruction errors on its parts.
 
-    The layers' own errors are those of ``pretrained``, since fine-tuning gives the layers up for
-    the whole; default the stack itself.
+    The layers' own errors, on ``layer_parts``, are those of ``pretrained``, since fine-tuning gives
+    the layers up for the whole; default the stack itself.
     """
     with blas_limit(blas_threads(blas)):
         whole = {part: stack_error(stack, getattr(data, part)) for part in PARTS}
         by_part = {
-            part: layer_errors(pretrained or stack, getattr(data, part))
-            for part in ("train", "validation")
+            part: layer_errors(pretrained or stack, getattr(data, part)) for part in layer_parts
         }
     layers = [
         {
@@ -124,15 +134,6 @@ def measure(
     }
 
 
-def default_folder(settings: Settings, *, parent: Path = Path("runs")) -> Path:
-    """Return a folder that does not exist yet, named by date, time and layers."""
-    layers = settings.pretrain.layers
-    shape = "-".join(map(str, layers)) if len(layers) < 8 else f"{len(layers) - 1}-layers"
-    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{shape}"
-    names = (stem if n == 1 else f"{stem}-{n}" for n in range(1, 1000))
-    return next(parent / name for name in names if not (parent / name).exists())
-
-
 def _resolved(settings: Settings) -> Settings:
     """Fix what would else depend on the machine and decides about the last bits."""
     threads = blas_threads(settings.pretrain.blas_threads)
@@ -144,24 +145,59 @@ def _check_finetuning(settings: Settings, data: Dataset) -> None:
     batch = settings.finetune.batch_size
     if settings.finetune.objective != "none" and batch > len(data.train):
         raise SettingsError(
-            f"finetune_batch_size: got {batch}, but there are {len(data.train)} examples"
+            f"finetune_batch_size: got {batch}, expected at most {len(data.train)}, the examples to"
+            " train on"
         )
 
 
-def _make_folder(out: Path) -> None:
+def _check_folder(out: Path | None) -> None:
+    """Refuse what cannot become the run folder before time is spent on the data."""
+    try:
+        if out is not None and out.exists():
+            if not out.is_dir():
+                raise SettingsError(f"out: {out} is a file; name a new folder")
+            if any(out.iterdir()):
+                raise SettingsError(f"out: {out} is not empty; name a new folder, to lose nothing")
+    except OSError as error:
+        raise _no_folder(out, error) from None
+
+
+def _made_folder(out: Path) -> Path:
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if any(out.iterdir()):
-            raise SettingsError(f"out: {out} is not empty; name a new folder, to lose nothing")
+        _check_folder(out)
         (out / CONFIG_NAME).touch()
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise SettingsError(f"out: cannot write to {out}: {reason}; name another folder") from None
+        raise _no_folder(out, error) from None
+    return out
 
 
-def _announce(data: Dataset, observers: Iterable[Observer]) -> None:
+def _new_folder(settings: Settings) -> Path:
+    """Make a folder in ``runs/`` that is named by date, time and layers."""
+    layers = settings.pretrain.layers
+    shape = "-".join(map(str, layers)) if len(layers) < 8 else f"{len(layers) - 1}-layers"
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{shape}"
+    for number in itertools.count(1):
+        out = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            out.mkdir(parents=True)
+        except FileExistsError:
+            continue  # of a run that began in the same second
+        except OSError as error:
+            raise _no_folder(out, error) from None
+        return out
+    raise AssertionError  # numbers do not end
+
+
+def _no_folder(out: Path | None, error: OSError) -> SettingsError:
+    reason = error.strerror or str(error)
+    return SettingsError(f"out: cannot write to {out}: {reason}; name another folder with --out")
+
+
+def _announce(data: Dataset, out: Path, observers: Iterable[Observer]) -> None:
     sizes = ", ".join(f"{len(getattr(data, part)):,} {part}" for part in PARTS)
-    for message in (f"data: {data.name}, {data.source} ({sizes})", *data.notices):
+    about = f"data: {data.name}, {data.source} ({sizes})"
+    for message in (about, *data.notices, f"run folder: {out}"):
         event: Event = Notice(time.monotonic(), message)
         for observer in observers:
             observer(event)
@@ -170,12 +206,18 @@ def _announce(data: Dataset, observers: Iterable[Observer]) -> None:
 @contextmanager
 def _saving(out: Path, history: History) -> Iterator[None]:
     """Save the model that a failed or stopped run leaves behind, and its trace in any case."""
+    model = out / MODEL_NAME
+    kept = f"What was learned so far is in {model}"
     try:
         yield
     except (WorkerError, RunInterrupted) as error:
         if error.stack is not None:
-            error.stack.save(out / MODEL_NAME)
-            error.args = (f"{error.args[0]}. What was learned so far is in {out / MODEL_NAME}",)
+            error.stack.save(model)
+            error.args = (f"{error.args[0]}. {kept}",)
+        raise
+    except KeyboardInterrupt:  # between pretraining and fine-tuning, or after both
+        if model.is_file():
+            raise RunInterrupted(f"the run was stopped after pretraining. {kept}") from None
         raise
     finally:
         write_trace(history.events, out / TRACE_NAME)
@@ -185,18 +227,24 @@ def _finetuned(stack: Stack, settings: Settings, data: Dataset, observers: list[
     wanted = settings.finetune
     if wanted.objective == "none":
         return stack
-    return finetune(
-        stack,
-        data.train,
-        validation=data.validation if len(data.validation) else None,
-        epochs=wanted.epochs,
-        optimizer=wanted.optimizer,
-        learning_rate=wanted.learning_rate,
-        batch_size=wanted.batch_size,
-        seed=settings.pretrain.seed,
-        blas_threads=settings.pretrain.blas_threads,
-        observers=observers,
-    )
+    with stop_on_signals() as request:
+        try:
+            return finetune(
+                stack,
+                data.train,
+                validation=data.validation if len(data.validation) else None,
+                epochs=wanted.epochs,
+                optimizer=wanted.optimizer,
+                learning_rate=wanted.learning_rate,
+                batch_size=wanted.batch_size,
+                seed=settings.pretrain.seed,
+                blas_threads=settings.pretrain.blas_threads,
+                observers=observers,
+                stop=request,
+            )
+        except RunInterrupted as stopped:
+            stopped.signum = request.signum or stopped.signum
+            raise
 
 
 def _report(

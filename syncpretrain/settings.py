@@ -8,7 +8,6 @@ and every refusal says what was got, what was expected and where.
 from __future__ import annotations
 
 import math
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from syncpretrain.complaints import explained
 from syncpretrain.errors import SettingsError
 
 if sys.version_info >= (3, 11):
@@ -43,8 +43,15 @@ Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-PER_LAYER = ("epochs", "refresh_epochs", "learning_rate", "weight_decay", "cd_steps")
-MAX_UNITS = 1_000_000
+PER_LAYER: dict[str, float] = {  # each with its default
+    "epochs": 10,
+    "refresh_epochs": 1,
+    "learning_rate": 0.1,
+    "weight_decay": 0.0002,
+    "cd_steps": 1,
+}
+MAX_CD_STEPS = 1000  # a minibatch cannot be interrupted
+MAX_UNITS = MAX_EPOCHS = 1_000_000  # of a layer; more is a slip of the keyboard
 
 
 class MomentumSchedule:
@@ -117,7 +124,7 @@ class PretrainSettings(_Frozen, frozen=True, kw_only=True):
     learning_rate: tuple[PositiveFloat, ...]
     momentum: str = "0.5:5,0.9"
     weight_decay: tuple[NonNegativeFloat, ...]
-    cd_steps: tuple[Count, ...]
+    cd_steps: tuple[Annotated[int, msgspec.Meta(ge=1, le=MAX_CD_STEPS)], ...]
     blas_threads: Count | None = None
     seed: NonNegativeInt = 0
 
@@ -146,7 +153,9 @@ class FinetuneSettings(_Frozen, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.learning_rate is not None and not math.isfinite(self.learning_rate):
-            raise SettingsError(f"finetune learning_rate: got {self.learning_rate}, not finite")
+            raise SettingsError(
+                f"finetune_learning_rate: got {self.learning_rate}, expected a finite number"
+            )
 
 
 class Settings(_Frozen, frozen=True, kw_only=True):
@@ -180,40 +189,32 @@ def settings_from(
     SettingsError
         Naming the setting, what was got and what was expected.
     """
-    given = {name: value for name, value in pretrain.items() if value is not None}
-    depth = max(len(layers) - 1, 1)
-    defaults = {
-        "epochs": 10,
-        "refresh_epochs": 1,
-        "learning_rate": 0.1,
-        "weight_decay": 0.0002,
-        "cd_steps": 1,
-    }
-    for name, default in defaults.items():
-        given[name] = _spread(given.get(name, default), depth)
-    if "momentum" in given:
-        given["momentum"] = str(given["momentum"])
-    sections = {
-        "data": data or {},
-        "pretrain": {"layers": list(layers), **given},
-        "finetune": finetune or {},
-    }
-    return checked(sections, Settings)
+    pretrain = {name: value for name, value in pretrain.items() if value is not None}
+    return _from_sections({"data": data or {}, "finetune": finetune or {}}, layers, pretrain)
 
 
 def read_settings(path: Path) -> Settings:
-    """Read a TOML file that :func:`write_settings` wrote, or that has its form.
+    """Read a TOML file that :func:`write_settings` wrote, or one with fewer settings.
 
     Raises
     ------
     SettingsError
-        If the file cannot be read, is no TOML, or holds a wrong value.
+        If the file cannot be read, is no TOML, or holds a wrong value; it names the file.
     """
     try:
         with path.open("rb") as file:
-            return checked(tomllib.load(file), Settings)
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: cannot read these settings: {error}") from error
+            sections = tomllib.load(file)
+        pretrain = sections.pop("pretrain", {})
+        if not isinstance(pretrain, dict) or "layers" not in pretrain:
+            raise SettingsError("layers: got nothing, expected a list of units in [pretrain]")
+        return _from_sections(sections, pretrain.pop("layers"), pretrain)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise SettingsError(f"{path}: cannot read these settings: {reason}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SettingsError(f"{path}: these settings are no TOML: {error}") from error
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from error
 
 
 def write_settings(settings: Settings, path: Path) -> None:
@@ -241,7 +242,7 @@ def checked(values: dict[str, Any], kind: type[S]) -> S:
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, SettingsError):
             raise error.__cause__ from None
-        raise SettingsError(_explained(str(error), values)) from None
+        raise SettingsError(explained(str(error), values, kind)) from None
 
 
 def _plain(value: Any) -> Any:
@@ -252,20 +253,15 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _explained(message: str, values: dict[str, Any]) -> str:
-    """Put what was got before what was expected: `Expected ... - at `$.pretrain.layers[1]``."""
-    found = re.fullmatch(r"(.*) - at `\$((?:\.\w+)+)(?:\[(\d+|\.\.\.)\])?`", message)
-    if found is None:
-        return message
-    expected, path, index = found.groups()
-    names = path[1:].split(".")
-    got: Any = values
-    for name in names:
-        got = got[name]
-    if index is not None and index.isdigit():
-        got = got[int(index)]
-    setting = "_".join(name for name in names if name != "pretrain")
-    return f"{setting}: got {got!r}, {expected[0].lower()}{expected[1:]}"
+def _from_sections(sections: dict[str, Any], layers: Any, pretrain: dict[str, Any]) -> Settings:
+    depth = max(len(layers) - 1, 1) if hasattr(layers, "__len__") else 1
+    filled: dict[str, Any] = {
+        name: _spread(pretrain.get(name, default), depth) for name, default in PER_LAYER.items()
+    }
+    if "momentum" in pretrain:
+        filled["momentum"] = str(pretrain["momentum"])
+    layers = list(layers) if isinstance(layers, range) else layers
+    return checked({**sections, "pretrain": {"layers": layers, **pretrain, **filled}}, Settings)
 
 
 def _spread(value: Any, depth: int) -> list[Any]:
@@ -288,9 +284,10 @@ def _check_layers(layers: tuple[int, ...]) -> None:
 def _check_per_layer(name: str, values: tuple[float, ...], depth: int) -> None:
     if len(values) != depth:
         raise SettingsError(
-            f"{name}: got {len(values)} values for {depth} layers; give one value for all layers,"
-            " or one a layer"
+            f"{name}: got {len(values)} values, expected one for all layers or {depth}, one a layer"
         )
     for value in values:
         if not math.isfinite(value):
             raise SettingsError(f"{name}: got {value}, expected a finite number")
+        if isinstance(value, int) and value > MAX_EPOCHS:
+            raise SettingsError(f"{name}: got {value}, expected at most {MAX_EPOCHS}")

@@ -142,6 +142,7 @@ class Stack:
 
         write_stack(self, Path(path))
 
+
 def load(path: str | Path) -> Stack:
     """Read a stack from a model file or a run folder.
 

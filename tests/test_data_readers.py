@@ -294,5 +294,5 @@ def test_empty_and_flat_arrays_on_disk(tmp_path):
 def test_one_example_can_be_read_but_not_split(tmp_path):
     np.save(tmp_path / "x.npy", X[:1])
     assert len(load_dataset(tmp_path / "x.npy").train) == 1
-    with pytest.raises(DataError, match="got 1 of 1 examples to hold out"):
+    with pytest.raises(DataError, match="which holds out all of 1 examples"):
         load_dataset(tmp_path / "x.npy", validation=0.5)

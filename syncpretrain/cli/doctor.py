@@ -29,7 +29,7 @@ def command(as_json: bool) -> None:
 
     findings = diagnose()
     if as_json:
-        click.echo(json.dumps([asdict(finding) for finding in findings]))
+        click.echo(json.dumps({"findings": [asdict(finding) for finding in findings]}))
     for finding in () if as_json else findings:
         click.echo(f"{MARKS[finding.status]}  {finding.topic}: {finding.found}")
         if finding.advice:

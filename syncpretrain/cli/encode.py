@@ -7,22 +7,21 @@ from pathlib import Path
 
 import click
 
-from syncpretrain.cli.options import RUN, data_option
+from syncpretrain.cli.options import RUN, data_option, part_option
 
 __all__ = ["command"]
 
 
 @click.command("encode")
 @click.argument("run", type=RUN)
-@data_option(help="Default what the run was trained on. All rows of a file, in their order.")
+@data_option("Default what the run was trained on.")
+@part_option
 @click.option(
-    "--part",
-    type=click.Choice(["train", "validation", "test"]),
-    default="test",
-    show_default=True,
-    help="Which part of a named data set.",
+    "--layer",
+    type=int,
+    metavar="L",
+    help="Stop at this layer, counted from 1; default the top one.",
 )
-@click.option("--layer", type=int, metavar="L", help="Stop at this layer; default the top one.")
 @click.option(
     "--out",
     required=True,
@@ -30,8 +29,8 @@ __all__ = ["command"]
     metavar="Z.npy",
     help="The .npy file to write.",
 )
-def command(run: Path, data: str | None, part: str, layer: int | None, out: Path) -> None:
-    """Write the code of each example, float32 of shape (examples, units), to a .npy file.
+def command(run: Path, data: str | None, part: str | None, layer: int | None, out: Path) -> None:
+    """Write the code of each example to a .npy file: float32 of shape (examples, units).
 
     \b
     Examples:
@@ -42,13 +41,17 @@ def command(run: Path, data: str | None, part: str, layer: int | None, out: Path
 
     from syncpretrain.cli.examples import examples_of
     from syncpretrain.cli.files import check_target
+    from syncpretrain.errors import SettingsError
     from syncpretrain.modelfile import write_atomically
     from syncpretrain.stack import load
 
     check_target(out)
     stack = load(run)
-    codes = stack.encode(examples_of(run, data, part, width=stack.widths[0]), layer=layer)
+    if layer is not None and not 1 <= layer <= len(stack.layers):
+        raise SettingsError(f"layer: got {layer}, expected 1 to {len(stack.layers)}")
+    examples = examples_of(run, data, part, width=stack.widths[0])
+    codes = stack.encode(examples.rows, layer=layer)
     buffer = io.BytesIO()
     np.save(buffer, codes, allow_pickle=False)
     write_atomically(out, buffer.getvalue())
-    click.echo(f"{out}: {len(codes):,} codes of {codes.shape[1]} units")
+    click.echo(f"{out}: {len(codes):,} codes of {codes.shape[1]} units, of {examples.name}")

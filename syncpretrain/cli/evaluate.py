@@ -15,10 +15,13 @@ __all__ = ["command"]
 
 @click.command("evaluate")
 @click.argument("run", type=RUN)
-@data_option(help="Default what the run was trained on.")
+@data_option("Default what the run was trained on.")
 @json_option
 def command(run: Path, data: str | None, as_json: bool) -> None:
     """Measure the reconstruction error of each layer and of the whole stack.
+
+    It is the squared error summed over the values of an example, averaged over examples. A file
+    that the run was not trained on counts as test data, all of it.
 
     \b
     Examples:
@@ -27,12 +30,13 @@ def command(run: Path, data: str | None, as_json: bool) -> None:
     """
     from syncpretrain.cli.examples import dataset_of
     from syncpretrain.cli.tables import print_errors
-    from syncpretrain.run import measure
+    from syncpretrain.run import PARTS, measure
     from syncpretrain.stack import load
 
     stack = load(run)
-    report = measure(stack, dataset_of(run, data, width=stack.widths[0]))
+    report = measure(stack, dataset_of(run, data, width=stack.widths[0]), layer_parts=PARTS)
     if as_json:
         click.echo(json.dumps(report))
     else:
-        print_errors(report, sys.stdout)
+        finetuned = any(layer.decoder_weight is not None for layer in stack.layers)
+        print_errors(report, sys.stdout, finetuned=finetuned)

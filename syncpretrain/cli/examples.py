@@ -3,52 +3,91 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import click
 import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data import DATASETS, load_dataset
-from syncpretrain.data.dataset import Dataset
+from syncpretrain.data.dataset import Dataset, from_rows
 from syncpretrain.data.examples import scale_examples
 from syncpretrain.data.readers import read_file
 from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.modelfile import MODEL_NAME
 from syncpretrain.run import CONFIG_NAME
 from syncpretrain.settings import DataSettings, read_settings
 
-__all__ = ["PARTS", "dataset_of", "examples_of"]
+__all__ = ["Examples", "dataset_of", "examples_of"]
 
-PARTS = ("train", "validation", "test")
+
+class Examples(NamedTuple):
+    """Examples of shape (n, width), and what to call them."""
+
+    rows: NDArray[np.float32]
+    name: str
 
 
 def dataset_of(run: Path, data: str | None, *, width: int) -> Dataset:
-    """Return the data set named, or the one the run was trained on, divided in the same way."""
-    settings = _data_settings(run, data)
+    """Return the data the run was trained on, divided in the same way, or another data set.
+
+    A file that the run was not trained on has only a test part.
+    """
+    settings = _data_settings(run)
+    name = _name(run, data, settings)
+    if settings is not None and name == settings.name:
+        return _loaded(settings, width)
+    return _loaded(DataSettings(name=name), width) if name in DATASETS else _test_set(name, width)
+
+
+def examples_of(run: Path, data: str | None, part: str | None, *, width: int) -> Examples:
+    """Return a part of a data set, or without ``part`` all rows of a file in their order."""
+    name = _name(run, data, _data_settings(run))
+    if part is None and name not in DATASETS:
+        return Examples(scale_examples(_rows(name, width)), name)
+    part = part or "test"
+    rows: NDArray[np.float32] = getattr(dataset_of(run, data, width=width), part)
+    if not len(rows):
+        raise DataError(f"part: got {part}, but {name} has no such part; leave --part out")
+    return Examples(rows, f"the {part} part of {name}")
+
+
+def _data_settings(run: Path) -> DataSettings | None:
+    """Return what the run was trained on, as far as it is known."""
+    folder = run.parent if run.name == MODEL_NAME else run
+    config = folder / CONFIG_NAME
+    return read_settings(config).data if config.is_file() else None
+
+
+def _name(run: Path, data: str | None, settings: DataSettings | None) -> str:
+    if data is not None:
+        return data
+    if settings is None:
+        raise SettingsError(f"data: got nothing, and {run} names no data; expected a name or file")
+    return settings.name
+
+
+def _loaded(settings: DataSettings, width: int) -> Dataset:
     dataset = load_dataset(settings.name, validation=settings.validation)
+    for notice in dataset.notices:
+        click.echo(notice, err=True)
     _check_width(settings.name, dataset.width, width)
     return dataset
 
 
-def examples_of(run: Path, data: str | None, part: str, *, width: int) -> NDArray[np.float32]:
-    """Return all rows of a file in their order, or a part of a named data set."""
-    name = _data_settings(run, data).name
-    if name in DATASETS:
-        rows: NDArray[np.float32] = getattr(dataset_of(run, data, width=width), part)
-        return rows
+def _test_set(name: str, width: int) -> Dataset:
+    X = _rows(name, width)
+    rows = np.arange(len(X))
+    source = f"the {len(X):,} examples of {name}"
+    return from_rows(name, X, None, source=source, parts=(rows[:0], rows[:0], rows))
+
+
+def _rows(name: str, width: int) -> NDArray[Any]:
+    if not Path(name).expanduser().exists():
+        load_dataset(name)  # refuses it, and says which data sets there are
     X, _ = read_file(name)
     _check_width(name, X.shape[1], width)
-    return scale_examples(X)
-
-
-def _data_settings(run: Path, data: str | None) -> DataSettings:
-    config = run / CONFIG_NAME
-    recorded = read_settings(config).data if config.is_file() else None
-    if data is None and recorded is None:
-        raise SettingsError(
-            f"data: got nothing, and {run} names no data; expected --data NAME|FILE"
-        )
-    if recorded is not None and data in (None, recorded.name):
-        return recorded
-    return DataSettings(name=str(data))
+    return X
 
 
 def _check_width(name: str, got: int, expected: int) -> None:

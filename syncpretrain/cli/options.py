@@ -8,9 +8,33 @@ from typing import Any, TypeVar
 
 import click
 
-__all__ = ["RUN", "data_option", "floats", "integers", "json_option", "momentum"]
+__all__ = [
+    "RUN",
+    "at_least",
+    "data_option",
+    "floats",
+    "integers",
+    "json_option",
+    "momentum",
+    "part_option",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Return the type of a whole number that is not below ``least``."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise click.BadParameter(f"got {text}, expected a whole number of at least {least}")
+        return value
+
+    return parse
 
 
 def integers(text: str) -> tuple[int, ...]:
@@ -46,10 +70,21 @@ def momentum(text: str) -> str:
 RUN = click.Path(path_type=Path)
 
 
-def data_option(**attributes: Any) -> Callable[[F], F]:
+def part_option(command: F) -> F:
+    """Add ``--part``."""
+    return click.option(
+        "--part",
+        type=click.Choice(["train", "validation", "test"]),
+        help="Part of the data; default test, and all rows of a file in their order.",
+    )(command)
+
+
+def data_option(default: str) -> Callable[[F], F]:
     """Return ``--data``; the command says what it takes without it."""
     return click.option(
-        "--data", metavar="NAME|FILE", help="mnist, digits, or a file. " + attributes.pop("help")
+        "--data",
+        metavar="NAME|FILE",
+        help="mnist, digits, or a .npy, .npz, IDX or .csv file. " + default,
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import re
+import signal
+import traceback
 from importlib import import_module
 from typing import Any
 
@@ -12,7 +13,7 @@ __all__ = ["main"]
 
 COMMANDS = {
     "train": "Pretrain a stack of layers in parallel, and fine-tune it.",
-    "evaluate": "Measure the reconstruction errors of a trained stack.",
+    "evaluate": "Measure the reconstruction error of each layer and of the stack.",
     "encode": "Write the codes of examples to a .npy file.",
     "reconstruct": "Draw examples above their reconstructions as a PNG.",
     "doctor": "Check this machine: versions, BLAS and its threads, GPU.",
@@ -39,25 +40,64 @@ class Program(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the program's own options."""
+        if not args:
+            return super().parse_args(ctx, args)  # shows the help
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            click.echo(f"Error: {_usage(error, ctx)}", err=True)
+            return ctx.exit(REFUSED)
+
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; turn what it raises into a message and an exit status."""
+        """Run a command; turn what it raises into one message and an exit status."""
         from syncpretrain.errors import RunInterrupted, SyncpretrainError
 
         try:
             return super().invoke(ctx)
         except RunInterrupted as stopped:
-            return _fail(ctx, str(stopped), SIGNAL + stopped.signum)
+            return _end(ctx, _sentence(str(stopped)), SIGNAL + stopped.signum)
         except KeyboardInterrupt:
-            return _fail(ctx, "stopped", SIGNAL + 2)
+            return _end(ctx, "Stopped", SIGNAL + signal.SIGINT)
+        except BrokenPipeError:
+            raise  # click ends quietly where nobody reads on
+        except click.UsageError as error:
+            return _end(ctx, f"Error: {_usage(error, ctx)}", REFUSED)
         except SyncpretrainError as error:
-            if ctx.params["debug"]:
-                raise
-            return _fail(ctx, _in_option_names(str(error)), _status(error))
+            return _end(ctx, f"Error: {self._in_option_names(str(error), ctx)}", _status(error))
+        except OSError as error:
+            file = f"{error.filename}: " if error.filename else ""
+            return _end(ctx, f"Error: {file}{error.strerror or error}", FAILED)
+        except MemoryError as error:
+            return _end(ctx, f"Error: there is not enough memory: {error}", FAILED)
+
+    def _in_option_names(self, message: str, ctx: click.Context) -> str:
+        """Write a setting's name at the start of a message as the command's option."""
+        command = self.get_command(ctx, ctx.invoked_subcommand or "")
+        options = {name for p in (command.params if command else ()) for name in p.opts}
+        setting, colon, rest = message.partition(": ")
+        option = "--" + setting.replace("_", "-")
+        return f"{option}{colon}{rest}" if option in options else message
 
 
-def _fail(ctx: click.Context, message: str, status: int) -> None:
-    click.echo(f"Error: {message}", err=True)
+def _end(ctx: click.Context, message: str, status: int) -> None:
+    if ctx.params["debug"]:
+        traceback.print_exc()
+    click.echo(message, err=True)
     ctx.exit(status)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _usage(error: click.UsageError, ctx: click.Context) -> str:
+    """Say in one sentence what click says in three lines."""
+    if isinstance(error, click.BadParameter) and error.param and error.message:
+        return f"{error.param.opts[0]}: {error.message.rstrip('.')}"
+    program = [ctx.command_path, *filter(None, [ctx.invoked_subcommand])]
+    return f"{error.format_message().rstrip('.')}; see {' '.join(program)} --help"
 
 
 def _status(error: Exception) -> int:
@@ -66,11 +106,6 @@ def _status(error: Exception) -> int:
     if isinstance(error, StalledError):
         return STALLED
     return FAILED if isinstance(error, WorkerError) else REFUSED
-
-
-def _in_option_names(message: str) -> str:
-    """Write a setting's name at the start of a message as its option: batch_size, --batch-size."""
-    return re.sub(r"^(\w+): ", lambda found: f"--{found[1].replace('_', '-')}: ", message, count=1)
 
 
 @click.command(cls=Program)
@@ -84,4 +119,6 @@ def main(debug: bool) -> None:
       syncpretrain train --layers 784,1000,500,250,30
       syncpretrain train --layers 64,32,8 --data digits --finetune reconstruction
       syncpretrain reconstruct runs/NAME
+
+    RUN is the folder that train writes, or a model.safetensors.
     """

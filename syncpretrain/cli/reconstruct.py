@@ -6,42 +6,40 @@ from pathlib import Path
 
 import click
 
-from syncpretrain.cli.options import RUN, data_option
+from syncpretrain.cli.options import RUN, at_least, data_option, part_option
 
 __all__ = ["command"]
 
 
 @click.command("reconstruct")
 @click.argument("run", type=RUN)
-@data_option(help="Default what the run was trained on.")
-@click.option(
-    "--part",
-    type=click.Choice(["train", "validation", "test"]),
-    default="test",
-    show_default=True,
-    help="Which part of a named data set.",
-)
+@data_option("Default what the run was trained on.")
+@part_option
 @click.option(
     "--count",
-    type=click.IntRange(min=1),
+    type=at_least(1),
     default=20,
-    show_default=True,
-    help="Examples, drawn at random.",
+    metavar="N",
+    help="Examples, drawn at random. Default 20.",
 )
-@click.option("--shape", metavar="HxW", help="Of an example's image; default square.")
+@click.option("--shape", metavar="HxW", help="Height and width of an example; default a square.")
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the drawing."
+    "--seed",
+    type=at_least(0),
+    default=0,
+    metavar="N",
+    help="Another one draws other examples. Default 0.",
 )
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     metavar="FILE.png",
-    help="Default reconstructions.png in the run folder.",
+    help="Default reconstructions.png in the folder of the run.",
 )
 def command(
     run: Path,
     data: str | None,
-    part: str,
+    part: str | None,
     count: int,
     shape: str | None,
     seed: int,
@@ -65,8 +63,9 @@ def command(
     stack = load(run)
     check_target(target)
     height, width = image_shape(stack.widths[0], shape)
-    X = examples_of(run, data, part, width=stack.widths[0])
+    examples = examples_of(run, data, part, width=stack.widths[0])
+    X = examples.rows
     rows = np.random.default_rng(seed).choice(len(X), size=min(count, len(X)), replace=False)
     grid = pairs_grid(X[rows], stack.reconstruct(X[rows]), height=height, width=width)
     save_png(grid, target)
-    click.echo(f"{target}: {len(rows)} examples above their reconstructions")
+    click.echo(f"{target}: {len(rows)} examples of {examples.name} above their reconstructions")

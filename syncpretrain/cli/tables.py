@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from shlex import quote
 from typing import IO, Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -31,8 +34,8 @@ def announce(*, live: bool, quiet: bool) -> Iterator[list[Observer]]:
 def print_run(report: dict[str, Any], file: IO[str]) -> None:
     """Print what a run of ``train`` came to."""
     console = Console(file=file, highlight=False)
-    table = _errors_table(report)
-    for name in ("epochs", "busy s", "asleep s"):
+    table = _print_data(console, report)
+    for name in ("\nepochs", "busy\nseconds", "asleep\nseconds"):
         table.add_column(name, justify="right")
     for row in report["layers"]:
         times = (f"{row['busy_seconds']:.1f}", f"{row['idle_seconds']:.1f}")
@@ -41,43 +44,54 @@ def print_run(report: dict[str, Any], file: IO[str]) -> None:
     _print_stack(console, report)
     seconds = report["seconds"]
     parts = ", ".join(f"{name} {seconds[name]:.1f}" for name in ("data", "pretrain", "finetune"))
-    console.print(f"seconds: {parts}, total {seconds['total']:.1f}", soft_wrap=True)
-    out = shlex.quote(report["out"])
-    console.print(f"model: {report['out']}/model.safetensors", soft_wrap=True)
-    console.print(f"next: syncpretrain reconstruct {out}", soft_wrap=True)
+    _print(console, f"seconds: {parts}, total {seconds['total']:.1f}")
+    out, visible = Path(report["out"]), report["layers"][0]["visible"]
+    _print(console, f"model: {out / 'model.safetensors'}")
+    square = math.isqrt(visible) ** 2 == visible
+    _print(
+        console, f"next: syncpretrain {'reconstruct' if square else 'evaluate'} {quote(str(out))}"
+    )
 
 
-def print_errors(report: dict[str, Any], file: IO[str]) -> None:
+def print_errors(report: dict[str, Any], file: IO[str], *, finetuned: bool) -> None:
     """Print what ``evaluate`` measured."""
     console = Console(file=file, highlight=False)
-    table = _errors_table(report)
+    table = _print_data(console, report)
     for row in report["layers"]:
         table.add_row(*_errors_cells(row))
     console.print(table)
+    if finetuned:
+        _print(console, "The layers' own errors are those after fine-tuning, which cares only for")
+        _print(console, "the whole stack's.")
     _print_stack(console, report)
 
 
-def _errors_table(report: dict[str, Any]) -> Table:
-    data = report["data"]
-    sizes = ", ".join(f"{data[part]:,} {part}" for part in ("train", "validation", "test"))
-    table = Table(title=f"{data['name']}: {data['source']}\n{sizes}", title_justify="left")
-    table.add_column("layer", justify="right")
-    table.add_column("units")
-    table.add_column("train error", justify="right")
-    table.add_column("validation error", justify="right")
+def _print_data(console: Console, report: dict[str, Any]) -> Table:
+    """Print what heads the table; return the table with the columns of the errors."""
+    data, parts = report["data"], report["reconstruction_error"]
+    _print(console, f"{data['name']}: {data['source']}")
+    _print(console, ", ".join(f"{data[part]:,} {part}" for part in parts))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    table.add_column("\nlayer", justify="right")
+    table.add_column("\nunits", no_wrap=True)
+    for part in report["layers"][0]["reconstruction_error"]:
+        table.add_column(f"{part}\nerror", justify="right")
     return table
 
 
 def _errors_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    errors = row["reconstruction_error"]
-    units = f"{row['visible']}-{row['hidden']}"
-    return (str(row["layer"]), units, _number(errors["train"]), _number(errors["validation"]))
+    errors = map(_number, row["reconstruction_error"].values())
+    return (str(row["layer"]), f"{row['visible']}-{row['hidden']}", *errors)
 
 
 def _print_stack(console: Console, report: dict[str, Any]) -> None:
-    errors = report["reconstruction_error"]
-    parts = ", ".join(f"{part} {_number(error)}" for part, error in errors.items())
-    console.print(f"whole stack: {parts} (squared error an example)", soft_wrap=True)
+    errors = report["reconstruction_error"].items()
+    parts = ", ".join(f"{part} {_number(error)}" for part, error in errors if error is not None)
+    _print(console, f"whole stack: {parts} (squared error)")
+
+
+def _print(console: Console, text: str) -> None:
+    console.print(text, markup=False, emoji=False, soft_wrap=True)
 
 
 def _number(value: float | None) -> str:

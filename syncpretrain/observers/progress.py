@@ -183,7 +183,7 @@ class _Live:
 
     def _table(self) -> Table:
         table = Table.grid(padding=(0, 2, 0, 0), expand=True)
-        table.width = min(self._console.width, MAX_WIDTH)
+        table.width = min(self._console.width - 3, MAX_WIDTH)  # room for the echo of ^C
         for width in (None, 8, 10):  # fixed, so that the bars keep their place
             table.add_column(no_wrap=True, min_width=width)
         table.add_column(ratio=1)  # the bar takes what the text leaves
@@ -214,9 +214,9 @@ class _Plain:
                 label = f"layer {event.layer}  {count}  on version {event.reads}"
                 self._epoch(label, event, event.time - event.started)
             case LayerFinished(layer=layer):
-                _print(
-                    self._console, f"layer {layer}  done after {self._done.get(layer, 0)} epochs"
-                )
+                done = self._done.get(layer, 0)
+                plural = "" if done == 1 else "s"
+                _print(self._console, f"layer {layer}  done after {done} epoch{plural}")
             case FinetuneEpochFinished():
                 label = f"fine-tuning  {_count(event.epoch, event.epochs)}"
                 self._epoch(label, event, event.seconds)

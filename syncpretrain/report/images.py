@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -31,12 +32,16 @@ def image_shape(units: int, text: str | None) -> tuple[int, int]:
     if text is None:
         side = math.isqrt(units)
         if side * side != units:
-            raise SettingsError(f"shape: {units} values make no square; expected --shape HxW")
+            raise SettingsError(
+                f"shape: got none, and {units} values make no square; expected HxW with a product"
+                f" of {units}"
+            )
         return side, side
-    height, _, width = text.partition("x")
-    if not (height.isdecimal() and width.isdecimal() and int(height) * int(width) == units):
+    found = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", text.lower())
+    height, width = map(int, found.groups()) if found else (0, 0)
+    if height * width != units:
         raise SettingsError(f"shape: got {text!r}, expected HxW with a product of {units}")
-    return int(height), int(width)
+    return height, width
 
 
 def pairs_grid(

@@ -13,7 +13,7 @@ __all__ = ["available_bytes", "check_memory", "pretraining_bytes"]
 
 FLOAT = 4
 VERSIONS = 3  # a layer's activations at a time, at most
-COPIES = 7  # parameters, gradient, velocity, last good copy and up to 3 published snapshots
+COPIES = 8  # parameters, gradient, velocity and up to 5 published snapshots, the newest included
 
 
 def pretraining_bytes(layers: Sequence[int], *, examples: int, batch_size: int) -> int:

@@ -1,0 +1,43 @@
+"""What every test has in common: nothing may be left behind."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import psutil
+import pytest
+
+PROCESS = psutil.Process()
+
+
+def left_behind(descriptors: int) -> list[str]:
+    """Return what outlived a test: threads of the library, child processes, descriptors."""
+    left = [t.name for t in threading.enumerate() if t.name.startswith("syncpretrain-")]
+    left += [f"child process {child.pid}" for child in PROCESS.children()]
+    grown = PROCESS.num_fds() - descriptors
+    return left + ([f"{grown} open files"] if grown > 0 else [])
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    before = PROCESS.num_fds()
+    yield
+    left = left_behind(before)
+    if left:
+        gc.collect()  # an array mapped from a file closes it when it is collected
+        left = left_behind(before)
+    assert not left, f"the test left behind {', '.join(left)}"
+
+
+@pytest.fixture(scope="session")
+def bits() -> np.ndarray:
+    """200 examples of 16 binary units: noisy copies of 4 prototypes. Read-only."""
+    rng = np.random.default_rng(5)
+    prototypes = rng.random((4, 16)) < 0.4
+    noise = rng.random((200, 16)) < 0.05
+    examples = (prototypes[rng.integers(4, size=200)] ^ noise).astype(np.float32)
+    examples.setflags(write=False)
+    return examples

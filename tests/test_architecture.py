@@ -1,0 +1,184 @@
+"""Imports go downward, without cycles; files and functions stay small."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import syncpretrain
+
+ROOT = Path(syncpretrain.__file__).parent
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(ROOT.rglob("*.py"))
+}
+# From the bottom up; a module imports only from its own row or from those above it here.
+ROWS = [
+    ["errors"],
+    ["events", "complaints", "backends"],
+    ["settings", "kernels", "schedule", "data"],
+    ["learners", "stack", "observers"],
+    ["runtime", "modelfile", "evaluation", "building"],
+    ["report", "building", "pretraining", "finetuning"],
+    ["run"],
+    ["cli", "__main__"],
+]
+RANK = {name: rank for rank, row in enumerate(ROWS) for name in row}
+THREADS = {"threading", "_thread", "multiprocessing", "concurrent", "asyncio", "subprocess"}
+INPUT_OUTPUT = {"pathlib", "os", "io", "sys", "json", "socket", "tempfile", "logging", "shutil"}
+
+
+@cache
+def parsed(name: str) -> ast.Module:
+    return ast.parse(MODULES[name].read_text(encoding="utf-8"))
+
+
+def statements(body: list[ast.stmt], *, lazy: bool) -> Iterator[ast.stmt]:
+    """Yield what is executed at import; with ``lazy`` also what is when a function is called."""
+    for node in body:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        yield node
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not lazy:
+            continue
+        for name in ("body", "orelse", "finalbody"):
+            yield from statements(getattr(node, name, []), lazy=lazy)
+        for handler in getattr(node, "handlers", []):
+            yield from statements(handler.body, lazy=lazy)
+
+
+def imports(name: str, *, lazy: bool) -> set[str]:
+    """Return the full names that a module imports."""
+    found = set()
+    for node in statements(parsed(name).body, lazy=lazy):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{name}: a relative import"
+            found.add(str(node.module))
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def own_imports(name: str, *, lazy: bool) -> set[str]:
+    """Return the modules of this library that a module imports, the packages left out."""
+    prefix = "syncpretrain."
+    found = {x.removeprefix(prefix) for x in imports(name, lazy=lazy) if x.startswith(prefix)}
+    return found & (MODULES.keys() - {name, name.rpartition(".")[0]})
+
+
+def package(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def foreign(name: str) -> set[str]:
+    """Return the top packages that a module imports, anywhere in it."""
+    return {package(x) for x in imports(name, lazy=True)}
+
+
+def within(*packages: str) -> list[str]:
+    return [name for name in MODULES if package(name) in packages]
+
+
+NAMES = list(MODULES)
+
+
+def test_every_module_has_its_row():
+    missing = (
+        {package(name) for name in NAMES} - RANK.keys() - {"__init__"}
+    )  # which imports on first use
+    assert not missing, "give it a row in ROWS above"
+    assert "schedule.machine" in MODULES, "the modules were found"
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "__init__"])
+def test_imports_go_downward(name):
+    rank = RANK[package(name)]
+    allowed_upward = {("stack", "modelfile"): "Stack.save and load, when they are called"}
+    for imported in own_imports(name, lazy=True):
+        if (name, imported) in allowed_upward:
+            assert imported not in own_imports(name, lazy=False)
+            continue
+        assert RANK[package(imported)] <= rank, f"{name} imports {imported}, which stands above it"
+
+
+def test_there_is_no_cycle_of_imports():
+    graph = {name: own_imports(name, lazy=False) for name in NAMES}
+    while graph:
+        leaves = [name for name, needs in graph.items() if not needs & graph.keys()]
+        assert leaves, f"a cycle among {sorted(graph)}"
+        for name in leaves:
+            del graph[name]
+
+
+@pytest.mark.parametrize("name", within("schedule"))
+def test_the_schedule_is_pure(name):
+    allowed = {"__future__", "collections", "dataclasses", "itertools", "typing", "syncpretrain"}
+    assert foreign(name) <= allowed, "no threads, clocks or arrays"
+    assert {package(x) for x in own_imports(name, lazy=True)} <= {"schedule", "errors"}
+
+
+@pytest.mark.parametrize("name", within("kernels"))
+def test_the_kernels_are_pure_functions_of_arrays(name):
+    assert not foreign(name) & (INPUT_OUTPUT | THREADS | {"time", "random"})
+    assert {package(x) for x in own_imports(name, lazy=True)} <= {"kernels"}
+
+
+@pytest.mark.parametrize("name", within("learners"))
+def test_the_learners_know_of_no_threads(name):
+    assert not foreign(name) & (INPUT_OUTPUT | THREADS | {"time"})
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if package(n) != "runtime"])
+def test_only_the_runtime_starts_or_waits_for_workers(name):
+    assert not foreign(name) & THREADS
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if package(n) not in ("cli", "__main__")])
+def test_only_the_command_line_imports_the_command_line(name):
+    assert not {x for x in own_imports(name, lazy=True) if package(x) == "cli"}
+    assert "click" not in foreign(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_read_is_ever_executed(name):
+    assert not foreign(name) & {"pickle", "marshal", "shelve", "dill", "joblib"}
+    for node in ast.walk(parsed(name)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in {"eval", "exec", "compile", "__import__"}
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            assert isinstance(node.value, ast.Constant)
+            assert node.value.value is False
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "__main__"])
+def test_every_module_has_a_docstring_and_says_what_it_exports(name):
+    tree = parsed(name)
+    assert ast.get_docstring(tree), "no docstring"
+    if MODULES[name].name == "__init__.py" and len(tree.body) == 1:
+        return
+    targets = [
+        target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets
+    ]
+    targets += [node.target for node in tree.body if isinstance(node, ast.AnnAssign)]
+    assert "__all__" in {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_files_have_at_most_300_lines(name):
+    assert len(MODULES[name].read_text(encoding="utf-8").splitlines()) <= 300
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_functions_have_at_most_50_lines_without_their_docstring(name):
+    for node in ast.walk(parsed(name)):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        first, last = node.body[0], node.end_lineno or 0
+        has_docstring = ast.get_docstring(node) is not None
+        docstring = (first.end_lineno or 0) - first.lineno + 1 if has_docstring else 0
+        assert last - node.lineno + 1 - docstring <= 50, f"{node.name} in {name}"

@@ -1,0 +1,219 @@
+"""``evaluate``, ``encode``, ``reconstruct``, ``doctor`` and ``--help``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import syncpretrain
+from syncpretrain.cli import main
+from syncpretrain.cli.program import COMMANDS
+from syncpretrain.data import load_dataset
+from syncpretrain.run import train_run
+from syncpretrain.settings import settings_from
+
+WIDTH, TOP, EXAMPLES = 64, 5, 50
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with x.npy, a run on it, and a fine-tuned run on digits."""
+    folder = tmp_path_factory.mktemp("commands")
+    rng = np.random.default_rng(0)
+    np.save(folder / "x.npy", rng.random((EXAMPLES, WIDTH), dtype=np.float32))
+    np.save(folder / "bytes.npy", rng.integers(0, 256, (7, WIDTH), dtype=np.uint8))
+    small = {"epochs": 1, "batch_size": 10}
+    on_file = settings_from((WIDTH, 9, TOP), data={"name": str(folder / "x.npy")}, **small)
+    train_run(on_file, out=folder / "on-file")
+    tuned = {"objective": "reconstruction", "epochs": 1}
+    on_digits = settings_from((WIDTH, 9, TOP), data={"name": "digits"}, finetune=tuned, **small)
+    train_run(on_digits, out=folder / "on-digits")
+    return folder
+
+
+@pytest.fixture
+def call(folder, monkeypatch, capsys):
+    """Return a function that calls a command and returns what it printed on stdout."""
+    monkeypatch.chdir(folder)
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main(list(map(str, arguments)), prog_name="syncpretrain")
+        out, err = capsys.readouterr()
+        assert (ended.value.code, err) == (0, "")
+        return out
+
+    return run
+
+
+class TestEvaluate:
+    def test_json_says_what_training_said(self, call, folder):
+        report = json.loads(call("evaluate", "on-file", "--json"))
+        metrics = json.loads((folder / "on-file" / "metrics.json").read_text())
+        assert list(report) == ["data", "layers", "reconstruction_error"]
+        assert report["data"] == metrics["data"]
+        whole = metrics["reconstruction_error"]
+        assert report["reconstruction_error"] == pytest.approx(whole)
+        for now, then in zip(report["layers"], metrics["layers"], strict=True):
+            errors = now["reconstruction_error"]
+            assert errors.pop("test") is None
+            assert errors == pytest.approx(then["reconstruction_error"])
+
+    def test_the_error_is_that_of_the_stack(self, call, folder):
+        report = json.loads(call("evaluate", "on-digits", "--json"))
+        test = load_dataset("digits").test
+        down = syncpretrain.load(folder / "on-digits").reconstruct(test)
+        expected = np.square(test - down).sum(axis=1).mean()
+        assert report["reconstruction_error"]["test"] == pytest.approx(expected, rel=1e-5)
+
+    def test_another_file_is_all_test_data(self, call):
+        report = json.loads(call("evaluate", "on-digits", "--data", "x.npy", "--json"))
+        sizes = [report["data"][part] for part in ("train", "validation", "test")]
+        assert sizes == [0, 0, EXAMPLES]
+        assert report["reconstruction_error"]["train"] is None
+        assert report["layers"][1]["reconstruction_error"]["test"] > 0
+
+    def test_text(self, call):
+        lines = call("evaluate", "on-digits").splitlines()
+        assert lines[0].startswith("digits: the 1,797 digits")
+        assert lines[1] == "1,294 train, 144 validation, 359 test"
+        assert [line.split()[:2] for line in lines[5:7]] == [["1", "64-9"], ["2", "9-5"]]
+        assert "after fine-tuning" in lines[7]
+        assert lines[-1].startswith("whole stack: train ")
+        assert max(map(len, lines)) <= 80
+
+    def test_a_model_file_stands_for_its_run(self, call):
+        by_file = call("evaluate", "on-file/model.safetensors")
+        assert by_file == call("evaluate", "on-file")
+        assert "fine-tuning" not in by_file
+
+
+class TestEncode:
+    @pytest.mark.parametrize(("data", "rows"), [("x.npy", EXAMPLES), ("bytes.npy", 7)])
+    def test_every_row_of_a_file_in_order(self, call, folder, data, rows):
+        said = call("encode", "on-digits", "--data", data, "--out", "z.npy")
+        assert said == f"z.npy: {rows} codes of {TOP} units, of {data}\n"
+        codes = np.load(folder / "z.npy")
+        assert (codes.shape, codes.dtype) == ((rows, TOP), np.float32)
+        expected = syncpretrain.load(folder / "on-digits").encode(np.load(folder / data))
+        np.testing.assert_array_equal(codes, expected)
+
+    def test_up_to_a_layer(self, call, folder):
+        call("encode", "on-file", "--layer", 1, "--out", "z.npy")
+        expected = syncpretrain.load(folder / "on-file").encode(np.load(folder / "x.npy"), layer=1)
+        np.testing.assert_array_equal(np.load(folder / "z.npy"), expected)
+
+    @pytest.mark.parametrize("part", ["train", "validation", "test"])
+    def test_a_part_of_a_data_set(self, call, folder, part):
+        call("encode", "on-digits", "--part", part, "--out", "z.npy")
+        rows = getattr(load_dataset("digits"), part)
+        expected = syncpretrain.load(folder / "on-digits").encode(rows)
+        np.testing.assert_array_equal(np.load(folder / "z.npy"), expected)
+
+    def test_the_test_part_is_what_a_data_set_gives_unasked(self, call):
+        said = call("encode", "on-file", "--data", "digits", "--out", "z.npy")
+        assert said == f"z.npy: 359 codes of {TOP} units, of the test part of digits\n"
+
+    def test_the_held_out_part_of_the_runs_own_file(self, call, folder):
+        said = call("encode", "on-file", "--part", "validation", "--out", "z.npy")
+        assert said.startswith("z.npy: 5 codes of 5 units, of the validation part of ")
+        rows = load_dataset(folder / "x.npy").validation
+        expected = syncpretrain.load(folder / "on-file").encode(rows)
+        np.testing.assert_array_equal(np.load(folder / "z.npy"), expected)
+
+
+class TestReconstruct:
+    def test_a_png_of_20_pairs_in_the_run_folder(self, call, folder):
+        said = call("reconstruct", "on-digits")
+        assert said == (
+            "on-digits/reconstructions.png: 20 examples of the test part of digits above their"
+            " reconstructions\n"
+        )
+        with Image.open(folder / "on-digits" / "reconstructions.png") as image:
+            assert (image.format, image.mode) == ("PNG", "L")
+            # 10 images of 8 pixels with margins of 2; 2 rows of pairs; 3 times enlarged
+            assert image.size == (3 * (10 * (8 + 2) + 2), 3 * (2 * (2 * 8 + 6) + 2))
+
+    def test_shape_count_and_seed(self, call, folder):
+        contents = []
+        for seed in (0, 0, 1):
+            options = ("--shape", "4x16", "--count", 3, "--seed", seed, "--out", "p.png")
+            call("reconstruct", "on-file", "--data", "x.npy", *options)
+            contents.append((folder / "p.png").read_bytes())
+            with Image.open(folder / "p.png") as image:
+                assert image.size == (3 * (3 * (16 + 2) + 2), 3 * (2 * 4 + 6 + 2))
+        assert contents[0] == contents[1] != contents[2]
+
+    def test_no_more_than_there_are(self, call):
+        said = call("reconstruct", "on-file", "--data", "bytes.npy", "--out", "p.png")
+        assert said == "p.png: 7 examples of bytes.npy above their reconstructions\n"
+
+
+class TestDoctor:
+    # In a process of its own: what it finds depends on the cores, and not on other tests.
+    def test_text_and_status(self):
+        found = program("doctor")
+        assert found.returncode == 0, found.stdout
+        topics = [line.split()[1] for line in found.stdout.splitlines() if line[0] != " "]
+        assert topics == [
+            "versions:",
+            "platform:",
+            "cores:",
+            "blas:",
+            "products:",
+            "speed:",
+            "gpu:",
+        ]
+
+    def test_json_is_one_object(self):
+        found = program("doctor", "--json")
+        findings = json.loads(found.stdout)["findings"]
+        assert {finding["status"] for finding in findings} <= {"ok", "warning"}
+        assert found.returncode == 0
+
+
+class TestHelp:
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_every_command_has_examples(self, call, command):
+        text = call(command, "--help")
+        assert text.startswith(f"Usage: syncpretrain {command} ")
+        assert f"  Examples:\n    syncpretrain {command}" in text
+        assert "RANGE" not in text
+
+    def test_the_program_lists_its_commands(self, call):
+        text = call("--help")
+        for command in COMMANDS:
+            assert f"\n  {command} " in text
+
+    @pytest.mark.parametrize("command", [(), *((command,) for command in COMMANDS)])
+    def test_nothing_heavy_is_imported_for_it(self, command):
+        code = (
+            "import sys; from syncpretrain.cli import main\n"
+            f"try: main({[*command, '--help']!r})\n"
+            "except SystemExit as ended: assert not ended.code\n"
+            "heavy = {'numpy', 'rich', 'msgspec', 'sklearn', 'safetensors'} & sys.modules.keys()\n"
+            "sys.exit(f'imported: {heavy}' if heavy else 0)"
+        )
+        found = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (found.returncode, found.stderr) == (0, "")
+
+    def test_the_version(self):
+        found = program("--version")
+        assert found.stdout == f"syncpretrain {syncpretrain.__version__}\n"
+
+
+def program(*arguments):
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "syncpretrain", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )

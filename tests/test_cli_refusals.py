@@ -1,0 +1,266 @@
+"""What the command line refuses: one sentence on stderr, status 2, no worker, no run folder."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import syncpretrain.pretraining
+from syncpretrain.cli import main
+from syncpretrain.run import train_run
+from syncpretrain.settings import settings_from
+
+WIDTH = 16
+TRAIN = ("train", "--out", "new")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder with data in it, where no worker can start."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SYNCPRETRAIN_DATA", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(syncpretrain.pretraining, "RUNTIMES", {})
+    X = np.random.default_rng(0).random((40, WIDTH), dtype=np.float32)
+    np.save("x.npy", X)
+    np.save("big.npy", X * 2)
+    np.save("empty.npy", X[:0])
+    X[7, 3] = np.nan
+    np.save("nan.npy", X)
+    (tmp_path / "broken.npy").write_bytes(b"\x93NUMPY\x01\x00")
+    (tmp_path / "text.npy").write_text("no array")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    (tmp_path / "damaged.toml").write_text("[pretrain\n")
+    (tmp_path / "wrong.toml").write_text("[pretrain]\nlayers = [16, 8]\nepochs = [0]\n")
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a run of layers 16, 9, 4."""
+    folder = tmp_path_factory.mktemp("trained")
+    np.save(folder / "x.npy", np.random.default_rng(0).random((40, WIDTH), dtype=np.float32))
+    settings = settings_from(
+        (WIDTH, 9, 4), epochs=1, batch_size=10, data={"name": str(folder / "x.npy")}
+    )
+    train_run(settings, out=folder / "run")
+    return folder / "run"
+
+
+def refusal(capsys, *arguments):
+    """Return the one line that a refused command prints."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(map(str, arguments)), prog_name="syncpretrain")
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    assert err.endswith("\n")
+    assert err.count("\n") == 1, err
+    return err.removesuffix("\n")
+
+
+OPTIONS = [
+    ("--layers 16", "--layers: got 16, expected two numbers or more"),
+    ("--layers 16,0", "--layers: got 0, expected a whole number of at least 1"),
+    ("--layers 16,-3", "--layers: got -3, expected a whole number of at least 1"),
+    ("--layers 16,many", "--layers: got '16,many', expected whole numbers separated by commas"),
+    ("--layers 16,1000000000", "--layers: got 1000000000 units, expected at most 1000000"),
+    ("--layers 16,1000000,1000000", "--layers: 16,1000000,1000000 on 40 examples need about"),
+    ("--layers 15,8", "--layers: the first number is 15, but an example has 16 values; begin wi"),
+    ("--batch-size 41", "--batch-size: got 41, expected at most 36, the examples to train on"),
+    ("--batch-size 0", "--batch-size: got 0, expected a whole number of at least 1"),
+    ("--batch-size x", "--batch-size: 'x' is not a valid integer"),
+    ("--epochs 1,2,3", "--epochs: got 3 values, expected one for all layers or 2"),
+    ("--epochs 0", "--epochs: got 0, expected a whole number of at least 1"),
+    ("--epochs 1.5", "--epochs: got '1.5', expected whole numbers"),
+    ("--epochs 1000000000", "--epochs: got 1000000000, expected at most"),
+    ("--refresh-epochs 1,2,3", "--refresh-epochs: got 3 values, expected one for all"),
+    ("--refresh-epochs -1", "--refresh-epochs: got -1, expected a whole number of at least 0"),
+    ("--cd-steps 0", "--cd-steps: got 0, expected a whole number of at least 1"),
+    ("--learning-rate 0.1,0.1,0.1", "--learning-rate: got 3 values, expected one for all"),
+    ("--learning-rate nan", "--learning-rate: got nan, expected a number above 0"),
+    ("--learning-rate inf", "--learning-rate: got inf, expected a finite number"),
+    ("--learning-rate high", "--learning-rate: got 'high', expected numbers separated by"),
+    ("--weight-decay nan", "--weight-decay: got nan, expected a number of at least 0"),
+    ("--weight-decay inf", "--weight-decay: got inf, expected a finite number"),
+    ("--momentum 1", "--momentum: got 1, expected at least 0 and below 1"),
+    ("--momentum 0.5:5", "--momentum: got '0.5:5', expected a number, or stages such as"),
+    ("--seed -1", "--seed: got -1, expected a whole number of at least 0"),
+    ("--workers 0", "--workers: got 0, expected a whole number of at least 1"),
+    ("--blas-threads 0", "--blas-threads: got 0, expected a whole number of at least 1"),
+    ("--validation 1", "--validation: got 1.0, expected a number below 1"),
+    ("--validation nan", "--validation: got nan, expected a number of at least 0"),
+    ("--schedule x", "--schedule: 'x' is not one of 'synchronized', 'greedy'"),
+    ("--pace x", "--pace: 'x' is not one of 'lockstep', 'free'"),
+    ("--runtime x", "--runtime: 'x' is not one of 'threads', 'serial'"),
+    ("--finish x", "--finish: 'x' is not one of 'drain', 'first-layer'"),
+    ("--finetune x", "--finetune: 'x' is not one of 'none', 'reconstruction'"),
+    ("--finetune-optimizer x", "--finetune-optimizer: 'x' is not one of 'adam', 'sgd'"),
+    ("--finetune-learning-rate inf", "--finetune-learning-rate: got inf, expected a finite"),
+    ("--finetune-batch-size 0", "--finetune-batch-size: got 0, expected a whole number"),
+    ("--finetune reconstruction --finetune-batch-size 41", "--finetune-batch-size: got 41, exp"),
+    ("--schedule greedy --pace free", "--pace: got free with schedule greedy, where"),
+    ("--out full", "--out: full is not empty; name a new folder"),
+    ("--out x.npy", "--out: x.npy is a file; name a new folder"),
+    ("--out x.npy/run", "--out: cannot write to x.npy/run: "),
+    ("--out /proc/run", "--out: cannot write to /proc/run: "),
+    ("--replay empty", "--replay: got empty, expected the folder of a run, with config.toml and"),
+    ("--replay nowhere", "--replay: got nowhere, expected the folder of a run"),
+    ("--config nowhere.toml", "nowhere.toml: cannot read these settings: No such file"),
+    ("--config damaged.toml", "damaged.toml: these settings are no TOML: "),
+    ("--config wrong.toml", "wrong.toml: epochs: got 0, expected a whole number of at least 1"),
+    ("--nonsense 3", "No such option"),
+    ("--seed", "Option '--seed' requires an argument; see syncpretrain train --help"),
+    ("extra", "Got unexpected extra argument (extra); see syncpretrain train --help"),
+]
+
+
+class TestTrain:
+    @pytest.mark.parametrize(("options", "message"), OPTIONS, ids=[row[0] for row in OPTIONS])
+    def test_an_option(self, folder, capsys, options, message):
+        given = (*TRAIN, "--data", "x.npy", "--layers", "16,8,4", "--batch-size", 10)
+        before = sorted(folder.rglob("*"))
+        line = refusal(capsys, *given, *options.split())
+        assert line.startswith(f"Error: {message}")
+        assert sorted(folder.rglob("*")) == before
+
+    @pytest.mark.parametrize(
+        ("data", "message"),
+        [
+            ("nowhere.npy", "--data: got 'nowhere.npy', which is neither a data set nor a file"),
+            ("broken.npy", "broken.npy: got no .npy file that can be read"),
+            ("text.npy", "text.npy: got no .npy file that can be read"),
+            ("nan.npy", "nan.npy: got nan at row 7, column 3 (counted from 0), expected finite"),
+            ("big.npy", "big.npy: got 1."),
+            ("empty.npy", "empty.npy: got no values, shape (0, 16); expected one example or more"),
+            ("full", "full: got a folder, expected a file"),
+            ("mnist", "mnist: SYNCPRETRAIN_DATA is set to"),
+        ],
+    )
+    def test_data(self, folder, capsys, data, message):
+        line = refusal(capsys, *TRAIN, "--data", data, "--layers", "16,8", "--batch-size", 10)
+        assert line.startswith(f"Error: {message}")
+        assert not (folder / "new").exists()
+        assert not (folder / "runs").exists()
+
+    def test_no_layers(self, folder, capsys):
+        line = refusal(capsys, "train")
+        assert line.startswith("Error: --layers: got nothing, expected the units of the input")
+
+    def test_runs_is_a_file(self, folder, capsys):
+        (folder / "runs").touch()
+        given = ("--data", "x.npy", "--layers", "16,8", "--batch-size", 10)
+        line = refusal(capsys, "train", *given)
+        assert line.startswith("Error: --out: cannot write to runs/")
+
+    @pytest.mark.parametrize(
+        "option",
+        ["--layers=16,9", "--epochs=2", "--pace=free", "--config=x.toml", "--schedule=greedy"],
+    )
+    def test_what_a_replay_decides(self, folder, capsys, trained, option):
+        line = refusal(capsys, *TRAIN, "--replay", trained, option)
+        assert line.startswith(f"Error: {option.partition('=')[0]}: got a value beside --replay")
+
+    def test_a_replay_of_damaged_events(self, folder, capsys, trained):
+        for name in ("config.toml", "events.jsonl"):
+            content = (trained / name).read_bytes()
+            (folder / "empty" / name).write_bytes(content[: len(content) // 2 * 2 - 4])
+        line = refusal(capsys, *TRAIN, "--replay", "empty")
+        assert "empty/" in line
+
+    def test_debug_adds_the_traceback_and_keeps_the_status(self, folder, capsys):
+        with pytest.raises(SystemExit) as ended:
+            main(["--debug", *TRAIN, "--data", "x.npy", "--layers", "16"])
+        err = capsys.readouterr().err
+        assert ended.value.code == 2
+        assert "Traceback" in err
+        assert err.splitlines()[-1].startswith("Error: --layers: got 16")
+
+
+class TestOthers:
+    @pytest.mark.parametrize("command", ["evaluate", "encode", "reconstruct"])
+    def test_no_run(self, folder, capsys, command):
+        out = ("--out", "z") if command == "encode" else ()
+        line = refusal(capsys, command, "empty", *out)
+        assert line.startswith("Error: empty: holds no model; expected a .safetensors file, or")
+
+    @pytest.mark.parametrize("command", ["evaluate", "encode", "reconstruct"])
+    def test_no_argument(self, folder, capsys, command):
+        line = refusal(capsys, command, *(("--out", "z") if command == "encode" else ()))
+        assert line == f"Error: Missing argument 'RUN'; see syncpretrain {command} --help"
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ("encode RUN", "Missing option '--out'; see syncpretrain encode --help"),
+            ("encode RUN --out empty", "--out: empty is a folder; name a file"),
+            ("encode RUN --out no/z.npy", "--out: the folder no does not exist"),
+            ("encode RUN --out z.npy --layer 0", "--layer: got 0, expected 1 to 2"),
+            ("encode RUN --out z.npy --layer 3", "--layer: got 3, expected 1 to 2"),
+            ("encode RUN --out z.npy --data nan.npy", "nan.npy: got nan at row 7, column 3"),
+            ("encode RUN --out z.npy --data no.npy", "--data: got 'no.npy', which is neither"),
+            ("encode RUN --out z.npy --part x", "--part: 'x' is not one of 'train'"),
+            ("encode RUN --out z.npy --part test", "--part: got test, but "),
+            ("evaluate RUN --data narrow.npy", "--data: narrow.npy has 3 values an example, but"),
+            ("evaluate RUN --data big.npy", "big.npy: got 1."),
+            ("evaluate RUN/model.safetensors --data no", "--data: got 'no', which is neither"),
+            (
+                "reconstruct RUN --shape 5x5",
+                "--shape: got '5x5', expected HxW with a product of 16",
+            ),
+            ("reconstruct RUN --shape wide", "--shape: got 'wide', expected HxW with a product"),
+            ("reconstruct RUN --count 0", "--count: got 0, expected a whole number of at least 1"),
+            ("reconstruct RUN --seed -1", "--seed: got -1, expected a whole number of at least 0"),
+            ("reconstruct RUN --out no/x.png", "--out: the folder no does not exist"),
+            ("nonsense", "No such command 'nonsense'; see syncpretrain --help"),
+            ("--nonsense", "No such option"),
+        ],
+    )
+    def test_an_option(self, folder, capsys, trained, arguments, message):
+        np.save("narrow.npy", np.zeros((4, 3), np.float32))
+        before = sorted(folder.rglob("*"))
+        line = refusal(capsys, *arguments.replace("RUN", str(trained)).split())
+        assert line.startswith(f"Error: {message}")
+        assert sorted(folder.rglob("*")) == before
+
+    def test_a_damaged_model(self, folder, capsys, trained):
+        content = bytearray((trained / "model.safetensors").read_bytes())
+        content[-5] ^= 1
+        (folder / "model.safetensors").write_bytes(content)
+        line = refusal(capsys, "evaluate", "model.safetensors", "--data", "x.npy")
+        assert line.startswith("Error: model.safetensors: is damaged")
+
+    def test_a_model_without_a_run_asks_for_data(self, folder, capsys, trained):
+        (folder / "m.safetensors").write_bytes((trained / "model.safetensors").read_bytes())
+        line = refusal(capsys, "evaluate", "m.safetensors")
+        assert line.startswith("Error: --data: got nothing, and m.safetensors names no data")
+
+    def test_no_shape_that_is_square(self, folder, capsys, tmp_path):
+        np.save("narrow.npy", np.zeros((20, 3), np.float32))
+        (tmp_path / "run").mkdir()
+        from syncpretrain.stack import Layer, Stack
+
+        zeros = (np.zeros((3, 2), np.float32), np.zeros(2, np.float32), np.zeros(3, np.float32))
+        Stack((Layer(*zeros),)).save("run/model.safetensors")
+        line = refusal(capsys, "reconstruct", "run", "--data", "narrow.npy")
+        assert line.startswith("Error: --shape: got none, and 3 values make no square")
+
+    def test_json_says_nothing_on_stdout(self, folder, capsys):
+        refusal(capsys, *TRAIN, "--data", "x.npy", "--layers", "16", "--json")
+        refusal(capsys, "evaluate", "empty", "--json")
+
+    def test_a_full_disk_is_no_traceback(self, folder, capsys, trained, monkeypatch):
+        def full(*arguments):
+            raise OSError(28, "No space left on device", "z.npy")
+
+        monkeypatch.setattr("syncpretrain.modelfile.write_atomically", full)
+        with pytest.raises(SystemExit) as ended:
+            main(["encode", str(trained), "--out", "z.npy", "--data", "x.npy"])
+        assert ended.value.code == 1
+        assert capsys.readouterr().err == "Error: z.npy: No space left on device\n"
+
+
+def test_the_metrics_are_the_only_object_in_their_file(trained):
+    assert json.loads((trained / "metrics.json").read_text())["out"] == str(trained)

@@ -1,0 +1,124 @@
+"""A signal ends a run soon, with one message and what was learned so far on disk.
+
+Every test starts a run that would take hours, waits until it prints a certain line, sends the
+signal, and waits for the end. Each wait has a deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+import syncpretrain
+
+LONG = 100_000
+START_SECONDS = 60.0  # of a busy machine
+END_SECONDS = 2.0
+
+
+class Run:
+    """A running command and the lines of its stderr as they come."""
+
+    def __init__(self, process):
+        self.process = process
+        self.lines = []
+        self._queue = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, name="reader of stderr")
+        self._reader.start()
+
+    def wait_for(self, start):
+        """Wait for a line that begins so."""
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            line = self._queue.get(timeout=max(0.001, deadline - time.monotonic()))
+            assert line is not None, f"ended before {start!r}: {self.lines}"
+            self.lines.append(line)
+            if line.startswith(start):
+                return
+
+    def stop(self, signum):
+        """Send a signal; return the status, the seconds until the end, and the last line."""
+        sent = time.monotonic()
+        self.process.send_signal(signum)
+        status = self.process.wait(timeout=START_SECONDS)
+        seconds = time.monotonic() - sent
+        self._reader.join(timeout=START_SECONDS)
+        while (line := self._queue.get(timeout=1)) is not None:
+            self.lines.append(line)
+        return status, seconds, self.lines[-1]
+
+    def _read(self):
+        for line in self.process.stderr:
+            self._queue.put(line.rstrip("\n"))
+        self._queue.put(None)
+
+
+@contextmanager
+def running(folder, *options):
+    np.save(folder / "x.npy", np.random.default_rng(0).random((2000, 64), dtype=np.float32))
+    command = [sys.executable, "-m", "syncpretrain", "train", "--data", "x.npy", "--out", "run"]
+    process = subprocess.Popen(
+        [*command, "--layers", "64,32,8", *map(str, options)],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONWARNINGS": "error"},
+    )
+    run = Run(process)
+    try:
+        yield run
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(timeout=10)
+        run._reader.join(timeout=10)
+        process.stdout.close()
+        process.stderr.close()
+
+
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+PRETRAIN = ("--epochs", LONG)
+FINETUNE = ("--epochs", 1, "--finetune", "reconstruction", "--finetune-epochs", LONG)
+RUNS = [
+    pytest.param(PRETRAIN, "layer 1", "Pretraining was stopped", id="threads"),
+    pytest.param((*PRETRAIN, "--pace", "free"), "layer 2", "Pretraining was stopped", id="free"),
+    pytest.param((*PRETRAIN, "--runtime", "serial"), "layer 1", "Pretraining was", id="serial"),
+    pytest.param(FINETUNE, "fine-tuning", "Fine-tuning was stopped in epoch", id="fine-tuning"),
+]
+
+
+@pytest.mark.parametrize(("signum", "expected"), SIGNALS, ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(("options", "line", "message"), RUNS)
+def test_a_signal_ends_a_run_with_its_model(tmp_path, signum, expected, options, line, message):
+    with running(tmp_path, *options) as run:
+        run.wait_for(line)
+        status, seconds, last = run.stop(signum)
+        assert run.process.stdout.read() == ""
+    assert status == expected
+    assert seconds < END_SECONDS
+    assert last.startswith(message)
+    assert last.endswith("What was learned so far is in run/model.safetensors")
+    assert not [text for text in run.lines if "Traceback" in text or "Error" in text]
+    assert syncpretrain.load(tmp_path / "run").widths == (64, 32, 8)
+    assert (tmp_path / "run" / "trace.json").is_file()
+
+
+def test_a_stopped_run_can_be_replayed(tmp_path):
+    with running(tmp_path, *PRETRAIN, "--pace", "free") as run:
+        run.wait_for("layer 2")
+        run.stop(signal.SIGINT)
+    command = [sys.executable, "-m", "syncpretrain", "train", "--replay", "run", "--out", "again"]
+    subprocess.run([*command, "--quiet"], cwd=tmp_path, timeout=60, check=True)
+    again = syncpretrain.load(tmp_path / "again").info["epochs"]
+    assert min(again) >= 1
+    assert sum(again) <= sum(syncpretrain.load(tmp_path / "run").info["epochs"])

@@ -1,0 +1,199 @@
+"""``syncpretrain train``: what it prints and writes, and that runs are repeated bit for bit."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+
+import syncpretrain
+from syncpretrain.cli import main
+from syncpretrain.cli.tables import print_errors, print_run
+
+LAYERS = ("--layers", "16,9,4")
+KEYS = (
+    *("schedule", "pace", "runtime", "backend", "workers", "seed", "data", "layers"),
+    *("reconstruction_error", "accuracy", "seconds", "parameters_sha256", "out"),
+)
+ROW = ["reconstruction_error", "visible"]
+FILES = ["config.toml", "events.jsonl", "metrics.json", "model.safetensors", "trace.json"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder with 60 examples of 16 values in x.npy."""
+    monkeypatch.chdir(tmp_path)
+    X = (np.random.default_rng(0).random((60, 16)) < 0.3).astype(np.float32)
+    np.save("x.npy", X)
+    return tmp_path
+
+
+def train(*options, status=0):
+    """Call the command in this process."""
+    try:
+        main(["train", *map(str, options)], prog_name="syncpretrain", standalone_mode=True)
+    except SystemExit as ended:
+        assert ended.code == status
+
+
+@pytest.fixture
+def train_json(folder, capsys):
+    """Train on x.npy and return the object printed."""
+
+    def call(*options):
+        train(*options, "--json")
+        out, _ = capsys.readouterr()
+        assert out.count("\n") == 1
+        return json.loads(out)
+
+    return call
+
+
+SMALL = ("--data", "x.npy", *LAYERS, "--epochs", 2, "--batch-size", 10)
+TUNED = (
+    *(*SMALL, "--finetune", "reconstruction"),
+    *("--finetune-epochs", 1, "--finetune-batch-size", 10),
+)
+
+
+class TestOutput:
+    def test_json_is_one_object_and_progress_goes_to_stderr(self, folder, capsys):
+        train(*TUNED, "--out", "run", "--json", "--seed", 3)
+        out, err = capsys.readouterr()
+        report = json.loads(out)
+        assert tuple(report) == KEYS
+        assert list(report["data"]) == ["name", "source", "train", "validation", "test"]
+        assert (report["data"]["train"], report["data"]["validation"]) == (54, 6)
+        assert [sorted(row) for row in report["layers"]] == [
+            ["busy_seconds", "epochs", "hidden", "idle_seconds", "layer", *ROW]
+        ] * 2
+        assert [(row["visible"], row["hidden"]) for row in report["layers"]] == [(16, 9), (9, 4)]
+        assert list(report["layers"][0]["reconstruction_error"]) == ["train", "validation"]
+        assert list(report["reconstruction_error"]) == ["train", "validation", "test"]
+        assert report["reconstruction_error"]["test"] is None
+        assert list(report["seconds"]) == ["data", "pretrain", "finetune", "total"]
+        assert (report["seed"], report["accuracy"], report["out"]) == (3, None, "run")
+        assert re.fullmatch("[0-9a-f]{64}", report["parameters_sha256"])
+        for line in ("data: x.npy, ", "run folder: run", "layer 1  epoch 1/2 ", "fine-tuning  e"):
+            assert f"\n{line}" in f"\n{err}"
+
+    def test_the_run_folder(self, folder, train_json):
+        report = train_json(*TUNED, "--out", "deep/down/run", "--quiet")
+        run = folder / "deep" / "down" / "run"
+        assert sorted(path.name for path in run.iterdir()) == FILES
+        assert json.loads((run / "metrics.json").read_text()) == report
+        stack = syncpretrain.load(run)
+        assert stack.parameters_sha256 == report["parameters_sha256"]
+        assert stack.widths == (16, 9, 4)
+        events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+        assert {"RunStarted", "EpochFinished", "FinetuneEpochFinished"} <= {
+            event["event"] for event in events
+        }
+        assert json.loads((run / "trace.json").read_text())["traceEvents"]
+
+    def test_quiet_prints_nothing(self, folder, capsys):
+        train(*SMALL, "--out", "run", "--quiet")
+        assert capsys.readouterr() == ("", "")
+
+    def test_without_out_every_run_gets_its_own_folder(self, folder, train_json):
+        outs = [train_json(*SMALL, "--quiet")["out"] for _ in range(3)]
+        assert len(set(outs)) == 3
+        for out in outs:
+            assert re.match(r"runs/\d{8}-\d{6}-16-9-4(-\d+)?$", out)
+            assert (folder / out / "model.safetensors").is_file()
+
+    def test_the_table_begins_with_the_data_and_ends_with_what_to_do_next(self, folder, capsys):
+        train(*TUNED, "--out", "my run")
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[:2] == [
+            "x.npy: the 60 examples of x.npy",
+            "54 train, 6 validation, 0 test",
+        ]
+        assert lines[2].split() == ["train", "validation", "busy", "asleep"]
+        assert lines[5].split()[:2] == ["1", "16-9"]
+        assert lines[-2:] == [
+            "model: my run/model.safetensors",
+            "next: syncpretrain reconstruct 'my run'",
+        ]
+
+    def test_no_line_of_a_table_is_wider_than_80(self):
+        errors = dict.fromkeys(("train", "validation", "test"), 1234.5678)
+        row = {"layer": 10, "visible": 10_000, "hidden": 10_000, "reconstruction_error": errors}
+        times = {"epochs": 1000, "busy_seconds": 12345.6, "idle_seconds": 12345.6}
+        sizes = {"train": 1_000_000, "validation": 10_000, "test": 10_000}
+        report = {
+            "data": {"name": "[b]x.npy", "source": "the examples of x.npy :smile:", **sizes},
+            "layers": [row],
+            "reconstruction_error": errors,
+        }
+        file = io.StringIO()
+        print_errors(report, file, finetuned=True)
+        row["reconstruction_error"] = {"train": 1234.5678, "validation": None}
+        seconds = dict.fromkeys(("data", "pretrain", "finetune", "total"), 12345.6)
+        print_run({**report, "layers": [row | times], "seconds": seconds, "out": "runs/x"}, file)
+        lines = file.getvalue().splitlines()
+        assert lines[0] == "[b]x.npy: the examples of x.npy :smile:"
+        assert max(map(len, lines)) <= 80
+        assert "10000-10000" in file.getvalue()
+        assert "…" not in file.getvalue()
+
+
+class TestRepeating:
+    def test_the_config_of_a_run_repeats_it(self, train_json):
+        first = train_json(*TUNED, "--out", "a", "--seed", 5, "--cd-steps", "1,2")
+        again = train_json("--config", "a/config.toml", "--out", "b")
+        other = train_json("--config", "a/config.toml", "--out", "c", "--seed", 6)
+        assert again["parameters_sha256"] == first["parameters_sha256"]
+        assert other["parameters_sha256"] != first["parameters_sha256"]
+        assert (again["seed"], other["seed"]) == (5, 6)
+
+    def test_other_layers_on_a_config_keep_its_other_settings(self, folder, train_json):
+        train_json(*SMALL, "--out", "a")
+        report = train_json("--config", "a/config.toml", "--layers", "16,8,4,2", "--out", "b")
+        assert [row["epochs"] for row in report["layers"]] == [2, 2, 2]
+
+    @pytest.mark.parametrize("other", [("--workers", 1), ("--runtime", "serial")])
+    def test_lockstep_gives_the_same_bits_in_any_order(self, train_json, other):
+        first = train_json(*SMALL, "--out", "a")
+        again = train_json(*SMALL, "--out", "b", *other)
+        assert again["parameters_sha256"] == first["parameters_sha256"]
+
+    def test_replay_repeats_a_run_at_free_pace(self, train_json):
+        free = ("--pace", "free", "--epochs", 20, "--refresh-epochs", 2)
+        first = train_json(*SMALL, *free, "--out", "a")
+        again = train_json("--replay", "a", "--out", "b", "--workers", 1)
+        twice = train_json("--replay", "b", "--out", "c", "--runtime", "serial")
+        assert again["parameters_sha256"] == first["parameters_sha256"]
+        assert twice["parameters_sha256"] == first["parameters_sha256"]
+        assert [x["epochs"] for x in again["layers"]] == [x["epochs"] for x in first["layers"]]
+
+
+class TestDivergence:
+    def test_the_layer_is_named_and_the_last_finite_model_kept(self, folder, capsys):
+        train(*SMALL, "--learning-rate", "0.1,1e38", "--out", "run", status=1)
+        out, err = capsys.readouterr()
+        assert out == ""
+        message = err.splitlines()[-1]
+        assert message.startswith("Error: layer 2 diverged in epoch ")
+        assert message.endswith("What was learned so far is in run/model.safetensors")
+        stack = syncpretrain.load(folder / "run")  # refuses what is not finite
+        assert stack.widths == (16, 9, 4)
+        assert (folder / "run" / "trace.json").is_file()
+        assert not (folder / "run" / "metrics.json").exists()
+
+    def test_a_rate_of_a_million(self, folder, capsys):
+        np.save("x.npy", np.random.default_rng(0).random((500, 16), dtype=np.float32))
+        train(*SMALL, "--learning-rate", "1e6", "--epochs", 30, "--out", "run", status=1)
+        err = capsys.readouterr().err
+        assert re.search(r"^Error: layer \d diverged in epoch \d+: .*learning rate", err, re.M)
+        assert syncpretrain.load(folder / "run").widths == (16, 9, 4)
+
+    def test_fine_tuning_that_diverges_leaves_the_last_good_stack(self, folder, capsys):
+        rate = ("--finetune-learning-rate", "1e38", "--finetune-optimizer", "sgd")
+        train(*TUNED, *rate, "--out", "run", status=1)
+        message = capsys.readouterr().err.splitlines()[-1]
+        assert message.startswith("Error: fine-tuning diverged in epoch 1")
+        assert syncpretrain.load(folder / "run").widths == (16, 9, 4)

@@ -1,0 +1,286 @@
+"""Ways to fail x layers x runtimes: one clear error, the layers' last good state, nothing left."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from syncpretrain import Stack, pretrain, pretraining
+from syncpretrain.errors import (
+    DivergedError,
+    RunInterrupted,
+    StalledError,
+    SyncpretrainError,
+    WorkerError,
+)
+from syncpretrain.events import (
+    EpochFinished,
+    EpochStarted,
+    Event,
+    LayerFinished,
+    Progress,
+    RunFinished,
+    RunStarted,
+)
+from syncpretrain.learners.rbm import RBM
+from syncpretrain.runtime import threads
+
+LAYERS = (16, 12, 8, 5)
+WAIT = 20.0
+RUNTIMES = ["serial", "threads"]
+
+Sabotage = Callable[[RBM, int, int], None]
+
+
+@pytest.fixture
+def sabotage(monkeypatch) -> Callable[[Sabotage], None]:
+    """Do something before each minibatch: called with the learner, the epoch and the step."""
+    original = RBM.train_step
+
+    def install(before: Sabotage) -> None:
+        def train_step(self, X, rows, *, epoch, step):
+            before(self, epoch, step)
+            return original(self, X, rows, epoch=epoch, step=step)
+
+        monkeypatch.setattr(RBM, "train_step", train_step)
+
+    return install
+
+
+def run(bits: np.ndarray, **settings) -> Stack:
+    wanted = {"layers": LAYERS, "epochs": 3, "batch_size": 20, "workers": 2}
+    return pretrain(bits, **(wanted | settings))
+
+
+def check_finite(stack: Stack | None) -> Stack:
+    assert stack is not None
+    assert stack.widths == LAYERS
+    for layer in stack.layers:
+        assert all(np.isfinite(array).all() for _, array in layer.parameters())
+    return stack
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("layer", [1, 2, 3])
+@pytest.mark.parametrize("kind", [RuntimeError, MemoryError, SystemExit, GeneratorExit])
+def test_a_layer_that_fails_is_named_with_its_epoch_and_cause(bits, sabotage, runtime, layer, kind):
+    error = kind("out of luck")
+
+    def fail(rbm: RBM, epoch: int, step: int) -> None:
+        if (rbm.layer, epoch, step) == (layer, 2, 3):
+            raise error
+
+    sabotage(fail)
+    message = f"layer {layer} failed in epoch 2: {kind.__name__}: out of luck"
+    with pytest.raises(WorkerError, match=message) as caught:
+        run(bits, runtime=runtime)
+    assert caught.value.__cause__ is error
+    assert isinstance(caught.value, SyncpretrainError)
+    stack = check_finite(caught.value.stack)
+    assert stack.info["epochs"][layer - 1] == 1
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_the_failed_layer_is_taken_back_to_its_last_epoch(bits, sabotage, runtime):
+    one_epoch = run(bits, layers=(16, 12), epochs=1)
+
+    def fail(rbm: RBM, epoch: int, step: int) -> None:
+        if (epoch, step) == (2, 5):
+            rbm.weight.fill(np.nan)
+            raise RuntimeError
+
+    sabotage(fail)
+    with pytest.raises(WorkerError) as caught:
+        run(bits, layers=(16, 12), runtime=runtime)
+    assert caught.value.stack.parameters_sha256 == one_epoch.parameters_sha256
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_keyboard_interrupt_stays_one(bits, sabotage, runtime):
+    """A second Ctrl-C, which is no longer a request: at once, without a stack."""
+
+    def interrupt(rbm: RBM, epoch: int, step: int) -> None:
+        if (rbm.layer, epoch) == (2, 1):
+            raise KeyboardInterrupt
+
+    sabotage(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run(bits, runtime=runtime)
+
+
+def test_the_first_of_two_failures_wins(bits, sabotage):
+    """Layer 2 fails once the driver has been told of the failure of layer 1."""
+    closing = threading.Event()
+    original = threads.ThreadsRuntime._close
+
+    def close(self):
+        closing.set()
+        return original(self)
+
+    def fail(rbm: RBM, epoch: int, step: int) -> None:
+        if (rbm.layer, epoch) == (1, 2):
+            raise ValueError("the first")
+        if rbm.layer == 2:
+            assert closing.wait(WAIT)
+            raise ValueError("the second")
+
+    sabotage(fail)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threads.ThreadsRuntime, "_close", close)
+        with pytest.raises(WorkerError, match="layer 1 failed in epoch 2: ValueError: the first"):
+            run(bits)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("layer", [1, 2, 3])
+def test_divergence_names_layer_and_epoch(bits, runtime, layer):
+    rates = [0.1] * 3
+    rates[layer - 1] = 1e6
+    with pytest.raises(
+        DivergedError, match=rf"layer {layer} diverged in epoch \d.*1e\+06"
+    ) as found:
+        run(bits, runtime=runtime, learning_rate=rates)
+    assert isinstance(found.value.__cause__, DivergedError)
+    check_finite(found.value.stack)
+
+
+def test_a_layer_stopped_on_the_brink_of_divergence_is_taken_back_too(bits, sabotage):
+    """Layer 1 holds parameters that are not finite when the failure of layer 2 stops it."""
+    broken, failed = threading.Event(), threading.Event()
+    original = threads.ThreadsRuntime._close
+
+    def close(self):
+        failed.set()
+        return original(self)
+
+    def fail(rbm: RBM, epoch: int, step: int) -> None:
+        if (rbm.layer, epoch) == (2, 1):
+            assert broken.wait(WAIT)
+            raise RuntimeError
+        if (rbm.layer, epoch) == (1, 2):
+            rbm.train_step = lambda X, rows, *, epoch, step: overflow(rbm)
+
+    def overflow(rbm: RBM) -> float:
+        rbm.weight[0, 0] = np.inf
+        broken.set()
+        assert failed.wait(WAIT)
+        return 0.0
+
+    sabotage(fail)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threads.ThreadsRuntime, "_close", close)
+        with pytest.raises(WorkerError, match="layer 2 failed in epoch 1") as caught:
+            run(bits)
+    check_finite(caught.value.stack)
+
+
+EVENTS = [RunStarted, EpochStarted, EpochFinished, LayerFinished, RunFinished, Progress]
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("kind", EVENTS)
+def test_an_observer_that_raises_ends_the_run_with_its_own_error(bits, monkeypatch, runtime, kind):
+    monkeypatch.setattr(pretraining, "TICK_SECONDS", 0.0)  # progress at every occasion
+
+    def observe(event: Event) -> None:
+        if isinstance(event, kind):
+            raise ZeroDivisionError("the observer's own")
+
+    with pytest.raises(ZeroDivisionError, match="the observer's own"):
+        run(bits, runtime=runtime, observers=[observe])
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", [RunStarted, EpochStarted, EpochFinished])
+def test_a_signal_stops_the_run_and_keeps_what_was_learned(bits, runtime, signum, moment):
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    seen = []
+
+    def observe(event: Event) -> None:
+        seen.append(event)
+        if isinstance(event, moment) and getattr(event, "layer", 2) == 2:
+            signal.raise_signal(signum)
+
+    with pytest.raises(RunInterrupted, match="pretraining was stopped; epochs finished: ") as found:
+        run(bits, runtime=runtime, observers=[observe])
+    assert found.value.signum == signum
+    stack = check_finite(found.value.stack)
+    assert stack.info["epochs"] != [3, 3, 3]
+    assert not any(isinstance(event, RunFinished) for event in seen)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+
+
+def test_a_stop_in_the_middle_of_an_epoch_keeps_the_minibatches_so_far(bits, sabotage):
+    def interrupt(rbm: RBM, epoch: int, step: int) -> None:
+        if (epoch, step) == (2, 4):
+            signal.raise_signal(signal.SIGINT)
+
+    one_epoch = run(bits, layers=(16, 12), epochs=1)
+    two_epochs = run(bits, layers=(16, 12), epochs=2)
+    sabotage(interrupt)
+    with pytest.raises(RunInterrupted, match="epochs finished: layer 1: 1") as caught:
+        run(bits, layers=(16, 12), epochs=2, runtime="serial")
+    sums = {x.parameters_sha256 for x in (caught.value.stack, one_epoch, two_epochs)}
+    assert len(sums) == 3
+
+
+def test_a_stall_is_told_and_does_not_hold_up_the_caller(bits, sabotage, monkeypatch):
+    monkeypatch.setattr(pretraining, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(pretraining, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(threads, "JOIN_SECONDS", 0.05)
+    release, stuck = threading.Event(), []
+
+    def block(rbm: RBM, epoch: int, step: int) -> None:
+        if (rbm.layer, epoch, step) == (1, 1, 2):
+            stuck.append(threading.current_thread())
+            release.wait(WAIT)
+
+    sabotage(block)
+    try:
+        with pytest.raises(
+            StalledError, match=r"no minibatch .* for 0\.2 s, by layer 1$"
+        ) as caught:
+            run(bits)
+        check_finite(caught.value.stack)
+    finally:
+        release.set()
+        for thread in stuck:
+            thread.join(WAIT)
+
+
+def test_a_slow_layer_is_no_stall(bits, sabotage, monkeypatch):
+    """Each minibatch waits for two ticks of the driver, longer in all than a stall would be."""
+    monkeypatch.setattr(pretraining, "STALL_SECONDS", 0.15)
+    monkeypatch.setattr(pretraining, "TICK_SECONDS", 0.01)
+    told = threading.Semaphore(0)
+
+    def observe(event: Event) -> None:
+        if isinstance(event, Progress):
+            told.release()
+
+    def slow(rbm: RBM, epoch: int, step: int) -> None:
+        assert told.acquire(timeout=WAIT)
+        assert told.acquire(timeout=WAIT)
+
+    sabotage(slow)
+    run(bits, layers=(16, 12), epochs=1, observers=[observe])
+
+
+def test_a_failed_run_does_not_spoil_the_next(bits, sabotage):
+    expected = run(bits).parameters_sha256
+    failing = True
+
+    def fail(rbm: RBM, epoch: int, step: int) -> None:
+        if failing and rbm.layer == 2:
+            raise RuntimeError
+
+    sabotage(fail)
+    with pytest.raises(WorkerError):
+        run(bits)
+    failing = False
+    assert run(bits).parameters_sha256 == expected

@@ -1,0 +1,198 @@
+"""The kernels against exact enumeration of an RBM of 6 visible and 4 hidden units."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from syncpretrain.kernels.activations import affine_sigmoid, sigmoid
+from syncpretrain.kernels.contrastive_divergence import (
+    gibbs_step,
+    momentum_step,
+    sample,
+    squared_error,
+    statistics,
+)
+
+VISIBLE, HIDDEN = 6, 4
+
+
+def states(units: int) -> np.ndarray:
+    """Every binary state, of shape (2**units, units)."""
+    return np.array(list(product((0.0, 1.0), repeat=units)))
+
+
+def logistic(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+class TinyRBM:
+    """Exact answers in float64."""
+
+    def __init__(self, seed: int = 0, scale: float = 0.8) -> None:
+        rng = np.random.default_rng(seed)
+        self.W = rng.normal(0, scale, (VISIBLE, HIDDEN))
+        self.a = rng.normal(0, 0.5, VISIBLE)
+        self.b = rng.normal(0, 0.5, HIDDEN)
+        self.data = (rng.random((12, VISIBLE)) < 0.4).astype(float)
+
+    def joint(self) -> np.ndarray:
+        """p(v, h) of every pair of states, from the energy alone."""
+        v, h = states(VISIBLE), states(HIDDEN)
+        energy = -(v @ self.a)[:, None] - h @ self.b - v @ self.W @ h.T
+        weights = np.exp(-energy)
+        return weights / weights.sum()
+
+    def posterior(self) -> np.ndarray:
+        """p(h | v) of every hidden state for each example, from the joint."""
+        joint = self.joint()
+        rows = [int("".join(str(int(x)) for x in v), 2) for v in self.data]
+        return joint[rows] / joint[rows].sum(axis=1, keepdims=True)
+
+    def positive(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """E_data of v h, v and h, summing over every hidden state."""
+        expected_h = self.posterior() @ states(HIDDEN)
+        n = len(self.data)
+        return self.data.T @ expected_h / n, self.data.mean(axis=0), expected_h.mean(axis=0)
+
+    def negative(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """E_model of v h, v and h."""
+        p, v, h = self.joint(), states(VISIBLE), states(HIDDEN)
+        return v.T @ p @ h, p.sum(axis=1) @ v, p.sum(axis=0) @ h
+
+    def float32(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return tuple(np.float32(x) for x in (self.W, self.a, self.b))
+
+
+def run_statistics(v0, v1, h0, h1):
+    v = np.concatenate([v0, v1]).astype(np.float32)
+    h = np.concatenate([h0, h1]).astype(np.float32)
+    dW = np.empty((v.shape[1], h.shape[1]), dtype=np.float32)
+    da, db = np.empty(v.shape[1], dtype=np.float32), np.empty(h.shape[1], dtype=np.float32)
+    statistics(v, h, dW=dW, da=da, db=db)
+    return dW, da, db
+
+
+def test_the_enumeration_agrees_with_the_slope_of_the_log_likelihood():
+    rbm = TinyRBM()
+
+    def log_likelihood(**changed: np.ndarray) -> float:
+        W, a, b = (changed.get(name, getattr(rbm, name)) for name in "Wab")
+
+        def minus_free_energy(v):
+            return v @ a + np.logaddexp(0, v @ W + b).sum(axis=1)
+
+        return minus_free_energy(rbm.data).mean() - np.log(
+            np.exp(minus_free_energy(states(VISIBLE))).sum()
+        )
+
+    exact = [p - n for p, n in zip(rbm.positive(), rbm.negative(), strict=True)]
+    for name, gradient in zip("Wab", exact, strict=True):
+        for index in np.ndindex(gradient.shape):
+            step = np.zeros_like(gradient)
+            step[index] = 1e-5
+            up = log_likelihood(**{name: getattr(rbm, name) + step})
+            down = log_likelihood(**{name: getattr(rbm, name) - step})
+            assert gradient[index] == pytest.approx((up - down) / 2e-5, abs=1e-8)
+
+
+def test_the_positive_phase_is_the_expectation_over_the_data():
+    rbm = TinyRBM()
+    W, _, b = rbm.float32()
+    v0 = rbm.data.astype(np.float32)
+    h0 = affine_sigmoid(v0, W, b)
+    found = run_statistics(v0, np.zeros_like(v0), h0, np.zeros_like(h0))
+    for have, expected in zip(found, rbm.positive(), strict=True):
+        np.testing.assert_allclose(have, expected, atol=2e-6)
+
+
+def test_the_negative_phase_is_the_expectation_of_the_model_once_the_chains_have_mixed():
+    """A Gibbs chain built of the kernels, its visible units sampled too, after 60 steps."""
+    rbm, chains, rng = TinyRBM(), 40_000, np.random.default_rng(1)
+    W, a, b = rbm.float32()
+    v = np.float32(rng.random((chains, VISIBLE)) < 0.5)
+    p_v, p_h = np.empty_like(v), np.empty((chains, HIDDEN), dtype=np.float32)
+    h = np.empty_like(p_h)
+    for _ in range(60):
+        affine_sigmoid(v, W, b, out=p_h)
+        sample(p_h, rng.random(p_h.shape, dtype=np.float32), out=h)
+        gibbs_step(h, W, a, b, v1=p_v, h1=p_h)
+        sample(p_v, rng.random(p_v.shape, dtype=np.float32), out=v)
+    affine_sigmoid(v, W, b, out=p_h)
+    found = run_statistics(np.zeros_like(v), v, np.zeros_like(p_h), p_h)
+    products = v[:, :, None] * p_h[:, None, :]
+    spreads = (products.std(axis=0), v.std(axis=0), p_h.std(axis=0))
+    for have, expected, spread in zip(found, rbm.negative(), spreads, strict=True):
+        error_bar = spread / np.sqrt(chains)
+        assert (np.abs(-have - expected) < 5 * error_bar + 1e-6).all()
+
+
+def test_statistics_are_the_difference_of_the_two_phases_averaged():
+    rng = np.random.default_rng(2)
+    v0, v1 = rng.random((2, 7, 5))
+    h0, h1 = rng.random((2, 7, 3))
+    dW, da, db = run_statistics(v0, v1, h0, h1)
+    np.testing.assert_allclose(dW, (v0.T @ h0 - v1.T @ h1) / 7, atol=1e-6)
+    np.testing.assert_allclose(da, (v0 - v1).mean(axis=0), atol=1e-6)
+    np.testing.assert_allclose(db, (h0 - h1).mean(axis=0), atol=1e-6)
+
+
+def test_a_gibbs_step_goes_down_and_up_with_probabilities():
+    rbm = TinyRBM(seed=3)
+    W, a, b = rbm.float32()
+    h = np.float32(states(HIDDEN))
+    v1, h1 = np.empty((len(h), VISIBLE), np.float32), np.empty_like(h)
+    gibbs_step(h, W, a, b, v1=v1, h1=h1)
+    expected_v = logistic(states(HIDDEN) @ rbm.W.T + rbm.a)
+    np.testing.assert_allclose(v1, expected_v, atol=1e-6)
+    np.testing.assert_allclose(h1, logistic(expected_v @ rbm.W + rbm.b), atol=1e-6)
+
+
+def test_p_h_given_v_agrees_with_the_joint():
+    rbm = TinyRBM(seed=4)
+    W, _, b = rbm.float32()
+    found = affine_sigmoid(np.float32(rbm.data), W, b)
+    np.testing.assert_allclose(found, rbm.posterior() @ states(HIDDEN), atol=1e-6)
+
+
+def test_sample_draws_one_below_the_probability():
+    p = np.float32([0, 0.25, 0.5, 1])
+    u = np.float32([0, 0.25, 0.4999, 1 - 2**-24])
+    out = np.empty_like(p)
+    assert sample(p, u, out=out) is out
+    assert out.tolist() == [0, 0, 1, 1]  # never at probability 0, always at 1
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+def test_momentum_step(decay):
+    rng = np.random.default_rng(5)
+    x, v = rng.normal(size=(2, 6, 4))
+    have_x, have_v = np.float32(x), np.float32(v)
+    for momentum in (0.5, 0.5, 0.9):
+        g = rng.normal(size=(6, 4))
+        v = momentum * v + 0.1 * (g - decay * x)
+        x = x + v
+        rate = {"momentum": momentum, "learning_rate": 0.1, "weight_decay": decay}
+        momentum_step(have_x, np.float32(g), have_v, **rate)
+    np.testing.assert_allclose(have_x, x, atol=2e-6)
+    np.testing.assert_allclose(have_v, v, atol=2e-6)
+
+
+def test_squared_error():
+    rng = np.random.default_rng(6)
+    x, y = np.float32(rng.random((2, 9, 5)))
+    expected = np.square(np.float64(x) - y).sum()
+    assert squared_error(x, y, scratch=np.empty_like(x)) == pytest.approx(expected, rel=1e-6)
+    assert squared_error(x, y, scratch=y) == pytest.approx(expected, rel=1e-6), "in place"
+
+
+def test_sigmoid_is_right_at_every_size_and_in_place():
+    x = np.float32([-1e30, -104, -88, -1, 0, 1, 88, 1e30])
+    out = x.copy()
+    assert sigmoid(out) is out
+    with np.errstate(over="ignore"):
+        expected = logistic(np.float64(x))
+    np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-38)
+    assert np.isfinite(out).all()

@@ -1,0 +1,128 @@
+"""One run: what is kept when it stops between its stages, and what decides its figures."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import syncpretrain.run
+from syncpretrain.errors import DataError, RunInterrupted, SettingsError
+from syncpretrain.modelfile import MODEL_NAME
+from syncpretrain.run import CONFIG_NAME, measure, train_run
+from syncpretrain.settings import read_settings, settings_from
+from syncpretrain.stack import load
+
+
+@pytest.fixture
+def settings(tmp_path):
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).random((60, 16), dtype=np.float32))
+    return settings_from(
+        (16, 9, 4),
+        epochs=1,
+        batch_size=10,
+        data={"name": str(tmp_path / "x.npy")},
+        finetune={"objective": "reconstruction", "epochs": 1, "batch_size": 10},
+    )
+
+
+def interrupted(*arguments, **options):
+    raise KeyboardInterrupt
+
+
+class TestStopped:
+    def test_before_fine_tuning_the_pretrained_stack_is_kept(self, settings, tmp_path, monkeypatch):
+        monkeypatch.setattr(syncpretrain.run, "_finetuned", interrupted)
+        with pytest.raises(RunInterrupted, match="the run was stopped after pretraining") as caught:
+            train_run(settings, out=tmp_path / "run")
+        assert str(caught.value).endswith(str(tmp_path / "run" / MODEL_NAME))
+        assert load(tmp_path / "run").layers[0].decoder_weight is None
+
+    def test_before_the_evaluation_the_fine_tuned_stack_is_kept(
+        self, settings, tmp_path, monkeypatch
+    ):
+        monkeypatch.setattr(syncpretrain.run, "measure", interrupted)
+        with pytest.raises(RunInterrupted, match="the run was stopped after pretraining"):
+            train_run(settings, out=tmp_path / "run")
+        assert load(tmp_path / "run").layers[0].decoder_weight is not None
+
+    def test_a_crash_of_fine_tuning_leaves_the_pretrained_stack(
+        self, settings, tmp_path, monkeypatch
+    ):
+        def crash(*arguments, **options):
+            raise MemoryError("no room")
+
+        monkeypatch.setattr(syncpretrain.run, "finetune", crash)
+        with pytest.raises(MemoryError, match="no room"):
+            train_run(settings, out=tmp_path / "run")
+        assert load(tmp_path / "run").widths == (16, 9, 4)
+        assert (tmp_path / "run" / "trace.json").is_file()
+
+
+class TestFolder:
+    def test_it_is_looked_at_before_the_data(self, settings, tmp_path, monkeypatch):
+        monkeypatch.setattr(syncpretrain.run, "load_dataset", interrupted)
+        with pytest.raises(SettingsError, match="is not empty"):
+            train_run(settings, out=tmp_path)
+
+    def test_an_empty_one_will_do(self, settings, tmp_path):
+        (tmp_path / "run").mkdir()
+        train_run(settings, out=tmp_path / "run")
+        assert (tmp_path / "run" / MODEL_NAME).is_file()
+
+    def test_it_is_not_made_for_data_that_is_refused(self, settings, tmp_path):
+        (tmp_path / "x.npy").write_bytes(b"")
+        with pytest.raises(DataError):
+            train_run(settings, out=tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+    def test_runs_that_begin_in_one_second_have_folders_of_their_own(
+        self, settings, tmp_path, monkeypatch
+    ):
+        class Clock:
+            @staticmethod
+            def now():
+                from datetime import datetime
+
+                return datetime(2026, 1, 2, 3, 4, 5)
+
+        monkeypatch.setattr(syncpretrain.run, "datetime", Clock)
+        monkeypatch.chdir(tmp_path)
+        outs = [train_run(settings)["out"] for _ in range(2)]
+        assert outs == ["runs/20260102-030405-16-9-4", "runs/20260102-030405-16-9-4-2"]
+
+    def test_its_settings_are_resolved_and_its_numbers_are_json(self, settings, tmp_path):
+        report = train_run(settings, out=tmp_path / "run")
+        written = read_settings(tmp_path / "run" / CONFIG_NAME)
+        assert written.pretrain.blas_threads >= 1
+        assert written.data == settings.data
+        assert written.finetune == settings.finetune
+        text = (tmp_path / "run" / "metrics.json").read_text()
+        assert json.loads(text) == report
+        json.dumps(report, allow_nan=False)
+        files = {path.stat().st_mode & 0o777 for path in (tmp_path / "run").iterdir()}
+        assert len(files) == 1  # whoever may read one may read all
+
+
+class TestFigures:
+    def test_the_times_add_up(self, settings, tmp_path):
+        report = train_run(settings, out=tmp_path / "run")
+        seconds = report["seconds"]
+        parts = seconds["data"] + seconds["pretrain"] + seconds["finetune"]
+        assert 0 < parts <= seconds["total"]
+        for row in report["layers"]:
+            assert 0 < row["busy_seconds"] <= seconds["pretrain"]
+
+    def test_errors_are_measured_on_the_parts_asked_for(self, settings, tmp_path):
+        train_run(settings, out=tmp_path / "run")
+        stack = load(tmp_path / "run")
+        data = syncpretrain.run.load_dataset(settings.data.name)
+        rows = measure(stack, data, layer_parts=("train",))["layers"]
+        X = data.train
+        for row, layer in zip(rows, stack.layers, strict=True):
+            up = 1 / (1 + np.exp(-(X @ layer.weight + layer.hidden_bias)))
+            down = 1 / (1 + np.exp(-(up @ layer.decoding + layer.visible_bias)))
+            expected = {"train": np.square(X - down).sum(axis=1).mean()}
+            assert row["reconstruction_error"] == pytest.approx(expected, rel=1e-4)
+            X = up

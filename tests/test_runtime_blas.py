@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
+
+from syncpretrain import pretrain
+from syncpretrain.errors import SettingsError
+from syncpretrain.events import EpochFinished, Event
+from syncpretrain.runtime.blas import blas_limit, blas_threads, usable_cores
+
+CPU_MAX = "/sys/fs/cgroup/cpu.max"
+
+
+def limits() -> list[int]:
+    return [info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas"]
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    before = limits()
+    yield
+    assert limits() == before
+
+
+def test_a_limit_holds_within_and_is_restored_after():
+    before = limits()
+    with blas_limit(1):
+        assert set(limits()) == {1}
+    assert limits() == before
+
+
+def test_a_limit_is_restored_after_a_failure():
+    before = limits()
+    with pytest.raises(KeyError), blas_limit(1):
+        raise KeyError
+    assert limits() == before
+
+
+def test_the_same_limit_may_be_nested_or_shared():
+    before = limits()
+    with blas_limit(1):
+        with blas_limit(1):
+            assert set(limits()) == {1}
+        assert set(limits()) == {1}, "the outer one still holds"
+    assert limits() == before
+
+
+def test_overlapping_equal_limits_of_two_threads_are_restored_by_the_last():
+    before, entered, leave = limits(), threading.Event(), threading.Event()
+
+    def other() -> None:
+        with blas_limit(1):
+            entered.set()
+            leave.wait(20)
+
+    thread = threading.Thread(target=other)
+    with blas_limit(1):
+        thread.start()
+        assert entered.wait(20)
+    assert set(limits()) == {1}, "the first to come left first"
+    leave.set()
+    thread.join(20)
+    assert limits() == before
+
+
+def in_thread(function) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join(20)
+
+
+def test_a_run_that_is_over_leaves_the_limit_free_for_any_thread():
+    seen = []
+
+    def other() -> None:
+        with blas_limit(1):
+            seen.append(limits())
+        seen.append(limits())
+
+    before = limits()
+    with blas_limit(1):
+        pass
+    in_thread(other)
+    assert seen == [[1] * len(before), before]
+
+
+@pytest.mark.skipif(set(limits()) == {1}, reason="BLAS has only one thread here")
+def test_a_limit_within_one_that_the_caller_set_itself():
+    outermost = limits()
+    with threadpool_limits(2, user_api="blas"):
+        with blas_limit(1):
+            assert set(limits()) == {1}
+        assert set(limits()) == {2}
+    assert limits() == outermost
+
+
+@pytest.mark.skipif(set(limits()) == {1}, reason="BLAS has only one thread here")
+def test_a_limit_that_another_thread_holds_through_threadpoolctl_is_told():
+    refused = []
+
+    def other() -> None:
+        with pytest.raises(SettingsError, match="another thread of this process holds BLAS at 2"):
+            blas_limit(1).__enter__()
+        refused.append(True)
+
+    with threadpool_limits(2, user_api="blas"):
+        in_thread(other)
+        if not refused:
+            pytest.skip("this version of threadpoolctl lets any thread set a limit")
+    with blas_limit(1):
+        assert set(limits()) == {1}
+
+
+def test_another_limit_is_refused_and_the_first_still_holds():
+    with blas_limit(1):
+        with pytest.raises(SettingsError, match=r"got 2, but another run .* holds BLAS at 1"):
+            blas_limit(2).__enter__()
+        assert set(limits()) == {1}
+
+
+def test_a_run_holds_blas_at_one_thread_and_restores_it():
+    before, seen = limits(), []
+
+    def observe(event: Event) -> None:
+        if isinstance(event, EpochFinished):
+            seen.append(limits())
+
+    X = np.eye(8, dtype=np.float32)
+    pretrain(X, layers=[8, 4], epochs=2, batch_size=4, observers=[observe])
+    assert {count for found in seen for count in found} == {1}
+    assert limits() == before
+
+
+def with_quota(monkeypatch, text: str | None, cores: int = 8) -> None:
+    original = Path.read_text
+
+    def read_text(path: Path, *args, **named) -> str:
+        if str(path) != CPU_MAX:
+            return original(path, *args, **named)
+        if text is None:
+            raise FileNotFoundError(CPU_MAX)
+        return text
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores", "expected"),
+    [
+        (None, 8, 8),
+        ("max 100000\n", 8, 8),
+        ("200000 100000\n", 8, 2),
+        ("150000 100000\n", 8, 2),
+        ("50000 100000\n", 8, 1),
+        ("1600000 100000\n", 8, 8),
+        ("nonsense", 3, 3),
+        ("max 100000\n", 1, 1),
+    ],
+)
+def test_usable_cores_are_the_affinity_cut_by_the_quota(monkeypatch, quota, cores, expected):
+    with_quota(monkeypatch, quota, cores)
+    assert usable_cores() == expected
+
+
+def test_usable_cores_where_there_is_no_affinity(monkeypatch):
+    with_quota(monkeypatch, None)
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert usable_cores() == 1
+
+
+def test_blas_threads_are_those_asked_for_or_the_cores_at_most(monkeypatch):
+    with_quota(monkeypatch, "100000 100000\n")
+    assert blas_threads(3) == 3
+    assert blas_threads() == 1
+    with_quota(monkeypatch, None, cores=10_000)
+    assert blas_threads() == min(limits()), "no more than the environment set"

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+from syncpretrain import pretrain
+from syncpretrain.errors import ScheduleError
+from syncpretrain.kernels.activations import affine_sigmoid
+from syncpretrain.learners.rbm import Snapshot
+from syncpretrain.runtime import store
+from syncpretrain.runtime.store import Split, Versions
+
+WIDTHS = (6, 5, 4, 3)
+
+
+def never() -> bool:
+    return False
+
+
+def snapshot(layer: int, seed: int) -> Snapshot:
+    rng = np.random.default_rng([layer, seed])
+    visible, hidden = WIDTHS[layer - 1 : layer + 1]
+    shapes = ((visible, hidden), (hidden,), (visible,))
+    return Snapshot(*(rng.normal(size=shape).astype(np.float32) for shape in shapes))
+
+
+@pytest.fixture
+def data() -> Split:
+    rng = np.random.default_rng(0)
+    return Split(*(rng.random((n, WIDTHS[0])).astype(np.float32) for n in (30, 7)))
+
+
+@pytest.fixture
+def versions(data) -> Versions:
+    return Versions(data, WIDTHS[1:])
+
+
+def test_version_0_of_the_layer_below_all_is_the_data(versions, data):
+    assert versions.activations(0, 0, 0, never) is data
+
+
+def test_activations_of_training_and_validation_data_through_two_layers(versions, data):
+    lower, upper = snapshot(1, 1), snapshot(2, 1)
+    versions.publish(1, 1, lower)
+    versions.publish(2, 1, upper)
+    assert versions.activations(1, 1, 0, never) is versions.activations(1, 1, 0, never), "once"
+    found = versions.activations(2, 1, 1, never)
+    for rows, have in zip(data, found, strict=True):
+        middle = affine_sigmoid(rows, lower.weight, lower.hidden_bias)
+        expected = affine_sigmoid(middle, upper.weight, upper.hidden_bias)
+        np.testing.assert_array_equal(have, expected)
+
+
+def test_a_published_version_never_changes(versions):
+    for version in (1, 2, 3):
+        versions.publish(1, version, snapshot(1, version))
+    first = versions.activations(1, 1, 0, never)
+    copies = [x.copy() for x in first]
+    for version in (2, 3):
+        versions.activations(1, version, 0, never)
+    for have, copy in zip(versions.activations(1, 1, 0, never), copies, strict=True):
+        np.testing.assert_array_equal(have, copy)
+
+
+def test_never_more_than_three_buffers_and_freed_ones_are_used_again(versions):
+    for version in (1, 2, 3):
+        versions.publish(1, version, snapshot(1, version))
+    made = [versions.activations(1, version, 0, never) for version in (1, 2, 3)]
+    versions.publish(1, 4, snapshot(1, 4))
+    with pytest.raises(ScheduleError, match="layer 1 needs more than 3 buffers"):
+        versions.activations(1, 4, 0, never)
+    versions.forget(1, 2)
+    again = versions.activations(1, 4, 0, never)
+    assert again.train is made[1].train, "the array of the forgotten version"
+
+
+def test_reading_what_was_freed_or_never_published_is_an_error(versions):
+    versions.publish(1, 1, snapshot(1, 1))
+    versions.publish(1, 2, snapshot(1, 2))
+    versions.forget(1, 1)
+    with pytest.raises(ScheduleError, match=r"version 1 of layer 1 was .* only \[2\] are held"):
+        versions.activations(1, 1, 0, never)
+    with pytest.raises(ScheduleError, match=r"version 3 of layer 1"):
+        versions.activations(1, 3, 0, never)
+    with pytest.raises(ScheduleError, match=r"version 1 of layer 1"):
+        versions.forget(1, 1)
+
+
+def test_a_source_that_was_not_made_is_an_error(versions):
+    versions.publish(1, 1, snapshot(1, 1))
+    versions.publish(2, 1, snapshot(2, 1))
+    with pytest.raises(ScheduleError, match="version 1 of layer 1 was read before it was made"):
+        versions.activations(2, 1, 1, never)
+
+
+def test_a_version_that_nobody_reads_costs_no_array(versions):
+    for version in range(1, 10):
+        versions.publish(1, version, snapshot(1, version))
+    assert versions._allocated == [0, 0, 0, 0]
+
+
+def test_a_stop_leaves_the_version_unmade(versions, monkeypatch):
+    monkeypatch.setattr(store, "ROWS_AT_ONCE", 10)
+    versions.publish(1, 1, snapshot(1, 1))
+    asked = iter([False, False, True])
+    assert versions.activations(1, 1, 0, lambda: next(asked)) is None
+    assert versions._version(1, 1).activations is None
+
+
+def test_no_computation_under_the_lock(versions):
+    held = []
+
+    class Probing(Snapshot):
+        def transform(self, X, out):
+            held.append(versions._lock.locked())
+
+    s = snapshot(1, 1)
+    versions.publish(1, 1, Probing(s.weight, s.hidden_bias, s.visible_bias))
+    versions.activations(1, 1, 0, never)
+    assert held == [False, False]
+
+
+@pytest.mark.parametrize("pace", ["lockstep", "free"])
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_a_run_holds_at_most_three_activations_and_five_snapshots(bits, monkeypatch, pace, workers):
+    most = {"allocated": 0, "held": 0}
+    lock = threading.Lock()
+    publish = Versions.publish
+
+    def watched(self, layer, version, snapshot):
+        publish(self, layer, version, snapshot)
+        with lock:
+            most["allocated"] = max(most["allocated"], *self._allocated)
+            most["held"] = max(most["held"], *map(len, self._held))
+
+    monkeypatch.setattr(Versions, "publish", watched)
+    pretrain(
+        bits,
+        layers=(16, 12, 8, 4),
+        epochs=(6, 3, 5),
+        refresh_epochs=(0, 1, 2),
+        batch_size=20,
+        pace=pace,
+        workers=workers,
+    )
+    assert 1 <= most["allocated"] <= 3
+    assert 1 <= most["held"] <= 5
+
+
+def test_a_run_leaves_no_arrays_behind(bits, monkeypatch):
+    made: list[weakref.ref[Versions]] = []
+    original = Versions.__init__
+
+    def watched(self, *args, **named):
+        original(self, *args, **named)
+        made.append(weakref.ref(self))
+
+    monkeypatch.setattr(Versions, "__init__", watched)
+    pretrain(bits, layers=(16, 8, 4), epochs=2, batch_size=20)
+    gc.collect()
+    assert len(made) == 1
+    assert made[0]() is None

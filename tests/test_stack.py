@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from syncpretrain import Stack
+from syncpretrain.errors import DataError
+from syncpretrain.stack import Layer
+
+WIDTHS = (6, 5, 4, 3)
+
+
+def make_stack(*, tied: bool = True, widths: tuple[int, ...] = WIDTHS, seed: int = 0) -> Stack:
+    rng = np.random.default_rng(seed)
+
+    def array(*shape: int) -> np.ndarray:
+        return rng.normal(size=shape).astype(np.float32)
+
+    layers = [
+        Layer(array(v, h), array(h), array(v), None if tied else array(h, v))
+        for v, h in pairwise(widths)
+    ]
+    return Stack(tuple(layers), {"made by": "a test"})
+
+
+@pytest.fixture(name="X")
+def examples() -> np.ndarray:
+    return np.random.default_rng(1).random((9, WIDTHS[0])).astype(np.float32)
+
+
+def affine(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-(x.astype(np.float64) @ weight + bias)))
+
+
+def encoded(stack: Stack, X: np.ndarray, depth: int) -> np.ndarray:
+    for layer in stack.layers[:depth]:
+        X = affine(X, layer.weight, layer.hidden_bias)
+    return X
+
+
+def decoded(stack: Stack, codes: np.ndarray) -> np.ndarray:
+    for layer in reversed(stack.layers):
+        down = layer.weight.T if layer.decoder_weight is None else layer.decoder_weight
+        codes = affine(codes, down, layer.visible_bias)
+    return codes
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("layer", [None, 1, 2, 3])
+def test_encode_equals_plain_numpy(X, tied, layer):
+    stack = make_stack(tied=tied)
+    codes = stack.encode(X, layer=layer)
+    assert codes.dtype == np.float32
+    assert codes.shape == (9, WIDTHS[layer or 3])
+    np.testing.assert_allclose(codes, encoded(stack, X, layer or 3), atol=1e-6)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_decode_and_reconstruct_equal_plain_numpy(X, tied):
+    stack = make_stack(tied=tied)
+    codes = encoded(stack, X, 3)
+    np.testing.assert_allclose(stack.decode(codes), decoded(stack, codes), atol=1e-6)
+    np.testing.assert_allclose(stack.reconstruct(X), decoded(stack, codes), atol=1e-6)
+
+
+def test_a_single_layer(X):
+    stack = make_stack(widths=(6, 4))
+    assert stack.widths == (6, 4)
+    np.testing.assert_allclose(
+        stack.reconstruct(X), decoded(stack, encoded(stack, X, 1)), atol=1e-6
+    )
+
+
+def test_more_rows_than_go_at_once():
+    stack, X = make_stack(), np.random.default_rng(2).random((4321, 6)).astype(np.float32)
+    np.testing.assert_allclose(stack.encode(X), encoded(stack, X, 3), atol=1e-6)
+
+
+def test_bytes_are_scaled_as_in_training():
+    pixels = np.random.default_rng(3).integers(0, 256, (5, 6), dtype=np.uint8)
+    expected = make_stack().encode(pixels / 255)
+    np.testing.assert_allclose(make_stack().encode(pixels), expected, atol=1e-6)
+
+
+def test_the_layout_and_type_of_the_input_do_not_matter(X):
+    expected = make_stack().encode(X)
+    strided = np.zeros((18, 12), dtype=np.float32)
+    strided[::2, ::2] = X
+    for other in (np.asfortranarray(X), strided[::2, ::2], X.tolist(), X.astype(np.float64)):
+        np.testing.assert_array_equal(make_stack().encode(other), expected)
+
+
+@pytest.mark.parametrize("layer", [0, -1, 4])
+def test_a_layer_that_there_is_not(X, layer):
+    with pytest.raises(DataError, match=rf"layer: got {layer}, expected 1 to 3"):
+        make_stack().encode(X, layer=layer)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (np.zeros((4, 5)), r"got shape \(4, 5\), expected \(examples, 6\)"),
+        (np.zeros(6), r"got shape \(6,\)"),
+        (np.zeros((2, 3, 6)), r"got shape \(2, 3, 6\)"),
+        (np.zeros((0, 6)), "got no values"),
+        (np.full((2, 6), np.nan), "expected finite numbers"),
+        (np.full((2, 6), np.inf), "expected finite numbers"),
+        (np.full((2, 6), 1.5), r"expected values in \[0, 1\]"),
+        ([["a"] * 6], "expected numbers"),
+        ([[1, 2], [3]], "no array of numbers"),
+        (None, "expected numbers"),
+    ],
+)
+def test_wrong_examples_are_refused(bad, message):
+    with pytest.raises(DataError, match=f"X: .*{message}"):
+        make_stack().encode(bad)
+    with pytest.raises(DataError, match=f"X: .*{message}"):
+        make_stack().reconstruct(bad)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (np.zeros((4, 6)), r"got shape \(4, 6\), expected \(examples, 3\)"),
+        (np.zeros(3), r"got shape \(3,\)"),
+        (np.full((2, 3), np.nan), "NaN or infinite"),
+        (np.full((2, 3), 1e300), "NaN or infinite"),  # too large for float32
+        ([["a"] * 3], "expected numbers"),
+    ],
+)
+def test_wrong_codes_are_refused(bad, message):
+    with pytest.raises(DataError, match=f"codes: .*{message}"):
+        make_stack().decode(bad)
+
+
+def test_codes_need_not_lie_in_the_unit_interval():
+    codes = np.float64([[-3, 0, 7]])
+    stack = make_stack()
+    np.testing.assert_allclose(stack.decode(codes), decoded(stack, codes), atol=1e-6)
+
+
+def test_the_checksum_covers_every_parameter_and_not_its_layout():
+    stack = make_stack(tied=False)
+    seen = {stack.parameters_sha256}
+    for number in range(3):
+        for name, array in stack.layers[number].parameters():
+            before = array.flat[0]
+            array.flat[0] += 1
+            seen.add(stack.parameters_sha256)
+            array.flat[0] = before
+            assert name
+    assert len(seen) == 13
+    transposed = Layer(*(np.asfortranarray(a) for _, a in make_stack().layers[0].parameters()))
+    assert (
+        Stack((transposed,)).parameters_sha256 == Stack(make_stack().layers[:1]).parameters_sha256
+    )
+
+
+def test_stacks_and_layers_compare_without_an_error():
+    stack = make_stack()
+    assert stack == stack
+    assert stack != make_stack()
+    assert len({stack.layers[0], stack.layers[0], stack.layers[1]}) == 2
