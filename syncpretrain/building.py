@@ -72,6 +72,11 @@ def _pace(settings: PretrainSettings, plans: list[LayerPlan], replay: Reads | No
             raise SettingsError(
                 f"replay: the recorded run has {len(replay)} layers, this one {len(plans)}"
             )
+        if not 1 <= len(replay[0]) <= plans[0].epochs:  # fewer are those of a run that was stopped
+            raise SettingsError(
+                f"replay: layer 1 has {len(replay[0])} recorded epochs, expected 1 to"
+                f" {plans[0].epochs}"
+            )
         return Fixed(replay)
     drain = settings.finish == "drain"
     if settings.pace == "free":

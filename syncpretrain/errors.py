@@ -52,7 +52,7 @@ class WorkerError(SyncpretrainError, RuntimeError):
 
 
 class DivergedError(WorkerError):
-    """Training left the finite numbers, or reconstructs worse than a constant guess would."""
+    """Training left the finite numbers, or its weights or its error ran away."""
 
 
 class StalledError(WorkerError):

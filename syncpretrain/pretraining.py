@@ -156,7 +156,7 @@ class Pretraining:
             {
                 "syncpretrain": __version__,
                 "epochs": list(self._schedule.done),
-                "pretrain": msgspec.to_builtins(self.settings),
+                "pretrain": msgspec.json.decode(msgspec.json.encode(self.settings)),
             },
         )
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from syncpretrain.data import load_dataset
+from syncpretrain.data import load_dataset, located
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.errors import RunInterrupted, SettingsError, WorkerError
 from syncpretrain.evaluation.reconstruction import layer_errors, stack_error
@@ -73,7 +73,7 @@ def train_run(
         settings.pretrain, data.train, data.validation, observers=watching, replay=replay
     )
     out = _new_folder(settings) if out is None else _made_folder(out)
-    write_settings(settings, out / CONFIG_NAME)
+    write_settings(_found_again(settings), out / CONFIG_NAME)
     with EventLog(out / EVENTS_NAME) as log, _saving(out, history):
         watching.append(log)
         _announce(data, out, watching)
@@ -139,6 +139,12 @@ def _resolved(settings: Settings) -> Settings:
     threads = blas_threads(settings.pretrain.blas_threads)
     pretrain = msgspec.structs.replace(settings.pretrain, blas_threads=threads)
     return msgspec.structs.replace(settings, pretrain=pretrain)
+
+
+def _found_again(settings: Settings) -> Settings:
+    """Name the data in a way that holds from every folder."""
+    data = msgspec.structs.replace(settings.data, name=located(settings.data.name))
+    return msgspec.structs.replace(settings, data=data)
 
 
 def _check_finetuning(settings: Settings, data: Dataset) -> None:
@@ -229,7 +235,7 @@ def _finetuned(stack: Stack, settings: Settings, data: Dataset, observers: list[
         return stack
     with stop_on_signals() as request:
         try:
-            return finetune(
+            tuned = finetune(
                 stack,
                 data.train,
                 validation=data.validation if len(data.validation) else None,
@@ -245,6 +251,11 @@ def _finetuned(stack: Stack, settings: Settings, data: Dataset, observers: list[
         except RunInterrupted as stopped:
             stopped.signum = request.signum or stopped.signum
             raise
+        if request.signum is not None:  # in the last minibatch
+            raise RunInterrupted(
+                "the run was stopped after fine-tuning", stack=tuned, signum=request.signum
+            )
+    return tuned
 
 
 def _report(

@@ -7,7 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from syncpretrain.kernels.backprop import backward, forward, output_delta, squared_error
+from syncpretrain.kernels.backprop import backward, forward, output_delta
+from syncpretrain.kernels.errors import squared_error
 from syncpretrain.kernels.optimizers import adam_step, sgd_step
 
 UNITS = (6, 5, 3, 5, 6)

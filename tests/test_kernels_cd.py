@@ -12,9 +12,9 @@ from syncpretrain.kernels.contrastive_divergence import (
     gibbs_step,
     momentum_step,
     sample,
-    squared_error,
     statistics,
 )
+from syncpretrain.kernels.errors import squared_error
 
 VISIBLE, HIDDEN = 6, 4
 
@@ -184,8 +184,8 @@ def test_squared_error():
     rng = np.random.default_rng(6)
     x, y = np.float32(rng.random((2, 9, 5)))
     expected = np.square(np.float64(x) - y).sum()
-    assert squared_error(x, y, scratch=np.empty_like(x)) == pytest.approx(expected, rel=1e-6)
-    assert squared_error(x, y, scratch=y) == pytest.approx(expected, rel=1e-6), "in place"
+    assert squared_error(x, y, out=np.empty_like(x)) == pytest.approx(expected, rel=1e-6)
+    assert squared_error(x, y, out=y) == pytest.approx(expected, rel=1e-6), "in place"
 
 
 def test_sigmoid_is_right_at_every_size_and_in_place():

@@ -105,6 +105,8 @@ def test_a_free_run_repeats_under_replay_anywhere(train, finish):
         (((0, 0), (1,)), "the recorded run has 2 layers, this one 3"),
         (((0, 0), (1, 0), (1,)), "replay: layer 2 reads the versions 1, 0"),
         (((0, 0), (1, 3), (1,)), "replay: layer 2 reads the versions 1, 3.*of 1 to 2"),
+        (((), (), ()), "replay: layer 1 has 0 recorded epochs, expected 1 to 3"),
+        (((0,) * 7, (1,), (1,)), "replay: layer 1 has 7 recorded epochs, expected 1 to 3"),
         (((0, 1), (1, 1), (1,)), "replay: layer 1 reads the versions 0, 1.*of 0 to 0"),
     ],
 )

@@ -9,7 +9,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.data import DATASETS, load_dataset
+from syncpretrain.data import DATASETS, load_dataset, located
 from syncpretrain.data.dataset import Dataset, from_rows
 from syncpretrain.data.examples import scale_examples
 from syncpretrain.data.readers import read_file
@@ -35,7 +35,7 @@ def dataset_of(run: Path, data: str | None, *, width: int) -> Dataset:
     """
     settings = _data_settings(run)
     name = _name(run, data, settings)
-    if settings is not None and name == settings.name:
+    if settings is not None and located(name) == located(settings.name):
         return _loaded(settings, width)
     return _loaded(DataSettings(name=name), width) if name in DATASETS else _test_set(name, width)
 

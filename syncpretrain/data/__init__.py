@@ -15,7 +15,7 @@ from syncpretrain.errors import DataError
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
 
-__all__ = ["DATASETS", "load_dataset"]
+__all__ = ["DATASETS", "load_dataset", "located"]
 
 DATASETS = ("mnist", "digits")
 
@@ -59,6 +59,11 @@ def load_dataset(
             f" expected {', '.join(DATASETS)}, or the path of a file: {FORMATS}"
         )
     return load_file(name, validation=validation, seed=seed)
+
+
+def located(name: str) -> str:
+    """Return a data set's name as it is, and a file's path in full, true from every folder."""
+    return name if name in DATASETS else str(Path(name).expanduser().resolve())
 
 
 def _exists(name: str | os.PathLike[str]) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import affine_sigmoid
-from syncpretrain.kernels.contrastive_divergence import squared_error
+from syncpretrain.kernels.errors import squared_error
 from syncpretrain.stack import Stack
 
 __all__ = ["layer_errors", "stack_error"]
@@ -39,7 +39,7 @@ def layer_errors(stack: Stack, X: Array) -> tuple[float, ...] | None:
         for i, layer in enumerate(stack.layers):
             above = affine_sigmoid(below, layer.weight, layer.hidden_bias)
             down = affine_sigmoid(above, layer.decoding, layer.visible_bias)
-            sums[i] += squared_error(below, down, scratch=down)
+            sums[i] += squared_error(below, down, out=down)
             below = above
     return tuple(total / len(X) for total in sums)
 
@@ -54,7 +54,7 @@ def stack_error(stack: Stack, X: Array) -> float | None:
     total = 0.0
     for rows in _chunks(X):
         down = stack.reconstruct(rows)
-        total += squared_error(rows, down, scratch=down)
+        total += squared_error(rows, down, out=down)
     return total / len(X)
 
 

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import affine_sigmoid
+from syncpretrain.kernels.errors import squared_error
 
-__all__ = ["backward", "forward", "output_delta", "squared_error", "times_derivative"]
+__all__ = ["backward", "forward", "output_delta", "times_derivative"]
 
 Array = NDArray[np.float32]
 Pair = tuple[Array, Array]
@@ -37,13 +38,6 @@ def forward(x: Array, chain: Sequence[Pair], *, out: Sequence[Array]) -> Array:
     for (weight, bias), activation in zip(chain, out, strict=True):
         x = affine_sigmoid(x, weight, bias, out=activation)
     return x
-
-
-def squared_error(x: Array, y: Array, *, out: Array) -> float:
-    """Return |y - x|^2, summed over units and examples, and leave y - x in ``out``."""
-    np.subtract(y, x, out=out)
-    flat = out.reshape(-1)  # a view: the buffer is contiguous
-    return float(np.dot(flat, flat))
 
 
 def times_derivative(delta: Array, a: Array) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import affine_sigmoid
 
-__all__ = ["gibbs_step", "momentum_step", "sample", "squared_error", "statistics"]
+__all__ = ["gibbs_step", "momentum_step", "sample", "statistics"]
 
 Array = NDArray[np.float32]
 
@@ -65,10 +65,3 @@ def momentum_step(
         np.multiply(parameter, np.float32(learning_rate * weight_decay), out=gradient)
         velocity -= gradient
     parameter += velocity
-
-
-def squared_error(x: Array, y: Array, *, scratch: Array) -> float:
-    """Return the sum of squared differences over all units and examples."""
-    np.subtract(x, y, out=scratch)
-    flat = scratch.ravel()
-    return float(np.dot(flat, flat))

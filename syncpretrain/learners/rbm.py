@@ -18,9 +18,9 @@ from syncpretrain.kernels.contrastive_divergence import (
     gibbs_step,
     momentum_step,
     sample,
-    squared_error,
     statistics,
 )
+from syncpretrain.kernels.errors import squared_error
 from syncpretrain.settings import MomentumSchedule
 
 __all__ = ["RBM", "RBMSettings", "Snapshot"]
@@ -115,7 +115,7 @@ class RBM:
             draws.random(out=self._uniform[:examples], dtype=np.float32)
             states = sample(h1 if k else h0, self._uniform[:examples], out=self._states[:examples])
             gibbs_step(states, W, a, b, v1=v1, h1=h1)
-        error = squared_error(v0, v1, scratch=self._difference[:examples])
+        error = squared_error(v0, v1, out=self._difference[:examples])
         dW, da, db = self._gradients
         statistics(v, h, dW=dW, da=da, db=db)
         return error
@@ -140,7 +140,7 @@ class RBM:
         """Return the mean squared error of reconstructing X without sampling."""
         hidden = affine_sigmoid(X, self.weight, self.hidden_bias)
         visible = affine_sigmoid(hidden, self.weight.T, self.visible_bias)
-        return squared_error(X, visible, scratch=visible) / len(X)
+        return squared_error(X, visible, out=visible) / len(X)
 
     def snapshot(self) -> Snapshot:
         """Copy the parameters."""

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.kernels.backprop import Pair, backward, forward, output_delta, squared_error
+from syncpretrain.kernels.backprop import Pair, backward, forward, output_delta
+from syncpretrain.kernels.errors import squared_error
 from syncpretrain.kernels.optimizers import BLOCK, adam_step, sgd_step
 
 __all__ = ["UnrolledAutoencoder"]
