@@ -241,9 +241,9 @@ def test_a_pipe_is_no_model(tmp_path):
     refused(tmp_path / "pipe", "holds no model")
 
 
-@pytest.mark.parametrize("failing", ["replace", "fsync"])
+@pytest.mark.parametrize(("owner", "failing"), [(Path, "replace"), (os, "fsync")])
 @pytest.mark.parametrize("error", [OSError("the disk is full"), KeyboardInterrupt()])
-def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch, failing, error):
+def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch, owner, failing, error):
     old, new = make_stack(), make_stack(tied=False)
     old.save(tmp_path / "a")
 
@@ -251,7 +251,7 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch, fai
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, failing, fail)
+        patch.setattr(owner, failing, fail)
         with pytest.raises(type(error)):
             new.save(tmp_path / "a")
         with pytest.raises(type(error)):
