@@ -84,8 +84,19 @@ class TestEvaluate:
         assert lines[1] == "1,294 train, 144 validation, 359 test"
         assert [line.split()[:2] for line in lines[5:7]] == [["1", "64-9"], ["2", "9-5"]]
         assert "after fine-tuning" in lines[7]
-        assert lines[-1].startswith("whole stack: train ")
+        assert lines[9].startswith("whole stack: train ")
+        assert lines[-1].split()[:3] == ["2", "-", "-"], "fine-tuned layers are no RBMs"
         assert max(map(len, lines)) <= 80
+
+    def test_log_z(self, call):
+        lines = call("evaluate", "on-file", "--log-z").splitlines()
+        assert lines[-4].split()[-3:] == ["log", "Z", "likelihood"]
+        assert max(map(len, lines[2:])) <= 80
+        report = json.loads(call("evaluate", "on-file", "--log-z", "--json"))
+        for row in report["layers"]:
+            estimate = row["log_z"]
+            assert estimate["low"] == estimate["value"] == estimate["high"], "enumerated"
+            assert row["log_likelihood"] < 0
 
     def test_a_model_file_stands_for_its_run(self, call):
         by_file = call("evaluate", "on-file/model.safetensors")

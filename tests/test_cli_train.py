@@ -130,7 +130,15 @@ class TestOutput:
             "reconstruction_error": errors,
         }
         file = io.StringIO()
-        print_errors(report, file, finetuned=True)
+        figures = {
+            "free_energy_gap": -1234.5678,
+            "pseudo_likelihood": -1234.5678,
+            "dead_units": 10_000,
+            "saturated_units": 10_000,
+            "log_z": {"value": 12345.678, "low": None, "high": 12399.123},
+            "log_likelihood": -1234.5678,
+        }
+        print_errors({**report, "layers": [row | figures]}, file, finetuned=True)
         row["reconstruction_error"] = {"train": 1234.5678, "validation": None}
         seconds = dict.fromkeys(("data", "pretrain", "finetune", "total"), 12345.6)
         print_run({**report, "layers": [row | times], "seconds": seconds, "out": "runs/x"}, file)

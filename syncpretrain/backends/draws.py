@@ -24,6 +24,7 @@ class Purpose(IntEnum):
     VISIBLE = 3
     SPLIT = 4
     PROBE = 5
+    ANNEALING = 6
 
 
 def generator(

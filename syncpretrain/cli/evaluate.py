@@ -16,25 +16,40 @@ __all__ = ["command"]
 @click.command("evaluate")
 @click.argument("run", type=RUN)
 @data_option("Default what the run was trained on.")
+@click.option(
+    "--log-z", "partition", is_flag=True, help="Estimate log Z of each layer; takes a while."
+)
 @json_option
-def command(run: Path, data: str | None, as_json: bool) -> None:
-    """Measure the reconstruction error of each layer and of the whole stack.
+def command(run: Path, data: str | None, partition: bool, as_json: bool) -> None:
+    """Measure each layer and the whole stack.
 
-    It is the squared error summed over the values of an example, averaged over examples. A file
-    that the run was not trained on counts as test data, all of it.
+    The reconstruction error is squared and summed over the values of an example, and averaged over
+    examples. A file that the run was not trained on counts as test data, all of it.
+
+    For a layer that is still an RBM, the free-energy gap between held-out and training examples
+    tells overfitting, and the pseudo-likelihood how well it models them (both in nats). Dead and
+    saturated units are off, or on, for every example. --log-z estimates the partition function by
+    annealed importance sampling, or enumerates it where a side has at most 20 units.
 
     \b
     Examples:
       syncpretrain evaluate runs/NAME
       syncpretrain evaluate runs/NAME --data other.npy --json
+      syncpretrain evaluate runs/NAME --log-z
     """
     from syncpretrain.cli.examples import dataset_of
     from syncpretrain.cli.tables import print_errors
+    from syncpretrain.evaluation.diagnosis import diagnose_layers
     from syncpretrain.run import PARTS, measure
     from syncpretrain.stack import load
 
     stack = load(run)
-    report = measure(stack, dataset_of(run, data, width=stack.widths[0]), layer_parts=PARTS)
+    examples = dataset_of(run, data, width=stack.widths[0])
+    report = measure(stack, examples, layer_parts=PARTS)
+    held_out = examples.validation if len(examples.validation) else examples.test
+    figures = diagnose_layers(stack, examples.train, held_out, partition=partition)
+    for row, found in zip(report["layers"], figures, strict=True):
+        row.update(found)
     if as_json:
         click.echo(json.dumps(report))
     else:

@@ -64,6 +64,42 @@ def print_errors(report: dict[str, Any], file: IO[str], *, finetuned: bool) -> N
         _print(console, "The layers' own errors are those after fine-tuning, which cares only for")
         _print(console, "the whole stack's.")
     _print_stack(console, report)
+    console.print()
+    console.print(_diagnosis_table(report["layers"]))
+
+
+def _diagnosis_table(layers: list[dict[str, Any]]) -> Table:
+    """Return the table of what is known of the layers beside their errors."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    names = (
+        "\nlayer",
+        "free-energy\ngap",
+        "pseudo-\nlikelihood",
+        "dead\nunits",
+        "saturated\nunits",
+    )
+    estimated = any(row["log_z"] for row in layers)
+    for name in (*names, *(("\nlog Z", "log-\nlikelihood") if estimated else ())):
+        table.add_column(name, justify="right")
+    for row in layers:
+        cells = [str(row["layer"]), _number(row["free_energy_gap"])]
+        cells += [_number(row["pseudo_likelihood"]), str(row["dead_units"])]
+        cells += [str(row["saturated_units"])]
+        if estimated:
+            cells += [_interval(row["log_z"]), _number(row["log_likelihood"])]
+        table.add_row(*cells)
+    return table
+
+
+def _interval(estimate: dict[str, Any] | None) -> str:
+    if estimate is None:
+        return "-"
+    low, value, high = estimate["low"], estimate["value"], estimate["high"]
+    if low == high:
+        return f"{value:.1f}"
+    below = "inf" if low is None else f"{value - low:.1f}"
+    above = "inf" if high is None else f"{high - value:.1f}"
+    return f"{value:.1f} -{below} +{above}"
 
 
 def _print_data(console: Console, report: dict[str, Any]) -> Table:

@@ -1,0 +1,150 @@
+"""What an RBM thinks of data: free energy, pseudo-likelihood, and the partition function.
+
+Symbols as in Hinton 2010: v visible, h hidden, W of shape (V, H), a the visible and b the hidden
+biases; the energy is E(v, h) = -v W h - a v - b h and Z = sum over all states of exp(-E). All
+sums are taken in float64. A layer is an RBM only as long as its two ways share their weights.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.backends.draws import Purpose, generator
+from syncpretrain.errors import DataError
+from syncpretrain.stack import Layer
+
+__all__ = ["MAX_ENUMERATED", "LogZ", "free_energy", "log_z", "log_z_ais", "pseudo_likelihood"]
+
+Array = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+MAX_ENUMERATED = 20  # units whose states are enumerated: 2**20 of them
+STATES_AT_ONCE = 1 << 12
+
+
+@dataclass(frozen=True, slots=True)
+class LogZ:
+    """Natural logarithm of Z; ``low`` and ``high`` are 3 standard errors away, or equal to it."""
+
+    value: float
+    low: float
+    high: float
+
+
+def free_energy(layer: Layer, X: Array) -> Doubles:
+    """Return F(v) = -log sum_h exp(-E(v, h)) of each row of X, in nats.
+
+    F(v) = -a v - sum_j log(1 + exp(b_j + (v W)_j)) (Hinton 2010, section 16).
+    """
+    W, a, b = _parameters(layer)
+    v = np.asarray(X, dtype=np.float64)
+    energies: Doubles = -v @ a - _softplus(v @ W + b).sum(axis=1)
+    return energies
+
+
+def pseudo_likelihood(layer: Layer, X: Array, *, seed: int = 0) -> float:
+    """Return a stochastic estimate of the mean log pseudo-likelihood of the rows of X, in nats.
+
+    For each row one unit i is drawn, and V log p(v_i | the others) stands for the sum over units
+    (Besag 1975): V log sigmoid(F(v with i flipped) - F(v)). It is 0 at best.
+    """
+    flipped = np.array(X, dtype=np.float32)
+    rows = np.arange(len(X))
+    units = generator(seed, Purpose.PROBE).integers(X.shape[1], size=len(X))
+    flipped[rows, units] = 1 - flipped[rows, units]
+    difference = free_energy(layer, flipped) - free_energy(layer, X)
+    return float(-_softplus(-difference).mean() * X.shape[1])
+
+
+def log_z(layer: Layer, *, chains: int = 100, steps: int = 1000, seed: int = 0) -> LogZ:
+    """Return log Z: exact where one side has at most 20 units, else estimated by annealing."""
+    if min(layer.weight.shape) <= MAX_ENUMERATED:
+        value = _enumerated(layer)
+        return LogZ(value, value, value)
+    return log_z_ais(layer, chains=chains, steps=steps, seed=seed)
+
+
+def log_z_ais(layer: Layer, *, chains: int = 100, steps: int = 1000, seed: int = 0) -> LogZ:
+    """Estimate log Z by annealed importance sampling (Salakhutdinov and Murray 2008).
+
+    Parameters
+    ----------
+    layer : Layer
+        With binary units and shared weights.
+    chains, steps : int
+        Independent chains, and temperatures between the uniform distribution and the RBM.
+    seed : int
+        Of the chains.
+
+    Returns
+    -------
+    LogZ
+        With 3 standard errors of the mean weight on each side; ``low`` is -inf where these reach
+        below 0, which asks for more chains or steps.
+    """
+    W, a, b = _parameters(layer)
+    draws = generator(seed, Purpose.ANNEALING)
+    v = _draw(np.full((chains, len(a)), 0.5), draws)
+    weights = np.zeros(chains)
+    betas = np.linspace(0, 1, steps + 1)
+    for beta, hotter in zip(betas[1:], betas[:-1], strict=True):
+        upward = v @ W + b
+        # log p*_beta(v) of the visible units, the hidden ones summed out
+        weights += (beta - hotter) * (v @ a)
+        weights += (_softplus(beta * upward) - _softplus(hotter * upward)).sum(axis=1)
+        h = _draw(_sigmoid(beta * upward), draws)
+        v = _draw(_sigmoid(beta * (h @ W.T + a)), draws)
+    base = (len(a) + len(b)) * math.log(2)
+    return _with_error_bar(base, weights)
+
+
+def _with_error_bar(base: float, weights: Doubles) -> LogZ:
+    largest = weights.max()
+    relative = np.exp(weights - largest)
+    mean = relative.mean()
+    error = 3 * relative.std(ddof=1) / math.sqrt(len(weights)) if len(weights) > 1 else math.inf
+    low = math.log(mean - error) if mean > error else -math.inf
+    offset = base + largest
+    return LogZ(offset + math.log(mean), offset + low, offset + math.log(mean + error))
+
+
+def _enumerated(layer: Layer) -> float:
+    """Sum over all states of the smaller side; the other side sums itself."""
+    W, a, b = _parameters(layer)
+    if len(a) < len(b):
+        W, a, b = W.T, b, a  # Z does not tell visible from hidden
+    total = -math.inf
+    states = product((0.0, 1.0), repeat=len(b))
+    while chunk := [state for state, _ in zip(states, range(STATES_AT_ONCE), strict=False)]:
+        h = np.array(chunk).reshape(len(chunk), len(b))
+        terms = h @ b + _softplus(h @ W.T + a).sum(axis=1)
+        total = float(np.logaddexp(total, np.logaddexp.reduce(terms)))
+    return total
+
+
+def _parameters(layer: Layer) -> tuple[Doubles, Doubles, Doubles]:
+    if layer.decoder_weight is not None:
+        raise DataError(
+            "layer: fine-tuning gave it other weights down than up, so that it is no RBM any more;"
+            " measure the stack before fine-tuning"
+        )
+    arrays = (layer.weight, layer.visible_bias, layer.hidden_bias)
+    W, a, b = (np.asarray(array, dtype=np.float64) for array in arrays)
+    return W, a, b
+
+
+def _draw(probabilities: Doubles, draws: np.random.Generator) -> Doubles:
+    return (draws.random(probabilities.shape) < probabilities).astype(np.float64)
+
+
+def _sigmoid(x: Doubles) -> Doubles:
+    with np.errstate(over="ignore"):
+        return 1 / (1 + np.exp(-x))
+
+
+def _softplus(x: Doubles) -> Doubles:
+    return np.logaddexp(0, x)
