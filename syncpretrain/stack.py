@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from syncpretrain.backends.draws import Purpose, generator
 from syncpretrain.data.examples import as_examples, check_examples
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.activations import affine_sigmoid
@@ -129,6 +130,61 @@ class Stack:
     def reconstruct(self, X: ArrayLike) -> Array:
         """Encode and decode: the stack's reconstruction of each example, of X's shape."""
         return self.decode(self.encode(X))
+
+    def sample(
+        self, count: int, *, steps: int = 1000, seed: int = 0, start: ArrayLike | None = None
+    ) -> Array:
+        """Dream: run Gibbs chains in the top RBM, then go down to the input.
+
+        Parameters
+        ----------
+        count : int
+            Independent chains.
+        steps : int
+            Up and down again in the top RBM, each time drawing binary states; the last time down
+            keeps the probabilities (Hinton, Osindero and Teh 2006, section 4).
+        seed : int
+            Of the chains.
+        start : array-like of shape (count, input units), optional
+            Examples to start at; default noise.
+
+        Returns
+        -------
+        ndarray of shape (count, input units), float32, values in [0, 1]
+
+        Raises
+        ------
+        DataError
+            If ``count`` or ``steps`` is below 1, ``start`` does not fit, or the top layer was
+            fine-tuned, which leaves no RBM to sample from.
+        """
+        if count < 1 or steps < 1:
+            raise DataError(f"count and steps: got {count} and {steps}, expected 1 or more")
+        top = self.layers[-1]
+        if top.decoder_weight is not None:
+            raise DataError(
+                "the top layer was fine-tuned and is no RBM any more; sample the stack as it was"
+                " before fine-tuning"
+            )
+        draws = generator(seed, Purpose.SAMPLE)
+        if start is None:
+            visible = draws.random((count, self.widths[-2]), dtype=np.float32)
+        else:
+            visible = self._input_of_top(start, count)
+        states = (draws.random(visible.shape, dtype=np.float32) < visible).astype(np.float32)
+        for _ in range(steps):
+            hidden = affine_sigmoid(states, top.weight, top.hidden_bias)
+            hidden = (draws.random(hidden.shape, dtype=np.float32) < hidden).astype(np.float32)
+            visible = affine_sigmoid(hidden, top.weight.T, top.visible_bias)
+            states = (draws.random(visible.shape, dtype=np.float32) < visible).astype(np.float32)
+        below = [(x.decoding, x.visible_bias) for x in reversed(self.layers[:-1])]
+        return _through(below, visible) if below else visible
+
+    def _input_of_top(self, start: ArrayLike, count: int) -> Array:
+        X = _checked_width(check_examples(start, "start"), self.widths[0], "start")
+        if len(X) != count:
+            raise DataError(f"start: got {len(X)} examples for {count} chains; give one a chain")
+        return X if len(self.layers) == 1 else self.encode(X, layer=len(self.layers) - 1)
 
     def save(self, path: str | Path) -> None:
         """Write the stack to a safetensors file, whole or not at all.

@@ -165,6 +165,42 @@ class TestReconstruct:
         assert said == "p.png: 7 examples of bytes.npy above their reconstructions\n"
 
 
+class TestSample:
+    def test_a_png_of_20_samples_in_the_run_folder(self, call, folder):
+        said = call("sample", "on-file", "--steps", 3)
+        assert said == "on-file/samples.png: 20 samples after 3 steps from noise\n"
+        with Image.open(folder / "on-file" / "samples.png") as image:
+            assert image.size == (3 * (10 * (8 + 2) + 2), 3 * (2 * (8 + 5) + 2))
+
+    def test_from_data_and_seed(self, call, folder):
+        contents = []
+        for seed in (0, 0, 1):
+            options = ("--count", 3, "--steps", 2, "--seed", seed, "--out", "p.png")
+            said = call("sample", "on-file", "--start", "data", *options)
+            assert said == "p.png: 3 samples after 2 steps from data\n"
+            contents.append((folder / "p.png").read_bytes())
+            with Image.open(folder / "p.png") as image:
+                assert image.size == (3 * (3 * (8 + 2) + 2), 3 * (2 * 8 + 6 + 2))
+        assert contents[0] == contents[1] != contents[2]
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["on-digits"], "Error: the top layer was fine-tuned and is no RBM any more"),
+            (["on-file", "--data", "x.npy"], "Error: --data and --part say where chains start"),
+            (["on-file", "--steps", "0"], "Error: --steps: got 0"),
+        ],
+    )
+    def test_refusals(self, folder, monkeypatch, capsys, arguments, message):
+        monkeypatch.chdir(folder)
+        with pytest.raises(SystemExit) as ended:
+            main(["sample", *arguments], prog_name="syncpretrain")
+        out, err = capsys.readouterr()
+        assert (ended.value.code, out) == (2, "")
+        assert err.startswith(message)
+        assert err.count("\n") == 1
+
+
 class TestDoctor:
     # In a process of its own: what it finds depends on the cores, and not on other tests.
     def test_text_and_status(self):

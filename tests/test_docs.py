@@ -17,7 +17,7 @@ NOT_OURS = {"--quiet", "--editable", "--pairs"}  # of pip and of the benchmark
 
 def test_every_option_in_the_readme_exists():
     named = set(re.findall(r"--[a-z][a-z-]+", README)) - NOT_OURS
-    commands = ("train", "evaluate", "encode", "reconstruct")
+    commands = ("train", "evaluate", "encode", "reconstruct", "sample")
     texts = [CliRunner().invoke(main, [command, "--help"]).output for command in commands]
     offered = {option for text in texts for option in re.findall(r"--[a-z][a-z-]+", text)}
     assert named, "the README shows options"

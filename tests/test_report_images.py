@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from syncpretrain.errors import DataError, SettingsError
-from syncpretrain.report.images import BACKGROUND, ENLARGE, image_shape, pairs_grid, save_png
+from syncpretrain.report.images import BACKGROUND, ENLARGE, image_grid, image_shape, save_png
 
 
 class TestShape:
@@ -36,7 +36,7 @@ class TestGrid:
     @pytest.mark.parametrize("count", [1, 3, 10, 11, 25])
     def test_every_pair_is_drawn_once_one_above_the_other(self, count):
         above = np.linspace(0.5, 0.7, count, dtype=np.float32)[:, None].repeat(6, axis=1)
-        grid = pairs_grid(above, above + 0.3, height=2, width=3)
+        grid = image_grid(above, above + 0.3, height=2, width=3)
         drawn = grid[grid != np.float32(BACKGROUND)]
         assert drawn.size == 2 * count * 6
         first = int(np.argmax(grid[:, 2] == above[0, 0]))

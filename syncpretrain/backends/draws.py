@@ -25,6 +25,7 @@ class Purpose(IntEnum):
     SPLIT = 4
     PROBE = 5
     ANNEALING = 6
+    SAMPLE = 7
 
 
 def generator(

@@ -16,6 +16,7 @@ COMMANDS = {
     "evaluate": "Measure the reconstruction error of each layer and of the stack.",
     "encode": "Write the codes of examples to a .npy file.",
     "reconstruct": "Draw examples above their reconstructions as a PNG.",
+    "sample": "Draw what the top RBM of a stack dreams as a PNG.",
     "doctor": "Check this machine: versions, BLAS and its threads, GPU.",
 }
 FAILED, REFUSED, STALLED, SIGNAL = 1, 2, 75, 128

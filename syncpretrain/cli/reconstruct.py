@@ -56,7 +56,7 @@ def command(
 
     from syncpretrain.cli.examples import examples_of
     from syncpretrain.cli.files import check_target
-    from syncpretrain.report.images import image_shape, pairs_grid, save_png
+    from syncpretrain.report.images import image_grid, image_shape, save_png
     from syncpretrain.stack import load
 
     target = out or (run if run.is_dir() else run.parent) / "reconstructions.png"
@@ -66,6 +66,6 @@ def command(
     examples = examples_of(run, data, part, width=stack.widths[0])
     X = examples.rows
     rows = np.random.default_rng(seed).choice(len(X), size=min(count, len(X)), replace=False)
-    grid = pairs_grid(X[rows], stack.reconstruct(X[rows]), height=height, width=width)
+    grid = image_grid(X[rows], stack.reconstruct(X[rows]), height=height, width=width)
     save_png(grid, target)
     click.echo(f"{target}: {len(rows)} examples of {examples.name} above their reconstructions")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.modelfile import write_atomically
 
-__all__ = ["image_shape", "pairs_grid", "save_png"]
+__all__ = ["image_grid", "image_shape", "save_png"]
 
 COLUMNS = 10
 MARGIN = 2  # pixels between images; twice as many between pairs
@@ -44,25 +44,25 @@ def image_shape(units: int, text: str | None) -> tuple[int, int]:
     return height, width
 
 
-def pairs_grid(
-    above: NDArray[np.float32], below: NDArray[np.float32], *, height: int, width: int
-) -> NDArray[np.float32]:
-    """Lay images out in rows, each with its counterpart under it; values in [0, 1].
+def image_grid(*images: NDArray[np.float32], height: int, width: int) -> NDArray[np.float32]:
+    """Lay images out in rows, each with its counterparts under it; values in [0, 1].
 
     Parameters
     ----------
-    above, below : ndarray of shape (n, height * width)
+    *images : ndarray of shape (n, height * width)
+        All of one n: the upper images, then what belongs under each.
     """
-    columns = min(COLUMNS, len(above))
-    rows = math.ceil(len(above) / columns)
-    pair = 2 * height + 3 * MARGIN
+    count, deep = len(images[0]), len(images)
+    columns = min(COLUMNS, count)
+    rows = math.ceil(count / columns)
+    block = deep * (height + MARGIN // 2) + 2 * MARGIN
     grid = np.full(
-        (rows * pair + MARGIN, columns * (width + MARGIN) + MARGIN), BACKGROUND, dtype=np.float32
+        (rows * block + MARGIN, columns * (width + MARGIN) + MARGIN), BACKGROUND, dtype=np.float32
     )
-    for i, images in enumerate(zip(above, below, strict=True)):
+    for i, column in enumerate(zip(*images, strict=True)):
         left = MARGIN + (i % columns) * (width + MARGIN)
-        top = 2 * MARGIN + (i // columns) * pair
-        for image in images:
+        top = 2 * MARGIN + (i // columns) * block
+        for image in column:
             grid[top : top + height, left : left + width] = image.reshape(height, width)
             top += height + MARGIN // 2
     return grid

@@ -1,0 +1,78 @@
+"""``syncpretrain sample``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from syncpretrain.cli.options import RUN, at_least, data_option, part_option
+
+__all__ = ["command"]
+
+
+@click.command("sample")
+@click.argument("run", type=RUN)
+@click.option(
+    "--start",
+    type=click.Choice(["noise", "data"]),
+    default="noise",
+    help="Where the chains start. Default noise.",
+)
+@data_option("For --start data; default what the run was trained on.")
+@part_option
+@click.option("--count", type=at_least(1), default=20, metavar="N", help="Chains. Default 20.")
+@click.option(
+    "--steps", type=at_least(1), default=1000, metavar="N", help="Of each chain. Default 1000."
+)
+@click.option("--shape", metavar="HxW", help="Height and width of an example; default a square.")
+@click.option("--seed", type=at_least(0), default=0, metavar="N", help="Default 0.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FILE.png",
+    help="Default samples.png in the folder of the run.",
+)
+def command(
+    run: Path,
+    start: str,
+    data: str | None,
+    part: str | None,
+    count: int,
+    steps: int,
+    shape: str | None,
+    seed: int,
+    out: Path | None,
+) -> None:
+    """Draw what the top RBM dreams, brought down to the input, as a PNG.
+
+    The run must not be fine-tuned, which leaves no RBM. Chains that start at data are drawn under
+    the examples that they start at.
+
+    \b
+    Examples:
+      syncpretrain sample runs/NAME
+      syncpretrain sample runs/NAME --start data --steps 10 --count 10
+    """
+    import numpy as np
+
+    from syncpretrain.cli.examples import examples_of
+    from syncpretrain.cli.files import check_target
+    from syncpretrain.report.images import image_grid, image_shape, save_png
+    from syncpretrain.stack import load
+
+    if start == "noise" and (data or part):
+        raise click.UsageError("--data and --part say where chains start; add --start data")
+    target = out or (run if run.is_dir() else run.parent) / "samples.png"
+    stack = load(run)
+    check_target(target)
+    height, width = image_shape(stack.widths[0], shape)
+    shown, first = [], None
+    if start == "data":
+        X = examples_of(run, data, part, width=stack.widths[0]).rows
+        count = min(count, len(X))
+        first = X[np.random.default_rng(seed).choice(len(X), size=count, replace=False)]
+        shown.append(first)
+    shown.append(stack.sample(count, steps=steps, seed=seed, start=first))
+    save_png(image_grid(*shown, height=height, width=width), target)
+    click.echo(f"{target}: {count} samples after {steps} steps from {start}")
