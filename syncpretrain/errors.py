@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from syncpretrain.stack import Stack
@@ -21,7 +21,10 @@ __all__ = [
 
 
 class SyncpretrainError(Exception):
-    """Base of all errors of this library; ``except SyncpretrainError`` catches each of them."""
+    """Base of all errors of this library; ``except SyncpretrainError`` catches each of them.
+
+    Only :class:`RunInterrupted` is none: it is a KeyboardInterrupt.
+    """
 
 
 class SettingsError(SyncpretrainError, ValueError):
@@ -65,7 +68,7 @@ class RunInterrupted(KeyboardInterrupt):
     ``stack`` holds what was learned so far, ``signum`` the signal (2 for Ctrl-C).
     """
 
-    def __init__(self, message: str, *, stack: Any = None, signum: int = 2) -> None:
+    def __init__(self, message: str, *, stack: Stack | None = None, signum: int = 2) -> None:
         super().__init__(message)
         self.stack = stack
         self.signum = signum

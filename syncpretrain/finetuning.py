@@ -16,14 +16,15 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from syncpretrain.data.examples import check_examples, evenly_spaced
 from syncpretrain.data.order import minibatches, steps_per_epoch
-from syncpretrain.data.readers import check_examples
 from syncpretrain.errors import DataError, DivergedError, RunInterrupted, SettingsError
 from syncpretrain.events import Event, FinetuneEpochFinished, FinetuneStarted, Observer, Progress
 from syncpretrain.kernels.backprop import Pair
 from syncpretrain.learners.unrolled import UnrolledAutoencoder
 from syncpretrain.runtime.blas import blas_limit
 from syncpretrain.runtime.blas import blas_threads as resolve_threads
+from syncpretrain.runtime.signals import stop_on_signals
 from syncpretrain.settings import FinetuneSettings, checked
 from syncpretrain.stack import Layer, Stack
 
@@ -111,7 +112,8 @@ def finetune(
         If training leaves the finite numbers, or ends an epoch far worse than it began and worse
         than a constant guess. Its ``stack`` is that of the last good epoch.
     RunInterrupted
-        If ``stop`` said so. Its ``stack`` is that after the last whole minibatch.
+        On Ctrl-C or SIGTERM, or if ``stop`` said so. Its ``stack`` is that after the last
+        whole minibatch.
     """
     given = {
         "objective": "reconstruction",
@@ -131,8 +133,20 @@ def finetune(
             " in X"
         )
     threads = resolve_threads(options.blas_threads)
-    with blas_limit(threads):
-        return _Run(stack, examples, held_out, options, threads, observers, stop).train()
+    with blas_limit(threads), stop_on_signals() as request:
+
+        def should_stop() -> bool:
+            return request() or (stop is not None and stop())
+
+        run = _Run(stack, examples, held_out, options, threads, observers, should_stop)
+        try:
+            tuned = run.train()
+            if request():  # in the last minibatch
+                raise RunInterrupted("fine-tuning was stopped at its end", stack=tuned)
+        except RunInterrupted as stopped:
+            stopped.signum = request.signum or stopped.signum
+            raise
+        return tuned
 
 
 class _Run:
@@ -146,11 +160,11 @@ class _Run:
         options: _Options,
         threads: int,
         observers: Sequence[Observer],
-        stop: Callable[[], bool] | None,
+        stop: Callable[[], bool],
     ) -> None:
         self.stack, self.X, self.options, self.threads = stack, X, options, threads
         self.observers, self.stop = observers, stop
-        self.validation = None if validation is None else _spaced(validation)
+        self.validation = None if validation is None else evenly_spaced(validation, VALIDATION_ROWS)
         self.network = UnrolledAutoencoder(
             _unrolled(stack),
             batch_size=options.batch_size,
@@ -186,7 +200,7 @@ class _Run:
             len(self.X), options.batch_size, seed=options.seed, layer=0, epoch=epoch
         )
         for step, rows in enumerate(order):
-            if self.stop is not None and self.stop():
+            if self.stop():
                 raise self.interrupted(epoch, step)
             # mode="raise" would gather into a buffer of its own first
             x = np.take(self.X, rows, axis=0, out=self.batch[: len(rows)], mode="clip")
@@ -266,13 +280,6 @@ def _rolled_up(chain: Sequence[Pair]) -> tuple[Layer, ...]:
         Layer(weight.copy(), hidden_bias.copy(), visible_bias.copy(), decoder_weight.copy())
         for (weight, hidden_bias), (decoder_weight, visible_bias) in halves
     )
-
-
-def _spaced(X: Array) -> Array:
-    """Return at most VALIDATION_ROWS rows, evenly spaced."""
-    if len(X) <= VALIDATION_ROWS:
-        return X
-    return X[np.arange(VALIDATION_ROWS) * len(X) // VALIDATION_ROWS]
 
 
 def _constant_guess(X: Array) -> float:

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from syncpretrain import __version__
 from syncpretrain.building import build_learners, build_schedule
-from syncpretrain.data.readers import check_examples
+from syncpretrain.data.examples import check_examples
 from syncpretrain.errors import (
     DivergedError,
     RunInterrupted,
@@ -23,6 +23,7 @@ from syncpretrain.errors import (
 from syncpretrain.events import (
     EpochFinished,
     EpochStarted,
+    Event,
     LayerFinished,
     Observer,
     Progress,
@@ -47,6 +48,7 @@ __all__ = ["Pretraining", "pretrain"]
 
 RUNTIMES: dict[str, Callable[..., Runtime]] = {"serial": SerialRuntime, "threads": ThreadsRuntime}
 TICK_SECONDS = 0.1  # how often progress is told and a stop is looked for
+LONGEST_TICK_SECONDS = 1.0
 STALL_SECONDS = 600.0  # without a minibatch anywhere
 
 
@@ -97,6 +99,8 @@ def pretrain(
     >>> pretrain(X, layers=[8, 4, 2], epochs=2, batch_size=8).widths
     (8, 4, 2)
     """
+    if others := settings.keys() & {"data", "finetune"}:
+        raise SettingsError(f"{min(others)}: is no setting of pretrain(); see finetune() for that")
     wanted = settings_from(layers, **settings).pretrain
     return Pretraining(wanted, X, validation, observers=observers, replay=replay).run()
 
@@ -127,7 +131,9 @@ class Pretraining:
         self._examples = len(data.train)
         self._busy = [0.0] * len(self._workers)
         self._ended: set[int] = set()
-        self._heard = (0.0, -1.0)  # when, and how much had been trained by then
+        self._last_tick = time.monotonic()
+        self._trained = -1.0  # epochs of all layers, by the last tick
+        self._silent_seconds = 0.0  # since a minibatch was trained
 
     def run(self) -> Stack:
         """Train until the schedule ends; see :func:`pretrain` for what it raises."""
@@ -139,6 +145,8 @@ class Pretraining:
             try:
                 with self._runtime(request) as runtime:
                     self._drive(runtime, request)
+                if request():  # while the workers were joined
+                    raise Stopped
             except WorkerError as error:
                 error.stack = self.stack()
                 raise
@@ -204,16 +212,21 @@ class Pretraining:
     def _tick(self) -> None:
         """Tell how far the running epochs are, and raise if none of them moves any more."""
         now = time.monotonic()
-        if now - self._heard[0] < TICK_SECONDS:
+        passed = now - self._last_tick
+        if passed < TICK_SECONDS:
             return
+        self._last_tick = now
         trained = float(sum(self._schedule.done))
         for layer in self._schedule.training:
             fraction = self._workers[layer - 1].fraction
             trained += fraction
             self._emit(Progress(now, layer, self._schedule.done[layer - 1] + 1, fraction))
-        if trained != self._heard[1]:
-            self._heard = (now, trained)
-        elif now - self._heard[0] > STALL_SECONDS:
+        if trained != self._trained:
+            self._trained, self._silent_seconds = trained, 0.0
+            return
+        # A process that was suspended comes back to one long tick, which is nobody's fault.
+        self._silent_seconds += min(passed, LONGEST_TICK_SECONDS)
+        if self._silent_seconds > STALL_SECONDS:
             layers = ", ".join(f"layer {layer}" for layer in self._schedule.training)
             raise StalledError(f"no minibatch was trained for {STALL_SECONDS:g} s, by {layers}")
 
@@ -231,7 +244,7 @@ class Pretraining:
         message = f"pretraining was stopped; epochs finished: {done}"
         return RunInterrupted(message, stack=self.stack(), signum=request.signum or 2)
 
-    def _emit(self, event: Any) -> None:
+    def _emit(self, event: Event) -> None:
         for observer in self.observers:
             observer(event)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -29,7 +29,6 @@ from syncpretrain.observers.history import History
 from syncpretrain.observers.trace import write_trace
 from syncpretrain.pretraining import Pretraining
 from syncpretrain.runtime.blas import blas_limit, blas_threads
-from syncpretrain.runtime.signals import stop_on_signals
 from syncpretrain.schedule.plan import Reads
 from syncpretrain.settings import Settings, write_settings
 from syncpretrain.stack import Stack
@@ -69,12 +68,10 @@ def train_run(
     loaded = time.monotonic()
     _check_finetuning(settings, data)
     watching: list[Observer] = [history, *observers]
-    pretraining = Pretraining(
-        settings.pretrain, data.train, data.validation, observers=watching, replay=replay
-    )
+    pretraining = Pretraining(settings.pretrain, data.train, data.validation, replay=replay)
     out = _new_folder(settings) if out is None else _made_folder(out)
     write_settings(_found_again(settings), out / CONFIG_NAME)
-    with EventLog(out / EVENTS_NAME) as log, _saving(out, history):
+    with EventLog(out / EVENTS_NAME) as log, _saving(out, history, pretraining.stack):
         watching.append(log)
         _announce(data, out, watching)
         pretraining.observers = tuple(watching)
@@ -210,7 +207,7 @@ def _announce(data: Dataset, out: Path, observers: Iterable[Observer]) -> None:
 
 
 @contextmanager
-def _saving(out: Path, history: History) -> Iterator[None]:
+def _saving(out: Path, history: History, current: Callable[[], Stack]) -> Iterator[None]:
     """Save the model that a failed or stopped run leaves behind, and its trace in any case."""
     model = out / MODEL_NAME
     kept = f"What was learned so far is in {model}"
@@ -221,8 +218,10 @@ def _saving(out: Path, history: History) -> Iterator[None]:
             error.stack.save(model)
             error.args = (f"{error.args[0]}. {kept}",)
         raise
-    except KeyboardInterrupt:  # between pretraining and fine-tuning, or after both
-        if model.is_file():
+    except BaseException as error:  # nothing is lost, whatever it was: a closed pipe, say
+        if not model.is_file():
+            current().save(model)
+        elif isinstance(error, KeyboardInterrupt):  # after pretraining, which had been saved
             raise RunInterrupted(f"the run was stopped after pretraining. {kept}") from None
         raise
     finally:
@@ -233,29 +232,18 @@ def _finetuned(stack: Stack, settings: Settings, data: Dataset, observers: list[
     wanted = settings.finetune
     if wanted.objective == "none":
         return stack
-    with stop_on_signals() as request:
-        try:
-            tuned = finetune(
-                stack,
-                data.train,
-                validation=data.validation if len(data.validation) else None,
-                epochs=wanted.epochs,
-                optimizer=wanted.optimizer,
-                learning_rate=wanted.learning_rate,
-                batch_size=wanted.batch_size,
-                seed=settings.pretrain.seed,
-                blas_threads=settings.pretrain.blas_threads,
-                observers=observers,
-                stop=request,
-            )
-        except RunInterrupted as stopped:
-            stopped.signum = request.signum or stopped.signum
-            raise
-        if request.signum is not None:  # in the last minibatch
-            raise RunInterrupted(
-                "the run was stopped after fine-tuning", stack=tuned, signum=request.signum
-            )
-    return tuned
+    return finetune(
+        stack,
+        data.train,
+        validation=data.validation if len(data.validation) else None,
+        epochs=wanted.epochs,
+        optimizer=wanted.optimizer,
+        learning_rate=wanted.learning_rate,
+        batch_size=wanted.batch_size,
+        seed=settings.pretrain.seed,
+        blas_threads=settings.pretrain.blas_threads,
+        observers=observers,
+    )
 
 
 def _report(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncpretrain.errors import ScheduleError
+from syncpretrain.errors import ScheduleError, SettingsError
 from syncpretrain.schedule.machine import Command, Forget, Schedule, Train
 from syncpretrain.schedule.pace import Fixed, Free, Pace
 from syncpretrain.schedule.plan import LayerPlan, greedy_reads, lockstep_reads
@@ -180,7 +180,7 @@ def test_reads_where_layers_differ_in_epochs():
         (1, 2, 3, 3, 4, 4),
         (1, 2, 2, 2, 2, 2, 2),
     )
-    assert lockstep_reads(plans, drain=False)[1] == (1, 2, 3, 3)
+    assert lockstep_reads(plans, drain=False)[1] == (1, 2, 3), "layer 1 ends with tick 4"
     assert greedy_reads(plans) == ((0,) * 4, (4,) * 2, (2,) * 7)
 
 
@@ -235,3 +235,9 @@ def test_an_illegal_move_tells_the_story():
     schedule.begin()
     with pytest.raises(ScheduleError, match="layer 2 finished without training; so far layer 1"):
         schedule.finished(2)
+
+
+def test_refreshes_on_refreshes_beyond_measure_are_refused():
+    plans = [LayerPlan(100), *[LayerPlan(10, refresh_epochs=200)] * 3]
+    with pytest.raises(SettingsError, match="refresh_epochs: got 200 for layer 3, which makes"):
+        lockstep_reads(plans)

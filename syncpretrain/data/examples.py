@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from syncpretrain.errors import DataError
 
-__all__ = ["as_examples", "check_examples", "check_values", "scale_examples"]
+__all__ = ["as_examples", "check_examples", "check_values", "evenly_spaced", "scale_examples"]
 
 CHUNK_VALUES = 1 << 20
 SCALING = (
@@ -106,6 +106,13 @@ def scale_examples(X: NDArray[Any], *, rows: NDArray[np.intp] | None = None) -> 
         else:
             out[chunk] = values
     return out
+
+
+def evenly_spaced(X: NDArray[np.float32], most: int) -> NDArray[np.float32]:
+    """Return at most so many rows of X, evenly spaced, since a file may be sorted by class."""
+    if len(X) <= most:
+        return X
+    return X[np.arange(most) * len(X) // most]
 
 
 def _chunks(shape: tuple[int, ...]) -> Iterator[slice]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.evaluation.likelihood import free_energy, log_z, pseudo_likelihood
 from syncpretrain.kernels.activations import affine_sigmoid
 from syncpretrain.stack import Layer, Stack
@@ -36,7 +37,7 @@ def diagnose_layers(
     ``log_likelihood`` is that of the examples under it. A layer whose two ways fine-tuning has
     parted is no RBM, and has None for what only an RBM has.
     """
-    below, held_out = _spaced(train), _spaced(held_out)
+    below, held_out = evenly_spaced(train, ROWS), evenly_spaced(held_out, ROWS)
     found = []
     for layer in stack.layers:
         found.append(_rbm_figures(layer, below, held_out, partition=partition, seed=seed))
@@ -66,11 +67,6 @@ def _rbm_figures(
         figures["log_z"] = {"value": estimate.value, "low": low, "high": high}
         figures["log_likelihood"] = -energy - estimate.value
     return figures
-
-
-def _spaced(X: Array) -> Array:
-    rows = np.linspace(0, len(X) - 1, min(len(X), ROWS)).astype(np.intp)
-    return X[rows]
 
 
 def _up(layer: Layer, X: Array) -> Array:

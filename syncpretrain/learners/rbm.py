@@ -53,13 +53,6 @@ class Snapshot:
         """Fill ``out`` with p(h = 1 | v) of each row of X."""
         affine_sigmoid(X, self.weight, self.hidden_bias, out=out)
 
-    def is_finite(self) -> bool:
-        """Return whether every parameter is a finite number."""
-        # A sum is finite only if its terms are, and needs no array of flags.
-        with np.errstate(all="ignore"):
-            sums = (self.weight.sum(), self.hidden_bias.sum(), self.visible_bias.sum())
-        return bool(np.isfinite(sums).all())
-
 
 class RBM:
     """One layer: ``visible`` to ``hidden`` units.
@@ -145,6 +138,12 @@ class RBM:
     def snapshot(self) -> Snapshot:
         """Copy the parameters."""
         return Snapshot(self.weight.copy(), self.hidden_bias.copy(), self.visible_bias.copy())
+
+    def is_finite(self) -> bool:
+        """Return whether every parameter is a finite number."""
+        # A sum is finite only if its terms are, and needs no array of flags.
+        with np.errstate(all="ignore"):
+            return all(bool(np.isfinite(parameter.sum())) for parameter in self._parameters)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Take the parameters of a snapshot; the velocities start anew."""

@@ -29,14 +29,17 @@ def available_bytes() -> int:
     """Return the memory that can be had: the system's, cut by the control group's limit."""
     free = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     try:
-        rows = dict(row.split(":") for row in Path("/proc/meminfo").read_text().splitlines())
-        free.append(int(rows["MemAvailable"].split()[0]) * 1024)
+        table = dict(row.split(":") for row in Path("/proc/meminfo").read_text().splitlines())
+        free.append(int(table["MemAvailable"].split()[0]) * 1024)
     except (OSError, KeyError, ValueError):
         pass  # no Linux: the physical memory has to do
     try:
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        free.append(limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
-    except (OSError, ValueError):
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        rows = Path("/sys/fs/cgroup/memory.stat").read_text().splitlines()
+        cached = int(dict(row.split() for row in rows)["inactive_file"])
+        free.append(limit - used + cached)  # cached files make room where it is needed
+    except (OSError, KeyError, ValueError):
         pass  # no control group, or no limit ("max")
     return max(0, min(free))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.learners.epoch import Stopped, train_epoch
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.runtime.store import Versions
@@ -67,7 +68,7 @@ class LayerWorker:
         try:
             return self._train(command, stop)
         except Stopped as stopped:
-            if not self.learner.snapshot().is_finite():  # the next minibatch would have diverged
+            if not self.learner.is_finite():  # the next minibatch would have diverged
                 self.learner.restore(self._last_good)
             return Failed(command, stopped)
         except BaseException as error:  # the worker boundary: the driver raises it
@@ -96,10 +97,7 @@ class LayerWorker:
         )
 
     def _probe(self, X: NDArray[np.float32]) -> float | None:
-        if not len(X):
-            return None
-        rows = np.linspace(0, len(X) - 1, min(len(X), PROBE_ROWS)).astype(np.intp)
-        return self.learner.validation_error(X[rows])
+        return self.learner.validation_error(evenly_spaced(X, PROBE_ROWS)) if len(X) else None
 
     def _note(self, fraction: float) -> None:
         self.fraction = fraction

@@ -16,9 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-__all__ = ["LayerPlan", "Reads", "greedy_reads", "lockstep_reads"]
+from syncpretrain.errors import SettingsError
+
+__all__ = ["MAX_EPOCHS", "LayerPlan", "Reads", "greedy_reads", "lockstep_reads"]
 
 Reads = tuple[tuple[int, ...], ...]
+MAX_EPOCHS = 1_000_000  # of a layer, refreshes included
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +41,40 @@ def lockstep_reads(plans: Sequence[LayerPlan], *, drain: bool = True) -> Reads:
     """Return the versions read in lockstep: epoch k on version min(k, N of the layer below).
 
     After its stipulated epochs a layer trains ``refresh_epochs`` on every newer version there
-    will be, in order. Without ``drain`` the last version of a layer wakes nobody for a refresh,
-    as in the experiment of Santara et al. 2016, section 5.2.
+    will be, in order. Without ``drain``, only the refreshes that begin before layer 1 is done, on
+    a clock on which every epoch takes one tick.
+
+    Raises
+    ------
+    SettingsError
+        If refreshes on refreshes add up beyond measure.
     """
     reads = [(0,) * plans[0].epochs]
-    for below, plan in pairwise(plans):
+    published: Sequence[int] = range(1, plans[0].epochs + 1)  # the tick of each version below
+    for layer, (below, plan) in enumerate(pairwise(plans), start=2):
         first = [min(k, below.epochs) for k in range(1, plan.epochs + 1)]
-        newest = len(reads[-1]) if drain else len(reads[-1]) - 1
-        refreshed = range(first[-1] + 1, newest + 1)
-        reads.append((*first, *(v for v in refreshed for _ in range(plan.refresh_epochs))))
+        newer = range(first[-1] + 1, len(reads[-1]) + 1)
+        total = plan.epochs + len(newer) * plan.refresh_epochs
+        if total > MAX_EPOCHS:
+            raise SettingsError(
+                f"refresh_epochs: got {plan.refresh_epochs} for layer {layer}, which makes"
+                f" {total:,} epochs, as many for each version of the layer below; take fewer"
+            )
+        planned = first + [version for version in newer for _ in range(plan.refresh_epochs)]
+        ticks = _ticks(planned, published)
+        in_time = sum(tick <= plans[0].epochs for tick in ticks)
+        kept = total if drain else max(plan.epochs, in_time)
+        reads.append(tuple(planned[:kept]))
+        published = ticks[:kept]
     return tuple(reads)
+
+
+def _ticks(reads: Sequence[int], published: Sequence[int]) -> list[int]:
+    """Return when each epoch ends that waits for its version and for the epoch before it."""
+    ticks: list[int] = []
+    for version in reads:
+        ticks.append(max(ticks[-1] if ticks else 0, published[version - 1]) + 1)
+    return ticks
 
 
 def greedy_reads(plans: Sequence[LayerPlan]) -> Reads:
