@@ -14,7 +14,6 @@ from syncpretrain import __version__
 from syncpretrain.building import build_learners, build_schedule
 from syncpretrain.data.examples import check_examples
 from syncpretrain.errors import (
-    DivergedError,
     RunInterrupted,
     SettingsError,
     StalledError,
@@ -117,6 +116,9 @@ class Pretraining:
         observers: Iterable[Observer] = (),
         replay: Reads | None = None,
     ) -> None:
+        if settings.schedule == "greedy":  # whose last bits depend on them
+            threads = blas_threads(settings.blas_threads)
+            settings = msgspec.structs.replace(settings, blas_threads=threads)
         self.settings = settings
         self.observers = tuple(observers)
         data = _checked_data(settings, X, validation)
@@ -174,7 +176,7 @@ class Pretraining:
         while not self._schedule.over:
             message = runtime.wait(TICK_SECONDS)
             if isinstance(message, Failed):
-                raise _failure(message)
+                raise message.failure()
             if message is not None:
                 self._note(message)
                 commands = self._schedule.finished(message.command.layer)
@@ -281,19 +283,3 @@ def _checked_data(settings: PretrainSettings, X: ArrayLike, validation: ArrayLik
     if held_out.shape[1] != width:
         raise SettingsError(f"validation: got {held_out.shape[1]} columns, expected {width}")
     return Split(train, held_out)
-
-
-def _failure(message: Failed) -> BaseException:
-    """Return what the caller is to see of a worker's failure, with its cause."""
-    error, command = message.error, message.command
-    if isinstance(error, (Stopped, KeyboardInterrupt)):
-        return error
-    if isinstance(error, DivergedError):
-        failure: WorkerError = DivergedError(str(error))
-    else:
-        failure = WorkerError(
-            f"layer {command.layer} failed in epoch {command.epoch}:"
-            f" {type(error).__name__}: {error}"
-        )
-    failure.__cause__ = error
-    return failure

@@ -99,6 +99,7 @@ OPTIONS = [
     ("--finetune x", "--finetune: 'x' is not one of 'none', 'reconstruction'"),
     ("--finetune-optimizer x", "--finetune-optimizer: 'x' is not one of 'adam', 'sgd'"),
     ("--finetune-learning-rate inf", "--finetune-learning-rate: got inf, expected a finite"),
+    ("--finetune-epochs 3", "--finetune-epochs: got 3 without fine-tuning; add --finetune"),
     ("--finetune-batch-size 0", "--finetune-batch-size: got 0, expected a whole number"),
     ("--finetune reconstruction --finetune-batch-size 41", "--finetune-batch-size: got 41, exp"),
     ("--schedule greedy --pace free", "--pace: got free with schedule greedy, where"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -268,6 +270,28 @@ def test_a_slow_layer_is_no_stall(bits, sabotage, monkeypatch):
         assert told.acquire(timeout=WAIT)
 
     sabotage(slow)
+    run(bits, layers=(16, 12), epochs=1, observers=[observe])
+
+
+def test_a_suspended_process_is_no_stall(bits, sabotage, monkeypatch):
+    """The clock jumps by an hour, as after a suspension, while a minibatch is under way."""
+    jumped = threading.Event()
+    real = time.monotonic
+    clock = SimpleNamespace(monotonic=lambda: real() + 3600 * jumped.is_set())
+    monkeypatch.setattr(pretraining, "time", clock)
+    monkeypatch.setattr(pretraining, "TICK_SECONDS", 0.01)
+    told = threading.Semaphore(0)
+
+    def observe(event: Event) -> None:
+        if isinstance(event, Progress):
+            told.release()
+
+    def suspend(rbm: RBM, epoch: int, step: int) -> None:
+        for _ in range(3):  # ticks without a minibatch, the clock's jump among them
+            assert told.acquire(timeout=WAIT)
+            jumped.set()
+
+    sabotage(suspend)
     run(bits, layers=(16, 12), epochs=1, observers=[observe])
 
 

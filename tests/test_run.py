@@ -9,6 +9,7 @@ import pytest
 
 import syncpretrain.run
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
+from syncpretrain.events import EpochFinished
 from syncpretrain.modelfile import MODEL_NAME
 from syncpretrain.run import CONFIG_NAME, measure, train_run
 from syncpretrain.settings import read_settings, settings_from
@@ -32,6 +33,15 @@ def interrupted(*arguments, **options):
 
 
 class TestStopped:
+    def test_an_observer_that_fails_loses_nothing(self, settings, tmp_path):
+        def fail(event):
+            if isinstance(event, EpochFinished):
+                raise OSError("the disk is full")
+
+        with pytest.raises(OSError, match="the disk is full"):
+            train_run(settings, out=tmp_path / "run", observers=[fail])
+        assert load(tmp_path / "run").widths == (16, 9, 4)
+
     def test_before_fine_tuning_the_pretrained_stack_is_kept(self, settings, tmp_path, monkeypatch):
         monkeypatch.setattr(syncpretrain.run, "_finetuned", interrupted)
         with pytest.raises(RunInterrupted, match="the run was stopped after pretraining") as caught:

@@ -184,9 +184,22 @@ def _settings(config: Path | None, given: dict[str, Any]) -> Settings:
             "layers: got nothing, expected the units of the input and of each layer, such as"
             " --layers 784,1000,500,250,30"
         )
-    return settings_from(
+    settings = settings_from(
         pretrain.pop("layers"), data=base["data"], finetune=base["finetune"], **pretrain
     )
+    _check_finetuning(settings, given)
+    return settings
+
+
+def _check_finetuning(settings: Settings, given: dict[str, Any]) -> None:
+    """Refuse options of a fine-tuning that will not be."""
+    if settings.finetune.objective != "none":
+        return
+    for name, value in given.items():
+        if value is not None and name.startswith(FINETUNE):
+            raise SettingsError(
+                f"{name}: got {value} without fine-tuning; add --finetune reconstruction"
+            )
 
 
 def _check_replay(replay: Path, config: Path | None, given: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data.examples import evenly_spaced
+from syncpretrain.errors import DivergedError, WorkerError
 from syncpretrain.learners.epoch import Stopped, train_epoch
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.runtime.store import Versions
@@ -38,6 +39,20 @@ class Failed:
 
     command: Train
     error: BaseException
+
+    def failure(self) -> BaseException:
+        """Return what the caller is to see: the layer, the epoch, and the error as its cause."""
+        if isinstance(self.error, (Stopped, KeyboardInterrupt)):
+            return self.error
+        if isinstance(self.error, DivergedError):
+            failure: WorkerError = DivergedError(str(self.error))
+        else:
+            failure = WorkerError(
+                f"layer {self.command.layer} failed in epoch {self.command.epoch}:"
+                f" {type(self.error).__name__}: {self.error}"
+            )
+        failure.__cause__ = self.error
+        return failure
 
 
 Message = Finished | Failed
