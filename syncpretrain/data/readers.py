@@ -28,7 +28,6 @@ __all__ = ["FORMATS", "check_examples", "load_file", "read_file"]
 FORMATS = ".npy, .npz, IDX (gzipped or not) or .csv"
 EXAMPLES = ("X", "x", "data", "images")
 LABELS = ("y", "labels", "target")
-MAX_LINE = 1 << 24
 
 Labels = NDArray[np.int64]
 
