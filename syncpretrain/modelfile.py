@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,11 @@ import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
 
+from syncpretrain.atomic import write_atomically
 from syncpretrain.errors import ModelFileError
 from syncpretrain.stack import Layer, Stack
 
-__all__ = ["MODEL_NAME", "read_stack", "write_atomically", "write_stack"]
+__all__ = ["MODEL_NAME", "read_stack", "write_stack"]
 
 MODEL_NAME = "model.safetensors"
 FORMAT = "syncpretrain 1"
@@ -45,26 +44,6 @@ def write_stack(stack: Stack, path: Path) -> None:
         "info_sha256": _sha256(info),
     }
     write_atomically(path, safetensors.numpy.save(tensors, metadata))
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file beside its place, flush it to the disk, and rename it into place."""
-    # Not tempfile's, which only its owner may read, whatever the umask says.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def read_stack(path: Path) -> Stack:

@@ -17,13 +17,14 @@ from typing import Any
 
 import msgspec
 
+from syncpretrain.atomic import write_atomically
 from syncpretrain.data import load_dataset, located
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.errors import RunInterrupted, SettingsError, WorkerError
 from syncpretrain.evaluation.reconstruction import layer_errors, stack_error
 from syncpretrain.events import Event, Notice, Observer
 from syncpretrain.finetuning import finetune
-from syncpretrain.modelfile import MODEL_NAME, write_atomically
+from syncpretrain.modelfile import MODEL_NAME
 from syncpretrain.observers.eventlog import EventLog
 from syncpretrain.observers.history import History
 from syncpretrain.observers.trace import write_trace

@@ -18,7 +18,7 @@ MODULES = {
 }
 # From the bottom up; a module imports only from its own row or from those above it here.
 ROWS = [
-    ["errors"],
+    ["errors", "atomic"],
     ["events", "complaints", "backends"],
     ["settings", "kernels", "schedule", "data"],
     ["learners", "stack", "observers"],

@@ -256,7 +256,7 @@ class TestOthers:
         def full(*arguments):
             raise OSError(28, "No space left on device", "z.npy")
 
-        monkeypatch.setattr("syncpretrain.modelfile.write_atomically", full)
+        monkeypatch.setattr("syncpretrain.atomic.write_atomically", full)
         with pytest.raises(SystemExit) as ended:
             main(["encode", str(trained), "--out", "z.npy", "--data", "x.npy"])
         assert ended.value.code == 1

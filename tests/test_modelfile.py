@@ -12,8 +12,9 @@ import pytest
 import safetensors.numpy
 
 from syncpretrain import Stack, load, pretrain
+from syncpretrain.atomic import write_atomically
 from syncpretrain.errors import ModelFileError
-from syncpretrain.modelfile import MODEL_NAME, write_atomically
+from syncpretrain.modelfile import MODEL_NAME
 from syncpretrain.stack import Layer
 
 INFO = {"epochs": [3, 2], "pretrain": {"layers": [4, 3, 2], "momentum": "0.5:5,0.9"}, "ü": None}

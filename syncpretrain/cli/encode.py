@@ -39,10 +39,10 @@ def command(run: Path, data: str | None, part: str | None, layer: int | None, ou
     """
     import numpy as np
 
+    from syncpretrain.atomic import write_atomically
     from syncpretrain.cli.examples import examples_of
     from syncpretrain.cli.files import check_target
     from syncpretrain.errors import SettingsError
-    from syncpretrain.modelfile import write_atomically
     from syncpretrain.stack import load
 
     check_target(out)

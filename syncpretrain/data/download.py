@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import os
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from syncpretrain.atomic import write_atomically
 from syncpretrain.data.idx import read_idx
 from syncpretrain.errors import DataError
 
@@ -99,16 +99,7 @@ def _check_writable(folder: Path) -> None:
 
 def _place(data: bytes, path: Path, *, sha256: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor, not a path
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        read_idx(Path(name), sha256=sha256)
-        os.replace(name, path)  # noqa: PTH105
-    finally:
-        Path(name).unlink(missing_ok=True)
+    write_atomically(path, data, check=lambda written: read_idx(written, sha256=sha256))
 
 
 def _brief(error: Exception) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.atomic import write_atomically
 from syncpretrain.errors import DataError, SettingsError
-from syncpretrain.modelfile import write_atomically
 
 __all__ = ["image_grid", "image_shape", "save_png"]
 
