@@ -36,7 +36,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.10",
     packages=find_packages(include=["syncpretrain", "syncpretrain.*"]),
-    package_data={"syncpretrain": ["py.typed"]},
+    package_data={"syncpretrain": ["py.typed", "presets/*.toml"]},
     install_requires=[
         "click>=8.1",
         "msgspec>=0.19",

@@ -1,17 +1,29 @@
-"""What settings ask for: the schedule of a run and the learners of its layers."""
+"""What settings ask for: the data as layer 1 sees it, the schedule, the learners of the layers."""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+
+from syncpretrain.data.examples import check_examples
+from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import SettingsError
+from syncpretrain.evaluation.stopping import EarlyStopping
+from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
+from syncpretrain.learners.base import Learner
 from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.runtime.store import Split
 from syncpretrain.schedule.machine import Schedule
-from syncpretrain.schedule.pace import Fixed, Free, Pace
+from syncpretrain.schedule.pace import Fixed, Free, Pace, Planned
 from syncpretrain.schedule.plan import LayerPlan, Reads, greedy_reads, lockstep_reads
 from syncpretrain.settings import MomentumSchedule, PretrainSettings
+from syncpretrain.settings.sections import parsed_corruption
 
-__all__ = ["build_learners", "build_schedule", "layer_plans"]
+__all__ = ["build_data", "build_learners", "build_schedule", "build_stopping", "layer_plans"]
 
 
 def build_schedule(
@@ -28,25 +40,75 @@ def build_schedule(
     return Schedule(plans, _pace(settings, plans, replay), slots=slots)
 
 
-def build_learners(settings: PretrainSettings) -> list[RBM]:
+def build_data(
+    settings: PretrainSettings, X: ArrayLike, validation: ArrayLike | None
+) -> tuple[Split, Scaling | None]:
+    """Return the examples as layer 1 is to see them, and how they were standardized, if they were.
+
+    Raises
+    ------
+    SettingsError, DataError
+        If they cannot be trained on, or do not fit the settings.
+    """
+    data = _checked_data(settings, X, validation)
+    if settings.visible_units == "bernoulli":
+        return data, None
+    scaling = Scaling.of(data.train)
+    return Split(*map(scaling.apply, data)), scaling
+
+
+def build_learners(settings: PretrainSettings) -> list[Learner]:
     """Return one learner a layer, from the lowest up, each with its arrays allocated."""
-    momentum = MomentumSchedule(settings.momentum)
-    return [
-        RBM(
-            i + 1,
-            visible,
-            hidden,
-            RBMSettings(
-                batch_size=settings.batch_size,
-                learning_rate=settings.learning_rate[i],
-                momentum=momentum,
-                weight_decay=settings.weight_decay[i],
-                cd_steps=settings.cd_steps[i],
-                seed=settings.seed,
-            ),
-        )
-        for i, (visible, hidden) in enumerate(pairwise(settings.layers))
-    ]
+    build = _rbm if settings.model == "rbm" else _autoencoder
+    shapes = pairwise(settings.layers)
+    return [build(settings, i, visible, hidden) for i, (visible, hidden) in enumerate(shapes)]
+
+
+def _rbm(settings: PretrainSettings, i: int, visible: int, hidden: int) -> Learner:
+    own = RBMSettings(
+        **_common(settings, i),
+        cd_steps=settings.cd_steps[i],
+        persistent=settings.persistent[i],
+        sparsity_target=settings.sparsity_target[i],
+        sparsity_cost=settings.sparsity_cost[i],
+        hidden_dropout=settings.hidden_dropout[i],
+    )
+    return RBM(i + 1, visible, hidden, own)
+
+
+def _autoencoder(settings: PretrainSettings, i: int, visible: int, hidden: int) -> Learner:
+    common = _common(settings, i)
+    binary = common["visible_units"] == "bernoulli"
+    own = AutoencoderSettings(
+        **common,
+        tied=settings.tied,
+        loss=(settings.loss or "cross-entropy") if binary else "squared",
+        corruption=parsed_corruption(settings.corruption[i]),
+        contraction=settings.contraction[i],
+    )
+    return Autoencoder(i + 1, visible, hidden, own)
+
+
+def _common(settings: PretrainSettings, i: int) -> dict[str, Any]:
+    return {
+        "batch_size": settings.batch_size,
+        "learning_rate": settings.learning_rate[i],
+        "momentum": MomentumSchedule(settings.momentum[i]),
+        "weight_decay": settings.weight_decay[i],
+        "l1": settings.l1[i],
+        "hidden_units": settings.hidden_units[i],
+        "visible_units": settings.visible_units_of(i + 1),
+        "visible_bias": settings.visible_bias,
+        "seed": settings.seed,
+    }
+
+
+def build_stopping(settings: PretrainSettings) -> list[EarlyStopping | None]:
+    """Return what stops each layer early, if anything is to."""
+    metric, depth = settings.early_stopping, len(settings.layers) - 1
+    if metric == "none":
+        return [None] * depth
+    return [EarlyStopping(metric, settings.patience, seed=settings.seed) for _ in range(depth)]
 
 
 def layer_plans(settings: PretrainSettings) -> list[LayerPlan]:
@@ -82,5 +144,31 @@ def _pace(settings: PretrainSettings, plans: list[LayerPlan], replay: Reads | No
     if settings.pace == "free":
         return Free(plans, drain=drain)
     if settings.schedule == "greedy":
-        return Fixed(greedy_reads(plans))
-    return Fixed(lockstep_reads(plans, drain=drain))
+        return Planned(plans, greedy_reads)
+    return Planned(plans, partial(lockstep_reads, drain=drain))
+
+
+def _checked_data(settings: PretrainSettings, X: ArrayLike, validation: ArrayLike | None) -> Split:
+    bounded = settings.visible_units == "bernoulli"
+    train = check_examples(X, bounded=bounded)
+    width, batch = settings.layers[0], settings.batch_size
+    if train.shape[1] != width:
+        raise SettingsError(
+            f"layers: the first number is {width}, but an example has {train.shape[1]} values;"
+            f" begin with {train.shape[1]}"
+        )
+    if batch > len(train):
+        raise SettingsError(
+            f"batch_size: got {batch}, expected at most {len(train)}, the examples to train on"
+        )
+    if validation is None or not np.size(validation):
+        if settings.early_stopping != "none":
+            raise SettingsError(
+                f"early_stopping: got {settings.early_stopping} without validation examples,"
+                " expected some to judge by"
+            )
+        return Split(train, np.empty((0, width), dtype=np.float32))
+    held_out = check_examples(validation, name="validation", bounded=bounded)
+    if held_out.shape[1] != width:
+        raise SettingsError(f"validation: got {held_out.shape[1]} columns, expected {width}")
+    return Split(train, held_out)

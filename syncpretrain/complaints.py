@@ -45,6 +45,8 @@ def explained(message: str, values: dict[str, Any], kind: type[msgspec.Struct]) 
         return _about_fields(complaint, names, expected)
     if index is not None and index.isdigit():
         got = got[int(index)]
+    if index is not None:
+        expected = get_args(expected)[0]  # of a list, what an entry may be
     return f"{setting}: got {got!r}, expected {_expected(complaint, expected)}"
 
 
@@ -59,7 +61,9 @@ def _about_fields(complaint: str, names: list[str], kind: type[msgspec.Struct]) 
 
 def _expected(complaint: str, kind: Any) -> str:
     if complaint.startswith("Invalid enum value"):
-        return " or ".join(get_args(kind))
+        values = [get_args(choice) or choice for choice in get_args(kind)]  # of an optional one
+        names = values if isinstance(values[0], str) else values[0]
+        return " or ".join(map(str, names))
     found = re.match(r"Expected `(\w+)[^`]*`(?: ([<>]=?) ([\d.]+))?", complaint)
     if found is None:
         return complaint

@@ -1,8 +1,9 @@
 """Model files: safetensors with a checksum, written whole or not at all, read with suspicion.
 
-The format is a table of named float32 arrays (``layers.1.weight`` of shape (visible, hidden), and
-so on) and a text table that holds ``info`` as JSON and the SHA-256 of the parameters and of
-``info``. Nothing in it is ever executed.
+The format is a table of named float32 arrays (``layers.1.weight`` of shape (visible, hidden),
+``input.shift``, ``head.weight`` and so on) and a text table that holds ``info`` and what the units
+of each layer are as JSON, and the SHA-256 of the parameters and of both texts. Nothing in it is
+ever executed.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from syncpretrain.atomic import write_atomically
+from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import ModelFileError
-from syncpretrain.stack import Layer, Stack
+from syncpretrain.kernels.activations import UNITS
+from syncpretrain.layer import Layer
+from syncpretrain.stack import Head, Stack
 
 __all__ = ["MODEL_NAME", "read_stack", "write_stack"]
 
 MODEL_NAME = "model.safetensors"
-FORMAT = "syncpretrain 1"
+FORMAT = "syncpretrain 2"
 
 
 def write_stack(stack: Stack, path: Path) -> None:
@@ -36,12 +40,18 @@ def write_stack(stack: Stack, path: Path) -> None:
         for number, layer in enumerate(stack.layers, start=1)
         for name, array in layer.parameters()
     }
-    info = json.dumps(stack.info)
+    if stack.scaling is not None:
+        tensors |= {"input.shift": stack.scaling.shift, "input.scale": stack.scaling.scale}
+    if stack.head is not None:
+        tensors |= {"head.weight": stack.head.weight, "head.bias": stack.head.bias}
+    info, meaning = json.dumps(stack.info), json.dumps(_meaning(stack))
     metadata = {
         "format": FORMAT,
         "sha256": stack.parameters_sha256,
         "info": info,
         "info_sha256": _sha256(info),
+        "meaning": meaning,
+        "meaning_sha256": _sha256(meaning),
     }
     write_atomically(path, safetensors.numpy.save(tensors, metadata))
 
@@ -67,12 +77,17 @@ def read_stack(path: Path) -> Stack:
         AttributeError,
     ) as error:
         raise ModelFileError(f"{file}: cannot be read as a model: {error}") from error
+    if any(array.dtype != np.float32 for array in tensors.values()):
+        raise ModelFileError(f"{file}: holds arrays that are not float32")
     if metadata.get("format") != FORMAT:
         raise ModelFileError(
             f"{file}: its format is {metadata.get('format')!r}, expected {FORMAT!r}; it was not"
             " written by Stack.save"
         )
-    stack = Stack(_layers(file, tensors), _info(file, metadata))
+    info, meaning = _text(file, metadata, "info"), _text(file, metadata, "meaning")
+    scaling, head = _scaling(file, tensors), _head(file, tensors, meaning)
+    stack = Stack(_layers(file, tensors, meaning), info, scaling, head)
+    _check_ends(file, stack)
     if stack.parameters_sha256 != metadata.get("sha256"):
         raise ModelFileError(f"{file}: is damaged: its parameters do not match their checksum")
     return stack
@@ -96,9 +111,61 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _layers(file: Path, tensors: dict[str, NDArray[Any]]) -> tuple[Layer, ...]:
-    if any(array.dtype != np.float32 for array in tensors.values()):
-        raise ModelFileError(f"{file}: holds arrays that are not float32")
+def _meaning(stack: Stack) -> dict[str, Any]:
+    """Return what the parameters mean: the kinds of units, and of the head."""
+    names = ("hidden_units", "visible_units", "model")
+    layers = [{name: getattr(layer, name) for name in names} for layer in stack.layers]
+    if stack.head is None:
+        return {"layers": layers, "head": None}
+    return {
+        "layers": layers,
+        "head": {"kind": stack.head.kind, "classes": list(stack.head.classes)},
+    }
+
+
+def _scaling(file: Path, tensors: dict[str, NDArray[Any]]) -> Scaling | None:
+    shift, scale = (tensors.pop(name, None) for name in ("input.shift", "input.scale"))
+    if shift is None or scale is None:
+        if shift is not scale:
+            raise ModelFileError(f"{file}: lacks half of the input's scaling")
+        return None
+    good = shift.shape == scale.shape and np.isfinite(shift).all() and np.isfinite(scale).all()
+    if not good or not (scale > 0).all():
+        raise ModelFileError(f"{file}: the input's scaling is damaged")
+    return Scaling(shift, scale)
+
+
+def _head(file: Path, tensors: dict[str, NDArray[Any]], meaning: dict[str, Any]) -> Head | None:
+    weight, bias = tensors.pop("head.weight", None), tensors.pop("head.bias", None)
+    wanted = meaning.get("head")
+    if weight is None or bias is None or wanted is None:
+        if not weight is bias is wanted:
+            raise ModelFileError(f"{file}: lacks a part of its head")
+        return None
+    try:
+        head = Head(weight, bias, str(wanted["kind"]), tuple(map(int, wanted["classes"])))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ModelFileError(f"{file}: its head is damaged: {error}") from error
+    outputs = len(head.classes) if head.kind == "classification" else bias.size
+    fits = weight.ndim == 2 and bias.shape == (outputs,) == weight.shape[1:]
+    if head.kind not in ("classification", "regression") or not fits or not bias.size:
+        raise ModelFileError(f"{file}: its head is damaged: its arrays do not fit each other")
+    if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+        raise ModelFileError(f"{file}: its head holds NaN or infinite parameters")
+    return head
+
+
+def _check_ends(file: Path, stack: Stack) -> None:
+    """Check that what stands below and above the layers fits them."""
+    if stack.scaling is not None and stack.scaling.shift.shape != stack.widths[:1]:
+        raise ModelFileError(f"{file}: the input's scaling does not fit layer 1")
+    if stack.head is not None and stack.head.weight.shape[0] != stack.widths[-1]:
+        raise ModelFileError(f"{file}: the head does not fit the top layer")
+
+
+def _layers(
+    file: Path, tensors: dict[str, NDArray[Any]], meaning: dict[str, Any]
+) -> tuple[Layer, ...]:
     untied = {
         number: tensors.pop(name)
         for number in range(1, len(tensors))
@@ -112,15 +179,24 @@ def _layers(file: Path, tensors: dict[str, NDArray[Any]]) -> tuple[Layer, ...]:
                 tensors.pop(f"layers.{number}.hidden_bias"),
                 tensors.pop(f"layers.{number}.visible_bias"),
                 untied.get(number),
+                **_units(meaning["layers"][number - 1]),
             )
             for number in range(1, depth + 1)
         )
-    except (KeyError, IndexError, ValueError) as error:
+    except (KeyError, IndexError, ValueError, TypeError) as error:
         raise ModelFileError(f"{file}: lacks an array of a layer: {error}") from error
     if tensors:
         raise ModelFileError(f"{file}: holds arrays of no layer: {', '.join(sorted(tensors))}")
     _check_shapes(file, layers)
     return layers
+
+
+def _units(kinds: dict[str, str]) -> dict[str, str]:
+    known = {"hidden_units": UNITS, "visible_units": UNITS, "model": ("rbm", "autoencoder")}
+    for name, values in known.items():
+        if kinds[name] not in values:
+            raise ValueError(f"{name} {kinds[name]!r} is unknown")
+    return {name: kinds[name] for name in known}
 
 
 def _check_shapes(file: Path, layers: tuple[Layer, ...]) -> None:
@@ -137,14 +213,15 @@ def _check_shapes(file: Path, layers: tuple[Layer, ...]) -> None:
             raise ModelFileError(f"{file}: layers {number} and {number + 1} do not fit each other")
 
 
-def _info(file: Path, metadata: dict[str, str]) -> dict[str, Any]:
-    text = metadata.get("info", "")
-    if _sha256(text) != metadata.get("info_sha256"):
-        raise ModelFileError(f"{file}: is damaged: its info does not match its checksum")
+def _text(file: Path, metadata: dict[str, str], name: str) -> dict[str, Any]:
+    """Return a table that is kept as JSON beside its checksum."""
+    text = metadata.get(name, "")
+    if _sha256(text) != metadata.get(f"{name}_sha256"):
+        raise ModelFileError(f"{file}: is damaged: its {name} does not match its checksum")
     try:
-        info = json.loads(text)
+        table = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ModelFileError(f"{file}: its info is damaged: {error}") from error
-    if not isinstance(info, dict):
-        raise ModelFileError(f"{file}: its info is damaged: expected a table")
-    return info
+        raise ModelFileError(f"{file}: its {name} is damaged: {error}") from error
+    if not isinstance(table, dict):
+        raise ModelFileError(f"{file}: its {name} is damaged: expected a table")
+    return table

@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 from numpy.typing import ArrayLike
 
 from syncpretrain import __version__
-from syncpretrain.building import build_learners, build_schedule
-from syncpretrain.data.examples import check_examples
+from syncpretrain.building import build_data, build_learners, build_schedule, build_stopping
 from syncpretrain.errors import (
     RunInterrupted,
     SettingsError,
@@ -24,6 +22,7 @@ from syncpretrain.events import (
     EpochStarted,
     Event,
     LayerFinished,
+    Notice,
     Observer,
     Progress,
     RunFinished,
@@ -35,13 +34,13 @@ from syncpretrain.runtime.blas import blas_limit, blas_threads, usable_cores
 from syncpretrain.runtime.memory import check_memory
 from syncpretrain.runtime.serial import SerialRuntime
 from syncpretrain.runtime.signals import StopRequest, stop_on_signals
-from syncpretrain.runtime.store import Split, Versions
+from syncpretrain.runtime.store import Versions
 from syncpretrain.runtime.threads import ThreadsRuntime
-from syncpretrain.runtime.worker import Failed, Finished, LayerWorker
+from syncpretrain.runtime.worker import Failed, Finished, LayerWorker, Message
 from syncpretrain.schedule.machine import Command, Forget
 from syncpretrain.schedule.plan import Reads
 from syncpretrain.settings import PretrainSettings, settings_from
-from syncpretrain.stack import Layer, Stack
+from syncpretrain.stack import Stack
 
 __all__ = ["Pretraining", "pretrain"]
 
@@ -60,12 +59,13 @@ def pretrain(
     replay: Reads | None = None,
     **settings: Any,
 ) -> Stack:
-    """Pretrain a stack of RBMs, the layers in parallel (Santara et al. 2016).
+    """Pretrain a stack of RBMs or autoencoders, the layers in parallel (Santara et al. 2016).
 
     Parameters
     ----------
     X : array-like of shape (n_examples, layers[0])
-        Values in [0, 1], or bytes, which are divided by 255.
+        Values in [0, 1], or bytes, which are divided by 255; for Gaussian visible units any
+        finite values, which are standardized.
     layers : sequence of int
         Units of the input and of each layer, such as [784, 1000, 500, 250, 30].
     validation : array-like of shape (n_held_out, layers[0]), optional
@@ -121,14 +121,17 @@ class Pretraining:
             settings = msgspec.structs.replace(settings, blas_threads=threads)
         self.settings = settings
         self.observers = tuple(observers)
-        data = _checked_data(settings, X, validation)
+        data, self._scaling = build_data(settings, X, validation)
         check_memory(settings.layers, examples=sum(map(len, data)), batch_size=settings.batch_size)
         workers = 1 if settings.runtime == "serial" else settings.workers or usable_cores()
         self.slots = min(workers, len(settings.layers) - 1)
         self._schedule = build_schedule(settings, slots=self.slots, replay=replay)
         self._versions = Versions(data, settings.layers[1:])
         self._workers = [
-            LayerWorker(learner, self._versions) for learner in build_learners(settings)
+            LayerWorker(learner, self._versions, stopping)
+            for learner, stopping in zip(
+                build_learners(settings), build_stopping(settings), strict=True
+            )
         ]
         self._examples = len(data.train)
         self._busy = [0.0] * len(self._workers)
@@ -160,14 +163,14 @@ class Pretraining:
 
     def stack(self) -> Stack:
         """Return the layers as they are now; only while no worker trains."""
-        copies = (worker.learner.snapshot() for worker in self._workers)
         return Stack(
-            tuple(Layer(c.weight, c.hidden_bias, c.visible_bias) for c in copies),
+            tuple(worker.learner.snapshot() for worker in self._workers),
             {
                 "syncpretrain": __version__,
                 "epochs": list(self._schedule.done),
                 "pretrain": msgspec.json.decode(msgspec.json.encode(self.settings)),
             },
+            self._scaling,
         )
 
     def _drive(self, runtime: Runtime, request: StopRequest) -> None:
@@ -175,11 +178,13 @@ class Pretraining:
         self._execute(self._schedule.begin(), runtime)
         while not self._schedule.over:
             message = runtime.wait(TICK_SECONDS)
+            if message is not None:
+                self._warn(message)
             if isinstance(message, Failed):
                 raise message.failure()
             if message is not None:
                 self._note(message)
-                commands = self._schedule.finished(message.command.layer)
+                commands = self._schedule.finished(message.command.layer, stops=message.stops)
                 self._emit_ended()
                 self._execute(commands, runtime)
             self._tick()
@@ -194,6 +199,10 @@ class Pretraining:
             layer, epoch, reads = command.layer, command.epoch, command.reads
             self._emit(EpochStarted(time.monotonic(), layer, epoch, reads))
             runtime.submit(command)
+
+    def _warn(self, message: Message) -> None:
+        for warning in message.warnings:
+            self._emit(Notice(time.monotonic(), f"warning: {warning}"))
 
     def _note(self, message: Finished) -> None:
         command = message.command
@@ -263,23 +272,3 @@ class Pretraining:
             if layer not in self._ended and self._schedule.ended(layer):
                 self._ended.add(layer)
                 self._emit(LayerFinished(time.monotonic(), layer))
-
-
-def _checked_data(settings: PretrainSettings, X: ArrayLike, validation: ArrayLike | None) -> Split:
-    train = check_examples(X)
-    width, batch = settings.layers[0], settings.batch_size
-    if train.shape[1] != width:
-        raise SettingsError(
-            f"layers: the first number is {width}, but an example has {train.shape[1]} values;"
-            f" begin with {train.shape[1]}"
-        )
-    if batch > len(train):
-        raise SettingsError(
-            f"batch_size: got {batch}, expected at most {len(train)}, the examples to train on"
-        )
-    if validation is None or not np.size(validation):
-        return Split(train, np.empty((0, width), dtype=np.float32))
-    held_out = check_examples(validation, name="validation")
-    if held_out.shape[1] != width:
-        raise SettingsError(f"validation: got {held_out.shape[1]} columns, expected {width}")
-    return Split(train, held_out)

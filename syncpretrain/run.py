@@ -6,12 +6,10 @@ A run folder holds ``config.toml`` (every setting), ``events.jsonl`` (what happe
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,9 @@ import msgspec
 
 from syncpretrain.atomic import write_atomically
 from syncpretrain.data import load_dataset, located
-from syncpretrain.data.dataset import Dataset
+from syncpretrain.data.dataset import PARTS, UNLABELLED, Dataset
 from syncpretrain.errors import RunInterrupted, SettingsError, WorkerError
+from syncpretrain.evaluation.prediction import accuracies
 from syncpretrain.evaluation.reconstruction import layer_errors, stack_error
 from syncpretrain.events import Event, Notice, Observer
 from syncpretrain.finetuning import finetune
@@ -29,18 +28,21 @@ from syncpretrain.observers.eventlog import EventLog
 from syncpretrain.observers.history import History
 from syncpretrain.observers.trace import write_trace
 from syncpretrain.pretraining import Pretraining
+from syncpretrain.runfolder import (
+    CONFIG_NAME,
+    EVENTS_NAME,
+    METRICS_NAME,
+    TRACE_NAME,
+    check_folder,
+    made_folder,
+    new_folder,
+)
 from syncpretrain.runtime.blas import blas_limit, blas_threads
 from syncpretrain.schedule.plan import Reads
 from syncpretrain.settings import Settings, write_settings
 from syncpretrain.stack import Stack
 
 __all__ = ["CONFIG_NAME", "EVENTS_NAME", "METRICS_NAME", "PARTS", "measure", "train_run"]
-
-CONFIG_NAME = "config.toml"
-EVENTS_NAME = "events.jsonl"
-METRICS_NAME = "metrics.json"
-TRACE_NAME = "trace.json"
-PARTS = ("train", "validation", "test")
 
 
 def train_run(
@@ -62,15 +64,21 @@ def train_run(
         After the model so far was saved; the message says where.
     """
     started = time.monotonic()
-    _check_folder(out)
+    check_folder(out)
     settings = _resolved(settings)
     history = History()
-    data = load_dataset(settings.data.name, validation=settings.data.validation)
+    data = load_dataset(
+        settings.data.name,
+        validation=settings.data.validation,
+        bounded=settings.pretrain.visible_units == "bernoulli",
+    )
+    if settings.data.labels is not None:
+        data = data.with_labels(settings.data.labels, seed=settings.pretrain.seed)
     loaded = time.monotonic()
     _check_finetuning(settings, data)
     watching: list[Observer] = [history, *observers]
     pretraining = Pretraining(settings.pretrain, data.train, data.validation, replay=replay)
-    out = _new_folder(settings) if out is None else _made_folder(out)
+    out = new_folder(settings.pretrain.layers) if out is None else made_folder(out)
     write_settings(_found_again(settings), out / CONFIG_NAME)
     with EventLog(out / EVENTS_NAME) as log, _saving(out, history, pretraining.stack):
         watching.append(log)
@@ -103,13 +111,16 @@ def measure(
     layer_parts: Sequence[str] = ("train", "validation"),
     blas: int | None = None,
 ) -> dict[str, Any]:
-    """Return the data's size and the reconstruction errors on its parts.
+    """Return the data's size, the reconstruction errors on its parts and a classifier's accuracy.
 
     The layers' own errors, on ``layer_parts``, are those of ``pretrained``, since fine-tuning gives
-    the layers up for the whole; default the stack itself.
+    the layers up for the whole; default the stack itself. So is the whole stack's if it became a
+    classifier, whose way down was left behind; without ``pretrained`` it is None.
     """
     with blas_limit(blas_threads(blas)):
-        whole = {part: stack_error(stack, getattr(data, part)) for part in PARTS}
+        unrolled = stack if stack.head is None else pretrained
+        whole = {part: unrolled and stack_error(unrolled, getattr(data, part)) for part in PARTS}
+        right = accuracies(stack, data) if stack.head is not None else None
         by_part = {
             part: layer_errors(pretrained or stack, getattr(data, part)) for part in layer_parts
         }
@@ -129,6 +140,7 @@ def measure(
         "data": {"name": data.name, "source": data.source, **sizes},
         "layers": layers,
         "reconstruction_error": whole,
+        "accuracy": right,
     }
 
 
@@ -146,56 +158,27 @@ def _found_again(settings: Settings) -> Settings:
 
 
 def _check_finetuning(settings: Settings, data: Dataset) -> None:
-    batch = settings.finetune.batch_size
-    if settings.finetune.objective != "none" and batch > len(data.train):
+    wanted = settings.finetune
+    if wanted.objective == "none":
+        return
+    examples = len(data.train)
+    if wanted.objective != "reconstruction":
+        if data.train_labels is None:
+            raise SettingsError(
+                f"finetune: got {wanted.objective}, but {data.name} has no labels; take"
+                " reconstruction, or a file with labels beside the examples (.npz with X and y)"
+            )
+        examples = int((data.train_labels != UNLABELLED).sum())
+    if wanted.batch_size > examples:
         raise SettingsError(
-            f"finetune_batch_size: got {batch}, expected at most {len(data.train)}, the examples to"
-            " train on"
+            f"finetune_batch_size: got {wanted.batch_size}, expected at most {examples}, the"
+            " examples to train on"
         )
-
-
-def _check_folder(out: Path | None) -> None:
-    """Refuse what cannot become the run folder before time is spent on the data."""
-    try:
-        if out is not None and out.exists():
-            if not out.is_dir():
-                raise SettingsError(f"out: {out} is a file; name a new folder")
-            if any(out.iterdir()):
-                raise SettingsError(f"out: {out} is not empty; name a new folder, to lose nothing")
-    except OSError as error:
-        raise _no_folder(out, error) from None
-
-
-def _made_folder(out: Path) -> Path:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        _check_folder(out)
-        (out / CONFIG_NAME).touch()
-    except OSError as error:
-        raise _no_folder(out, error) from None
-    return out
-
-
-def _new_folder(settings: Settings) -> Path:
-    """Make a folder in ``runs/`` that is named by date, time and layers."""
-    layers = settings.pretrain.layers
-    shape = "-".join(map(str, layers)) if len(layers) < 8 else f"{len(layers) - 1}-layers"
-    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{shape}"
-    for number in itertools.count(1):
-        out = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
-        try:
-            out.mkdir(parents=True)
-        except FileExistsError:
-            continue  # of a run that began in the same second
-        except OSError as error:
-            raise _no_folder(out, error) from None
-        return out
-    raise AssertionError  # numbers do not end
-
-
-def _no_folder(out: Path | None, error: OSError) -> SettingsError:
-    reason = error.strerror or str(error)
-    return SettingsError(f"out: cannot write to {out}: {reason}; name another folder with --out")
+    if wanted.patience is not None and not len(data.validation):
+        raise SettingsError(
+            "finetune_patience: got a number without validation examples, expected some to judge"
+            " by; give --validation a fraction above 0"
+        )
 
 
 def _announce(data: Dataset, out: Path, observers: Iterable[Observer]) -> None:
@@ -233,17 +216,17 @@ def _finetuned(stack: Stack, settings: Settings, data: Dataset, observers: list[
     wanted = settings.finetune
     if wanted.objective == "none":
         return stack
+    supervised = wanted.objective != "reconstruction"
     return finetune(
         stack,
         data.train,
+        data.train_labels if supervised else None,
         validation=data.validation if len(data.validation) else None,
-        epochs=wanted.epochs,
-        optimizer=wanted.optimizer,
-        learning_rate=wanted.learning_rate,
-        batch_size=wanted.batch_size,
+        validation_y=data.validation_labels if supervised else None,
         seed=settings.pretrain.seed,
         blas_threads=settings.pretrain.blas_threads,
         observers=observers,
+        **msgspec.to_builtins(wanted),
     )
 
 
@@ -273,7 +256,7 @@ def _report(
         "data": metrics["data"],
         "layers": layers,
         "reconstruction_error": metrics["reconstruction_error"],
-        "accuracy": None,
+        "accuracy": metrics["accuracy"],
         "seconds": seconds,
         "parameters_sha256": stack.parameters_sha256,
         "out": str(out),

@@ -1,4 +1,4 @@
-"""The fitted layers: encode, decode, reconstruct, save and load."""
+"""The fitted layers: encode, decode, predict, save and load."""
 
 from __future__ import annotations
 
@@ -13,41 +13,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from syncpretrain.backends.draws import Purpose, generator
 from syncpretrain.data.examples import as_examples, check_examples
+from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
-from syncpretrain.kernels.activations import affine_sigmoid
+from syncpretrain.kernels.activations import affine, softmax
+from syncpretrain.layer import Head, Layer
+from syncpretrain.sampling import gibbs_chains
 
-__all__ = ["Layer", "Stack", "load"]
+__all__ = ["Head", "Layer", "Stack", "load"]
 
 Array = NDArray[np.float32]
 ROWS_AT_ONCE = 2000
-
-
-@dataclass(frozen=True, eq=False)  # of two arrays, == is no truth value
-class Layer:
-    """Parameters of one layer, float32, contiguous.
-
-    ``weight`` has shape (visible, hidden), ``hidden_bias`` (hidden,), ``visible_bias`` (visible,).
-    ``decoder_weight`` of shape (hidden, visible) is None as long as the way down uses the
-    transposed ``weight``, as an RBM does; fine-tuning unties the two.
-    """
-
-    weight: Array
-    hidden_bias: Array
-    visible_bias: Array
-    decoder_weight: Array | None = None
-
-    @property
-    def decoding(self) -> Array:
-        """The weights of the way down, of shape (hidden, visible)."""
-        return self.weight.T if self.decoder_weight is None else self.decoder_weight
-
-    def parameters(self) -> Iterator[tuple[str, Array]]:
-        """Yield name and array of each parameter in their fixed order."""
-        yield "weight", self.weight
-        yield "hidden_bias", self.hidden_bias
-        if self.decoder_weight is not None:
-            yield "decoder_weight", self.decoder_weight
-        yield "visible_bias", self.visible_bias
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +35,16 @@ class Stack:
         From the input up.
     info : dict
         What made it (JSON values): the epochs each layer trained, the settings, the version.
+    scaling : Scaling or None
+        How Gaussian visible units see the input; decoding takes it back.
+    head : Head or None
+        What predicts from the code, once fine-tuning gave the stack one.
     """
 
     layers: tuple[Layer, ...]
     info: dict[str, Any] = field(default_factory=dict)
+    scaling: Scaling | None = None
+    head: Head | None = None
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -77,7 +58,35 @@ class Stack:
         for layer in self.layers:
             for _, array in layer.parameters():
                 digest.update(np.ascontiguousarray(array, dtype="<f4").tobytes())
+        for array in self._beside_the_layers():
+            digest.update(np.ascontiguousarray(array, dtype="<f4").tobytes())
         return digest.hexdigest()
+
+    def _beside_the_layers(self) -> Iterator[Array]:
+        if self.scaling is not None:
+            yield self.scaling.shift
+            yield self.scaling.scale
+        if self.head is not None:
+            yield self.head.weight
+            yield self.head.bias
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """The kind of units of the input and of each layer."""
+        return (self.layers[0].visible_units, *(layer.hidden_units for layer in self.layers))
+
+    def prepared(self, X: ArrayLike, name: str = "X") -> Array:
+        """Return examples as the lowest layer sees them: checked, and standardized if it is so.
+
+        Raises
+        ------
+        DataError
+            If the width is not the stack's, or a value is not finite, or outside [0, 1] where
+            the visible units are binary.
+        """
+        bounded = self.layers[0].visible_units == "bernoulli"
+        examples = _checked_width(check_examples(X, name, bounded=bounded), self.widths[0], name)
+        return examples if self.scaling is None else self.scaling.apply(examples)
 
     def encode(self, X: ArrayLike, *, layer: int | None = None) -> Array:
         """Return the code of each example.
@@ -101,8 +110,7 @@ class Stack:
         depth = len(self.layers) if layer is None else layer
         if not 1 <= depth <= len(self.layers):
             raise DataError(f"layer: got {layer}, expected 1 to {len(self.layers)}")
-        steps = [(x.weight, x.hidden_bias) for x in self.layers[:depth]]
-        return _through(steps, _checked_width(check_examples(X), self.widths[0], "X"))
+        return self.up(self.prepared(X), layer=depth)
 
     def decode(self, codes: ArrayLike) -> Array:
         """Return the input that each code of the top layer stands for.
@@ -113,19 +121,73 @@ class Stack:
 
         Returns
         -------
-        ndarray of shape (n_examples, input units), float32, values in [0, 1]
+        ndarray of shape (n_examples, input units), float32
+            In [0, 1] for Bernoulli visible units, in the units of the data for Gaussian ones.
 
         Raises
         ------
         DataError
             If the width is not that of the top layer, or a value is not finite.
         """
-        steps = [(x.decoding, x.visible_bias) for x in reversed(self.layers)]
         with np.errstate(over="ignore"):  # what overflows is found below
             array = np.ascontiguousarray(as_examples(codes, "codes"), dtype=np.float32)
         if not np.isfinite(array).all():
             raise DataError("codes: holds NaN or infinite values")
-        return _through(steps, _checked_width(array, self.widths[-1], "codes"))
+        down = self.down(_checked_width(array, self.widths[-1], "codes"))
+        return down if self.scaling is None else self.scaling.invert(down)
+
+    def down(self, codes: Array, *, layer: int | None = None) -> Array:
+        """Return what codes of a layer, default the top one, make of the lowest visible units.
+
+        The units of each layer on the way are those that the layer has on the way up.
+        """
+        layers = self.layers[:layer]
+        kinds = self.units[: len(layers)]
+        steps = [
+            (x.decoding, x.visible_bias, units)
+            for x, units in zip(reversed(layers), reversed(kinds), strict=True)
+        ]
+        return _through(steps, codes)
+
+    def up(self, prepared: Array, *, layer: int | None = None) -> Array:
+        """Return the codes of prepared examples at a layer, default the top one."""
+        layers = self.layers[:layer]
+        return _through([(x.weight, x.hidden_bias, x.hidden_units) for x in layers], prepared)
+
+    def predict_proba(self, X: ArrayLike) -> Array:
+        """Return the probability of each class for each row of X, in the order of the classes.
+
+        Raises
+        ------
+        DataError
+            If the stack is no classifier, or X does not fit.
+        """
+        if self.head is None or self.head.kind != "classification":
+            raise DataError("the stack is no classifier; fine-tune it for classification")
+        return softmax(self._outputs(X, self.head))
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """Return the most probable label of each row of X, or a regression's numbers.
+
+        Returns
+        -------
+        ndarray of shape (n_examples,), or (n_examples, outputs) for several numbers
+
+        Raises
+        ------
+        DataError
+            If the stack has no head, or X does not fit.
+        """
+        if self.head is None:
+            raise DataError("the stack predicts nothing; fine-tune it with labels first")
+        outputs = self._outputs(X, self.head)
+        if self.head.kind == "regression":
+            return outputs[:, 0] if outputs.shape[1] == 1 else outputs
+        labels: NDArray[Any] = np.array(self.head.classes)[outputs.argmax(axis=1)]
+        return labels
+
+    def _outputs(self, X: ArrayLike, head: Head) -> Array:
+        return affine(self.up(self.prepared(X)), head.weight, head.bias, "gaussian")
 
     def reconstruct(self, X: ArrayLike) -> Array:
         """Encode and decode: the stack's reconstruction of each example, of X's shape."""
@@ -150,41 +212,36 @@ class Stack:
 
         Returns
         -------
-        ndarray of shape (count, input units), float32, values in [0, 1]
+        ndarray of shape (count, input units), float32
 
         Raises
         ------
         DataError
-            If ``count`` or ``steps`` is below 1, ``start`` does not fit, or the top layer was
-            fine-tuned, which leaves no RBM to sample from.
+            If ``count`` or ``steps`` is below 1, ``start`` does not fit, or the top layer is no
+            RBM, as after fine-tuning.
         """
         if count < 1 or steps < 1:
             raise DataError(f"count and steps: got {count} and {steps}, expected 1 or more")
         top = self.layers[-1]
-        if top.decoder_weight is not None:
+        if top.model != "rbm":
             raise DataError(
-                "the top layer was fine-tuned and is no RBM any more; sample the stack as it was"
-                " before fine-tuning"
+                "the top layer is an autoencoder, or was fine-tuned, and is no RBM; sample a stack"
+                " of RBMs as it was before fine-tuning"
             )
         draws = generator(seed, Purpose.SAMPLE)
         if start is None:
             visible = draws.random((count, self.widths[-2]), dtype=np.float32)
         else:
             visible = self._input_of_top(start, count)
-        states = (draws.random(visible.shape, dtype=np.float32) < visible).astype(np.float32)
-        for _ in range(steps):
-            hidden = affine_sigmoid(states, top.weight, top.hidden_bias)
-            hidden = (draws.random(hidden.shape, dtype=np.float32) < hidden).astype(np.float32)
-            visible = affine_sigmoid(hidden, top.weight.T, top.visible_bias)
-            states = (draws.random(visible.shape, dtype=np.float32) < visible).astype(np.float32)
-        below = [(x.decoding, x.visible_bias) for x in reversed(self.layers[:-1])]
-        return _through(below, visible) if below else visible
+        visible = gibbs_chains(top, visible, steps, draws)
+        down = self.down(visible, layer=len(self.layers) - 1) if len(self.layers) > 1 else visible
+        return down if self.scaling is None else self.scaling.invert(down)
 
     def _input_of_top(self, start: ArrayLike, count: int) -> Array:
-        X = _checked_width(check_examples(start, "start"), self.widths[0], "start")
+        X = self.prepared(start, "start")
         if len(X) != count:
             raise DataError(f"start: got {len(X)} examples for {count} chains; give one a chain")
-        return X if len(self.layers) == 1 else self.encode(X, layer=len(self.layers) - 1)
+        return X if len(self.layers) == 1 else self.up(X, layer=len(self.layers) - 1)
 
     def save(self, path: str | Path) -> None:
         """Write the stack to a safetensors file, whole or not at all.
@@ -223,12 +280,11 @@ def _checked_width(X: Array, width: int, name: str) -> Array:
     return X
 
 
-def _through(steps: Sequence[tuple[Array, Array]], X: Array) -> Array:
+def _through(steps: Sequence[tuple[Array, Array, str]], X: Array) -> Array:
     result = np.empty((len(X), steps[-1][0].shape[1]), dtype=np.float32)
     for start in range(0, len(X), ROWS_AT_ONCE):
         rows = X[start : start + ROWS_AT_ONCE]
-        for weight, bias in steps[:-1]:
-            rows = affine_sigmoid(rows, weight, bias)
-        weight, bias = steps[-1]
-        affine_sigmoid(rows, weight, bias, out=result[start : start + ROWS_AT_ONCE])
+        for step in steps[:-1]:
+            rows = affine(rows, *step)
+        affine(rows, *steps[-1], out=result[start : start + ROWS_AT_ONCE])
     return result

@@ -21,10 +21,13 @@ ROWS = [
     ["errors", "atomic"],
     ["events", "complaints", "backends"],
     ["settings", "kernels", "schedule", "data"],
+    ["layer", "sampling"],
     ["learners", "stack", "observers"],
-    ["runtime", "modelfile", "evaluation", "building"],
-    ["report", "building", "pretraining", "finetuning"],
-    ["run"],
+    ["modelfile", "evaluation"],
+    ["runtime"],
+    ["building"],
+    ["report", "pretraining", "finetuning", "runfolder"],
+    ["run", "comparing"],
     ["cli", "__main__"],
 ]
 RANK = {name: rank for rank, row in enumerate(ROWS) for name in row}

@@ -55,7 +55,8 @@ class TestEvaluate:
     def test_json_says_what_training_said(self, call, folder):
         report = json.loads(call("evaluate", "on-file", "--json"))
         metrics = json.loads((folder / "on-file" / "metrics.json").read_text())
-        assert list(report) == ["data", "layers", "reconstruction_error"]
+        assert list(report) == ["data", "layers", "reconstruction_error", "accuracy"]
+        assert report["accuracy"] is None
         assert report["data"] == metrics["data"]
         whole = metrics["reconstruction_error"]
         assert report["reconstruction_error"] == pytest.approx(whole)
@@ -186,7 +187,10 @@ class TestSample:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["on-digits"], "Error: the top layer was fine-tuned and is no RBM any more"),
+            (
+                ["on-digits"],
+                "Error: the top layer is an autoencoder, or was fine-tuned, and is no RBM",
+            ),
             (["on-file", "--data", "x.npy"], "Error: --data and --part say where chains start"),
             (["on-file", "--steps", "0"], "Error: --steps: got 0"),
         ],

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from syncpretrain.data.scaling import Scaling
 from syncpretrain.evaluation.diagnosis import diagnose_layers
 from syncpretrain.evaluation.likelihood import free_energy, log_z
-from syncpretrain.kernels.activations import affine_sigmoid
+from syncpretrain.kernels.activations import affine
 from syncpretrain.stack import Layer, Stack
 
 NONE = np.empty((0, 6), dtype=np.float32)
+RBM_FIGURES = ("free_energy_gap", "pseudo_likelihood", "log_z", "log_likelihood")
 
 
 @pytest.fixture
@@ -42,9 +45,7 @@ def test_the_gap_is_that_of_the_layers_own_input(stack, examples):
     for layer, row in zip(stack.layers, rows, strict=True):
         gap = free_energy(layer, held_out).mean() - free_energy(layer, train).mean()
         assert row["free_energy_gap"] == pytest.approx(gap)
-        train, held_out = (
-            affine_sigmoid(x, layer.weight, layer.hidden_bias) for x in (train, held_out)
-        )
+        train, held_out = (affine(x, layer.weight, layer.hidden_bias) for x in (train, held_out))
 
 
 def test_without_held_out_examples_there_is_no_gap(stack, examples):
@@ -64,8 +65,49 @@ def test_a_partition_function_makes_likelihoods_of_energies(stack, examples):
 
 def test_a_fine_tuned_layer_has_only_what_needs_no_rbm(stack, examples):
     lower, upper = stack.layers
-    untied = Layer(lower.weight, lower.hidden_bias, lower.visible_bias, lower.weight.T.copy())
-    row = diagnose_layers(Stack((untied, upper)), examples, NONE, partition=True)[0]
-    assert row["pseudo_likelihood"] is None
-    assert row["log_z"] is None
+    rows = diagnose_layers(
+        Stack((replace(lower, model="autoencoder"), upper)), examples, examples, partition=True
+    )
+    assert all(rows[0][name] is None for name in RBM_FIGURES)
+    assert (rows[0]["dead_units"], rows[0]["saturated_units"]) == (1, 1)
+    assert all(rows[1][name] is not None for name in RBM_FIGURES), "the other one is an RBM"
+
+
+NOT_BINARY = {"pseudo_likelihood", "log_z", "log_likelihood"}
+PARTITION = {"log_z", "log_likelihood"}
+IDLE = {"dead_units", "saturated_units"}
+
+
+@pytest.mark.parametrize(
+    ("visible", "hidden", "missing"),
+    [
+        ("bernoulli", "bernoulli", set()),
+        ("bernoulli", "gaussian", PARTITION | IDLE),
+        ("bernoulli", "relu", PARTITION | {"saturated_units"}),
+        ("gaussian", "bernoulli", NOT_BINARY),
+        ("gaussian", "gaussian", NOT_BINARY | IDLE),
+        ("gaussian", "relu", NOT_BINARY | {"saturated_units"}),
+    ],
+)
+def test_a_figure_without_a_meaning_for_the_units_is_none(
+    stack, examples, visible, hidden, missing
+):
+    layer = replace(stack.layers[0], visible_units=visible, hidden_units=hidden)
+    row = diagnose_layers(Stack((layer,)), examples[:25], examples[25:], partition=True)[0]
+    assert {name for name, value in row.items() if value is None} == missing
+    assert json.loads(json.dumps(row)) == row, "JSON values"
+
+
+def test_rectified_units_that_are_off_are_dead(stack, examples):
+    layer = replace(stack.layers[0], hidden_units="relu")
+    row = diagnose_layers(Stack((layer,)), examples, NONE)[0]
     assert row["dead_units"] == 1
+
+
+def test_gaussian_visible_units_are_looked_at_standardized(stack, examples):
+    layer = replace(stack.layers[0], visible_units="gaussian")
+    data = 7 * examples - 3
+    scaling = Scaling.of(data)
+    rows = diagnose_layers(Stack((layer,), scaling=scaling), data[:25], data[25:])
+    plain = diagnose_layers(Stack((layer,)), scaling.apply(data[:25]), scaling.apply(data[25:]))
+    assert rows == plain

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -56,9 +57,9 @@ def test_enumeration_is_exact_from_either_side(visible, hidden):
 
 
 def test_annealing_agrees_with_enumeration_within_its_error_bar():
-    layer = make_layer(12, 8)
-    exact = log_z(layer).value
-    for seed in range(5):
+    for seed, shape in enumerate([(12, 8), (12, 8), (8, 12), (15, 6), (3, 3)]):
+        layer = make_layer(*shape)
+        exact = log_z(layer).value
         found = log_z_ais(layer, chains=200, steps=200, seed=seed)
         assert found.low <= exact <= found.high
         assert found.high - found.low < 0.5
@@ -105,8 +106,72 @@ def test_pseudo_likelihood_does_not_change_its_input():
     assert not X.any()
 
 
-def test_a_fine_tuned_layer_is_no_rbm():
-    layer = make_layer()
-    untied = Layer(layer.weight, layer.hidden_bias, layer.visible_bias, layer.weight.T.copy())
-    with pytest.raises(DataError, match="before fine-tuning"):
-        free_energy(untied, np.zeros((1, VISIBLE), dtype=np.float32))
+def one_unit_summed_out(units: str, drive: np.ndarray, b: float) -> np.ndarray:
+    """log sum_h exp(-E) over one hidden unit, of which drive = (v W)_j, by its definition."""
+    if units == "relu":  # binary copies with biases b - 1/2, b - 3/2, ...
+        copies = drive[:, None] + b + 0.5 - np.arange(1, 200)
+        return np.logaddexp(0, copies).sum(axis=1)
+    if units == "bernoulli":
+        return np.logaddexp(0, drive + b)
+    h = np.linspace(-40, 40, 8001)
+    density = np.exp(drive[:, None] * h - (h - b) ** 2 / 2)
+    return np.log(density.sum(axis=1) * (h[1] - h[0]))
+
+
+@pytest.mark.parametrize("visible", ["bernoulli", "gaussian"])
+@pytest.mark.parametrize(
+    ("hidden", "tolerance"), [("bernoulli", 1e-6), ("gaussian", 1e-6), ("relu", 3e-4 * HIDDEN)]
+)
+@pytest.mark.parametrize("scale", [0.8, 2.5])
+def test_free_energy_of_every_kind_of_units(visible, hidden, tolerance, scale):
+    layer = replace(make_layer(scale=scale), visible_units=visible, hidden_units=hidden)
+    W, a, b = (np.float64(x) for x in (layer.weight, layer.visible_bias, layer.hidden_bias))
+    v = states(VISIBLE)
+    if visible == "gaussian":
+        v = np.float64(np.float32(np.random.default_rng(0).normal(size=(100, VISIBLE))))
+    alone = ((v - a) ** 2).sum(axis=1) / 2 if visible == "gaussian" else -v @ a
+    units = [one_unit_summed_out(hidden, v @ W[:, j], b[j]) for j in range(HIDDEN)]
+    have = free_energy(layer, v.astype(np.float32))
+    np.testing.assert_allclose(have, alone - np.sum(units, axis=0), atol=tolerance, rtol=1e-9)
+
+
+def test_a_rectified_unit_alone_is_its_stepped_copies_everywhere():
+    """Both branches of the series, the border between them, and far out."""
+    x = np.array([-500, -40, -3, -0.5, -1e-6, 0, 1e-6, 0.5, 3, 40, 100])
+    layer = Layer(np.float32([[1]]), np.zeros(1, np.float32), np.zeros(1, np.float32))
+    layer = replace(layer, hidden_units="relu")
+    expected = one_unit_summed_out("relu", np.float64(np.float32(x)), 0.0)
+    have = -free_energy(layer, x[:, None].astype(np.float32))
+    np.testing.assert_allclose(have, expected, atol=3e-4, rtol=1e-9)
+
+
+@pytest.mark.parametrize("measure", [log_z, log_z_ais])
+@pytest.mark.parametrize(
+    "units", [("gaussian", "bernoulli"), ("bernoulli", "gaussian"), ("bernoulli", "relu")]
+)
+def test_log_z_is_for_binary_units_alone(measure, units):
+    layer = replace(make_layer(), visible_units=units[0], hidden_units=units[1])
+    with pytest.raises(DataError, match=rf"layer: got .*{max(units)}.* expected bernoulli ones"):
+        measure(layer)
+
+
+def test_a_pseudo_likelihood_flips_binary_visible_units():
+    X = states(VISIBLE).astype(np.float32)
+    with pytest.raises(DataError, match="layer: got gaussian visible units, expected bernoulli"):
+        pseudo_likelihood(replace(make_layer(), visible_units="gaussian"), X)
+    for hidden in ("gaussian", "relu"):
+        assert pseudo_likelihood(replace(make_layer(), hidden_units=hidden), X) < 0
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        log_z,
+        log_z_ais,
+        lambda layer: free_energy(layer, np.zeros((1, VISIBLE), dtype=np.float32)),
+        lambda layer: pseudo_likelihood(layer, np.zeros((1, VISIBLE), dtype=np.float32)),
+    ],
+)
+def test_an_autoencoder_has_no_energy(measure):
+    with pytest.raises(DataError, match="is an autoencoder, or was fine-tuned"):
+        measure(replace(make_layer(), model="autoencoder"))

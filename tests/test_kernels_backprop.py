@@ -11,19 +11,20 @@ from syncpretrain.kernels.backprop import backward, forward, output_delta
 from syncpretrain.kernels.errors import squared_error
 from syncpretrain.kernels.optimizers import adam_step, sgd_step
 
-UNITS = (6, 5, 3, 5, 6)
+WIDTHS = (6, 5, 3, 5, 6)
+KINDS = ("bernoulli",) * 4
 
 
-def make_chain(dtype, seed=0, units=UNITS):
+def make_chain(dtype, seed=0, widths=WIDTHS):
     draw = np.random.default_rng(seed)
     return [
         (draw.normal(size=(below, above)).astype(dtype), draw.normal(size=above).astype(dtype))
-        for below, above in pairwise(units)
+        for below, above in pairwise(widths)
     ]
 
 
 def buffers(examples, dtype):
-    return [np.empty((examples, width), dtype) for width in UNITS[1:]]
+    return [np.empty((examples, width), dtype) for width in WIDTHS[1:]]
 
 
 def empty_like(chain):
@@ -33,9 +34,9 @@ def empty_like(chain):
 def gradients(x, chain):
     activations, deltas = buffers(len(x), x.dtype), buffers(len(x), x.dtype)
     out = empty_like(chain)
-    y = forward(x, chain, out=activations)
+    y = forward(x, chain, KINDS, out=activations)
     total = output_delta(x, y, out=deltas[-1])
-    backward(x, chain, activations, deltas, out=out)
+    backward(x, chain, KINDS, activations, deltas, out=out)
     return total / len(x), out
 
 
@@ -97,10 +98,10 @@ def test_squared_error_leaves_the_difference():
     np.testing.assert_array_equal(out, [[0.5, -0.25]])
 
 
-def test_chain_and_buffers_of_different_lengths_are_refused():
+def test_too_few_buffers_are_refused():
     x, chain = np.random.default_rng(1).random((4, 6)), make_chain(np.float64)
-    with pytest.raises(ValueError, match="zip"):
-        forward(x, chain, out=buffers(4, np.float64)[:-1])
+    with pytest.raises(IndexError):
+        forward(x, chain, KINDS, out=buffers(4, np.float64)[:-1])
 
 
 def textbook_adam(p, gradient_of, steps, rate=0.01, beta1=0.9, beta2=0.999, epsilon=1e-8):
@@ -155,5 +156,5 @@ def test_sgd_subtracts_the_scaled_gradient_whatever_the_block(block):
     draw = np.random.default_rng(3)
     start, g = draw.normal(size=50), draw.normal(size=50)
     p = start.copy()
-    sgd_step(p, g, learning_rate=0.25, scratch=np.empty(block))
+    sgd_step(p, g, np.empty(0), learning_rate=0.25, scratch=np.empty(block))
     np.testing.assert_array_equal(p, start - 0.25 * g)

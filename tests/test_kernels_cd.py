@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 
 import numpy as np
 import pytest
 
-from syncpretrain.kernels.activations import affine_sigmoid, sigmoid
+from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.contrastive_divergence import (
-    gibbs_step,
+    draw_noise,
+    fire,
     momentum_step,
-    sample,
     statistics,
 )
 from syncpretrain.kernels.errors import squared_error
@@ -102,7 +103,7 @@ def test_the_positive_phase_is_the_expectation_over_the_data():
     rbm = TinyRBM()
     W, _, b = rbm.float32()
     v0 = rbm.data.astype(np.float32)
-    h0 = affine_sigmoid(v0, W, b)
+    h0 = affine(v0, W, b)
     found = run_statistics(v0, np.zeros_like(v0), h0, np.zeros_like(h0))
     for have, expected in zip(found, rbm.positive(), strict=True):
         np.testing.assert_allclose(have, expected, atol=2e-6)
@@ -113,14 +114,12 @@ def test_the_negative_phase_is_the_expectation_of_the_model_once_the_chains_have
     rbm, chains, rng = TinyRBM(), 40_000, np.random.default_rng(1)
     W, a, b = rbm.float32()
     v = np.float32(rng.random((chains, VISIBLE)) < 0.5)
-    p_v, p_h = np.empty_like(v), np.empty((chains, HIDDEN), dtype=np.float32)
-    h = np.empty_like(p_h)
+    h = np.empty((chains, HIDDEN), dtype=np.float32)
+    for_v, for_h = np.empty_like(v), np.empty_like(h)
     for _ in range(60):
-        affine_sigmoid(v, W, b, out=p_h)
-        sample(p_h, rng.random(p_h.shape, dtype=np.float32), out=h)
-        gibbs_step(h, W, a, b, v1=p_v, h1=p_h)
-        sample(p_v, rng.random(p_v.shape, dtype=np.float32), out=v)
-    affine_sigmoid(v, W, b, out=p_h)
+        fire(v @ W + b, "bernoulli", draw_noise(rng, "bernoulli", out=for_h), out=h)
+        fire(h @ W.T + a, "bernoulli", draw_noise(rng, "bernoulli", out=for_v), out=v)
+    p_h = affine(v, W, b)
     found = run_statistics(np.zeros_like(v), v, np.zeros_like(p_h), p_h)
     products = v[:, :, None] * p_h[:, None, :]
     spreads = (products.std(axis=0), v.std(axis=0), p_h.std(axis=0))
@@ -139,12 +138,13 @@ def test_statistics_are_the_difference_of_the_two_phases_averaged():
     np.testing.assert_allclose(db, (h0 - h1).mean(axis=0), atol=1e-6)
 
 
-def test_a_gibbs_step_goes_down_and_up_with_probabilities():
+def test_affine_goes_down_and_up_with_probabilities():
     rbm = TinyRBM(seed=3)
     W, a, b = rbm.float32()
     h = np.float32(states(HIDDEN))
-    v1, h1 = np.empty((len(h), VISIBLE), np.float32), np.empty_like(h)
-    gibbs_step(h, W, a, b, v1=v1, h1=h1)
+    v1 = affine(h, W.T, a)
+    h1 = np.empty_like(h)
+    assert affine(v1, W, b, out=h1) is h1
     expected_v = logistic(states(HIDDEN) @ rbm.W.T + rbm.a)
     np.testing.assert_allclose(v1, expected_v, atol=1e-6)
     np.testing.assert_allclose(h1, logistic(expected_v @ rbm.W + rbm.b), atol=1e-6)
@@ -153,28 +153,74 @@ def test_a_gibbs_step_goes_down_and_up_with_probabilities():
 def test_p_h_given_v_agrees_with_the_joint():
     rbm = TinyRBM(seed=4)
     W, _, b = rbm.float32()
-    found = affine_sigmoid(np.float32(rbm.data), W, b)
+    found = affine(np.float32(rbm.data), W, b)
     np.testing.assert_allclose(found, rbm.posterior() @ states(HIDDEN), atol=1e-6)
 
 
-def test_sample_draws_one_below_the_probability():
-    p = np.float32([0, 0.25, 0.5, 1])
-    u = np.float32([0, 0.25, 0.4999, 1 - 2**-24])
-    out = np.empty_like(p)
-    assert sample(p, u, out=out) is out
+def test_a_binary_unit_fires_if_the_draw_is_below_its_probability():
+    x = np.float32([-1e30, 0, 0, 1e30])
+    u = np.float32([0, 0.5, 0.4999, 1 - 2**-24])
+    out = np.empty_like(x)
+    assert fire(x, "bernoulli", u, out=out) is out
     assert out.tolist() == [0, 0, 1, 1]  # never at probability 0, always at 1
+    assert x.tolist() == [0, 0.5, 0.5, 1]
+
+
+INPUTS = np.float32([-6, -1.5, -0.2, 0, 0.3, 1, 7])
+
+
+def fired(units: str, draws: int = 100_000) -> tuple[np.ndarray, np.ndarray]:
+    """Means and states of units with the inputs above."""
+    x = np.tile(INPUTS, (draws, 1))
+    noise, out = np.empty_like(x), np.empty_like(x)
+    fire(x, units, draw_noise(np.random.default_rng(7), units, out=noise), out=out)
+    return x, np.float64(out)
+
+
+def within_5_error_bars(samples: np.ndarray, expected: np.ndarray) -> bool:
+    error_bar = samples.std(axis=0) / np.sqrt(len(samples))
+    return bool((np.abs(samples.mean(axis=0) - expected) < 5 * error_bar + 1e-6).all())
+
+
+def test_binary_units_fire_as_often_as_their_mean():
+    means, drawn = fired("bernoulli")
+    expected = logistic(np.float64(INPUTS))
+    np.testing.assert_allclose(means, np.tile(expected, (len(means), 1)), rtol=1e-6)
+    assert set(np.unique(drawn)) == {0, 1}
+    assert within_5_error_bars(drawn, expected)
+
+
+def test_gaussian_units_have_the_input_as_mean_and_variance_1():
+    means, drawn = fired("gaussian")
+    assert within_5_error_bars(drawn, np.float64(INPUTS))
+    assert within_5_error_bars((drawn - INPUTS) ** 2, np.ones(len(INPUTS)))
+    np.testing.assert_array_equal(means, np.tile(INPUTS, (len(means), 1)))
+
+
+def test_rectified_units_are_cut_off_with_the_variance_of_the_sigmoid():
+    means, drawn = fired("relu")
+    np.testing.assert_array_equal(means, np.tile(np.maximum(INPUTS, 0), (len(means), 1)))
+    m = np.float64(INPUTS)
+    s = np.sqrt(logistic(m))
+    below = np.array([math.erfc(z / math.sqrt(2)) / 2 for z in m / s])  # P(m + s N(0, 1) < 0)
+    density = np.exp(-((m / s) ** 2) / 2) / math.sqrt(2 * math.pi)
+    assert (drawn >= 0).all()
+    assert within_5_error_bars(drawn == 0, below)
+    assert within_5_error_bars(drawn, m * (1 - below) + s * density)
+    assert within_5_error_bars(drawn**2, (m**2 + s**2) * (1 - below) + m * s * density)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.01])
-def test_momentum_step(decay):
+@pytest.mark.parametrize("l1", [0.0, 0.02])
+def test_momentum_step(decay, l1):
     rng = np.random.default_rng(5)
     x, v = rng.normal(size=(2, 6, 4))
     have_x, have_v = np.float32(x), np.float32(v)
     for momentum in (0.5, 0.5, 0.9):
         g = rng.normal(size=(6, 4))
-        v = momentum * v + 0.1 * (g - decay * x)
+        v = momentum * v + 0.1 * (g - decay * x - l1 * np.sign(x))
         x = x + v
-        rate = {"momentum": momentum, "learning_rate": 0.1, "weight_decay": decay}
+        rate = {"momentum": momentum, "learning_rate": 0.1, "weight_decay": decay, "l1": l1}
         momentum_step(have_x, np.float32(g), have_v, **rate)
     np.testing.assert_allclose(have_x, x, atol=2e-6)
     np.testing.assert_allclose(have_v, v, atol=2e-6)
@@ -186,13 +232,3 @@ def test_squared_error():
     expected = np.square(np.float64(x) - y).sum()
     assert squared_error(x, y, out=np.empty_like(x)) == pytest.approx(expected, rel=1e-6)
     assert squared_error(x, y, out=y) == pytest.approx(expected, rel=1e-6), "in place"
-
-
-def test_sigmoid_is_right_at_every_size_and_in_place():
-    x = np.float32([-1e30, -104, -88, -1, 0, 1, 88, 1e30])
-    out = x.copy()
-    assert sigmoid(out) is out
-    with np.errstate(over="ignore"):
-        expected = logistic(np.float64(x))
-    np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-38)
-    assert np.isfinite(out).all()

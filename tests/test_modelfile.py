@@ -5,6 +5,8 @@ import json
 import os
 import pickle
 import struct
+from dataclasses import fields, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +15,11 @@ import safetensors.numpy
 
 from syncpretrain import Stack, load, pretrain
 from syncpretrain.atomic import write_atomically
+from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import ModelFileError
+from syncpretrain.kernels.activations import UNITS
 from syncpretrain.modelfile import MODEL_NAME
-from syncpretrain.stack import Layer
+from syncpretrain.stack import Head, Layer
 
 INFO = {"epochs": [3, 2], "pretrain": {"layers": [4, 3, 2], "momentum": "0.5:5,0.9"}, "ü": None}
 
@@ -34,7 +38,32 @@ def make_stack(*, tied: bool = True, transposed: bool = False) -> Stack:
     return Stack(tuple(layers), INFO)
 
 
+def full_stack(kind: str = "classification") -> Stack:
+    """A stack with everything that a file may hold."""
+    rng = np.random.default_rng(1)
+    lower, upper = make_stack(tied=False).layers
+    layers = (
+        replace(lower, visible_units="gaussian", hidden_units="relu", model="autoencoder"),
+        replace(upper, visible_units="gaussian", hidden_units="gaussian", model="autoencoder"),
+    )
+    outputs, classes = (3, (7, -2, 10**12)) if kind == "classification" else (1, ())
+    head = Head(
+        rng.normal(size=(2, outputs)).astype(np.float32),
+        rng.normal(size=outputs).astype(np.float32),
+        kind,
+        classes,
+    )
+    scaling = Scaling(
+        rng.normal(size=4).astype(np.float32), rng.random(4).astype(np.float32) + 1e-3
+    )
+    return Stack(layers, INFO, scaling, head)
+
+
 def assert_equal(found: Stack, expected: Stack) -> None:
+    assert found.units == expected.units
+    assert [layer.model for layer in found.layers] == [layer.model for layer in expected.layers]
+    assert_same_parts(found.scaling, expected.scaling)
+    assert_same_parts(found.head, expected.head)
     assert found.info == json.loads(json.dumps(expected.info))  # tuples come back as lists
     assert len(found.layers) == len(expected.layers)
     for have, want in zip(found.layers, expected.layers, strict=True):
@@ -43,6 +72,36 @@ def assert_equal(found: Stack, expected: Stack) -> None:
         for (_, x), (_, y) in zip(have.parameters(), want.parameters(), strict=True):
             assert x.dtype == np.float32
             np.testing.assert_array_equal(x, y)
+
+
+def assert_same_parts(found: Scaling | Head | None, expected: Scaling | Head | None) -> None:
+    assert type(found) is type(expected)
+    for field in () if expected is None else fields(expected):
+        have, want = getattr(found, field.name), getattr(expected, field.name)
+        np.testing.assert_array_equal(have, want)
+        assert getattr(have, "dtype", None) == getattr(want, "dtype", None)
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_units_models_scaling_and_head_come_back_bit_for_bit(tmp_path, kind):
+    stack = full_stack(kind)
+    stack.save(tmp_path / "a")
+    found = load(tmp_path / "a")
+    assert_equal(found, stack)
+    assert found.parameters_sha256 == stack.parameters_sha256
+    X = np.random.default_rng(2).normal(size=(6, 4)).astype(np.float32)
+    np.testing.assert_array_equal(found.predict(X), stack.predict(X))
+    np.testing.assert_array_equal(found.reconstruct(X), stack.reconstruct(X))
+
+
+@pytest.mark.parametrize("units", list(product(UNITS, UNITS)))
+@pytest.mark.parametrize("model", ["rbm", "autoencoder"])
+def test_every_kind_of_layer_comes_back(tmp_path, units, model):
+    layer = replace(
+        make_stack().layers[0], visible_units=units[0], hidden_units=units[1], model=model
+    )
+    Stack((layer,)).save(tmp_path / "a")
+    assert_equal(load(tmp_path / "a"), Stack((layer,)))
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -85,7 +144,7 @@ def refused(path: Path, message: str | None = None) -> None:
 
 def test_every_truncation_is_refused(tmp_path):
     file = tmp_path / "a"
-    make_stack(tied=False).save(file)
+    full_stack().save(file)
     whole = file.read_bytes()
     for size in range(len(whole)):
         file.write_bytes(whole[:size])
@@ -95,7 +154,7 @@ def test_every_truncation_is_refused(tmp_path):
 
 
 def test_a_damaged_file_is_refused_or_means_the_same(tmp_path):
-    file, stack, rng = tmp_path / "a", make_stack(tied=False), np.random.default_rng(1)
+    file, stack, rng = tmp_path / "a", full_stack(), np.random.default_rng(1)
     stack.save(file)
     whole = file.read_bytes()
     loaded = 0
@@ -132,21 +191,44 @@ def test_a_header_that_claims_too_much_is_refused_without_the_memory(tmp_path):
 )
 def test_other_types_of_numbers_are_refused(tmp_path, dtype, size):
     tensor = {"dtype": dtype, "shape": [2, 2], "data_offsets": [0, 4 * size]}
-    metadata = {"format": "syncpretrain 1"}
+    metadata = {"format": "syncpretrain 2"}
     header = {"layers.1.weight": tensor, "__metadata__": metadata}
     refused(write_crafted(tmp_path / "a", header, b"\0" * 4 * size))
 
 
-def arrays(**changed) -> dict[str, np.ndarray]:
+def arrays(stack: Stack | None = None, **changed) -> dict[str, np.ndarray]:
     """The arrays of a file, with ``__`` for the dots; None leaves one out."""
-    stack = make_stack()
+    stack = stack or make_stack()
     found = {
         f"layers.{number}.{name}": array
         for number, layer in enumerate(stack.layers, start=1)
         for name, array in layer.parameters()
     }
+    if stack.scaling is not None:
+        found |= {"input.shift": stack.scaling.shift, "input.scale": stack.scaling.scale}
+    if stack.head is not None:
+        found |= {"head.weight": stack.head.weight, "head.bias": stack.head.bias}
     found |= {name.replace("__", "."): array for name, array in changed.items()}
     return {name: array for name, array in found.items() if array is not None}
+
+
+def meaning_of(stack: Stack) -> dict:
+    kinds = ("hidden_units", "visible_units", "model")
+    head = stack.head
+    return {
+        "layers": [{name: getattr(layer, name) for name in kinds} for layer in stack.layers],
+        "head": None if head is None else {"kind": head.kind, "classes": list(head.classes)},
+    }
+
+
+def write_file(path: Path, tensors: dict[str, np.ndarray], stack: Stack, **texts: str) -> None:
+    """Write tensors with the checksum of a stack, and texts with checksums of their own."""
+    texts = {"info": "{}", "meaning": json.dumps(meaning_of(stack))} | texts
+    sums = {
+        f"{name}_sha256": hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()
+    }
+    metadata = {"format": "syncpretrain 2", "sha256": stack.parameters_sha256, **texts, **sums}
+    path.write_bytes(safetensors.numpy.save(tensors, metadata))
 
 
 def zeros(*shape: int) -> np.ndarray:
@@ -176,36 +258,144 @@ def zeros(*shape: int) -> np.ndarray:
     ],
 )
 def test_arrays_that_make_no_stack_are_refused(tmp_path, changed, message):
-    info = json.dumps({})
-    metadata = {
-        "format": "syncpretrain 1",
-        "sha256": make_stack().parameters_sha256,
-        "info": info,
-        "info_sha256": hashlib.sha256(info.encode()).hexdigest(),
-    }
-    (tmp_path / "a").write_bytes(safetensors.numpy.save(arrays(**changed), metadata))
+    write_file(tmp_path / "a", arrays(**changed), make_stack())
     refused(tmp_path / "a", message)
 
 
 @pytest.mark.parametrize(
-    ("info", "message"),
-    [("[1]", "expected a table"), ("{", "info is damaged"), ("[" * 100_000, "info is damaged")],
+    ("changed", "message"),
+    [
+        ({"input__shift": None}, "lacks half of the input's scaling"),
+        ({"input__scale": None}, "lacks half of the input's scaling"),
+        ({"input__shift": zeros(3)}, "the input's scaling is damaged"),
+        ({"input__scale": zeros(4)}, "the input's scaling is damaged"),
+        ({"input__scale": -1 - zeros(4)}, "the input's scaling is damaged"),
+        ({"input__scale": np.inf + zeros(4)}, "the input's scaling is damaged"),
+        ({"input__shift": np.nan + zeros(4)}, "the input's scaling is damaged"),
+        (
+            {"input__shift": zeros(1), "input__scale": zeros(1) + 1},
+            "the input's scaling does not fit layer 1",
+        ),
+        ({"input__shift": zeros(4)}, "do not match their checksum"),
+        ({"head__weight": None}, "lacks a part of its head"),
+        ({"head__bias": None}, "lacks a part of its head"),
+        ({"head__weight": None, "head__bias": None}, "lacks a part of its head"),
+        ({"head__weight": zeros(2, 2)}, "its arrays do not fit each other"),
+        ({"head__weight": zeros(6)}, "its arrays do not fit each other"),
+        ({"head__bias": zeros(3, 1)}, "its arrays do not fit each other"),
+        ({"head__bias": zeros(2), "head__weight": zeros(2, 2)}, "do not fit each other"),
+        ({"head__bias": zeros(0), "head__weight": zeros(2, 0)}, "do not fit each other"),
+        ({"head__weight": zeros(5, 3)}, "the head does not fit the top layer"),
+        ({"head__weight": np.nan + zeros(2, 3)}, "its head holds NaN or infinite"),
+        ({"head__bias": np.inf + zeros(3)}, "its head holds NaN or infinite"),
+        ({"head__bias": zeros(3)}, "do not match their checksum"),
+        ({"head__gain": zeros(3)}, "lacks an array|holds arrays of no layer"),
+        ({"input__gain": zeros(3)}, "lacks an array|holds arrays of no layer"),
+        ({"layers__2__decoder_weight": None}, "do not match their checksum"),
+        ({"layers__2__decoder_weight": np.nan + zeros(2, 3)}, "layer 2 holds NaN or infinite"),
+    ],
 )
-def test_an_info_that_is_no_table_is_refused(tmp_path, info, message):
-    metadata = {
-        "format": "syncpretrain 1",
-        "sha256": make_stack().parameters_sha256,
-        "info": info,
-        "info_sha256": hashlib.sha256(info.encode()).hexdigest(),
-    }
-    (tmp_path / "a").write_bytes(safetensors.numpy.save(arrays(), metadata))
+def test_damaged_ends_are_refused(tmp_path, changed, message):
+    stack = full_stack()
+    write_file(tmp_path / "a", arrays(stack, **changed), stack)
     refused(tmp_path / "a", message)
+
+
+def test_the_helpers_of_these_tests_write_what_is_read(tmp_path):
+    for stack in (make_stack(), full_stack(), full_stack("regression")):
+        write_file(tmp_path / "a", arrays(stack), stack, info=json.dumps(INFO))
+        assert_equal(load(tmp_path / "a"), stack)
+
+
+def rbm(**changed) -> dict:
+    return {"hidden_units": "bernoulli", "visible_units": "bernoulli", "model": "rbm"} | changed
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (None, "lacks an array of a layer"),
+        ({}, "lacks an array of a layer"),
+        ("rbm", "lacks an array of a layer"),
+        ([], "lacks an array of a layer"),
+        ([rbm()], "lacks an array of a layer"),
+        ([rbm(), None], "lacks an array of a layer"),
+        ([rbm(), []], "lacks an array of a layer"),
+        ([rbm(), {}], "hidden_units"),
+        ([rbm(), rbm(hidden_units="softmax")], "hidden_units 'softmax' is unknown"),
+        ([rbm(visible_units="x"), rbm()], "visible_units 'x' is unknown"),
+        ([rbm(model="x"), rbm()], "model 'x' is unknown"),
+        ([rbm(), rbm(model=["rbm"])], "is unknown"),
+    ],
+)
+def test_layers_of_unknown_units_are_refused(tmp_path, layers, message):
+    meaning = json.dumps({"layers": layers, "head": None})
+    write_file(tmp_path / "a", arrays(), make_stack(), meaning=meaning)
+    refused(tmp_path / "a", message)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        None,
+        3,
+        [],
+        {},
+        "classification",
+        {"kind": "classification"},
+        {"kind": "classification", "classes": None},
+        {"kind": "classification", "classes": [1, 2]},
+        {"kind": "classification", "classes": [1, 2, None]},
+        {"kind": "classification", "classes": [1, 2, "x"]},
+        {"kind": "classification", "classes": [1, 2, float("nan")]},
+        {"kind": "classification", "classes": [1, 2, float("inf")]},
+        {"kind": "ranking", "classes": [1, 2, 3]},
+    ],
+)
+def test_a_damaged_head_is_refused(tmp_path, head):
+    stack = full_stack()
+    meaning = json.dumps(meaning_of(stack) | {"head": head})
+    write_file(tmp_path / "a", arrays(stack), stack, meaning=meaning)
+    refused(tmp_path / "a", "head")
+
+
+def test_a_head_without_its_arrays_is_refused(tmp_path):
+    meaning = json.dumps(meaning_of(make_stack()) | {"head": meaning_of(full_stack())["head"]})
+    write_file(tmp_path / "a", arrays(), make_stack(), meaning=meaning)
+    refused(tmp_path / "a", "lacks a part of its head")
+
+
+@pytest.mark.parametrize("name", ["info", "meaning"])
+def test_a_text_that_was_tampered_with_is_refused(tmp_path, name):
+    full_stack().save(tmp_path / "a")
+    whole = (tmp_path / "a").read_bytes()
+    old, new = {"info": (b"epochs", b"epochz"), "meaning": (b"relu", b"gelu")}[name]
+    assert whole.count(old) == 1
+    (tmp_path / "a").write_bytes(whole.replace(old, new))
+    refused(tmp_path / "a", f"is damaged: its {name} does not match its checksum")
+
+
+def test_a_file_of_the_former_format_is_refused(tmp_path):
+    full_stack().save(tmp_path / "a")
+    whole = (tmp_path / "a").read_bytes()
+    (tmp_path / "a").write_bytes(whole.replace(b"syncpretrain 2", b"syncpretrain 1"))
+    refused(tmp_path / "a", "its format is 'syncpretrain 1', expected 'syncpretrain 2'")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("[1]", "expected a table"), ("{", "is damaged"), ("[" * 100_000, "is damaged")],
+)
+@pytest.mark.parametrize("name", ["info", "meaning"])
+def test_a_text_that_is_no_table_is_refused(tmp_path, name, text, message):
+    write_file(tmp_path / "a", arrays(), make_stack(), **{name: text})
+    refused(tmp_path / "a", f"its {name} .*{message}")
 
 
 def test_a_file_without_any_array_or_of_somebody_else_is_refused(tmp_path):
     (tmp_path / "a").write_bytes(safetensors.numpy.save(arrays(), None))
-    refused(tmp_path / "a", "its format is None, expected 'syncpretrain 1'")
-    (tmp_path / "a").write_bytes(safetensors.numpy.save({}, {"format": "syncpretrain 1"}))
+    refused(tmp_path / "a", "its format is None, expected 'syncpretrain 2'")
+    (tmp_path / "a").write_bytes(safetensors.numpy.save({}, {"format": "syncpretrain 2"}))
     refused(tmp_path / "a")
 
 

@@ -50,8 +50,9 @@ def probability(p: np.ndarray, h: np.ndarray) -> np.ndarray:
 
 
 def run_gradient(rbm: RBM, v0: np.ndarray, *, epoch: int = 1, step: int = 0):
-    rbm._v[: len(v0)] = v0
-    error = rbm.gradient(len(v0), epoch=epoch, step=step)
+    X = np.zeros((2 * len(v0), v0.shape[1]), dtype=np.float32)
+    X[1::2] = v0  # the rows in between are none of the minibatch
+    error = rbm.gradient(X, np.arange(1, len(X), 2), epoch=epoch, step=step)
     return error, tuple(g.copy() for g in rbm._gradients)
 
 

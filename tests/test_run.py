@@ -7,11 +7,13 @@ import json
 import numpy as np
 import pytest
 
-import syncpretrain.run
+import syncpretrain.run as run_module
+import syncpretrain.runfolder
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
 from syncpretrain.events import EpochFinished
 from syncpretrain.modelfile import MODEL_NAME
-from syncpretrain.run import CONFIG_NAME, measure, train_run
+from syncpretrain.run import measure, train_run
+from syncpretrain.runfolder import CONFIG_NAME
 from syncpretrain.settings import read_settings, settings_from
 from syncpretrain.stack import load
 
@@ -43,7 +45,7 @@ class TestStopped:
         assert load(tmp_path / "run").widths == (16, 9, 4)
 
     def test_before_fine_tuning_the_pretrained_stack_is_kept(self, settings, tmp_path, monkeypatch):
-        monkeypatch.setattr(syncpretrain.run, "_finetuned", interrupted)
+        monkeypatch.setattr(run_module, "_finetuned", interrupted)
         with pytest.raises(RunInterrupted, match="the run was stopped after pretraining") as caught:
             train_run(settings, out=tmp_path / "run")
         assert str(caught.value).endswith(str(tmp_path / "run" / MODEL_NAME))
@@ -52,7 +54,7 @@ class TestStopped:
     def test_before_the_evaluation_the_fine_tuned_stack_is_kept(
         self, settings, tmp_path, monkeypatch
     ):
-        monkeypatch.setattr(syncpretrain.run, "measure", interrupted)
+        monkeypatch.setattr(run_module, "measure", interrupted)
         with pytest.raises(RunInterrupted, match="the run was stopped after pretraining"):
             train_run(settings, out=tmp_path / "run")
         assert load(tmp_path / "run").layers[0].decoder_weight is not None
@@ -63,7 +65,7 @@ class TestStopped:
         def crash(*arguments, **options):
             raise MemoryError("no room")
 
-        monkeypatch.setattr(syncpretrain.run, "finetune", crash)
+        monkeypatch.setattr(run_module, "finetune", crash)
         with pytest.raises(MemoryError, match="no room"):
             train_run(settings, out=tmp_path / "run")
         assert load(tmp_path / "run").widths == (16, 9, 4)
@@ -72,7 +74,7 @@ class TestStopped:
 
 class TestFolder:
     def test_it_is_looked_at_before_the_data(self, settings, tmp_path, monkeypatch):
-        monkeypatch.setattr(syncpretrain.run, "load_dataset", interrupted)
+        monkeypatch.setattr(run_module, "load_dataset", interrupted)
         with pytest.raises(SettingsError, match="is not empty"):
             train_run(settings, out=tmp_path)
 
@@ -97,7 +99,7 @@ class TestFolder:
 
                 return datetime(2026, 1, 2, 3, 4, 5)
 
-        monkeypatch.setattr(syncpretrain.run, "datetime", Clock)
+        monkeypatch.setattr(syncpretrain.runfolder, "datetime", Clock)
         monkeypatch.chdir(tmp_path)
         outs = [train_run(settings)["out"] for _ in range(2)]
         assert outs == ["runs/20260102-030405-16-9-4", "runs/20260102-030405-16-9-4-2"]

@@ -9,8 +9,8 @@ import pytest
 
 from syncpretrain import pretrain
 from syncpretrain.errors import ScheduleError
-from syncpretrain.kernels.activations import affine_sigmoid
-from syncpretrain.learners.rbm import Snapshot
+from syncpretrain.kernels.activations import affine
+from syncpretrain.layer import Layer
 from syncpretrain.runtime import store
 from syncpretrain.runtime.store import Split, Versions
 
@@ -21,11 +21,11 @@ def never() -> bool:
     return False
 
 
-def snapshot(layer: int, seed: int) -> Snapshot:
+def snapshot(layer: int, seed: int) -> Layer:
     rng = np.random.default_rng([layer, seed])
     visible, hidden = WIDTHS[layer - 1 : layer + 1]
     shapes = ((visible, hidden), (hidden,), (visible,))
-    return Snapshot(*(rng.normal(size=shape).astype(np.float32) for shape in shapes))
+    return Layer(*(rng.normal(size=shape).astype(np.float32) for shape in shapes))
 
 
 @pytest.fixture
@@ -50,8 +50,8 @@ def test_activations_of_training_and_validation_data_through_two_layers(versions
     assert versions.activations(1, 1, 0, never) is versions.activations(1, 1, 0, never), "once"
     found = versions.activations(2, 1, 1, never)
     for rows, have in zip(data, found, strict=True):
-        middle = affine_sigmoid(rows, lower.weight, lower.hidden_bias)
-        expected = affine_sigmoid(middle, upper.weight, upper.hidden_bias)
+        middle = affine(rows, lower.weight, lower.hidden_bias)
+        expected = affine(middle, upper.weight, upper.hidden_bias)
         np.testing.assert_array_equal(have, expected)
 
 
@@ -114,9 +114,10 @@ def test_a_stop_leaves_the_version_unmade(versions, monkeypatch):
 def test_no_computation_under_the_lock(versions):
     held = []
 
-    class Probing(Snapshot):
-        def transform(self, X, out):
+    class Probing(Layer):
+        def up(self, X, *, out=None):
             held.append(versions._lock.locked())
+            return super().up(X, out=out)
 
     s = snapshot(1, 1)
     versions.publish(1, 1, Probing(s.weight, s.hidden_bias, s.visible_bias))

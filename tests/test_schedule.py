@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -9,8 +11,8 @@ from hypothesis import strategies as st
 
 from syncpretrain.errors import ScheduleError, SettingsError
 from syncpretrain.schedule.machine import Command, Forget, Schedule, Train
-from syncpretrain.schedule.pace import Fixed, Free, Pace
-from syncpretrain.schedule.plan import LayerPlan, greedy_reads, lockstep_reads
+from syncpretrain.schedule.pace import Fixed, Free, Pace, Planned
+from syncpretrain.schedule.plan import LayerPlan, Reads, greedy_reads, lockstep_reads
 
 MAX_BUFFERS = 3
 
@@ -51,8 +53,17 @@ class Memory:
         self.published[command.layer][command.epoch] = command.reads
 
 
-def play(schedule: Schedule, depth: int, slots: int, rng: random.Random) -> list[Train]:
-    """Run a schedule with epochs that end in random order; return the epochs in starting order."""
+def play(
+    schedule: Schedule,
+    depth: int,
+    slots: int,
+    rng: random.Random,
+    stops: Callable[[Train], bool] = lambda command: False,
+) -> list[Train]:
+    """Run a schedule with epochs that end in random order; return the epochs in starting order.
+
+    ``stops`` says of an epoch whether the layer has learned enough with it.
+    """
     memory, running, log = Memory(depth), [], []
 
     def execute(commands: list[Command]) -> None:
@@ -70,18 +81,18 @@ def play(schedule: Schedule, depth: int, slots: int, rng: random.Random) -> list
     while running:
         command = running.pop(rng.randrange(len(running)))
         memory.finish(command)
-        execute(schedule.finished(command.layer))
+        execute(schedule.finished(command.layer, stops=stops(command)))
     assert schedule.over
     assert all(schedule.ended(layer) for layer in range(1, depth + 1))
     return log
 
 
 def lockstep(plans: Sequence[LayerPlan], *, drain: bool = True) -> Pace:
-    return Fixed(lockstep_reads(plans, drain=drain))
+    return Planned(plans, partial(lockstep_reads, drain=drain))
 
 
 def greedy(plans: Sequence[LayerPlan], *, drain: bool = True) -> Pace:
-    return Fixed(greedy_reads(plans))
+    return Planned(plans, greedy_reads)
 
 
 def free(plans: Sequence[LayerPlan], *, drain: bool = True) -> Pace:
@@ -241,3 +252,132 @@ def test_refreshes_on_refreshes_beyond_measure_are_refused():
     plans = [LayerPlan(100), *[LayerPlan(10, refresh_epochs=200)] * 3]
     with pytest.raises(SettingsError, match="refresh_epochs: got 200 for layer 3, which makes"):
         lockstep_reads(plans)
+
+
+class TestStops:
+    """Layers that have learned enough before their stipulated epochs are over."""
+
+    stop_epochs = st.lists(st.integers(1, 7), min_size=5, max_size=5)
+
+    @given(
+        plans=layer_plans,
+        pace=st.sampled_from([lockstep, greedy, free]),
+        last=stop_epochs,
+        slots=st.integers(1, 6),
+        seed=st.integers(0, 2**32),
+    )
+    def test_every_run_ends_and_reads_nothing_freed(self, plans, pace, last, slots, seed):
+        schedule = Schedule(plans, pace(plans), slots=slots)
+        stops = stops_after(last)
+        log = play(schedule, len(plans), slots, random.Random(seed), stops)
+        for layer, plan in enumerate(shortened(plans, last), start=1):
+            epochs = [command for command in log if command.layer == layer]
+            assert [command.epoch for command in epochs] == list(range(1, len(epochs) + 1))
+            assert len(epochs) >= plan.epochs
+            assert len(epochs) == plan.epochs or plan.refresh_epochs
+        assert schedule.done[0] == shortened(plans, last)[0].epochs
+
+    @given(plans=layer_plans, last=stop_epochs, slots=st.integers(1, 6), seed=st.integers(0, 2**32))
+    def test_a_free_run_to_the_end_of_layer_1_ends_too(self, plans, last, slots, seed):
+        schedule = Schedule(plans, free(plans, drain=False), slots=slots)
+        play(schedule, len(plans), slots, random.Random(seed), stops_after(last))
+        for done, plan in zip(schedule.done, shortened(plans, last), strict=True):
+            assert done >= plan.epochs
+
+    @given(
+        plans=layer_plans,
+        build=st.sampled_from([lockstep_reads, greedy_reads]),
+        last=stop_epochs,
+        slots=st.integers(1, 6),
+        seed=st.integers(0, 2**32),
+    )
+    def test_planned_reads_are_those_of_the_shortened_plans(self, plans, build, last, slots, seed):
+        schedule = Schedule(plans, Planned(plans, build), slots=slots)
+        play(schedule, len(plans), slots, random.Random(seed), stops_after(last))
+        assert schedule.reads == build(shortened(plans, last)), "whatever the timing"
+
+    @given(
+        plans=layer_plans,
+        build=st.sampled_from([lockstep_reads, greedy_reads]),
+        layer=st.integers(0, 4),
+        epochs=st.integers(1, 6),
+    )
+    def test_what_may_have_begun_stays_in_the_plan(self, plans, build, layer, epochs):
+        layer %= len(plans)
+        epochs = min(epochs, plans[layer].epochs)
+        planned = Planned(plans, build)
+        old = build(plans)
+        planned.shorten(layer, epochs)
+        new = reads_of(planned, len(plans))
+        assert new[:layer] == old[:layer]
+        assert new[layer][:epochs] == old[layer][:epochs]
+        newest = epochs
+        for before, after in zip(old[layer + 1 :], new[layer + 1 :], strict=True):
+            begun = sum(version <= newest for version in before)
+            assert after[:begun] == before[:begun]
+            newest = begun
+
+    @given(
+        plans=layer_plans,
+        last=stop_epochs,
+        slots=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+        seeds=st.tuples(st.integers(0, 2**32), st.integers(0, 2**32)),
+    )
+    def test_a_run_replays_whether_or_not_its_layers_stop_again(self, plans, last, slots, seeds):
+        recorded = Schedule(plans, free(plans), slots=slots[0])
+        play(recorded, len(plans), slots[0], random.Random(seeds[0]), stops_after(last))
+        replayed = Schedule(plans, Fixed(recorded.reads), slots=slots[1])
+        play(replayed, len(plans), slots[1], random.Random(seeds[1]), stops_after(last))
+        assert replayed.reads == recorded.reads
+
+    def test_the_layers_above_read_the_last_version_of_a_stopped_one(self):
+        plans = [LayerPlan(6, refresh_epochs=0)] * 2
+        assert lockstep_reads(shortened(plans, [3, 9])) == ((0,) * 3, (1, 2, 3, 3, 3, 3))
+        assert greedy_reads(shortened(plans, [3, 9])) == ((0,) * 3, (3,) * 6)
+
+    @pytest.mark.parametrize("pace", [lockstep, free])
+    def test_newer_versions_wake_a_stopped_layer_for_refreshes(self, pace):
+        plans = [LayerPlan(4), LayerPlan(4, refresh_epochs=1)]
+        schedule = Schedule(plans, pace(plans), slots=2)
+        schedule.begin()
+        schedule.finished(1)
+        schedule.finished(2, stops=True)
+        assert schedule.training == (1,), "asleep"
+        assert not schedule.ended(2)
+        schedule.finished(1)
+        assert schedule.reads[1] == (1, 2), "woken"
+        schedule.finished(2, stops=True)
+        for _ in range(2):
+            schedule.finished(1)
+            schedule.finished(2)
+        assert schedule.reads == ((0,) * 4, (1, 2, 3, 4))
+        assert schedule.over
+
+    @pytest.mark.parametrize("pace", [lockstep, free])
+    def test_without_refreshes_a_stopped_layer_sleeps_for_good(self, pace):
+        plans = [LayerPlan(3), LayerPlan(3, refresh_epochs=0)]
+        schedule = Schedule(plans, pace(plans), slots=2)
+        schedule.begin()
+        schedule.finished(1)
+        schedule.finished(2, stops=True)
+        schedule.finished(1)
+        schedule.finished(1)
+        assert schedule.over
+        assert schedule.reads == ((0,) * 3, (1,))
+
+
+def stops_after(last: Sequence[int]) -> Callable[[Train], bool]:
+    return lambda command: command.epoch >= last[command.layer - 1]
+
+
+def shortened(plans: Sequence[LayerPlan], last: Sequence[int]) -> list[LayerPlan]:
+    return [replace(plan, epochs=min(plan.epochs, n)) for plan, n in zip(plans, last, strict=False)]
+
+
+def reads_of(pace: Pace, depth: int) -> Reads:
+    """Everything that a pace plans, read by read."""
+    reads: list[list[int]] = [[] for _ in range(depth)]
+    for layer in range(depth):
+        while (version := pace.next_read(layer, reads, [0] * depth)) is not None:
+            reads[layer].append(version)
+    return tuple(map(tuple, reads))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings import (
+    DataSettings,
     FinetuneSettings,
     MomentumSchedule,
     PretrainSettings,
@@ -52,6 +53,72 @@ class TestLayers:
         assert found == settings_from(LAYERS, epochs=3, learning_rate=0.5)
 
 
+class TestDefaults:
+    @pytest.mark.parametrize(
+        ("model", "corruption", "contraction"),
+        [
+            ("rbm", "none", 0.0),
+            ("autoencoder", "none", 0.0),
+            ("denoising", "masking:0.25", 0.0),
+            ("contractive", "none", 0.1),
+        ],
+    )
+    def test_by_model(self, model, corruption, contraction):
+        found = settings_from(LAYERS, model=model).pretrain
+        assert found.corruption == (corruption,) * 2
+        assert found.contraction == (contraction,) * 2
+
+    def test_what_is_given_goes_before_the_models_default(self):
+        found = settings_from(LAYERS, model="denoising", corruption="none").pretrain
+        assert found.corruption == ("none", "none")
+
+    @pytest.mark.parametrize(
+        ("visible", "hidden", "rates"),
+        [
+            ("bernoulli", "bernoulli", (0.1, 0.1)),
+            ("gaussian", "bernoulli", (0.001, 0.1)),
+            ("bernoulli", ("bernoulli", "gaussian"), (0.1, 0.001)),
+            ("bernoulli", ("relu", "bernoulli"), (0.001, 0.001)),
+            ("gaussian", "relu", (0.001, 0.001)),
+        ],
+    )
+    def test_units_without_a_bound_learn_slowly_above_and_below(self, visible, hidden, rates):
+        found = settings_from(LAYERS, visible_units=visible, hidden_units=hidden).pretrain
+        assert found.learning_rate == rates
+        own = settings_from(LAYERS, visible_units=visible, hidden_units=hidden, learning_rate=0.3)
+        assert own.pretrain.learning_rate == (0.3, 0.3)
+
+    def test_visible_units_follow_from_the_layer_below(self):
+        found = settings_from((9, 8, 7, 6), hidden_units=["relu", "gaussian", "bernoulli"])
+        kinds = [found.pretrain.visible_units_of(layer) for layer in (1, 2, 3)]
+        assert kinds == ["bernoulli", "gaussian", "gaussian"]
+
+    def test_lists_by_layer(self):
+        lists = {
+            "hidden_units": ("relu", "bernoulli"),
+            "momentum": ("0.5", "0.5:2,0.9"),
+            "corruption": ("gaussian:1.5", "none"),
+        }
+        found = settings_from(LAYERS, model="denoising", **lists).pretrain
+        assert {name: getattr(found, name) for name in lists} == lists
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            {"early_stopping": "pseudo-likelihood"},
+            {"early_stopping": "pseudo-likelihood", "hidden_units": ("bernoulli", "relu")},
+            {"early_stopping": "free-energy-gap", "visible_units": "gaussian"},
+            {"early_stopping": "free-energy-gap", "pace": "free", "finish": "first-layer"},
+            {"early_stopping": "validation-error", "model": "contractive"},
+            {"hidden_units": ["gaussian", "relu"], "sparsity_cost": [0, 0.1]},
+            {"model": "autoencoder", "loss": "cross-entropy", "tied": False},
+        ],
+    )
+    def test_what_is_just_permitted(self, given):
+        found = settings_from(LAYERS, **given).pretrain
+        assert all(getattr(found, n) in (v, tuple(np.atleast_1d(v))) for n, v in given.items())
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("given", "message"),
@@ -72,6 +139,109 @@ class TestRefusals:
             ({"data": {"name": 3}}, "name: got 3, expected text"),
             ({"finetune": {"objective": "x"}}, "finetune_objective: got 'x', expected none or"),
             ({"finetune": {"learning_rate": np.inf}}, "finetune_learning_rate: got inf, expected"),
+            ({"finetune": {"weight_decay": np.inf}}, "finetune_weight_decay: got inf, expected"),
+            (
+                {"finetune": {"momentum": 0.9}},
+                "finetune_momentum: got momentum with optimizer adam",
+            ),
+            (
+                {"finetune": {"optimizer": "sgd", "nesterov": True}},
+                "finetune_nesterov: got no momentum",
+            ),
+            (
+                {"finetune": {"objective": "classification", "loss": "squared"}},
+                "finetune_loss: got squared for classes",
+            ),
+            (
+                {"finetune": {"objective": "regression", "loss": "cross-entropy"}},
+                "finetune_loss: got cross-entropy for numbers",
+            ),
+            ({"data": {"labels": 0}}, "labels: got 0, expected a whole number of at least 1"),
+            ({"model": "x"}, "model: got 'x', expected rbm or autoencoder or denoising or contr"),
+            ({"visible_units": "relu"}, "visible_units: got relu, expected bernoulli or gaussian"),
+            ({"visible_units": "x"}, "visible_units: got 'x', expected bernoulli or gaussian"),
+            ({"visible_units": ["gaussian"]}, "visible_units: got ['gaussian'], expected"),
+            ({"hidden_units": "x"}, "hidden_units: got 'x', expected bernoulli or gaussian"),
+            ({"hidden_units": [["relu"]]}, "hidden_units: got ['relu'], expected"),
+            ({"hidden_units": ["relu"] * 3}, "hidden_units: got 3 values, expected one for all"),
+            ({"hidden_units": []}, "hidden_units: got 0 values, expected one for all"),
+            ({"momentum": ["0.9"] * 3}, "momentum: got 3 values, expected one for all"),
+            ({"momentum": ["0.9", "x"]}, "momentum: got 'x', expected a number, or stages"),
+            ({"l1": -1}, "l1: got -1, expected a number of at least 0"),
+            ({"cd_steps": 1001}, "cd_steps: got 1001, expected a whole number of at most 1000"),
+            ({"persistent": 3}, "persistent: got 3, expected"),
+            ({"sparsity_target": 1}, "sparsity_target: got 1, expected a number below 1"),
+            ({"sparsity_cost": np.inf}, "sparsity_cost: got inf, expected a finite number"),
+            ({"hidden_dropout": 1}, "hidden_dropout: got 1, expected a number below 1"),
+            ({"tied": "x"}, "tied: got 'x', expected"),
+            ({"patience": 0}, "patience: got 0, expected a whole number of at least 1"),
+            ({"visible_bias": "x"}, "visible_bias: got 'x', expected zero or log-odds"),
+            (
+                {"schedule": "greedy", "pace": "free"},
+                "pace: got free with schedule greedy",
+            ),
+            ({"corruption": 0.25}, "corruption: got 0.25, expected text"),
+            *(
+                ({"model": "denoising", "corruption": text}, f"corruption: got {text!r}, expected")
+                for text in (
+                    *("", "x", "masking", "masking:", "masking:x", "masking:0", "masking:1"),
+                    *("masking:nan", "none:0.1", "salt-and-pepper:-1", "gaussian:inf"),
+                    "gaussian:0",
+                )
+            ),
+            ({"corruption": "masking:0.5"}, "corruption: got masking:0.5 with model rbm"),
+            (
+                {"model": "autoencoder", "corruption": ["none", "masking:0.5"]},
+                "corruption: got masking:0.5 with model autoencoder",
+            ),
+            ({"contraction": 0.1}, "contraction: got 0.1 with model rbm"),
+            (
+                {"model": "denoising", "contraction": (0, 0.2)},
+                "contraction: got 0.2 with model denoising",
+            ),
+            (
+                {"model": "autoencoder", "persistent": (False, True)},
+                "persistent: got True with model autoencoder",
+            ),
+            (
+                {"model": "contractive", "sparsity_cost": 0.5},
+                "sparsity_cost: got 0.5 with model contractive",
+            ),
+            (
+                {"model": "autoencoder", "hidden_dropout": 0.5},
+                "hidden_dropout: got 0.5 with model autoencoder",
+            ),
+            ({"loss": "squared"}, "loss and tied: got a value with model rbm"),
+            ({"tied": False}, "loss and tied: got a value with model rbm"),
+            (
+                {"model": "autoencoder", "loss": "cross-entropy", "visible_units": "gaussian"},
+                "loss: got cross-entropy with gaussian visible units",
+            ),
+            (
+                {"hidden_units": ["bernoulli", "gaussian"], "sparsity_cost": [0, 0.1]},
+                "sparsity_cost: got a cost for gaussian hidden units",
+            ),
+            ({"early_stopping": "x"}, "early_stopping: got 'x', expected none or"),
+            (
+                {"early_stopping": "validation-error"},
+                "early_stopping: got validation-error with model rbm",
+            ),
+            (
+                {"early_stopping": "free-energy-gap", "model": "denoising"},
+                "early_stopping: got free-energy-gap with model denoising",
+            ),
+            (
+                {"early_stopping": "pseudo-likelihood", "visible_units": "gaussian"},
+                "early_stopping: got pseudo-likelihood with visible units that are not bernoulli",
+            ),
+            (
+                {"early_stopping": "pseudo-likelihood", "hidden_units": ["relu", "bernoulli"]},
+                "early_stopping: got pseudo-likelihood with visible units that are not bernoulli",
+            ),
+            (
+                {"early_stopping": "free-energy-gap", "finish": "first-layer"},
+                "early_stopping: got a metric with finish first-layer in lockstep",
+            ),
         ],
     )
     def test_a_wrong_value_is_named(self, given, message):
@@ -127,6 +297,73 @@ class TestFiles:
         )
         write_settings(settings, path)
         assert read_settings(path) == settings
+
+    @pytest.mark.parametrize(
+        "pretrain",
+        [
+            {
+                "visible_units": "gaussian",
+                "hidden_units": ("relu", "bernoulli"),
+                "schedule": "synchronized",
+                "pace": "free",
+                "runtime": "serial",
+                "workers": 3,
+                "epochs": (4, 5),
+                "refresh_epochs": (0, 2),
+                "finish": "first-layer",
+                "batch_size": 7,
+                "learning_rate": (0.25, 1e-7),
+                "momentum": ("0.5:5,0.9", "0"),
+                "weight_decay": (0.0, 1e-5),
+                "l1": (1e-9, 0.0),
+                "visible_bias": "log-odds",
+                "cd_steps": (1, 10),
+                "persistent": (True, False),
+                "sparsity_target": (0.0, 0.2),
+                "sparsity_cost": (0.1, 0.0),
+                "hidden_dropout": (0.5, 0.0),
+                "early_stopping": "free-energy-gap",
+                "patience": 9,
+                "blas_threads": 2,
+                "seed": 2**63 - 1,
+            },
+            {
+                "model": "denoising",
+                "tied": False,
+                "loss": "cross-entropy",
+                "corruption": ("salt-and-pepper:0.1", "none"),
+                "early_stopping": "validation-error",
+            },
+            {"model": "contractive", "contraction": (0.5, 0.0), "schedule": "greedy"},
+        ],
+    )
+    def test_every_setting_is_read_back(self, tmp_path, pretrain):
+        data = {"name": "digits", "validation": 0.5, "labels": 100}
+        finetune = {
+            "objective": "classification",
+            "epochs": 3,
+            "optimizer": "sgd",
+            "learning_rate": 0.5,
+            "rate_schedule": "cosine",
+            "momentum": 0.9,
+            "nesterov": True,
+            "weight_decay": 1e-4,
+            "loss": "cross-entropy",
+            "dropout": 0.5,
+            "input_dropout": 0.2,
+            "patience": 2,
+            "batch_size": 3,
+        }
+        settings = settings_from(LAYERS, data=data, finetune=finetune, **pretrain)
+        write_settings(settings, tmp_path / "a")
+        found = read_settings(tmp_path / "a")
+        assert found == settings
+        given = {"data": data, "pretrain": pretrain, "finetune": finetune}
+        for section, values in given.items():
+            for name, value in values.items():
+                assert getattr(getattr(found, section), name) == value
+        assert set(data) == set(DataSettings.__struct_fields__)
+        assert set(finetune) == set(FinetuneSettings.__struct_fields__)
 
     def test_a_file_by_hand_may_leave_settings_out(self, tmp_path):
         path = tmp_path / "mine.toml"

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from syncpretrain import Stack
+from syncpretrain.data.dataset import UNLABELLED, Dataset
+from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
-from syncpretrain.stack import Layer
+from syncpretrain.evaluation.prediction import accuracies
+from syncpretrain.stack import Head, Layer
 
 WIDTHS = (6, 5, 4, 3)
 
@@ -163,3 +167,112 @@ def test_stacks_and_layers_compare_without_an_error():
     assert stack == stack
     assert stack != make_stack()
     assert len({stack.layers[0], stack.layers[0], stack.layers[1]}) == 2
+
+
+MEANS = {
+    "bernoulli": lambda x: 1 / (1 + np.exp(-x)),
+    "gaussian": lambda x: x,
+    "relu": lambda x: np.maximum(x, 0),
+}
+
+
+def make_mixed(*kinds: str, scaling: Scaling | None = None, head: Head | None = None) -> Stack:
+    """The stack of this file with units of these kinds, the input's first."""
+    layers = zip(make_stack().layers, pairwise(kinds), strict=True)
+    mixed = [replace(x, visible_units=lower, hidden_units=upper) for x, (lower, upper) in layers]
+    return Stack(tuple(mixed), {}, scaling, head)
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("gaussian", "relu", "gaussian", "bernoulli"),
+        ("bernoulli", "gaussian", "bernoulli", "relu"),
+        ("gaussian", "bernoulli", "relu", "gaussian"),
+    ],
+)
+def test_every_kind_of_units_up_and_down(X, kinds):
+    stack = make_mixed(*kinds)
+    assert stack.units == kinds
+    up = X.astype(np.float64)
+    for layer, units in zip(stack.layers, kinds[1:], strict=True):
+        up = MEANS[units](up @ layer.weight + layer.hidden_bias)
+    np.testing.assert_allclose(stack.encode(X), up, rtol=1e-5, atol=1e-5)
+    down = up
+    for layer, units in zip(reversed(stack.layers), reversed(kinds[:-1]), strict=True):
+        down = MEANS[units](down @ layer.weight.T + layer.visible_bias)
+    np.testing.assert_allclose(stack.reconstruct(X), down, rtol=1e-4, atol=1e-4)
+
+
+def test_on_the_way_down_units_are_those_of_the_way_up(X):
+    """A layer above rectified units sees them as Gaussian ones; going down they are rectified."""
+    lower, middle, top = make_mixed("bernoulli", "relu", "bernoulli", "bernoulli").layers
+    middle = replace(middle, visible_units="gaussian")
+    stack = Stack((lower, middle, top))
+    codes = stack.encode(X)
+    linear = middle.down(top.down(codes))
+    assert (linear < 0).any()
+    np.testing.assert_allclose(stack.down(codes), lower.down(np.maximum(linear, 0)), atol=1e-6)
+
+
+class TestHead:
+    WEIGHT = np.float32([[1, -1], [0, 2], [0.5, 0]])
+    BIAS = np.float32([0.25, -0.5])
+
+    def stack(self, kind: str, classes: tuple[int, ...] = (), outputs: int = 2) -> Stack:
+        head = Head(self.WEIGHT[:, :outputs], self.BIAS[:outputs], kind, classes)
+        return replace(make_stack(), head=head)
+
+    def outputs(self, X: np.ndarray) -> np.ndarray:
+        return encoded(make_stack(), X, 3) @ np.float64(self.WEIGHT) + self.BIAS
+
+    def test_classes_are_named_as_in_the_labels(self, X):
+        stack, z = self.stack("classification", (7, -3)), self.outputs(X)
+        p = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
+        np.testing.assert_allclose(stack.predict_proba(X), p, rtol=1e-5)
+        np.testing.assert_array_equal(stack.predict(X), np.where(p[:, 0] > p[:, 1], 7, -3))
+
+    def test_a_regression_gives_its_numbers(self, X):
+        expected = self.outputs(X)
+        np.testing.assert_allclose(self.stack("regression").predict(X), expected, rtol=1e-5)
+        found = self.stack("regression", outputs=1).predict(X)
+        np.testing.assert_allclose(found, expected[:, 0], rtol=1e-5)
+        with pytest.raises(DataError, match="is no classifier"):
+            self.stack("regression").predict_proba(X)
+
+    def test_the_input_is_scaled_first(self, X):
+        scaling = Scaling(np.float32([3] * 6), np.float32([4] * 6))
+        layers = make_mixed("gaussian", "relu", "relu", "gaussian").layers
+        head = self.stack("classification", (0, 1)).head
+        found = Stack(layers, {}, scaling, head).predict_proba(4 * X + 3)
+        np.testing.assert_allclose(found, Stack(layers, {}, None, head).predict_proba(X), 1e-4)
+
+    def test_a_stack_without_a_head_predicts_nothing(self, X):
+        with pytest.raises(DataError, match="predicts nothing"):
+            make_stack().predict(X)
+        with pytest.raises(DataError, match="is no classifier"):
+            make_stack().predict_proba(X)
+
+    def test_examples_that_do_not_fit_are_refused(self, X):
+        with pytest.raises(DataError, match=r"X: got shape \(9, 5\)"):
+            self.stack("regression").predict(X[:, 1:])
+
+    def test_the_checksum_covers_the_head(self):
+        stack = self.stack("regression")
+        head = replace(stack.head, bias=stack.head.bias + 1)
+        sums = {s.parameters_sha256 for s in (stack, replace(stack, head=head), make_stack())}
+        assert len(sums) == 3
+
+
+def test_accuracies_are_those_of_labelled_rows():
+    """One input, one unit that copies it, a head that says class 4 above 0.5 and class 2 below."""
+    one, none = np.ones((1, 1), dtype=np.float32), np.zeros(1, dtype=np.float32)
+    layer = Layer(one, none, none, None, "gaussian", "bernoulli")
+    head = Head(np.float32([[-1, 1]]), np.float32([0.5, -0.5]), "classification", (2, 4))
+    X = np.float32([[0], [1], [0.2], [0.9]])
+    labels = [np.array(rows) for rows in ([2, 4, 4, UNLABELLED], [UNLABELLED] * 4)]
+    data = Dataset("made", "a test", X, X, X, labels[0], labels[1], None)
+    found = accuracies(Stack((layer,), head=head), data)
+    assert found == {"train": pytest.approx(2 / 3), "validation": None, "test": None}
+    assert accuracies(Stack((layer,)), data) is None
+    assert accuracies(Stack((layer,), head=replace(head, kind="regression")), data) is None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
+from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
 from syncpretrain.stack import Layer, Stack
 
@@ -72,6 +74,39 @@ def test_wrong_arguments_are_refused(arguments, message):
 
 def test_a_fine_tuned_top_is_refused():
     layer = make_layer()
-    untied = Layer(layer.weight, layer.hidden_bias, layer.visible_bias, layer.weight.T.copy())
     with pytest.raises(DataError, match="before fine-tuning"):
-        Stack((untied,)).sample(1)
+        Stack((replace(layer, model="autoencoder"),)).sample(1)
+
+
+def test_an_autoencoder_below_the_top_decodes():
+    lower, top = replace(make_layer(7, VISIBLE, seed=1), model="autoencoder"), make_layer()
+    dreams = Stack((top,)).sample(6, steps=5)
+    np.testing.assert_array_equal(Stack((lower, top)).sample(6, steps=5), lower.down(dreams))
+
+
+def test_gaussian_dreams_have_the_mean_of_the_rbm_in_data_units():
+    """Without weights v ~ N(a, 1); the last way down keeps the means, which are a."""
+    layer = Layer(
+        np.zeros((2, 3), dtype=np.float32),
+        np.zeros(3, dtype=np.float32),
+        np.float32([0.5, -2]),
+        visible_units="gaussian",
+    )
+    scaling = Scaling(np.float32([100, 0]), np.float32([10, 1]))
+    samples = Stack((layer,), scaling=scaling).sample(4, steps=3)
+    np.testing.assert_allclose(samples, [[105, -2]] * 4, rtol=1e-6)
+
+
+def test_the_joint_gaussian_of_linear_units_is_sampled():
+    """E = (v^2 + h^2) / 2 - w v h: v has variance 1 / (1 - w^2), its last mean w h."""
+    w = 0.6
+    layer = Layer(
+        np.float32([[w]]),
+        np.zeros(1, dtype=np.float32),
+        np.zeros(1, dtype=np.float32),
+        hidden_units="gaussian",
+        visible_units="gaussian",
+    )
+    means = Stack((layer,)).sample(40_000, steps=25)
+    expected = w**2 / (1 - w**2)  # of w h, where h has the variance of v
+    assert means.var() == pytest.approx(expected, rel=5 * math.sqrt(2 / 40_000))

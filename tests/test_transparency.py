@@ -19,12 +19,12 @@ from syncpretrain.events import (
     RunFinished,
     RunStarted,
 )
+from syncpretrain.layer import Layer
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.observers.history import History
 from syncpretrain.runtime.blas import blas_limit
 from syncpretrain.settings import MomentumSchedule
-from syncpretrain.stack import Layer
 
 LAYERS = (16, 12, 8, 5)
 VARIANTS = {
@@ -33,6 +33,21 @@ VARIANTS = {
     "first-layer": {"epochs": (4, 2, 1), "refresh_epochs": 2, "finish": "first-layer"},
     "cd-2": {"epochs": 2, "cd_steps": (2, 1, 2), "weight_decay": 0.001},
     "greedy": {"epochs": 3, "schedule": "greedy", "blas_threads": 1},
+}
+
+UNITS = {"hidden_units": ("relu", "gaussian", "bernoulli"), "learning_rate": 0.005}
+KINDS = {
+    "autoencoder": {"model": "autoencoder"},
+    "untied": {"model": "autoencoder", "tied": False, "loss": "squared"},
+    "rectified autoencoder": {"model": "autoencoder"} | UNITS,
+    "denoising": {"model": "denoising", "corruption": ("masking:0.3", "gaussian:0.1", "none")},
+    "contractive": {"model": "contractive"},
+    "gaussian and relu": {"visible_units": "gaussian"} | UNITS,
+    "persistent": {"persistent": True, "cd_steps": (1, 2, 1)},
+    "persistent gaussian and relu": {"visible_units": "gaussian", "persistent": True} | UNITS,
+    "hidden dropout": {"hidden_dropout": (0.5, 0.0, 0.2)},
+    "sparsity": {"sparsity_cost": 0.1, "sparsity_target": 0.2},
+    "l1 and log-odds": {"l1": 0.001, "visible_bias": "log-odds"},
 }
 
 Train = Callable[..., Stack]
@@ -58,6 +73,37 @@ def test_every_runtime_and_number_of_workers_equals_the_oracle(train, variant, s
         for workers in (1, 2, 4)
     }
     assert set(sums.values()) == {oracle.parameters_sha256}, sums
+
+
+def everywhere(train: Train, **settings) -> list[Stack]:
+    return [
+        train(**settings, runtime=runtime, workers=workers)
+        for runtime in ("serial", "threads")
+        for workers in (1, 2, 4)
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_model_and_kind_of_units_ends_in_the_same_bits(train, kind):
+    stacks = everywhere(train, **KINDS[kind])
+    assert len({stack.parameters_sha256 for stack in stacks}) == 1
+    assert stacks[0].parameters_sha256 != train().parameters_sha256, "the settings matter"
+
+
+@pytest.mark.parametrize(
+    "stopping",
+    [
+        {"early_stopping": "pseudo-likelihood"},
+        {"early_stopping": "validation-error", "model": "denoising"},
+    ],
+)
+def test_early_stopping_stops_the_same_epochs_everywhere(train, bits, stopping):
+    wanted = {"epochs": 12, "patience": 1, "validation": 1 - bits[:50]} | stopping
+    stacks = everywhere(train, **wanted)
+    assert len({stack.parameters_sha256 for stack in stacks}) == 1
+    epochs = [stack.info["epochs"] for stack in stacks]
+    assert all(have == epochs[0] for have in epochs)
+    assert min(epochs[0]) < 12, "it did stop"
 
 
 def test_layers_wide_enough_for_many_products_and_chunks_of_rows():
@@ -150,8 +196,7 @@ def test_greedy_equals_training_layer_by_layer_by_hand(train, bits):
             for epoch in range(1, (3, 2, 4)[number - 1] + 1):
                 train_epoch(rbm, X, epoch=epoch, stop=lambda: False, progress=lambda _: None)
             layers.append(Layer(rbm.weight, rbm.hidden_bias, rbm.visible_bias))
-            below, X = X, np.empty((len(X), hidden), dtype=np.float32)
-            rbm.snapshot().transform(below, X)
+            X = rbm.snapshot().up(X)
     assert Stack(tuple(layers)).parameters_sha256 == stack.parameters_sha256
 
 

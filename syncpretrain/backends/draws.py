@@ -26,6 +26,8 @@ class Purpose(IntEnum):
     PROBE = 5
     ANNEALING = 6
     SAMPLE = 7
+    DROPOUT = 8
+    CORRUPTION = 9
 
 
 def generator(

@@ -49,7 +49,7 @@ def command(run: Path, data: str | None, part: str | None, layer: int | None, ou
     stack = load(run)
     if layer is not None and not 1 <= layer <= len(stack.layers):
         raise SettingsError(f"layer: got {layer}, expected 1 to {len(stack.layers)}")
-    examples = examples_of(run, data, part, width=stack.widths[0])
+    examples = examples_of(run, data, part, stack=stack)
     codes = stack.encode(examples.rows, layer=layer)
     buffer = io.BytesIO()
     np.save(buffer, codes, allow_pickle=False)

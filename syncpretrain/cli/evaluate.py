@@ -39,12 +39,13 @@ def command(run: Path, data: str | None, partition: bool, as_json: bool) -> None
     """
     from syncpretrain.cli.examples import dataset_of
     from syncpretrain.cli.tables import print_errors
+    from syncpretrain.data.dataset import PARTS
     from syncpretrain.evaluation.diagnosis import diagnose_layers
-    from syncpretrain.run import PARTS, measure
+    from syncpretrain.run import measure
     from syncpretrain.stack import load
 
     stack = load(run)
-    examples = dataset_of(run, data, width=stack.widths[0])
+    examples = dataset_of(run, data, stack=stack)
     report = measure(stack, examples, layer_parts=PARTS)
     held_out = examples.validation if len(examples.validation) else examples.test
     figures = diagnose_layers(stack, examples.train, held_out, partition=partition)

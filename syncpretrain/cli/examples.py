@@ -15,8 +15,9 @@ from syncpretrain.data.examples import scale_examples
 from syncpretrain.data.readers import read_file
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.modelfile import MODEL_NAME
-from syncpretrain.run import CONFIG_NAME
+from syncpretrain.runfolder import CONFIG_NAME
 from syncpretrain.settings import DataSettings, read_settings
+from syncpretrain.stack import Stack
 
 __all__ = ["Examples", "dataset_of", "examples_of"]
 
@@ -28,25 +29,26 @@ class Examples(NamedTuple):
     name: str
 
 
-def dataset_of(run: Path, data: str | None, *, width: int) -> Dataset:
+def dataset_of(run: Path, data: str | None, *, stack: Stack) -> Dataset:
     """Return the data the run was trained on, divided in the same way, or another data set.
 
-    A file that the run was not trained on has only a test part.
+    It is checked as the stack's visible units ask. A file that the run was not trained on has
+    only a test part.
     """
     settings = _data_settings(run)
     name = _name(run, data, settings)
     if settings is not None and located(name) == located(settings.name):
-        return _loaded(settings, width)
-    return _loaded(DataSettings(name=name), width) if name in DATASETS else _test_set(name, width)
+        return _loaded(settings, stack)
+    return _loaded(DataSettings(name=name), stack) if name in DATASETS else _test_set(name, stack)
 
 
-def examples_of(run: Path, data: str | None, part: str | None, *, width: int) -> Examples:
+def examples_of(run: Path, data: str | None, part: str | None, *, stack: Stack) -> Examples:
     """Return a part of a data set, or without ``part`` all rows of a file in their order."""
     name = _name(run, data, _data_settings(run))
     if part is None and name not in DATASETS:
-        return Examples(scale_examples(_rows(name, width)), name)
+        return Examples(scale_examples(_rows(name, stack)[0]), name)
     part = part or "test"
-    rows: NDArray[np.float32] = getattr(dataset_of(run, data, width=width), part)
+    rows: NDArray[np.float32] = getattr(dataset_of(run, data, stack=stack), part)
     if not len(rows):
         raise DataError(f"part: got {part}, but {name} has no such part; leave --part out")
     return Examples(rows, f"the {part} part of {name}")
@@ -67,27 +69,33 @@ def _name(run: Path, data: str | None, settings: DataSettings | None) -> str:
     return settings.name
 
 
-def _loaded(settings: DataSettings, width: int) -> Dataset:
-    dataset = load_dataset(settings.name, validation=settings.validation)
+def _loaded(settings: DataSettings, stack: Stack) -> Dataset:
+    dataset = load_dataset(
+        settings.name, validation=settings.validation, bounded=_is_bounded(stack)
+    )
     for notice in dataset.notices:
         click.echo(notice, err=True)
-    _check_width(settings.name, dataset.width, width)
+    _check_width(settings.name, dataset.width, stack.widths[0])
     return dataset
 
 
-def _test_set(name: str, width: int) -> Dataset:
-    X = _rows(name, width)
+def _test_set(name: str, stack: Stack) -> Dataset:
+    X, labels = _rows(name, stack)
     rows = np.arange(len(X))
     source = f"the {len(X):,} examples of {name}"
-    return from_rows(name, X, None, source=source, parts=(rows[:0], rows[:0], rows))
+    return from_rows(name, X, labels, source=source, parts=(rows[:0], rows[:0], rows))
 
 
-def _rows(name: str, width: int) -> NDArray[Any]:
+def _rows(name: str, stack: Stack) -> tuple[NDArray[Any], NDArray[np.int64] | None]:
     if not Path(name).expanduser().exists():
         load_dataset(name)  # refuses it, and says which data sets there are
-    X, _ = read_file(name)
-    _check_width(name, X.shape[1], width)
-    return X
+    X, labels = read_file(name, bounded=_is_bounded(stack))
+    _check_width(name, X.shape[1], stack.widths[0])
+    return X, labels
+
+
+def _is_bounded(stack: Stack) -> bool:
+    return stack.units[0] == "bernoulli"
 
 
 def _check_width(name: str, got: int, expected: int) -> None:

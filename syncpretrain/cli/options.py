@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,8 +15,9 @@ __all__ = [
     "floats",
     "integers",
     "json_option",
-    "momentum",
+    "momentums",
     "part_option",
+    "words",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -55,16 +56,31 @@ def floats(text: str) -> tuple[float, ...]:
         raise click.BadParameter(f"got {text!r}, expected numbers separated by commas") from None
 
 
-def momentum(text: str) -> str:
-    """Check a momentum schedule here, so that the option is named."""
+def momentums(text: str) -> tuple[str, ...]:
+    """Check momentum schedules, one for all layers or one a layer, here: the option is named."""
     from syncpretrain.errors import SettingsError
     from syncpretrain.settings import MomentumSchedule
 
-    try:
-        MomentumSchedule(text)
-    except SettingsError as error:
-        raise click.BadParameter(str(error).removeprefix("momentum: ")) from None
-    return text
+    schedules = tuple(text.split(";"))
+    for schedule in schedules:
+        try:
+            MomentumSchedule(schedule)
+        except SettingsError as error:
+            raise click.BadParameter(str(error).removeprefix("momentum: ")) from None
+    return schedules
+
+
+def words(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """Return the type of words separated by commas, each one of those known if there are any."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        parts = tuple(text.split(","))
+        for part in parts:
+            if known and part not in known:
+                raise click.BadParameter(f"got {part!r}, expected {' or '.join(known)}")
+        return parts
+
+    return parse
 
 
 RUN = click.Path(path_type=Path)

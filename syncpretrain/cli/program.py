@@ -17,6 +17,7 @@ COMMANDS = {
     "encode": "Write the codes of examples to a .npy file.",
     "reconstruct": "Draw examples above their reconstructions as a PNG.",
     "sample": "Draw what the top RBM of a stack dreams as a PNG.",
+    "presets": "List the presets of train, settings with the papers they come from.",
     "doctor": "Check this machine: versions, BLAS and its threads, GPU.",
 }
 FAILED, REFUSED, STALLED, SIGNAL = 1, 2, 75, 128

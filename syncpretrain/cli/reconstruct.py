@@ -63,7 +63,7 @@ def command(
     stack = load(run)
     check_target(target)
     height, width = image_shape(stack.widths[0], shape)
-    examples = examples_of(run, data, part, width=stack.widths[0])
+    examples = examples_of(run, data, part, stack=stack)
     X = examples.rows
     rows = np.random.default_rng(seed).choice(len(X), size=min(count, len(X)), replace=False)
     grid = image_grid(X[rows], stack.reconstruct(X[rows]), height=height, width=width)

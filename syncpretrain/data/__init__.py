@@ -21,7 +21,11 @@ DATASETS = ("mnist", "digits")
 
 
 def load_dataset(
-    name: str | os.PathLike[str], *, validation: float | None = None, seed: int = 0
+    name: str | os.PathLike[str],
+    *,
+    validation: float | None = None,
+    seed: int = 0,
+    bounded: bool = True,
 ) -> Dataset:
     """Load a data set by name, or a file, and divide it into train, validation and test.
 
@@ -37,6 +41,8 @@ def load_dataset(
     seed : int
         Which examples are held out. It is not the training seed: runs of different training seeds
         share their split.
+    bounded : bool
+        False permits a file's values outside [0, 1], which Gaussian units take.
 
     Raises
     ------
@@ -58,7 +64,7 @@ def load_dataset(
             f"data: got {os.fspath(name)!r}, which is neither a data set nor a file that exists;"
             f" expected {', '.join(DATASETS)}, or the path of a file: {FORMATS}"
         )
-    return load_file(name, validation=validation, seed=seed)
+    return load_file(name, validation=validation, seed=seed, bounded=bounded)
 
 
 def located(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,10 @@ from syncpretrain.data.examples import scale_examples
 from syncpretrain.data.split import stratified_split
 from syncpretrain.errors import DataError
 
-__all__ = ["Dataset", "from_rows", "hold_out"]
+__all__ = ["PARTS", "UNLABELLED", "Dataset", "from_rows", "hold_out"]
+
+PARTS = ("train", "validation", "test")
+UNLABELLED = -1  # among labels, stands for none
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +50,38 @@ class Dataset:
     def width(self) -> int:
         """The number of values of an example: the visible units that layer 1 needs."""
         return int(self.train.shape[1])
+
+    def with_labels(self, count: int, *, seed: int = 0) -> Dataset:
+        """Return the data with so many labelled training examples, as many of each class.
+
+        The labels of the others become -1, which stands for none. Fewer labelled examples are a
+        part of more, for one seed and as far as the classes' sizes permit.
+
+        Raises
+        ------
+        DataError
+            If there are no labels, or not so many.
+        """
+        if self.train_labels is None:
+            raise DataError(f"labels: got {count}, but {self.name} has no labels")
+        labelled = np.flatnonzero(self.train_labels != UNLABELLED)
+        if not 1 <= count <= len(labelled):
+            raise DataError(f"labels: got {count}, expected 1 to {len(labelled)}, those there are")
+        kept = labelled
+        if count < len(labelled):
+            kept = labelled[
+                stratified_split(
+                    self.train_labels[labelled],
+                    len(labelled),
+                    held_out=count,
+                    seed=seed,
+                    equal_classes=True,
+                    step=1,
+                )[1]
+            ]
+        labels = np.full_like(self.train_labels, UNLABELLED)
+        labels[kept] = self.train_labels[kept]
+        return replace(self, train_labels=labels)
 
 
 def hold_out(

@@ -14,12 +14,13 @@ from syncpretrain.errors import DataError
 __all__ = ["as_examples", "check_examples", "check_values", "evenly_spaced", "scale_examples"]
 
 CHUNK_VALUES = 1 << 20
+LARGEST = 1e18  # the square of a larger float32 is infinite
 SCALING = (
     "divide by the maximum, X / X.max(), or min-max scale, (X - X.min()) / (X.max() - X.min())"
 )
 
 
-def check_examples(X: ArrayLike, name: str = "X") -> NDArray[np.float32]:
+def check_examples(X: ArrayLike, name: str = "X", *, bounded: bool = True) -> NDArray[np.float32]:
     """Return examples as a C-contiguous float32 array with every value in [0, 1].
 
     Parameters
@@ -29,6 +30,8 @@ def check_examples(X: ArrayLike, name: str = "X") -> NDArray[np.float32]:
         C-contiguous float32 array is returned as it is, without a copy.
     name : str
         What an error calls the examples.
+    bounded : bool
+        False permits values outside [0, 1], as long as they are finite.
 
     Raises
     ------
@@ -37,7 +40,7 @@ def check_examples(X: ArrayLike, name: str = "X") -> NDArray[np.float32]:
         outside [0, 1]; the first such place is named, rows and columns counted from 0.
     """
     examples = as_examples(X, name)
-    check_values(examples, name)
+    check_values(examples, name, bounded=bounded)
     return scale_examples(examples)
 
 
@@ -71,8 +74,8 @@ def as_examples(X: ArrayLike, name: str) -> NDArray[Any]:
     return array
 
 
-def check_values(X: NDArray[Any], name: str) -> None:
-    """Check that every value is finite and in [0, 1]; any byte or boolean is.
+def check_values(X: NDArray[Any], name: str, *, bounded: bool = True) -> None:
+    """Check that every value is finite, and if ``bounded`` in [0, 1]; any byte or boolean is.
 
     Raises
     ------
@@ -81,13 +84,14 @@ def check_values(X: NDArray[Any], name: str) -> None:
     """
     if X.dtype == np.uint8 or X.dtype.kind == "b":
         return
+    low, high = (0.0, 1.0) if bounded else (-LARGEST, LARGEST)
     for rows in _chunks(X.shape):
         # As float32, because 1 + 1e-12 is 1 there. A NaN comes through both min and max.
         with np.errstate(over="ignore", invalid="ignore"):
             values = np.asarray(X[rows], dtype=np.float32)
-            inside = bool(values.min() >= 0 and values.max() <= 1)
+            inside = bool(values.min() >= low and values.max() <= high)
         if not inside:
-            raise DataError(f"{name}: {_first_bad(X[rows], values, rows.start)}")
+            raise DataError(f"{name}: {_first_bad(X[rows], values, rows.start, low, high)}")
 
 
 def scale_examples(X: NDArray[Any], *, rows: NDArray[np.intp] | None = None) -> NDArray[np.float32]:
@@ -121,11 +125,15 @@ def _chunks(shape: tuple[int, ...]) -> Iterator[slice]:
         yield slice(start, min(start + rows, shape[0]))
 
 
-def _first_bad(original: NDArray[Any], values: NDArray[np.float32], start: int) -> str:
-    good = (values >= 0) & (values <= 1)
+def _first_bad(
+    original: NDArray[Any], values: NDArray[np.float32], start: int, low: float, high: float
+) -> str:
+    good = (values >= low) & (values <= high)
     row, column = divmod(int(np.argmin(good)), good.shape[1])
     value = float(original[row, column])
     place = f"got {value:g} at row {start + row}, column {column} (counted from 0)"
     if not math.isfinite(value):
         return f"{place}, expected finite numbers; drop such rows, or fill in their values"
+    if low < 0:
+        return f"{place}, expected numbers from {low:g} to {high:g}; divide by a larger unit"
     return f"{place}, expected values in [0, 1]; {SCALING}"

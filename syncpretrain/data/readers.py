@@ -32,7 +32,9 @@ LABELS = ("y", "labels", "target")
 Labels = NDArray[np.int64]
 
 
-def read_file(path: str | os.PathLike[str]) -> tuple[NDArray[Any], Labels | None]:
+def read_file(
+    path: str | os.PathLike[str], *, bounded: bool = True
+) -> tuple[NDArray[Any], Labels | None]:
     """Read the examples of a file, and their labels where it has some.
 
     Parameters
@@ -42,6 +44,8 @@ def read_file(path: str | os.PathLike[str]) -> tuple[NDArray[Any], Labels | None
         under ``X``, ``x``, ``data`` or ``images``, or the only array of two dimensions or more,
         and the labels under ``y``, ``labels`` or ``target``. A CSV file has commas, semicolons
         or tabs, and a line of names or none.
+    bounded : bool
+        False permits values outside [0, 1].
 
     Returns
     -------
@@ -72,12 +76,16 @@ def read_file(path: str | os.PathLike[str]) -> tuple[NDArray[Any], Labels | None
     if X.ndim > 2 and X.size:
         X = X.reshape(len(X), -1)
     X = as_examples(X, str(path))
-    check_values(X, str(path))
+    check_values(X, str(path), bounded=bounded)
     return X, None if labels is None else _check_labels(labels, len(X), path)
 
 
 def load_file(
-    path: str | os.PathLike[str], *, validation: float | None = None, seed: int = 0
+    path: str | os.PathLike[str],
+    *,
+    validation: float | None = None,
+    seed: int = 0,
+    bounded: bool = True,
 ) -> Dataset:
     """Read a file and hold out a part of it for validation; there is no test part.
 
@@ -89,7 +97,7 @@ def load_file(
     DataError
         As :func:`read_file`, or if the fraction is not in [0, 1) or leaves nothing to train on.
     """
-    X, labels = read_file(path)
+    X, labels = read_file(path, bounded=bounded)
     rows = np.arange(len(X))
     train, held = hold_out(rows, labels, validation=validation, default=len(X) // 10, seed=seed)
     notices = []

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.evaluation.likelihood import free_energy, log_z, pseudo_likelihood
-from syncpretrain.kernels.activations import affine_sigmoid
-from syncpretrain.stack import Layer, Stack
+from syncpretrain.layer import Layer
+from syncpretrain.stack import Stack
 
 __all__ = ["diagnose_layers"]
 
@@ -33,18 +33,20 @@ def diagnose_layers(
     examples, in nats: it grows as a layer overfits (Hinton 2010, section 6).
     ``pseudo_likelihood`` is that of held-out examples, or of training ones where there are no
     others. ``dead_units`` and ``saturated_units`` are the hidden units that are off, or on, for
-    every example. With ``partition``, ``log_z`` has its value and its error bar, and
-    ``log_likelihood`` is that of the examples under it. A layer whose two ways fine-tuning has
-    parted is no RBM, and has None for what only an RBM has.
+    every example; None for units without such limits. With ``partition``, ``log_z`` has its value
+    and its error bar, and ``log_likelihood`` is that of the examples under it. An autoencoder, and
+    a layer that was fine-tuned, is no RBM, and has None for what only an RBM has.
     """
-    below, held_out = evenly_spaced(train, ROWS), evenly_spaced(held_out, ROWS)
+    below, held_out = (
+        stack.prepared(rows) if len(rows) else rows
+        for rows in (evenly_spaced(train, ROWS), evenly_spaced(held_out, ROWS))
+    )
     found = []
     for layer in stack.layers:
         found.append(_rbm_figures(layer, below, held_out, partition=partition, seed=seed))
-        below, held_out = _up(layer, below), _up(layer, held_out)
+        below, held_out = layer.up(below), layer.up(held_out)
         hidden = held_out if len(held_out) else below
-        found[-1]["dead_units"] = int((hidden < OFF).all(axis=0).sum())
-        found[-1]["saturated_units"] = int((hidden > ON).all(axis=0).sum())
+        found[-1]["dead_units"], found[-1]["saturated_units"] = _idle(layer.hidden_units, hidden)
     return found
 
 
@@ -53,14 +55,15 @@ def _rbm_figures(
 ) -> dict[str, Any]:
     names = ("free_energy_gap", "pseudo_likelihood", "log_z", "log_likelihood")
     figures: dict[str, Any] = dict.fromkeys(names)
-    if layer.decoder_weight is not None:
+    if layer.model != "rbm":
         return figures
     rows = held_out if len(held_out) else train
     energy = float(free_energy(layer, rows).mean())
     if len(train) and len(held_out):
         figures["free_energy_gap"] = energy - float(free_energy(layer, train).mean())
-    figures["pseudo_likelihood"] = pseudo_likelihood(layer, rows, seed=seed)
-    if partition:
+    if layer.visible_units == "bernoulli":
+        figures["pseudo_likelihood"] = pseudo_likelihood(layer, rows, seed=seed)
+    if partition and {layer.visible_units, layer.hidden_units} == {"bernoulli"}:
         estimate = log_z(layer, seed=seed)
         bounds = (estimate.low, estimate.high)
         low, high = (bound if math.isfinite(bound) else None for bound in bounds)
@@ -69,5 +72,9 @@ def _rbm_figures(
     return figures
 
 
-def _up(layer: Layer, X: Array) -> Array:
-    return affine_sigmoid(X, layer.weight, layer.hidden_bias)
+def _idle(units: str, hidden: Array) -> tuple[int | None, int | None]:
+    """Return how many units are off, and on, for every row; None where that has no meaning."""
+    if units == "gaussian":
+        return None, None
+    dead = int((hidden < OFF).all(axis=0).sum())
+    return dead, int((hidden > ON).all(axis=0).sum()) if units == "bernoulli" else None

@@ -1,6 +1,7 @@
 """The reconstruction error of the papers, of each layer and of the whole stack.
 
-Squared error summed over the units of an example, averaged over examples, without sampling.
+Squared error summed over the units of an example, averaged over examples, without sampling. For
+Gaussian visible units it is that of the standardized examples.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.kernels.activations import affine_sigmoid
 from syncpretrain.kernels.errors import squared_error
 from syncpretrain.stack import Stack
 
@@ -35,10 +35,11 @@ def layer_errors(stack: Stack, X: Array) -> tuple[float, ...] | None:
     if not len(X):
         return None
     sums = [0.0] * len(stack.layers)
-    for below in _chunks(X):
+    for rows in _chunks(X):
+        below = stack.prepared(rows)
         for i, layer in enumerate(stack.layers):
-            above = affine_sigmoid(below, layer.weight, layer.hidden_bias)
-            down = affine_sigmoid(above, layer.decoding, layer.visible_bias)
+            above = layer.up(below)
+            down = layer.down(above)
             sums[i] += squared_error(below, down, out=down)
             below = above
     return tuple(total / len(X) for total in sums)
@@ -53,7 +54,8 @@ def stack_error(stack: Stack, X: Array) -> float | None:
         return None
     total = 0.0
     for rows in _chunks(X):
-        down = stack.reconstruct(rows)
+        rows = stack.prepared(rows)
+        down = stack.down(stack.up(rows))
         total += squared_error(rows, down, out=down)
     return total / len(X)
 

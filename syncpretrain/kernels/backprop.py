@@ -1,9 +1,10 @@
-"""Backpropagation through a chain of sigmoid layers: the unrolled autoencoder.
+"""Backpropagation through a chain of layers: the unrolled autoencoder, or a classifier.
 
-A chain is a sequence of (weight, bias) pairs from the input to the reconstruction. All functions
-work in buffers of the caller and take float32 or float64, one kind at a time. Symbols: x is a
-minibatch of B examples, a_l = sigmoid(a_{l-1} W_l + b_l) the activations of layer l with a_0 = x,
-y the last of them, delta_l the derivative of the loss with respect to a_{l-1} W_l + b_l.
+A chain is a sequence of (weight, bias) pairs from the input to the output, each with its kind of
+units. All functions work in buffers of the caller and take float32 or float64, one kind at a
+time. Symbols: x is a minibatch of B examples, a_l = f_l(a_{l-1} W_l + b_l) the activations of layer
+l with a_0 = x, y the last of them, delta_l the derivative of the loss with respect to the input of
+layer l's units. With dropout, layer l reads m_{l-1} a_{l-1} with a mask m.
 Source: Rumelhart, Hinton and Williams 1986; unrolled as in Hinton and Salakhutdinov 2006.
 """
 
@@ -14,17 +15,25 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.kernels.activations import affine_sigmoid
+from syncpretrain.kernels.activations import affine, times_derivative
 from syncpretrain.kernels.errors import squared_error
 
-__all__ = ["backward", "forward", "output_delta", "times_derivative"]
+__all__ = ["backward", "forward", "output_delta"]
 
 Array = NDArray[np.float32]
 Pair = tuple[Array, Array]
 
 
-def forward(x: Array, chain: Sequence[Pair], *, out: Sequence[Array]) -> Array:
-    """Fill ``out`` with the activations of each layer and return the last, the reconstruction.
+def forward(
+    x: Array,
+    chain: Sequence[Pair],
+    units: Sequence[str],
+    *,
+    out: Sequence[Array],
+    masks: Sequence[Array | None] = (),
+    inputs: Sequence[Array | None] = (),
+) -> Array:
+    """Fill ``out`` with the activations of each layer and return the last.
 
     Parameters
     ----------
@@ -32,53 +41,60 @@ def forward(x: Array, chain: Sequence[Pair], *, out: Sequence[Array]) -> Array:
         A minibatch.
     chain : sequence of (weight, bias)
         Of shapes (fan in, fan out) and (fan out,).
+    units : sequence of str
+        The kind of each layer's units; the last may be "softmax".
     out : sequence of ndarray of shape (B, fan out)
         One a layer.
+    masks, inputs : sequence of ndarray of shape (B, fan in) or None, optional
+        For dropout: what each layer's input is multiplied by, and where the product goes.
     """
-    for (weight, bias), activation in zip(chain, out, strict=True):
-        x = affine_sigmoid(x, weight, bias, out=activation)
+    for layer, (weight, bias) in enumerate(chain):
+        mask = masks[layer] if masks else None
+        if mask is not None:
+            x = np.multiply(x, mask, out=inputs[layer])
+        x = affine(x, weight, bias, units[layer], out=out[layer])
     return x
 
 
-def times_derivative(delta: Array, a: Array) -> None:
-    """Multiply ``delta`` by the derivative a (1 - a) of the sigmoid; ``a`` is left as 1 - a."""
-    delta *= a
-    np.subtract(1, a, out=a)
-    delta *= a
+def output_delta(
+    x: Array, y: Array, units: str = "bernoulli", loss: str = "squared", *, out: Array
+) -> float:
+    """Fill ``out`` with delta of the last layer, y being its output for the target x; use up y.
 
-
-def output_delta(x: Array, y: Array, *, out: Array) -> float:
-    """Fill ``out`` with delta of the last layer for the squared error; use up ``y``.
-
-    The loss is |y - x|^2 summed over the units and averaged over the B examples, so that
-    delta = 2 / B (y - x) y (1 - y).
+    The loss is averaged over the B examples. ``squared`` is |y - x|^2 summed over the units, so
+    that delta = 2 / B (y - x) f'; ``cross-entropy`` that of Bernoulli or softmax units, whose
+    delta is (y - x) / B.
 
     Returns
     -------
     float
-        The squared error summed over units and examples: B times the loss.
+        The squared error summed over units and examples, whatever the loss.
     """
     total = squared_error(x, y, out=out)
-    out *= 2 / len(x)
-    times_derivative(out, y)
+    if loss == "squared":
+        out *= 2 / len(x)
+        times_derivative(out, y, units)
+    else:
+        out *= 1 / len(x)
     return total
 
 
 def backward(
     x: Array,
     chain: Sequence[Pair],
+    units: Sequence[str],
     activations: Sequence[Array],
     deltas: Sequence[Array],
     *,
     out: Sequence[Pair],
+    masks: Sequence[Array | None] = (),
+    inputs: Sequence[Array | None] = (),
 ) -> None:
     """Fill ``out`` with the gradients of the loss, from the last layer back to the first.
 
     Parameters
     ----------
-    x : ndarray of shape (B, inputs)
-        The minibatch.
-    chain : sequence of (weight, bias)
+    x, chain, units, masks, inputs
         What :func:`forward` was given.
     activations : sequence of ndarray of shape (B, fan out)
         What :func:`forward` filled; used up, because the derivative is taken in place.
@@ -88,10 +104,15 @@ def backward(
         Of the shapes of ``chain``.
     """
     for layer in range(len(chain) - 1, -1, -1):
+        mask = masks[layer] if masks else None
         below = activations[layer - 1] if layer else x
+        read = below if mask is None else inputs[layer]
+        assert read is not None
         delta, (weight_gradient, bias_gradient) = deltas[layer], out[layer]
-        np.matmul(below.T, delta, out=weight_gradient)  # (I, B) @ (B, O) -> (I, O)
+        np.matmul(read.T, delta, out=weight_gradient)  # (I, B) @ (B, O) -> (I, O)
         np.sum(delta, axis=0, out=bias_gradient)
         if layer:
             np.matmul(delta, chain[layer][0].T, out=deltas[layer - 1])  # (B, O) @ (O, I) -> (B, I)
-            times_derivative(deltas[layer - 1], below)
+            if mask is not None:
+                deltas[layer - 1] *= mask
+            times_derivative(deltas[layer - 1], below, units[layer - 1])

@@ -1,8 +1,9 @@
-"""Contrastive divergence for a binary RBM (Hinton 2002), with the symbols of Hinton 2010.
+"""Contrastive divergence for RBMs (Hinton 2002), with the symbols of Hinton 2010.
 
 v is visible, h hidden, W of shape (V, H), a the visible and b the hidden biases. B is the number
 of examples of the minibatch. The two phases lie stacked, data above reconstruction, so that one
-product serves the gradient of both: <v h>_data - <v h>_recon = [v0; -v1]^T [h0; h1].
+product serves the gradient of both: <v h>_data - <v h>_recon = [v0; -v1]^T [h0; h1]. It is the
+same for every kind of unit, with a variance of 1 for Gaussian ones.
 """
 
 from __future__ import annotations
@@ -10,22 +11,37 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.kernels.activations import affine_sigmoid
+from syncpretrain.kernels.activations import sigmoid
 
-__all__ = ["gibbs_step", "momentum_step", "sample", "statistics"]
+__all__ = ["draw_noise", "fire", "momentum_step", "sparsity_step", "statistics"]
 
 Array = NDArray[np.float32]
 
 
-def sample(probabilities: Array, uniform: Array, *, out: Array) -> Array:
-    """Draw binary states: 1 where a uniform draw lies below the probability."""
-    return np.less(uniform, probabilities, out=out)
+def draw_noise(draws: np.random.Generator, units: str, *, out: Array) -> Array:
+    """Fill ``out`` with what :func:`fire` needs: uniform draws for binary units, else normal."""
+    if units == "bernoulli":
+        draws.random(out=out, dtype=np.float32)
+    else:
+        draws.standard_normal(out=out, dtype=np.float32)
+    return out
 
 
-def gibbs_step(states: Array, weight: Array, a: Array, b: Array, *, v1: Array, h1: Array) -> None:
-    """Go down from hidden states to v1 = p(v = 1 | h), and up again to h1 = p(h = 1 | v1)."""
-    affine_sigmoid(states, weight.T, a, out=v1)  # (B, H) @ (H, V) -> (B, V)
-    affine_sigmoid(v1, weight, b, out=h1)  # (B, V) @ (V, H) -> (B, H)
+def fire(x: Array, units: str, noise: Array, *, out: Array) -> Array:
+    """Draw states into ``out``; replace the inputs x by the units' means.
+
+    Binary units are 1 with probability sigmoid(x), Gaussian ones x + N(0, 1), and rectified ones
+    max(0, x + N(0, sigmoid(x))) (Nair and Hinton 2010, section 2). ``noise`` is used up.
+    """
+    if units == "bernoulli":
+        return np.less(noise, sigmoid(x), out=out)
+    if units == "relu":
+        np.copyto(out, x)
+        noise *= np.sqrt(sigmoid(out), out=out)
+        np.add(x, noise, out=out)
+        np.maximum(x, 0, out=x)
+        return np.maximum(out, 0, out=out)
+    return np.add(x, noise, out=out)
 
 
 def statistics(v: Array, h: Array, *, dW: Array, da: Array, db: Array) -> None:
@@ -45,6 +61,22 @@ def statistics(v: Array, h: Array, *, dW: Array, da: Array, db: Array) -> None:
     np.matmul(v.T, h, out=dW)  # (V, 2B) @ (2B, H) -> (V, H)
 
 
+def sparsity_step(
+    v0: Array, h0: Array, activity: Array, *, target: float, cost: float, dW: Array, db: Array
+) -> None:
+    """Add cost (target - q) to the ascent direction; q is the decaying mean activity of each unit.
+
+    As in Hinton 2010, section 11.1: the difference moves the bias and the incoming weights.
+    ``activity`` holds q and is brought up to date with the means ``h0``, which are already divided
+    by their number.
+    """
+    activity *= np.float32(0.9)
+    activity += np.float32(0.1) * h0.sum(axis=0)
+    push = np.float32(cost) * (np.float32(target) - activity)
+    db += push
+    dW += np.outer(v0.mean(axis=0), push)
+
+
 def momentum_step(
     parameter: Array,
     gradient: Array,
@@ -53,15 +85,21 @@ def momentum_step(
     momentum: float,
     learning_rate: float,
     weight_decay: float = 0.0,
+    l1: float = 0.0,
 ) -> None:
-    """Ascend: velocity = momentum velocity + rate (gradient - decay parameter), then add it.
+    """Ascend: velocity = momentum velocity + rate (gradient - decay), then add it.
 
-    ``gradient`` is scratch afterwards. Hinton 2010, sections 9 and 10.
+    The decay is ``weight_decay`` times the parameter plus ``l1`` times its sign. ``gradient`` is
+    scratch afterwards. Hinton 2010, sections 9 and 10.
     """
     velocity *= np.float32(momentum)
     gradient *= np.float32(learning_rate)
     velocity += gradient
     if weight_decay:
         np.multiply(parameter, np.float32(learning_rate * weight_decay), out=gradient)
+        velocity -= gradient
+    if l1:
+        np.sign(parameter, out=gradient)
+        gradient *= np.float32(learning_rate * l1)
         velocity -= gradient
     parameter += velocity

@@ -1,11 +1,11 @@
-"""Measures of a reconstruction against its original."""
+"""Measures of an output against its target."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["squared_error"]
+__all__ = ["cross_entropy", "squared_error", "wrong"]
 
 Array = NDArray[np.float32]
 
@@ -18,3 +18,20 @@ def squared_error(x: Array, y: Array, *, out: Array) -> float:
     np.subtract(y, x, out=out)
     flat = out.reshape(-1)
     return float(np.dot(flat, flat))
+
+
+def cross_entropy(x: Array, y: Array, units: str) -> float:
+    """Return the cross-entropy of means y and targets x, summed over units and examples, in nats.
+
+    That of binary units, or of one choice among ``softmax`` units.
+    """
+    smallest = np.finfo(y.dtype).tiny
+    total = float((x * np.log(np.maximum(y, smallest))).sum(dtype=np.float64))
+    if units == "bernoulli":
+        total += float(((1 - x) * np.log(np.maximum(1 - y, smallest))).sum(dtype=np.float64))
+    return -total
+
+
+def wrong(x: Array, y: Array) -> float:
+    """Return how many rows of y have their largest value elsewhere than those of x."""
+    return float((x.argmax(axis=1) != y.argmax(axis=1)).sum())

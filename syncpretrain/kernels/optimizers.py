@@ -19,15 +19,29 @@ Array = NDArray[np.float32]
 BLOCK = 65_536  # five float32 arrays of this length are 1.3 MB
 
 
-def sgd_step(parameters: Array, gradient: Array, *, learning_rate: float, scratch: Array) -> None:
-    """Subtract ``learning_rate`` times the gradient from the parameters, in place.
+def sgd_step(
+    parameters: Array,
+    gradient: Array,
+    velocity: Array,
+    *,
+    learning_rate: float,
+    scratch: Array,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+) -> None:
+    """Take one step of gradient descent with momentum, in place.
+
+    With velocity v <- momentum v - rate g, the parameters move by v, or with Nesterov's momentum
+    by momentum v - rate g (Sutskever et al. 2013, in terms of the point looked ahead to).
 
     Parameters
     ----------
     parameters, gradient : ndarray of shape (n,)
         The first is changed.
-    learning_rate : float
-        The step size.
+    velocity : ndarray of shape (n,), or (0,) without momentum
+        Zeros before the first step.
+    learning_rate, momentum : float
+    nesterov : bool
     scratch : ndarray of shape (block,)
         Its length sets the block; :data:`BLOCK` is a good one.
     """
@@ -36,7 +50,18 @@ def sgd_step(parameters: Array, gradient: Array, *, learning_rate: float, scratc
         p, g = parameters[block], gradient[block]
         s = scratch[: len(p)]
         np.multiply(g, learning_rate, out=s)
-        np.subtract(p, s, out=p)
+        if momentum:
+            v = velocity[block]
+            np.multiply(v, momentum, out=v)
+            np.subtract(v, s, out=v)
+            if not nesterov:
+                np.add(p, v, out=p)
+                continue
+            np.subtract(p, s, out=p)
+            np.multiply(v, momentum, out=s)
+            np.add(p, s, out=p)
+        else:
+            np.subtract(p, s, out=p)
 
 
 def adam_step(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.order import minibatches, steps_per_epoch
 from syncpretrain.errors import DivergedError
-from syncpretrain.learners.rbm import RBM
+from syncpretrain.learners.base import Learner
 
 __all__ = ["Stopped", "train_epoch"]
 
@@ -24,7 +24,7 @@ class Stopped(Exception):  # noqa: N818 - not an error: the run was asked to sto
 
 
 def train_epoch(
-    learner: RBM,
+    learner: Learner,
     X: NDArray[np.float32],
     *,
     epoch: int,
@@ -40,13 +40,14 @@ def train_epoch(
     Stopped
         After the minibatch in which ``stop`` turned true.
     """
-    settings = learner.settings
-    steps = steps_per_epoch(len(X), settings.batch_size)
+    steps = steps_per_epoch(len(X), learner.batch_size)
     batches = minibatches(
-        len(X), settings.batch_size, seed=settings.seed, layer=learner.layer, epoch=epoch
+        len(X), learner.batch_size, seed=learner.seed, layer=learner.layer, epoch=epoch
     )
     total = 0.0
     with np.errstate(all="ignore"):  # what overflows is found by the check below
+        if epoch == 1:
+            learner.start(X)
         for step, rows in enumerate(batches):
             if stop():
                 raise Stopped
@@ -56,16 +57,28 @@ def train_epoch(
                     learner, epoch, f"the error is {total} after {step + 1} minibatches"
                 )
             progress((step + 1) / steps)
-    largest = float(max(learner.weight.max(), -learner.weight.min()))
+    largest = learner.largest_weight()
     if not largest <= LARGEST_WEIGHT:
         raise _diverged(learner, epoch, f"a weight has grown to {largest:.3g}")
     return total / len(X)
 
 
-def _diverged(learner: RBM, epoch: int, symptom: str) -> DivergedError:
-    rate = learner.settings.learning_rate
-    lower = min(rate / 10, 0.1)
+def _diverged(learner: Learner, epoch: int, symptom: str) -> DivergedError:
+    """Name the likely cause: the units have no upper bound, or the rate is too high for any."""
+    rate = learner.learning_rate
+    now = learner.current()
+    unbounded = {now.hidden_units, now.visible_units} - {"bernoulli"}
+    if unbounded:
+        lower = min(rate / 10, 0.001)
+        units = " and ".join(sorted(unbounded))
+        cause = (
+            f"The learning rate of {rate:g} is likely too high for {units} units, or the input is"
+            f" not scaled; try {lower:g}"
+        )
+    else:
+        lower = min(rate / 10, 0.1)
+        cause = f"The learning rate of {rate:g} is likely too high for it; try {lower:g}"
     return DivergedError(
-        f"layer {learner.layer} diverged in epoch {epoch}: {symptom}. The learning rate of"
-        f" {rate:g} is likely too high for it; try {lower:g}, and a weight decay well below 0.01"
+        f"layer {learner.layer} diverged in epoch {epoch}: {symptom}. {cause}, and a weight decay"
+        " well below 0.01"
     )

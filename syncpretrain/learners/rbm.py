@@ -1,9 +1,4 @@
-"""A restricted Boltzmann machine with binary units, trained by contrastive divergence.
-
-A step has two halves, so that averaging can stand between them: :meth:`RBM.gradient` fills the
-gradient arrays from a minibatch, :meth:`RBM.update` moves the parameters. All arrays are
-allocated in the constructor.
-"""
+"""A restricted Boltzmann machine, trained by contrastive divergence or its persistent kind."""
 
 from __future__ import annotations
 
@@ -13,142 +8,158 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.backends.draws import Purpose, generator
-from syncpretrain.kernels.activations import affine_sigmoid
+from syncpretrain.kernels.activations import activate, affine
 from syncpretrain.kernels.contrastive_divergence import (
-    gibbs_step,
-    momentum_step,
-    sample,
+    draw_noise,
+    fire,
+    sparsity_step,
     statistics,
 )
 from syncpretrain.kernels.errors import squared_error
-from syncpretrain.settings import MomentumSchedule
+from syncpretrain.layer import Layer
+from syncpretrain.learners.base import Learner, LearnerSettings
 
-__all__ = ["RBM", "RBMSettings", "Snapshot"]
+__all__ = ["RBM", "RBMSettings"]
 
 Array = NDArray[np.float32]
 INITIAL_SPREAD = 0.01  # standard deviation of the first weights (Hinton 2010, section 8)
+ERROR_SHARE = 10  # persistent chains reconstruct nothing: one example in so many is, to be told
 
 
-@dataclass(frozen=True, slots=True)
-class RBMSettings:
-    """What one layer's training needs to know."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RBMSettings(LearnerSettings):
+    """What one RBM's training needs to know.
 
-    batch_size: int
-    learning_rate: float
-    momentum: MomentumSchedule
-    weight_decay: float
-    cd_steps: int
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """An immutable copy of an RBM's parameters: what a version publishes."""
-
-    weight: Array
-    hidden_bias: Array
-    visible_bias: Array
-
-    def transform(self, X: Array, out: Array) -> None:
-        """Fill ``out`` with p(h = 1 | v) of each row of X."""
-        affine_sigmoid(X, self.weight, self.hidden_bias, out=out)
-
-
-class RBM:
-    """One layer: ``visible`` to ``hidden`` units.
-
-    Parameters
-    ----------
-    layer, visible, hidden : int
-        Its number in the stack, counted from 1, and its widths.
-    settings : RBMSettings
+    ``cd_steps`` is the k of CD-k; with ``persistent`` the chains go on from where the last
+    minibatch left them (Tieleman 2008). ``sparsity_cost`` weighs the pull of each hidden unit's
+    mean activity to ``sparsity_target`` (Hinton 2010, section 11). ``hidden_dropout`` is the
+    probability with which a hidden unit is left out of an example (Srivastava et al. 2014,
+    section 8); those that stay are scaled up on the way down, so that all together reach it.
     """
 
+    cd_steps: int = 1
+    persistent: bool = False
+    sparsity_target: float = 0.1
+    sparsity_cost: float = 0.0
+    hidden_dropout: float = 0.0
+
+
+class RBM(Learner):
+    """One layer of ``visible`` to ``hidden`` units with shared weights; see :class:`Learner`."""
+
+    model = "rbm"
+
     def __init__(self, layer: int, visible: int, hidden: int, settings: RBMSettings) -> None:
-        self.layer = layer
+        super().__init__(layer, visible, hidden, settings, spread=INITIAL_SPREAD)
         self.settings = settings
-        start = generator(settings.seed, Purpose.WEIGHTS, layer=layer)
-        self.weight = start.standard_normal((visible, hidden), dtype=np.float32)
-        self.weight *= np.float32(INITIAL_SPREAD)
-        self.hidden_bias = np.zeros(hidden, dtype=np.float32)
-        self.visible_bias = np.zeros(visible, dtype=np.float32)
-        self._parameters = (self.weight, self.visible_bias, self.hidden_bias)
-        self._gradients = tuple(np.zeros_like(p) for p in self._parameters)
-        self._velocities = tuple(np.zeros_like(p) for p in self._parameters)
         rows = settings.batch_size
         self._v = np.empty((2 * rows, visible), dtype=np.float32)  # v0 above v1
         self._h = np.empty((2 * rows, hidden), dtype=np.float32)  # h0 above h1
-        self._states = np.empty((rows, hidden), dtype=np.float32)
-        self._uniform = np.empty((rows, hidden), dtype=np.float32)
+        self._states = np.zeros((rows, hidden), dtype=np.float32)  # persistent chains start at 0
+        self._noise = np.empty((rows, hidden), dtype=np.float32)
         self._difference = np.empty((rows, visible), dtype=np.float32)
+        # Activities are averaged over dropped units too, whose means are 0.
+        self._target = settings.sparsity_target * (1 - settings.hidden_dropout)
+        self._activity = np.full(hidden, self._target, dtype=np.float32)
+        dropout = settings.hidden_dropout > 0
+        self._kept = np.empty((rows, hidden) if dropout else (0, 0), dtype=np.float32)
 
-    def train_step(self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int) -> float:
-        """Train on some rows of X; return their summed squared reconstruction error."""
-        np.take(X, rows, axis=0, out=self._v[: len(rows)], mode="clip")  # "raise" would buffer
-        error = self.gradient(len(rows), epoch=epoch, step=step)
-        self.update(epoch=epoch)
-        return error
-
-    def gradient(self, examples: int, *, epoch: int, step: int) -> float:
-        """Fill the gradients by CD-k from the examples that lie first in the visible buffer.
+    def gradient(self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int) -> float:
+        """Fill the gradients by contrastive divergence from some rows of X.
 
         Returns
         -------
         float
-            Squared error between the examples and their reconstruction, summed over both.
+            Squared error between the examples and their reconstruction, summed over both;
+            estimated on a tenth of the examples where chains are persistent.
         """
-        v, h = self._v[: 2 * examples], self._h[: 2 * examples]
-        v0, v1, h0, h1 = v[:examples], v[examples:], h[:examples], h[examples:]
-        W, a, b = self.weight, self.visible_bias, self.hidden_bias
-        affine_sigmoid(v0, W, b, out=h0)
-        draws = generator(
-            self.settings.seed, Purpose.HIDDEN, layer=self.layer, epoch=epoch, step=step
-        )
-        for k in range(self.settings.cd_steps):
-            draws.random(out=self._uniform[:examples], dtype=np.float32)
-            states = sample(h1 if k else h0, self._uniform[:examples], out=self._states[:examples])
-            gibbs_step(states, W, a, b, v1=v1, h1=h1)
-        error = squared_error(v0, v1, out=self._difference[:examples])
+        n, settings = len(rows), self.settings
+        v, h = self._v[: 2 * n], self._h[: 2 * n]
+        v0, h0 = v[:n], h[:n]
+        np.take(X, rows, axis=0, out=v0, mode="clip")  # "raise" would buffer
+        np.matmul(v0, self.weight, out=h0)
+        h0 += self.hidden_bias
+        self._draw_dropout(n, epoch, step)
+        if settings.persistent:
+            error = self._from_chains(v, h, epoch=epoch, step=step)
+        else:
+            error = self._from_data(v, h, epoch=epoch, step=step)
         dW, da, db = self._gradients
         statistics(v, h, dW=dW, da=da, db=db)
+        if settings.sparsity_cost:
+            sparsity_step(
+                v0,
+                h0,
+                self._activity,
+                target=self._target,
+                cost=settings.sparsity_cost,
+                dW=dW,
+                db=db,
+            )
         return error
 
-    def update(self, *, epoch: int) -> None:
-        """Move the parameters along the gradients, with this epoch's momentum."""
-        settings = self.settings
-        decays = (settings.weight_decay, 0.0, 0.0)  # biases are not decayed (Hinton 2010, 10.1)
-        for parameter, gradient, velocity, decay in zip(
-            self._parameters, self._gradients, self._velocities, decays, strict=True
-        ):
-            momentum_step(
-                parameter,
-                gradient,
-                velocity,
-                momentum=settings.momentum.at(epoch),
-                learning_rate=settings.learning_rate,
-                weight_decay=decay,
-            )
+    def _from_data(self, v: Array, h: Array, *, epoch: int, step: int) -> float:
+        """CD-k: the chain starts at the data; all but the hidden states are means."""
+        n, units = len(v) // 2, self.settings.hidden_units
+        v0, v1, h1, states = v[:n], v[n:], h[n:], self._states[:n]
+        draws = self._draws(Purpose.HIDDEN, epoch, step)
+        means = h[:n]
+        for _ in range(self.settings.cd_steps):
+            fire(means, units, draw_noise(draws, units, out=self._noise[:n]), out=states)
+            self._drop(means, states)
+            affine(states, self.weight.T, self.visible_bias, self.settings.visible_units, out=v1)
+            np.matmul(v1, self.weight, out=h1)  # (B, V) @ (V, H) -> (B, H)
+            h1 += self.hidden_bias
+            means = h1
+        activate(h1, units)
+        self._drop(h1)
+        return squared_error(v0, v1, out=self._difference[:n])
 
-    def validation_error(self, X: Array) -> float:
-        """Return the mean squared error of reconstructing X without sampling."""
-        hidden = affine_sigmoid(X, self.weight, self.hidden_bias)
-        visible = affine_sigmoid(hidden, self.weight.T, self.visible_bias)
-        return squared_error(X, visible, out=visible) / len(X)
+    def _from_chains(self, v: Array, h: Array, *, epoch: int, step: int) -> float:
+        """Go on where the chains were (persistent CD), with visible states drawn too."""
+        n, settings = len(v) // 2, self.settings
+        v0, v1, h0, h1, states = v[:n], v[n:], h[:n], h[n:], self._states[:n]
+        activate(h0, settings.hidden_units)
+        self._drop(h0)
+        some = slice(0, n, ERROR_SHARE)
+        down = self.current().down(h0[some] / np.float32(1 - settings.hidden_dropout))
+        error = squared_error(v0[some], down, out=down) * n / len(down)
+        up, across = (
+            self._draws(Purpose.HIDDEN, epoch, step),
+            self._draws(Purpose.VISIBLE, epoch, step),
+        )
+        for _ in range(settings.cd_steps):
+            np.matmul(states, self.weight.T, out=v1)
+            v1 += self.visible_bias
+            noise = draw_noise(across, settings.visible_units, out=self._difference[:n])
+            fire(v1.copy(), settings.visible_units, noise, out=v1)
+            np.matmul(v1, self.weight, out=h1)
+            h1 += self.hidden_bias
+            noise = draw_noise(up, settings.hidden_units, out=self._noise[:n])
+            fire(h1, settings.hidden_units, noise, out=states)
+            self._drop(h1, states)
+        return error
 
-    def snapshot(self) -> Snapshot:
-        """Copy the parameters."""
-        return Snapshot(self.weight.copy(), self.hidden_bias.copy(), self.visible_bias.copy())
+    def _draw_dropout(self, n: int, epoch: int, step: int) -> None:
+        dropout = self.settings.hidden_dropout
+        if dropout:
+            kept = self._draws(Purpose.DROPOUT, epoch, step).random(out=self._kept, dtype="f4")
+            np.greater_equal(kept, np.float32(dropout), out=kept)
 
-    def is_finite(self) -> bool:
-        """Return whether every parameter is a finite number."""
-        # A sum is finite only if its terms are, and needs no array of flags.
-        with np.errstate(all="ignore"):
-            return all(bool(np.isfinite(parameter.sum())) for parameter in self._parameters)
+    def _drop(self, means: Array, states: Array | None = None) -> None:
+        """Leave units out of the means, and of states on their way down, which are scaled up."""
+        if len(self._kept):
+            kept = self._kept[: len(means)]
+            means *= kept
+            if states is not None:
+                states *= kept
+                states /= np.float32(1 - self.settings.hidden_dropout)
 
-    def restore(self, snapshot: Snapshot) -> None:
-        """Take the parameters of a snapshot; the velocities start anew."""
-        np.copyto(self.weight, snapshot.weight)
-        np.copyto(self.hidden_bias, snapshot.hidden_bias)
-        np.copyto(self.visible_bias, snapshot.visible_bias)
-        for velocity in self._velocities:
-            velocity.fill(0)
+    def _draws(self, purpose: Purpose, epoch: int, step: int) -> np.random.Generator:
+        return generator(self.seed, purpose, layer=self.layer, epoch=epoch, step=step)
+
+    def restore(self, snapshot: Layer) -> None:
+        """Take the parameters of a snapshot; velocities and persistent chains start anew."""
+        super().restore(snapshot)
+        self._states.fill(0)
+        self._activity.fill(self._target)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.errors import ScheduleError
-from syncpretrain.learners.rbm import Snapshot
+from syncpretrain.layer import Layer
 
 __all__ = ["Split", "Versions"]
 
@@ -38,7 +38,7 @@ class Split(NamedTuple):
 
 @dataclass(slots=True)
 class _Version:
-    snapshot: Snapshot
+    snapshot: Layer
     activations: Split | None = None
 
 
@@ -62,7 +62,7 @@ class Versions:
         self._spare: list[list[Split]] = [[] for _ in range(len(hidden) + 1)]
         self._allocated = [0] * (len(hidden) + 1)
 
-    def publish(self, layer: int, version: int, snapshot: Snapshot) -> None:
+    def publish(self, layer: int, version: int, snapshot: Layer) -> None:
         """Make a version of a layer readable."""
         with self._lock:
             self._held[layer][version] = _Version(snapshot)
@@ -89,7 +89,7 @@ class Versions:
             for rows_in, rows_out in _chunks(source, target):
                 if stop():
                     return None
-                held.snapshot.transform(rows_in, rows_out)
+                held.snapshot.up(rows_in, out=rows_out)
             with self._lock:
                 held.activations = target
         return held.activations

@@ -107,8 +107,11 @@ class Schedule:
         """Return the first commands."""
         return self._assign()
 
-    def finished(self, layer: int) -> list[Command]:
+    def finished(self, layer: int, *, stops: bool = False) -> list[Command]:
         """Take note that a layer finished its epoch and published it; return what follows.
+
+        ``stops`` says that the layer has learned enough: its stipulated epochs end here. Newer
+        versions below still wake it for refreshes.
 
         Raises
         ------
@@ -120,6 +123,8 @@ class Schedule:
             raise ScheduleError(f"layer {layer} finished without training; {self._story()}")
         self._done[i] += 1
         self._held[i].add(self._done[i])
+        if stops:
+            self._pace.shorten(i, self._done[i])
         commands = self._assign()
         if not self.training and not self._complete():
             raise ScheduleError(f"every layer sleeps before the end; {self._story()}")

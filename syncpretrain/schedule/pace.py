@@ -6,13 +6,14 @@ is how many of these epochs each layer has finished, which is also its newest ve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.plan import LayerPlan, Reads
 
-__all__ = ["Fixed", "Free", "Pace"]
+__all__ = ["Fixed", "Free", "Pace", "Planned"]
 
 Past = Sequence[Sequence[int]]
 
@@ -40,9 +41,13 @@ class Pace(Protocol):
         """Return whether no further epoch is to start."""
         ...
 
+    def shorten(self, layer: int, epochs: int) -> None:
+        """Take note that the layer has learned enough: ``epochs`` is all that were stipulated."""
+        ...
+
 
 class Fixed:
-    """Every read is known beforehand: lockstep, greedy, or the replay of a recorded run.
+    """Every read is known beforehand, as in the replay of a recorded run.
 
     Raises
     ------
@@ -89,12 +94,42 @@ class Fixed:
         """Return whether every planned epoch has begun."""
         return all(len(r) == len(p) for r, p in zip(reads, self._plan, strict=True))
 
+    def shorten(self, layer: int, epochs: int) -> None:
+        """Do nothing: a recorded run has been shortened already."""
+
+
+class Planned(Fixed):
+    """The reads follow from the layers' plans: lockstep and greedy.
+
+    Parameters
+    ----------
+    plans : sequence of LayerPlan
+    build : callable
+        Makes the reads of plans. Those of a plan with fewer epochs begin like those of the plan.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[LayerPlan],
+        build: Callable[[Sequence[LayerPlan]], Reads],
+        *,
+        max_unread: int | None = 2,
+    ) -> None:
+        super().__init__(build(plans), max_unread=max_unread)
+        self._plans, self._build = list(plans), build
+
+    def shorten(self, layer: int, epochs: int) -> None:
+        """Plan anew, with so many epochs for the layer."""
+        if epochs < self._plans[layer].epochs:
+            self._plans[layer] = replace(self._plans[layer], epochs=epochs)
+            self._plan = self._build(self._plans)
+
 
 class Free:
     """An awake layer takes the newest upstream version there is (Santara et al. 2016)."""
 
     def __init__(self, plans: Sequence[LayerPlan], *, drain: bool = True) -> None:
-        self._plans = plans
+        self._plans = list(plans)
         self._drain = drain
 
     def next_read(self, layer: int, reads: Past, done: Sequence[int]) -> int | None:
@@ -133,6 +168,11 @@ class Free:
         if self._drain:
             return False
         return all(n >= plan.epochs for n, plan in zip(done, self._plans, strict=True))
+
+    def shorten(self, layer: int, epochs: int) -> None:
+        """Lower the layer's stipulated epochs."""
+        if epochs < self._plans[layer].epochs:
+            self._plans[layer] = replace(self._plans[layer], epochs=epochs)
 
 
 def _check_reads(plan: Reads) -> None:

@@ -1,0 +1,181 @@
+"""``finetune``: its arguments checked, the rest left to the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike
+
+from syncpretrain.errors import DataError, RunInterrupted, SettingsError
+from syncpretrain.events import Observer
+from syncpretrain.finetuning.tasks import (
+    Reconstruction,
+    Supervised,
+    labels_of,
+    numbers_of,
+)
+from syncpretrain.finetuning.trainer import Examples, Trainer
+from syncpretrain.runtime.blas import blas_limit
+from syncpretrain.runtime.blas import blas_threads as resolve_threads
+from syncpretrain.runtime.signals import stop_on_signals
+from syncpretrain.settings import FinetuneSettings, checked
+from syncpretrain.stack import Stack
+
+__all__ = ["finetune"]
+
+
+class _Options(FinetuneSettings, frozen=True, kw_only=True):
+    """The settings of one call, checked together."""
+
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
+    blas_threads: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+def finetune(
+    stack: Stack,
+    X: ArrayLike,
+    y: ArrayLike | None = None,
+    *,
+    validation: ArrayLike | None = None,
+    validation_y: ArrayLike | None = None,
+    observers: Sequence[Observer] = (),
+    stop: Callable[[], bool] | None = None,
+    **settings: Any,
+) -> Stack:
+    """Return a new stack that does its task better; the one given stays as it is.
+
+    Without ``y`` the task is reconstruction: the stack is unrolled into encoder and decoder
+    (Hinton and Salakhutdinov 2006; Santara et al. 2016, 3). With it a head on the code learns to
+    predict y, and the layers below with it. The same seed and the same number of BLAS threads
+    give the same bits.
+
+    Parameters
+    ----------
+    stack : Stack
+        Pretrained layers.
+    X : array-like of shape (n_examples, input units)
+        As for pretraining: values in [0, 1], or any where the visible units are Gaussian.
+    y : array-like of shape (n_examples,) or (n_examples, outputs), optional
+        Whole numbers are classes, and -1 stands for no label; other numbers are a regression's,
+        and NaN stands for none. Rows without a target are left out.
+    validation : array-like of shape (n_validation, input units), optional
+        After each epoch the error is measured on it: on all rows where ``patience`` depends on
+        it, else on 1,000 evenly spaced ones.
+    validation_y : array-like, optional
+        Its targets, if there is a ``y``.
+    observers : sequence of callable
+        Each is called with ``FinetuneStarted``, ``Progress`` (of layer 0, the whole stack) and
+        ``FinetuneEpochFinished`` events, in this thread. The training error is the running one of
+        the epoch's minibatches: squared and summed over units, or the share of wrong classes.
+    stop : callable, optional
+        Asked before each minibatch whether to stop.
+    **settings
+        Fields of :class:`syncpretrain.settings.FinetuneSettings`, and ``seed`` (of the order of
+        the minibatches, of dropout, of the head's first weights) and ``blas_threads`` (default all
+        usable cores). ``objective`` follows from y unless it is given. ``learning_rate`` is 0.001
+        for adam and 0.1 for sgd unless it is given.
+
+    Returns
+    -------
+    Stack
+        With ``decoder_weight`` in every layer, or with a head; and a record of this call at the
+        end of the list ``info["finetune"]``.
+
+    Raises
+    ------
+    SettingsError
+        If a setting is out of its range, or the minibatch is larger than X.
+    DataError
+        If X, y or ``validation`` cannot be trained on, or do not fit each other or the stack.
+    DivergedError
+        If training leaves the finite numbers, or ends an epoch far worse than it began and worse
+        than a constant guess. Its ``stack`` is that of the last good epoch.
+    RunInterrupted
+        On Ctrl-C or SIGTERM, or if ``stop`` said so. Its ``stack`` is that after the last
+        whole minibatch.
+    """
+    given = {"objective": _objective(y), **settings}
+    options = checked(given, _Options)
+    _check_targets(options.objective, y, validation, validation_y)
+    task, examples, held_out = _prepared(
+        stack, options, (X, y), None if validation is None else (validation, validation_y)
+    )
+    if options.batch_size > len(examples.inputs):
+        raise SettingsError(
+            f"batch_size: got {options.batch_size}, expected at most {len(examples.inputs)}, the"
+            " examples to train on"
+        )
+    threads = resolve_threads(options.blas_threads)
+    with blas_limit(threads), stop_on_signals() as request:
+
+        def should_stop() -> bool:
+            return request() or (stop is not None and stop())
+
+        trainer = Trainer(task, examples, held_out, options, options.seed, observers, should_stop)
+        try:
+            tuned = trainer.train({"seed": options.seed, "blas_threads": threads})
+            if request():  # in the last minibatch
+                raise RunInterrupted("fine-tuning was stopped at its end", stack=tuned)
+        except RunInterrupted as stopped:
+            stopped.signum = request.signum or stopped.signum
+            raise
+        return tuned
+
+
+def _objective(y: ArrayLike | None) -> str:
+    """Return what the targets ask for."""
+    if y is None:
+        return "reconstruction"
+    kind = np.asarray(y).dtype.kind
+    return "regression" if kind == "f" else "classification"
+
+
+def _check_targets(
+    objective: str, y: ArrayLike | None, validation: ArrayLike | None, validation_y: Any
+) -> None:
+    if objective == "none":
+        raise SettingsError("objective: got none, expected something to fine-tune for")
+    if objective == "reconstruction":
+        if y is not None:
+            raise SettingsError("objective: got reconstruction with targets y; leave one out")
+    elif y is None:
+        raise SettingsError(f"objective: got {objective} without targets, expected y")
+    elif validation is not None and validation_y is None:
+        raise DataError("validation_y: got nothing, expected the targets of the validation rows")
+
+
+def _prepared(
+    stack: Stack,
+    options: _Options,
+    train: tuple[ArrayLike, ArrayLike | None],
+    held_out: tuple[ArrayLike, ArrayLike | None] | None,
+) -> tuple[Reconstruction | Supervised, Examples, Examples | None]:
+    """Return the task and its examples, checked."""
+    X = stack.prepared(train[0])
+    V = None if held_out is None else stack.prepared(held_out[0], "validation")
+    if options.objective == "reconstruction":
+        unrolled = Reconstruction(stack, loss=options.loss)
+        return unrolled, Examples(X, X), None if V is None else Examples(V, V)
+
+    classifies = options.objective == "classification"
+    own = () if stack.head is None else stack.head.classes
+    labels = (
+        labels_of(train[1], len(X), "y", usual=own)
+        if classifies
+        else numbers_of(train[1], len(X), "y")
+    )
+    head = labels.head(stack, options.objective, options.seed)
+    task = Supervised(stack, head, options.objective)
+    judged = None
+    if V is not None and held_out is not None:
+        known = (
+            labels_of(held_out[1], len(V), "validation_y", labels.classes)
+            if classifies
+            else numbers_of(held_out[1], len(V), "validation_y", labels.targets.shape[1])
+        )
+        judged = Examples(V[known.rows], known.targets) if len(known.rows) else None
+    everything = len(labels.rows) == len(X)
+    return task, Examples(X if everything else X[labels.rows], labels.targets), judged

@@ -1,0 +1,186 @@
+"""What a stack is fine-tuned for: the chain, its targets, and the stack it becomes again.
+
+For reconstruction the stack is unrolled into encoder and decoder (Hinton and Salakhutdinov 2006):
+layers 1..K up, then K..1 down with weights of their own, which start as the transposed ones of a
+tied layer. For classification and regression a head stands on the code instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.backends.draws import Purpose, generator
+from syncpretrain.data.dataset import UNLABELLED
+from syncpretrain.errors import DataError
+from syncpretrain.kernels.backprop import Pair
+from syncpretrain.learners.network import Step
+from syncpretrain.stack import Head, Stack
+
+__all__ = ["Labels", "Reconstruction", "Supervised", "labels_of", "numbers_of"]
+
+Array = NDArray[np.float32]
+HEAD_SPREAD = 0.01  # standard deviation of the head's first weights
+
+
+class Reconstruction:
+    """The output is to be the input."""
+
+    objective = "reconstruction"
+
+    def __init__(self, stack: Stack, *, loss: str | None) -> None:
+        self.stack = stack
+        binary = stack.units[0] == "bernoulli"
+        if loss == "cross-entropy" and not binary:
+            raise DataError("loss: got cross-entropy for gaussian visible units, expected squared")
+        self.loss = loss or "squared"
+
+    def chain(self) -> list[Step]:
+        """Return the unrolled stack."""
+        layers, kinds = self.stack.layers, self.stack.units
+        up = [Step(x.weight, x.hidden_bias, x.hidden_units) for x in layers]
+        down = [
+            Step(x.decoding, x.visible_bias, units)
+            for x, units in zip(reversed(layers), reversed(kinds[:-1]), strict=True)
+        ]
+        return up + down
+
+    def stack_of(self, chain: Sequence[Pair], info: dict[str, Any]) -> Stack:
+        """Return the stack that a trained chain makes."""
+        depth = len(chain) // 2
+        halves = zip(self.stack.layers, chain[:depth], reversed(chain[depth:]), strict=True)
+        layers = tuple(
+            replace(
+                layer,
+                weight=weight.copy(),
+                hidden_bias=hidden_bias.copy(),
+                visible_bias=visible_bias.copy(),
+                decoder_weight=decoder_weight.copy(),
+                visible_units=units,
+                model="autoencoder",
+            )
+            for units, (layer, (weight, hidden_bias), (decoder_weight, visible_bias)) in zip(
+                self.stack.units, halves, strict=False
+            )
+        )
+        return Stack(layers, info, self.stack.scaling)
+
+
+class Supervised:
+    """The output is to be a class or numbers, by a head on the code."""
+
+    def __init__(self, stack: Stack, head: Head, objective: str) -> None:
+        self.stack, self._head, self.objective = stack, head, objective
+        self.loss = "cross-entropy" if objective == "classification" else "squared"
+
+    def chain(self) -> list[Step]:
+        """Return the stack's way up and the head."""
+        up = [Step(x.weight, x.hidden_bias, x.hidden_units) for x in self.stack.layers]
+        units = "softmax" if self.objective == "classification" else "gaussian"
+        return [*up, Step(self._head.weight, self._head.bias, units)]
+
+    def stack_of(self, chain: Sequence[Pair], info: dict[str, Any]) -> Stack:
+        """Return the stack that a trained chain makes; its way down stays as it was."""
+        layers = tuple(
+            replace(layer, weight=w.copy(), hidden_bias=b.copy(), model="autoencoder")
+            for layer, (w, b) in zip(self.stack.layers, chain, strict=False)
+        )
+        weight, bias = chain[-1]
+        head = replace(self._head, weight=weight.copy(), bias=bias.copy())
+        return Stack(layers, info, self.stack.scaling, head)
+
+
+class Labels:
+    """The rows that have a target, and their targets of shape (n_labelled, outputs)."""
+
+    def __init__(self, rows: NDArray[np.intp], targets: Array, classes: tuple[int, ...]) -> None:
+        self.rows, self.targets, self.classes = rows, targets, classes
+
+    def head(self, stack: Stack, kind: str, seed: int) -> Head:
+        """Return a head to begin with: the stack's own if it has these classes."""
+        old = stack.head
+        outputs = self.targets.shape[1]
+        if old is not None and (old.kind, old.classes, len(old.bias)) == (
+            kind,
+            self.classes,
+            outputs,
+        ):
+            return old
+        draws = generator(seed, Purpose.WEIGHTS)
+        weight = draws.standard_normal((stack.widths[-1], outputs), dtype=np.float32)
+        weight *= np.float32(HEAD_SPREAD)
+        return Head(weight, np.zeros(outputs, dtype=np.float32), kind, self.classes)
+
+
+def labels_of(
+    y: Any,
+    examples: int,
+    name: str,
+    classes: tuple[int, ...] | None = None,
+    *,
+    usual: tuple[int, ...] = (),
+) -> Labels:
+    """Return classes as rows of zeros with a one; rows labelled -1 have no label.
+
+    ``classes`` are those there can be; None takes the ``usual`` ones if these hold all there are,
+    else those there are.
+
+    Raises
+    ------
+    DataError
+        If y is not one whole number a row, or has no label, or one of no class.
+    """
+    array = np.asarray(y)
+    if array.shape != (examples,):
+        raise DataError(f"{name}: got shape {array.shape}, expected ({examples},), one a row")
+    if array.dtype.kind == "f" and np.isfinite(array).all() and not np.mod(array, 1).any():
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "biu":
+        raise DataError(
+            f"{name}: got {array.dtype} values, expected classes as whole numbers, -1 for no label"
+        )
+    array = array.astype(np.int64)
+    rows = np.flatnonzero(array != UNLABELLED)
+    if classes is None:
+        classes = tuple(np.unique(array[rows]).tolist())
+        if classes and set(classes) <= set(usual):
+            classes = usual
+        if len(classes) < 2:
+            raise DataError(f"{name}: got {len(classes)} classes, expected two or more")
+    known = np.isin(array[rows], classes)
+    if not known.all():
+        raise DataError(f"{name}: got class {array[rows][~known][0]}, expected one of {classes}")
+    targets = np.equal(array[rows, None], np.array(classes)).astype(np.float32)
+    return Labels(rows, targets, classes)
+
+
+def numbers_of(y: Any, examples: int, name: str, outputs: int | None = None) -> Labels:
+    """Return numbers to predict, of shape (n,) or (n, outputs); rows with a NaN have none.
+
+    ``outputs`` is how many there must be a row; None takes any number.
+
+    Raises
+    ------
+    DataError
+        If y has another shape, is infinite, or has no number at all.
+    """
+    try:
+        with np.errstate(over="ignore"):  # what overflows is found below
+            array = np.asarray(y, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name}: got no numbers ({error})") from error
+    array = array.reshape(-1, 1) if array.ndim == 1 else array
+    if array.ndim != 2 or len(array) != examples or not array.shape[1]:
+        raise DataError(f"{name}: got shape {np.shape(y)}, expected ({examples},), one a row")
+    if outputs is not None and array.shape[1] != outputs:
+        raise DataError(f"{name}: got {array.shape[1]} numbers a row, expected {outputs}, as in y")
+    if np.isinf(array).any():
+        raise DataError(f"{name}: holds infinite values")
+    rows = np.flatnonzero(~np.isnan(array).any(axis=1))
+    if not len(rows):
+        raise DataError(f"{name}: got no number in any row")
+    return Labels(rows, array[rows], ())

@@ -1,0 +1,219 @@
+"""The epochs of fine-tuning: minibatches, the rate's schedule, early stopping, divergence."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.data.examples import evenly_spaced
+from syncpretrain.data.order import minibatches, steps_per_epoch
+from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError
+from syncpretrain.events import Event, FinetuneEpochFinished, FinetuneStarted, Observer, Progress
+from syncpretrain.finetuning.tasks import Reconstruction, Supervised
+from syncpretrain.learners.network import Dropout, Network
+from syncpretrain.learners.optimizers import Adam, GradientDescent, LineSearches, Optimizer
+from syncpretrain.settings import FinetuneSettings
+from syncpretrain.stack import Stack
+
+__all__ = ["Examples", "Trainer"]
+
+Array = NDArray[np.float32]
+LEARNING_RATES = {"adam": 0.001, "sgd": 0.1, "cg": 1.0, "lbfgs": 1.0}  # the last two have none
+VALIDATION_ROWS = 1000
+PROGRESS_SECONDS = 0.2
+EXPLODED = 2.0  # times the error before the first update
+
+
+class Examples(NamedTuple):
+    """Rows as the lowest layer sees them, and what is to come out for each."""
+
+    inputs: Array
+    targets: Array
+
+
+class Trainer:
+    """One call of :func:`syncpretrain.finetune`, its arguments checked."""
+
+    def __init__(
+        self,
+        task: Reconstruction | Supervised,
+        examples: Examples,
+        validation: Examples | None,
+        options: FinetuneSettings,
+        seed: int,
+        observers: Sequence[Observer],
+        stop: Callable[[], bool],
+    ) -> None:
+        self.task, self.examples, self.options, self.seed = task, examples, options, seed
+        self.observers, self.stop = observers, stop
+        self.validation = validation
+        if options.patience is not None and validation is None:
+            raise SettingsError(
+                "patience: got a number without validation examples, expected some to judge by"
+            )
+        if validation is not None and options.patience is None:
+            self.validation = Examples(*(evenly_spaced(x, VALIDATION_ROWS) for x in validation))
+        self.rate = options.learning_rate or LEARNING_RATES[options.optimizer]
+        self.network = Network(
+            task.chain(),
+            loss=task.loss,
+            batch_size=options.batch_size,
+            dropout=Dropout(options.input_dropout, options.dropout, seed),
+        )
+        self.optimizer = _optimizer(self.network, options)
+        batch = options.batch_size
+        self.batch = tuple(np.empty((batch, x.shape[1]), dtype=np.float32) for x in examples)
+        self.steps = steps_per_epoch(len(examples.inputs), batch)
+        self.good = np.empty_like(self.network.parameters)  # at the end of the last good epoch
+        self.best = self.network.parameters.copy()  # where validation was best
+        self.best_error, self.best_epoch = math.inf, 0
+        self.first_error = math.nan  # of the first minibatch, before any update
+        self.record: dict[str, Any] = {}
+
+    def train(self, record: Mapping[str, Any]) -> Stack:
+        """Train and return the stack; ``record`` goes into its info."""
+        options, epochs = self.options, self.options.epochs
+        self.record = dict(record)
+        self.emit(FinetuneStarted(time.monotonic(), options.objective, options.optimizer, epochs))
+        for epoch in range(1, epochs + 1):
+            started = time.monotonic()
+            train_error = self.train_epoch(epoch)
+            self.check_epoch(epoch, train_error)
+            np.copyto(self.good, self.network.parameters)
+            held_out = None if self.validation is None else self.network.error(*self.validation)
+            now = time.monotonic()
+            self.emit(
+                FinetuneEpochFinished(now, epoch, epochs, now - started, train_error, held_out)
+            )
+            if held_out is not None and self.stops_early(epoch, held_out):
+                np.copyto(self.network.parameters, self.best)
+                return self.result(epochs=epoch, best_epoch=self.best_epoch)
+        if options.patience is not None:
+            np.copyto(self.network.parameters, self.best)
+            return self.result(epochs=epochs, best_epoch=self.best_epoch)
+        return self.result(epochs=epochs)
+
+    def train_epoch(self, epoch: int) -> float:
+        """Train on every minibatch once; return their mean error, each before its update."""
+        total, reported, (inputs, targets) = 0.0, time.monotonic(), self.examples
+        order = minibatches(
+            len(inputs), self.options.batch_size, seed=self.seed, layer=0, epoch=epoch
+        )
+        for step, rows in enumerate(order):
+            if self.stop():
+                raise self.interrupted(epoch, step)
+            # mode="raise" would gather into a buffer of its own first
+            x = np.take(inputs, rows, axis=0, out=self.batch[0][: len(rows)], mode="clip")
+            target = x
+            if targets is not inputs:
+                target = np.take(targets, rows, axis=0, out=self.batch[1][: len(rows)], mode="clip")
+            done = ((epoch - 1) * self.steps + step) / (self.options.epochs * self.steps)
+            rate = self.rate * scheduled(self.options.rate_schedule, done)
+            error = self.optimizer.train(self.network, x, target, rate=rate, epoch=epoch, step=step)
+            if not math.isfinite(error):
+                raise self.diverged(epoch, f"the error of minibatch {step + 1} is {error}")
+            if (epoch, step) == (1, 0):
+                self.first_error = error / len(rows)
+            total += error
+            if time.monotonic() - reported >= PROGRESS_SECONDS:
+                reported = time.monotonic()
+                self.emit(Progress(reported, 0, epoch, (step + 1) / self.steps))
+        return total / len(inputs)
+
+    def stops_early(self, epoch: int, error: float) -> bool:
+        """Keep the best parameters; return whether they are as old as patience allows."""
+        if self.options.patience is None:
+            return False
+        if error < self.best_error:
+            self.best_error, self.best_epoch = error, epoch
+            np.copyto(self.best, self.network.parameters)
+        return epoch - self.best_epoch >= self.options.patience
+
+    def check_epoch(self, epoch: int, error: float) -> None:
+        """Refuse parameters that are not finite, and an explosion.
+
+        Sigmoid units hide an explosion: they saturate, and nothing ever becomes infinite.
+        """
+        smallest, largest = self.network.parameters.min(), self.network.parameters.max()
+        if not (math.isfinite(smallest) and math.isfinite(largest)):
+            raise self.diverged(epoch, "parameters are no longer finite")
+        if self.options.objective == "classification":
+            return  # whose error cannot grow beyond all bounds
+        if error > EXPLODED * self.first_error and error > _constant_guess(self.examples.targets):
+            raise self.diverged(
+                epoch, f"the training error rose from {self.first_error:.4g} to {error:.4g}"
+            )
+
+    def diverged(self, epoch: int, cause: str) -> DivergedError:
+        """Return the error, with the stack of the last good epoch."""
+        stack = self.task.stack
+        if epoch > 1:
+            np.copyto(self.network.parameters, self.good)
+            stack = self.result(epochs=epoch - 1)
+        return DivergedError(
+            f"fine-tuning diverged in epoch {epoch}: {cause}; try a learning rate below"
+            f" {self.rate:g}, and inputs scaled to [0, 1]",
+            stack=stack,
+        )
+
+    def interrupted(self, epoch: int, step: int) -> RunInterrupted:
+        """Return the error, with the stack as it is."""
+        return RunInterrupted(
+            f"fine-tuning was stopped in epoch {epoch} of {self.options.epochs}, after"
+            f" {step} of its minibatches",
+            stack=self.result(epochs=epoch - 1, minibatches_since=step),
+        )
+
+    def result(self, **done: int) -> Stack:
+        """Return the parameters as a stack of their own; ``done`` says what they went through."""
+        info = copy.deepcopy(self.task.stack.info)
+        record: dict[str, Any] = {
+            **msgspec.to_builtins(self.options),
+            "learning_rate": self.rate,
+            **self.record,
+            "examples": len(self.examples.inputs),
+            **done,
+        }
+        info["finetune"] = [*info.get("finetune", []), record]
+        return self.task.stack_of(self.network.chain, info)
+
+    def emit(self, event: Event) -> None:
+        """Tell the observers."""
+        for observer in self.observers:
+            observer(event)
+
+
+def scheduled(schedule: str, done: float) -> float:
+    """Return the share of the learning rate left once a share ``done`` of all is trained."""
+    if schedule == "linear":
+        return 1 - done
+    if schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * done))
+    return 1.0
+
+
+def _optimizer(network: Network, options: FinetuneSettings) -> Optimizer:
+    if options.optimizer == "adam":
+        return Adam(network, weight_decay=options.weight_decay)
+    if options.optimizer == "sgd":
+        return GradientDescent(
+            network,
+            weight_decay=options.weight_decay,
+            momentum=options.momentum,
+            nesterov=options.nesterov,
+        )
+    return LineSearches(options.optimizer, weight_decay=options.weight_decay)
+
+
+def _constant_guess(X: Array) -> float:
+    """Return the squared error of guessing the mean of X for every example."""
+    mean = X.mean(axis=0, dtype=np.float64)
+    total = sum(float(np.square(x - mean).sum()) for x in np.array_split(X, len(X) // 1000 + 1))
+    return total / len(X)

@@ -1,0 +1,54 @@
+"""What tells autoencoders apart: the noise of denoising ones, the penalty of contractive ones.
+
+x of shape (B, V) is a minibatch, z its corrupted copy, W of shape (V, H) the weights and b the
+biases of the code h = f(z W + b).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.kernels.activations import times_derivative
+
+__all__ = ["contraction", "corrupt"]
+
+Array = NDArray[np.float32]
+
+
+def corrupt(x: Array, kind: str, amount: float, draws: np.random.Generator) -> None:
+    """Replace examples by noisy copies, in place (Vincent et al. 2010).
+
+    ``masking`` sets a share ``amount`` of the values to 0, ``salt-and-pepper`` to 0 or 1 with
+    equal chances, and ``gaussian`` adds noise of standard deviation ``amount``.
+    """
+    if kind == "gaussian":
+        x += np.float32(amount) * draws.standard_normal(x.shape, dtype=np.float32)
+        return
+    uniform = draws.random(x.shape, dtype=np.float32)
+    if kind == "salt-and-pepper":
+        x[uniform < amount / 2] = 1
+        x[(uniform >= amount / 2) & (uniform < amount)] = 0
+    else:
+        x *= uniform >= amount
+
+
+def contraction(h: Array, weight: Array, units: str, amount: float) -> tuple[Array, Array]:
+    """Return the gradient of the penalty ``amount`` * |dh/dz|^2 of a code h of shape (B, H).
+
+    The squared Frobenius norm of the Jacobian of the code, averaged over the examples: with
+    s = dh/d(z W + b) it is the mean of sum_j s_j^2 |W_j|^2 (Rifai et al. 2011, section 5.3).
+
+    Returns
+    -------
+    ndarray of shape (B, H), ndarray of shape (V, H)
+        By the code's input, and by the weights where they stand in the penalty itself.
+    """
+    scale = np.float32(2 * amount / len(h))
+    s = np.ones_like(h)
+    times_derivative(s, h.copy(), units)
+    squared = np.square(s)
+    by_weight = weight * (scale * squared.sum(axis=0))
+    if units != "bernoulli":  # whose derivative s is constant
+        return np.zeros_like(h), by_weight
+    return scale * np.square(weight).sum(axis=0) * squared * (1 - 2 * h), by_weight

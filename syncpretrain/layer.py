@@ -1,0 +1,70 @@
+"""The parts of a stack: one layer's parameters, which a learner publishes, and the head on top."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.kernels.activations import affine
+
+__all__ = ["Head", "Layer"]
+
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)  # of two arrays, == is no truth value
+class Layer:
+    """Parameters of one layer, float32, contiguous, and what its units are.
+
+    ``weight`` has shape (visible, hidden), ``hidden_bias`` (hidden,), ``visible_bias`` (visible,).
+    ``decoder_weight`` of shape (hidden, visible) is None as long as the way down uses the
+    transposed ``weight``. Units are "bernoulli", "gaussian" or "relu"
+    (:data:`syncpretrain.kernels.activations.UNITS`); ``model`` is "rbm" or "autoencoder".
+    """
+
+    weight: Array
+    hidden_bias: Array
+    visible_bias: Array
+    decoder_weight: Array | None = None
+    hidden_units: str = "bernoulli"
+    visible_units: str = "bernoulli"
+    model: str = "rbm"
+
+    @property
+    def decoding(self) -> Array:
+        """The weights of the way down, of shape (hidden, visible)."""
+        return self.weight.T if self.decoder_weight is None else self.decoder_weight
+
+    def parameters(self) -> Iterator[tuple[str, Array]]:
+        """Yield name and array of each parameter in their fixed order."""
+        yield "weight", self.weight
+        yield "hidden_bias", self.hidden_bias
+        if self.decoder_weight is not None:
+            yield "decoder_weight", self.decoder_weight
+        yield "visible_bias", self.visible_bias
+
+    def up(self, X: Array, *, out: Array | None = None) -> Array:
+        """Return the mean of the hidden units for each row of X, p(h = 1 | v) of binary ones."""
+        return affine(X, self.weight, self.hidden_bias, self.hidden_units, out=out)
+
+    def down(self, H: Array, *, out: Array | None = None) -> Array:
+        """Return the mean of the visible units for each row of H."""
+        return affine(H, self.decoding, self.visible_bias, self.visible_units, out=out)
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """What a classifier or a regression has on top of the code: outputs = code W + b.
+
+    ``weight`` has shape (top units, outputs), ``bias`` (outputs,); ``kind`` is "classification",
+    whose outputs are the logarithms of the classes' odds, or "regression". ``classes`` are the
+    labels that the outputs of a classifier stand for, in their order.
+    """
+
+    weight: Array
+    bias: Array
+    kind: str
+    classes: tuple[int, ...] = ()

@@ -1,0 +1,190 @@
+"""What every learner is: one layer's parameters, and a step in two halves.
+
+:meth:`Learner.gradient` fills the gradient arrays from a minibatch, :meth:`Learner.update` moves
+the parameters, so that averaging can stand between them. All arrays are allocated in the
+constructor. A learner is a function of its seed and of what it is shown: no clocks, no threads.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.backends.draws import Purpose, generator
+from syncpretrain.kernels.contrastive_divergence import momentum_step
+from syncpretrain.kernels.errors import squared_error
+from syncpretrain.layer import Layer
+from syncpretrain.settings import MomentumSchedule
+
+__all__ = ["Learner", "LearnerSettings"]
+
+Array = NDArray[np.float32]
+MOST_CERTAIN = 0.01  # a mean below it, or as near to 1, starts no larger bias than its log-odds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerSettings:
+    """What the training of one layer needs to know, whatever its model."""
+
+    batch_size: int
+    learning_rate: float
+    momentum: MomentumSchedule
+    weight_decay: float = 0.0
+    l1: float = 0.0
+    hidden_units: str = "bernoulli"
+    visible_units: str = "bernoulli"
+    visible_bias: str = "zero"
+    seed: int = 0
+
+
+class Learner(ABC):
+    """One layer: ``visible`` to ``hidden`` units.
+
+    Parameters
+    ----------
+    layer, visible, hidden : int
+        Its number in the stack, counted from 1, and its widths.
+    settings : LearnerSettings
+    spread : float
+        Standard deviation of the first weights.
+    tied : bool
+        Whether the way down uses the transposed weights, or weights of its own, which start as
+        the transposed ones.
+
+    Attributes
+    ----------
+    learning_rate : float
+        That of the settings, until :meth:`restore` was told to lower it.
+    """
+
+    model: str
+
+    def __init__(
+        self,
+        layer: int,
+        visible: int,
+        hidden: int,
+        settings: LearnerSettings,
+        *,
+        spread: float,
+        tied: bool = True,
+    ) -> None:
+        self.layer = layer
+        self.batch_size = settings.batch_size
+        self.seed = settings.seed
+        self.learning_rate = settings.learning_rate
+        self._common = settings
+        start = generator(settings.seed, Purpose.WEIGHTS, layer=layer)
+        self.weight = start.standard_normal((visible, hidden), dtype=np.float32)
+        self.weight *= np.float32(spread)
+        self.hidden_bias = np.zeros(hidden, dtype=np.float32)
+        self.visible_bias = np.zeros(visible, dtype=np.float32)
+        self.decoder_weight = None if tied else self.weight.T.copy()
+        self._parameters = [self.weight, self.visible_bias, self.hidden_bias]
+        if self.decoder_weight is not None:
+            self._parameters.append(self.decoder_weight)
+        self._gradients = [np.zeros_like(p) for p in self._parameters]
+        self._velocities = [np.zeros_like(p) for p in self._parameters]
+
+    @abstractmethod
+    def gradient(self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int) -> float:
+        """Fill the gradients, as the direction to go, from some rows of X.
+
+        Returns
+        -------
+        float
+            Squared error between the examples and their reconstruction, summed over both.
+        """
+
+    def start(self, X: Array) -> None:
+        """Take note of the first examples before the first step.
+
+        Visible biases start from log(p / (1 - p)), where p is the mean of a unit (Hinton 2010,
+        section 8), those of linear units from the mean, unless the settings start them from zero.
+        """
+        if self._common.visible_bias == "zero":
+            return
+        mean = X.mean(axis=0, dtype=np.float64)
+        if self._common.visible_units == "bernoulli":
+            mean = np.clip(mean, MOST_CERTAIN, 1 - MOST_CERTAIN)
+            mean = np.log(mean / (1 - mean))
+        self.visible_bias[:] = mean
+
+    def train_step(self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int) -> float:
+        """Train on some rows of X; return their summed squared reconstruction error."""
+        error = self.gradient(X, rows, epoch=epoch, step=step)
+        self.update(epoch=epoch)
+        return error
+
+    def update(self, *, epoch: int) -> None:
+        """Move the parameters along the gradients, with this epoch's momentum."""
+        settings = self._common
+        momentum = settings.momentum.at(epoch)
+        for parameter, gradient, velocity in zip(
+            self._parameters, self._gradients, self._velocities, strict=True
+        ):
+            decays = parameter.ndim == 2  # biases are not decayed (Hinton 2010, section 10.1)
+            momentum_step(
+                parameter,
+                gradient,
+                velocity,
+                momentum=momentum,
+                learning_rate=self.learning_rate,
+                weight_decay=settings.weight_decay if decays else 0.0,
+                l1=settings.l1 if decays else 0.0,
+            )
+
+    def validation_error(self, X: Array) -> float:
+        """Return the mean squared error of reconstructing X without sampling."""
+        now = self.current()
+        visible = now.down(now.up(X))
+        return squared_error(X, visible, out=visible) / len(X)
+
+    def current(self) -> Layer:
+        """Return the layer as it is, in arrays that the next step will change."""
+        return Layer(
+            self.weight,
+            self.hidden_bias,
+            self.visible_bias,
+            self.decoder_weight,
+            self._common.hidden_units,
+            self._common.visible_units,
+            self.model,
+        )
+
+    def snapshot(self) -> Layer:
+        """Return a copy of the layer: what a version publishes."""
+        now = self.current()
+        return Layer(
+            now.weight.copy(),
+            now.hidden_bias.copy(),
+            now.visible_bias.copy(),
+            None if now.decoder_weight is None else now.decoder_weight.copy(),
+            now.hidden_units,
+            now.visible_units,
+            now.model,
+        )
+
+    def largest_weight(self) -> float:
+        """Return the largest absolute value of a weight."""
+        weights = [p for p in self._parameters if p.ndim == 2]
+        return max(float(max(weight.max(), -weight.min())) for weight in weights)
+
+    def is_finite(self) -> bool:
+        """Return whether every parameter is a finite number."""
+        # A sum is finite only if its terms are, and needs no array of flags.
+        with np.errstate(all="ignore"):
+            return all(bool(np.isfinite(parameter.sum())) for parameter in self._parameters)
+
+    def restore(self, snapshot: Layer) -> None:
+        """Take the parameters of a snapshot; the velocities start anew."""
+        np.copyto(self.weight, snapshot.weight)
+        np.copyto(self.hidden_bias, snapshot.hidden_bias)
+        np.copyto(self.visible_bias, snapshot.visible_bias)
+        if self.decoder_weight is not None:
+            np.copyto(self.decoder_weight, snapshot.decoding)
+        for velocity in self._velocities:
+            velocity.fill(0)

@@ -1,0 +1,167 @@
+"""How a network's parameters follow its gradient: their state, and one step on a minibatch."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.errors import SettingsError
+from syncpretrain.kernels.optimizers import BLOCK, adam_step, sgd_step
+from syncpretrain.learners.network import Network
+
+__all__ = ["LINE_SEARCHES", "Adam", "GradientDescent", "LineSearches", "Optimizer"]
+
+Array = NDArray[np.float32]
+LINE_SEARCHES = 3  # on each minibatch (Hinton and Salakhutdinov 2006)
+
+
+class Optimizer(Protocol):
+    """Trains a network on one minibatch after another."""
+
+    def train(
+        self, network: Network, x: Array, target: Array, *, rate: float, epoch: int, step: int
+    ) -> float:
+        """Move the parameters; return the error before that, summed over the examples."""
+        ...
+
+
+class _Stepping:
+    """What the optimizers have in common that take one step along the gradient.
+
+    Weight decay is decoupled from the gradient: each step shrinks the weights, not the biases, by
+    rate * decay (Loshchilov and Hutter 2019).
+    """
+
+    def __init__(self, network: Network, *, weight_decay: float = 0.0) -> None:
+        self._decay = weight_decay
+        self._scratch = np.empty(
+            min(BLOCK, len(network.parameters)), dtype=network.parameters.dtype
+        )
+        self.steps = 0
+
+    def train(
+        self, network: Network, x: Array, target: Array, *, rate: float, epoch: int, step: int
+    ) -> float:
+        """Take one step; return the error before it, summed over the examples."""
+        error = network.gradient(x, target, epoch=epoch, step=step)
+        self.steps += 1
+        with np.errstate(over="ignore", invalid="ignore"):
+            if self._decay:
+                for weight, _ in network.chain:
+                    weight *= 1 - rate * self._decay
+            self._move(network.parameters, network.gradients, rate)
+        return error
+
+    def _move(self, parameters: Array, gradients: Array, rate: float) -> None:
+        raise NotImplementedError
+
+
+class GradientDescent(_Stepping):
+    """Stochastic gradient descent, with momentum, Nesterov's if asked."""
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        weight_decay: float = 0.0,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+    ) -> None:
+        super().__init__(network, weight_decay=weight_decay)
+        self._momentum, self._nesterov = momentum, nesterov
+        self._velocity = np.zeros(
+            len(network.parameters) if momentum else 0, dtype=network.parameters.dtype
+        )
+
+    def _move(self, parameters: Array, gradients: Array, rate: float) -> None:
+        sgd_step(
+            parameters,
+            gradients,
+            self._velocity,
+            learning_rate=rate,
+            scratch=self._scratch,
+            momentum=self._momentum,
+            nesterov=self._nesterov,
+        )
+
+
+class Adam(_Stepping):
+    """Adam (Kingma and Ba 2015)."""
+
+    def __init__(self, network: Network, *, weight_decay: float = 0.0) -> None:
+        super().__init__(network, weight_decay=weight_decay)
+        self._first, self._second = (np.zeros_like(network.parameters) for _ in range(2))
+
+    def _move(self, parameters: Array, gradients: Array, rate: float) -> None:
+        adam_step(
+            parameters,
+            gradients,
+            self._first,
+            self._second,
+            step=self.steps,
+            learning_rate=rate,
+            scratch=self._scratch,
+        )
+
+
+class LineSearches:
+    """Conjugate gradient or L-BFGS, a few line searches on each large minibatch.
+
+    As Hinton and Salakhutdinov 2006, who took 3 on minibatches of 1000. The methods are SciPy's,
+    in float64; the loss and its gradient stay float32. The learning rate has no say.
+
+    Parameters
+    ----------
+    method : str
+        "cg" or "lbfgs".
+    weight_decay : float
+        Half of it times the squared weights, not the biases, is added to the loss.
+
+    Raises
+    ------
+    SettingsError
+        If SciPy is missing.
+    """
+
+    def __init__(self, method: str, *, weight_decay: float = 0.0) -> None:
+        try:
+            from scipy.optimize import minimize
+        except ImportError:
+            raise SettingsError(
+                f"finetune_optimizer: {method} needs SciPy; pip install 'syncpretrain[scipy]'"
+            ) from None
+        self._minimize = minimize
+        self._method = {"cg": "CG", "lbfgs": "L-BFGS-B"}[method]
+        self._decay = weight_decay
+
+    def train(
+        self, network: Network, x: Array, target: Array, *, rate: float, epoch: int, step: int
+    ) -> float:
+        """Search along a few directions; return the error before that, summed over the examples."""
+        first_error: list[float] = []
+
+        def loss_and_gradient(point: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+            with np.errstate(over="ignore", invalid="ignore"):
+                network.parameters[:] = point
+                loss = network.loss_of(x, target, epoch=epoch, step=step)
+                error = network.gradient(x, target, epoch=epoch, step=step)
+            first_error.append(error)
+            if self._decay:
+                for (weight, _), (slope, _) in zip(
+                    network.chain, network.chain_gradients, strict=True
+                ):
+                    loss += 0.5 * self._decay * float(np.square(weight).sum())
+                    slope += self._decay * weight
+            return loss, network.gradients.astype(np.float64)
+
+        found = self._minimize(
+            loss_and_gradient,
+            network.parameters.astype(np.float64),
+            jac=True,
+            method=self._method,
+            options={"maxiter": LINE_SEARCHES},
+        )
+        network.parameters[:] = found.x
+        return first_error[0]

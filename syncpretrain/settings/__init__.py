@@ -1,0 +1,36 @@
+"""Frozen, validated settings, and their TOML form.
+
+A setting that may differ between layers is a tuple of one value a layer here; the functions that
+build settings accept a single value for all layers. Everything is checked before any work starts,
+and every refusal says what was got, what was expected and where.
+"""
+
+from syncpretrain.settings.files import (
+    checked,
+    preset_names,
+    preset_path,
+    read_settings,
+    settings_from,
+    write_settings,
+)
+from syncpretrain.settings.momentum import MomentumSchedule
+from syncpretrain.settings.sections import (
+    DataSettings,
+    FinetuneSettings,
+    PretrainSettings,
+    Settings,
+)
+
+__all__ = [
+    "DataSettings",
+    "FinetuneSettings",
+    "MomentumSchedule",
+    "PretrainSettings",
+    "Settings",
+    "checked",
+    "preset_names",
+    "preset_path",
+    "read_settings",
+    "settings_from",
+    "write_settings",
+]

@@ -1,0 +1,166 @@
+"""Settings from plain values, and their TOML form."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from syncpretrain.complaints import explained
+from syncpretrain.errors import SettingsError
+from syncpretrain.settings.sections import MODEL_DEFAULTS, PER_LAYER, UNBOUNDED_RATE, Settings
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = [
+    "checked",
+    "preset_names",
+    "preset_path",
+    "read_settings",
+    "settings_from",
+    "write_settings",
+]
+
+S = TypeVar("S", bound=msgspec.Struct)
+PRESETS = Path(__file__).parent.parent / "presets"
+
+
+def preset_names() -> list[str]:
+    """Return the names of the presets, settings that come with the library."""
+    return sorted(path.stem for path in PRESETS.glob("*.toml"))
+
+
+def preset_path(name: str) -> Path:
+    """Return the file of a preset.
+
+    Raises
+    ------
+    SettingsError
+        If there is none of that name; it lists those there are.
+    """
+    if name not in preset_names():
+        raise SettingsError(f"preset: got {name!r}, expected one of {', '.join(preset_names())}")
+    return PRESETS / f"{name}.toml"
+
+
+def settings_from(
+    layers: Sequence[int],
+    *,
+    data: dict[str, Any] | None = None,
+    finetune: dict[str, Any] | None = None,
+    **pretrain: Any,
+) -> Settings:
+    """Build settings from plain values; a single value stands for all layers.
+
+    Parameters
+    ----------
+    layers : sequence of int
+        Units of each layer, the input's first: 784, 1000, 500, 250, 30.
+    data, finetune : dict, optional
+        Fields of :class:`DataSettings` and :class:`FinetuneSettings`.
+    **pretrain
+        Fields of :class:`PretrainSettings`; None takes the default.
+
+    Raises
+    ------
+    SettingsError
+        Naming the setting, what was got and what was expected.
+    """
+    pretrain = {name: value for name, value in pretrain.items() if value is not None}
+    return _from_sections({"data": data or {}, "finetune": finetune or {}}, layers, pretrain)
+
+
+def read_settings(path: Path) -> Settings:
+    """Read a TOML file that :func:`write_settings` wrote, or one with fewer settings.
+
+    Raises
+    ------
+    SettingsError
+        If the file cannot be read, is no TOML, or holds a wrong value; it names the file.
+    """
+    try:
+        with path.open("rb") as file:
+            sections = tomllib.load(file)
+        pretrain = sections.pop("pretrain", {})
+        if not isinstance(pretrain, dict) or "layers" not in pretrain:
+            raise SettingsError("layers: got nothing, expected a list of units in [pretrain]")
+        return _from_sections(sections, pretrain.pop("layers"), pretrain)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise SettingsError(f"{path}: cannot read these settings: {reason}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SettingsError(f"{path}: these settings are no TOML: {error}") from error
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from error
+
+
+def write_settings(settings: Settings, path: Path) -> None:
+    """Write every setting that is not None as TOML."""
+    import tomli_w  # only a run that keeps its settings needs it
+
+    sections = {
+        section: {name: value for name, value in fields.items() if value is not None}
+        for section, fields in msgspec.to_builtins(settings).items()
+    }
+    path.write_bytes(tomli_w.dumps(sections).encode())
+
+
+def checked(values: dict[str, Any], kind: type[S]) -> S:
+    """Build settings of a kind from plain values, or from NumPy's numbers and arrays.
+
+    Raises
+    ------
+    SettingsError
+        Naming the setting, what was got and what was expected.
+    """
+    values = _plain(values)
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, SettingsError):
+            raise error.__cause__ from None
+        raise SettingsError(explained(str(error), values, kind)) from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _from_sections(sections: dict[str, Any], layers: Any, pretrain: dict[str, Any]) -> Settings:
+    depth = max(len(layers) - 1, 1) if hasattr(layers, "__len__") else 1
+    defaults = PER_LAYER | MODEL_DEFAULTS.get(str(pretrain.get("model")), {})
+    filled: dict[str, Any] = {
+        name: _spread(pretrain.get(name, default), depth) for name, default in defaults.items()
+    }
+    filled["momentum"] = [str(value) for value in filled["momentum"]]
+    if "learning_rate" not in pretrain:
+        filled["learning_rate"] = _usual_rates(pretrain, filled["hidden_units"])
+    layers = list(layers) if isinstance(layers, range) else layers
+    return checked({**sections, "pretrain": {"layers": layers, **pretrain, **filled}}, Settings)
+
+
+def _usual_rates(pretrain: dict[str, Any], hidden: list[Any]) -> list[float]:
+    """Return a layer's usual learning rate each: units without an upper bound need a lower one."""
+    below = [pretrain.get("visible_units", "bernoulli"), *hidden]
+    binary = PER_LAYER["learning_rate"]
+    return [
+        binary if lower == upper == "bernoulli" else UNBOUNDED_RATE
+        for lower, upper in pairwise(below)
+    ]
+
+
+def _spread(value: Any, depth: int) -> list[Any]:
+    value = _plain(value)
+    values = value if isinstance(value, list) else [value]
+    return values * depth if len(values) == 1 else values

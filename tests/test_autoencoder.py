@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from syncpretrain.backends.draws import Purpose, generator
+from syncpretrain.kernels.autoencoder import contraction, corrupt
+from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
+from syncpretrain.learners.epoch import train_epoch
+from syncpretrain.settings import MomentumSchedule
+
+VISIBLE, HIDDEN, BATCH = 5, 4, 8
+CORRUPTIONS = [("masking", 0.3), ("salt-and-pepper", 0.3), ("gaussian", 0.3)]
+OUTPUTS = [("bernoulli", "squared"), ("bernoulli", "cross-entropy"), ("gaussian", "squared")]
+
+
+def make(visible: int = VISIBLE, hidden: int = HIDDEN, **changed) -> Autoencoder:
+    settings = {
+        "batch_size": BATCH,
+        "learning_rate": 0.1,
+        "momentum": MomentumSchedule("0.5:5,0.9"),
+        "seed": 3,
+    }
+    return Autoencoder(2, visible, hidden, AutoencoderSettings(**(settings | changed)))
+
+
+def set_parameters(learner: Autoencoder) -> list[np.ndarray]:
+    """Give it parameters that matter; return them in float64."""
+    rng = np.random.default_rng(0)
+    for parameter in learner._parameters:
+        parameter[:] = rng.normal(0, 0.6, parameter.shape)
+    return [np.float64(parameter) for parameter in learner._parameters]
+
+
+def examples(n: int = BATCH, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).random((n, VISIBLE)).astype(np.float32)
+
+
+def mean(x: np.ndarray, units: str) -> np.ndarray:
+    if units == "bernoulli":
+        return 1 / (1 + np.exp(-x))
+    return np.maximum(x, 0) if units == "relu" else x
+
+
+def loss(parameters, settings: AutoencoderSettings, x: np.ndarray, z: np.ndarray) -> float:
+    """What is trained on, word for word: the Jacobian of the penalty is written out."""
+    W, a, b, *own = parameters
+    h = mean(z @ W + b, settings.hidden_units)
+    y = mean(h @ (own[0] if own else W.T) + a, settings.visible_units)
+    if settings.loss == "squared":
+        total = np.square(y - x).sum()
+    else:
+        total = -(x * np.log(y) + (1 - x) * np.log(1 - y)).sum()
+    slope = {"bernoulli": h * (1 - h), "gaussian": np.ones_like(h), "relu": np.float64(h > 0)}
+    jacobian = slope[settings.hidden_units][:, :, None] * W.T  # (B, H, V)
+    return (total + settings.contraction * np.square(jacobian).sum()) / len(x)
+
+
+def finite_differences(parameters, *wanted) -> list[np.ndarray]:
+    slopes = [np.zeros_like(p) for p in parameters]
+    for parameter, slope in zip(parameters, slopes, strict=True):
+        for index in np.ndindex(parameter.shape):
+            middle = parameter[index]
+            values = []
+            for parameter[index] in (middle + 1e-5, middle - 1e-5):
+                values.append(loss(parameters, *wanted))
+            parameter[index] = middle
+            slope[index] = (values[0] - values[1]) / 2e-5
+    return slopes
+
+
+def gradient(learner: Autoencoder, X: np.ndarray, *, epoch: int = 2, step: int = 5):
+    learner.gradient(X, np.arange(len(X)), epoch=epoch, step=step)
+    return [g.copy() for g in learner._gradients]
+
+
+@pytest.mark.parametrize(("visible_units", "measure"), OUTPUTS)
+@pytest.mark.parametrize("hidden_units", ["bernoulli", "gaussian", "relu"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("penalty", [0.0, 0.3])
+def test_the_gradient_is_the_way_down_the_loss(visible_units, measure, hidden_units, tied, penalty):
+    learner = make(
+        visible_units=visible_units,
+        hidden_units=hidden_units,
+        loss=measure,
+        tied=tied,
+        contraction=penalty,
+    )
+    parameters, X = set_parameters(learner), examples(7)
+    assert len(parameters) == (3 if tied else 4)
+    x = np.float64(X)
+    slopes = finite_differences(parameters, learner.settings, x, x)
+    for have, slope in zip(gradient(learner, X), slopes, strict=True):
+        np.testing.assert_allclose(have, -slope, rtol=1e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("corruption", CORRUPTIONS)
+@pytest.mark.parametrize("penalty", [0.0, 0.3])
+def test_a_denoising_one_reads_noisy_copies_and_is_judged_by_the_clean_examples(
+    corruption, penalty
+):
+    learner = make(corruption=corruption, contraction=penalty)
+    parameters, X = set_parameters(learner), examples()
+    z = X.copy()
+    corrupt(z, *corruption, generator(3, Purpose.CORRUPTION, layer=2, epoch=2, step=5))
+    slopes = finite_differences(parameters, learner.settings, np.float64(X), np.float64(z))
+    for have, slope in zip(gradient(learner, X), slopes, strict=True):
+        np.testing.assert_allclose(have, -slope, rtol=1e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_error_is_the_squared_one_whatever_the_loss(tied):
+    X = examples()
+    for measure in ("squared", "cross-entropy"):
+        learner = make(loss=measure, tied=tied)
+        W, a, b, *own = set_parameters(learner)
+        y = mean(mean(X @ W + b, "bernoulli") @ (own[0] if own else W.T) + a, "bernoulli")
+        expected = np.square(y - X).sum()
+        told = learner.gradient(X, np.arange(BATCH), epoch=1, step=0)
+        assert told == pytest.approx(expected, rel=1e-5)
+        assert learner.validation_error(X) == pytest.approx(expected / BATCH, rel=1e-5)
+
+
+def test_rows_of_the_data_are_gathered():
+    X = examples(30)
+    learner = make()
+    learner.gradient(X, np.array([4, 29, 0]), epoch=1, step=0)
+    some = [g.copy() for g in learner._gradients]
+    for have, want in zip(some, gradient(learner, X[[4, 29, 0]]), strict=True):
+        np.testing.assert_array_equal(have, want)
+
+
+# Noise
+
+
+def noisy(kind: str, amount: float, *, value: float = 0.5) -> np.ndarray:
+    x = np.full((400, 500), value, dtype=np.float32)
+    corrupt(x, kind, amount, np.random.default_rng(2))
+    return x
+
+
+def assert_share(flags: np.ndarray, share: float) -> None:
+    assert abs(flags.mean() - share) < 5 * np.sqrt(share * (1 - share) / flags.size)
+
+
+def test_masking_sets_a_share_to_0():
+    x = noisy("masking", 0.3)
+    assert set(np.unique(x)) == {0, 0.5}
+    assert_share(x == 0, 0.3)
+
+
+def test_salt_and_pepper_sets_a_share_to_0_or_1_with_equal_chances():
+    x = noisy("salt-and-pepper", 0.3)
+    assert set(np.unique(x)) == {0, 0.5, 1}
+    assert_share(x == 0, 0.15)
+    assert_share(x == 1, 0.15)
+
+
+def test_gaussian_noise_has_the_standard_deviation_asked_for():
+    noise = np.float64(noisy("gaussian", 0.3)) - 0.5
+    assert abs(noise.mean()) < 5 * 0.3 / np.sqrt(noise.size)
+    assert abs(np.square(noise).mean() - 0.09) < 5 * 0.09 * np.sqrt(2 / noise.size)
+
+
+@pytest.mark.parametrize("corruption", CORRUPTIONS)
+def test_noise_is_redrawn_each_step_and_a_function_of_the_address_alone(corruption):
+    used, fresh = make(corruption=corruption), make(corruption=corruption)
+    X = examples()
+    first = gradient(used, X, epoch=1, step=0)
+    for other in ({"epoch": 1, "step": 1}, {"epoch": 2, "step": 0}):
+        assert not np.allclose(gradient(used, X, **other)[0], first[0])
+    used_again = gradient(used, X, epoch=2, step=1)
+    for have, want in zip(used_again, gradient(fresh, X, epoch=2, step=1), strict=True):
+        np.testing.assert_array_equal(have, want)
+
+
+def test_the_examples_themselves_stay_clean():
+    X = examples()
+    before = X.copy()
+    gradient(make(corruption=("masking", 0.5)), X)
+    np.testing.assert_array_equal(X, before)
+
+
+# Training
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"loss": "squared"},
+        {"loss": "cross-entropy"},
+        {"loss": "cross-entropy", "tied": False},
+        {"loss": "cross-entropy", "corruption": ("masking", 0.25)},
+        {"loss": "cross-entropy", "contraction": 0.1},
+        {"visible_units": "gaussian", "hidden_units": "relu", "learning_rate": 0.01},
+    ],
+    ids=str,
+)
+def test_training_lowers_the_error(bits, kind):
+    """Four noisy prototypes: a code of 6 units tells them apart, one of their mean does not."""
+    learner = make(16, 6, **kind)
+    for epoch in range(1, 31):
+        train_epoch(learner, bits, epoch=epoch, stop=lambda: False, progress=lambda _: None)
+    of_the_mean = float(np.square(bits - bits.mean(axis=0)).sum()) / len(bits)
+    assert learner.validation_error(bits) < 0.6 * of_the_mean
+
+
+def test_the_penalty_makes_the_code_flatter(bits):
+    def jacobian(penalty: float) -> float:
+        learner = make(16, 6, loss="cross-entropy", contraction=penalty)
+        for epoch in range(1, 11):
+            train_epoch(learner, bits, epoch=epoch, stop=lambda: False, progress=lambda _: None)
+        now = learner.current()
+        slope = now.up(bits) * (1 - now.up(bits))
+        return float((np.square(slope) @ np.square(now.weight).sum(axis=0)).mean())
+
+    assert jacobian(1.0) < 0.5 * jacobian(0.0)
+
+
+def test_an_untied_one_starts_as_its_tied_twin_and_goes_its_own_way(bits):
+    tied, untied = make(16, 6, tied=True), make(16, 6, tied=False)
+    np.testing.assert_array_equal(untied.decoder_weight, tied.weight.T)
+    untied.train_step(bits, np.arange(BATCH), epoch=1, step=0)
+    assert not np.allclose(untied.decoder_weight, untied.weight.T)
+    assert tied.snapshot().decoder_weight is None
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_snapshot_is_a_copy_and_can_be_restored(tied):
+    learner = make(tied=tied)
+    set_parameters(learner)
+    snapshot, before = learner.snapshot(), [p.copy() for p in learner._parameters]
+    X = examples()
+    learner.train_step(X, np.arange(BATCH), epoch=1, step=0)
+    learner.train_step(X, np.arange(BATCH), epoch=1, step=1)
+    assert all(
+        not np.array_equal(now, then) for now, then in zip(learner._parameters, before, strict=True)
+    )
+    learner.restore(snapshot)
+    for now, then in zip(learner._parameters, before, strict=True):
+        np.testing.assert_array_equal(now, then)
+    assert not any(velocity.any() for velocity in learner._velocities), "they start anew"
+
+
+def test_weights_decay_on_both_ways_and_biases_do_not():
+    learner = make(tied=False, weight_decay=0.5)
+    before = [p.copy() for p in learner._parameters]
+    for g in learner._gradients:
+        g.fill(0)
+    learner.update(epoch=1)
+    for index, factor in enumerate((0.95, 1, 1, 0.95)):
+        np.testing.assert_allclose(
+            learner._parameters[index], factor * before[index], rtol=1e-6, atol=1e-9
+        )
+
+
+def test_the_penalty_of_linear_units_is_that_of_their_weights():
+    W = np.random.default_rng(4).normal(size=(VISIBLE, HIDDEN))
+    by_input, by_weight = contraction(np.ones((BATCH, HIDDEN)), W, "gaussian", 0.3)
+    assert not by_input.any()
+    np.testing.assert_allclose(by_weight, 2 * 0.3 * W)

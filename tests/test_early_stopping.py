@@ -1,0 +1,196 @@
+"""Early stopping: when a layer says that it has learned enough, and what a run makes of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from syncpretrain import Stack, pretrain, pretraining
+from syncpretrain.evaluation.stopping import METRICS, EarlyStopping
+from syncpretrain.events import EpochFinished, Event, LayerFinished, RunFinished
+from syncpretrain.layer import Layer
+from syncpretrain.schedule.plan import LayerPlan, lockstep_reads
+from syncpretrain.settings import settings_from
+
+RUNTIMES = ["serial", "threads"]
+LAYERS = (16, 12, 8)
+
+
+def layer(bias: float, units: str = "bernoulli") -> Layer:
+    """One visible unit without any weight."""
+    none = np.zeros(1, dtype=np.float32)
+    return Layer(
+        np.zeros((1, 1), dtype=np.float32), none, none + np.float32(bias), None, *2 * [units]
+    )
+
+
+def column(*values: float) -> np.ndarray:
+    return np.array(values, dtype=np.float32)[:, None]
+
+
+def stops_at(
+    metric: str, patience: int, biases: Sequence[float], train: np.ndarray, held_out: np.ndarray
+) -> int | None:
+    """Return the epoch, from 1, after which a layer with these biases stops."""
+    stopping = EarlyStopping(metric, patience)
+    units = "gaussian" if metric == "validation-error" else "bernoulli"
+    for epoch, bias in enumerate(biases, start=1):
+        if stopping.stops(layer(bias, units), train, held_out):
+            return epoch
+    return None
+
+
+SEQUENCES = [  # losses, patience, the epoch that is the last
+    ([5, 4, 3, 2, 1], 1, None),
+    ([5, 4, 4.5], 1, 3),
+    ([5, 4, 4.5], 2, None),
+    ([5, 4, 4.5, 4.2, 4.1], 3, 5),
+    ([5, 4, 4.5, 3, 3.5, 3.2], 2, 6),
+    ([5, 5], 1, 2),
+    ([1, 2, 3, 4], 3, 4),
+]
+
+
+class TestMetrics:
+    @pytest.mark.parametrize(("losses", "patience", "last"), SEQUENCES)
+    def test_validation_error(self, losses, patience, last):
+        """The reconstruction is the bias, the examples are 0: the error is the bias squared."""
+        zeros = column(0, 0, 0)
+        assert stops_at("validation-error", patience, losses, zeros + 9, zeros) == last
+
+    @pytest.mark.parametrize(("losses", "patience", "last"), SEQUENCES)
+    def test_pseudo_likelihood(self, losses, patience, last):
+        """A unit that is on has the likelihood sigmoid(bias): it rises as the loss falls."""
+        biases = [-loss for loss in losses]
+        on = column(1, 1, 1)
+        assert stops_at("pseudo-likelihood", patience, biases, 1 - on, on) == last
+
+    @pytest.mark.parametrize(
+        ("gaps", "patience", "last"),
+        [
+            ([5, 4, 3, 2, 1], 1, None),
+            ([5, 4, 4.5], 1, 3),
+            ([5, 4, 4.5, 4.2, 4.3, 4.4], 2, 6),  # grown twice in a row
+            ([1, 2, 1, 2, 1, 2], 2, None),
+            ([1, 2, 2, 3, 4], 2, 5),  # what stays is not growing
+            ([-3, -2, -1], 1, None),  # held-out examples are the likelier ones
+        ],
+    )
+    def test_free_energy_gap(self, gaps, patience, last):
+        """Without weights the free energy is -bias v: the gap is the bias."""
+        assert stops_at("free-energy-gap", patience, gaps, column(1, 1), column(0, 0)) == last
+
+    def test_a_gap_that_may_be_chance_stops_nothing(self):
+        train, held_out = column(0, 1, 0, 1), column(0, 1, 0, 0)
+        gaps = [1, 2, 3, 4, 5]
+        assert stops_at("free-energy-gap", 2, gaps, train, held_out) is None
+        many = np.tile(train, (200, 1)), np.tile(held_out, (200, 1))
+        assert stops_at("free-energy-gap", 2, gaps, *many) == 3
+
+    @pytest.mark.parametrize("metric", METRICS)
+    def test_a_layer_that_learns_nothing_measurable(self, metric):
+        """Patience runs out on a loss that is no better, but no gap grows."""
+        last = stops_at(metric, 2, [1] * 6, column(1, 1), column(0, 0))
+        assert last == (None if metric == "free-energy-gap" else 3)
+
+
+def epochs(events: list[Event]) -> list[int]:
+    found = Counter(event.layer for event in events if isinstance(event, EpochFinished))
+    return [found[layer] for layer in sorted(found)]
+
+
+def run(bits: np.ndarray, **settings) -> tuple[Stack, list[Event]]:
+    events: list[Event] = []
+    wanted = {"layers": LAYERS, "epochs": 40, "batch_size": 20, "refresh_epochs": 0}
+    stack = pretrain(
+        bits[:60], validation=bits[60:], observers=[events.append], **(wanted | settings)
+    )
+    return stack, events
+
+
+def check_ended(events: list[Event]) -> None:
+    ended = [event.layer for event in events if isinstance(event, LayerFinished)]
+    assert sorted(ended) == [1, 2]
+    assert isinstance(events[-1], RunFinished)
+
+
+STOPPING = [
+    ("rbm", "pseudo-likelihood"),
+    ("rbm", "free-energy-gap"),
+    ("autoencoder", "validation-error"),
+]
+
+
+@pytest.mark.parametrize(("model", "metric"), STOPPING)
+def test_a_layer_that_stops_trains_fewer_epochs(bits, model, metric):
+    settings = {"model": model, "early_stopping": metric, "patience": 1, "learning_rate": 0.5}
+    found = [run(bits, runtime=runtime, **settings) for runtime in RUNTIMES]
+    for stack, events in found:
+        check_ended(events)
+        assert stack.info["epochs"] == epochs(events)
+        assert min(epochs(events)) < 40
+    assert len({stack.parameters_sha256 for stack, _ in found}) == 1, "serial and threads agree"
+
+
+@pytest.mark.parametrize("arguments", [{"schedule": "greedy"}, {"pace": "free"}])
+def test_other_schedules_end_too(bits, arguments):
+    _, events = run(
+        bits, early_stopping="pseudo-likelihood", patience=1, learning_rate=0.5, **arguments
+    )
+    check_ended(events)
+    assert min(epochs(events)) < 40
+
+
+class After(EarlyStopping):
+    """Stops from a certain epoch on."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__("validation-error", 1)
+        self._left = epoch
+
+    def stops(self, layer: Layer, train: np.ndarray, held_out: np.ndarray) -> bool:
+        self._left -= 1
+        return self._left <= 0
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("last", [(9, 2), (3, 9), (4, 1), (1, 1)])
+@pytest.mark.parametrize("refresh", [0, 1, 2])
+def test_a_run_in_lockstep_reads_as_if_it_had_been_planned_so(
+    bits, monkeypatch, runtime, last, refresh
+):
+    """Newer versions wake a stopped layer for its refreshes."""
+    monkeypatch.setattr(pretraining, "build_stopping", lambda _: [After(n) for n in last])
+    stack, events = run(bits, epochs=5, refresh_epochs=refresh, runtime=runtime)
+    check_ended(events)
+    wanted = lockstep_reads([LayerPlan(min(5, n), refresh) for n in last])
+    reads: list[list[int]] = [[], []]
+    for event in events:
+        if isinstance(event, EpochFinished):
+            reads[event.layer - 1].append(event.reads)
+    assert tuple(map(tuple, reads)) == wanted
+    monkeypatch.undo()
+    short = [min(5, n) for n in last]
+    planned, _ = run(bits, epochs=short, refresh_epochs=refresh)
+    assert stack.parameters_sha256 == planned.parameters_sha256
+
+
+def test_a_stopped_run_replays(bits):
+    settings = {"early_stopping": "pseudo-likelihood", "patience": 1, "learning_rate": 0.5}
+    stack, events = run(bits, pace="free", **settings)
+    reads: list[list[int]] = [[], []]
+    for event in events:
+        if isinstance(event, EpochFinished):
+            reads[event.layer - 1].append(event.reads)
+    replayed, _ = run(bits, pace="free", replay=tuple(map(tuple, reads)), **settings)
+    assert replayed.parameters_sha256 == stack.parameters_sha256
+
+
+def test_layers_stop_by_their_own_account():
+    settings = settings_from(LAYERS, early_stopping="free-energy-gap").pretrain
+    found = pretraining.build_stopping(settings)
+    assert len({id(stopping) for stopping in found}) == 2
+    assert pretraining.build_stopping(settings_from(LAYERS).pretrain) == [None, None]

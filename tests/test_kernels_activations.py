@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from syncpretrain.kernels.activations import (
+    UNITS,
+    activate,
+    affine,
+    sigmoid,
+    softmax,
+    times_derivative,
+)
+
+MEANS = {
+    "bernoulli": lambda x: 1 / (1 + np.exp(-x)),
+    "gaussian": lambda x: x,
+    "relu": lambda x: np.where(x > 0, x, 0),
+    "softmax": lambda x: np.exp(x) / np.exp(x).sum(axis=1, keepdims=True),
+}
+
+
+def test_every_kind_of_units_is_tested():
+    assert set(MEANS) == {*UNITS, "softmax"}
+
+
+@pytest.mark.parametrize("units", MEANS)
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_affine_is_the_mean_of_the_units_behind_an_affine_map(units, kind):
+    rng = np.random.default_rng(0)
+    x, W, b = rng.normal(size=(7, 5)), rng.normal(size=(5, 4)), rng.normal(size=4)
+    expected = MEANS[units](x @ W + b)
+    out = np.empty((7, 4), dtype=kind)
+    assert affine(kind(x), kind(W), kind(b), units, out=out) is out
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
+    again = affine(kind(x), kind(W), kind(b), units)
+    assert again.dtype == kind
+    np.testing.assert_array_equal(again, out)
+
+
+@pytest.mark.parametrize("units", MEANS)
+def test_activate_works_in_place(units):
+    x = np.random.default_rng(1).normal(size=(3, 4))
+    expected = MEANS[units](x)
+    assert activate(x, units) is x
+    np.testing.assert_allclose(x, expected)
+
+
+@pytest.mark.parametrize("units", UNITS)
+def test_times_derivative_agrees_with_finite_differences(units):
+    rng = np.random.default_rng(2)
+    x, delta = rng.normal(0, 2, size=(2, 6, 5))
+    assert (np.abs(x) > 1e-3).all(), "no input at the kink of a rectified unit"
+    slope = (MEANS[units](x + 1e-5) - MEANS[units](x - 1e-5)) / 2e-5
+    found = delta.copy()
+    times_derivative(found, activate(x, units), units)
+    np.testing.assert_allclose(found, delta * slope, atol=1e-9)
+
+
+def test_a_rectified_unit_that_is_off_passes_nothing_back():
+    delta = np.ones(3, dtype=np.float32)
+    times_derivative(delta, activate(np.float32([-1, 0, 1e-30]), "relu"), "relu")
+    assert delta.tolist() == [0, 0, 1]
+
+
+def test_softmax_sums_to_one_and_does_not_overflow():
+    x = np.float32([[0, 0, 0, 0], [1e4, 1e4, -1e4, 0], [3e38, -3e38, 0, 0], [-1e30, -1e30, 0, -1]])
+    with np.errstate(over="ignore"):  # -6e38 is -inf: the right limit
+        softmax(x)
+    np.testing.assert_allclose(x.sum(axis=1), 1, rtol=1e-6)
+    e = 1 / (1 + np.exp(-1))
+    expected = [[0.25] * 4, [0.5, 0.5, 0, 0], [1, 0, 0, 0], [0, 0, e, 1 - e]]
+    np.testing.assert_allclose(x, expected, rtol=1e-6)
+
+
+def test_sigmoid_is_right_at_every_size_and_in_place():
+    x = np.float32([-1e30, -104, -88, -1, 0, 1, 88, 1e30])
+    out = x.copy()
+    assert sigmoid(out) is out
+    with np.errstate(over="ignore"):
+        expected = MEANS["bernoulli"](np.float64(x))
+    np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-38)
+    assert np.isfinite(out).all()

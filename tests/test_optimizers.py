@@ -1,0 +1,187 @@
+"""The optimizers against their formulas, written down again in float64."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from syncpretrain.errors import SettingsError
+from syncpretrain.finetuning.trainer import scheduled
+from syncpretrain.kernels.optimizers import sgd_step
+from syncpretrain.learners.network import Network, Step
+from syncpretrain.learners.optimizers import Adam, GradientDescent, LineSearches
+
+CURVATURE = np.linspace(0.1, 3, 50)
+RATE, MOMENTUM, STEPS = 0.05, 0.9, 12
+
+
+def slope(p):
+    return CURVATURE * (p - 1)
+
+
+def start():
+    return np.random.default_rng(2).normal(size=50)
+
+
+def make_network(dtype=np.float64, units="bernoulli", seed=1):
+    draw = np.random.default_rng(seed)
+    shapes = [(6, 4), (4, 6)]
+    chain = [
+        Step(draw.normal(size=s).astype(dtype), draw.normal(size=s[1]).astype(dtype), units)
+        for s in shapes
+    ]
+    return Network(chain, loss="squared", batch_size=20)
+
+
+def examples(dtype=np.float64):
+    return np.random.default_rng(3).random((20, 6)).astype(dtype)
+
+
+def train(optimizer, network, steps, rate=RATE):
+    x = examples(network.parameters.dtype)
+    for step in range(steps):
+        optimizer.train(network, x, x, rate=rate, epoch=1, step=step)
+    return network.parameters.copy()
+
+
+def gradient_at(point):
+    network = make_network()
+    network.parameters[:] = point
+    network.gradient(examples(), examples())
+    return network.gradients.copy()
+
+
+def is_weight():
+    return np.r_[np.ones(24), np.zeros(4), np.ones(24), np.zeros(6)].astype(bool)
+
+
+class TestMomentum:
+    @pytest.mark.parametrize("nesterov", [False, True])
+    @pytest.mark.parametrize("block", [1, 7, 50, 64])
+    def test_steps_are_the_formula_whatever_the_block(self, nesterov, block):
+        p, v = start(), np.zeros(50)
+        expected, velocity = start(), np.zeros(50)
+        for _ in range(STEPS):
+            g = slope(expected)
+            velocity = MOMENTUM * velocity - RATE * g
+            expected = expected + (MOMENTUM * velocity - RATE * g if nesterov else velocity)
+            sgd_step(
+                p,
+                slope(p),
+                v,
+                learning_rate=RATE,
+                momentum=MOMENTUM,
+                nesterov=nesterov,
+                scratch=np.empty(block),
+            )
+        np.testing.assert_allclose(p, expected, rtol=1e-12)
+        np.testing.assert_allclose(v, velocity, rtol=1e-10, atol=1e-14)
+
+    def test_nesterov_is_the_one_of_sutskever_2013_at_the_point_looked_ahead_to(self):
+        p, v = start(), np.zeros(50)
+        theta, velocity = start(), np.zeros(50)  # p = theta + momentum velocity
+        for _ in range(STEPS):
+            velocity = MOMENTUM * velocity - RATE * slope(theta + MOMENTUM * velocity)
+            theta = theta + velocity
+            sgd_step(
+                p,
+                slope(p),
+                v,
+                learning_rate=RATE,
+                momentum=MOMENTUM,
+                nesterov=True,
+                scratch=np.empty(64),
+            )
+        np.testing.assert_allclose(p - MOMENTUM * v, theta, rtol=1e-11)
+
+    @pytest.mark.parametrize("nesterov", [False, True])
+    def test_the_optimizer_follows_the_formula(self, nesterov):
+        network = make_network()
+        p, v = network.parameters.copy(), 0.0
+        for _ in range(STEPS):
+            g = gradient_at(p)
+            v = MOMENTUM * v - RATE * g
+            p = p + (MOMENTUM * v - RATE * g if nesterov else v)
+        optimizer = GradientDescent(network, momentum=MOMENTUM, nesterov=nesterov)
+        np.testing.assert_allclose(train(optimizer, network, STEPS), p, rtol=1e-10)
+
+    def test_float32_agrees_with_float64(self):
+        found = [
+            train(GradientDescent(n, momentum=MOMENTUM, nesterov=True), n, STEPS)
+            for n in (make_network(np.float32), make_network())
+        ]
+        assert found[0].dtype == np.float32
+        np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
+
+
+class TestAdam:
+    def test_the_optimizer_follows_the_paper(self):
+        network = make_network()
+        p, m, v = network.parameters.copy(), 0.0, 0.0
+        for t in range(1, STEPS + 1):
+            g = gradient_at(p)
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+            p = p - RATE * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+        np.testing.assert_allclose(train(Adam(network), network, STEPS), p, rtol=1e-9)
+
+
+class TestWeightDecay:
+    @pytest.mark.parametrize("kind", [GradientDescent, Adam])
+    def test_one_step_shrinks_weights_by_rate_times_decay_and_leaves_biases(self, kind):
+        before = make_network().parameters
+        plain, decayed = make_network(), make_network()
+        without = train(kind(plain), plain, 1)
+        found = train(kind(decayed, weight_decay=0.5), decayed, 1)
+        # Decoupled: the gradient at the old point, and Adam's division, do not see the decay.
+        expected = without - np.where(is_weight(), RATE * 0.5 * before, 0)
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
+
+    @pytest.mark.parametrize("method", ["cg", "lbfgs"])
+    def test_line_searches_shrink_weights_and_leave_biases(self, method):
+        pytest.importorskip("scipy")
+        # Inputs of zero and weights that decay to it: only the biases have something to learn.
+        draw = np.random.default_rng(6)
+        chain = [Step(draw.normal(size=(3, 2)), np.array([4.0, -4.0]), "gaussian")]
+        network = Network(chain, loss="squared", batch_size=1)
+        optimizer = LineSearches(method, weight_decay=0.01)
+        x, target = np.zeros((1, 3)), np.array([[4.0, -4.0]])
+        for step in range(5):
+            optimizer.train(network, x, target, rate=1.0, epoch=1, step=step)
+        weight, bias = network.chain[0]
+        assert np.abs(weight).max() < 1e-3
+        np.testing.assert_array_equal(bias, [4, -4])
+
+
+class TestLineSearches:
+    @pytest.mark.parametrize("method", ["cg", "lbfgs"])
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+    def test_each_minibatch_lowers_the_loss_and_reports_the_error_before(self, method, dtype):
+        pytest.importorskip("scipy")
+        network, x = make_network(dtype), examples(dtype)
+        optimizer = LineSearches(method)
+        for step in range(3):
+            before = network.loss_of(x, x)
+            error = optimizer.train(network, x, x, rate=1.0, epoch=1, step=step)
+            assert error / len(x) == pytest.approx(before, rel=1e-5)
+            assert network.loss_of(x, x) < 0.98 * before
+
+    @pytest.mark.parametrize("method", ["cg", "lbfgs"])
+    def test_without_scipy_says_what_to_install(self, method, monkeypatch):
+        monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+        with pytest.raises(SettingsError, match=rf"finetune_optimizer: {method} needs SciPy; pip"):
+            LineSearches(method)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "shares"),
+    [
+        ("constant", [1, 1, 1, 1]),
+        ("linear", [1, 0.75, 0.5, 0]),
+        ("cosine", [1, 0.5 + 0.5**1.5, 0.5, 0]),
+    ],
+)
+def test_schedules_have_known_values(schedule, shares):
+    found = [scheduled(schedule, done) for done in (0, 0.25, 0.5, 1)]
+    assert found == pytest.approx(shares, abs=1e-15)

@@ -1,0 +1,312 @@
+"""An RBM's other kinds of units and ways to train, each against a float64 transcription."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from syncpretrain.backends.draws import Purpose, generator
+from syncpretrain.learners.epoch import train_epoch
+from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.settings import MomentumSchedule
+
+VISIBLE, HIDDEN, BATCH = 5, 4, 10
+ADDRESS = {"epoch": 3, "step": 7}
+
+
+def make_rbm(visible: int = VISIBLE, hidden: int = HIDDEN, *, scale: float = 0.4, **changed) -> RBM:
+    settings = {
+        "batch_size": BATCH,
+        "learning_rate": 0.1,
+        "momentum": MomentumSchedule("0"),
+        "seed": 3,
+    }
+    rbm = RBM(2, visible, hidden, RBMSettings(**(settings | changed)))
+    rng = np.random.default_rng(0)
+    rbm.weight[:] = rng.normal(0, scale, rbm.weight.shape)
+    rbm.visible_bias[:] = rng.normal(0, 0.5, rbm.visible_bias.shape)
+    rbm.hidden_bias[:] = rng.normal(0, 0.5, rbm.hidden_bias.shape)
+    return rbm
+
+
+def examples(n: int = BATCH, units: str = "bernoulli", seed: int = 1) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    made = rng.random((n, VISIBLE)) if units == "bernoulli" else rng.normal(size=(n, VISIBLE))
+    return made.astype(np.float32)
+
+
+def logistic(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def mean(x: np.ndarray, units: str) -> np.ndarray:
+    return {"bernoulli": logistic(x), "gaussian": x, "relu": np.maximum(x, 0)}[units]
+
+
+def drawn(x: np.ndarray, units: str, draws: np.random.Generator) -> np.ndarray:
+    if units == "bernoulli":
+        return np.float64(draws.random(x.shape, dtype=np.float32) < logistic(x))
+    noise = np.float64(draws.standard_normal(x.shape, dtype=np.float32))
+    return np.maximum(0, x + noise * np.sqrt(logistic(x))) if units == "relu" else x + noise
+
+
+class Transcription:
+    """Contrastive divergence word for word, in float64, with the draws of the same addresses."""
+
+    def __init__(self, rbm: RBM) -> None:
+        self.rbm, self.settings = rbm, rbm.settings
+        self.W, self.a, self.b = map(np.float64, (rbm.weight, rbm.visible_bias, rbm.hidden_bias))
+        self.chains = np.zeros((rbm.batch_size, len(self.b)))
+
+    def draws(self, purpose: Purpose, address: dict[str, int]) -> np.random.Generator:
+        return generator(self.settings.seed, purpose, layer=self.rbm.layer, **address)
+
+    def kept(self, address: dict[str, int]) -> np.ndarray:
+        """1 where a unit stays in; drawn for a whole minibatch, whatever its size."""
+        shape = (self.rbm.batch_size, len(self.b))
+        uniform = self.draws(Purpose.DROPOUT, address).random(shape, dtype=np.float32)
+        return np.float64(uniform >= self.settings.hidden_dropout)
+
+    def gradient(self, v0: np.ndarray, **address: int) -> tuple[np.ndarray, ...]:
+        W, a, b, settings = self.W, self.a, self.b, self.settings
+        visible, hidden = settings.visible_units, settings.hidden_units
+        n = len(v0)
+        kept = self.kept(address)[:n]
+        share = 1 - settings.hidden_dropout
+        up, across = self.draws(Purpose.HIDDEN, address), self.draws(Purpose.VISIBLE, address)
+        x = v0 @ W + b
+        h0 = mean(x, hidden) * kept
+        for _ in range(settings.cd_steps):
+            if settings.persistent:
+                v = drawn(self.chains[:n] @ W.T + a, visible, across)
+                x = v @ W + b
+                self.chains[:n] = drawn(x, hidden, up) * kept / share
+            else:
+                v = mean(drawn(x, hidden, up) * kept / share @ W.T + a, visible)
+                x = v @ W + b
+        h = mean(x, hidden) * kept
+        return (v0.T @ h0 - v.T @ h) / n, (v0 - v).mean(axis=0), (h0 - h).mean(axis=0)
+
+    def train_step(self, v0: np.ndarray, **address: int) -> None:
+        for parameter, gradient in zip(
+            (self.W, self.a, self.b), self.gradient(v0, **address), strict=True
+        ):
+            parameter += self.settings.learning_rate * gradient
+
+
+def gradient(rbm: RBM, X: np.ndarray, **address: int) -> list[np.ndarray]:
+    rbm.gradient(X, np.arange(len(X)), **(ADDRESS | address))
+    return [g.copy() for g in rbm._gradients]
+
+
+def assert_close(found, expected) -> None:
+    for have, want in zip(found, expected, strict=True):
+        np.testing.assert_allclose(have, want, rtol=2e-5, atol=5e-6)
+
+
+@pytest.mark.parametrize("visible_units", ["bernoulli", "gaussian"])
+@pytest.mark.parametrize("hidden_units", ["bernoulli", "gaussian", "relu"])
+@pytest.mark.parametrize("cd_steps", [1, 3])
+@pytest.mark.parametrize("changed", [{}, {"persistent": True}, {"hidden_dropout": 0.4}])
+def test_the_gradient_of_every_kind_of_units(visible_units, hidden_units, cd_steps, changed):
+    kinds = {"visible_units": visible_units, "hidden_units": hidden_units}
+    rbm = make_rbm(cd_steps=cd_steps, **kinds, **changed)
+    X = examples(7, visible_units)
+    expected = Transcription(rbm).gradient(np.float64(X), **ADDRESS)
+    assert_close(gradient(rbm, X), expected)
+
+
+@pytest.mark.parametrize("visible_units", ["bernoulli", "gaussian"])
+def test_the_error_is_that_of_the_reconstruction(visible_units):
+    rbm = make_rbm(visible_units=visible_units, cd_steps=1)
+    X = examples(BATCH, visible_units)
+    told = rbm.gradient(X, np.array([4]), **ADDRESS)  # of one example: da is v0 - v1
+    assert told == pytest.approx(np.square(rbm._gradients[1]).sum(), rel=1e-5)
+
+
+# Persistent chains
+
+
+@pytest.mark.parametrize("cd_steps", [1, 2])
+def test_persistent_chains_go_on_from_step_to_step_the_smaller_last_minibatch_too(cd_steps):
+    rbm = make_rbm(persistent=True, cd_steps=cd_steps)
+    expected = Transcription(rbm)
+    for step, n in enumerate((10, 7, 10)):
+        X = examples(n, seed=step)
+        rbm.train_step(X, np.arange(n), epoch=1, step=step)
+        expected.train_step(np.float64(X), epoch=1, step=step)
+        np.testing.assert_allclose(rbm._states, expected.chains, atol=1e-5)
+    assert_close(rbm._parameters, (expected.W, expected.a, expected.b))
+
+
+def test_persistent_chains_start_anew_after_restore():
+    fresh, used = make_rbm(persistent=True), make_rbm(persistent=True)
+    start, X = used.snapshot(), examples()
+    first = gradient(fresh, X)
+    used.train_step(X, np.arange(BATCH), epoch=1, step=0)
+    used.restore(start)
+    assert_close(gradient(used, X), first)
+    second = gradient(used, X)
+    assert not np.allclose(second[0], first[0]), "without restore they go on"
+
+
+def test_persistent_chains_come_to_the_distribution_of_the_model():
+    """A machine of 4 and 3 units, whose parameters stay as they are."""
+    chains = 20_000
+    rbm = make_rbm(4, 3, scale=0.8, persistent=True, batch_size=chains)
+    expected = Transcription(rbm)
+    v = np.array(list(product((0.0, 1.0), repeat=4)))
+    p = np.exp(v @ expected.a + np.logaddexp(0, v @ expected.W + expected.b).sum(axis=1))
+    p /= p.sum()
+    h = logistic(v @ expected.W + expected.b)
+    X = np.zeros((chains, 4), dtype=np.float32)
+    for step in range(30):
+        dW, da, db = gradient(rbm, X, step=step)
+    h0 = logistic(expected.b)  # of an example of zeros
+    found = (-dW, -da, h0 - db)
+    moments = [[np.einsum("s,sv,sh->vh", p, v**k, h**k), p @ v**k, p @ h**k] for k in (1, 2)]
+    for have, want, square in zip(found, *moments, strict=True):
+        error_bar = np.sqrt((square - want**2) / chains)
+        assert (np.abs(have - want) < 5 * error_bar + 1e-5).all()
+
+
+def test_with_persistent_chains_the_error_is_estimated_on_a_tenth_without_sampling():
+    rbm = make_rbm(persistent=True, batch_size=40)
+    X = examples(40)
+    told = rbm.gradient(X, np.arange(40), **ADDRESS)
+    assert told / 40 == pytest.approx(rbm.validation_error(X[::10]), rel=1e-5)
+
+
+def test_that_error_is_of_what_dropout_leaves_scaled_up():
+    rbm = make_rbm(persistent=True, batch_size=40, hidden_dropout=0.5)
+    X, kept = examples(40), Transcription(rbm).kept(ADDRESS)
+    told = rbm.gradient(X, np.arange(40), **ADDRESS)
+    h = logistic(X @ rbm.weight + rbm.hidden_bias) * kept
+    down = logistic(2 * h @ rbm.weight.T + rbm.visible_bias)
+    assert told == pytest.approx(10 * np.square(X - down)[::10].sum(), rel=1e-5)
+
+
+# What shapes the weights
+
+
+@pytest.mark.parametrize(("l2", "l1"), [(0.5, 0.0), (0.0, 0.25), (0.5, 0.25)])
+def test_decay_shrinks_the_weights_and_leaves_the_biases(l2, l1):
+    rbm = make_rbm(weight_decay=l2, l1=l1)
+    rbm.weight[0] = [2, -2, 0, 1]
+    before = rbm.snapshot()
+    for g in rbm._gradients:
+        g.fill(0)
+    rbm.update(epoch=1)
+    expected = before.weight - 0.1 * (l2 * before.weight + l1 * np.sign(before.weight))
+    np.testing.assert_allclose(rbm.weight, expected, atol=1e-6)
+    np.testing.assert_array_equal(rbm.visible_bias, before.visible_bias)
+    np.testing.assert_array_equal(rbm.hidden_bias, before.hidden_bias)
+
+
+def test_momentum_follows_its_schedule():
+    """A velocity of 1 that nothing drives is what is left of it after each epoch's step."""
+    rbm = make_rbm(momentum=MomentumSchedule("0.5:2,0.25:1,0.75"))
+    rbm.hidden_bias.fill(0)
+    rbm._velocities[2].fill(1)
+    velocity, place = 1.0, 0.0
+    for epoch, momentum in enumerate((0.5, 0.5, 0.25, 0.75, 0.75), start=1):
+        for g in rbm._gradients:
+            g.fill(0)
+        rbm.update(epoch=epoch)
+        velocity *= momentum
+        place += velocity
+        np.testing.assert_array_equal(rbm.hidden_bias, np.float32(place))
+
+
+def test_sparsity_adds_the_distance_of_the_decaying_mean_activity_to_its_target():
+    plain = make_rbm()
+    sparse = make_rbm(sparsity_target=0.2, sparsity_cost=0.5)
+    activity = np.full(HIDDEN, 0.2)
+    for step in range(3):
+        X = examples(seed=step)
+        dW, da, db = gradient(plain, X, step=step)
+        activity = 0.9 * activity + 0.1 * logistic(X @ plain.weight + plain.hidden_bias).mean(
+            axis=0
+        )
+        push = 0.5 * (0.2 - activity)
+        expected = dW + np.outer(X.mean(axis=0), push), da, db + push
+        assert_close(gradient(sparse, X, step=step), expected)
+
+
+@pytest.mark.parametrize(("target", "dropout"), [(0.1, 0.0), (0.3, 0.0), (0.2, 0.5)])
+def test_sparsity_pulls_the_mean_activity_to_the_target(bits, target, dropout):
+    def activity(cost: float) -> np.ndarray:
+        sparsity = {"sparsity_target": target, "sparsity_cost": cost, "hidden_dropout": dropout}
+        rbm = make_rbm(16, 12, scale=0.01, **sparsity)
+        rbm.hidden_bias.fill(0)
+        for epoch in range(1, 41):
+            train_epoch(rbm, bits, epoch=epoch, stop=lambda: False, progress=lambda _: None)
+        return rbm.snapshot().up(bits).mean(axis=0)
+
+    assert np.abs(activity(5.0) - target).max() < 0.05
+    assert np.abs(activity(0.0) - target).max() > 0.1, "it does not come there by itself"
+
+
+# Dropout of hidden units
+
+
+def test_a_unit_that_is_dropped_gets_no_gradient():
+    rbm = make_rbm(hidden=40, hidden_dropout=0.5)
+    kept = Transcription(rbm).kept(ADDRESS)[0] == 1
+    dW, _, db = gradient(rbm, examples(1))
+    assert 0 < kept.sum() < 40
+    assert not dW[:, ~kept].any()
+    assert not db[~kept].any()
+    assert dW[:, kept].all()
+    assert db[kept].all()
+
+
+@pytest.mark.parametrize("dropout", [0.2, 0.5])
+def test_the_right_share_of_units_stays_and_reaches_the_visible_units_in_full(dropout):
+    """Units that are always on: what is left of them adds up to all of them, on average."""
+    n = 2000
+    rbm = make_rbm(hidden=20, hidden_dropout=dropout, batch_size=n, visible_units="gaussian")
+    rbm.hidden_bias.fill(1e4)
+    X = np.zeros((n, VISIBLE), dtype=np.float32)
+    _, da, _ = gradient(rbm, X)
+    full = rbm.visible_bias + rbm.weight.sum(axis=1)
+    spread = np.sqrt(np.square(rbm.weight).sum(axis=1) * dropout / (1 - dropout))
+    assert (np.abs(-da - full) < 5 * spread / np.sqrt(n)).all()
+    share = rbm._kept.mean(dtype=np.float64)
+    assert abs(share - (1 - dropout)) < 5 * np.sqrt(dropout * (1 - dropout) / (n * 20))
+    before = rbm._kept.copy()
+    gradient(rbm, X, step=8)
+    assert 0 < (rbm._kept != before).mean() < 1, "others in the next step"
+
+
+# Visible biases
+
+
+def test_visible_biases_start_from_the_log_odds_of_binary_units():
+    X = np.zeros((100, VISIBLE), dtype=np.float32)
+    for column, ones in enumerate((0, 20, 50, 75, 100)):
+        X[:ones, column] = 1
+    rbm = make_rbm(visible_bias="log-odds")
+    rbm.start(X)
+    expected = np.log([0.01 / 0.99, 0.25, 1, 3, 0.99 / 0.01])
+    np.testing.assert_allclose(rbm.visible_bias, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_visible_biases_start_from_the_mean_of_gaussian_units():
+    rbm = make_rbm(visible_bias="log-odds", visible_units="gaussian")
+    X = examples(30, "gaussian") + 3
+    rbm.start(X)
+    np.testing.assert_allclose(rbm.visible_bias, np.float64(X).mean(axis=0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("start", ["zero", "log-odds"])
+def test_the_first_epoch_alone_begins_with_the_start(start):
+    rbm = make_rbm(visible_bias=start, learning_rate=1e-30)
+    before, X = rbm.visible_bias.copy(), np.full((20, VISIBLE), 0.75, dtype=np.float32)
+    for epoch in (1, 2):
+        train_epoch(rbm, X, epoch=epoch, stop=lambda: False, progress=lambda _: None)
+        expected = before if start == "zero" else np.full(VISIBLE, np.log(3))
+        np.testing.assert_allclose(rbm.visible_bias, expected, rtol=1e-6)
+        X = X / 3

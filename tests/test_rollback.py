@@ -1,0 +1,154 @@
+"""A layer that diverges goes back to its last epoch, with half its learning rate, three times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from syncpretrain import Stack, pretrain
+from syncpretrain.errors import DivergedError
+from syncpretrain.events import Event, Notice
+from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
+from syncpretrain.learners.base import Learner
+from syncpretrain.learners.epoch import train_epoch
+from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.runtime.store import Split, Versions
+from syncpretrain.runtime.worker import Failed, Finished, LayerWorker
+from syncpretrain.schedule.machine import Train
+from syncpretrain.settings import MomentumSchedule
+
+LAYERS = (16, 12, 8)
+RUNTIMES = ["serial", "threads"]
+BOTH = pytest.mark.parametrize("runtime", RUNTIMES)
+
+
+@pytest.fixture
+def too_fast(monkeypatch) -> Callable[[float], None]:
+    """From epoch 2 on, any learning rate above a limit makes layer 2 diverge."""
+    original = RBM.train_step
+
+    def install(limit: float) -> None:
+        def train_step(self, X, rows, *, epoch, step):
+            if self.layer == 2 and (epoch, step) >= (2, 3) and self.learning_rate > limit:
+                self.weight.fill(np.inf)
+            return original(self, X, rows, epoch=epoch, step=step)
+
+        monkeypatch.setattr(RBM, "train_step", train_step)
+
+    return install
+
+
+def run(bits: np.ndarray, runtime: str) -> tuple[Stack, list[str]]:
+    seen: list[Event] = []
+    stack = pretrain(
+        bits, layers=LAYERS, epochs=3, batch_size=20, runtime=runtime, observers=[seen.append]
+    )
+    return stack, [event.message for event in seen if isinstance(event, Notice)]
+
+
+@pytest.mark.parametrize(
+    ("limit", "rates"), [(0.06, ["0.05"]), (0.02, ["0.05", "0.025", "0.0125"])]
+)
+def test_it_recovers_with_a_lower_rate_and_a_warning_each(bits, too_fast, limit, rates):
+    undisturbed, silence = run(bits, "serial")
+    assert silence == []
+    too_fast(limit)
+    found = [run(bits, runtime) for runtime in RUNTIMES]
+    for stack, notices in found:
+        assert len(notices) == len(rates)
+        for notice, rate in zip(notices, rates, strict=True):
+            assert notice.startswith("warning: layer 2 diverged in epoch 2: ")
+            assert notice.endswith(
+                f"Back to the end of epoch 1, with half the learning rate, {rate}"
+            )
+        assert all(np.isfinite(a).all() for layer in stack.layers for _, a in layer.parameters())
+        assert stack.info["epochs"] == [3, 3]
+        np.testing.assert_array_equal(stack.layers[0].weight, undisturbed.layers[0].weight)
+        assert (stack.layers[1].weight != undisturbed.layers[1].weight).any()
+    assert len({stack.parameters_sha256 for stack, _ in found}) == 1, "serial and threads agree"
+
+
+@BOTH
+def test_the_fourth_time_is_the_last(bits, too_fast, runtime):
+    once = pretrain(bits, layers=LAYERS, epochs=[3, 1], refresh_epochs=0, batch_size=20)
+    too_fast(0.01)
+    with pytest.raises(DivergedError, match=r"layer 2 diverged in epoch 2.*rate of 0\.0125") as e:
+        run(bits, runtime)
+    stack = e.value.stack
+    assert all(np.isfinite(a).all() for layer in stack.layers for _, a in layer.parameters())
+    assert stack.info["epochs"][1] == 1
+    np.testing.assert_array_equal(stack.layers[1].weight, once.layers[1].weight)
+
+
+@BOTH
+def test_a_layer_that_diverges_in_its_first_epoch_starts_anew(bits, monkeypatch, runtime):
+    original, fallen = RBM.train_step, []
+
+    def train_step(self, X, rows, *, epoch, step):
+        if self.layer == 1 and (epoch, step) == (1, 5) and not fallen:
+            fallen.append(True)
+            self.weight.fill(np.nan)
+        return original(self, X, rows, epoch=epoch, step=step)
+
+    halved = pretrain(
+        bits, layers=LAYERS, epochs=3, batch_size=20, learning_rate=[0.05, 0.1]
+    ).parameters_sha256
+    monkeypatch.setattr(RBM, "train_step", train_step)
+    stack, notices = run(bits, runtime)
+    assert stack.parameters_sha256 == halved, "as if the rate had been that from the start"
+    assert len(notices) == 1
+
+
+def rbm() -> Learner:
+    momentum = MomentumSchedule("0.9")
+    return RBM(
+        1, 16, 8, RBMSettings(batch_size=20, learning_rate=0.1, momentum=momentum, persistent=True)
+    )
+
+
+def autoencoder() -> Learner:
+    momentum = MomentumSchedule("0.9")
+    settings = AutoencoderSettings(
+        batch_size=20, learning_rate=0.1, momentum=momentum, tied=False, loss="cross-entropy"
+    )
+    return Autoencoder(1, 16, 8, settings)
+
+
+def epoch(learner: Learner, X: np.ndarray, number: int) -> float:
+    return train_epoch(learner, X, epoch=number, stop=lambda: False, progress=lambda _: None)
+
+
+@pytest.mark.parametrize("make", [rbm, autoencoder])
+def test_a_worker_goes_on_exactly_from_its_last_epoch(bits, make):
+    worker = LayerWorker(make(), Versions(Split(bits, bits[:0]), (8,)))
+    assert isinstance(worker.execute(Train(1, 1, 0, 0), lambda: False), Finished)
+    worker.learner.visible_bias.fill(np.nan)  # what was left over from the epoch is broken
+    message = worker.execute(Train(1, 2, 0, 0), lambda: False)
+
+    expected = make()
+    epoch(expected, bits, 1)
+    expected.restore(expected.snapshot())  # momentum and chains start anew
+    expected.learning_rate = 0.05
+    error = epoch(expected, bits, 2)
+    assert isinstance(message, Finished)
+    assert message.train_error == error
+    assert len(message.warnings) == 1
+    parts = zip(worker.learner.current().parameters(), expected.current().parameters(), strict=True)
+    for (_, have), (_, want) in parts:
+        np.testing.assert_array_equal(have, want)
+
+
+def test_three_times_are_for_all_epochs_together(bits):
+    worker = LayerWorker(rbm(), Versions(Split(bits, bits[:0]), (8,)))
+    for number in (1, 2, 3):
+        worker.learner.weight.fill(np.nan)
+        message = worker.execute(Train(1, number, 0, 0), lambda: False)
+        assert isinstance(message, Finished)
+        assert worker.learner.learning_rate == 0.1 / 2**number
+    worker.learner.weight.fill(np.nan)
+    message = worker.execute(Train(1, 4, 0, 0), lambda: False)
+    assert isinstance(message, Failed)
+    assert isinstance(message.error, DivergedError)
+    assert worker.learner.is_finite()
