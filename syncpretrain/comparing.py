@@ -56,7 +56,7 @@ class Summary:
     """What the seeds of one start and one number of labels have in common.
 
     ``spread`` is the sample standard deviation of ``test``, None for a single seed; ``gain`` how
-    much less than the random start's the mean is, None without a random start.
+    much less than the random start's the mean is, None for itself or without one.
     """
 
     start: str
@@ -120,9 +120,9 @@ def compare(
 
 
 def summarized(outcomes: Iterable[Outcome]) -> list[Summary]:
-    """Return one row for each start and number of labels, in the order of the outcomes."""
+    """Return one row for each number of labels and start, fewest labels first."""
     groups: dict[tuple[int | None, str], list[Outcome]] = {}
-    for outcome in outcomes:
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.labels or 0):
         groups.setdefault((outcome.labels, outcome.start), []).append(outcome)
     means = {key: float(np.mean([_test(x) for x in group])) for key, group in groups.items()}
     return [
@@ -132,7 +132,7 @@ def summarized(outcomes: Iterable[Outcome]) -> list[Summary]:
             len(group),
             means[labels, start],
             float(np.std([_test(x) for x in group], ddof=1)) if len(group) > 1 else None,
-            means[labels, "random"] - means[labels, start] if (labels, "random") in means else None,
+            _gain(means, labels, start),
             float(np.mean([x.pretrain_seconds for x in group])),
             float(np.mean([x.finetune_seconds for x in group])),
         )
@@ -219,6 +219,14 @@ def _budget(labelled: int, batch_size: int, epochs: int) -> dict[str, int]:
     batch = min(batch_size, max(SMALLEST_BATCH, labelled // 10), labelled)
     steps = math.ceil(labelled / batch)
     return {"batch_size": batch, "epochs": max(epochs, math.ceil(FEWEST_STEPS / steps))}
+
+
+def _gain(
+    means: dict[tuple[int | None, str], float], labels: int | None, start: str
+) -> float | None:
+    if start == "random" or (labels, "random") not in means:
+        return None
+    return means[labels, "random"] - means[labels, start]
 
 
 def _test(outcome: Outcome) -> float:

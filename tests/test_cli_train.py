@@ -128,6 +128,7 @@ class TestOutput:
             "data": {"name": "[b]x.npy", "source": "the examples of x.npy :smile:", **sizes},
             "layers": [row],
             "reconstruction_error": errors,
+            "accuracy": {"train": 0.0, "validation": None, "test": 0.0},
         }
         file = io.StringIO()
         figures = {
@@ -146,6 +147,7 @@ class TestOutput:
         assert lines[0] == "[b]x.npy: the examples of x.npy :smile:"
         assert max(map(len, lines)) <= 80
         assert "10000-10000" in file.getvalue()
+        assert "classifier, wrong: train 100.00 %, test 100.00 %" in lines
         assert "…" not in file.getvalue()
 
 

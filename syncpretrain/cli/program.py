@@ -13,6 +13,7 @@ __all__ = ["main"]
 
 COMMANDS = {
     "train": "Pretrain a stack of layers in parallel, and fine-tune it.",
+    "compare": "Tell whether pretraining helps: several starts, the same fine-tuning.",
     "evaluate": "Measure the reconstruction error of each layer and of the stack.",
     "encode": "Write the codes of examples to a .npy file.",
     "reconstruct": "Draw examples above their reconstructions as a PNG.",

@@ -83,8 +83,8 @@ def _diagnosis_table(layers: list[dict[str, Any]]) -> Table:
         table.add_column(name, justify="right")
     for row in layers:
         cells = [str(row["layer"]), _number(row["free_energy_gap"])]
-        cells += [_number(row["pseudo_likelihood"]), str(row["dead_units"])]
-        cells += [str(row["saturated_units"])]
+        cells += [_number(row["pseudo_likelihood"])]
+        cells += [_count(row[name]) for name in ("dead_units", "saturated_units")]
         if estimated:
             cells += [_interval(row["log_z"]), _number(row["log_likelihood"])]
         table.add_row(*cells)
@@ -134,6 +134,10 @@ def _print_stack(console: Console, report: dict[str, Any]) -> None:
 
 def _print(console: Console, text: str) -> None:
     console.print(text, markup=False, emoji=False, soft_wrap=True)
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else str(value)
 
 
 def _number(value: float | None) -> str:

@@ -5,21 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from syncpretrain.cli.given import given_settings
 from syncpretrain.cli.options import json_option
 from syncpretrain.cli.trainoptions import setting_options
 from syncpretrain.errors import SettingsError
 
-if TYPE_CHECKING:
-    from syncpretrain.settings import Settings
-
 __all__ = ["command"]
 
-FINETUNE = "finetune_"
-GROUPED = ("data", "validation", "labels")
 RECORDED = (
     "config",
     "model",
@@ -35,6 +31,12 @@ RECORDED = (
 
 @click.command("train")
 @setting_options
+@click.option(
+    "--labels",
+    type=int,
+    metavar="N",
+    help="Keep the labels of so many training examples only. Default all.",
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -77,16 +79,11 @@ def command(
     from syncpretrain.observers.eventlog import read_reads
     from syncpretrain.run import train_run
     from syncpretrain.runfolder import CONFIG_NAME, EVENTS_NAME
-    from syncpretrain.settings import preset_path
 
-    if preset is not None:
-        if config is not None:
-            raise SettingsError("preset: got one beside --config, expected one of the two")
-        config = preset_path(preset)
     if replay is not None:
-        _check_replay(replay, config, given)
+        _check_replay(replay, preset or config, given)
     reads = read_reads(replay / EVENTS_NAME) if replay else None
-    settings = _settings(config or (replay and replay / CONFIG_NAME), given)
+    settings = given_settings(preset, config or (replay and replay / CONFIG_NAME), given)
     with announce(live=not as_json, quiet=quiet) as observers:
         report = train_run(settings, out=out, observers=observers, replay=reads)
     if as_json:
@@ -95,48 +92,7 @@ def command(
         print_run(report, sys.stdout)
 
 
-def _settings(config: Path | None, given: dict[str, Any]) -> Settings:
-    """Return the settings of a file, with the options given on top."""
-    import msgspec
-
-    from syncpretrain.settings import read_settings, settings_from
-
-    base: dict[str, Any] = {"data": {}, "pretrain": {}, "finetune": {}}
-    if config is not None:
-        base = msgspec.to_builtins(read_settings(config))
-        if given["layers"] and len(given["layers"]) != len(base["pretrain"]["layers"]):
-            _forget_depth(base["pretrain"])
-    for name, value in given.items():
-        if value is None:
-            continue
-        section, field = _place(name)
-        base[section][field] = value
-    pretrain = base["pretrain"]
-    if "layers" not in pretrain:
-        raise SettingsError(
-            "layers: got nothing, expected the units of the input and of each layer, such as"
-            " --layers 784,1000,500,250,30"
-        )
-    settings = settings_from(
-        pretrain.pop("layers"), data=base["data"], finetune=base["finetune"], **pretrain
-    )
-    _check_finetuning(settings, given)
-    return settings
-
-
-def _check_finetuning(settings: Settings, given: dict[str, Any]) -> None:
-    """Refuse options of a fine-tuning that will not be."""
-    if settings.finetune.objective != "none":
-        return
-    for name, value in given.items():
-        if value is not None and name.startswith(FINETUNE):
-            raise SettingsError(
-                f"{name}: got {value} without fine-tuning; add --finetune reconstruction or"
-                " classification"
-            )
-
-
-def _check_replay(replay: Path, config: Path | None, given: dict[str, Any]) -> None:
+def _check_replay(replay: Path, config: str | Path | None, given: dict[str, Any]) -> None:
     from syncpretrain.runfolder import CONFIG_NAME, EVENTS_NAME
 
     if not all((replay / name).is_file() for name in (CONFIG_NAME, EVENTS_NAME)):
@@ -149,23 +105,3 @@ def _check_replay(replay: Path, config: Path | None, given: dict[str, Any]) -> N
             raise SettingsError(
                 f"{name}: got a value beside --replay, expected none; the recorded run decides it"
             )
-
-
-def _forget_depth(pretrain: dict[str, Any]) -> None:
-    """Make one value of each list of equal values, so that it suits another number of layers."""
-    from syncpretrain.settings.sections import PER_LAYER
-
-    for name in PER_LAYER:
-        if len(set(pretrain[name])) == 1:
-            pretrain[name] = pretrain[name][0]
-
-
-def _place(option: str) -> tuple[str, str]:
-    """Return the section and the field of the settings that an option sets."""
-    if option == "finetune":
-        return "finetune", "objective"
-    if option.startswith(FINETUNE):
-        return "finetune", option.removeprefix(FINETUNE)
-    if option in GROUPED:
-        return "data", "name" if option == "data" else option
-    return "pretrain", option

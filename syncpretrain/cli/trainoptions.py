@@ -1,4 +1,4 @@
-"""The options of ``train``: one for each setting, in the order that ``--help`` shows."""
+"""The options of ``train`` and ``compare``: one for each setting."""
 
 from __future__ import annotations
 
@@ -29,12 +29,6 @@ OPTIONS = (
         type=float,
         metavar="FRACTION",
         help="Of the training examples, to hold out. Default 10,000 of MNIST's 60,000, or a tenth.",
-    ),
-    click.option(
-        "--labels",
-        type=int,
-        metavar="N",
-        help="Keep the labels of so many training examples only. Default all.",
     ),
     click.option(
         "--preset",

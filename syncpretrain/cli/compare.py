@@ -1,0 +1,115 @@
+"""``syncpretrain compare``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from syncpretrain.cli.given import given_settings
+from syncpretrain.cli.options import at_least, json_option, words
+from syncpretrain.cli.trainoptions import setting_options
+from syncpretrain.errors import SettingsError
+
+__all__ = ["command"]
+
+STARTS = ("greedy", "synchronized", "random")
+DEFAULT_PRESET = "label-budget"
+
+
+def label_counts(text: str) -> tuple[int | None, ...]:
+    """Parse numbers of labels separated by commas; ``all`` is None."""
+    try:
+        return tuple(None if part == "all" else int(part) for part in text.split(","))
+    except ValueError:
+        raise click.BadParameter(
+            f"got {text!r}, expected whole numbers or all, separated by commas"
+        ) from None
+
+
+@click.command("compare")
+@setting_options
+@click.option(
+    "--starts",
+    type=words(STARTS),
+    metavar="START[,START...]",
+    help="Of greedy, synchronized and random. Default all three.",
+)
+@click.option("--seeds", type=at_least(1), default=3, metavar="S", help="Runs of each. Default 3.")
+@click.option(
+    "--labels",
+    type=label_counts,
+    metavar="N[,N...]",
+    help="Labelled examples to classify with, such as 100,1000,all. Default all.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The folder of the table and the curve, new or empty. Default a new one in runs/.",
+)
+@json_option
+@click.option("--quiet", is_flag=True, help="Print nothing but errors and --json.")
+def command(
+    preset: str | None,
+    config: Path | None,
+    starts: tuple[str, ...] | None,
+    seeds: int,
+    labels: tuple[int | None, ...] | None,
+    out: Path | None,
+    as_json: bool,
+    quiet: bool,
+    **given: Any,
+) -> None:
+    """Tell whether pretraining helps: several starts, the same fine-tuning.
+
+    Each start is pretrained on all training examples (random weights are not), then fine-tuned in
+    the same way, with the same examples, and measured on the test examples. Without --layers,
+    --preset or --config the settings are those of the preset label-budget. --labels draws a curve
+    of the error against the number of labelled examples.
+
+    \b
+    Examples:
+      syncpretrain compare --labels 100,1000,10000,all
+      syncpretrain compare --layers 784,500,30 --finetune reconstruction --seeds 2
+      syncpretrain compare --layers 64,100,50 --data digits --labels 50,200 --epochs 20
+    """
+    from syncpretrain.cli.compared import (
+        as_report,
+        print_comparison,
+        tell_outcome,
+        write_comparison,
+    )
+    from syncpretrain.comparing import compare
+    from syncpretrain.data import load_dataset
+    from syncpretrain.runfolder import check_folder, made_folder, new_folder
+
+    if given["schedule"] is not None:
+        raise SettingsError("schedule: got one, expected none; --starts says what is compared")
+    check_folder(out)
+    if given["layers"] is None and preset is None and config is None:
+        preset = DEFAULT_PRESET
+    if labels is not None and given["finetune"] is None:
+        given["finetune"] = "classification"
+    settings = given_settings(preset, config, given)
+    binary = settings.pretrain.visible_units == "bernoulli"
+    data = load_dataset(settings.data.name, validation=settings.data.validation, bounded=binary)
+    first = settings.pretrain.seed
+    outcomes = compare(
+        settings,
+        data,
+        starts=starts or STARTS,
+        seeds=range(first, first + seeds),
+        labels=labels or (None,),
+        tell=(lambda outcome: None) if quiet else tell_outcome,
+    )
+    out = new_folder(settings.pretrain.layers) if out is None else made_folder(out)
+    report = as_report(settings, data, outcomes, out)
+    write_comparison(settings, report, outcomes, out)
+    if as_json:
+        click.echo(json.dumps(report))
+    elif not quiet:
+        print_comparison(report, sys.stdout)

@@ -1,0 +1,88 @@
+"""The settings that the options of a command make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from syncpretrain.errors import SettingsError
+
+if TYPE_CHECKING:
+    from syncpretrain.settings import Settings
+
+__all__ = ["given_settings"]
+
+FINETUNE = "finetune_"
+GROUPED = ("data", "validation", "labels")
+
+
+def given_settings(preset: str | None, config: Path | None, given: dict[str, Any]) -> Settings:
+    """Return the settings of a preset or a file, with the options given on top.
+
+    Raises
+    ------
+    SettingsError
+        If they are wrong, or do not fit each other.
+    """
+    import msgspec
+
+    from syncpretrain.settings import preset_path, read_settings, settings_from
+
+    if preset is not None:
+        if config is not None:
+            raise SettingsError("preset: got one beside --config, expected one of the two")
+        config = preset_path(preset)
+
+    base: dict[str, Any] = {"data": {}, "pretrain": {}, "finetune": {}}
+    if config is not None:
+        base = msgspec.to_builtins(read_settings(config))
+        if given["layers"] and len(given["layers"]) != len(base["pretrain"]["layers"]):
+            _forget_depth(base["pretrain"])
+    for name, value in given.items():
+        if value is None:
+            continue
+        section, field = _place(name)
+        base[section][field] = value
+    pretrain = base["pretrain"]
+    if "layers" not in pretrain:
+        raise SettingsError(
+            "layers: got nothing, expected the units of the input and of each layer, such as"
+            " --layers 784,1000,500,250,30"
+        )
+    settings = settings_from(
+        pretrain.pop("layers"), data=base["data"], finetune=base["finetune"], **pretrain
+    )
+    _check_finetuning(settings, given)
+    return settings
+
+
+def _check_finetuning(settings: Settings, given: dict[str, Any]) -> None:
+    """Refuse options of a fine-tuning that will not be."""
+    if settings.finetune.objective != "none":
+        return
+    for name, value in given.items():
+        if value is not None and name.startswith(FINETUNE):
+            raise SettingsError(
+                f"{name}: got {value} without fine-tuning; add --finetune reconstruction or"
+                " classification"
+            )
+
+
+def _forget_depth(pretrain: dict[str, Any]) -> None:
+    """Make one value of each list of equal values, so that it suits another number of layers."""
+    from syncpretrain.settings.sections import PER_LAYER
+
+    for name in PER_LAYER:
+        if len(set(pretrain[name])) == 1:
+            pretrain[name] = pretrain[name][0]
+
+
+def _place(option: str) -> tuple[str, str]:
+    """Return the section and the field of the settings that an option sets."""
+    if option == "finetune":
+        return "finetune", "objective"
+    if option.startswith(FINETUNE):
+        return "finetune", option.removeprefix(FINETUNE)
+    if option in GROUPED:
+        return "data", "name" if option == "data" else option
+    return "pretrain", option
