@@ -211,8 +211,8 @@ class TestRefusals:
                 {"model": "autoencoder", "hidden_dropout": 0.5},
                 "hidden_dropout: got 0.5 with model autoencoder",
             ),
-            ({"loss": "squared"}, "loss and tied: got a value with model rbm"),
-            ({"tied": False}, "loss and tied: got a value with model rbm"),
+            ({"loss": "squared"}, "loss: got a value with model rbm"),
+            ({"tied": False}, "tied: got a value with model rbm"),
             (
                 {"model": "autoencoder", "loss": "cross-entropy", "visible_units": "gaussian"},
                 "loss: got cross-entropy with gaussian visible units",

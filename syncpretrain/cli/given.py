@@ -38,6 +38,8 @@ def given_settings(preset: str | None, config: Path | None, given: dict[str, Any
         base = msgspec.to_builtins(read_settings(config))
         if given["layers"] and len(given["layers"]) != len(base["pretrain"]["layers"]):
             _forget_depth(base["pretrain"])
+        if given["model"] not in (None, base["pretrain"]["model"]):
+            _forget_model(base["pretrain"])
     for name, value in given.items():
         if value is None:
             continue
@@ -75,6 +77,15 @@ def _forget_depth(pretrain: dict[str, Any]) -> None:
     for name in PER_LAYER:
         if len(set(pretrain[name])) == 1:
             pretrain[name] = pretrain[name][0]
+
+
+def _forget_model(pretrain: dict[str, Any]) -> None:
+    """Drop what the model had no use for, so that another model takes its own default."""
+    from syncpretrain.settings.sections import MODEL_DEFAULTS, PER_LAYER
+
+    for name in {name for defaults in MODEL_DEFAULTS.values() for name in defaults}:
+        if all(value == PER_LAYER[name] for value in pretrain[name]):
+            del pretrain[name]
 
 
 def _place(option: str) -> tuple[str, str]:

@@ -123,13 +123,14 @@ def _errors_cells(row: dict[str, Any]) -> tuple[str, ...]:
 def _print_stack(console: Console, report: dict[str, Any]) -> None:
     errors = report["reconstruction_error"].items()
     parts = ", ".join(f"{part} {_number(error)}" for part, error in errors if error is not None)
+    whole = "whole stack"
     if report["accuracy"] is not None:
         shares = report["accuracy"].items()
         wrong = (f"{part} {100 * (1 - x):.2f} %" for part, x in shares if x is not None)
         _print(console, f"classifier, wrong: {', '.join(wrong)}")
-        parts += ", before it became a classifier" if parts else ""
+        whole = "whole stack, pretrained"
     if parts:
-        _print(console, f"whole stack: {parts} (squared error)")
+        _print(console, f"{whole}: {parts} (squared error)")
 
 
 def _print(console: Console, text: str) -> None:

@@ -42,11 +42,13 @@ def save_label_curve(curves: Mapping[str, Sequence[Point]], path: Path) -> None:
         wrong = [100 * point[1] for point in points]
         spread = [100 * (point[2] or 0) for point in points]
         axes.errorbar(labels, wrong, yerr=spread, marker="o", capsize=3, label=name)
-    axes.set(xscale="log", yscale="log", xlabel="labelled examples", ylabel="wrong on test, %")
+    axes.set(xscale="log", xlabel="labelled examples", ylabel="wrong on test, %")
     ticks = sorted({point[0] for points in curves.values() for point in points})
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.minorticks_off()
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    if all(point[1] > 0 for points in curves.values() for point in points):
+        axes.set_yscale("log")  # which has no 0
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.grid(visible=True, alpha=0.3)
     axes.legend()

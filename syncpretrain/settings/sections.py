@@ -222,8 +222,9 @@ def _check_model(settings: PretrainSettings) -> None:
         if values and not is_used:
             raise SettingsError(f"{name}: got {values[0]} with model {model}, which has none")
     if model == "rbm" and (settings.loss is not None or not settings.tied):
+        name = "tied" if settings.loss is None else "loss"
         raise SettingsError(
-            "loss and tied: got a value with model rbm, expected none; only autoencoders choose"
+            f"{name}: got a value with model rbm, expected none; only autoencoders choose"
         )
     if settings.loss == "cross-entropy" and settings.visible_units == "gaussian":
         raise SettingsError(

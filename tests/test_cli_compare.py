@@ -1,0 +1,163 @@
+"""``syncpretrain compare``: its table, its files, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import syncpretrain.comparing as comparing
+from syncpretrain.cli import main
+from syncpretrain.data.dataset import Dataset
+from syncpretrain.report.curves import save_label_curve
+from syncpretrain.settings import preset_path, read_settings
+
+TINY = ("--layers", "64,8", "--data", "digits", "--epochs", 1, "--finetune-epochs", 1)
+STARTS = ["greedy", "synchronized", "random"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fonts(tmp_path_factory):
+    """Draw once before the tests: Matplotlib keeps its font file open."""
+    save_label_curve({"x": [(1, 0.5, None)]}, tmp_path_factory.mktemp("fonts") / "x.png")
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    """Return a function that calls compare and returns its standard streams."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(comparing, "FEWEST_STEPS", 20)
+
+    def run(*arguments, status=0):
+        with pytest.raises(SystemExit) as ended:
+            main(["compare", *map(str, arguments)], prog_name="syncpretrain")
+        out, err = capsys.readouterr()
+        assert ended.value.code == status, err
+        return out, err
+
+    return run
+
+
+class TestResults:
+    def test_table_curve_and_files(self, call, tmp_path):
+        given = ("--labels", "50,all", "--seeds", 2, "--out", "new/deep", "--seed", 5)
+        out, err = call(*TINY, *given)
+        lines = out.splitlines()
+        assert lines[0].startswith("64-8 on the 1,797 digits")
+        assert lines[0].endswith(", classification, on the test examples:")
+        cells = [line.split()[:2] for line in lines]
+        rows = [row for row in cells if row[1:] and row[1] in STARTS]
+        assert rows == [[labels, start] for labels in ("50", "1,294") for start in STARTS]
+        assert "means of 2 seeds; the gain is over random weights" in lines
+        assert lines[-1] == "table and curve: new/deep"
+        progress = err.splitlines()
+        assert len(progress) == 2 * 3 * 2
+        assert progress[0].startswith("seed 5  greedy  50 labels  test ")
+        assert progress[-1].startswith("seed 6  random  1,294 labels  test ")
+        folder = tmp_path / "new" / "deep"
+        assert sorted(path.name for path in folder.iterdir()) == [
+            *("compare.json", "config.toml", "label-budget.png")
+        ]
+        with Image.open(folder / "label-budget.png") as image:
+            image.load()
+            assert (image.format, image.size) == ("PNG", (720, 480))
+        settings = read_settings(folder / "config.toml")
+        assert (settings.pretrain.layers, settings.pretrain.seed) == ((64, 8), 5)
+        assert settings.finetune.objective == "classification", "--labels asks for classes"
+
+    def test_json_is_one_object(self, call, tmp_path):
+        given = ("--finetune", "classification", "--labels", "20,40", "--seeds", 1, "--json")
+        out, err = call(*TINY, *given, "--starts", "random,greedy", "--out", "new")
+        assert out.count("\n") == 1
+        report = json.loads(out)
+        assert json.loads((tmp_path / "new/compare.json").read_text()) == report
+        assert list(report) == ["layers", "objective", "data", "table", "runs", "out"]
+        assert report["data"]["train"] == 1294
+        rows = [(row["labels"], row["start"]) for row in report["table"]]
+        assert rows == [(20, "random"), (20, "greedy"), (40, "random"), (40, "greedy")]
+        random, greedy = report["table"][:2]
+        assert random["gain"] is None
+        assert greedy["gain"] == pytest.approx(random["test"] - greedy["test"])
+        assert [row["spread"] for row in report["table"]] == [None] * 4
+        assert len(report["runs"]) == 4
+        assert len(err.splitlines()) == 4
+
+    def test_reconstruction_draws_no_curve(self, call, tmp_path):
+        given = ("--finetune", "reconstruction", "--seeds", 1, "--starts", "random", "--quiet")
+        assert call(*TINY, *given) == ("", "")
+        (folder,) = (tmp_path / "runs").iterdir()
+        assert sorted(path.name for path in folder.iterdir()) == ["compare.json", "config.toml"]
+        report = json.loads((folder / "compare.json").read_text())
+        assert [(row["start"], row["labels"]) for row in report["table"]] == [("random", None)]
+
+    def test_a_share_of_nothing_wrong_can_be_drawn(self, tmp_path):
+        save_label_curve({"random": [(10, 0.0, None), (20, 0.0, 0.0)]}, tmp_path / "x.png")
+        with Image.open(tmp_path / "x.png") as image:
+            image.load()
+
+
+class TestPreset:
+    @pytest.fixture
+    def asked(self, monkeypatch):
+        """Record the settings that would be compared, instead of comparing."""
+        asked = []
+
+        def record(settings, data, **options):
+            asked.append((settings, options))
+            raise KeyboardInterrupt
+
+        none = np.zeros((1, 784), np.float32)
+        data = Dataset("mnist", "nothing", none, none, none)
+        monkeypatch.setattr("syncpretrain.data.load_dataset", lambda *a, **b: data)
+        monkeypatch.setattr(comparing, "compare", record)
+        return asked
+
+    def test_the_default_is_label_budget(self, call, asked):
+        call(status=130)
+        ((settings, options),) = asked
+        assert settings == read_settings(preset_path("label-budget"))
+        assert (options["starts"], options["labels"]) == (tuple(STARTS), (None,))
+        assert list(options["seeds"]) == [0, 1, 2]
+
+    def test_options_win(self, call, asked):
+        call("--labels", "100,all", "--seeds", 2, "--seed", 7, "--epochs", 3, status=130)
+        ((settings, options),) = asked
+        assert settings.pretrain.epochs == (3, 3, 3)
+        assert (options["labels"], list(options["seeds"])) == ((100, None), [7, 8])
+
+    def test_another_preset(self, call, asked):
+        call("--preset", "fast", status=130)
+        assert asked[0][0] == read_settings(preset_path("fast"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--schedule greedy", "--schedule: got one, expected none; --starts says"),
+        ("--starts warm", "--starts: got 'warm', expected greedy or synchronized or random"),
+        ("--starts greedy,", "--starts: got '', expected greedy or"),
+        ("--labels many", "--labels: got 'many', expected whole numbers or all, separated"),
+        ("--labels 10,1.5", "--labels: got '10,1.5', expected whole numbers or all"),
+        ("--labels 0", "--labels: got 0, expected 1 to 1294, those there are"),
+        ("--labels 10,1295", "--labels: got 1295, expected 1 to 1294, those there are"),
+        ("--labels 10 --data x.npy", "--data: x.npy has no"),
+        ("--finetune reconstruction --data x.npy", "--data: x.npy has no test examples"),
+        ("--seeds 0", "--seeds: got 0, expected a whole number of at least 1"),
+        ("--finetune none", "--finetune: got none, expected reconstruction or classification"),
+        ("--labels 10 --finetune-patience 2", "--finetune-patience: got a number, expected none"),
+        ("--labels 10 --out full", "--out: full is not empty; name a new folder"),
+        ("--labels 10 --preset x", "--preset: got 'x', expected one of "),
+    ],
+)
+def test_refused(call, tmp_path, arguments, message):
+    np.save("x.npy", np.zeros((40, 64), np.float32))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+    given = ("--layers", "64,8", "--data", "digits", *arguments.split())
+    out, err = call(*given, status=2)
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"Error: {message}")
+    assert sorted(tmp_path.rglob("*")) == before

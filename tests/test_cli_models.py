@@ -1,0 +1,292 @@
+"""``train`` with every kind of layer and objective, and the other commands on what it leaves."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import syncpretrain
+from syncpretrain.cli import main
+from syncpretrain.data import load_dataset
+from syncpretrain.settings import read_settings
+
+DIGITS = ("--layers", "64,10,6", "--data", "digits", "--epochs", 1)
+CLASSES = (*DIGITS, "--finetune", "classification", "--finetune-epochs", 2)
+NET = "--layers 16,9,4 --data xy.npz --batch-size 10 --validation 0.2 --epochs 1"
+
+
+def command(*arguments, status=0):
+    with pytest.raises(SystemExit) as ended:
+        main(list(map(str, arguments)), prog_name="syncpretrain")
+    assert ended.value.code == status
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with data, and the runs that the other commands are tried on."""
+    folder = tmp_path_factory.mktemp("models")
+    rng = np.random.default_rng(0)
+    X = rng.random((60, 16), dtype=np.float32)
+    np.save(folder / "x.npy", X)
+    np.save(folder / "wide.npy", rng.normal(5, [1, 9] * 8, (60, 16)).astype(np.float32))
+    np.savez(folder / "xy.npz", X=X, y=np.arange(60) % 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        quiet = ("--quiet", "--out")
+        command("train", *CLASSES, *quiet, "classifier")
+        command("train", *DIGITS, "--model", "autoencoder", *quiet, "autoencoder")
+        wide = ("--data", "wide.npy", "--layers", "16,9,4", "--batch-size", 10, "--epochs", 3)
+        command("train", *wide, "--visible-units", "gaussian", *quiet, "gaussian")
+    return folder
+
+
+@pytest.fixture
+def call(folder, monkeypatch, capsys):
+    """Return a function that calls a command and returns its standard streams."""
+    monkeypatch.chdir(folder)
+
+    def run(*arguments, status=0):
+        command(*arguments, status=status)
+        return capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "run"
+
+
+KINDS = [
+    ("--model rbm", "rbm", "bernoulli bernoulli bernoulli"),
+    ("--hidden-units gaussian", "rbm", "bernoulli gaussian gaussian"),
+    ("--hidden-units relu", "rbm", "bernoulli relu relu"),
+    ("--hidden-units relu,gaussian", "rbm", "bernoulli relu gaussian"),
+    ("--visible-units gaussian", "rbm", "gaussian bernoulli bernoulli"),
+    ("--model autoencoder", "autoencoder", "bernoulli bernoulli bernoulli"),
+    ("--model autoencoder --untied", "autoencoder", "bernoulli bernoulli bernoulli"),
+    ("--model denoising", "autoencoder", "bernoulli bernoulli bernoulli"),
+    (
+        "--model denoising --visible-units gaussian --hidden-units relu"
+        " --corruption gaussian:0.3,salt-and-pepper:0.1",
+        "autoencoder",
+        "gaussian relu relu",
+    ),
+    ("--model contractive", "autoencoder", "bernoulli bernoulli bernoulli"),
+]
+
+
+@pytest.mark.parametrize(("options", "model", "units"), KINDS, ids=[row[0] for row in KINDS])
+def test_each_kind_of_layer(call, out, options, model, units):
+    printed, _ = call("train", *DIGITS, *options.split(), "--out", out, "--json")
+    report = json.loads(printed)
+    stack = syncpretrain.load(out)
+    assert stack.units == tuple(units.split())
+    assert [layer.model for layer in stack.layers] == [model] * 2
+    assert (stack.scaling is not None) == (stack.units[0] == "gaussian")
+    untied = [layer.decoder_weight is not None for layer in stack.layers]
+    assert untied == ["--untied" in options] * 2
+    assert stack.parameters_sha256 == report["parameters_sha256"]
+    assert np.isfinite(list(report["reconstruction_error"].values())).all()
+
+
+class TestClassification:
+    def test_the_share_wrong_is_printed_and_the_accuracy_kept(self, call, out):
+        printed, _ = call("train", *CLASSES, "--out", out)
+        accuracy = json.loads((out / "metrics.json").read_text())["accuracy"]
+        assert list(accuracy) == ["train", "validation", "test"]
+        wrong = ", ".join(f"{part} {100 * (1 - share):.2f} %" for part, share in accuracy.items())
+        assert f"classifier, wrong: {wrong}" in printed.splitlines()
+        data, stack = load_dataset("digits"), syncpretrain.load(out)
+        assert stack.head.classes == tuple(range(10))
+        assert accuracy["test"] == (stack.predict(data.test) == data.test_labels).mean()
+
+    def test_so_many_labels_are_kept(self, call, out):
+        given = ("--labels", 30, "--finetune-batch-size", 10, "--out", out, "--json")
+        report = json.loads(call("train", *CLASSES, *given)[0])
+        right = report["accuracy"]["train"] * 30
+        assert right == pytest.approx(round(right)), "a share of the labelled ones"
+        assert read_settings(out / "config.toml").data.labels == 30
+
+    def test_a_validation_error_that_does_not_fall_ends_it(self, call, out):
+        given = ("--finetune-patience", 2, "--finetune-learning-rate", 1e-30, "--quiet")
+        call("train", *DIGITS, "--finetune", "classification", *given, "--out", out)
+        lines = (out / "events.jsonl").read_text().splitlines()
+        events = [json.loads(line)["event"] for line in lines]
+        assert events.count("FinetuneEpochFinished") < 10
+        assert read_settings(out / "config.toml").finetune.patience == 2
+
+    def test_evaluate_says_what_training_said(self, call, folder):
+        report = json.loads(call("evaluate", "classifier", "--json")[0])
+        metrics = json.loads((folder / "classifier/metrics.json").read_text())
+        assert report["accuracy"] == metrics["accuracy"]
+        assert set(report["reconstruction_error"].values()) == {None}
+        lines = call("evaluate", "classifier")[0].splitlines()
+        assert any(line.startswith("classifier, wrong: train ") for line in lines)
+        assert not any(line.startswith("whole stack") for line in lines)
+
+
+class TestOthers:
+    def test_evaluate_an_autoencoder(self, call, folder):
+        report = json.loads(call("evaluate", "autoencoder", "--json")[0])
+        metrics = json.loads((folder / "autoencoder/metrics.json").read_text())
+        assert report["reconstruction_error"] == pytest.approx(metrics["reconstruction_error"])
+        assert report["accuracy"] is None
+        assert all(row["free_energy_gap"] is None for row in report["layers"])
+        assert call("evaluate", "autoencoder")[0].splitlines()[-1].split()[:3] == ["2", "-", "-"]
+
+    def test_evaluate_values_outside_the_unit_interval(self, call, folder):
+        for data in ((), ("--data", "./wide.npy")):
+            report = json.loads(call("evaluate", "gaussian", *data, "--json")[0])
+            assert report["data"]["train"] == 54
+        stack, X = syncpretrain.load(folder / "gaussian"), np.load(folder / "wide.npy")
+        np.save("other.npy", X[:20])
+        report = json.loads(call("evaluate", "gaussian", "--data", "other.npy", "--json")[0])
+        expected = np.square(X[:20] - stack.reconstruct(X[:20])).sum(axis=1).mean()
+        assert report["reconstruction_error"]["test"] == pytest.approx(expected, rel=1e-4)
+
+    def test_encode_and_reconstruct_them(self, call, folder, tmp_path):
+        z = tmp_path / "z.npy"
+        call("encode", "gaussian", "--data", "wide.npy", "--out", z)
+        stack, X = syncpretrain.load(folder / "gaussian"), np.load("wide.npy")
+        assert np.array_equal(np.load(z), stack.encode(X))
+        call("reconstruct", "gaussian", "--out", tmp_path / "r.png")
+        with Image.open(tmp_path / "r.png") as image:
+            image.load()
+            assert image.format == "PNG"
+
+    def test_sample_them(self, call, tmp_path):
+        for start in ("noise", "data"):
+            target = tmp_path / f"{start}.png"
+            given = ("--start", start, "--steps", 3, "--count", 4, "--out", target)
+            printed, _ = call("sample", "gaussian", *given)
+            assert printed == f"{target}: 4 samples after 3 steps from {start}\n"
+            with Image.open(target) as image:
+                image.load()
+                assert image.format == "PNG"
+
+    def test_a_stack_without_an_rbm_has_no_samples(self, call, tmp_path):
+        for run in ("autoencoder", "classifier"):
+            printed, err = call("sample", run, "--out", tmp_path / "x.png", status=2)
+            assert (printed, err.count("\n")) == ("", 1)
+            assert not (tmp_path / "x.png").exists()
+
+    def test_encode_with_a_classifier(self, call, folder, tmp_path):
+        call("encode", "classifier", "--out", tmp_path / "z.npy")
+        stack = syncpretrain.load(folder / "classifier")
+        expected = stack.encode(load_dataset("digits").test)
+        assert np.array_equal(np.load(tmp_path / "z.npy"), expected)
+
+    def test_a_classifier_reconstructs_nothing(self, call, tmp_path):
+        printed, err = call("reconstruct", "classifier", "--out", tmp_path / "x.png", status=2)
+        assert (printed, err.count("\n")) == ("", 1)
+        assert not (tmp_path / "x.png").exists()
+
+
+RBM = (
+    " --visible-units gaussian --hidden-units relu,bernoulli --visible-bias log-odds --l1 0.001"
+    " --cd-steps 2 --persistent --sparsity-target 0.2 --sparsity-cost 0.01,0.02"
+    " --hidden-dropout 0.1 --early-stopping free-energy-gap --patience 2"
+)
+AUTOENCODER = " --untied --loss cross-entropy --early-stopping validation-error"
+TUNED = (
+    " --finetune classification --finetune-epochs 2 --finetune-batch-size 10 --labels 24"
+    " --finetune-optimizer sgd --finetune-learning-rate 0.05 --finetune-rate-schedule cosine"
+    " --finetune-momentum 0.5 --finetune-nesterov --finetune-weight-decay 0.01"
+    " --finetune-dropout 0.2 --finetune-input-dropout 0.1 --finetune-patience 3"
+)
+UNSUPERVISED = " --finetune reconstruction --finetune-loss cross-entropy --finetune-batch-size 10"
+REACHED = {
+    RBM: {
+        **{"visible_units": "gaussian", "hidden_units": ("relu", "bernoulli")},
+        **{"visible_bias": "log-odds", "l1": (0.001,) * 2, "cd_steps": (2, 2)},
+        **{"persistent": (True, True), "sparsity_target": (0.2, 0.2)},
+        **{"sparsity_cost": (0.01, 0.02), "hidden_dropout": (0.1, 0.1)},
+        **{"early_stopping": "free-energy-gap", "patience": 2},
+    },
+    AUTOENCODER + " --model denoising --corruption masking:0.1,gaussian:0.5": {
+        **{"model": "denoising", "corruption": ("masking:0.1", "gaussian:0.5"), "tied": False},
+        **{"loss": "cross-entropy", "early_stopping": "validation-error"},
+    },
+    AUTOENCODER + " --model contractive --contraction 0.3,0.2": {
+        **{"model": "contractive", "contraction": (0.3, 0.2)},
+    },
+    TUNED: {
+        **{"objective": "classification", "optimizer": "sgd", "learning_rate": 0.05},
+        **{"rate_schedule": "cosine", "momentum": 0.5, "nesterov": True, "weight_decay": 0.01},
+        **{"dropout": 0.2, "input_dropout": 0.1, "patience": 3, "batch_size": 10, "epochs": 2},
+    },
+    UNSUPERVISED: {"objective": "reconstruction", "loss": "cross-entropy"},
+}
+
+
+@pytest.mark.parametrize("options", REACHED)
+def test_options_reach_their_settings_and_the_file_repeats_the_run(call, out, options):
+    given = (*NET.split(), *options.split(), "--seed", 3, "--out", out, "--json")
+    report = json.loads(call("train", *given)[0])
+    settings = read_settings(out / "config.toml")
+    section = settings.finetune if "--finetune " in options else settings.pretrain
+    expected = REACHED[options]
+    assert {name: getattr(section, name) for name in expected} == expected
+    assert settings.data.labels == (24 if "--labels" in options else None)
+    again = ("--config", out / "config.toml", "--out", out / "again", "--json")
+    assert json.loads(call("train", *again)[0])["parameters_sha256"] == report["parameters_sha256"]
+
+
+WRONG = [
+    ("--corruption masking:0.2", "--corruption: got masking:0.2 with model rbm, which has none"),
+    ("--contraction 0.2", "--contraction: got 0.2 with model rbm, which has none"),
+    ("--loss squared", "--loss: got a value with model rbm, expected none"),
+    ("--untied", "--tied: got a value with model rbm, expected none"),
+    ("--model autoencoder --persistent", "--persistent: got True with model autoencoder, which"),
+    ("--model denoising --sparsity-cost 1", "--sparsity-cost: got 1.0 with model denoising"),
+    ("--model contractive --hidden-dropout 0.5", "--hidden-dropout: got 0.5 with model contr"),
+    ("--model denoising --contraction 0.2", "--contraction: got 0.2 with model denoising"),
+    ("--model x", "--model: 'x' is not one of 'rbm', 'autoencoder'"),
+    ("--early-stopping validation-error", "--early-stopping: got validation-error with model r"),
+    (
+        "--model autoencoder --early-stopping free-energy-gap",
+        "--early-stopping: got free-energy-gap with model autoencoder",
+    ),
+    ("--hidden-units tanh", "--hidden-units: got 'tanh', expected bernoulli or gaussian or relu"),
+    ("--hidden-units relu,relu,relu", "--hidden-units: got 3 values, expected one for all"),
+    ("--hidden-units gaussian --sparsity-cost 1", "--sparsity-cost: got a cost for gaussian"),
+    ("--visible-units relu", "--visible-units: 'relu' is not one of 'bernoulli', 'gaussian'"),
+    ("--model denoising --corruption masking", "--corruption: got 'masking', expected none, m"),
+    ("--model denoising --corruption masking:1", "--corruption: got 'masking:1', expected none"),
+    ("--model denoising --corruption salt:0.1", "--corruption: got 'salt:0.1', expected none"),
+    (
+        "--model denoising --visible-units gaussian --loss cross-entropy",
+        "--loss: got cross-entropy with gaussian visible units, expected squared",
+    ),
+    ("--finetune classification --data x.npy", "--finetune: got classification, but x.npy has"),
+    ("--labels 20 --data x.npy", "--labels: got 20, but x.npy has no labels"),
+    ("--labels 0", "--labels: got 0, expected a whole number of at least 1"),
+    ("--labels 49", "--labels: got 49, expected 1 to 48, those there are"),
+    ("--finetune classification --labels 9", "--finetune-batch-size: got 100, expected at most 9"),
+    (
+        "--finetune reconstruction --finetune-batch-size 10 --finetune-patience 2 --validation 0",
+        "--finetune-patience: got a number without validation examples",
+    ),
+    ("--finetune-patience 2", "--finetune-patience: got 2 without fine-tuning; add --finetune"),
+    ("--finetune reconstruction --finetune-momentum 0.5", "--finetune-momentum: got momentum w"),
+    (
+        "--finetune reconstruction --finetune-optimizer sgd --finetune-nesterov",
+        "--finetune-nesterov: got no momentum, expected one above 0",
+    ),
+    ("--finetune classification --finetune-loss squared", "--finetune-loss: got squared for cl"),
+    ("--finetune classification --finetune-dropout 1", "--finetune-dropout: got 1.0, expected"),
+    ("--data wide.npy", "wide.npy: got "),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG, ids=[row[0] for row in WRONG])
+def test_wrong_options(call, out, options, message):
+    printed, err = call("train", *NET.split(), *options.split(), "--out", out, status=2)
+    assert (printed, err.count("\n")) == ("", 1)
+    assert re.match(re.escape(f"Error: {message}"), err), err
+    assert not out.exists()
