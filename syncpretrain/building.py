@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -16,14 +17,22 @@ from syncpretrain.evaluation.stopping import EarlyStopping
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.rbm import RBM, RBMSettings
-from syncpretrain.runtime.store import Split
+from syncpretrain.runtime.store import Split, Versions
+from syncpretrain.runtime.worker import LayerState, LayerWorker
 from syncpretrain.schedule.machine import Schedule
 from syncpretrain.schedule.pace import Fixed, Free, Pace, Planned
 from syncpretrain.schedule.plan import LayerPlan, Reads, greedy_reads, lockstep_reads
 from syncpretrain.settings import MomentumSchedule, PretrainSettings
 from syncpretrain.settings.sections import parsed_corruption
 
-__all__ = ["build_data", "build_learners", "build_schedule", "build_stopping", "layer_plans"]
+__all__ = [
+    "build_data",
+    "build_learners",
+    "build_schedule",
+    "build_stopping",
+    "build_workers",
+    "layer_plans",
+]
 
 
 def build_schedule(
@@ -101,6 +110,26 @@ def _common(settings: PretrainSettings, i: int) -> dict[str, Any]:
         "visible_bias": settings.visible_bias,
         "seed": settings.seed,
     }
+
+
+def build_workers(
+    settings: PretrainSettings,
+    versions: Versions,
+    *,
+    keep_states: bool = False,
+    states: Sequence[LayerState | None] = (),
+) -> list[LayerWorker]:
+    """Return one worker a layer, each where its state says it is, if it has one."""
+    workers = [
+        LayerWorker(learner, versions, stopping, keep_states=keep_states)
+        for learner, stopping in zip(
+            build_learners(settings), build_stopping(settings), strict=True
+        )
+    ]
+    for worker, state in zip(workers, states, strict=False):
+        if state is not None:
+            worker.recall(state)
+    return workers
 
 
 def build_stopping(settings: PretrainSettings) -> list[EarlyStopping | None]:

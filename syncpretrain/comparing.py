@@ -15,12 +15,12 @@ import numpy as np
 from syncpretrain.backends.draws import Purpose, generator
 from syncpretrain.data.dataset import UNLABELLED, Dataset
 from syncpretrain.data.scaling import Scaling
+from syncpretrain.driver import Pretraining
 from syncpretrain.errors import SettingsError
 from syncpretrain.evaluation.prediction import accuracies
 from syncpretrain.evaluation.reconstruction import stack_error
 from syncpretrain.finetuning import finetune
 from syncpretrain.layer import Layer
-from syncpretrain.pretraining import Pretraining
 from syncpretrain.settings import PretrainSettings, Settings
 from syncpretrain.stack import Stack
 

@@ -18,6 +18,7 @@ import msgspec
 from syncpretrain.atomic import write_atomically
 from syncpretrain.data import load_dataset, located
 from syncpretrain.data.dataset import PARTS, UNLABELLED, Dataset
+from syncpretrain.driver import Pretraining
 from syncpretrain.errors import RunInterrupted, SettingsError, WorkerError
 from syncpretrain.evaluation.prediction import accuracies
 from syncpretrain.evaluation.reconstruction import layer_errors, stack_error
@@ -27,7 +28,6 @@ from syncpretrain.modelfile import MODEL_NAME
 from syncpretrain.observers.eventlog import EventLog
 from syncpretrain.observers.history import History
 from syncpretrain.observers.trace import write_trace
-from syncpretrain.pretraining import Pretraining
 from syncpretrain.runfolder import (
     CONFIG_NAME,
     EVENTS_NAME,

@@ -144,9 +144,10 @@ class TestOthers:
             report = json.loads(call("evaluate", "gaussian", *data, "--json")[0])
             assert report["data"]["train"] == 54
         stack, X = syncpretrain.load(folder / "gaussian"), np.load(folder / "wide.npy")
-        np.save("other.npy", X[:20])
+        np.save("other.npy", X[:20])  # the error is that of the standardized values
         report = json.loads(call("evaluate", "gaussian", "--data", "other.npy", "--json")[0])
-        expected = np.square(X[:20] - stack.reconstruct(X[:20])).sum(axis=1).mean()
+        miss = (X[:20] - stack.reconstruct(X[:20])) / stack.scaling.scale
+        expected = np.square(miss).sum(axis=1).mean()
         assert report["reconstruction_error"]["test"] == pytest.approx(expected, rel=1e-4)
 
     def test_encode_and_reconstruct_them(self, call, folder, tmp_path):
@@ -180,11 +181,6 @@ class TestOthers:
         stack = syncpretrain.load(folder / "classifier")
         expected = stack.encode(load_dataset("digits").test)
         assert np.array_equal(np.load(tmp_path / "z.npy"), expected)
-
-    def test_a_classifier_reconstructs_nothing(self, call, tmp_path):
-        printed, err = call("reconstruct", "classifier", "--out", tmp_path / "x.png", status=2)
-        assert (printed, err.count("\n")) == ("", 1)
-        assert not (tmp_path / "x.png").exists()
 
 
 RBM = (

@@ -94,11 +94,10 @@ class TestCompare:
 
     def test_the_same_seed_gives_the_same_figures(self, quick):
         options = {"starts": ("synchronized", "random"), "labels": (10,)}
-        first, again, other = (
-            compare(make_settings(), make_data(), seeds=(seed,), **options) for seed in (0, 0, 1)
+        first, again = (
+            compare(make_settings(), make_data(), seeds=(seed,), **options) for seed in (0, 0)
         )
         assert figures(first) == figures(again)
-        assert [x.seed for x in other] == [1, 1]
 
     def test_pretraining_changes_the_result(self, quick):
         settings = make_settings("reconstruction")

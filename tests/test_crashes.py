@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from syncpretrain import Stack, pretrain, pretraining
+from syncpretrain import Stack, driver, pretrain
 from syncpretrain.errors import (
     DivergedError,
     RunInterrupted,
@@ -29,7 +29,7 @@ from syncpretrain.events import (
     RunStarted,
 )
 from syncpretrain.learners.rbm import RBM
-from syncpretrain.runtime import threads
+from syncpretrain.runtime import threads, watch
 
 LAYERS = (16, 12, 8, 5)
 WAIT = 20.0
@@ -186,7 +186,7 @@ EVENTS = [RunStarted, EpochStarted, EpochFinished, LayerFinished, RunFinished, P
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("kind", EVENTS)
 def test_an_observer_that_raises_ends_the_run_with_its_own_error(bits, monkeypatch, runtime, kind):
-    monkeypatch.setattr(pretraining, "TICK_SECONDS", 0.0)  # progress at every occasion
+    monkeypatch.setattr(watch, "TICK_SECONDS", 0.0)  # progress at every occasion
 
     def observe(event: Event) -> None:
         if isinstance(event, kind):
@@ -232,8 +232,9 @@ def test_a_stop_in_the_middle_of_an_epoch_keeps_the_minibatches_so_far(bits, sab
 
 
 def test_a_stall_is_told_and_does_not_hold_up_the_caller(bits, sabotage, monkeypatch):
-    monkeypatch.setattr(pretraining, "STALL_SECONDS", 0.2)
-    monkeypatch.setattr(pretraining, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(watch, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(driver, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(watch, "TICK_SECONDS", 0.02)
     monkeypatch.setattr(threads, "JOIN_SECONDS", 0.05)
     release, stuck = threading.Event(), []
 
@@ -257,8 +258,9 @@ def test_a_stall_is_told_and_does_not_hold_up_the_caller(bits, sabotage, monkeyp
 
 def test_a_slow_layer_is_no_stall(bits, sabotage, monkeypatch):
     """Each minibatch waits for two ticks of the driver, longer in all than a stall would be."""
-    monkeypatch.setattr(pretraining, "STALL_SECONDS", 0.15)
-    monkeypatch.setattr(pretraining, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(watch, "STALL_SECONDS", 0.15)
+    monkeypatch.setattr(driver, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(watch, "TICK_SECONDS", 0.01)
     told = threading.Semaphore(0)
 
     def observe(event: Event) -> None:
@@ -278,8 +280,9 @@ def test_a_suspended_process_is_no_stall(bits, sabotage, monkeypatch):
     jumped = threading.Event()
     real = time.monotonic
     clock = SimpleNamespace(monotonic=lambda: real() + 3600 * jumped.is_set())
-    monkeypatch.setattr(pretraining, "time", clock)
-    monkeypatch.setattr(pretraining, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(watch, "time", clock)
+    monkeypatch.setattr(driver, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(watch, "TICK_SECONDS", 0.01)
     told = threading.Semaphore(0)
 
     def observe(event: Event) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from syncpretrain import Stack, pretrain, pretraining
+from syncpretrain import Stack, building, pretrain
 from syncpretrain.evaluation.stopping import METRICS, EarlyStopping
 from syncpretrain.events import EpochFinished, Event, LayerFinished, RunFinished
 from syncpretrain.layer import Layer
@@ -163,7 +163,7 @@ def test_a_run_in_lockstep_reads_as_if_it_had_been_planned_so(
     bits, monkeypatch, runtime, last, refresh
 ):
     """Newer versions wake a stopped layer for its refreshes."""
-    monkeypatch.setattr(pretraining, "build_stopping", lambda _: [After(n) for n in last])
+    monkeypatch.setattr(building, "build_stopping", lambda _: [After(n) for n in last])
     stack, events = run(bits, epochs=5, refresh_epochs=refresh, runtime=runtime)
     check_ended(events)
     wanted = lockstep_reads([LayerPlan(min(5, n), refresh) for n in last])
@@ -191,6 +191,6 @@ def test_a_stopped_run_replays(bits):
 
 def test_layers_stop_by_their_own_account():
     settings = settings_from(LAYERS, early_stopping="free-energy-gap").pretrain
-    found = pretraining.build_stopping(settings)
+    found = building.build_stopping(settings)
     assert len({id(stopping) for stopping in found}) == 2
-    assert pretraining.build_stopping(settings_from(LAYERS).pretrain) == [None, None]
+    assert building.build_stopping(settings_from(LAYERS).pretrain) == [None, None]

@@ -47,7 +47,7 @@ class TestEach:
 
     def test_it_begins_with_its_source(self, name):
         head = preset_path(name).read_text(encoding="utf-8").partition("\n\n")[0]
-        assert all(line.startswith("# ") for line in head.splitlines())
+        assert all(line.startswith("#") for line in head.splitlines())
         assert re.search(r"\b(19|20)\d\d\b", head), "a year"
 
     def test_it_is_printed_as_it_is(self, name, call):

@@ -4,11 +4,13 @@ import threading
 import time
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from syncpretrain import pretrain
 from syncpretrain.errors import StalledError
 from syncpretrain.events import EpochStarted, Event
+from syncpretrain.layer import Layer
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.runtime import threads
 from syncpretrain.runtime.serial import SerialRuntime
@@ -36,7 +38,10 @@ class Staged:
             self.work(stop)
         except BaseException as error:
             return Failed(command, error)
-        return Finished(command, 0.0, 0.0, 0.0, 0.0, None)
+        return Finished(command, 0.0, 0.0, 0.0, 0.0, None, NOTHING)
+
+
+NOTHING = Layer(*(np.zeros(shape, np.float32) for shape in ((1, 1), (1,), (1,))))
 
 
 def command(layer: int) -> Train:

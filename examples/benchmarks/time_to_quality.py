@@ -4,9 +4,9 @@
     python examples/benchmarks/time_to_quality.py --pairs 2
 
 In turns: ``train --preset fast``, everything included; then the same shape in PyTorch from random
-weights, rectified units with a sigmoid output, Adam 0.001, batch 100, squared error, all cores, until
-its test error is at most 8.19 (its time without loading the data and without measuring). Prints
-seconds and errors. The test digits only tell when PyTorch is there.
+weights, rectified units with a sigmoid output, Adam 0.001, batch 100, squared error, all cores,
+until its test error is at most 8.19 (its time without loading the data and without measuring).
+Prints seconds and errors. The test digits only tell when PyTorch is there.
 """
 
 from __future__ import annotations

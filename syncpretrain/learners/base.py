@@ -8,6 +8,7 @@ constructor. A learner is a function of its seed and of what it is shown: no clo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -178,6 +179,22 @@ class Learner(ABC):
         # A sum is finite only if its terms are, and needs no array of flags.
         with np.errstate(all="ignore"):
             return all(bool(np.isfinite(parameter.sum())) for parameter in self._parameters)
+
+    def memory(self) -> dict[str, Array]:
+        """Return by name what the next step depends on beside the parameters; live arrays."""
+        return {f"velocity.{i}": velocity for i, velocity in enumerate(self._velocities)}
+
+    def recall(self, snapshot: Layer, memory: Mapping[str, Array]) -> None:
+        """Go back to a snapshot and to what :meth:`memory` held then, to go on bit for bit.
+
+        Raises
+        ------
+        ValueError, KeyError
+            If they are those of another learner.
+        """
+        self.restore(snapshot)
+        for name, array in self.memory().items():
+            np.copyto(array, memory[name])
 
     def restore(self, snapshot: Layer) -> None:
         """Take the parameters of a snapshot; the velocities start anew."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,29 @@ from syncpretrain.data.order import minibatches, steps_per_epoch
 from syncpretrain.errors import DivergedError
 from syncpretrain.learners.base import Learner
 
-__all__ = ["Stopped", "train_epoch"]
+__all__ = ["Cursor", "Stopped", "train_epoch"]
 
 # A weight of 1000 makes a step function of a unit: learning has stopped, finite or not.
 LARGEST_WEIGHT = 1e3
 
 
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far an epoch is: its minibatches so far, and the sum of their errors."""
+
+    minibatches: int = 0
+    error: float = 0.0
+
+
 class Stopped(Exception):  # noqa: N818 - not an error: the run was asked to stop
-    """The epoch was left after a minibatch because the run is to end."""
+    """The epoch was left after a minibatch because the run is to end.
+
+    ``cursor`` is where, or None if no minibatch of the epoch was looked at.
+    """
+
+    def __init__(self, cursor: Cursor | None = None) -> None:
+        super().__init__()
+        self.cursor = cursor
 
 
 def train_epoch(
@@ -30,8 +46,11 @@ def train_epoch(
     epoch: int,
     stop: Callable[[], bool],
     progress: Callable[[float], Any],
+    begin: Cursor = Cursor(),
 ) -> float:
     """Train every row of X once; return the mean squared reconstruction error.
+
+    ``begin`` is where an epoch that was left goes on.
 
     Raises
     ------
@@ -44,13 +63,15 @@ def train_epoch(
     batches = minibatches(
         len(X), learner.batch_size, seed=learner.seed, layer=learner.layer, epoch=epoch
     )
-    total = 0.0
+    total = begin.error
     with np.errstate(all="ignore"):  # what overflows is found by the check below
-        if epoch == 1:
+        if epoch == 1 and not begin.minibatches:
             learner.start(X)
         for step, rows in enumerate(batches):
+            if step < begin.minibatches:
+                continue
             if stop():
-                raise Stopped
+                raise Stopped(Cursor(step, total))
             total += learner.train_step(X, rows, epoch=epoch, step=step)
             if not math.isfinite(total):
                 raise _diverged(

@@ -158,6 +158,10 @@ class RBM(Learner):
     def _draws(self, purpose: Purpose, epoch: int, step: int) -> np.random.Generator:
         return generator(self.seed, purpose, layer=self.layer, epoch=epoch, step=step)
 
+    def memory(self) -> dict[str, Array]:
+        """Return the velocities, the persistent chains and the mean activities."""
+        return super().memory() | {"chains": self._states, "activity": self._activity}
+
     def restore(self, snapshot: Layer) -> None:
         """Take the parameters of a snapshot; velocities and persistent chains start anew."""
         super().restore(snapshot)

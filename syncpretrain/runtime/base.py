@@ -31,6 +31,14 @@ class Runtime(Protocol):
         """Hand an epoch to its layer's worker; returns at once."""
         ...
 
+    def fraction(self, layer: int) -> float:
+        """Return how far the running epoch of a layer is, in [0, 1]."""
+        ...
+
+    def stop(self) -> None:
+        """Ask every worker to leave after its minibatch; each will send its message."""
+        ...
+
     def wait(self, timeout: float) -> Message | None:
         """Return the next message of any worker, or None if none came in ``timeout`` seconds."""
         ...

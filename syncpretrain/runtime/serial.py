@@ -26,6 +26,7 @@ class SerialRuntime:
     def __init__(self, workers: Sequence[LayerWorker], stop: Callable[[], bool]) -> None:
         self._workers = workers
         self._stop = stop
+        self._stopping = False
         self._commands: deque[Train] = deque()
         self._raised: BaseException | None = None  # by stop, which is the caller's own
 
@@ -45,6 +46,14 @@ class SerialRuntime:
         self._workers[command.layer - 1].fraction = 0.0  # until its turn comes
         self._commands.append(command)
 
+    def fraction(self, layer: int) -> float:
+        """Return how far the running epoch of a layer is, in [0, 1]."""
+        return self._workers[layer - 1].fraction
+
+    def stop(self) -> None:
+        """Ask every worker to leave after its minibatch."""
+        self._stopping = True
+
     def wait(self, timeout: float) -> Message | None:
         """Execute the oldest command and return its message, however long it takes."""
         if not self._commands:
@@ -57,7 +66,7 @@ class SerialRuntime:
 
     def _should_stop(self) -> bool:
         try:
-            return self._stop()
+            return self._stopping or self._stop()
         except BaseException as error:  # no failure of the layer, whose worker catches it too
             self._raised = error
             raise

@@ -13,7 +13,7 @@ Guarantees, as long as every ``forget`` follows from the schedule:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from syncpretrain.errors import ScheduleError
 from syncpretrain.layer import Layer
 
-__all__ = ["Split", "Versions"]
+__all__ = ["Split", "Versions", "transform"]
 
 Array = NDArray[np.float32]
 ROWS_AT_ONCE = 1000  # some ms of work: a stop is not kept waiting
@@ -86,13 +86,31 @@ class Versions:
         if held.activations is None:
             source = self._made(layer - 1, below)
             target = self._take_buffer(layer)
-            for rows_in, rows_out in _chunks(source, target):
-                if stop():
-                    return None
-                held.snapshot.up(rows_in, out=rows_out)
+            if not transform([held.snapshot], source, target, stop):
+                return None
             with self._lock:
                 held.activations = target
         return held.activations
+
+    def made(self) -> list[tuple[int, int]]:
+        """Return layer and version of all activations there are."""
+        with self._lock:
+            return [
+                (layer, version)
+                for layer, versions in enumerate(self._held)
+                for version, held in sorted(versions.items())
+                if held.activations is not None
+            ]
+
+    def make(self, layer: int, version: int, snapshots: Sequence[Layer]) -> None:
+        """Make a version's activations from the data again, through one snapshot a layer.
+
+        Chunk by chunk as the first time, so that they are the same bits.
+        """
+        target = self._take_buffer(layer)
+        transform(snapshots, self._data, target, lambda: False)
+        with self._lock:
+            self._held[layer][version].activations = target
 
     def forget(self, layer: int, version: int) -> None:
         """Drop a version and take its activations' array back.
@@ -134,6 +152,19 @@ class Versions:
             self._allocated[layer] += 1
         width = self._hidden[layer - 1]
         return Split(*(np.empty((len(rows), width), dtype=np.float32) for rows in self._data))
+
+
+def transform(
+    snapshots: Sequence[Layer], source: Split, target: Split, stop: Callable[[], bool]
+) -> bool:
+    """Fill ``target`` with what layers make of ``source``; return False if ``stop`` turned true."""
+    for rows_in, rows_out in _chunks(source, target):
+        if stop():
+            return False
+        for snapshot in snapshots[:-1]:
+            rows_in = snapshot.up(rows_in)
+        snapshots[-1].up(rows_in, out=rows_out)
+    return True
 
 
 def _chunks(source: Split, target: Split) -> Iterator[tuple[Array, Array]]:

@@ -42,7 +42,7 @@ class ThreadsRuntime:
     def __init__(self, workers: Sequence[LayerWorker], stop: Callable[[], bool]) -> None:
         self._stop = stop
         self._workers = workers
-        self._closing = threading.Event()
+        self._stopping = threading.Event()
         self._results: Mailbox[Message] = Mailbox()
         self._inboxes: list[Mailbox[Train]] = [Mailbox() for _ in workers]
         self._caller = threading.current_thread()
@@ -82,13 +82,21 @@ class ThreadsRuntime:
         self._workers[command.layer - 1].fraction = 0.0  # until its thread wakes
         self._inboxes[command.layer - 1].put(command)
 
+    def fraction(self, layer: int) -> float:
+        """Return how far the running epoch of a layer is, in [0, 1]."""
+        return self._workers[layer - 1].fraction
+
+    def stop(self) -> None:
+        """Ask every worker to leave after its minibatch."""
+        self._stopping.set()
+
     def wait(self, timeout: float) -> Message | None:
         """Return the next message of any thread, or None."""
         return self._results.take(timeout)
 
     def _close(self) -> list[str]:
         """Wake and join every thread; return the names of those that did not end in time."""
-        self._closing.set()
+        self._stopping.set()
         for inbox in self._inboxes:
             inbox.break_("the run has ended")
         deadline = time.monotonic() + JOIN_SECONDS
@@ -107,4 +115,4 @@ class ThreadsRuntime:
                 self._results.put(worker.execute(command, self._should_stop))
 
     def _should_stop(self) -> bool:
-        return self._closing.is_set() or self._stop()
+        return self._stopping.is_set() or self._stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,23 +13,42 @@ from numpy.typing import NDArray
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.errors import DivergedError, WorkerError
 from syncpretrain.evaluation.stopping import EarlyStopping
+from syncpretrain.layer import Layer
 from syncpretrain.learners.base import Learner
-from syncpretrain.learners.epoch import Stopped, train_epoch
-from syncpretrain.runtime.store import Versions
+from syncpretrain.learners.epoch import Cursor, Stopped, train_epoch
+from syncpretrain.runtime.store import Split
 from syncpretrain.schedule.machine import Train
 
-__all__ = ["Failed", "Finished", "LayerWorker", "Message"]
+__all__ = ["Failed", "Finished", "Inputs", "LayerState", "LayerWorker", "Message"]
 
 MAX_ROLLBACKS = 3  # of one layer in one run
 PROBE_ROWS = 1000  # validation rows looked at after each epoch; more would cost over 1 %
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """A worker finished its epoch and published the version. Times as in ``time.monotonic``.
+class LayerState:
+    """Everything that a layer's next minibatch depends on: what a checkpoint keeps of it.
 
-    ``warnings`` tell of each time the layer was taken back to its last epoch; ``stops`` says that
-    it has learned enough.
+    ``good`` is the layer at its last epoch's end, where a roll-back goes. ``cursor`` is where in
+    the epoch after that it stands; ``stopping`` what early stopping remembers.
+    """
+
+    layer: Layer
+    memory: dict[str, NDArray[np.float32]]
+    good: Layer
+    cursor: Cursor
+    learning_rate: float
+    rollbacks: int
+    stopping: tuple[float, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A worker finished its epoch. Times as in ``time.monotonic``.
+
+    ``layer`` is the version to publish. ``warnings`` tell of each time the layer was taken back to
+    its last epoch; ``stops`` says that it has learned enough. ``state`` is None unless states are
+    asked for.
     """
 
     command: Train
@@ -37,17 +57,23 @@ class Finished:
     ended: float
     train_error: float
     validation_error: float | None
+    layer: Layer
     warnings: tuple[str, ...] = ()
     stops: bool = False
+    state: LayerState | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A worker failed in an epoch, or was stopped in it; ``warnings`` as of :class:`Finished`."""
+    """A worker failed in an epoch, or was stopped in it; ``warnings`` as of :class:`Finished`.
+
+    ``state`` is what it has: where it was stopped, or else its last epoch's end; None if it died.
+    """
 
     command: Train
     error: BaseException
     warnings: tuple[str, ...] = ()
+    state: LayerState | None = None
 
     def failure(self) -> BaseException:
         """Return what the caller is to see: the layer, the epoch, and the error as its cause."""
@@ -67,31 +93,50 @@ class Failed:
 Message = Finished | Failed
 
 
+class Inputs(Protocol):
+    """Where a worker's input comes from."""
+
+    def activations(
+        self, layer: int, version: int, below: int, stop: Callable[[], bool]
+    ) -> Split | None:
+        """Return the activations of a version, or None if ``stop`` turned true; see Versions."""
+        ...
+
+
 class LayerWorker:
     """Trains one layer, epoch by epoch, on the versions it is told to read.
 
     Parameters
     ----------
     learner : Learner
-    versions : Versions
-        Shared with the other layers' workers.
+    inputs : Inputs
+        The versions of the layer below.
     stopping : EarlyStopping, optional
         Asked after each epoch whether the layer has learned enough.
+    keep_states : bool
+        Whether each epoch ends with a copy of the whole state, for checkpoints.
     """
 
     def __init__(
-        self, learner: Learner, versions: Versions, stopping: EarlyStopping | None = None
+        self,
+        learner: Learner,
+        inputs: Inputs,
+        stopping: EarlyStopping | None = None,
+        *,
+        keep_states: bool = False,
     ) -> None:
         self.learner = learner
         self.fraction = 0.0  # of the running epoch; written here, read by whoever shows progress
-        self._versions = versions
+        self._inputs = inputs
         self._stopping = stopping
+        self._keep_states = keep_states
         self._last_good = learner.snapshot()
+        self._cursor = Cursor()
         self._rollbacks = 0
         self._warnings: list[str] = []  # of the running epoch
 
     def execute(self, command: Train, stop: Callable[[], bool]) -> Message:
-        """Train an epoch and publish it; never raises.
+        """Train an epoch; never raises.
 
         A stop keeps what the learner has, as long as that is finite; any other failure takes it
         back to its last epoch.
@@ -100,23 +145,48 @@ class LayerWorker:
         try:
             return self._train(command, stop)
         except Stopped as stopped:
+            self._cursor = stopped.cursor or self._cursor
             if not self.learner.is_finite():  # the next minibatch would have diverged
-                self.learner.restore(self._last_good)
-            return Failed(command, stopped, tuple(self._warnings))
+                self._roll_back()
+            return Failed(command, stopped, tuple(self._warnings), self.state())
         except BaseException as error:  # the worker boundary: the driver raises it
-            self.learner.restore(self._last_good)
-            return Failed(command, error, tuple(self._warnings))
+            self._roll_back()
+            return Failed(command, error, tuple(self._warnings), self.state())
+
+    def state(self) -> LayerState:
+        """Return a copy of everything that the next minibatch depends on."""
+        begun = self._cursor.minibatches > 0
+        return LayerState(
+            self.learner.snapshot() if begun else self._last_good,
+            {name: array.copy() for name, array in self.learner.memory().items()},
+            self._last_good,
+            self._cursor,
+            self.learner.learning_rate,
+            self._rollbacks,
+            self._stopping.memory if self._stopping else None,
+        )
+
+    def recall(self, state: LayerState) -> None:
+        """Go on from a state, bit for bit."""
+        self.learner.recall(state.layer, state.memory)
+        self.learner.learning_rate = state.learning_rate
+        self._last_good, self._cursor, self._rollbacks = state.good, state.cursor, state.rollbacks
+        if self._stopping is not None and state.stopping is not None:
+            self._stopping.memory = state.stopping
+
+    def _roll_back(self) -> None:
+        self.learner.restore(self._last_good)
+        self._cursor = Cursor()
 
     def _train(self, command: Train, stop: Callable[[], bool]) -> Finished:
         self.fraction = 0.0
         started = time.monotonic()
-        X = self._versions.activations(command.layer - 1, command.reads, command.below_reads, stop)
+        X = self._inputs.activations(command.layer - 1, command.reads, command.below_reads, stop)
         if X is None:
             raise Stopped
         trained_from = time.monotonic()
         train_error = self._epoch(X.train, command.epoch, stop)
-        self._last_good = self.learner.snapshot()
-        self._versions.publish(command.layer, command.epoch, self._last_good)
+        self._last_good, self._cursor = self.learner.snapshot(), Cursor()
         held_out = evenly_spaced(X.validation, PROBE_ROWS)
         held_out_error = self.learner.validation_error(held_out) if len(held_out) else None
         stops = self._stops(X.train, held_out)
@@ -127,8 +197,10 @@ class LayerWorker:
             time.monotonic(),
             train_error,
             held_out_error,
+            self._last_good,
             tuple(self._warnings),
             stops,
+            self.state() if self._keep_states else None,
         )
 
     def _epoch(self, X: NDArray[np.float32], epoch: int, stop: Callable[[], bool]) -> float:
@@ -141,12 +213,19 @@ class LayerWorker:
         """
         while True:
             try:
-                return train_epoch(self.learner, X, epoch=epoch, stop=stop, progress=self._note)
+                return train_epoch(
+                    self.learner,
+                    X,
+                    epoch=epoch,
+                    stop=stop,
+                    progress=self._note,
+                    begin=self._cursor,
+                )
             except DivergedError as diverged:
                 if self._rollbacks == MAX_ROLLBACKS:
                     raise
                 self._rollbacks += 1
-                self.learner.restore(self._last_good)
+                self._roll_back()
                 self.learner.learning_rate /= 2
                 self._warnings.append(
                     f"{diverged}. Back to the end of epoch {epoch - 1}, with half the learning"

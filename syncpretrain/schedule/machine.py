@@ -25,7 +25,7 @@ from syncpretrain.errors import ScheduleError
 from syncpretrain.schedule.pace import Pace
 from syncpretrain.schedule.plan import LayerPlan, Reads
 
-__all__ = ["Command", "Forget", "Schedule", "Train"]
+__all__ = ["Command", "Forget", "Past", "Schedule", "Train"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,20 @@ class Forget:
 Command = Train | Forget
 
 
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What a schedule has decided and seen so far: all it needs to go on.
+
+    For each layer the upstream version of every epoch begun, how many of these are finished, which
+    versions are held, and the epochs stipulated, fewer than planned if it stopped early.
+    """
+
+    reads: Reads
+    done: tuple[int, ...]
+    held: Reads
+    epochs: tuple[int, ...]
+
+
 class Schedule:
     """The state machine of one run.
 
@@ -74,6 +88,7 @@ class Schedule:
         self._slots = slots
         self._reads: list[list[int]] = [[] for _ in plans]
         self._done = [0] * len(plans)
+        self._epochs = [plan.epochs for plan in plans]
         self._held: list[set[int]] = [set() for _ in plans]
 
     @property
@@ -103,9 +118,35 @@ class Schedule:
             return False
         return i == 0 or self._pace.over(self._reads, self._done) or self.ended(layer - 1)
 
+    @property
+    def past(self) -> Past:
+        """What has been so far; :meth:`resume` goes on from it."""
+        held = tuple(tuple(sorted(versions)) for versions in self._held)
+        return Past(self.reads, self.done, held, tuple(self._epochs))
+
     def begin(self) -> list[Command]:
         """Return the first commands."""
         return self._assign()
+
+    def resume(self, past: Past) -> list[Command]:
+        """Go on from a past; return the first commands: the epochs that were begun, then others.
+
+        Raises
+        ------
+        ScheduleError
+            If it is the past of other layers.
+        """
+        if {len(past.reads), len(past.done), len(past.held)} != {len(self._plans)}:
+            raise ScheduleError(f"resume: the past is of {len(past.reads)} layers")
+        for i, epochs in enumerate(past.epochs):
+            if epochs < self._epochs[i]:
+                self._pace.shorten(i, epochs)
+                self._epochs[i] = epochs
+        self._reads = [list(reads) for reads in past.reads]
+        self._done = list(past.done)
+        self._held = [set(versions) for versions in past.held]
+        again: list[Command] = [self._train(i) for i in range(len(self._plans)) if self._trains(i)]
+        return [*again, *self._assign()]
 
     def finished(self, layer: int, *, stops: bool = False) -> list[Command]:
         """Take note that a layer finished its epoch and published it; return what follows.
@@ -123,8 +164,9 @@ class Schedule:
             raise ScheduleError(f"layer {layer} finished without training; {self._story()}")
         self._done[i] += 1
         self._held[i].add(self._done[i])
-        if stops:
+        if stops and self._done[i] < self._epochs[i]:
             self._pace.shorten(i, self._done[i])
+            self._epochs[i] = self._done[i]
         commands = self._assign()
         if not self.training and not self._complete():
             raise ScheduleError(f"every layer sleeps before the end; {self._story()}")
@@ -139,9 +181,14 @@ class Schedule:
             if version is None:
                 raise ScheduleError(f"layer {i + 1} is ready to read nothing; {self._story()}")
             self._reads[i].append(version)
-            below_reads = self._reads[i - 1][version - 1] if i else 0
-            trains.append(Train(i + 1, len(self._reads[i]), version, below_reads))
+            trains.append(self._train(i))
         return [*self._forget(), *trains]
+
+    def _train(self, i: int) -> Train:
+        """Return the command of the epoch that a layer has begun."""
+        version = self._reads[i][-1]
+        below_reads = self._reads[i - 1][version - 1] if i else 0
+        return Train(i + 1, len(self._reads[i]), version, below_reads)
 
     def _trains(self, i: int) -> bool:
         return len(self._reads[i]) > self._done[i]

@@ -1,0 +1,300 @@
+"""The one driver: settings and data in, schedule and runtime at work, a Stack out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+import msgspec
+from numpy.typing import ArrayLike
+
+from syncpretrain import __version__
+from syncpretrain.building import build_data, build_learners, build_schedule, build_workers
+from syncpretrain.cut import Cut
+from syncpretrain.errors import (
+    RunInterrupted,
+    StalledError,
+    WorkerError,
+)
+from syncpretrain.events import (
+    EpochFinished,
+    EpochStarted,
+    Event,
+    LayerFinished,
+    Notice,
+    Observer,
+    RunFinished,
+    RunStarted,
+)
+from syncpretrain.layer import Layer
+from syncpretrain.learners.epoch import Stopped
+from syncpretrain.runtime.base import Runtime
+from syncpretrain.runtime.blas import blas_limit, blas_threads, usable_cores
+from syncpretrain.runtime.memory import check_memory
+from syncpretrain.runtime.serial import SerialRuntime
+from syncpretrain.runtime.signals import StopRequest, stop_on_signals
+from syncpretrain.runtime.store import Versions
+from syncpretrain.runtime.threads import ThreadsRuntime
+from syncpretrain.runtime.watch import TICK_SECONDS, Watch
+from syncpretrain.runtime.worker import Failed, Finished, LayerState, Message
+from syncpretrain.schedule.machine import Command, Forget
+from syncpretrain.schedule.plan import Reads
+from syncpretrain.settings import PretrainSettings
+from syncpretrain.stack import Stack
+
+__all__ = ["Pretraining"]
+
+Saver = Callable[..., None]
+
+RUNTIMES: dict[str, Callable[..., Runtime]] = {"serial": SerialRuntime, "threads": ThreadsRuntime}
+DRAIN_SECONDS = 10.0  # a stop is seen after one minibatch
+
+
+class Pretraining:
+    """One run: everything checked at construction, trained by :meth:`run`.
+
+    Parameters
+    ----------
+    settings : PretrainSettings
+    X, validation : array-like
+        See :func:`pretrain`.
+    observers : iterable of callable
+    replay : Reads, optional
+    save : callable, optional
+        Given the run's :class:`Cut` whenever it may want to keep it: after each epoch as a
+        function that makes one, and at a stop.
+    resume : Cut, optional
+        Where a run of the same settings and data goes on.
+    """
+
+    def __init__(
+        self,
+        settings: PretrainSettings,
+        X: ArrayLike,
+        validation: ArrayLike | None = None,
+        *,
+        observers: Iterable[Observer] = (),
+        replay: Reads | None = None,
+        save: Saver | None = None,
+        resume: Cut | None = None,
+    ) -> None:
+        if settings.schedule == "greedy":  # whose last bits depend on them
+            threads = blas_threads(settings.blas_threads)
+            settings = msgspec.structs.replace(settings, blas_threads=threads)
+        self.settings = settings
+        self.observers = tuple(observers)
+        data, self._scaling = build_data(settings, X, validation)
+        check_memory(settings.layers, examples=sum(map(len, data)), batch_size=settings.batch_size)
+        workers = 1 if settings.runtime == "serial" else settings.workers or usable_cores()
+        self.slots = min(workers, len(settings.layers) - 1)
+        self._schedule = build_schedule(settings, slots=self.slots, replay=replay)
+        self._data = data
+        self._versions = Versions(data, settings.layers[1:])
+        depth = len(settings.layers) - 1
+        self._save, self._resume = save, resume
+        self._layers: list[Layer | None] = [None] * depth  # the newest of each
+        self._states: list[LayerState | None] = [None] * depth
+        self._snapshots: dict[tuple[int, int], Layer] = {}  # by layer and version
+        self._running: set[int] = set()  # layers whose message is awaited
+        self._busy = [0.0] * depth
+        self._ended: set[int] = set()
+        self._watch = Watch(self._emit)
+
+    def run(self) -> Stack:
+        """Train until the schedule ends; see :func:`pretrain` for what it raises."""
+        settings = self.settings
+        threads = blas_threads(settings.blas_threads) if settings.schedule == "greedy" else 1
+        with blas_limit(threads), stop_on_signals() as request:
+            started = time.monotonic()
+            self._emit_start(started)
+            try:
+                self._train(request)
+            except WorkerError as error:
+                error.stack = self.stack()
+                raise
+            except Stopped:
+                if self._save is not None:
+                    self._save(self.cut, final=True)
+                raise self._interrupted(request) from None
+        now = time.monotonic()
+        self._emit(RunFinished(now, now - started, tuple(self._busy)))
+        return self.stack()
+
+    def stack(self) -> Stack:
+        """Return the newest layers."""
+        fresh = build_learners(self.settings) if None in self._layers else []
+        layers = [
+            fresh[i].snapshot() if layer is None else layer for i, layer in enumerate(self._layers)
+        ]
+        return Stack(
+            tuple(layers),
+            {
+                "syncpretrain": __version__,
+                "epochs": list(self._schedule.done),
+                "pretrain": msgspec.json.decode(msgspec.json.encode(self.settings)),
+            },
+            self._scaling,
+        )
+
+    def cut(self) -> Cut:
+        """Return all that the rest of the run depends on."""
+        kept = self._retained()
+        return Cut(
+            self._schedule.past,
+            {key: self._snapshots[key] for key in sorted(kept)},
+            self._versions.made(),
+            tuple(self._states),
+        )
+
+    def _train(self, request: StopRequest) -> None:
+        with self._runtime(request) as runtime:
+            try:
+                self._drive(runtime, request)
+            except StalledError:
+                raise
+            except (Stopped, WorkerError):
+                self._drain(runtime)
+                raise
+        if request():  # while the workers were joined
+            raise Stopped
+
+    def _drive(self, runtime: Runtime, request: StopRequest) -> None:
+        """Carry events to the schedule and its commands to the runtime, until it is over."""
+        self._execute(self._first_commands(), runtime)
+        while not self._schedule.over:
+            message = runtime.wait(TICK_SECONDS)
+            if message is not None:
+                commands = self._take(message)
+                if isinstance(message, Failed):
+                    raise message.failure()
+                self._execute(commands, runtime)
+                if self._save is not None and not self._schedule.over:
+                    self._save(self.cut, final=False)
+            self._watch.tick(self._schedule.training, self._schedule.done, runtime.fraction)
+            if request():
+                raise Stopped
+
+    def _first_commands(self) -> list[Command]:
+        """Return how the schedule begins, or goes on with its versions made again."""
+        if self._resume is None:
+            return self._schedule.begin()
+        cut, past = self._resume, self._resume.past
+        self._snapshots = dict(cut.snapshots)
+        self._states = list(cut.states)
+        self._layers = [None if state is None else state.layer for state in cut.states]
+        for i, versions in enumerate(past.held, start=1):
+            for version in versions:
+                self._versions.publish(i, version, cut.snapshots[i, version])
+        for layer, version in cut.made:
+            self._versions.make(layer, version, cut.ancestry(layer, version))
+        return self._schedule.resume(past)
+
+    def _take(self, message: Message) -> list[Command]:
+        """Note what a worker did; return what follows."""
+        i = message.command.layer - 1
+        self._running.discard(message.command.layer)
+        for warning in message.warnings:
+            self._emit(Notice(time.monotonic(), f"warning: {warning}"))
+        if message.state is not None:
+            self._states[i], self._layers[i] = message.state, message.state.layer
+        if isinstance(message, Failed):
+            return []
+        self._note(message)
+        layer, version = message.command.layer, message.command.epoch
+        self._layers[i] = self._snapshots[layer, version] = message.layer
+        self._versions.publish(layer, version, message.layer)
+        commands = self._schedule.finished(layer, stops=message.stops)
+        self._emit_ended()
+        return commands
+
+    def _drain(self, runtime: Runtime) -> None:
+        """Stop the workers and take what each of them has."""
+        runtime.stop()
+        deadline = time.monotonic() + DRAIN_SECONDS
+        while self._running and time.monotonic() < deadline:
+            message = runtime.wait(TICK_SECONDS)
+            if message is not None:
+                for command in self._take(message):
+                    if isinstance(command, Forget):  # the others are begun again at a resume
+                        self._forget(command)
+
+    def _execute(self, commands: Iterable[Command], runtime: Runtime) -> None:
+        for command in commands:
+            if isinstance(command, Forget):
+                self._forget(command)
+                continue
+            layer, epoch, reads = command.layer, command.epoch, command.reads
+            self._emit(EpochStarted(time.monotonic(), layer, epoch, reads))
+            self._running.add(layer)
+            runtime.submit(command)
+
+    def _forget(self, command: Forget) -> None:
+        self._versions.forget(command.layer, command.version)
+        kept = self._retained()
+        self._snapshots = {key: layer for key, layer in self._snapshots.items() if key in kept}
+
+    def _retained(self) -> set[tuple[int, int]]:
+        """Return the versions held, and those that their activations were made through."""
+        past = self._schedule.past
+        kept = set()
+        for number, versions in enumerate(past.held, start=1):
+            for version in versions:
+                layer = number
+                while layer >= 1:
+                    kept.add((layer, version))
+                    version = past.reads[layer - 1][version - 1]
+                    layer -= 1
+        return kept
+
+    def _note(self, message: Finished) -> None:
+        command = message.command
+        self._busy[command.layer - 1] += message.ended - message.started
+        self._emit(
+            EpochFinished(
+                time=message.ended,
+                layer=command.layer,
+                epoch=command.epoch,
+                reads=command.reads,
+                started=message.started,
+                transform_seconds=message.trained_from - message.started,
+                train_error=message.train_error,
+                validation_error=message.validation_error,
+            )
+        )
+
+    def _runtime(self, request: StopRequest) -> Runtime:
+        def tick_and_ask() -> bool:  # the caller's thread is the one that trains
+            self._watch.tick(self._schedule.training, self._schedule.done, runtime.fraction)
+            return request()
+
+        name = self.settings.runtime
+        stop: Callable[[], bool] = tick_and_ask if name == "serial" else request
+        workers = build_workers(
+            self.settings,
+            self._versions,
+            keep_states=self._save is not None,
+            states=self._resume.states if self._resume else (),
+        )
+        runtime = RUNTIMES[name](workers, stop)
+        return runtime
+
+    def _interrupted(self, request: StopRequest) -> RunInterrupted:
+        done = ", ".join(f"layer {i}: {n}" for i, n in enumerate(self._schedule.done, start=1))
+        message = f"pretraining was stopped; epochs finished: {done}"
+        return RunInterrupted(message, stack=self.stack(), signum=request.signum or 2)
+
+    def _emit(self, event: Event) -> None:
+        for observer in self.observers:
+            observer(event)
+
+    def _emit_start(self, now: float) -> None:
+        s, examples = self.settings, len(self._data.train)
+        self._emit(
+            RunStarted(now, s.layers, s.epochs, s.schedule, s.pace, s.runtime, self.slots, examples)
+        )
+
+    def _emit_ended(self) -> None:
+        for layer in range(1, len(self._busy) + 1):
+            if layer not in self._ended and self._schedule.ended(layer):
+                self._ended.add(layer)
+                self._emit(LayerFinished(time.monotonic(), layer))

@@ -1,0 +1,73 @@
+"""Progress of the running epochs, and the alarm when none of them moves any more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from syncpretrain.errors import StalledError
+from syncpretrain.events import Event, Progress
+
+__all__ = ["STALL_SECONDS", "TICK_SECONDS", "Watch"]
+
+TICK_SECONDS = 0.1  # how often progress is told and a stop is looked for
+LONGEST_TICK_SECONDS = 1.0
+STALL_SECONDS = 600.0  # without a minibatch anywhere
+
+
+class Watch:
+    """Looks at the running epochs ten times a second.
+
+    Parameters
+    ----------
+    emit : callable
+        Given a Progress event of each running layer.
+    stall_seconds : float
+        How long nothing may move; default 600.
+    """
+
+    def __init__(self, emit: Callable[[Event], None], stall_seconds: float | None = None) -> None:
+        self._emit, self._stall_seconds = emit, stall_seconds or STALL_SECONDS
+        self._last_tick = time.monotonic()
+        self._trained = -1.0  # epochs of all layers, by the last tick
+        self._silent_seconds = 0.0  # since a minibatch was trained
+
+    def tick(
+        self, training: Sequence[int], done: Sequence[int], fraction: Callable[[int], float]
+    ) -> None:
+        """Tell how far the running epochs are.
+
+        Parameters
+        ----------
+        training : sequence of int
+            The layers that train, from 1.
+        done : sequence of int
+            Epochs finished, one entry a layer.
+        fraction : callable
+            Of a layer's running epoch, in [0, 1].
+
+        Raises
+        ------
+        StalledError
+            If none of them has moved for long.
+        """
+        now = time.monotonic()
+        passed = now - self._last_tick
+        if passed < TICK_SECONDS:
+            return
+        self._last_tick = now
+        trained = float(sum(done))
+        for layer in training:
+            share = fraction(layer)
+            trained += share
+            self._emit(Progress(now, layer, done[layer - 1] + 1, share))
+        if trained != self._trained:
+            self._trained, self._silent_seconds = trained, 0.0
+            return
+        # A process that was suspended comes back to one long tick, which is nobody's fault.
+        self._silent_seconds += min(passed, LONGEST_TICK_SECONDS)
+        if self._silent_seconds > self._stall_seconds:
+            layers = ", ".join(f"layer {layer}" for layer in training)
+            raise StalledError(
+                f"no minibatch was trained for {self._stall_seconds:g} s, by {layers}"
+            )
