@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -17,22 +17,27 @@ from syncpretrain.evaluation.stopping import EarlyStopping
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.rbm import RBM, RBMSettings
-from syncpretrain.runtime.store import Split, Versions
-from syncpretrain.runtime.worker import LayerState, LayerWorker
+from syncpretrain.runtime.store import Split
+from syncpretrain.runtime.worker import Inputs, LayerState, LayerWorker
 from syncpretrain.schedule.machine import Schedule
 from syncpretrain.schedule.pace import Fixed, Free, Pace, Planned
-from syncpretrain.schedule.plan import LayerPlan, Reads, greedy_reads, lockstep_reads
+from syncpretrain.schedule.plan import LayerPlan, Reads, greedy_reads, lockstep_reads, rounds_reads
 from syncpretrain.settings import MomentumSchedule, PretrainSettings
 from syncpretrain.settings.sections import parsed_corruption
 
 __all__ = [
     "build_data",
+    "build_hires",
     "build_learners",
     "build_schedule",
     "build_stopping",
-    "build_workers",
+    "build_worker",
     "layer_plans",
 ]
+
+# Of the schedule in rounds. The paper has as many layers in a group as there are devices; here the
+# result may not depend on the machine, and 2 are the fewest that train in parallel.
+GROUP_SIZE = 2
 
 
 def build_schedule(
@@ -68,9 +73,12 @@ def build_data(
 
 def build_learners(settings: PretrainSettings) -> list[Learner]:
     """Return one learner a layer, from the lowest up, each with its arrays allocated."""
+    return [_learner(settings, layer) for layer in range(1, len(settings.layers))]
+
+
+def _learner(settings: PretrainSettings, layer: int) -> Learner:
     build = _rbm if settings.model == "rbm" else _autoencoder
-    shapes = pairwise(settings.layers)
-    return [build(settings, i, visible, hidden) for i, (visible, hidden) in enumerate(shapes)]
+    return build(settings, layer - 1, *settings.layers[layer - 1 : layer + 1])
 
 
 def _rbm(settings: PretrainSettings, i: int, visible: int, hidden: int) -> Learner:
@@ -112,24 +120,30 @@ def _common(settings: PretrainSettings, i: int) -> dict[str, Any]:
     }
 
 
-def build_workers(
+def build_worker(
     settings: PretrainSettings,
-    versions: Versions,
-    *,
-    keep_states: bool = False,
-    states: Sequence[LayerState | None] = (),
-) -> list[LayerWorker]:
-    """Return one worker a layer, each where its state says it is, if it has one."""
-    workers = [
-        LayerWorker(learner, versions, stopping, keep_states=keep_states)
-        for learner, stopping in zip(
-            build_learners(settings), build_stopping(settings), strict=True
-        )
+    layer: int,
+    state: LayerState | None,
+    keep_states: bool,
+    inputs: Inputs,
+) -> LayerWorker:
+    """Return the worker of one layer, where its state says it is, if it has one."""
+    stopping = build_stopping(settings)[layer - 1]
+    worker = LayerWorker(_learner(settings, layer), inputs, stopping, keep_states=keep_states)
+    if state is not None:
+        worker.recall(state)
+    return worker
+
+
+def build_hires(
+    settings: PretrainSettings, states: Sequence[LayerState | None] = (), *, keep_states: bool
+) -> list[Callable[[Inputs], LayerWorker]]:
+    """Return one function a layer, fit to be sent to another process, that builds its worker."""
+    depth = len(settings.layers) - 1
+    return [
+        partial(build_worker, settings, layer, state, keep_states)
+        for layer, state in zip(range(1, depth + 1), states or [None] * depth, strict=True)
     ]
-    for worker, state in zip(workers, states, strict=False):
-        if state is not None:
-            worker.recall(state)
-    return workers
 
 
 def build_stopping(settings: PretrainSettings) -> list[EarlyStopping | None]:
@@ -174,6 +188,10 @@ def _pace(settings: PretrainSettings, plans: list[LayerPlan], replay: Reads | No
         return Free(plans, drain=drain)
     if settings.schedule == "greedy":
         return Planned(plans, greedy_reads)
+    if settings.schedule == "rounds":
+        size = settings.group_size or GROUP_SIZE
+        build = partial(rounds_reads, group_size=size, drain=drain)
+        return Planned(plans, build, group_size=size)
     return Planned(plans, partial(lockstep_reads, drain=drain))
 
 

@@ -171,7 +171,7 @@ def _started(start: str, settings: Settings, data: Dataset, seed: int) -> Stack:
     if start == "random":
         return random_stack(pretrain, data, seed=seed)
     pace = pretrain.pace if start == "synchronized" else "lockstep"
-    pretrain = msgspec.structs.replace(pretrain, schedule=start, pace=pace)
+    pretrain = msgspec.structs.replace(pretrain, schedule=start, pace=pace, group_size=None)
     return Pretraining(pretrain, data.train, data.validation).run()
 
 

@@ -16,7 +16,7 @@ KINDS = {
     "array": "a list",
     "object": "a table",
 }
-UNNAMED = ("pretrain", "data")  # sections whose settings are called by their own names
+UNNAMED = ("pretrain", "data", "run")  # sections whose settings are called by their own names
 BOUNDS = {">=": "of at least", ">": "above", "<=": "of at most", "<": "below"}
 
 

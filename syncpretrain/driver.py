@@ -9,13 +9,9 @@ import msgspec
 from numpy.typing import ArrayLike
 
 from syncpretrain import __version__
-from syncpretrain.building import build_data, build_learners, build_schedule, build_workers
+from syncpretrain.building import build_data, build_hires, build_learners, build_schedule
 from syncpretrain.cut import Cut
-from syncpretrain.errors import (
-    RunInterrupted,
-    StalledError,
-    WorkerError,
-)
+from syncpretrain.errors import RunInterrupted, StalledError, WorkerError
 from syncpretrain.events import (
     EpochFinished,
     EpochStarted,
@@ -31,7 +27,9 @@ from syncpretrain.learners.epoch import Stopped
 from syncpretrain.runtime.base import Runtime
 from syncpretrain.runtime.blas import blas_limit, blas_threads, usable_cores
 from syncpretrain.runtime.memory import check_memory
+from syncpretrain.runtime.processes import ProcessesRuntime
 from syncpretrain.runtime.serial import SerialRuntime
+from syncpretrain.runtime.shared import check_runtime
 from syncpretrain.runtime.signals import StopRequest, stop_on_signals
 from syncpretrain.runtime.store import Versions
 from syncpretrain.runtime.threads import ThreadsRuntime
@@ -46,7 +44,11 @@ __all__ = ["Pretraining"]
 
 Saver = Callable[..., None]
 
-RUNTIMES: dict[str, Callable[..., Runtime]] = {"serial": SerialRuntime, "threads": ThreadsRuntime}
+RUNTIMES: dict[str, Callable[..., Runtime]] = {
+    "serial": SerialRuntime,
+    "threads": ThreadsRuntime,
+    "processes": ProcessesRuntime,
+}
 DRAIN_SECONDS = 10.0  # a stop is seen after one minibatch
 
 
@@ -56,15 +58,15 @@ class Pretraining:
     Parameters
     ----------
     settings : PretrainSettings
-    X, validation : array-like
-        See :func:`pretrain`.
-    observers : iterable of callable
-    replay : Reads, optional
+    X, validation, observers, replay
+        See :func:`syncpretrain.pretrain`.
     save : callable, optional
         Given the run's :class:`Cut` whenever it may want to keep it: after each epoch as a
         function that makes one, and at a stop.
     resume : Cut, optional
         Where a run of the same settings and data goes on.
+    stall_seconds : float, optional
+        How long no minibatch may be trained anywhere; default 600.
     """
 
     def __init__(
@@ -77,12 +79,15 @@ class Pretraining:
         replay: Reads | None = None,
         save: Saver | None = None,
         resume: Cut | None = None,
+        stall_seconds: float | None = None,
     ) -> None:
+        self._blas_threads = 1
         if settings.schedule == "greedy":  # whose last bits depend on them
-            threads = blas_threads(settings.blas_threads)
-            settings = msgspec.structs.replace(settings, blas_threads=threads)
+            self._blas_threads = blas_threads(settings.blas_threads)
+            settings = msgspec.structs.replace(settings, blas_threads=self._blas_threads)
         self.settings = settings
         self.observers = tuple(observers)
+        check_runtime(settings.runtime)
         data, self._scaling = build_data(settings, X, validation)
         check_memory(settings.layers, examples=sum(map(len, data)), batch_size=settings.batch_size)
         workers = 1 if settings.runtime == "serial" else settings.workers or usable_cores()
@@ -91,20 +96,18 @@ class Pretraining:
         self._data = data
         self._versions = Versions(data, settings.layers[1:])
         depth = len(settings.layers) - 1
-        self._save, self._resume = save, resume
+        self.save, self.resume = save, resume
         self._layers: list[Layer | None] = [None] * depth  # the newest of each
         self._states: list[LayerState | None] = [None] * depth
         self._snapshots: dict[tuple[int, int], Layer] = {}  # by layer and version
         self._running: set[int] = set()  # layers whose message is awaited
         self._busy = [0.0] * depth
         self._ended: set[int] = set()
-        self._watch = Watch(self._emit)
+        self._watch = Watch(self._emit, stall_seconds)
 
     def run(self) -> Stack:
         """Train until the schedule ends; see :func:`pretrain` for what it raises."""
-        settings = self.settings
-        threads = blas_threads(settings.blas_threads) if settings.schedule == "greedy" else 1
-        with blas_limit(threads), stop_on_signals() as request:
+        with blas_limit(self._blas_threads), stop_on_signals() as request:
             started = time.monotonic()
             self._emit_start(started)
             try:
@@ -113,8 +116,8 @@ class Pretraining:
                 error.stack = self.stack()
                 raise
             except Stopped:
-                if self._save is not None:
-                    self._save(self.cut, final=True)
+                if self.save is not None:
+                    self.save(self.cut, final=True)
                 raise self._interrupted(request) from None
         now = time.monotonic()
         self._emit(RunFinished(now, now - started, tuple(self._busy)))
@@ -151,6 +154,7 @@ class Pretraining:
             try:
                 self._drive(runtime, request)
             except StalledError:
+                runtime.dump_stacks()
                 raise
             except (Stopped, WorkerError):
                 self._drain(runtime)
@@ -168,17 +172,17 @@ class Pretraining:
                 if isinstance(message, Failed):
                     raise message.failure()
                 self._execute(commands, runtime)
-                if self._save is not None and not self._schedule.over:
-                    self._save(self.cut, final=False)
+                if self.save is not None and not self._schedule.over:
+                    self.save(self.cut, final=False)
             self._watch.tick(self._schedule.training, self._schedule.done, runtime.fraction)
             if request():
                 raise Stopped
 
     def _first_commands(self) -> list[Command]:
         """Return how the schedule begins, or goes on with its versions made again."""
-        if self._resume is None:
+        if self.resume is None:
             return self._schedule.begin()
-        cut, past = self._resume, self._resume.past
+        cut, past = self.resume, self.resume.past
         self._snapshots = dict(cut.snapshots)
         self._states = list(cut.states)
         self._layers = [None if state is None else state.layer for state in cut.states]
@@ -191,17 +195,16 @@ class Pretraining:
 
     def _take(self, message: Message) -> list[Command]:
         """Note what a worker did; return what follows."""
-        i = message.command.layer - 1
-        self._running.discard(message.command.layer)
+        layer, version = message.command.layer, message.command.epoch
+        self._running.discard(layer)
         for warning in message.warnings:
             self._emit(Notice(time.monotonic(), f"warning: {warning}"))
         if message.state is not None:
-            self._states[i], self._layers[i] = message.state, message.state.layer
+            self._states[layer - 1], self._layers[layer - 1] = message.state, message.state.layer
         if isinstance(message, Failed):
             return []
         self._note(message)
-        layer, version = message.command.layer, message.command.epoch
-        self._layers[i] = self._snapshots[layer, version] = message.layer
+        self._layers[layer - 1] = self._snapshots[layer, version] = message.layer
         self._versions.publish(layer, version, message.layer)
         commands = self._schedule.finished(layer, stops=message.stops)
         self._emit_ended()
@@ -223,9 +226,9 @@ class Pretraining:
             if isinstance(command, Forget):
                 self._forget(command)
                 continue
-            layer, epoch, reads = command.layer, command.epoch, command.reads
-            self._emit(EpochStarted(time.monotonic(), layer, epoch, reads))
-            self._running.add(layer)
+            now = time.monotonic()
+            self._emit(EpochStarted(now, command.layer, command.epoch, command.reads))
+            self._running.add(command.layer)
             runtime.submit(command)
 
     def _forget(self, command: Forget) -> None:
@@ -269,14 +272,11 @@ class Pretraining:
 
         name = self.settings.runtime
         stop: Callable[[], bool] = tick_and_ask if name == "serial" else request
-        workers = build_workers(
-            self.settings,
-            self._versions,
-            keep_states=self._save is not None,
-            states=self._resume.states if self._resume else (),
-        )
-        runtime = RUNTIMES[name](workers, stop)
-        return runtime
+        states = self.resume.states if self.resume else ()
+        hires = build_hires(self.settings, states, keep_states=self.save is not None)
+        if name == "processes":
+            return RUNTIMES[name](hires, self._versions, self._blas_threads)
+        return (runtime := RUNTIMES[name]([hire(self._versions) for hire in hires], stop))
 
     def _interrupted(self, request: StopRequest) -> RunInterrupted:
         done = ", ".join(f"layer {i}: {n}" for i, n in enumerate(self._schedule.done, start=1))
@@ -288,10 +288,9 @@ class Pretraining:
             observer(event)
 
     def _emit_start(self, now: float) -> None:
-        s, examples = self.settings, len(self._data.train)
-        self._emit(
-            RunStarted(now, s.layers, s.epochs, s.schedule, s.pace, s.runtime, self.slots, examples)
-        )
+        s, n = self.settings, len(self._data.train)
+        event = RunStarted(now, s.layers, s.epochs, s.schedule, s.pace, s.runtime, self.slots, n)
+        self._emit(event)
 
     def _emit_ended(self) -> None:
         for layer in range(1, len(self._busy) + 1):

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from syncpretrain.stack import Stack
 
 __all__ = [
+    "CheckpointError",
     "DataError",
     "DivergedError",
     "ModelFileError",
@@ -37,6 +38,10 @@ class DataError(SyncpretrainError, ValueError):
 
 class ModelFileError(SyncpretrainError, ValueError):
     """A model or run folder is missing, damaged, or of another format."""
+
+
+class CheckpointError(SyncpretrainError, ValueError):
+    """A checkpoint is missing, damaged, or of another run."""
 
 
 class ScheduleError(SyncpretrainError, RuntimeError):

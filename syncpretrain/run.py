@@ -1,33 +1,40 @@
 """One run from settings to run folder: data, pretraining, fine-tuning, evaluation, files.
 
 A run folder holds ``config.toml`` (every setting), ``events.jsonl`` (what happened),
-``model.safetensors``, ``metrics.json`` and ``trace.json`` (Chrome trace format).
+``model.safetensors``, ``metrics.json`` and ``trace.json`` (Chrome trace format), and while the run
+goes on, or was stopped, ``checkpoints/``, from which :func:`resume_run` goes on.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import msgspec
 
 from syncpretrain.atomic import write_atomically
-from syncpretrain.data import load_dataset, located
-from syncpretrain.data.dataset import PARTS, UNLABELLED, Dataset
+from syncpretrain.data.dataset import PARTS, Dataset
 from syncpretrain.driver import Pretraining
-from syncpretrain.errors import RunInterrupted, SettingsError, WorkerError
-from syncpretrain.evaluation.prediction import accuracies
-from syncpretrain.evaluation.reconstruction import layer_errors, stack_error
+from syncpretrain.errors import (
+    DivergedError,
+    RunInterrupted,
+    SettingsError,
+    StalledError,
+    WorkerError,
+)
 from syncpretrain.events import Event, Notice, Observer
 from syncpretrain.finetuning import finetune
+from syncpretrain.metrics import measure, report_of
 from syncpretrain.modelfile import MODEL_NAME
 from syncpretrain.observers.eventlog import EventLog
 from syncpretrain.observers.history import History
 from syncpretrain.observers.trace import write_trace
+from syncpretrain.preparing import check_finetuning, found_again, loaded, resolved
 from syncpretrain.runfolder import (
     CONFIG_NAME,
     EVENTS_NAME,
@@ -37,12 +44,12 @@ from syncpretrain.runfolder import (
     made_folder,
     new_folder,
 )
-from syncpretrain.runtime.blas import blas_limit, blas_threads
+from syncpretrain.saving import Checkpoints
 from syncpretrain.schedule.plan import Reads
-from syncpretrain.settings import Settings, write_settings
+from syncpretrain.settings import Settings, read_settings, write_settings
 from syncpretrain.stack import Stack
 
-__all__ = ["CONFIG_NAME", "EVENTS_NAME", "METRICS_NAME", "PARTS", "measure", "train_run"]
+__all__ = ["resume_run", "train_run"]
 
 
 def train_run(
@@ -61,132 +68,165 @@ def train_run(
     SettingsError, DataError
         Before any worker starts and before the folder is made.
     WorkerError, RunInterrupted
-        After the model so far was saved; the message says where.
+        After the model so far, and in the second case a checkpoint, was saved; the message says
+        where.
     """
     started = time.monotonic()
     check_folder(out)
-    settings = _resolved(settings)
-    history = History()
-    data = load_dataset(
-        settings.data.name,
-        validation=settings.data.validation,
-        bounded=settings.pretrain.visible_units == "bernoulli",
-    )
-    if settings.data.labels is not None:
-        data = data.with_labels(settings.data.labels, seed=settings.pretrain.seed)
-    loaded = time.monotonic()
-    _check_finetuning(settings, data)
-    watching: list[Observer] = [history, *observers]
-    pretraining = Pretraining(settings.pretrain, data.train, data.validation, replay=replay)
+    settings = resolved(settings)
+    data = loaded(settings)
+    run = _Run(settings, data, observers, started)
+    run.prepare(replay)
     out = new_folder(settings.pretrain.layers) if out is None else made_folder(out)
-    write_settings(_found_again(settings), out / CONFIG_NAME)
-    with EventLog(out / EVENTS_NAME) as log, _saving(out, history, pretraining.stack):
-        watching.append(log)
-        _announce(data, out, watching)
-        pretraining.observers = tuple(watching)
-        pretrained = pretraining.run()
-        pretrained.save(out / MODEL_NAME)  # whatever becomes of fine-tuning
-        finetuning = time.monotonic()
-        stack = _finetuned(pretrained, settings, data, watching)
-        evaluating = time.monotonic()
-        stack.save(out / MODEL_NAME)
-        threads = settings.pretrain.blas_threads
-        metrics = measure(stack, data, pretrained=pretrained, blas=threads)
-    seconds = {
-        "data": loaded - started,
-        "pretrain": history.pretrain_seconds,
-        "finetune": evaluating - finetuning,
-        "total": time.monotonic() - started,
-    }
-    report = _report(settings, pretraining.slots, metrics, history, stack, seconds, out)
-    write_atomically(out / METRICS_NAME, json.dumps(report, indent=2).encode())
-    return report
+    write_settings(found_again(settings), out / CONFIG_NAME)
+    return run.execute(out, resuming=False)
 
 
-def measure(
-    stack: Stack,
-    data: Dataset,
-    *,
-    pretrained: Stack | None = None,
-    layer_parts: Sequence[str] = ("train", "validation"),
-    blas: int | None = None,
+def resume_run(
+    folder: Path, *, observers: Iterable[Observer] = (), **elsewhere: Any
 ) -> dict[str, Any]:
-    """Return the data's size, the reconstruction errors on its parts and a classifier's accuracy.
+    """Go on with a run that was stopped, to the bits that it would have come to.
 
-    The layers' own errors, on ``layer_parts``, are those of ``pretrained``, since fine-tuning gives
-    the layers up for the whole; default the stack itself. So is the whole stack's if it became a
-    classifier, whose way down was left behind; without ``pretrained`` it is None.
+    Parameters
+    ----------
+    folder : Path
+        Of the run. Its newest good checkpoint counts; without one the run begins again.
+    observers : iterable of callable
+    **elsewhere
+        ``runtime`` and ``workers``, if others than those of the run.
+
+    Raises
+    ------
+    SettingsError
+        If it is no run's folder, or the run is over.
+    Others
+        As of :func:`train_run`.
     """
-    with blas_limit(blas_threads(blas)):
-        unrolled = stack if stack.head is None else pretrained
-        whole = {part: unrolled and stack_error(unrolled, getattr(data, part)) for part in PARTS}
-        right = accuracies(stack, data) if stack.head is not None else None
-        by_part = {
-            part: layer_errors(pretrained or stack, getattr(data, part)) for part in layer_parts
-        }
-    layers = [
-        {
-            "layer": i + 1,
-            "visible": stack.widths[i],
-            "hidden": stack.widths[i + 1],
-            "reconstruction_error": {
-                part: errors[i] if errors else None for part, errors in by_part.items()
-            },
-        }
-        for i in range(len(stack.layers))
-    ]
-    sizes = {part: len(getattr(data, part)) for part in PARTS}
-    return {
-        "data": {"name": data.name, "source": data.source, **sizes},
-        "layers": layers,
-        "reconstruction_error": whole,
-        "accuracy": right,
-    }
-
-
-def _resolved(settings: Settings) -> Settings:
-    """Fix what would else depend on the machine and decides about the last bits."""
-    threads = blas_threads(settings.pretrain.blas_threads)
-    pretrain = msgspec.structs.replace(settings.pretrain, blas_threads=threads)
-    return msgspec.structs.replace(settings, pretrain=pretrain)
-
-
-def _found_again(settings: Settings) -> Settings:
-    """Name the data in a way that holds from every folder."""
-    data = msgspec.structs.replace(settings.data, name=located(settings.data.name))
-    return msgspec.structs.replace(settings, data=data)
-
-
-def _check_finetuning(settings: Settings, data: Dataset) -> None:
-    wanted = settings.finetune
-    if wanted.objective == "none":
-        return
-    examples = len(data.train)
-    if wanted.objective != "reconstruction":
-        if data.train_labels is None:
-            raise SettingsError(
-                f"finetune: got {wanted.objective}, but {data.name} has no labels; take"
-                " reconstruction, or a file with labels beside the examples (.npz with X and y)"
-            )
-        examples = int((data.train_labels != UNLABELLED).sum())
-    if wanted.batch_size > examples:
+    started = time.monotonic()
+    if not (folder / CONFIG_NAME).is_file():
         raise SettingsError(
-            f"finetune_batch_size: got {wanted.batch_size}, expected at most {examples}, the"
-            " examples to train on"
+            f"resume: got {folder}, expected the folder of a run, with {CONFIG_NAME} in it"
         )
-    if wanted.patience is not None and not len(data.validation):
-        raise SettingsError(
-            "finetune_patience: got a number without validation examples, expected some to judge"
-            " by; give --validation a fraction above 0"
+    if (folder / METRICS_NAME).is_file():
+        raise SettingsError(f"resume: the run in {folder} is over; nothing is left to do")
+    settings = read_settings(folder / CONFIG_NAME)
+    pretrain = msgspec.structs.replace(settings.pretrain, **elsewhere)
+    settings = resolved(msgspec.structs.replace(settings, pretrain=pretrain))
+    run = _Run(settings, loaded(settings), observers, started)
+    run.prepare(None)
+    return run.execute(folder, resuming=True)
+
+
+class _Run:
+    """Settings at work on data in a folder."""
+
+    def __init__(
+        self, settings: Settings, data: Dataset, observers: Iterable[Observer], started: float
+    ) -> None:
+        self.settings, self.data, self.started = settings, data, started
+        self.loaded = time.monotonic()
+        self.history = History()
+        self.observers: list[Observer] = [self.history, *observers]
+        self.replay: Reads | None = None
+        check_finetuning(settings, data)
+
+    def prepare(self, replay: Reads | None) -> None:
+        """Check everything that can be before there is a folder."""
+        self.replay = replay
+        self.pretraining = self.new_pretraining()
+
+    def new_pretraining(self) -> Pretraining:
+        return Pretraining(
+            self.settings.pretrain,
+            self.data.train,
+            self.data.validation,
+            replay=self.replay,
+            stall_seconds=self.settings.run.stall_timeout,
         )
 
+    def execute(self, out: Path, *, resuming: bool) -> dict[str, Any]:
+        """Train, measure and write; return the metrics."""
+        log = EventLog(out / EVENTS_NAME, append=resuming)
+        with log, _saving(out, self.history, lambda: self.pretraining.stack()):
+            self.observers.append(log)
+            self.announce(out)
+            saved = Checkpoints(out, self.settings, self.data, self.tell)
+            pretrained = saved.pretrained() if resuming else None
+            if pretrained is None:
+                pretrained = self.pretrained(saved, resuming)
+                pretrained.save(out / MODEL_NAME)  # whatever becomes of fine-tuning
+                saved.save_pretrained(pretrained)
+                resuming = False
+            finetuning = time.monotonic()
+            stack = self.finetuned(pretrained, saved, resuming)
+            evaluating = time.monotonic()
+            stack.save(out / MODEL_NAME)
+            threads = self.settings.pretrain.blas_threads
+            metrics = measure(stack, self.data, pretrained=pretrained, blas=threads)
+        seconds = {
+            "data": self.loaded - self.started,
+            "pretrain": self.history.pretrain_seconds,
+            "finetune": evaluating - finetuning,
+            "total": time.monotonic() - self.started,
+        }
+        slots = self.pretraining.slots
+        report = report_of(self.settings, slots, metrics, self.history, stack, seconds, out)
+        write_atomically(out / METRICS_NAME, json.dumps(report, indent=2).encode())
+        saved.forget()
+        return report
 
-def _announce(data: Dataset, out: Path, observers: Iterable[Observer]) -> None:
-    sizes = ", ".join(f"{len(getattr(data, part)):,} {part}" for part in PARTS)
-    about = f"data: {data.name}, {data.source} ({sizes})"
-    for message in (about, *data.notices, f"run folder: {out}"):
+    def pretrained(self, saved: Checkpoints, resuming: bool) -> Stack:
+        """Pretrain, from the newest checkpoint if one is there; again if a worker dies."""
+        restarts = self.settings.run.max_restarts
+        while True:
+            self.pretraining.observers = tuple(self.observers)
+            self.pretraining.save = saved.save_cut
+            self.pretraining.resume = saved.newest_cut() if resuming else None
+            if resuming and self.pretraining.resume is None:
+                self.tell("no checkpoint of pretraining was found; it begins again")
+            try:
+                return self.pretraining.run()
+            except (DivergedError, StalledError):
+                raise
+            except WorkerError as error:
+                if not restarts:
+                    raise
+                restarts -= 1
+                self.tell(f"warning: {error}; going on from the last checkpoint")
+                self.pretraining, resuming = self.new_pretraining(), True
+
+    def finetuned(self, stack: Stack, saved: Checkpoints, resuming: bool) -> Stack:
+        """Fine-tune, if it is asked for."""
+        wanted, data = self.settings.finetune, self.data
+        if wanted.objective == "none":
+            return stack
+        supervised = wanted.objective != "reconstruction"
+        return finetune(
+            stack,
+            data.train,
+            data.train_labels if supervised else None,
+            validation=data.validation if len(data.validation) else None,
+            validation_y=data.validation_labels if supervised else None,
+            seed=self.settings.pretrain.seed,
+            blas_threads=self.settings.pretrain.blas_threads,
+            observers=self.observers,
+            save=saved.save_finetuning,
+            resume=saved.newest_finetuning() if resuming else None,
+            **msgspec.to_builtins(wanted),
+        )
+
+    def announce(self, out: Path) -> None:
+        """Say which data and which folder it is."""
+        data = self.data
+        sizes = ", ".join(f"{len(getattr(data, part)):,} {part}" for part in PARTS)
+        self.tell(f"data: {data.name}, {data.source} ({sizes})")
+        for message in (*data.notices, f"run folder: {out}"):
+            self.tell(message)
+
+    def tell(self, message: str) -> None:
+        """Give the observers something that the user should read."""
         event: Event = Notice(time.monotonic(), message)
-        for observer in observers:
+        for observer in self.observers:
             observer(event)
 
 
@@ -200,7 +240,10 @@ def _saving(out: Path, history: History, current: Callable[[], Stack]) -> Iterat
     except (WorkerError, RunInterrupted) as error:
         if error.stack is not None:
             error.stack.save(model)
-            error.args = (f"{error.args[0]}. {kept}",)
+            onward = ""
+            if isinstance(error, RunInterrupted):
+                onward = f"; go on with: syncpretrain train --resume {quote(str(out))}"
+            error.args = (f"{error.args[0]}. {kept}{onward}",)
         raise
     except BaseException as error:  # nothing is lost, whatever it was: a closed pipe, say
         if not model.is_file():
@@ -210,54 +253,3 @@ def _saving(out: Path, history: History, current: Callable[[], Stack]) -> Iterat
         raise
     finally:
         write_trace(history.events, out / TRACE_NAME)
-
-
-def _finetuned(stack: Stack, settings: Settings, data: Dataset, observers: list[Observer]) -> Stack:
-    wanted = settings.finetune
-    if wanted.objective == "none":
-        return stack
-    supervised = wanted.objective != "reconstruction"
-    return finetune(
-        stack,
-        data.train,
-        data.train_labels if supervised else None,
-        validation=data.validation if len(data.validation) else None,
-        validation_y=data.validation_labels if supervised else None,
-        seed=settings.pretrain.seed,
-        blas_threads=settings.pretrain.blas_threads,
-        observers=observers,
-        **msgspec.to_builtins(wanted),
-    )
-
-
-def _report(
-    settings: Settings,
-    workers: int,
-    metrics: dict[str, Any],
-    history: History,
-    stack: Stack,
-    seconds: dict[str, float],
-    out: Path,
-) -> dict[str, Any]:
-    """Return what ``--json`` prints."""
-    pretrain = settings.pretrain
-    columns = zip(history.epochs, history.busy_seconds, history.idle_seconds, strict=True)
-    layers = [
-        row | {"epochs": epochs, "busy_seconds": busy, "idle_seconds": idle}
-        for row, (epochs, busy, idle) in zip(metrics["layers"], columns, strict=True)
-    ]
-    return {
-        "schedule": pretrain.schedule,
-        "pace": pretrain.pace,
-        "runtime": pretrain.runtime,
-        "backend": "numpy",
-        "workers": workers,
-        "seed": pretrain.seed,
-        "data": metrics["data"],
-        "layers": layers,
-        "reconstruction_error": metrics["reconstruction_error"],
-        "accuracy": metrics["accuracy"],
-        "seconds": seconds,
-        "parameters_sha256": stack.parameters_sha256,
-        "out": str(out),
-    }

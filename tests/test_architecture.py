@@ -19,15 +19,17 @@ MODULES = {
 # From the bottom up; a module imports only from its own row or from those above it here.
 ROWS = [
     ["errors", "atomic"],
+    ["checkpoint"],
     ["events", "complaints", "backends"],
     ["settings", "kernels", "schedule", "data"],
     ["layer", "sampling"],
     ["learners", "stack", "observers"],
     ["modelfile", "evaluation"],
     ["runtime"],
-    ["building", "cut"],
+    ["building", "cut", "cutfile"],
     ["driver"],
     ["report", "pretraining", "finetuning", "runfolder"],
+    ["saving", "metrics", "preparing"],
     ["run", "comparing"],
     ["cli", "__main__"],
 ]

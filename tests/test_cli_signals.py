@@ -107,7 +107,8 @@ def test_a_signal_ends_a_run_with_its_model(tmp_path, signum, expected, options,
     assert status == expected
     assert seconds < END_SECONDS
     assert last.startswith(message)
-    assert last.endswith("What was learned so far is in run/model.safetensors")
+    learned = "What was learned so far is in run/model.safetensors"
+    assert last.endswith(f"{learned}; go on with: syncpretrain train --resume run")
     assert not [text for text in run.lines if "Traceback" in text or "Error" in text]
     assert syncpretrain.load(tmp_path / "run").widths == (64, 32, 8)
     assert (tmp_path / "run" / "trace.json").is_file()

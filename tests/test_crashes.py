@@ -231,7 +231,7 @@ def test_a_stop_in_the_middle_of_an_epoch_keeps_the_minibatches_so_far(bits, sab
     assert len(sums) == 3
 
 
-def test_a_stall_is_told_and_does_not_hold_up_the_caller(bits, sabotage, monkeypatch):
+def test_a_stall_is_told_and_does_not_hold_up_the_caller(bits, sabotage, monkeypatch, capfd):
     monkeypatch.setattr(watch, "STALL_SECONDS", 0.2)
     monkeypatch.setattr(driver, "TICK_SECONDS", 0.02)
     monkeypatch.setattr(watch, "TICK_SECONDS", 0.02)
@@ -250,6 +250,7 @@ def test_a_stall_is_told_and_does_not_hold_up_the_caller(bits, sabotage, monkeyp
         ) as caught:
             run(bits)
         check_finite(caught.value.stack)
+        assert "in block" in capfd.readouterr().err, "where the stuck thread stands"
     finally:
         release.set()
         for thread in stuck:

@@ -130,7 +130,7 @@ EPOCH = b'{"event":"EpochFinished","layer":%d,"epoch":%d,"reads":%d}\n'
         (b'{"event":"Notice","message":' + b"[" * 100_000 + b"\n", 1, "recursion"),
         (b'{"event":"RunStarted"}\n', 1, "without layers"),
         (b'{"event":"RunStarted","layers":[4,0]}\n', 1, "layers"),
-        (BEGIN + BEGIN, 2, "second run"),
+        (BEGIN + b'{"event":"RunStarted","layers":[4,3]}\n', 2, "a run of other layers"),
         (EPOCH % (1, 1, 0), 1, "layer 1 of 0"),
         (BEGIN + EPOCH % (3, 1, 0), 2, "layer 3 of 2"),
         (BEGIN + EPOCH % (0, 1, 0), 2, "layer 0 of 2"),
@@ -149,3 +149,11 @@ def test_a_damaged_file_names_the_line(tmp_path, content, line, reason):
     with pytest.raises(ModelFileError, match=f"line {line}: .*{re.escape(reason)}") as caught:
         read_reads(path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_resumed_run_does_again_what_came_after_its_checkpoint(tmp_path):
+    path = tmp_path / "events.jsonl"
+    first = EPOCH % (1, 1, 0) + EPOCH % (1, 2, 0) + EPOCH % (2, 1, 1)
+    again = EPOCH % (1, 2, 0) + EPOCH % (2, 1, 2) + EPOCH % (2, 2, 2)
+    path.write_bytes(BEGIN + first + BEGIN + again)
+    assert read_reads(path) == ((0, 0), (2, 2))

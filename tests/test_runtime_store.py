@@ -108,7 +108,9 @@ def test_a_stop_leaves_the_version_unmade(versions, monkeypatch):
     versions.publish(1, 1, snapshot(1, 1))
     asked = iter([False, False, True])
     assert versions.activations(1, 1, 0, lambda: next(asked)) is None
-    assert versions._version(1, 1).activations is None
+    assert versions.made() == []
+    assert versions.activations(1, 1, 0, never) is not None
+    assert versions._allocated[1] == 1, "the array that it was given at first"
 
 
 def test_no_computation_under_the_lock(versions):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from syncpretrain.errors import ScheduleError, SettingsError
 from syncpretrain.schedule.machine import Command, Forget, Schedule, Train
 from syncpretrain.schedule.pace import Fixed, Free, Pace, Planned
-from syncpretrain.schedule.plan import LayerPlan, Reads, greedy_reads, lockstep_reads
+from syncpretrain.schedule.plan import LayerPlan, Reads, greedy_reads, lockstep_reads, rounds_reads
 
 MAX_BUFFERS = 3
 
@@ -95,6 +95,13 @@ def greedy(plans: Sequence[LayerPlan], *, drain: bool = True) -> Pace:
     return Planned(plans, greedy_reads)
 
 
+in_pairs = partial(rounds_reads, group_size=2)
+
+
+def rounds(plans: Sequence[LayerPlan], *, drain: bool = True) -> Pace:
+    return Planned(plans, partial(in_pairs, drain=drain), group_size=2)
+
+
 def free(plans: Sequence[LayerPlan], *, drain: bool = True) -> Pace:
     return Free(plans, drain=drain)
 
@@ -113,7 +120,7 @@ layer_plans = st.lists(
 
 @given(
     plans=layer_plans,
-    pace=st.sampled_from([lockstep, greedy, free]),
+    pace=st.sampled_from([lockstep, greedy, rounds, free]),
     drain=st.booleans(),
     slots=st.integers(1, 6),
     seed=st.integers(0, 2**32),
@@ -151,7 +158,9 @@ def test_a_free_run_replays_under_any_timing(plans, drain, slots, seeds):
     assert replayed.reads == recorded.reads
 
 
-@given(plans=layer_plans, pace=st.sampled_from([lockstep, greedy, free]), seed=st.integers())
+@given(
+    plans=layer_plans, pace=st.sampled_from([lockstep, greedy, rounds, free]), seed=st.integers()
+)
 def test_no_ready_layer_sleeps_while_a_slot_is_free(plans, pace, seed):
     slots = len(plans)
     schedule = Schedule(plans, pace(plans), slots=slots)
@@ -261,7 +270,7 @@ class TestStops:
 
     @given(
         plans=layer_plans,
-        pace=st.sampled_from([lockstep, greedy, free]),
+        pace=st.sampled_from([lockstep, greedy, rounds, free]),
         last=stop_epochs,
         slots=st.integers(1, 6),
         seed=st.integers(0, 2**32),
@@ -286,7 +295,7 @@ class TestStops:
 
     @given(
         plans=layer_plans,
-        build=st.sampled_from([lockstep_reads, greedy_reads]),
+        build=st.sampled_from([lockstep_reads, greedy_reads, in_pairs]),
         last=stop_epochs,
         slots=st.integers(1, 6),
         seed=st.integers(0, 2**32),
@@ -298,7 +307,7 @@ class TestStops:
 
     @given(
         plans=layer_plans,
-        build=st.sampled_from([lockstep_reads, greedy_reads]),
+        build=st.sampled_from([lockstep_reads, greedy_reads, in_pairs]),
         layer=st.integers(0, 4),
         epochs=st.integers(1, 6),
     )

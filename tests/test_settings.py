@@ -130,7 +130,7 @@ class TestRefusals:
             ({"learning_rate": 0}, "learning_rate: got 0, expected a number above 0"),
             ({"learning_rate": np.nan}, "learning_rate: got nan, expected a number above 0"),
             ({"weight_decay": np.inf}, "weight_decay: got inf, expected a finite number"),
-            ({"schedule": "x"}, "schedule: got 'x', expected synchronized or greedy"),
+            ({"schedule": "x"}, "schedule: got 'x', expected synchronized or greedy or rounds"),
             ({"workers": "x"}, "workers: got 'x', expected a whole number"),
             ({"seed": 2**63}, f"seed: got {2**63}, expected a number below 2"),
             ({"momentum": 2}, "momentum: got 2, expected at least 0 and below 1"),

@@ -41,7 +41,7 @@ def command(run: Path, data: str | None, partition: bool, as_json: bool) -> None
     from syncpretrain.cli.tables import print_errors
     from syncpretrain.data.dataset import PARTS
     from syncpretrain.evaluation.diagnosis import diagnose_layers
-    from syncpretrain.run import measure
+    from syncpretrain.metrics import measure
     from syncpretrain.stack import load
 
     stack = load(run)

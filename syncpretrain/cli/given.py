@@ -14,6 +14,7 @@ __all__ = ["given_settings"]
 
 FINETUNE = "finetune_"
 GROUPED = ("data", "validation", "labels")
+SAFETY = ("checkpoint_every", "keep", "max_restarts", "stall_timeout")
 
 
 def given_settings(preset: str | None, config: Path | None, given: dict[str, Any]) -> Settings:
@@ -33,7 +34,7 @@ def given_settings(preset: str | None, config: Path | None, given: dict[str, Any
             raise SettingsError("preset: got one beside --config, expected one of the two")
         config = preset_path(preset)
 
-    base: dict[str, Any] = {"data": {}, "pretrain": {}, "finetune": {}}
+    base: dict[str, Any] = {"data": {}, "pretrain": {}, "finetune": {}, "run": {}}
     if config is not None:
         base = msgspec.to_builtins(read_settings(config))
         if given["layers"] and len(given["layers"]) != len(base["pretrain"]["layers"]):
@@ -52,7 +53,11 @@ def given_settings(preset: str | None, config: Path | None, given: dict[str, Any
             " --layers 784,1000,500,250,30"
         )
     settings = settings_from(
-        pretrain.pop("layers"), data=base["data"], finetune=base["finetune"], **pretrain
+        pretrain.pop("layers"),
+        data=base["data"],
+        finetune=base["finetune"],
+        run=base["run"],
+        **pretrain,
     )
     _check_finetuning(settings, given)
     return settings
@@ -96,4 +101,6 @@ def _place(option: str) -> tuple[str, str]:
         return "finetune", option.removeprefix(FINETUNE)
     if option in GROUPED:
         return "data", "name" if option == "data" else option
+    if option in SAFETY:
+        return "run", option
     return "pretrain", option

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from syncpretrain.errors import SettingsError
 
 __all__ = ["command"]
 
+ELSEWHERE = ("runtime", "workers")  # what a resumed run may have otherwise
 RECORDED = (
     "config",
     "model",
@@ -44,6 +46,30 @@ RECORDED = (
     help="The run folder, new or empty. Default a new one in runs/.",
 )
 @click.option(
+    "--resume",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Go on with a run that was stopped or died, from its newest checkpoint, to the same bits.",
+)
+@click.option(
+    "--checkpoint-every",
+    metavar="N|Ss",
+    help="Epochs of layer 1 (or of fine-tuning), or seconds, between checkpoints. Default 60s.",
+)
+@click.option("--keep", type=int, metavar="N", help="Checkpoints that stay. Default 2.")
+@click.option(
+    "--max-restarts",
+    type=int,
+    metavar="N",
+    help="Go on from the last checkpoint if a worker dies, so many times. Default 0.",
+)
+@click.option(
+    "--stall-timeout",
+    type=float,
+    metavar="SECONDS",
+    help="End a run that trains no minibatch for so long. Default 600.",
+)
+@click.option(
     "--replay",
     type=click.Path(path_type=Path),
     metavar="RUN",
@@ -56,6 +82,7 @@ def command(
     config: Path | None,
     out: Path | None,
     replay: Path | None,
+    resume: Path | None,
     as_json: bool,
     quiet: bool,
     **given: Any,
@@ -77,19 +104,36 @@ def command(
     """
     from syncpretrain.cli.tables import announce, print_run
     from syncpretrain.observers.eventlog import read_reads
-    from syncpretrain.run import train_run
+    from syncpretrain.run import resume_run, train_run
     from syncpretrain.runfolder import CONFIG_NAME, EVENTS_NAME
 
+    if resume is not None:
+        _check_resume(preset or config or replay or out, given)
     if replay is not None:
         _check_replay(replay, preset or config, given)
-    reads = read_reads(replay / EVENTS_NAME) if replay else None
-    settings = given_settings(preset, config or (replay and replay / CONFIG_NAME), given)
+    if resume is None:
+        reads = read_reads(replay / EVENTS_NAME) if replay else None
+        settings = given_settings(preset, config or (replay and replay / CONFIG_NAME), given)
+        work = partial(train_run, settings, out=out, replay=reads)
+    else:
+        elsewhere = {name: given[name] for name in ELSEWHERE if given[name] is not None}
+        work = partial(resume_run, resume, **elsewhere)
     with announce(live=not as_json, quiet=quiet) as observers:
-        report = train_run(settings, out=out, observers=observers, replay=reads)
+        report = work(observers=observers)
     if as_json:
         click.echo(json.dumps(report))
     elif not quiet:
         print_run(report, sys.stdout)
+
+
+def _check_resume(other: str | Path | None, given: dict[str, Any]) -> None:
+    if other is not None:
+        raise SettingsError("resume: got another source of settings beside it, expected none")
+    for name, value in given.items():
+        if value is not None and name not in ELSEWHERE:
+            raise SettingsError(
+                f"{name}: got a value beside --resume, expected none; the stopped run decides it"
+            )
 
 
 def _check_replay(replay: Path, config: str | Path | None, given: dict[str, Any]) -> None:

@@ -60,8 +60,14 @@ OPTIONS = (
     ),
     click.option(
         "--schedule",
-        type=click.Choice(["synchronized", "greedy"]),
-        help="Layers in parallel (default), or one after another.",
+        type=click.Choice(["synchronized", "greedy", "rounds"]),
+        help="Layers in parallel (default), one after another, or a group after another.",
+    ),
+    click.option(
+        "--group-size",
+        type=int,
+        metavar="G",
+        help="Of rounds: layers that train in parallel before the next G do. Default 2.",
     ),
     click.option(
         "--pace",
@@ -70,8 +76,8 @@ OPTIONS = (
     ),
     click.option(
         "--runtime",
-        type=click.Choice(["threads", "serial"]),
-        help="A thread for each layer (default), or all layers in turns.",
+        type=click.Choice(["threads", "processes", "serial"]),
+        help="A thread for each layer (default), a process, or all layers in turns.",
     ),
     click.option(
         "--workers",

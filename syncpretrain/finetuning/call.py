@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
 from syncpretrain.events import Observer
+from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.tasks import (
     Reconstruction,
     Supervised,
@@ -43,6 +44,8 @@ def finetune(
     validation_y: ArrayLike | None = None,
     observers: Sequence[Observer] = (),
     stop: Callable[[], bool] | None = None,
+    save: FinetuneSaver | None = None,
+    resume: FinetuneState | None = None,
     **settings: Any,
 ) -> Stack:
     """Return a new stack that does its task better; the one given stays as it is.
@@ -72,6 +75,11 @@ def finetune(
         the epoch's minibatches: squared and summed over units, or the share of wrong classes.
     stop : callable, optional
         Asked before each minibatch whether to stop.
+    save : callable, optional
+        Given, after each epoch and at a stop, a function that returns a :class:`FinetuneState`,
+        and whether it is the last one.
+    resume : FinetuneState, optional
+        Where a call with the same arguments goes on, to the same bits.
     **settings
         Fields of :class:`syncpretrain.settings.FinetuneSettings`, and ``seed`` (of the order of
         the minibatches, of dropout, of the head's first weights) and ``blas_threads`` (default all
@@ -114,9 +122,11 @@ def finetune(
         def should_stop() -> bool:
             return request() or (stop is not None and stop())
 
-        trainer = Trainer(task, examples, held_out, options, options.seed, observers, should_stop)
+        trainer = Trainer(
+            task, examples, held_out, options, options.seed, observers, should_stop, save
+        )
         try:
-            tuned = trainer.train({"seed": options.seed, "blas_threads": threads})
+            tuned = trainer.train({"seed": options.seed, "blas_threads": threads}, resume)
             if request():  # in the last minibatch
                 raise RunInterrupted("fine-tuning was stopped at its end", stack=tuned)
         except RunInterrupted as stopped:

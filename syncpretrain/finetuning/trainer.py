@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.order import minibatches, steps_per_epoch
-from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError
+from syncpretrain.errors import CheckpointError, DivergedError, RunInterrupted, SettingsError
 from syncpretrain.events import Event, FinetuneEpochFinished, FinetuneStarted, Observer, Progress
+from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.tasks import Reconstruction, Supervised
+from syncpretrain.learners.epoch import Cursor
 from syncpretrain.learners.network import Dropout, Network
 from syncpretrain.learners.optimizers import Adam, GradientDescent, LineSearches, Optimizer
 from syncpretrain.settings import FinetuneSettings
@@ -50,9 +52,10 @@ class Trainer:
         seed: int,
         observers: Sequence[Observer],
         stop: Callable[[], bool],
+        save: FinetuneSaver | None = None,
     ) -> None:
         self.task, self.examples, self.options, self.seed = task, examples, options, seed
-        self.observers, self.stop = observers, stop
+        self.observers, self.stop, self.save = observers, stop, save
         self.validation = validation
         if options.patience is not None and validation is None:
             raise SettingsError(
@@ -77,14 +80,22 @@ class Trainer:
         self.first_error = math.nan  # of the first minibatch, before any update
         self.record: dict[str, Any] = {}
 
-    def train(self, record: Mapping[str, Any]) -> Stack:
-        """Train and return the stack; ``record`` goes into its info."""
+    def train(self, record: Mapping[str, Any], resume: FinetuneState | None = None) -> Stack:
+        """Train and return the stack.
+
+        ``record`` goes into its info; ``resume`` is where it goes on.
+        """
         options, epochs = self.options, self.options.epochs
         self.record = dict(record)
         self.emit(FinetuneStarted(time.monotonic(), options.objective, options.optimizer, epochs))
-        for epoch in range(1, epochs + 1):
+        first, begin = 1, Cursor()
+        if resume is not None:
+            first, begin = resume.epoch, resume.cursor
+            self.recall(resume)
+        for epoch in range(first, epochs + 1):
             started = time.monotonic()
-            train_error = self.train_epoch(epoch)
+            train_error = self.train_epoch(epoch, begin)
+            begin = Cursor()
             self.check_epoch(epoch, train_error)
             np.copyto(self.good, self.network.parameters)
             held_out = None if self.validation is None else self.network.error(*self.validation)
@@ -95,19 +106,25 @@ class Trainer:
             if held_out is not None and self.stops_early(epoch, held_out):
                 np.copyto(self.network.parameters, self.best)
                 return self.result(epochs=epoch, best_epoch=self.best_epoch)
+            if self.save is not None and epoch < epochs:
+                self.save(lambda: self.state(epoch + 1, Cursor()), False)  # noqa: B023 - now
         if options.patience is not None:
             np.copyto(self.network.parameters, self.best)
             return self.result(epochs=epochs, best_epoch=self.best_epoch)
         return self.result(epochs=epochs)
 
-    def train_epoch(self, epoch: int) -> float:
+    def train_epoch(self, epoch: int, begin: Cursor) -> float:
         """Train on every minibatch once; return their mean error, each before its update."""
-        total, reported, (inputs, targets) = 0.0, time.monotonic(), self.examples
+        total, reported, (inputs, targets) = begin.error, time.monotonic(), self.examples
         order = minibatches(
             len(inputs), self.options.batch_size, seed=self.seed, layer=0, epoch=epoch
         )
         for step, rows in enumerate(order):
+            if step < begin.minibatches:
+                continue
             if self.stop():
+                if self.save is not None:
+                    self.save(lambda: self.state(epoch, Cursor(step, total)), True)  # noqa: B023
                 raise self.interrupted(epoch, step)
             # mode="raise" would gather into a buffer of its own first
             x = np.take(inputs, rows, axis=0, out=self.batch[0][: len(rows)], mode="clip")
@@ -126,6 +143,45 @@ class Trainer:
                 reported = time.monotonic()
                 self.emit(Progress(reported, 0, epoch, (step + 1) / self.steps))
         return total / len(inputs)
+
+    def state(self, epoch: int, cursor: Cursor) -> FinetuneState:
+        """Return a copy of all that the rest depends on."""
+        arrays = {
+            "parameters": self.network.parameters,
+            "good": self.good,
+            "best": self.best,
+            **{f"optimizer.{name}": array for name, array in self.optimizer.memory().items()},
+        }
+        return FinetuneState(
+            epoch,
+            cursor,
+            self.first_error if math.isfinite(self.first_error) else None,
+            self.best_error if math.isfinite(self.best_error) else None,
+            self.best_epoch,
+            {name: array.copy() for name, array in arrays.items()},
+        )
+
+    def recall(self, state: FinetuneState) -> None:
+        """Go on from a state, bit for bit.
+
+        Raises
+        ------
+        CheckpointError
+            If it is that of another network.
+        """
+        prefix = "optimizer."
+        memory = {n.removeprefix(prefix): x for n, x in state.arrays.items() if prefix in n}
+        try:
+            np.copyto(self.network.parameters, state.arrays["parameters"])
+            np.copyto(self.good, state.arrays["good"])
+            np.copyto(self.best, state.arrays["best"])
+            steps = (state.epoch - 1) * self.steps + state.cursor.minibatches
+            self.optimizer.recall(memory, steps=steps)
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(f"resume: the state is of another network: {error}") from error
+        self.first_error = math.nan if state.first_error is None else state.first_error
+        self.best_error = math.inf if state.best_error is None else state.best_error
+        self.best_epoch = state.best_epoch
 
     def stops_early(self, epoch: int, error: float) -> bool:
         """Keep the best parameters; return whether they are as old as patience allows."""

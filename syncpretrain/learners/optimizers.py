@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +25,14 @@ class Optimizer(Protocol):
         self, network: Network, x: Array, target: Array, *, rate: float, epoch: int, step: int
     ) -> float:
         """Move the parameters; return the error before that, summed over the examples."""
+        ...
+
+    def memory(self) -> dict[str, Array]:
+        """Return by name what the next step depends on beside the parameters; live arrays."""
+        ...
+
+    def recall(self, memory: Mapping[str, Array], *, steps: int) -> None:
+        """Go back to what :meth:`memory` held after so many steps."""
         ...
 
 
@@ -54,6 +63,16 @@ class _Stepping:
             self._move(network.parameters, network.gradients, rate)
         return error
 
+    def memory(self) -> dict[str, Array]:
+        """Return by name what the next step depends on beside the parameters; live arrays."""
+        raise NotImplementedError
+
+    def recall(self, memory: Mapping[str, Array], *, steps: int) -> None:
+        """Go back to what :meth:`memory` held after so many steps."""
+        for name, array in self.memory().items():
+            np.copyto(array, memory[name])
+        self.steps = steps
+
     def _move(self, parameters: Array, gradients: Array, rate: float) -> None:
         raise NotImplementedError
 
@@ -75,6 +94,10 @@ class GradientDescent(_Stepping):
             len(network.parameters) if momentum else 0, dtype=network.parameters.dtype
         )
 
+    def memory(self) -> dict[str, Array]:
+        """Return the velocities."""
+        return {"velocity": self._velocity}
+
     def _move(self, parameters: Array, gradients: Array, rate: float) -> None:
         sgd_step(
             parameters,
@@ -93,6 +116,10 @@ class Adam(_Stepping):
     def __init__(self, network: Network, *, weight_decay: float = 0.0) -> None:
         super().__init__(network, weight_decay=weight_decay)
         self._first, self._second = (np.zeros_like(network.parameters) for _ in range(2))
+
+    def memory(self) -> dict[str, Array]:
+        """Return the moments."""
+        return {"first": self._first, "second": self._second}
 
     def _move(self, parameters: Array, gradients: Array, rate: float) -> None:
         adam_step(
@@ -135,6 +162,13 @@ class LineSearches:
         self._minimize = minimize
         self._method = {"cg": "CG", "lbfgs": "L-BFGS-B"}[method]
         self._decay = weight_decay
+
+    def memory(self) -> dict[str, Array]:
+        """Return nothing: each minibatch is searched anew."""
+        return {}
+
+    def recall(self, memory: Mapping[str, Array], *, steps: int) -> None:
+        """Do nothing."""
 
     def train(
         self, network: Network, x: Array, target: Array, *, rate: float, epoch: int, step: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, Literal
 
 import msgspec
 
@@ -18,7 +18,7 @@ TIMES = ("time", "started")  # fields on the clock of the run, as opposed to dur
 
 
 class EventLog:
-    """Write each event but Progress as one line of JSON, at once.
+    """Write each event but Progress as one line of JSON, at once; ``append`` adds to a file.
 
     ``with EventLog(path) as log:`` gives an observer. A line is an object of the event's class
     name under ``event`` and its fields; times are seconds since the first event, and a number
@@ -30,13 +30,14 @@ class EventLog:
         If the file cannot be written.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, append: bool = False) -> None:
         self._path = Path(path)
+        self._mode: Literal["ab", "wb"] = "ab" if append else "wb"
         self._file: BinaryIO | None = None
         self._origin: float | None = None
 
     def __enter__(self) -> EventLog:
-        self._file = self._path.open("wb")
+        self._file = self._path.open(self._mode)
         return self
 
     def __exit__(
@@ -86,9 +87,12 @@ def read_reads(path: str | Path) -> tuple[tuple[int, ...], ...]:
     except OSError as error:
         raise ModelFileError(f"{path}: cannot read these events: {error}") from error
     reads: list[list[int]] = []
+    starts = 0
     for number, line in enumerate(lines, start=1):
         try:
-            _take(msgspec.json.decode(line, type=_Line), reads)
+            decoded = msgspec.json.decode(line, type=_Line)
+            starts += decoded.event == "RunStarted"
+            _take(decoded, reads, resumed=starts > 1)
         except (ValueError, RecursionError, msgspec.DecodeError) as error:
             raise ModelFileError(
                 f"{path}, line {number}: not an event of a recorded run ({error})"
@@ -110,20 +114,25 @@ class _Line(msgspec.Struct):
     reads: int = -1
 
 
-def _take(line: _Line, reads: list[list[int]]) -> None:
-    """Add a line to the reads of each layer; ValueError if it cannot follow those before it."""
+def _take(line: _Line, reads: list[list[int]], *, resumed: bool) -> None:
+    """Add a line to the reads of each layer; ValueError if it cannot follow those before it.
+
+    A resumed run does again what came after its checkpoint.
+    """
     if line.event == "RunStarted":
-        if reads:
-            raise ValueError("a second run starts")
         if len(line.layers) < 2:
             raise ValueError("RunStarted without layers")
-        reads.extend([] for _ in line.layers[1:])
+        if reads and len(reads) != len(line.layers) - 1:
+            raise ValueError("a run of other layers starts")
+        reads.extend([] for _ in line.layers[1 + len(reads) :])  # those of a resumed run go on
     elif line.event == "EpochFinished":
         if not 1 <= line.layer <= len(reads):
             raise ValueError(f"got layer {line.layer} of {len(reads)}")
         mine = reads[line.layer - 1]
-        if line.epoch != len(mine) + 1:
+        least = 1 if resumed else len(mine) + 1
+        if not least <= line.epoch <= len(mine) + 1:
             raise ValueError(f"got epoch {line.epoch}, expected {len(mine) + 1}")
+        del mine[line.epoch - 1 :]
         _check_version(line, reads)
         mine.append(line.reads)
 

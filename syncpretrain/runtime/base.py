@@ -8,7 +8,9 @@ from typing import Protocol
 from syncpretrain.runtime.worker import Message
 from syncpretrain.schedule.machine import Train
 
-__all__ = ["Runtime"]
+__all__ = ["STDERR", "Runtime"]
+
+STDERR = 2  # the descriptor, whatever sys.stderr has become
 
 
 class Runtime(Protocol):
@@ -37,6 +39,10 @@ class Runtime(Protocol):
 
     def stop(self) -> None:
         """Ask every worker to leave after its minibatch; each will send its message."""
+        ...
+
+    def dump_stacks(self) -> None:
+        """Write on stderr where every worker stands, which a stall asks for."""
         ...
 
     def wait(self, timeout: float) -> Message | None:

@@ -25,7 +25,7 @@ from threadpoolctl import ThreadpoolController, threadpool_info, threadpool_limi
 
 from syncpretrain.errors import SettingsError
 
-__all__ = ["blas_limit", "blas_threads", "usable_cores"]
+__all__ = ["blas_environment", "blas_limit", "blas_threads", "usable_cores"]
 
 _lock = threading.Lock()
 _active: list[int] = []  # the limit of every run now inside blas_limit, all equal
@@ -48,6 +48,12 @@ def blas_threads(requested: int | None = None) -> int:
     if requested is not None:
         return requested
     return min([usable_cores(), *_counts()])
+
+
+def blas_environment(threads: int) -> dict[str, str]:
+    """Return the environment of a process whose BLAS is to start no more than so many threads."""
+    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
+    return dict.fromkeys(names, str(threads))
 
 
 @contextmanager

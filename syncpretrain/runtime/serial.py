@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
+from syncpretrain.runtime.base import STDERR
 from syncpretrain.runtime.worker import LayerWorker, Message
 from syncpretrain.schedule.machine import Train
 
@@ -53,6 +55,10 @@ class SerialRuntime:
     def stop(self) -> None:
         """Ask every worker to leave after its minibatch."""
         self._stopping = True
+
+    def dump_stacks(self) -> None:
+        """Write on stderr where every thread stands."""
+        faulthandler.dump_traceback(STDERR)
 
     def wait(self, timeout: float) -> Message | None:
         """Execute the oldest command and return its message, however long it takes."""

@@ -8,6 +8,9 @@ Guarantees, as long as every ``forget`` follows from the schedule:
   again. An array is given to a new version only after its old one was forgotten.
 * Only the worker of layer l+1 makes activations of layer l, and one lock guards the tables, never
   a computation.
+
+A reader in this process calls :meth:`Versions.activations`. One in another process is sent the
+:class:`Recipe` that this follows, and what it made is told by :meth:`Versions.note_made`.
 """
 
 from __future__ import annotations
@@ -23,10 +26,11 @@ from numpy.typing import NDArray
 from syncpretrain.errors import ScheduleError
 from syncpretrain.layer import Layer
 
-__all__ = ["Split", "Versions", "transform"]
+__all__ = ["MAX_BUFFERS", "Recipe", "Split", "Versions", "follow", "transform"]
 
 Array = NDArray[np.float32]
 ROWS_AT_ONCE = 1000  # some ms of work: a stop is not kept waiting
+MAX_BUFFERS = 3  # of a layer
 
 
 class Split(NamedTuple):
@@ -36,10 +40,28 @@ class Split(NamedTuple):
     validation: Array
 
 
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Where the activations of a version of a layer are, or how to make them.
+
+    ``layer`` 0 is the data. ``buffer`` is the number of the layer's array. If ``snapshot`` is not
+    None, that array is first to be filled through it from the array ``source`` of the layer below.
+    """
+
+    layer: int
+    buffer: int = 0
+    snapshot: Layer | None = None
+    source: int = 0
+
+
+Arrays = Callable[[int, int], Split]  # by layer and number; those of layer 0 are the data
+
+
 @dataclass(slots=True)
 class _Version:
     snapshot: Layer
-    activations: Split | None = None
+    buffer: int | None = None
+    made: bool = False
 
 
 class Versions:
@@ -51,16 +73,25 @@ class Versions:
         Version 0 of "layer 0": constant, mature from the start.
     hidden : tuple of int
         Units of each layer.
+
+    Attributes
+    ----------
+    allocate : callable, optional
+        Returns the array of a layer by its number, where they are not to be this object's own.
     """
 
-    def __init__(self, data: Split, hidden: tuple[int, ...], *, max_buffers: int = 3) -> None:
-        self._data = data
-        self._hidden = hidden
+    def __init__(
+        self, data: Split, hidden: tuple[int, ...], *, max_buffers: int = MAX_BUFFERS
+    ) -> None:
+        self.allocate: Arrays | None = None
+        self.data = data
+        self.hidden = hidden
         self._max_buffers = max_buffers
         self._lock = threading.Lock()
         self._held: list[dict[int, _Version]] = [{} for _ in range(len(hidden) + 1)]
-        self._spare: list[list[Split]] = [[] for _ in range(len(hidden) + 1)]
+        self._spare: list[list[int]] = [[] for _ in range(len(hidden) + 1)]
         self._allocated = [0] * (len(hidden) + 1)
+        self._own: dict[tuple[int, int], Split] = {}  # the arrays, by layer and number
 
     def publish(self, layer: int, version: int, snapshot: Layer) -> None:
         """Make a version of a layer readable."""
@@ -80,17 +111,32 @@ class Versions:
         ScheduleError
             If the version, or what it is made from, is not held.
         """
+        recipe = self.recipe(layer, version, below)
+        activations = follow(recipe, self._array, stop)
+        if activations is not None:
+            self.note_made(layer, version)
+        return activations
+
+    def recipe(self, layer: int, version: int, below: int) -> Recipe:
+        """Return how the only reader of a version is to get its activations.
+
+        Raises
+        ------
+        ScheduleError
+            If the version, or what it is made from, is not held.
+        """
         if layer == 0:
-            return self._data
+            return Recipe(0)
         held = self._version(layer, version)
-        if held.activations is None:
-            source = self._made(layer - 1, below)
-            target = self._take_buffer(layer)
-            if not transform([held.snapshot], source, target, stop):
-                return None
-            with self._lock:
-                held.activations = target
-        return held.activations
+        if held.made and held.buffer is not None:
+            return Recipe(layer, held.buffer)
+        source = self._made(layer - 1, below)
+        return Recipe(layer, self._take_buffer(layer, held), held.snapshot, source)
+
+    def note_made(self, layer: int, version: int) -> None:
+        """Take note that the activations of a version were made as its recipe says."""
+        if layer:
+            self._version(layer, version).made = True
 
     def made(self) -> list[tuple[int, int]]:
         """Return layer and version of all activations there are."""
@@ -99,7 +145,7 @@ class Versions:
                 (layer, version)
                 for layer, versions in enumerate(self._held)
                 for version, held in sorted(versions.items())
-                if held.activations is not None
+                if held.made
             ]
 
     def make(self, layer: int, version: int, snapshots: Sequence[Layer]) -> None:
@@ -107,10 +153,10 @@ class Versions:
 
         Chunk by chunk as the first time, so that they are the same bits.
         """
-        target = self._take_buffer(layer)
-        transform(snapshots, self._data, target, lambda: False)
-        with self._lock:
-            self._held[layer][version].activations = target
+        held = self._version(layer, version)
+        target = self._array(layer, self._take_buffer(layer, held))
+        transform(snapshots, self.data, target, lambda: False)
+        held.made = True
 
     def forget(self, layer: int, version: int) -> None:
         """Drop a version and take its activations' array back.
@@ -120,19 +166,20 @@ class Versions:
         ScheduleError
             If it is not held.
         """
-        activations = self._version(layer, version).activations
+        buffer = self._version(layer, version).buffer
         with self._lock:
             del self._held[layer][version]
-            if activations is not None:
-                self._spare[layer].append(activations)
+            if buffer is not None:
+                self._spare[layer].append(buffer)
 
-    def _made(self, layer: int, version: int) -> Split:
+    def _made(self, layer: int, version: int) -> int:
+        """Return the number of the array of activations that are made."""
         if layer == 0:
-            return self._data
-        activations = self._version(layer, version).activations
-        if activations is None:
+            return 0
+        held = self._version(layer, version)
+        if not held.made or held.buffer is None:
             raise ScheduleError(f"version {version} of layer {layer} was read before it was made")
-        return activations
+        return held.buffer
 
     def _version(self, layer: int, version: int) -> _Version:
         with self._lock:
@@ -143,15 +190,42 @@ class Versions:
                 )
             return self._held[layer][version]
 
-    def _take_buffer(self, layer: int) -> Split:
+    def _take_buffer(self, layer: int, held: _Version) -> int:
         with self._lock:
-            if self._spare[layer]:
-                return self._spare[layer].pop()
-            if self._allocated[layer] == self._max_buffers:
-                raise ScheduleError(f"layer {layer} needs more than {self._max_buffers} buffers")
-            self._allocated[layer] += 1
-        width = self._hidden[layer - 1]
-        return Split(*(np.empty((len(rows), width), dtype=np.float32) for rows in self._data))
+            if held.buffer is None:
+                if self._spare[layer]:
+                    held.buffer = self._spare[layer].pop()
+                elif self._allocated[layer] == self._max_buffers:
+                    raise ScheduleError(
+                        f"layer {layer} needs more than {self._max_buffers} buffers"
+                    )
+                else:
+                    held.buffer = self._allocated[layer]
+                    self._allocated[layer] += 1
+            return held.buffer
+
+    def _array(self, layer: int, number: int) -> Split:
+        if layer == 0:
+            return self.data
+        if self.allocate is not None:
+            return self.allocate(layer, number)
+        with self._lock:
+            if (layer, number) not in self._own:
+                width = self.hidden[layer - 1]
+                self._own[layer, number] = Split(
+                    *(np.empty((len(rows), width), dtype=np.float32) for rows in self.data)
+                )
+            return self._own[layer, number]
+
+
+def follow(recipe: Recipe, arrays: Arrays, stop: Callable[[], bool]) -> Split | None:
+    """Return the activations that a recipe tells of, or None if ``stop`` turned true."""
+    target = arrays(recipe.layer, recipe.buffer)
+    if recipe.snapshot is not None:
+        source = arrays(recipe.layer - 1, recipe.source)
+        if not transform([recipe.snapshot], source, target, stop):
+            return None
+    return target
 
 
 def transform(

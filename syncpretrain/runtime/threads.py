@@ -12,12 +12,14 @@ NumPy's products release the GIL, so the layers train at the same time.
 
 from __future__ import annotations
 
+import faulthandler
 import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from syncpretrain.errors import StalledError
+from syncpretrain.runtime.base import STDERR
 from syncpretrain.runtime.mailbox import Broken, Mailbox
 from syncpretrain.runtime.worker import LayerWorker, Message
 from syncpretrain.schedule.machine import Train
@@ -89,6 +91,10 @@ class ThreadsRuntime:
     def stop(self) -> None:
         """Ask every worker to leave after its minibatch."""
         self._stopping.set()
+
+    def dump_stacks(self) -> None:
+        """Write on stderr where every thread stands."""
+        faulthandler.dump_traceback(STDERR)
 
     def wait(self, timeout: float) -> Message | None:
         """Return the next message of any thread, or None."""

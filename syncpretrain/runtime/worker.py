@@ -79,6 +79,8 @@ class Failed:
         """Return what the caller is to see: the layer, the epoch, and the error as its cause."""
         if isinstance(self.error, (Stopped, KeyboardInterrupt)):
             return self.error
+        if type(self.error) is WorkerError:  # a process that ended says it all itself
+            return self.error
         if isinstance(self.error, DivergedError):
             failure: WorkerError = DivergedError(str(self.error))
         else:
@@ -115,6 +117,12 @@ class LayerWorker:
         Asked after each epoch whether the layer has learned enough.
     keep_states : bool
         Whether each epoch ends with a copy of the whole state, for checkpoints.
+
+    Attributes
+    ----------
+    progress : ndarray of shape (1,), float64
+        How far the running epoch is; written here, read by whoever shows progress. May be replaced
+        by one in shared memory.
     """
 
     def __init__(
@@ -126,7 +134,7 @@ class LayerWorker:
         keep_states: bool = False,
     ) -> None:
         self.learner = learner
-        self.fraction = 0.0  # of the running epoch; written here, read by whoever shows progress
+        self.progress = np.zeros(1)
         self._inputs = inputs
         self._stopping = stopping
         self._keep_states = keep_states
@@ -134,6 +142,15 @@ class LayerWorker:
         self._cursor = Cursor()
         self._rollbacks = 0
         self._warnings: list[str] = []  # of the running epoch
+
+    @property
+    def fraction(self) -> float:
+        """How far the running epoch is, in [0, 1]."""
+        return float(self.progress[0])
+
+    @fraction.setter
+    def fraction(self, value: float) -> None:
+        self.progress[0] = value
 
     def execute(self, command: Train, stop: Callable[[], bool]) -> Message:
         """Train an epoch; never raises.

@@ -131,6 +131,9 @@ class Schedule:
     def resume(self, past: Past) -> list[Command]:
         """Go on from a past; return the first commands: the epochs that were begun, then others.
 
+        Where more were begun than there are slots now, they all train; others wait until slots are
+        free.
+
         Raises
         ------
         ScheduleError

@@ -99,13 +99,16 @@ class Fixed:
 
 
 class Planned(Fixed):
-    """The reads follow from the layers' plans: lockstep and greedy.
+    """The reads follow from the layers' plans: lockstep, greedy and rounds.
 
     Parameters
     ----------
     plans : sequence of LayerPlan
     build : callable
         Makes the reads of plans. Those of a plan with fewer epochs begin like those of the plan.
+    group_size : int, optional
+        Layers of a group; each waits until all layers of the groups below have ended. This changes
+        no read, only what trains at the same time. Default all layers.
     """
 
     def __init__(
@@ -114,9 +117,17 @@ class Planned(Fixed):
         build: Callable[[Sequence[LayerPlan]], Reads],
         *,
         max_unread: int | None = 2,
+        group_size: int | None = None,
     ) -> None:
         super().__init__(build(plans), max_unread=max_unread)
         self._plans, self._build = list(plans), build
+        self._group_size = group_size or len(plans)
+
+    def may_start(self, layer: int, reads: Past, done: Sequence[int]) -> bool:
+        """Return whether the groups below have ended and few enough versions wait unread."""
+        below = range(layer - layer % self._group_size)
+        ended = all(done[i] == len(self._plan[i]) for i in below)
+        return ended and super().may_start(layer, reads, done)
 
     def shorten(self, layer: int, epochs: int) -> None:
         """Plan anew, with so many epochs for the layer."""

@@ -18,7 +18,7 @@ from itertools import pairwise
 
 from syncpretrain.errors import SettingsError
 
-__all__ = ["MAX_EPOCHS", "LayerPlan", "Reads", "greedy_reads", "lockstep_reads"]
+__all__ = ["MAX_EPOCHS", "LayerPlan", "Reads", "greedy_reads", "lockstep_reads", "rounds_reads"]
 
 Reads = tuple[tuple[int, ...], ...]
 MAX_EPOCHS = 1_000_000  # of a layer, refreshes included
@@ -81,3 +81,24 @@ def greedy_reads(plans: Sequence[LayerPlan]) -> Reads:
     """Return the versions read layer by layer: every epoch on the finished layer below."""
     below = (0, *(plan.epochs for plan in plans))
     return tuple((version,) * plan.epochs for version, plan in zip(below, plans, strict=False))
+
+
+def rounds_reads(plans: Sequence[LayerPlan], *, group_size: int, drain: bool = True) -> Reads:
+    """Return the versions read in rounds: ``group_size`` layers in lockstep, then the next ones.
+
+    The first layer of a round reads the last version of the finished layer below in every epoch,
+    as layer 1 reads the data. Newer versions come only from layers of the same round, so the first
+    layer of a round is never refreshed; without ``drain``, a round's refreshes must begin before
+    its first layer is done. Groups of 1 read like greedy, one group of all like lockstep.
+
+    Raises
+    ------
+    SettingsError
+        If refreshes on refreshes add up beyond measure.
+    """
+    reads: list[tuple[int, ...]] = []
+    for start in range(0, len(plans), group_size):
+        first, *others = lockstep_reads(plans[start : start + group_size], drain=drain)
+        finished = len(reads[-1]) if reads else 0
+        reads += [(finished,) * len(first), *others]
+    return tuple(reads)

@@ -14,6 +14,7 @@ from syncpretrain.settings.files import (
     write_settings,
 )
 from syncpretrain.settings.momentum import MomentumSchedule
+from syncpretrain.settings.running import RunSettings
 from syncpretrain.settings.sections import (
     DataSettings,
     FinetuneSettings,
@@ -26,6 +27,7 @@ __all__ = [
     "FinetuneSettings",
     "MomentumSchedule",
     "PretrainSettings",
+    "RunSettings",
     "Settings",
     "checked",
     "preset_names",

@@ -55,6 +55,7 @@ def settings_from(
     *,
     data: dict[str, Any] | None = None,
     finetune: dict[str, Any] | None = None,
+    run: dict[str, Any] | None = None,
     **pretrain: Any,
 ) -> Settings:
     """Build settings from plain values; a single value stands for all layers.
@@ -63,8 +64,8 @@ def settings_from(
     ----------
     layers : sequence of int
         Units of each layer, the input's first: 784, 1000, 500, 250, 30.
-    data, finetune : dict, optional
-        Fields of :class:`DataSettings` and :class:`FinetuneSettings`.
+    data, finetune, run : dict, optional
+        Fields of :class:`DataSettings`, :class:`FinetuneSettings` and :class:`RunSettings`.
     **pretrain
         Fields of :class:`PretrainSettings`; None takes the default.
 
@@ -74,7 +75,9 @@ def settings_from(
         Naming the setting, what was got and what was expected.
     """
     pretrain = {name: value for name, value in pretrain.items() if value is not None}
-    return _from_sections({"data": data or {}, "finetune": finetune or {}}, layers, pretrain)
+    return _from_sections(
+        {"data": data or {}, "finetune": finetune or {}, "run": run or {}}, layers, pretrain
+    )
 
 
 def read_settings(path: Path) -> Settings:

@@ -10,6 +10,7 @@ import msgspec
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings.momentum import MomentumSchedule
+from syncpretrain.settings.running import RunSettings
 
 __all__ = [
     "MODELS",
@@ -81,9 +82,10 @@ class PretrainSettings(_Frozen, frozen=True, kw_only=True):
     model: Literal["rbm", "autoencoder", "denoising", "contractive"] = "rbm"
     visible_units: Units = "bernoulli"
     hidden_units: tuple[Units, ...]
-    schedule: Literal["synchronized", "greedy"] = "synchronized"
+    schedule: Literal["synchronized", "greedy", "rounds"] = "synchronized"
+    group_size: Count | None = None
     pace: Literal["lockstep", "free"] = "lockstep"
-    runtime: Literal["threads", "serial"] = "threads"
+    runtime: Literal["threads", "processes", "serial"] = "threads"
     workers: Count | None = None
     epochs: tuple[Count, ...]
     refresh_epochs: tuple[NonNegativeInt, ...]
@@ -120,10 +122,15 @@ class PretrainSettings(_Frozen, frozen=True, kw_only=True):
             parsed_corruption(corruption)
         _check_model(self)
         _check_early_stopping(self)
-        if self.schedule == "greedy" and self.pace == "free":
+        if self.schedule != "synchronized" and self.pace == "free":
             raise SettingsError(
-                "pace: got free with schedule greedy, where every layer trains on the finished"
+                f"pace: got free with schedule {self.schedule}, where layers wait for the finished"
                 " layer below; use pace lockstep, or schedule synchronized"
+            )
+        if self.schedule != "rounds" and self.group_size is not None:
+            raise SettingsError(
+                f"group_size: got {self.group_size} with schedule {self.schedule}, expected none;"
+                " only rounds train groups of layers"
             )
         if self.seed >= 2**63:
             raise SettingsError(f"seed: got {self.seed}, expected a number below 2**63")
@@ -181,6 +188,7 @@ class Settings(_Frozen, frozen=True, kw_only=True):
     data: DataSettings = DataSettings()
     pretrain: PretrainSettings
     finetune: FinetuneSettings = FinetuneSettings()
+    run: RunSettings = RunSettings()
 
 
 def parsed_corruption(text: str) -> tuple[str, float] | None:

@@ -1,0 +1,210 @@
+"""Kill a run in every way, resume it, and compare its bits with an undisturbed run's.
+
+    python examples/faults.py layer --times 200       # SIGKILL one layer's process
+    python examples/faults.py parent --times 50       # SIGKILL the process that was started
+    python examples/faults.py group --times 50        # SIGKILL it and all its processes at once
+    python examples/faults.py write --times 200       # SIGKILL while checkpoints are written
+
+The first three train a tiny stack with ``--runtime processes`` and kill it at a random moment.
+After each kill they check that nothing outlives it: no process after 1 s, no name in /dev/shm, no
+temporary file; that a dead layer is told within 0.5 s with its layer, pid and signal; and that
+``train --resume`` comes to the same parameters. They stop at the first surprise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import psutil
+
+from syncpretrain.checkpoint import newest, read_arrays
+
+MODULE = [sys.executable, "-m", "syncpretrain"]
+WRITER = """
+import sys, pathlib, itertools, numpy as np
+from syncpretrain.checkpoint import numbered, prune, write_arrays
+folder, arrays = pathlib.Path(sys.argv[1]), {"a": np.ones((1000, 500), dtype=np.float32)}
+for number in itertools.count(1):
+    write_arrays(numbered(folder, "pretrain", number), {"number": number}, arrays)
+    prune(folder, "pretrain", 2)
+    print(number, flush=True)
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["layer", "parent", "group", "write"])
+    parser.add_argument("--times", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    draw = random.Random(options.seed)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if options.what == "write":
+            kill_writers(folder, options.times, draw)
+        else:
+            kill_runs(folder, options.what, options.times, draw)
+
+
+def kill_runs(folder: Path, what: str, times: int, draw: random.Random) -> None:
+    data = folder / "data.npy"
+    np.save(data, (np.random.default_rng(0).random((2000, 64)) < 0.3).astype(np.float32))
+    train = [*MODULE, "train", "--layers", "64,48,32,16", "--data", str(data), "--epochs", "12"]
+    train += ["--runtime", "processes", "--checkpoint-every", "1", "--quiet", "--json"]
+    started = time.monotonic()
+    whole = subprocess.run(
+        [*train, "--out", str(folder / "whole")], check=True, capture_output=True, text=True
+    )
+    seconds = time.monotonic() - started
+    expected = json.loads(whole.stdout)["parameters_sha256"]
+    told: list[float] = []
+    killed = 0
+    while killed < times:
+        out = folder / f"run-{killed}"
+        shared = names_in("/dev/shm")
+        run = subprocess.Popen(
+            [*train, "--out", str(out)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        delay = draw.uniform(0.3 * seconds, seconds)
+        wait_for(run, delay)
+        found = kill(run, what, draw)
+        if found is None:  # it was over, or had not begun
+            run.communicate(timeout=60)
+            remove(out)
+            continue
+        at = time.monotonic()
+        _, error = run.communicate(timeout=60)
+        if what == "layer" and found:
+            check_told(run.returncode, error, found[0].pid)
+            told.append(time.monotonic() - at)
+        check_gone(found, at)
+        check(names_in("/dev/shm") <= shared, "a name was left in /dev/shm")
+        check(not list(out.rglob(".*")), "a temporary file was left")
+        check_resumed(out, expected)
+        killed += 1
+        remove(out)
+        print(f"\r{killed} of {times}", end="", flush=True)
+    latest = f"; told after {median(told):.2f} s, at most {max(told):.2f}" if told else ""
+    print(f"\n{what}: {times} kills, each resumed to the same bits, nothing left{latest}")
+
+
+def wait_for(run: subprocess.Popen[str], seconds: float) -> None:
+    try:
+        run.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return
+
+
+def kill(run: subprocess.Popen[str], what: str, draw: random.Random) -> list[psutil.Process] | None:
+    """Kill and return the processes that must be gone; the killed layer's first."""
+    if run.poll() is not None:
+        return None
+    layers = [
+        p
+        for p in psutil.Process(run.pid).children()
+        if "syncpretrain-layer" in " ".join(cmdline(p))
+    ]
+    if not layers:
+        return None
+    draw.shuffle(layers)
+    if what == "layer":
+        os.kill(layers[0].pid, signal.SIGKILL)
+    elif what == "parent":
+        run.kill()
+    else:
+        os.killpg(run.pid, signal.SIGKILL)
+    return layers
+
+
+def cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
+
+
+def check_told(status: int, error: str, pid: int) -> None:
+    if status == 0:  # killed after its last epoch
+        return
+    named = re.search(r"layer \d", error) and str(pid) in error and "SIGKILL" in error
+    check(status == 1 and bool(named), f"status {status} and this message: {error}")
+
+
+def check_gone(processes: list[psutil.Process], since: float) -> None:
+    left = max(0.1, since + 1 - time.monotonic())
+    _, alive = psutil.wait_procs(processes, timeout=left)
+    check(not alive, f"still alive: {alive}")
+
+
+def check_resumed(out: Path, expected: str) -> None:
+    if (out / "metrics.json").is_file():  # it was over all the same
+        report = json.loads((out / "metrics.json").read_text())
+    else:
+        resume = [*MODULE, "train", "--resume", str(out), "--quiet", "--json"]
+        resumed = subprocess.run(resume, capture_output=True, text=True, check=False)
+        check(resumed.returncode == 0, f"the resumed run failed: {resumed.stderr}")
+        report = json.loads(resumed.stdout)
+    check(report["parameters_sha256"] == expected, "the resumed run came to other parameters")
+
+
+def kill_writers(folder: Path, times: int, draw: random.Random) -> None:
+    """Kill processes that write one checkpoint after another; the newest must load."""
+    for number in range(times):
+        out = folder / str(number)
+        out.mkdir()
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(out)], stdout=subprocess.PIPE, text=True
+        )
+        assert writer.stdout is not None
+        writer.stdout.readline()  # the first is there
+        time.sleep(draw.uniform(0, 0.05))
+        writer.kill()
+        done = [int(line) for line in writer.stdout.read().split()]
+        writer.wait(timeout=60)
+        writer.stdout.close()
+        told: list[str] = []
+        found = newest(out, "pretrain", read_arrays, told.append)
+        check(found is not None and not told, f"the newest cannot be read: {told}")
+        assert found is not None
+        check(found[0]["number"] >= max(done, default=1), "a finished checkpoint was lost")
+        check(not [p for p in out.iterdir() if p.name.startswith(".")], "a temporary file was left")
+        remove(out)
+        print(f"\r{number + 1} of {times}", end="", flush=True)
+    print(f"\nwrite: {times} kills, the newest checkpoint loads each time, nothing left")
+
+
+def names_in(folder: str) -> set[str]:
+    return {path.name for path in Path(folder).iterdir()}
+
+
+def remove(folder: Path) -> None:
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    if folder.is_dir():
+        folder.rmdir()
+
+
+def check(holds: bool, complaint: str) -> None:
+    if not holds:
+        print()
+        sys.exit(complaint)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Where a fine-tuning stands: all that the rest of it depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.checkpoint import read_arrays, write_arrays
+from syncpretrain.errors import CheckpointError
+from syncpretrain.learners.epoch import Cursor
+
+__all__ = ["FinetuneSaver", "FinetuneState", "read_state", "write_state"]
+
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class FinetuneState:
+    """The epoch that is next or was left at ``cursor``, and what was learned by then.
+
+    ``arrays`` are the parameters, those of the last good epoch and of the best one, and what the
+    optimizer remembers. ``best_error`` and ``first_error`` are None before there is one.
+    """
+
+    epoch: int
+    cursor: Cursor
+    first_error: float | None
+    best_error: float | None
+    best_epoch: int
+    arrays: dict[str, Array]
+
+
+FinetuneSaver = Callable[[Callable[[], FinetuneState], bool], None]
+
+
+class _Header(msgspec.Struct):
+    run: dict[str, Any]
+    epoch: int
+    cursor: Cursor
+    first_error: float | None
+    best_error: float | None
+    best_epoch: int
+
+
+def write_state(path: Path, state: FinetuneState, run: Mapping[str, Any]) -> None:
+    """Write a state, and of which run it is (JSON values).
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written.
+    """
+    header = _Header(
+        dict(run),
+        state.epoch,
+        state.cursor,
+        state.first_error,
+        state.best_error,
+        state.best_epoch,
+    )
+    write_arrays(path, msgspec.to_builtins(header), state.arrays)
+
+
+def read_state(path: Path, run: Mapping[str, Any]) -> FinetuneState:
+    """Return the state in a file.
+
+    Raises
+    ------
+    CheckpointError
+        If it is damaged, or of another run.
+    """
+    values, arrays = read_arrays(path)
+    try:
+        header = msgspec.convert(values, _Header)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"{path}: is damaged: {error}") from error
+    if header.run != dict(run):
+        raise CheckpointError(f"{path}: is of another run: its settings or data have changed")
+    return FinetuneState(
+        header.epoch,
+        header.cursor,
+        header.first_error,
+        header.best_error,
+        header.best_epoch,
+        arrays,
+    )

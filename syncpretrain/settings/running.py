@@ -1,0 +1,53 @@
+"""How a run keeps itself safe; nothing here changes its result."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import msgspec
+
+from syncpretrain.errors import SettingsError
+
+__all__ = ["RunSettings"]
+
+
+class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Checkpoints, restarts and the stall watch.
+
+    ``checkpoint_every`` is a number of epochs of layer 1 (or of fine-tuning), or of seconds with
+    an ``s`` behind it; the newest ``keep`` stay. ``max_restarts`` is how often a run whose worker
+    died goes on from its last checkpoint. ``stall_timeout`` is how many seconds may pass without a
+    minibatch anywhere.
+    """
+
+    checkpoint_every: str = "60s"
+    keep: Annotated[int, msgspec.Meta(ge=1)] = 2
+    max_restarts: Annotated[int, msgspec.Meta(ge=0)] = 0
+    stall_timeout: Annotated[float, msgspec.Meta(gt=0)] = 600.0
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.stall_timeout):
+            raise SettingsError(f"stall_timeout: got {self.stall_timeout}, expected seconds")
+        self.interval()
+
+    def interval(self) -> tuple[int | None, float | None]:
+        """Return epochs and None, or None and seconds, between two checkpoints.
+
+        Raises
+        ------
+        SettingsError
+            If the text is neither.
+        """
+        text = self.checkpoint_every
+        try:
+            epochs = None if text.endswith("s") else int(text)
+            seconds = float(text[:-1]) if text.endswith("s") else None
+        except ValueError:
+            epochs = seconds = None
+        if (epochs is None or epochs < 1) and not (seconds and 0 < seconds < math.inf):
+            raise SettingsError(
+                f"checkpoint_every: got {text!r}, expected a number of epochs, such as 5, or of"
+                " seconds, such as 60s"
+            )
+        return epochs, seconds

@@ -1,0 +1,61 @@
+"""Workers that fail on purpose; the layers' processes import this module to be failed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+
+from syncpretrain import building
+
+PLACE = (2, 3)  # epoch and step
+
+
+class Unpicklable(Exception):  # noqa: N818
+    def __reduce__(self):
+        raise TypeError("never")
+
+
+class OneWay(Exception):  # noqa: N818
+    """Can be sent, but not made again."""
+
+    def __init__(self, one, two):
+        super().__init__(one)
+
+
+def fail(kind: str) -> None:
+    match kind:
+        case "error":
+            raise ValueError("out of luck")
+        case "memory":
+            raise MemoryError("out of luck")
+        case "unpicklable":
+            raise Unpicklable("out of luck")
+        case "no way back":
+            raise OneWay("out of luck", 2)
+        case "exit":
+            sys.exit(3)
+        case "status 0" | "status 7":
+            os._exit(int(kind[-1]))
+        case "segfault":
+            os.close(2)  # or faulthandler would tell of it
+            ctypes.string_at(0)
+        case "stuck":
+            time.sleep(1000)
+
+
+def build_worker(kind, failing, settings, layer, state, keep_states, inputs):
+    if kind == "hire" and layer == failing:
+        raise MemoryError("out of luck")
+    worker = building.LayerWorker(building._learner(settings, layer), inputs)
+    learner = worker.learner
+    train_step = learner.train_step
+
+    def step(X, rows, *, epoch, step):
+        if layer == failing and (epoch, step) == PLACE:
+            fail(kind)
+        return train_step(X, rows, epoch=epoch, step=step)
+
+    learner.train_step = step
+    return worker

@@ -1,0 +1,192 @@
+"""Checkpoint files: whole or not at all, and never trusted."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from syncpretrain import atomic
+from syncpretrain.checkpoint import newest, numbered, prune, read_arrays, write_arrays
+from syncpretrain.errors import CheckpointError
+
+ARRAYS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.float32([np.nan, np.inf])}
+HEADER = {"epoch": 3, "name": "x", "nested": {"list": [1, 2.5, None]}}
+
+
+def written(folder: Path, number: int = 1, header=HEADER, arrays=ARRAYS) -> Path:
+    path = numbered(folder, "pretrain", number)
+    write_arrays(path, header, arrays)
+    return path
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_was_written_is_read(tmp_path):
+    header, arrays = read_arrays(written(tmp_path))
+    assert header == HEADER
+    assert list(arrays) == ["a", "b"]
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, ARRAYS[name])
+        assert array.dtype == np.float32
+
+
+def test_an_array_under_two_names_is_kept_once(tmp_path):
+    big = np.ones((100, 100), dtype=np.float32)
+    once = written(tmp_path, 1, arrays={"a": big}).stat().st_size
+    twice = written(tmp_path, 2, arrays={"a": big, "b": big}).stat().st_size
+    assert twice < once + 200
+    assert read_arrays(numbered(tmp_path, "pretrain", 2))[1]["b"].shape == (100, 100)
+
+
+def test_transposed_arrays_keep_their_values(tmp_path):
+    array = np.arange(12, dtype=np.float32).reshape(3, 4).T[::2]
+    found = read_arrays(written(tmp_path, arrays={"a": array}))[1]["a"]
+    np.testing.assert_array_equal(found, array)
+
+
+def test_every_truncation_is_refused(tmp_path):
+    path = written(tmp_path)
+    content = path.read_bytes()
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
+        with pytest.raises(CheckpointError, match="pretrain-00000001"):
+            read_arrays(path)
+
+
+def test_random_damage_is_refused_or_harmless(tmp_path):
+    """10,000 files with one changed byte: refused with a typed error, or of the same content."""
+    path = written(tmp_path)
+    content = path.read_bytes()
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(10_000):
+        damaged = bytearray(content)
+        damaged[rng.integers(len(content))] ^= int(rng.integers(1, 256))
+        path.write_bytes(damaged)
+        try:
+            header, arrays = read_arrays(path)
+        except CheckpointError:
+            refused += 1
+            continue
+        assert header == HEADER
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(array, ARRAYS[name])
+    assert refused > 9_000
+
+
+def crafted(path: Path, header: dict, data: bytes = b"") -> Path:
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+def test_a_file_that_claims_too_much_is_refused(tmp_path):
+    entry = {"dtype": "F32", "shape": [1_000_000, 1_000_000], "data_offsets": [0, 4 * 10**12]}
+    path = crafted(numbered(tmp_path, "pretrain", 1), {"00000": entry})
+    with pytest.raises(CheckpointError):
+        read_arrays(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x04\x95", b"PK\x03\x04", b"\x00" * 100])
+def test_files_of_other_kinds_are_refused(tmp_path, content):
+    path = numbered(tmp_path, "pretrain", 1)
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="cannot be read as a checkpoint"):
+        read_arrays(path)
+
+
+def test_a_missing_file_and_a_model_are_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_arrays(tmp_path / "none.safetensors")
+    path = crafted(tmp_path / "x.safetensors", {"__metadata__": {"format": "syncpretrain 2"}})
+    with pytest.raises(CheckpointError, match="its format is 'syncpretrain 2'"):
+        read_arrays(path)
+
+
+def test_the_newest_good_one_counts(tmp_path):
+    for number in (1, 2, 10):
+        written(tmp_path, number, header={"number": number})
+    numbered(tmp_path, "pretrain", 10).write_bytes(b"damaged")
+    (tmp_path / "pretrain-00000099.safetensors.tmp").write_bytes(b"")
+    told: list[str] = []
+    header, _ = newest(tmp_path, "pretrain", read_arrays, told.append)
+    assert header == {"number": 2}
+    assert len(told) == 1
+    assert "pretrain-00000010" in told[0]
+    assert newest(tmp_path, "finetune", read_arrays, told.append) is None
+    assert newest(tmp_path / "none", "pretrain", read_arrays, told.append) is None
+
+
+def test_pruning_keeps_the_newest_and_other_files(tmp_path):
+    for number in (1, 2, 3, 20):
+        written(tmp_path, number)
+    (tmp_path / "notes.txt").write_text("mine")
+    prune(tmp_path, "pretrain", 2)
+    kept = ["notes.txt", "pretrain-00000003.safetensors", "pretrain-00000020.safetensors"]
+    assert names(tmp_path) == kept
+    prune(tmp_path, "pretrain", 0)
+    assert names(tmp_path) == ["notes.txt"]
+
+
+STEPS = ("open", "fsync", "link", "replace")
+
+
+class Failing:
+    """Stands for a module: its n-th call of any function that touches the disk raises."""
+
+    def __init__(self, module, n: int) -> None:
+        self._module, self._left = module, n
+
+    def __getattr__(self, name):
+        found = getattr(self._module, name)
+        if name not in STEPS:
+            return found
+
+        def call(*args, **kwargs):
+            self._left -= 1
+            if self._left == 0:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return found(*args, **kwargs)
+
+        return call
+
+
+@pytest.mark.parametrize("n", range(1, 7))
+@pytest.mark.parametrize("again", [False, True], ids=["new", "over"])
+def test_whichever_write_fails_the_checkpoint_before_it_is_intact(tmp_path, monkeypatch, n, again):
+    written(tmp_path, 1, header={"number": 1})
+    if again:
+        written(tmp_path, 2, header={"number": "old"})
+    monkeypatch.setattr(atomic, "os", Failing(os, n))
+    try:
+        written(tmp_path, 2, header={"number": 2})
+    except OSError as error:
+        assert error.strerror == "No space left on device"
+    monkeypatch.undo()
+    told: list[str] = []
+    header, _ = newest(tmp_path, "pretrain", read_arrays, told.append)
+    assert header["number"] in (1, "old", 2)
+    assert not told
+    assert all(name.startswith("pretrain-") for name in names(tmp_path)), "nothing temporary"
+
+
+def test_without_nameless_files_it_is_written_beside_its_place(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    assert read_arrays(written(tmp_path))[0] == HEADER
+    assert names(tmp_path) == ["pretrain-00000001.safetensors"]
+
+
+def test_the_checksum_covers_shapes(tmp_path):
+    path = written(tmp_path, arrays={"a": np.zeros((2, 3), dtype=np.float32)})
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"[2,3]", b"[3,2]"))
+    with pytest.raises(CheckpointError, match="is damaged"):
+        read_arrays(path)

@@ -1,0 +1,348 @@
+"""A run that goes on from a checkpoint comes to the bits of one that was never stopped."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from syncpretrain import Stack, finetune, load
+from syncpretrain.cutfile import read_cut, write_cut
+from syncpretrain.driver import Pretraining
+from syncpretrain.errors import (
+    CheckpointError,
+    RunInterrupted,
+    SettingsError,
+    SyncpretrainError,
+    WorkerError,
+)
+from syncpretrain.events import EpochFinished, Notice
+from syncpretrain.finetuning.state import FinetuneState, read_state, write_state
+from syncpretrain.learners.rbm import RBM
+from syncpretrain.run import resume_run, train_run
+from syncpretrain.saving import FOLDER_NAME
+from syncpretrain.settings import settings_from
+
+LAYERS = (16, 10, 6, 4)
+BASE = {"epochs": 3, "batch_size": 40, "seed": 3}
+VARIANTS = {
+    "lockstep": {},
+    "greedy": {"schedule": "greedy", "blas_threads": 1},
+    "refreshes": {"epochs": (3, 1, 1), "refresh_epochs": (0, 2, 1)},
+    "persistent": {"persistent": True, "sparsity_cost": 0.1, "hidden_dropout": 0.2},
+    "gaussian": {"visible_units": "gaussian", "hidden_units": ("relu", "bernoulli", "gaussian")},
+    "autoencoder": {"model": "denoising", "tied": False},
+    "stopping": {"early_stopping": "pseudo-likelihood", "patience": 1, "epochs": 6},
+}
+
+
+def pretraining(bits: np.ndarray, variant: str, **changed) -> Pretraining:
+    others = {name: changed.pop(name) for name in ("save", "resume", "observers") & changed.keys()}
+    settings = settings_from(LAYERS, **{**BASE, **VARIANTS[variant], **changed}).pretrain
+    return Pretraining(settings, bits[:160], bits[160:], **others)
+
+
+def stopped_after(bits: np.ndarray, variant: str, minibatches: int, monkeypatch, **changed):
+    """Return the cut of a run that was stopped so early, None if it was over before."""
+    cuts = []
+    seen = itertools.count(1)
+    learner = "syncpretrain.learners.base.Learner.train_step"
+    from syncpretrain.learners.base import Learner
+
+    step = Learner.train_step
+
+    def counted(self, *args, **kwargs):
+        error = step(self, *args, **kwargs)
+        if next(seen) == minibatches:
+            stop.signum = 2
+        return error
+
+    class Stop:
+        signum = None
+
+        def __call__(self) -> bool:
+            return self.signum is not None
+
+    from contextlib import contextmanager
+
+    stop = Stop()
+
+    @contextmanager
+    def on_signals():
+        yield stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(learner, counted)
+        patch.setattr("syncpretrain.driver.stop_on_signals", on_signals)
+
+        def save(make, *, final):
+            if final:
+                cuts.append(make())
+
+        try:
+            pretraining(bits, variant, save=save, **changed).run()
+        except RunInterrupted:
+            return cuts[-1]
+    return None
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_run_stopped_anywhere_goes_on_to_the_same_bits(bits, variant, monkeypatch, tmp_path):
+    whole = pretraining(bits, variant, runtime="serial").run().parameters_sha256
+    stops = 0
+    for minibatches in itertools.count(1, 5):
+        cut = stopped_after(bits, variant, minibatches, monkeypatch, runtime="serial")
+        if cut is None:
+            break
+        write_cut(tmp_path / "cut.safetensors", cut, {})
+        again = read_cut(tmp_path / "cut.safetensors", {})
+        runtime = ("serial", "threads")[stops % 2]
+        resumed = pretraining(bits, variant, resume=again, runtime=runtime, workers=1 + stops % 3)
+        assert resumed.run().parameters_sha256 == whole, f"stopped after {minibatches}"
+        stops += 1
+    assert stops >= 4
+
+
+@pytest.mark.parametrize("variant", ["lockstep", "refreshes", "stopping"])
+def test_threads_stopped_anywhere_go_on_to_the_same_bits(bits, variant, monkeypatch):
+    whole = pretraining(bits, variant, runtime="serial").run().parameters_sha256
+    for minibatches in (1, 7, 13, 20):
+        cut = stopped_after(bits, variant, minibatches, monkeypatch, runtime="threads", workers=3)
+        assert cut is not None
+        resumed = pretraining(bits, variant, resume=cut, runtime="serial")
+        assert resumed.run().parameters_sha256 == whole
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_cut_between_epochs_goes_on_to_the_same_bits(bits, variant):
+    cuts = []
+
+    def save(make, *, final):
+        cuts.append(make())
+
+    whole = pretraining(bits, variant, save=save, runtime="threads", workers=2).run()
+    assert len(cuts) >= 6
+    for cut in cuts:
+        resumed = pretraining(bits, variant, resume=cut, runtime="threads", workers=2)
+        assert resumed.run().parameters_sha256 == whole.parameters_sha256
+
+
+def test_a_stopped_run_can_be_stopped_again(bits, monkeypatch):
+    whole = pretraining(bits, "lockstep", runtime="serial").run().parameters_sha256
+    cut, stops = None, 0
+    while True:
+        later = stopped_after(bits, "lockstep", 3, monkeypatch, runtime="serial", resume=cut)
+        if later is None:
+            break
+        cut, stops = later, stops + 1
+    assert stops > 5
+    resumed = pretraining(bits, "lockstep", runtime="serial", resume=cut)
+    assert resumed.run().parameters_sha256 == whole
+
+
+def test_saving_changes_no_bit(bits):
+    plain = pretraining(bits, "persistent").run().parameters_sha256
+    saving = pretraining(bits, "persistent", save=lambda make, *, final: make())
+    assert saving.run().parameters_sha256 == plain
+
+
+def test_a_cut_of_another_run_is_refused(bits, tmp_path):
+    cuts = []
+    pretraining(bits, "lockstep", save=lambda make, *, final: cuts.append(make())).run()
+    path = tmp_path / "cut.safetensors"
+    write_cut(path, cuts[0], {"data": "abc"})
+    with pytest.raises(CheckpointError, match="of another run: data was 'abc', now 'xyz'"):
+        read_cut(path, {"data": "xyz"})
+
+
+# fine-tuning
+
+
+def fine_tuned(bits, *, stop=None, resume=None, saved=None, **settings) -> Stack:
+    stack = pretraining(bits, "lockstep").run()
+    return finetune(
+        stack,
+        bits[:160],
+        validation=bits[160:],
+        epochs=3,
+        batch_size=40,
+        blas_threads=1,
+        stop=stop,
+        resume=resume,
+        save=None if saved is None else (lambda make, final: saved.append(make())),
+        **settings,
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"optimizer": "sgd", "momentum": 0.9, "nesterov": True, "rate_schedule": "cosine"},
+        {"dropout": 0.3, "weight_decay": 0.01, "patience": 1},
+        {"optimizer": "sgd"},
+    ],
+    ids=["adam", "momentum", "dropout", "plain"],
+)
+def test_fine_tuning_stopped_anywhere_goes_on_to_the_same_bits(bits, settings, tmp_path):
+    whole = fine_tuned(bits, **settings)
+    for minibatches in range(12):
+        asked = itertools.count()
+        saved: list[FinetuneState] = []
+        with pytest.raises(RunInterrupted):
+            fine_tuned(bits, stop=lambda: next(asked) >= minibatches, saved=saved, **settings)  # noqa: B023
+        path = tmp_path / "state.safetensors"
+        write_state(path, saved[-1], {"run": 1})
+        resumed = fine_tuned(bits, resume=read_state(path, {"run": 1}), **settings)
+        assert resumed.parameters_sha256 == whole.parameters_sha256
+        assert resumed.info == whole.info
+
+
+def test_a_state_of_another_network_is_refused(bits):
+    saved: list[FinetuneState] = []
+    fine_tuned(bits, saved=saved)
+    with pytest.raises(CheckpointError, match="another network"):
+        fine_tuned(bits, resume=saved[0], optimizer="sgd", momentum=0.5)
+
+
+# runs
+
+
+def settings(tmp_path, bits, **run):
+    path = tmp_path / "bits.npy"
+    np.save(path, bits)
+    return settings_from(
+        LAYERS,
+        data={"name": str(path)},
+        finetune={"objective": "reconstruction", "epochs": 3, "batch_size": 40},
+        run={"checkpoint_every": "1", **run},
+        blas_threads=1,
+        **BASE,
+    )
+
+
+class Abort(Exception):  # noqa: N818 - it stands for a death
+    """As if the process had died here: nothing handles it."""
+
+
+@pytest.mark.parametrize("at", range(0, 24, 3))
+def test_a_run_that_died_at_any_event_is_resumed(tmp_path, bits, at):
+    wanted = settings(tmp_path, bits)
+    whole = train_run(wanted, out=tmp_path / "whole")
+    seen = itertools.count()
+
+    def die(event) -> None:
+        if not isinstance(event, Notice) and next(seen) == at:
+            raise Abort
+
+    with pytest.raises(Abort):
+        train_run(wanted, out=tmp_path / "dead", observers=[die])
+    report = resume_run(tmp_path / "dead", runtime="serial")
+    assert report["parameters_sha256"] == whole["parameters_sha256"]
+    assert [row["epochs"] for row in report["layers"]] == [row["epochs"] for row in whole["layers"]]
+    assert load(tmp_path / "dead").parameters_sha256 == whole["parameters_sha256"]
+    assert not (tmp_path / "dead" / FOLDER_NAME).exists()
+    metrics = json.loads((tmp_path / "dead" / "metrics.json").read_text())
+    assert metrics["parameters_sha256"] == whole["parameters_sha256"]
+
+
+def test_a_run_that_is_over_or_none_is_not_resumed(tmp_path, bits):
+    train_run(settings(tmp_path, bits), out=tmp_path / "run")
+    with pytest.raises(SettingsError, match=r"resume: the run in .* is over"):
+        resume_run(tmp_path / "run")
+    with pytest.raises(SettingsError, match=r"resume: got .*, expected the folder of a run"):
+        resume_run(tmp_path)
+
+
+def died(tmp_path, bits, at: int = 16):
+    seen = itertools.count()
+
+    def die(event) -> None:
+        if isinstance(event, EpochFinished) and next(seen) == 6:
+            raise Abort
+
+    with pytest.raises(Abort):
+        train_run(settings(tmp_path, bits), out=tmp_path / "run", observers=[die])
+    return tmp_path / "run"
+
+
+def test_other_data_or_settings_are_refused_by_starting_anew(tmp_path, bits):
+    """The checkpoint is of another run, which is said, and the run begins again."""
+    folder = died(tmp_path, bits)
+    np.save(tmp_path / "bits.npy", 1 - bits)
+    told = []
+    resume_run(folder, observers=[told.append])
+    messages = [event.message for event in told if isinstance(event, Notice)]
+    assert any("is of another run: data was" in message for message in messages)
+    assert any("it begins again" in message for message in messages)
+
+
+def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(tmp_path, bits):
+    whole = train_run(settings(tmp_path, bits), out=tmp_path / "whole")
+    folder = died(tmp_path, bits)
+    older, newer = sorted((folder / FOLDER_NAME).glob("pretrain-*"))
+    newer.write_bytes(newer.read_bytes()[:-1])
+    told = []
+    report = resume_run(folder, observers=[told.append])
+    assert report["parameters_sha256"] == whole["parameters_sha256"]
+    messages = [event.message for event in told if isinstance(event, Notice)]
+    assert any(newer.name in message and "one before it" in message for message in messages)
+    assert older.name < newer.name
+
+
+def test_a_full_disk_is_told_and_the_run_goes_on(tmp_path, bits, monkeypatch):
+    def full(path, header, arrays) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("syncpretrain.cutfile.write_arrays", full)
+    told = []
+    train_run(settings(tmp_path, bits), out=tmp_path / "run", observers=[told.append])
+    messages = [event.message for event in told if isinstance(event, Notice)]
+    assert any("no checkpoint could be written" in message for message in messages)
+    assert any("No space left on device" in message for message in messages)
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_run_whose_worker_fails_is_restarted(tmp_path, bits, monkeypatch, restarts):
+    whole = train_run(settings(tmp_path, bits), out=tmp_path / "whole")
+    step, failed = RBM.train_step, []
+
+    def fail(self, *args, epoch, step: int, **kwargs):
+        if self.layer == 2 and epoch == 2 and not failed:
+            failed.append(True)
+            raise RuntimeError("out of luck")
+        return original(self, *args, epoch=epoch, step=step, **kwargs)
+
+    original = step
+    monkeypatch.setattr(RBM, "train_step", fail)
+    wanted = settings(tmp_path, bits, max_restarts=restarts)
+    if not restarts:
+        with pytest.raises(WorkerError, match="layer 2 failed in epoch 2"):
+            train_run(wanted, out=tmp_path / "run")
+        return
+    told = []
+    report = train_run(wanted, out=tmp_path / "run", observers=[told.append])
+    assert report["parameters_sha256"] == whole["parameters_sha256"]
+    messages = [event.message for event in told if isinstance(event, Notice)]
+    assert any("layer 2 failed" in message and "going on" in message for message in messages)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "0s", "infs", "nans", "x", "1m"])
+def test_bad_intervals_are_refused(text):
+    with pytest.raises(SettingsError, match="checkpoint_every: got"):
+        settings_from(LAYERS, run={"checkpoint_every": text})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("keep", 0), ("max_restarts", -1), ("stall_timeout", 0), ("sparks", 1)]
+)
+def test_bad_run_settings_are_refused(name, value):
+    with pytest.raises(SyncpretrainError, match=name):
+        settings_from(LAYERS, run={name: value})
+
+
+def test_only_the_newest_are_kept(tmp_path, bits):
+    folder = died(tmp_path, bits)
+    assert len(list((folder / FOLDER_NAME).glob("pretrain-*"))) == 2

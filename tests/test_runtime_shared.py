@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from syncpretrain import pretrain
+from syncpretrain.errors import SettingsError
+from syncpretrain.runtime.shared import PAGE, Cells, Room
+from syncpretrain.runtime.store import Split
+
+
+def split(train: int, validation: int, width: int = 3) -> Split:
+    rng = np.random.default_rng(0)
+    return Split(*(rng.random((n, width)).astype(np.float32) for n in (train, validation)))
+
+
+@pytest.mark.parametrize("rows", [(5, 2), (5, 0), (PAGE, PAGE + 1), (1, 1)])
+def test_a_room_holds_a_copy_of_a_split(rows):
+    data = split(*rows)
+    room = Room.of(data)
+    (found,) = room.map()
+    room.close()
+    for have, want in zip(found, data, strict=True):
+        np.testing.assert_array_equal(have, want)
+        assert have.flags.c_contiguous
+        assert not have.flags.writeable
+        assert have.ctypes.data % 64 == 0
+
+
+def test_rows_that_are_not_contiguous_are_copied_too():
+    X = np.arange(24, dtype=np.float32).reshape(6, 4)
+    room = Room.of(Split(X[::2, 1:], X[:0, 1:]))
+    np.testing.assert_array_equal(room.map()[0].train, X[::2, 1:])
+    room.close()
+
+
+def test_what_is_written_is_seen_by_all_and_the_splits_do_not_overlap():
+    room = Room.create((50, 7), 33, 3)
+    mine, others = room.map(write=True), room.map()
+    for i, rows in enumerate(mine, start=1):
+        rows.train.fill(i)
+        rows.validation.fill(-i)
+    for i, rows in enumerate(others, start=1):
+        assert (rows.train == i).all()
+        assert (rows.validation == -i).all()
+    room.close()
+    assert (others[0].train == 1).all(), "a mapping lives longer than the descriptor"
+
+
+def test_pages_are_allocated_when_they_are_touched():
+    room = Room.create((60_000, 0), 1000, 3)
+    assert os.fstat(room.descriptor).st_blocks == 0
+    room.map(write=True)[1].train[:10] = 1
+    assert 0 < os.fstat(room.descriptor).st_blocks * 512 < 1 << 22  # a huge page is 2 MB
+    room.close()
+
+
+def test_nothing_has_a_name():
+    before = set(Path("/dev/shm").iterdir())
+    room, cells = Room.of(split(5, 2)), Cells.create(4)
+    assert set(Path("/dev/shm").iterdir()) == before
+    room.close()
+    cells.close()
+
+
+def test_another_process_sees_the_cells():
+    cells = Cells.create(4)
+    numbers = cells.map()
+    code = (
+        "from syncpretrain.runtime.shared import Cells\n"
+        f"Cells({cells.descriptor}, 4).map()[2] = 0.5"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code], pass_fds=[cells.descriptor], check=True, timeout=60
+    )
+    assert list(numbers) == [0, 0, 0.5, 0]
+    cells.close()
+
+
+def test_a_system_without_such_memory_is_told_to_take_threads(bits, monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+    with pytest.raises(SettingsError, match=r"^runtime: got processes, which .* take threads$"):
+        pretrain(bits, layers=(16, 4), runtime="processes")
