@@ -4,6 +4,8 @@
     python examples/faults.py parent --times 50       # SIGKILL the process that was started
     python examples/faults.py group --times 50        # SIGKILL it and all its processes at once
     python examples/faults.py write --times 200       # SIGKILL while checkpoints are written
+    python examples/faults.py bits                    # every runtime, workers 1 to 4, 3 seeds
+    python examples/faults.py fits --times 100        # what is left after many fits
 
 The first three train a tiny stack with ``--runtime processes`` and kill it at a random moment.
 After each kill they check that nothing outlives it: no process after 1 s, no name in /dev/shm, no
@@ -14,6 +16,7 @@ temporary file; that a dead layer is told within 0.5 s with its layer, pid and s
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -29,8 +32,10 @@ from statistics import median
 import numpy as np
 import psutil
 
+from syncpretrain import pretrain
 from syncpretrain.checkpoint import newest, read_arrays
 
+LAYERS = (64, 48, 32, 16, 8)
 MODULE = [sys.executable, "-m", "syncpretrain"]
 WRITER = """
 import sys, pathlib, itertools, numpy as np
@@ -45,11 +50,17 @@ for number in itertools.count(1):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["layer", "parent", "group", "write"])
+    parser.add_argument("what", choices=["layer", "parent", "group", "write", "bits", "fits"])
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     draw = random.Random(options.seed)
+    if options.what == "bits":
+        compare_bits()
+        return
+    if options.what == "fits":
+        fit_often(options.times)
+        return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if options.what == "write":
@@ -187,6 +198,43 @@ def kill_writers(folder: Path, times: int, draw: random.Random) -> None:
         remove(out)
         print(f"\r{number + 1} of {times}", end="", flush=True)
     print(f"\nwrite: {times} kills, the newest checkpoint loads each time, nothing left")
+
+
+def compare_bits() -> None:
+    """Train with every runtime and number of workers; interrupt and resume is ``layer``'s part."""
+    X = (np.random.default_rng(0).random((500, 64)) < 0.3).astype(np.float32)
+    for seed in range(3):
+        found = {
+            pretrain(
+                X, layers=LAYERS, epochs=3, seed=seed, runtime=runtime, workers=workers
+            ).parameters_sha256
+            for runtime in ("serial", "threads", "processes")
+            for workers in (1, 2, 3, 4)
+        }
+        check(len(found) == 1, f"seed {seed}: {found}")
+        print(f"seed {seed}: serial, threads and processes, 1 to 4 workers: {found.pop()[:16]}")
+
+
+def fit_often(times: int) -> None:
+    """Fit again and again in this process; compare what it holds after a tenth and at the end."""
+    X = (np.random.default_rng(0).random((500, 64)) < 0.3).astype(np.float32)
+    process = psutil.Process()
+    for runtime in ("threads", "processes"):
+        for number in range(times + 1):
+            if number == times // 10:
+                before = holdings(process)
+            pretrain(X, layers=LAYERS, epochs=2, runtime=runtime, workers=2)
+        after = holdings(process)
+        check(after[:3] == before[:3], f"threads, children, descriptors: {before} {after}")
+        grown = (after[3] - before[3]) / 2**20
+        check(grown <= 5, f"{runtime}: {grown:.1f} MB more")
+        print(f"{runtime}: {times} fits, nothing new, {grown:+.1f} MB")
+
+
+def holdings(process: psutil.Process) -> tuple[int, int, int, int]:
+    gc.collect()
+    children = len(process.children())
+    return process.num_threads(), children, process.num_fds(), process.memory_info().rss
 
 
 def names_in(folder: str) -> set[str]:

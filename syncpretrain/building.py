@@ -17,6 +17,7 @@ from syncpretrain.evaluation.stopping import EarlyStopping
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.runtime.memory import check_memory
 from syncpretrain.runtime.store import Split
 from syncpretrain.runtime.worker import Inputs, LayerState, LayerWorker
 from syncpretrain.schedule.machine import Schedule
@@ -62,9 +63,15 @@ def build_data(
     Raises
     ------
     SettingsError, DataError
-        If they cannot be trained on, or do not fit the settings.
+        If they cannot be trained on, or do not fit the settings, or the stack not the memory.
     """
     data = _checked_data(settings, X, validation)
+    check_memory(
+        settings.layers,
+        examples=sum(map(len, data)),
+        batch_size=settings.batch_size,
+        processes=settings.runtime == "processes",
+    )
     if settings.visible_units == "bernoulli":
         return data, None
     scaling = Scaling.of(data.train)

@@ -95,7 +95,7 @@ def compare(
     seeds : sequence of int
         Of weights, minibatches, and of which labels are kept.
     labels : sequence of int or None
-        How many training labels are kept; None for all. Ignored for reconstruction.
+        How many of the training labels are kept; None for all. Ignored for reconstruction.
     tell : callable
         Given each outcome as soon as it is there.
 
@@ -244,6 +244,9 @@ def _check(
     for start in starts:
         if start not in STARTS:
             raise SettingsError(f"starts: got {start!r}, expected {' or '.join(STARTS)}")
+    for name, values in (("starts", starts), ("labels", labels)):
+        if len(set(values)) < len(values):
+            raise SettingsError(f"{name}: got one of them twice, expected each once")
     if not len(data.test):
         raise SettingsError(f"data: {data.name} has no test examples to compare by")
     if settings.finetune.patience is not None:

@@ -26,7 +26,6 @@ from syncpretrain.layer import Layer
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.runtime.base import Runtime
 from syncpretrain.runtime.blas import blas_limit, blas_threads, usable_cores
-from syncpretrain.runtime.memory import check_memory
 from syncpretrain.runtime.processes import ProcessesRuntime
 from syncpretrain.runtime.serial import SerialRuntime
 from syncpretrain.runtime.shared import check_runtime
@@ -89,7 +88,6 @@ class Pretraining:
         self.observers = tuple(observers)
         check_runtime(settings.runtime)
         data, self._scaling = build_data(settings, X, validation)
-        check_memory(settings.layers, examples=sum(map(len, data)), batch_size=settings.batch_size)
         workers = 1 if settings.runtime == "serial" else settings.workers or usable_cores()
         self.slots = min(workers, len(settings.layers) - 1)
         self._schedule = build_schedule(settings, slots=self.slots, replay=replay)

@@ -61,6 +61,7 @@ def refusal(capsys, *arguments):
     return err.removesuffix("\n")
 
 
+RUNTIMES = ("threads", "processes", "serial")
 OPTIONS = [
     ("--layers 16", "--layers: got 16, expected two numbers or more"),
     ("--layers 16,0", "--layers: got 0, expected a whole number of at least 1"),
@@ -112,6 +113,12 @@ OPTIONS = [
     ("--config nowhere.toml", "nowhere.toml: cannot read these settings: No such file"),
     ("--config damaged.toml", "damaged.toml: these settings are no TOML: "),
     ("--config wrong.toml", "wrong.toml: epochs: got 0, expected a whole number of at least 1"),
+    ("--checkpoint-every often", "--checkpoint-every: got 'often', expected a number of epochs"),
+    ("--keep 0", "--keep: got 0, expected a whole number of at least 1"),
+    ("--max-restarts -1", "--max-restarts: got -1, expected a whole number of at least 0"),
+    ("--stall-timeout 0", "--stall-timeout: got 0.0, expected a number above 0"),
+    ("--group-size 2", "--group-size: got 2 with schedule synchronized"),
+    ("--resume full", "--resume: got another source of settings beside it"),
     ("--nonsense 3", "No such option"),
     ("--seed", "Option '--seed' requires an argument; see syncpretrain train --help"),
     ("extra", "Got unexpected extra argument (extra); see syncpretrain train --help"),
@@ -119,14 +126,17 @@ OPTIONS = [
 
 
 class TestTrain:
+    @pytest.mark.parametrize("runtime", RUNTIMES)
     @pytest.mark.parametrize(("options", "message"), OPTIONS, ids=[row[0] for row in OPTIONS])
-    def test_an_option(self, folder, capsys, options, message):
+    def test_an_option(self, folder, capsys, options, message, runtime):
         given = (*TRAIN, "--data", "x.npy", "--layers", "16,8,4", "--batch-size", 10)
+        given += ("--runtime", runtime)
         before = sorted(folder.rglob("*"))
         line = refusal(capsys, *given, *options.split())
         assert line.startswith(f"Error: {message}")
         assert sorted(folder.rglob("*")) == before
 
+    @pytest.mark.parametrize("runtime", RUNTIMES)
     @pytest.mark.parametrize(
         ("data", "message"),
         [
@@ -140,8 +150,9 @@ class TestTrain:
             ("mnist", "mnist: SYNCPRETRAIN_DATA is set to"),
         ],
     )
-    def test_data(self, folder, capsys, data, message):
-        line = refusal(capsys, *TRAIN, "--data", data, "--layers", "16,8", "--batch-size", 10)
+    def test_data(self, folder, capsys, data, message, runtime):
+        given = ("--layers", "16,8", "--batch-size", 10, "--runtime", runtime)
+        line = refusal(capsys, *TRAIN, "--data", data, *given)
         assert line.startswith(f"Error: {message}")
         assert not (folder / "new").exists()
         assert not (folder / "runs").exists()

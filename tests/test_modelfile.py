@@ -158,7 +158,7 @@ def test_a_damaged_file_is_refused_or_means_the_same(tmp_path):
     stack.save(file)
     whole = file.read_bytes()
     loaded = 0
-    for _ in range(2500):
+    for _ in range(10_000):
         damaged = bytearray(whole)
         for position in rng.integers(len(whole), size=rng.integers(1, 3)):
             damaged[position] ^= 1 << int(rng.integers(8))
@@ -168,7 +168,7 @@ def test_a_damaged_file_is_refused_or_means_the_same(tmp_path):
             loaded += 1
         except ModelFileError:
             pass
-    assert loaded < 25
+    assert loaded < 100
 
 
 def write_crafted(path: Path, header: dict, body: bytes = b"") -> Path:

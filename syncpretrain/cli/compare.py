@@ -84,7 +84,7 @@ def command(
         write_comparison,
     )
     from syncpretrain.comparing import compare
-    from syncpretrain.data import load_dataset
+    from syncpretrain.preparing import found_again, loaded
     from syncpretrain.runfolder import check_folder, made_folder, new_folder
 
     if given["schedule"] is not None:
@@ -95,8 +95,7 @@ def command(
     if labels is not None and given["finetune"] is None:
         given["finetune"] = "classification"
     settings = given_settings(preset, config, given)
-    binary = settings.pretrain.visible_units == "bernoulli"
-    data = load_dataset(settings.data.name, validation=settings.data.validation, bounded=binary)
+    data = loaded(settings)
     first = settings.pretrain.seed
     outcomes = compare(
         settings,
@@ -108,7 +107,7 @@ def command(
     )
     out = new_folder(settings.pretrain.layers) if out is None else made_folder(out)
     report = as_report(settings, data, outcomes, out)
-    write_comparison(settings, report, outcomes, out)
+    write_comparison(found_again(settings), report, outcomes, out)
     if as_json:
         click.echo(json.dumps(report))
     elif not quiet:

@@ -56,11 +56,17 @@ def command(
 
     from syncpretrain.cli.examples import examples_of
     from syncpretrain.cli.files import check_target
+    from syncpretrain.errors import DataError
     from syncpretrain.report.images import image_grid, image_shape, save_png
     from syncpretrain.stack import load
 
     target = out or (run if run.is_dir() else run.parent) / "reconstructions.png"
     stack = load(run)
+    if stack.head is not None:
+        raise DataError(
+            f"{run}: is a classifier now, whose way down was left behind; reconstruct a run without"
+            " --finetune classification"
+        )
     check_target(target)
     height, width = image_shape(stack.widths[0], shape)
     examples = examples_of(run, data, part, stack=stack)

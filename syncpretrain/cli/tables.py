@@ -47,10 +47,9 @@ def print_run(report: dict[str, Any], file: IO[str]) -> None:
     _print(console, f"seconds: {parts}, total {seconds['total']:.1f}")
     out, visible = Path(report["out"]), report["layers"][0]["visible"]
     _print(console, f"model: {out / 'model.safetensors'}")
-    square = math.isqrt(visible) ** 2 == visible
-    _print(
-        console, f"next: syncpretrain {'reconstruct' if square else 'evaluate'} {quote(str(out))}"
-    )
+    drawn = math.isqrt(visible) ** 2 == visible and report["accuracy"] is None
+    command = "reconstruct" if drawn else "evaluate"
+    _print(console, f"next: syncpretrain {command} {quote(str(out))}")
 
 
 def print_errors(report: dict[str, Any], file: IO[str], *, finetuned: bool) -> None:

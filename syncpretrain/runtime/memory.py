@@ -13,6 +13,7 @@ __all__ = ["available_bytes", "check_memory", "pretraining_bytes"]
 
 FLOAT = 4
 VERSIONS = 3  # a layer's activations at a time, at most
+PROCESS_BYTES = 60_000_000  # an interpreter with NumPy
 COPIES = 8  # parameters, gradient, velocity and up to 5 published snapshots, the newest included
 
 
@@ -44,8 +45,10 @@ def available_bytes() -> int:
     return max(0, min(free))
 
 
-def check_memory(layers: Sequence[int], *, examples: int, batch_size: int) -> None:
-    """Refuse a stack that cannot fit.
+def check_memory(
+    layers: Sequence[int], *, examples: int, batch_size: int, processes: bool = False
+) -> None:
+    """Refuse a stack that cannot fit; ``processes`` share a copy of the data and need their own.
 
     Raises
     ------
@@ -53,6 +56,8 @@ def check_memory(layers: Sequence[int], *, examples: int, batch_size: int) -> No
         Naming what it needs and what there is.
     """
     needed = pretraining_bytes(layers, examples=examples, batch_size=batch_size)
+    if processes:
+        needed += FLOAT * examples * layers[0] + PROCESS_BYTES * (len(layers) - 1)
     available = available_bytes()
     if needed > available:
         raise SettingsError(
