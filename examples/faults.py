@@ -159,7 +159,8 @@ def check_told(status: int, error: str, pid: int) -> None:
 
 def check_gone(processes: list[psutil.Process], since: float) -> None:
     left = max(0.1, since + 1 - time.monotonic())
-    _, alive = psutil.wait_procs(processes, timeout=left)
+    _, left_over = psutil.wait_procs(processes, timeout=left)
+    alive = [p for p in left_over if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     check(not alive, f"still alive: {alive}")
 
 

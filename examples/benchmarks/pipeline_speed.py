@@ -36,10 +36,12 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--workers", type=int, default=usable_cores())
+    parser.add_argument("--cases", type=int, default=4, help="Only the first so many.")
     options = parser.parse_args()
 
     X = load_dataset("mnist").train[: options.examples]
     runs = cases(X, epochs=options.epochs, workers=options.workers)
+    runs = dict(list(runs.items())[: options.cases])
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(options.pairs):
         for name, run in runs.items():
@@ -51,11 +53,12 @@ def main() -> None:
 
 
 def cases(X: NDArray[np.float32], *, epochs: int, workers: int) -> Runs:
-    def pipeline(workers: int) -> Stack:
-        return pretrain(X, layers=LAYERS, epochs=epochs, workers=workers)
+    def pipeline(workers: int, runtime: str = "threads") -> Stack:
+        return pretrain(X, layers=LAYERS, epochs=epochs, workers=workers, runtime=runtime)
 
     return {
         f"pipeline, {workers} workers": lambda: pipeline(workers),
+        f"pipeline, {workers} workers, processes": lambda: pipeline(workers, "processes"),
         "pipeline, 1 worker": lambda: pipeline(1),
         f"greedy, BLAS on all {usable_cores()} cores": lambda: pretrain(
             X, layers=LAYERS, epochs=epochs, schedule="greedy"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,6 +13,7 @@ from syncpretrain.errors import DataError
 
 __all__ = ["as_examples", "check_examples", "check_values", "evenly_spaced", "scale_examples"]
 
+T = TypeVar("T", bound=np.generic)
 CHUNK_VALUES = 1 << 20
 LARGEST = 1e18  # the square of a larger float32 is infinite
 SCALING = (
@@ -112,7 +113,7 @@ def scale_examples(X: NDArray[Any], *, rows: NDArray[np.intp] | None = None) -> 
     return out
 
 
-def evenly_spaced(X: NDArray[np.float32], most: int) -> NDArray[np.float32]:
+def evenly_spaced(X: NDArray[T], most: int) -> NDArray[T]:
     """Return at most so many rows of X, evenly spaced, since a file may be sorted by class."""
     if len(X) <= most:
         return X

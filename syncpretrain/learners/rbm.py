@@ -79,7 +79,7 @@ class RBM(Learner):
         np.take(X, rows, axis=0, out=v0, mode="clip")  # "raise" would buffer
         np.matmul(v0, self.weight, out=h0)
         h0 += self.hidden_bias
-        self._draw_dropout(n, epoch, step)
+        self._draw_dropout(epoch, step)
         if settings.persistent:
             error = self._from_chains(v, h, epoch=epoch, step=step)
         else:
@@ -140,7 +140,7 @@ class RBM(Learner):
             self._drop(h1, states)
         return error
 
-    def _draw_dropout(self, n: int, epoch: int, step: int) -> None:
+    def _draw_dropout(self, epoch: int, step: int) -> None:
         dropout = self.settings.hidden_dropout
         if dropout:
             kept = self._draws(Purpose.DROPOUT, epoch, step).random(out=self._kept, dtype="f4")
@@ -159,8 +159,13 @@ class RBM(Learner):
         return generator(self.seed, purpose, layer=self.layer, epoch=epoch, step=step)
 
     def memory(self) -> dict[str, Array]:
-        """Return the velocities, the persistent chains and the mean activities."""
-        return super().memory() | {"chains": self._states, "activity": self._activity}
+        """Return the velocities, and the persistent chains and mean activities if there are any."""
+        memory = super().memory()
+        if self.settings.persistent:
+            memory["chains"] = self._states
+        if self.settings.sparsity_cost:
+            memory["activity"] = self._activity
+        return memory
 
     def restore(self, snapshot: Layer) -> None:
         """Take the parameters of a snapshot; velocities and persistent chains start anew."""
