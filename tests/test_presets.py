@@ -94,7 +94,7 @@ class TestTrain:
         assert settings.pretrain.layers == (64, 8)
         assert settings.data.name == "digits"
         assert settings.finetune == read_settings(preset).finetune
-        assert settings.pretrain.momentum == ("0.5",)
+        assert settings.pretrain.momentum == ("0.5:1,0.9",)
 
     def test_one_value_a_layer_does_not_fit_another_depth(self, call, tmp_path):
         _, err = call("train", "--preset", "hinton2006", *TINY, status=2)
