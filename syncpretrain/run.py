@@ -241,7 +241,7 @@ def _saving(out: Path, history: History, current: Callable[[], Stack]) -> Iterat
         if error.stack is not None:
             error.stack.save(model)
             onward = ""
-            if isinstance(error, RunInterrupted):
+            if not isinstance(error, DivergedError):
                 onward = f"; go on with: syncpretrain train --resume {quote(str(out))}"
             error.args = (f"{error.args[0]}. {kept}{onward}",)
         raise

@@ -100,6 +100,7 @@ def command(
       syncpretrain train --preset hinton2006
       syncpretrain train --layers 64,32,8 --data examples.npy --schedule greedy
       syncpretrain train --config runs/NAME/config.toml --seed 1
+      syncpretrain train --resume runs/NAME
       syncpretrain train --replay runs/NAME
     """
     from syncpretrain.cli.tables import announce, print_run
