@@ -13,11 +13,11 @@ from syncpretrain.settings.files import (
     settings_from,
     write_settings,
 )
+from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.settings.momentum import MomentumSchedule
 from syncpretrain.settings.running import RunSettings
 from syncpretrain.settings.sections import (
     DataSettings,
-    FinetuneSettings,
     PretrainSettings,
     Settings,
 )

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
-
-import msgspec
 
 from syncpretrain.errors import SettingsError
+from syncpretrain.settings.kinds import Count, Frozen, NonNegativeInt, PositiveFloat
 
 __all__ = ["RunSettings"]
 
 
-class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RunSettings(Frozen, frozen=True, kw_only=True):
     """Checkpoints, restarts and the stall watch.
 
     ``checkpoint_every`` is a number of epochs of layer 1 (or of fine-tuning), or of seconds with
@@ -22,9 +20,9 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """
 
     checkpoint_every: str = "60s"
-    keep: Annotated[int, msgspec.Meta(ge=1)] = 2
-    max_restarts: Annotated[int, msgspec.Meta(ge=0)] = 0
-    stall_timeout: Annotated[float, msgspec.Meta(gt=0)] = 600.0
+    keep: Count = 2
+    max_restarts: NonNegativeInt = 0
+    stall_timeout: PositiveFloat = 600.0
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.stall_timeout):

@@ -9,6 +9,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from syncpretrain.errors import SettingsError
+from syncpretrain.settings.finetuning import FinetuneSettings
+from syncpretrain.settings.kinds import (
+    Count,
+    Fraction,
+    Frozen,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+)
 from syncpretrain.settings.momentum import MomentumSchedule
 from syncpretrain.settings.running import RunSettings
 
@@ -18,16 +27,10 @@ __all__ = [
     "PER_LAYER",
     "UNBOUNDED_RATE",
     "DataSettings",
-    "FinetuneSettings",
     "PretrainSettings",
     "Settings",
 ]
 
-Count = Annotated[int, msgspec.Meta(ge=1)]
-NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
-PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
-NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0)]
-Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 Units = Literal["bernoulli", "gaussian", "relu"]
 
 MODELS = ("rbm", "autoencoder", "denoising", "contractive")
@@ -58,11 +61,7 @@ MAX_UNITS = MAX_EPOCHS = 1_000_000  # of a layer; more is a slip of the keyboard
 CORRUPTIONS = ("masking", "salt-and-pepper", "gaussian")
 
 
-class _Frozen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of the settings: immutable, keyword-only, unknown names refused."""
-
-
-class DataSettings(_Frozen, frozen=True, kw_only=True):
+class DataSettings(Frozen, frozen=True, kw_only=True):
     """Which data is trained on and how it is split.
 
     ``validation`` is the fraction of the training examples held out; None takes the data set's
@@ -75,8 +74,34 @@ class DataSettings(_Frozen, frozen=True, kw_only=True):
     labels: Count | None = None
 
 
-class PretrainSettings(_Frozen, frozen=True, kw_only=True):
-    """How a stack is pretrained; see the README for what each setting means."""
+class PretrainSettings(Frozen, frozen=True, kw_only=True):
+    """How a stack is pretrained. A tuple has one value a layer.
+
+    Attributes
+    ----------
+    layers : tuple of int
+        Values of an example, then the units of each layer.
+    model : str
+        ``rbm``, ``autoencoder``, ``denoising`` or ``contractive``.
+    visible_units, hidden_units : str, tuple of str
+        Of the input, and of each layer: ``bernoulli``, ``gaussian`` or (hidden) ``relu``.
+    schedule, group_size, pace, refresh_epochs, finish
+        Which layer trains when, on which version (README, ``schedule/plan.py``).
+    runtime, workers, blas_threads
+        What executes it; only ``blas_threads`` can change the last bits, and of greedy alone.
+    epochs, batch_size, learning_rate, momentum, weight_decay, l1
+        Of each layer's gradient steps; momentum as in :class:`MomentumSchedule`.
+    visible_bias : str
+        Visible biases start from ``zero`` or the ``log-odds`` of the units' means.
+    cd_steps, persistent, sparsity_target, sparsity_cost, hidden_dropout
+        Of RBMs: see :class:`syncpretrain.learners.rbm.RBMSettings`.
+    tied, loss, corruption, contraction
+        Of autoencoders: see :class:`syncpretrain.learners.autoencoder.AutoencoderSettings`.
+    early_stopping, patience : str, int
+        What ends a layer's own epochs: see :class:`syncpretrain.evaluation.stopping.EarlyStopping`.
+    seed : int
+        Of everything that is drawn.
+    """
 
     layers: tuple[Count, ...]
     model: Literal["rbm", "autoencoder", "denoising", "contractive"] = "rbm"
@@ -147,42 +172,7 @@ class PretrainSettings(_Frozen, frozen=True, kw_only=True):
         return "bernoulli" if below == "bernoulli" else "gaussian"
 
 
-class FinetuneSettings(_Frozen, frozen=True, kw_only=True):
-    """How the pretrained stack is fine-tuned by backpropagation."""
-
-    objective: Literal["none", "reconstruction", "classification", "regression"] = "none"
-    epochs: Count = 10
-    optimizer: Literal["adam", "sgd", "cg", "lbfgs"] = "adam"
-    learning_rate: PositiveFloat | None = None
-    rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    momentum: Fraction = 0.0
-    nesterov: bool = False
-    weight_decay: NonNegativeFloat = 0.0
-    loss: Literal["squared", "cross-entropy"] | None = None
-    dropout: Fraction = 0.0
-    input_dropout: Fraction = 0.0
-    patience: Count | None = None
-    batch_size: Count = 100
-
-    def __post_init__(self) -> None:
-        for name in ("learning_rate", "weight_decay"):
-            value = getattr(self, name)
-            if value is not None and not math.isfinite(value):
-                raise SettingsError(f"finetune_{name}: got {value}, expected a finite number")
-        if self.optimizer != "sgd" and (self.momentum or self.nesterov):
-            raise SettingsError(
-                f"finetune_momentum: got momentum with optimizer {self.optimizer}, which has its"
-                " own; take optimizer sgd"
-            )
-        if self.nesterov and not self.momentum:
-            raise SettingsError("finetune_nesterov: got no momentum, expected one above 0")
-        if self.objective == "classification" and self.loss == "squared":
-            raise SettingsError("finetune_loss: got squared for classes, expected cross-entropy")
-        if self.objective == "regression" and self.loss == "cross-entropy":
-            raise SettingsError("finetune_loss: got cross-entropy for numbers, expected squared")
-
-
-class Settings(_Frozen, frozen=True, kw_only=True):
+class Settings(Frozen, frozen=True, kw_only=True):
     """Everything that determines a run; ``config.toml`` of a run folder holds it."""
 
     data: DataSettings = DataSettings()

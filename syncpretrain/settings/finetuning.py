@@ -1,0 +1,71 @@
+"""How a stack is fine-tuned."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from syncpretrain.errors import SettingsError
+from syncpretrain.settings.kinds import Count, Fraction, Frozen, NonNegativeFloat, PositiveFloat
+
+__all__ = ["FinetuneSettings"]
+
+
+class FinetuneSettings(Frozen, frozen=True, kw_only=True):
+    """How the pretrained stack is fine-tuned by backpropagation.
+
+    Attributes
+    ----------
+    objective : str
+        ``reconstruction``, ``classification`` or ``regression``.
+    epochs, batch_size : int
+        Passes over the examples, and examples in a minibatch.
+    optimizer : str
+        ``adam``, ``sgd``, or on large minibatches ``cg`` and ``lbfgs``, which need SciPy.
+    learning_rate : float or None
+        None takes 0.001 for adam and 0.1 for sgd.
+    rate_schedule : str
+        How the rate falls to 0 by the end: not (``constant``), in a ``linear`` way, or as a
+        ``cosine``.
+    momentum, nesterov : float, bool
+        Of sgd.
+    weight_decay : float
+        Decoupled from the gradient (Loshchilov and Hutter 2019).
+    loss : str or None
+        Of reconstruction: ``squared`` (None), or ``cross-entropy`` for binary visible units.
+    dropout, input_dropout : float
+        Shares of the hidden units and of the inputs left out of an example.
+    patience : int or None
+        Stop after so many epochs without a better validation error, and keep the best weights.
+    """
+
+    objective: Literal["none", "reconstruction", "classification", "regression"] = "none"
+    epochs: Count = 10
+    optimizer: Literal["adam", "sgd", "cg", "lbfgs"] = "adam"
+    learning_rate: PositiveFloat | None = None
+    rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    momentum: Fraction = 0.0
+    nesterov: bool = False
+    weight_decay: NonNegativeFloat = 0.0
+    loss: Literal["squared", "cross-entropy"] | None = None
+    dropout: Fraction = 0.0
+    input_dropout: Fraction = 0.0
+    patience: Count | None = None
+    batch_size: Count = 100
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "weight_decay"):
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                raise SettingsError(f"finetune_{name}: got {value}, expected a finite number")
+        if self.optimizer != "sgd" and (self.momentum or self.nesterov):
+            raise SettingsError(
+                f"finetune_momentum: got momentum with optimizer {self.optimizer}, which has its"
+                " own; take optimizer sgd"
+            )
+        if self.nesterov and not self.momentum:
+            raise SettingsError("finetune_nesterov: got no momentum, expected one above 0")
+        if self.objective == "classification" and self.loss == "squared":
+            raise SettingsError("finetune_loss: got squared for classes, expected cross-entropy")
+        if self.objective == "regression" and self.loss == "cross-entropy":
+            raise SettingsError("finetune_loss: got cross-entropy for numbers, expected squared")
