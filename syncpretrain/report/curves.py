@@ -45,10 +45,10 @@ def save_label_curve(curves: Mapping[str, Sequence[Point]], path: Path) -> None:
     axes.set(xscale="log", xlabel="labelled examples", ylabel="wrong on test, %")
     ticks = sorted({point[0] for points in curves.values() for point in points})
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-    axes.minorticks_off()
     if all(point[1] > 0 for points in curves.values() for point in points):
         axes.set_yscale("log")  # which has no 0
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.minorticks_off()  # after the scale, which brings its own
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.grid(visible=True, alpha=0.3)
     axes.legend()
