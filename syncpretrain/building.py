@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from syncpretrain.data.examples import check_examples
 from syncpretrain.data.scaling import Scaling
-from syncpretrain.errors import SettingsError
+from syncpretrain.errors import CheckpointError, SettingsError
 from syncpretrain.evaluation.stopping import EarlyStopping
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner
@@ -138,7 +138,12 @@ def build_worker(
     stopping = build_stopping(settings)[layer - 1]
     worker = LayerWorker(_learner(settings, layer), inputs, stopping, keep_states=keep_states)
     if state is not None:
-        worker.recall(state)
+        try:
+            worker.recall(state)
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(
+                f"resume: the state of layer {layer} is of another layer: {error}"
+            ) from error
     return worker
 
 

@@ -124,7 +124,13 @@ def _cut(header: _Header, arrays: dict[str, Array]) -> Cut:
         (number, version): layer(f"snapshot.{number}.{version}", number)
         for number, version in header.snapshots
     }
-    return Cut(header.past, snapshots, header.made, tuple(states))
+    cut = Cut(header.past, snapshots, header.made, tuple(states))
+    held = {(i, version) for i, row in enumerate(cut.past.held, start=1) for version in row}
+    if not held <= snapshots.keys() or not held >= set(cut.made):
+        raise ValueError("versions are held without their parameters, or made but not held")
+    for number, version in cut.made:
+        cut.ancestry(number, version)
+    return cut
 
 
 def _named(prefix: str, layer: Layer) -> Iterator[tuple[str, Array]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -155,6 +156,35 @@ def test_a_cut_of_another_run_is_refused(bits, tmp_path):
     write_cut(path, cuts[0], {"data": "abc"})
     with pytest.raises(CheckpointError, match="of another run: data was 'abc', now 'xyz'"):
         read_cut(path, {"data": "xyz"})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda cut: replace(cut, snapshots={}),
+        lambda cut: replace(cut, made=[(3, 99)]),
+        lambda cut: replace(cut, made=[*cut.made, (1, 99)]),
+        lambda cut: replace(cut, past=replace(cut.past, held=((99,), (), ()))),
+        lambda cut: replace(cut, past=replace(cut.past, reads=((), (), ()))),
+    ],
+)
+def test_a_cut_that_contradicts_itself_is_refused(bits, tmp_path, change):
+    cuts = []
+    pretraining(bits, "lockstep", save=lambda make, *, final: cuts.append(make())).run()
+    cut = next(cut for cut in cuts if cut.made)
+    path = tmp_path / "cut.safetensors"
+    write_cut(path, change(cut), {})
+    with pytest.raises(CheckpointError, match="is damaged"):
+        read_cut(path, {})
+
+
+def test_a_state_of_another_layer_is_refused(bits):
+    cuts = []
+    pretraining(bits, "lockstep", save=lambda make, *, final: cuts.append(make())).run()
+    state = cuts[-1].states[1]
+    swapped = replace(cuts[-1], states=(state, *cuts[-1].states[1:]))
+    with pytest.raises(CheckpointError, match="the state of layer 1 is of another layer"):
+        pretraining(bits, "lockstep", resume=swapped).run()
 
 
 # fine-tuning
