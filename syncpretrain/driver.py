@@ -49,6 +49,7 @@ RUNTIMES: dict[str, Callable[..., Runtime]] = {
     "processes": ProcessesRuntime,
 }
 DRAIN_SECONDS = 10.0  # a stop is seen after one minibatch
+FAILED_DRAIN_SECONDS = 0.3  # a failure is to be told at once; a checkpoint is not written then
 
 
 class Pretraining:
@@ -154,8 +155,9 @@ class Pretraining:
             except StalledError:
                 runtime.dump_stacks()
                 raise
-            except (Stopped, WorkerError):
-                self._drain(runtime)
+            except (Stopped, WorkerError) as end:
+                stopped = isinstance(end, Stopped)
+                self._drain(runtime, DRAIN_SECONDS if stopped else FAILED_DRAIN_SECONDS)
                 raise
         if request():  # while the workers were joined
             raise Stopped
@@ -208,10 +210,10 @@ class Pretraining:
         self._emit_ended()
         return commands
 
-    def _drain(self, runtime: Runtime) -> None:
+    def _drain(self, runtime: Runtime, seconds: float) -> None:
         """Stop the workers and take what each of them has."""
         runtime.stop()
-        deadline = time.monotonic() + DRAIN_SECONDS
+        deadline = time.monotonic() + seconds
         while self._running and time.monotonic() < deadline:
             message = runtime.wait(TICK_SECONDS)
             if message is not None:
