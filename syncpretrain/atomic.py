@@ -52,7 +52,7 @@ def _written_nameless(path: Path, content: bytes) -> bool:
         file.flush()
         os.fsync(file.fileno())
         own = file.fileno()
-        try:  # a folder's descriptor makes it linkat, which alone follows the link in /proc
+        try:  # src_dir_fd makes it linkat, which alone follows the link in /proc
             os.link(f"/proc/self/fd/{own}", path, src_dir_fd=own, follow_symlinks=True)
         except OSError:
             return False

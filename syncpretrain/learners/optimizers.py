@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -36,7 +37,7 @@ class Optimizer(Protocol):
         ...
 
 
-class _Stepping:
+class _Stepping(ABC):
     """What the optimizers have in common that take one step along the gradient.
 
     Weight decay is decoupled from the gradient: each step shrinks the weights, not the biases, by
@@ -63,9 +64,9 @@ class _Stepping:
             self._move(network.parameters, network.gradients, rate)
         return error
 
+    @abstractmethod
     def memory(self) -> dict[str, Array]:
         """Return by name what the next step depends on beside the parameters; live arrays."""
-        raise NotImplementedError
 
     def recall(self, memory: Mapping[str, Array], *, steps: int) -> None:
         """Go back to what :meth:`memory` held after so many steps."""
@@ -73,8 +74,9 @@ class _Stepping:
             np.copyto(array, memory[name])
         self.steps = steps
 
+    @abstractmethod
     def _move(self, parameters: Array, gradients: Array, rate: float) -> None:
-        raise NotImplementedError
+        """Change the parameters along their gradients."""
 
 
 class GradientDescent(_Stepping):

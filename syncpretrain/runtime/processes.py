@@ -195,12 +195,11 @@ class ProcessesRuntime:
         channel = self._connections.get(layer)
         if channel is None:
             return
-        try:
-            channel.send(thing)
-        except BlockingIOError:
-            self._processes[layer].kill()
-        except OSError:
-            pass
+        with contextlib.suppress(OSError):  # it has died
+            try:
+                channel.send(thing)
+            except BlockingIOError:  # it reads nothing any more
+                self._processes[layer].kill()
 
     def _receive(self, layer: int) -> Message:
         try:
