@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from syncpretrain.backends.draws import Purpose, generator
+from syncpretrain.backends.draws import Address, Purpose
 from syncpretrain.errors import DivergedError
 from syncpretrain.learners.epoch import Stopped, train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
@@ -60,10 +60,10 @@ def transcribed_gradient(rbm: RBM, v0: np.ndarray, *, epoch: int, step: int):
     """CD-k word for word, float64, with the same uniform draws."""
     W, a, b = map(np.float64, (rbm.weight, rbm.visible_bias, rbm.hidden_bias))
     settings = rbm.settings
-    draws = generator(settings.seed, Purpose.HIDDEN, layer=rbm.layer, epoch=epoch, step=step)
     h0 = logistic(v0 @ W + b)
     h = h0
-    for _ in range(settings.cd_steps):
+    for k in range(settings.cd_steps):
+        draws = Address(settings.seed, Purpose.HIDDEN, rbm.layer, epoch, step, k << 32).generator()
         sampled = draws.random(h.shape, dtype=np.float32) < h
         v = logistic(sampled @ W.T + a)
         h = logistic(v @ W + b)

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from syncpretrain.backends.draws import Purpose, generator
+from syncpretrain.backends.draws import Address, Purpose
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.settings import MomentumSchedule
@@ -60,8 +60,9 @@ class Transcription:
         self.W, self.a, self.b = map(np.float64, (rbm.weight, rbm.visible_bias, rbm.hidden_bias))
         self.chains = np.zeros((rbm.batch_size, len(self.b)))
 
-    def draws(self, purpose: Purpose, address: dict[str, int]) -> np.random.Generator:
-        return generator(self.settings.seed, purpose, layer=self.rbm.layer, **address)
+    def draws(self, purpose: Purpose, address: dict[str, int], k: int = 0) -> np.random.Generator:
+        place = Address(self.settings.seed, purpose, self.rbm.layer, shard=k << 32, **address)
+        return place.generator()
 
     def kept(self, address: dict[str, int]) -> np.ndarray:
         """1 where a unit stays in; drawn for a whole minibatch, whatever its size."""
@@ -75,10 +76,11 @@ class Transcription:
         n = len(v0)
         kept = self.kept(address)[:n]
         share = 1 - settings.hidden_dropout
-        up, across = self.draws(Purpose.HIDDEN, address), self.draws(Purpose.VISIBLE, address)
         x = v0 @ W + b
         h0 = mean(x, hidden) * kept
-        for _ in range(settings.cd_steps):
+        for k in range(settings.cd_steps):
+            up = self.draws(Purpose.HIDDEN, address, k)
+            across = self.draws(Purpose.VISIBLE, address, k)
             if settings.persistent:
                 v = drawn(self.chains[:n] @ W.T + a, visible, across)
                 x = v @ W + b

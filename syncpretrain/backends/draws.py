@@ -1,18 +1,19 @@
 """Random numbers that depend on their address alone, never on the order of drawing.
 
-Every draw is a function of (seed, layer, epoch, step, purpose): these are the key and the counter
-of Philox (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). So no order or place
-of execution can change what is drawn. The lowest counter word is left to the generator: 2**64
-blocks an address.
+Every draw is a function of (seed, layer, epoch, step, shard, purpose): these are the key and the
+counter of Philox (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). So no order
+or place of execution can change what is drawn. The lowest counter word is left to the generator:
+2**64 blocks an address.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Purpose", "generator"]
+__all__ = ["Address", "Purpose", "generator"]
 
 
 class Purpose(IntEnum):
@@ -30,10 +31,38 @@ class Purpose(IntEnum):
     CORRUPTION = 9
 
 
+class Address(NamedTuple):
+    """Where numbers are drawn: what they are for, and of which layer, epoch, step and shard.
+
+    ``layer`` 0 stands for the whole stack. A shard is a part of a step whose draws are its own.
+    """
+
+    seed: int
+    purpose: Purpose
+    layer: int = 0
+    epoch: int = 0
+    step: int = 0
+    shard: int = 0
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The key of Philox."""
+        return self.seed, self.layer << 8 | self.purpose
+
+    @property
+    def counter(self) -> tuple[int, int, int, int]:
+        """Where the counter of Philox starts, from its lowest word up."""
+        return 0, self.step, self.epoch, self.shard
+
+    def generator(self) -> np.random.Generator:
+        """Return the generator that begins at this address."""
+        key = np.array(self.key, dtype=np.uint64)
+        counter = np.array(self.counter, dtype=np.uint64)
+        return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
 def generator(
     seed: int, purpose: Purpose, *, layer: int = 0, epoch: int = 0, step: int = 0
 ) -> np.random.Generator:
-    """Return the generator at an address; ``layer`` 0 stands for the whole stack."""
-    key = np.array([seed, layer << 8 | purpose], dtype=np.uint64)
-    counter = np.array([0, step, epoch, 0], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+    """Return the generator at an address."""
+    return Address(seed, purpose, layer, epoch, step).generator()

@@ -15,7 +15,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["UNITS", "activate", "affine", "sigmoid", "softmax", "times_derivative"]
+from syncpretrain.kernels.dispatch import accelerated
+
+__all__ = ["UNITS", "activate", "affine", "means", "sigmoid", "softmax", "times_derivative"]
 
 Array = NDArray[np.float32]
 UNITS = ("bernoulli", "gaussian", "relu")
@@ -47,15 +49,22 @@ def activate(x: Array, units: str) -> Array:
     return softmax(x) if units == "softmax" else x
 
 
+@accelerated
+def means(x: Array, bias: Array, units: str) -> Array:
+    """Replace the inputs x without their bias by the units' means, in place, and return them."""
+    x += bias
+    return activate(x, units)
+
+
 def affine(
     x: Array, weight: Array, bias: Array, units: str = "bernoulli", *, out: Array | None = None
 ) -> Array:
     """Return the means of units whose input is x W + b (Santara et al. 2016, eq. 4)."""
     out = np.matmul(x, weight, out=out)  # (B, V) @ (V, H) -> (B, H)
-    out += bias
-    return activate(out, units)
+    return means(out, bias, units)
 
 
+@accelerated
 def times_derivative(delta: Array, a: Array, units: str = "bernoulli") -> None:
     """Multiply ``delta`` by the derivative of the units at their means ``a``; use up ``a``.
 

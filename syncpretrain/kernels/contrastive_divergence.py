@@ -11,9 +11,19 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.backends.draws import Address
 from syncpretrain.kernels.activations import sigmoid
+from syncpretrain.kernels.dispatch import accelerated
 
-__all__ = ["draw_noise", "fire", "momentum_step", "sparsity_step", "statistics"]
+__all__ = [
+    "draw_noise",
+    "draw_states",
+    "fire",
+    "momentum_step",
+    "phase_differences",
+    "sparsity_step",
+    "statistics",
+]
 
 Array = NDArray[np.float32]
 
@@ -44,20 +54,45 @@ def fire(x: Array, units: str, noise: Array, *, out: Array) -> Array:
     return np.add(x, noise, out=out)
 
 
-def statistics(v: Array, h: Array, *, dW: Array, da: Array, db: Array) -> None:
-    """Fill the ascent direction of the log-likelihood, averaged over the examples.
+@accelerated
+def draw_states(
+    x: Array, bias: Array, units: str, address: Address, *, noise: Array, out: Array
+) -> Array:
+    """Draw states into ``out`` at an address; replace inputs x without their bias by means.
 
-    ``v`` of shape (2B, V) holds v0 above v1, ``h`` of shape (2B, H) h0 above h1. Both are scratch
-    afterwards: the negative phase of v changes its sign and h is divided by B.
+    What is drawn goes through ``noise``, an array of the shape of x, in the order of its rows.
     """
-    examples = len(v) // 2
-    np.sum(v[:examples], axis=0, out=da)
-    da -= v[examples:].sum(axis=0)
+    x += bias
+    return fire(x, units, draw_noise(address.generator(), units, out=noise), out=out)
+
+
+@accelerated
+def phase_differences(v: Array, h: Array, *, da: Array, db: Array, examples: int) -> None:
+    """Fill the ascent direction of both biases, and prepare [v0; v1] and [h0; h1] for the product.
+
+    ``v`` of shape (2B, V) holds v0 above v1, ``h`` of shape (2B, H) h0 above h1. Afterwards v1 has
+    the other sign and h is divided by ``examples``, the size of the minibatch that the B examples
+    are of: then v^T h is the ascent direction of the weights.
+    """
+    n = len(v) // 2
+    np.sum(v[:n], axis=0, out=da)
+    da -= v[n:].sum(axis=0)
     da /= examples
     h /= np.float32(examples)
-    np.sum(h[:examples], axis=0, out=db)
-    db -= h[examples:].sum(axis=0)
-    np.negative(v[examples:], out=v[examples:])
+    np.sum(h[:n], axis=0, out=db)
+    db -= h[n:].sum(axis=0)
+    np.negative(v[n:], out=v[n:])
+
+
+def statistics(
+    v: Array, h: Array, *, dW: Array, da: Array, db: Array, examples: int | None = None
+) -> None:
+    """Fill the ascent direction of the log-likelihood, averaged over the examples.
+
+    Of all B examples of v and h, or those of a larger minibatch of which they are a part. Both are
+    scratch afterwards; see :func:`phase_differences`.
+    """
+    phase_differences(v, h, da=da, db=db, examples=examples or len(v) // 2)
     np.matmul(v.T, h, out=dW)  # (V, 2B) @ (2B, H) -> (V, H)
 
 
@@ -77,6 +112,7 @@ def sparsity_step(
     dW += np.outer(v0.mean(axis=0), push)
 
 
+@accelerated
 def momentum_step(
     parameter: Array,
     gradient: Array,

@@ -13,12 +13,15 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.kernels.dispatch import accelerated
+
 __all__ = ["BLOCK", "adam_step", "sgd_step"]
 
 Array = NDArray[np.float32]
 BLOCK = 65_536  # five float32 arrays of this length are 1.3 MB
 
 
+@accelerated
 def sgd_step(
     parameters: Array,
     gradient: Array,
@@ -64,6 +67,7 @@ def sgd_step(
             np.subtract(p, s, out=p)
 
 
+@accelerated
 def adam_step(
     parameters: Array,
     gradient: Array,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.backends.draws import Purpose, generator
+from syncpretrain.backends.draws import Address, Purpose
 from syncpretrain.kernels.activations import affine, times_derivative
 from syncpretrain.kernels.autoencoder import contraction, corrupt
 from syncpretrain.kernels.backprop import output_delta
@@ -79,8 +79,8 @@ class Autoencoder(Learner):
             return x
         z = self._z[: len(x)]
         np.copyto(z, x)
-        draws = generator(self.seed, Purpose.CORRUPTION, layer=self.layer, epoch=epoch, step=step)
-        corrupt(z, *self.settings.corruption, draws)
+        address = Address(self.seed, Purpose.CORRUPTION, self.layer, epoch, step, self.shard)
+        corrupt(z, *self.settings.corruption, address.generator())
         return z
 
     def _fill(self, z: Array, h: Array, y_delta: Array, h_delta: Array) -> None:

@@ -74,6 +74,7 @@ class Learner(ABC):
         tied: bool = True,
     ) -> None:
         self.layer = layer
+        self.shard = 0
         self.batch_size = settings.batch_size
         self.seed = settings.seed
         self.learning_rate = settings.learning_rate

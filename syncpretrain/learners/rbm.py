@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.backends.draws import Purpose, generator
-from syncpretrain.kernels.activations import activate, affine
+from syncpretrain.backends.draws import Address, Purpose
+from syncpretrain.kernels.activations import affine, means
 from syncpretrain.kernels.contrastive_divergence import (
-    draw_noise,
-    fire,
+    draw_states,
     sparsity_step,
     statistics,
 )
@@ -58,6 +57,8 @@ class RBM(Learner):
         self._states = np.zeros((rows, hidden), dtype=np.float32)  # persistent chains start at 0
         self._noise = np.empty((rows, hidden), dtype=np.float32)
         self._difference = np.empty((rows, visible), dtype=np.float32)
+        chains = rows if settings.persistent else 0
+        self._v1_inputs = np.empty((chains, visible), dtype=np.float32)
         # Activities are averaged over dropped units too, whose means are 0.
         self._target = settings.sparsity_target * (1 - settings.hidden_dropout)
         self._activity = np.full(hidden, self._target, dtype=np.float32)
@@ -78,7 +79,6 @@ class RBM(Learner):
         v0, h0 = v[:n], h[:n]
         np.take(X, rows, axis=0, out=v0, mode="clip")  # "raise" would buffer
         np.matmul(v0, self.weight, out=h0)
-        h0 += self.hidden_bias
         self._draw_dropout(epoch, step)
         if settings.persistent:
             error = self._from_chains(v, h, epoch=epoch, step=step)
@@ -101,17 +101,16 @@ class RBM(Learner):
     def _from_data(self, v: Array, h: Array, *, epoch: int, step: int) -> float:
         """CD-k: the chain starts at the data; all but the hidden states are means."""
         n, units = len(v) // 2, self.settings.hidden_units
-        v0, v1, h1, states = v[:n], v[n:], h[n:], self._states[:n]
-        draws = self._draws(Purpose.HIDDEN, epoch, step)
-        means = h[:n]
-        for _ in range(self.settings.cd_steps):
-            fire(means, units, draw_noise(draws, units, out=self._noise[:n]), out=states)
-            self._drop(means, states)
+        v0, v1, h1, states, noise = v[:n], v[n:], h[n:], self._states[:n], self._noise[:n]
+        inputs = h[:n]
+        for k in range(self.settings.cd_steps):
+            address = self._address(Purpose.HIDDEN, epoch, step, k)
+            draw_states(inputs, self.hidden_bias, units, address, noise=noise, out=states)
+            self._drop(inputs, states)
             affine(states, self.weight.T, self.visible_bias, self.settings.visible_units, out=v1)
             np.matmul(v1, self.weight, out=h1)  # (B, V) @ (V, H) -> (B, H)
-            h1 += self.hidden_bias
-            means = h1
-        activate(h1, units)
+            inputs = h1
+        means(h1, self.hidden_bias, units)
         self._drop(h1)
         return squared_error(v0, v1, out=self._difference[:n])
 
@@ -119,31 +118,36 @@ class RBM(Learner):
         """Go on where the chains were (persistent CD), with visible states drawn too."""
         n, settings = len(v) // 2, self.settings
         v0, v1, h0, h1, states = v[:n], v[n:], h[:n], h[n:], self._states[:n]
-        activate(h0, settings.hidden_units)
+        means(h0, self.hidden_bias, settings.hidden_units)
         self._drop(h0)
         some = slice(0, n, ERROR_SHARE)
         down = self.current().down(h0[some] / np.float32(1 - settings.hidden_dropout))
         error = squared_error(v0[some], down, out=down) * n / len(down)
-        up, across = (
-            self._draws(Purpose.HIDDEN, epoch, step),
-            self._draws(Purpose.VISIBLE, epoch, step),
-        )
-        for _ in range(settings.cd_steps):
-            np.matmul(states, self.weight.T, out=v1)
-            v1 += self.visible_bias
-            noise = draw_noise(across, settings.visible_units, out=self._difference[:n])
-            fire(v1.copy(), settings.visible_units, noise, out=v1)
+        for k in range(settings.cd_steps):
+            inputs, noise = self._v1_inputs[:n], self._difference[:n]
+            np.matmul(states, self.weight.T, out=inputs)
+            address = self._address(Purpose.VISIBLE, epoch, step, k)
+            draw_states(
+                inputs, self.visible_bias, settings.visible_units, address, noise=noise, out=v1
+            )
             np.matmul(v1, self.weight, out=h1)
-            h1 += self.hidden_bias
-            noise = draw_noise(up, settings.hidden_units, out=self._noise[:n])
-            fire(h1, settings.hidden_units, noise, out=states)
+            address = self._address(Purpose.HIDDEN, epoch, step, k)
+            draw_states(
+                h1,
+                self.hidden_bias,
+                settings.hidden_units,
+                address,
+                noise=self._noise[:n],
+                out=states,
+            )
             self._drop(h1, states)
         return error
 
     def _draw_dropout(self, epoch: int, step: int) -> None:
         dropout = self.settings.hidden_dropout
         if dropout:
-            kept = self._draws(Purpose.DROPOUT, epoch, step).random(out=self._kept, dtype="f4")
+            draws = self._address(Purpose.DROPOUT, epoch, step).generator()
+            kept = draws.random(out=self._kept, dtype="f4")
             np.greater_equal(kept, np.float32(dropout), out=kept)
 
     def _drop(self, means: Array, states: Array | None = None) -> None:
@@ -155,8 +159,8 @@ class RBM(Learner):
                 states *= kept
                 states /= np.float32(1 - self.settings.hidden_dropout)
 
-    def _draws(self, purpose: Purpose, epoch: int, step: int) -> np.random.Generator:
-        return generator(self.seed, purpose, layer=self.layer, epoch=epoch, step=step)
+    def _address(self, purpose: Purpose, epoch: int, step: int, k: int = 0) -> Address:
+        return Address(self.seed, purpose, self.layer, epoch, step, self.shard | k << 32)
 
     def memory(self) -> dict[str, Array]:
         """Return the velocities, and the persistent chains and mean activities if there are any."""

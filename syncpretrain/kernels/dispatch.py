@@ -1,0 +1,55 @@
+"""How a kernel finds the fastest form there is for its arrays.
+
+Each equation is written once in NumPy, which works everywhere. A backend may hold a faster form of
+it, for its own type of arrays: the compiled one for NumPy's arrays of float32, or one that runs
+where the arrays are. It registers that under the equation's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+__all__ = ["accelerated", "register", "registered"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_faster: dict[str, dict[type, Callable[..., Any]]] = {}  # by the equation's name
+
+
+def accelerated(function: F) -> F:
+    """Let a faster form of an equation stand in for it, chosen by the type of its first array.
+
+    The faster form may return ``NotImplemented``, having done nothing: then the equation is
+    evaluated as written.
+    """
+    forms = _faster.setdefault(function.__name__, {})
+
+    @wraps(function)
+    def dispatched(array: Any, *args: Any, **options: Any) -> Any:
+        form = forms.get(type(array))
+        if form is not None:
+            result = form(array, *args, **options)
+            if result is not NotImplemented:
+                return result
+        return function(array, *args, **options)
+
+    return dispatched  # type: ignore[return-value]
+
+
+def register(array_type: type, forms: dict[str, Callable[..., Any]]) -> None:
+    """Let these forms stand in for the equations of their names, for one type of arrays.
+
+    Raises
+    ------
+    KeyError
+        If there is no such equation.
+    """
+    for name, form in forms.items():
+        _faster[name][array_type] = form
+
+
+def registered(array_type: type) -> dict[str, Callable[..., Any]]:
+    """Return the faster forms there are for a type of arrays, by the equation's name."""
+    return {name: forms[array_type] for name, forms in _faster.items() if array_type in forms}
