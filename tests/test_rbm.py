@@ -202,7 +202,7 @@ def test_it_learns_bars_and_stripes():
     pictures = bars_and_stripes()
     assert len(pictures) == 14
     X = np.tile(pictures, (10, 1)).astype(np.float32)
-    rbm = make_rbm(9, 16, weight_decay=0.0, batch_size=14, cd_steps=3)
+    rbm = make_rbm(9, 16, weight_decay=0.0, batch_size=14, cd_steps=3, learning_rate=0.05)
     likelihoods = [exact_log_likelihood(rbm, pictures)]
     for first in range(1, 400, 100):
         train(rbm, X, range(first, first + 100))
