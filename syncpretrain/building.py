@@ -24,7 +24,7 @@ from syncpretrain.schedule.machine import Schedule
 from syncpretrain.schedule.pace import Fixed, Free, Pace, Planned
 from syncpretrain.schedule.plan import LayerPlan, Reads, greedy_reads, lockstep_reads, rounds_reads
 from syncpretrain.settings import MomentumSchedule, PretrainSettings
-from syncpretrain.settings.sections import parsed_corruption
+from syncpretrain.settings.checks import parsed_corruption
 
 __all__ = [
     "build_data",
@@ -85,7 +85,9 @@ def build_learners(settings: PretrainSettings) -> list[Learner]:
 
 def _learner(settings: PretrainSettings, layer: int) -> Learner:
     build = _rbm if settings.model == "rbm" else _autoencoder
-    return build(settings, layer - 1, *settings.layers[layer - 1 : layer + 1])
+    learner = build(settings, layer - 1, *settings.layers[layer - 1 : layer + 1])
+    learner.shard(settings.shards_of(layer), settings.split)
+    return learner
 
 
 def _rbm(settings: PretrainSettings, i: int, visible: int, hidden: int) -> Learner:
@@ -136,7 +138,13 @@ def build_worker(
 ) -> LayerWorker:
     """Return the worker of one layer, where its state says it is, if it has one."""
     stopping = build_stopping(settings)[layer - 1]
-    worker = LayerWorker(_learner(settings, layer), inputs, stopping, keep_states=keep_states)
+    worker = LayerWorker(
+        _learner(settings, layer),
+        inputs,
+        stopping,
+        keep_states=keep_states,
+        replicas=settings.replicas[layer - 1],
+    )
     if state is not None:
         try:
             worker.recall(state)

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from syncpretrain import __version__
 from syncpretrain.building import build_data, build_hires, build_learners, build_schedule
-from syncpretrain.cut import Cut
+from syncpretrain.cut import Cut, retained
 from syncpretrain.errors import RunInterrupted, StalledError, WorkerError
 from syncpretrain.events import (
     EpochFinished,
@@ -82,7 +82,9 @@ class Pretraining:
         stall_seconds: float | None = None,
     ) -> None:
         self._blas_threads = 1
-        if settings.schedule == "greedy":  # whose last bits depend on them
+        layers = range(1, len(settings.layers))
+        if settings.schedule == "greedy" and max(map(settings.shards_of, layers)) == 1:
+            # Of one worker at a time, whose last bits depend on them.
             self._blas_threads = blas_threads(settings.blas_threads)
             settings = msgspec.structs.replace(settings, blas_threads=self._blas_threads)
         self.settings = settings
@@ -91,6 +93,8 @@ class Pretraining:
         data, self._scaling = build_data(settings, X, validation)
         workers = 1 if settings.runtime == "serial" else settings.workers or usable_cores()
         self.slots = min(workers, len(settings.layers) - 1)
+        self._workers = workers
+        self._shares: dict[int, int] = {}
         self._schedule = build_schedule(settings, slots=self.slots, replay=replay)
         self._data = data
         self._versions = Versions(data, settings.layers[1:])
@@ -140,7 +144,7 @@ class Pretraining:
 
     def cut(self) -> Cut:
         """Return all that the rest of the run depends on."""
-        kept = self._retained()
+        kept = retained(self._schedule.past)
         return Cut(
             self._schedule.past,
             {key: self._snapshots[key] for key in sorted(kept)},
@@ -230,24 +234,20 @@ class Pretraining:
             self._emit(EpochStarted(now, command.layer, command.epoch, command.reads))
             self._running.add(command.layer)
             runtime.submit(command)
+        self._allot(runtime)
+
+    def _allot(self, runtime: Runtime) -> None:
+        """Give workers without a layer of their own to layers that take more than one."""
+        shares = self._schedule.shares(self._workers, self.settings.replicas)
+        for layer, members in shares.items():
+            if self._shares.get(layer) != members:
+                runtime.allot(layer, members)
+        self._shares = shares
 
     def _forget(self, command: Forget) -> None:
         self._versions.forget(command.layer, command.version)
-        kept = self._retained()
+        kept = retained(self._schedule.past)
         self._snapshots = {key: layer for key, layer in self._snapshots.items() if key in kept}
-
-    def _retained(self) -> set[tuple[int, int]]:
-        """Return the versions held, and those that their activations were made through."""
-        past = self._schedule.past
-        kept = set()
-        for number, versions in enumerate(past.held, start=1):
-            for version in versions:
-                layer = number
-                while layer >= 1:
-                    kept.add((layer, version))
-                    version = past.reads[layer - 1][version - 1]
-                    layer -= 1
-        return kept
 
     def _note(self, message: Finished) -> None:
         command = message.command
@@ -289,8 +289,9 @@ class Pretraining:
 
     def _emit_start(self, now: float) -> None:
         s, n = self.settings, len(self._data.train)
-        event = RunStarted(now, s.layers, s.epochs, s.schedule, s.pace, s.runtime, self.slots, n)
-        self._emit(event)
+        self._emit(
+            RunStarted(now, s.layers, s.epochs, s.schedule, s.pace, s.runtime, self.slots, n)
+        )
 
     def _emit_ended(self) -> None:
         for layer in range(1, len(self._busy) + 1):

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from syncpretrain.stack import Stack
 
 __all__ = [
+    "AveragingError",
     "CheckpointError",
     "DataError",
     "DivergedError",
@@ -57,6 +58,13 @@ class WorkerError(SyncpretrainError, RuntimeError):
     def __init__(self, message: str, *, stack: Stack | None = None) -> None:
         super().__init__(message)
         self.stack = stack
+
+
+class AveragingError(SyncpretrainError, RuntimeError):
+    """Gradients cannot be averaged any more: a member failed, died, left, or did not come in time.
+
+    Also raised for a member that is used twice, too late, or in a place where it cannot be.
+    """
 
 
 class DivergedError(WorkerError):

@@ -52,10 +52,10 @@ def build_worker(kind, failing, settings, layer, state, keep_states, inputs):
     learner = worker.learner
     train_step = learner.train_step
 
-    def step(X, rows, *, epoch, step):
+    def step(X, rows, *, epoch, step, **how):
         if layer == failing and (epoch, step) == PLACE:
             fail(kind)
-        return train_step(X, rows, epoch=epoch, step=step)
+        return train_step(X, rows, epoch=epoch, step=step, **how)
 
     learner.train_step = step
     return worker

@@ -27,9 +27,9 @@ def make(visible: int = VISIBLE, hidden: int = HIDDEN, **changed) -> Autoencoder
 def set_parameters(learner: Autoencoder) -> list[np.ndarray]:
     """Give it parameters that matter; return them in float64."""
     rng = np.random.default_rng(0)
-    for parameter in learner._parameters:
+    for parameter in learner.parameters:
         parameter[:] = rng.normal(0, 0.6, parameter.shape)
-    return [np.float64(parameter) for parameter in learner._parameters]
+    return [np.float64(parameter) for parameter in learner.parameters]
 
 
 def examples(n: int = BATCH, seed: int = 1) -> np.ndarray:
@@ -71,7 +71,7 @@ def finite_differences(parameters, *wanted) -> list[np.ndarray]:
 
 def gradient(learner: Autoencoder, X: np.ndarray, *, epoch: int = 2, step: int = 5):
     learner.gradient(X, np.arange(len(X)), epoch=epoch, step=step)
-    return [g.copy() for g in learner._gradients]
+    return [g.copy() for g in learner.gradients]
 
 
 @pytest.mark.parametrize(("visible_units", "measure"), OUTPUTS)
@@ -125,7 +125,7 @@ def test_rows_of_the_data_are_gathered():
     X = examples(30)
     learner = make()
     learner.gradient(X, np.array([4, 29, 0]), epoch=1, step=0)
-    some = [g.copy() for g in learner._gradients]
+    some = [g.copy() for g in learner.gradients]
     for have, want in zip(some, gradient(learner, X[[4, 29, 0]]), strict=True):
         np.testing.assert_array_equal(have, want)
 
@@ -229,28 +229,28 @@ def test_an_untied_one_starts_as_its_tied_twin_and_goes_its_own_way(bits):
 def test_a_snapshot_is_a_copy_and_can_be_restored(tied):
     learner = make(tied=tied)
     set_parameters(learner)
-    snapshot, before = learner.snapshot(), [p.copy() for p in learner._parameters]
+    snapshot, before = learner.snapshot(), [p.copy() for p in learner.parameters]
     X = examples()
     learner.train_step(X, np.arange(BATCH), epoch=1, step=0)
     learner.train_step(X, np.arange(BATCH), epoch=1, step=1)
     assert all(
-        not np.array_equal(now, then) for now, then in zip(learner._parameters, before, strict=True)
+        not np.array_equal(now, then) for now, then in zip(learner.parameters, before, strict=True)
     )
     learner.restore(snapshot)
-    for now, then in zip(learner._parameters, before, strict=True):
+    for now, then in zip(learner.parameters, before, strict=True):
         np.testing.assert_array_equal(now, then)
     assert not any(velocity.any() for velocity in learner._velocities), "they start anew"
 
 
 def test_weights_decay_on_both_ways_and_biases_do_not():
     learner = make(tied=False, weight_decay=0.5)
-    before = [p.copy() for p in learner._parameters]
-    for g in learner._gradients:
+    before = [p.copy() for p in learner.parameters]
+    for g in learner.gradients:
         g.fill(0)
     learner.update(epoch=1)
     for index, factor in enumerate((0.95, 1, 1, 0.95)):
         np.testing.assert_allclose(
-            learner._parameters[index], factor * before[index], rtol=1e-6, atol=1e-9
+            learner.parameters[index], factor * before[index], rtol=1e-6, atol=1e-9
         )
 
 

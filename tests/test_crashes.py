@@ -44,9 +44,9 @@ def sabotage(monkeypatch) -> Callable[[Sabotage], None]:
     original = RBM.train_step
 
     def install(before: Sabotage) -> None:
-        def train_step(self, X, rows, *, epoch, step):
+        def train_step(self, X, rows, *, epoch, step, **how):
             before(self, epoch, step)
-            return original(self, X, rows, epoch=epoch, step=step)
+            return original(self, X, rows, epoch=epoch, step=step, **how)
 
         monkeypatch.setattr(RBM, "train_step", train_step)
 
@@ -164,7 +164,7 @@ def test_a_layer_stopped_on_the_brink_of_divergence_is_taken_back_too(bits, sabo
             assert broken.wait(WAIT)
             raise RuntimeError
         if (rbm.layer, epoch) == (1, 2):
-            rbm.train_step = lambda X, rows, *, epoch, step: overflow(rbm)
+            rbm.train_step = lambda X, rows, **address: overflow(rbm)
 
     def overflow(rbm: RBM) -> float:
         rbm.weight[0, 0] = np.inf

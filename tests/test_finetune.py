@@ -13,7 +13,8 @@ from syncpretrain.errors import DataError, DivergedError, RunInterrupted, Settin
 from syncpretrain.events import FinetuneEpochFinished, FinetuneStarted, Progress
 from syncpretrain.finetuning import finetune
 from syncpretrain.finetuning.tasks import Reconstruction
-from syncpretrain.learners.network import Network, Step
+from syncpretrain.learners.chain import Step
+from syncpretrain.learners.network import Network
 from syncpretrain.learners.optimizers import GradientDescent
 from syncpretrain.stack import Layer, Stack
 

@@ -232,7 +232,7 @@ class TestPatience:
 
     def test_without_any_finite_error_nothing_was_better_than_the_start(self):
         stack = make_stack(units=("gaussian", "bernoulli", "bernoulli"))
-        held_out = np.full((60, 8), 1e18)  # the sum of the squares is no float32
+        held_out = np.full((60, 8), 1e30)  # whose squares are no float32
         after = tuned(stack, validation=held_out, patience=1, batch_size=60)
         for old, new in zip(stack.layers, after.layers, strict=True):
             np.testing.assert_array_equal(old.weight, new.weight)

@@ -7,7 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from syncpretrain.learners.network import Dropout, Network, Step
+from syncpretrain.learners.chain import Dropout, Step
+from syncpretrain.learners.network import Network
 
 CHAINS = {  # units of each layer, loss
     "bernoulli": (("bernoulli", "bernoulli", "bernoulli"), "squared"),

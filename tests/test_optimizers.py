@@ -10,7 +10,8 @@ import pytest
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.trainer import scheduled
 from syncpretrain.kernels.optimizers import sgd_step
-from syncpretrain.learners.network import Network, Step
+from syncpretrain.learners.chain import Step
+from syncpretrain.learners.network import Network
 from syncpretrain.learners.optimizers import Adam, GradientDescent, LineSearches
 
 CURVATURE = np.linspace(0.1, 3, 50)

@@ -53,7 +53,7 @@ def run_gradient(rbm: RBM, v0: np.ndarray, *, epoch: int = 1, step: int = 0):
     X = np.zeros((2 * len(v0), v0.shape[1]), dtype=np.float32)
     X[1::2] = v0  # the rows in between are none of the minibatch
     error = rbm.gradient(X, np.arange(1, len(X), 2), epoch=epoch, step=step)
-    return error, tuple(g.copy() for g in rbm._gradients)
+    return error, tuple(g.copy() for g in rbm.gradients)
 
 
 def transcribed_gradient(rbm: RBM, v0: np.ndarray, *, epoch: int, step: int):
@@ -217,9 +217,9 @@ def test_an_epoch_trains_every_row_once_the_smaller_last_minibatch_too():
     X = np.random.default_rng(5).random((27, VISIBLE)).astype(np.float32)
     original = rbm.train_step
 
-    def train_step(X, rows, **address):
+    def train_step(X, rows, *, run, **address):
         seen.append((rows, address))
-        return original(X, rows, **address)
+        return original(X, rows, run=run, **address)
 
     rbm.train_step = train_step
     train_epoch(rbm, X, epoch=2, stop=lambda: False, progress=told.append)

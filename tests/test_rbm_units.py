@@ -100,7 +100,7 @@ class Transcription:
 
 def gradient(rbm: RBM, X: np.ndarray, **address: int) -> list[np.ndarray]:
     rbm.gradient(X, np.arange(len(X)), **(ADDRESS | address))
-    return [g.copy() for g in rbm._gradients]
+    return [g.copy() for g in rbm.gradients]
 
 
 def assert_close(found, expected) -> None:
@@ -125,7 +125,7 @@ def test_the_error_is_that_of_the_reconstruction(visible_units):
     rbm = make_rbm(visible_units=visible_units, cd_steps=1)
     X = examples(BATCH, visible_units)
     told = rbm.gradient(X, np.array([4]), **ADDRESS)  # of one example: da is v0 - v1
-    assert told == pytest.approx(np.square(rbm._gradients[1]).sum(), rel=1e-5)
+    assert told == pytest.approx(np.square(rbm.gradients[1]).sum(), rel=1e-5)
 
 
 # Persistent chains
@@ -140,7 +140,7 @@ def test_persistent_chains_go_on_from_step_to_step_the_smaller_last_minibatch_to
         rbm.train_step(X, np.arange(n), epoch=1, step=step)
         expected.train_step(np.float64(X), epoch=1, step=step)
         np.testing.assert_allclose(rbm._states, expected.chains, atol=1e-5)
-    assert_close(rbm._parameters, (expected.W, expected.a, expected.b))
+    assert_close(rbm.parameters, (expected.W, expected.a, expected.b))
 
 
 def test_persistent_chains_start_anew_after_restore():
@@ -198,7 +198,7 @@ def test_decay_shrinks_the_weights_and_leaves_the_biases(l2, l1):
     rbm = make_rbm(weight_decay=l2, l1=l1)
     rbm.weight[0] = [2, -2, 0, 1]
     before = rbm.snapshot()
-    for g in rbm._gradients:
+    for g in rbm.gradients:
         g.fill(0)
     rbm.update(epoch=1)
     expected = before.weight - 0.1 * (l2 * before.weight + l1 * np.sign(before.weight))
@@ -214,7 +214,7 @@ def test_momentum_follows_its_schedule():
     rbm._velocities[2].fill(1)
     velocity, place = 1.0, 0.0
     for epoch, momentum in enumerate((0.5, 0.5, 0.25, 0.75, 0.75), start=1):
-        for g in rbm._gradients:
+        for g in rbm.gradients:
             g.fill(0)
         rbm.update(epoch=epoch)
         velocity *= momentum

@@ -30,10 +30,10 @@ def too_fast(monkeypatch) -> Callable[[float], None]:
     original = RBM.train_step
 
     def install(limit: float) -> None:
-        def train_step(self, X, rows, *, epoch, step):
+        def train_step(self, X, rows, *, epoch, step, **how):
             if self.layer == 2 and (epoch, step) >= (2, 3) and self.learning_rate > limit:
                 self.weight.fill(np.inf)
-            return original(self, X, rows, epoch=epoch, step=step)
+            return original(self, X, rows, epoch=epoch, step=step, **how)
 
         monkeypatch.setattr(RBM, "train_step", train_step)
 
@@ -86,11 +86,11 @@ def test_the_fourth_time_is_the_last(bits, too_fast, runtime):
 def test_a_layer_that_diverges_in_its_first_epoch_starts_anew(bits, monkeypatch, runtime):
     original, fallen = RBM.train_step, []
 
-    def train_step(self, X, rows, *, epoch, step):
+    def train_step(self, X, rows, *, epoch, step, **how):
         if self.layer == 1 and (epoch, step) == (1, 5) and not fallen:
             fallen.append(True)
             self.weight.fill(np.nan)
-        return original(self, X, rows, epoch=epoch, step=step)
+        return original(self, X, rows, epoch=epoch, step=step, **how)
 
     halved = pretrain(
         bits, layers=LAYERS, epochs=3, batch_size=20, learning_rate=[0.05, 0.1]

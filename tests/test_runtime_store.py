@@ -105,6 +105,7 @@ def test_a_version_that_nobody_reads_costs_no_array(versions):
 
 def test_a_stop_leaves_the_version_unmade(versions, monkeypatch):
     monkeypatch.setattr(store, "ROWS_AT_ONCE", 10)
+    monkeypatch.setattr(store, "CHUNKS_AT_ONCE", 1)
     versions.publish(1, 1, snapshot(1, 1))
     asked = iter([False, False, True])
     assert versions.activations(1, 1, 0, lambda: next(asked)) is None

@@ -40,6 +40,9 @@ class Staged:
             return Failed(command, error)
         return Finished(command, 0.0, 0.0, 0.0, 0.0, None, NOTHING)
 
+    def close(self) -> list[str]:
+        return []
+
 
 NOTHING = Layer(*(np.zeros(shape, np.float32) for shape in ((1, 1), (1,), (1,))))
 

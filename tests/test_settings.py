@@ -335,6 +335,7 @@ class TestFiles:
                 "early_stopping": "validation-error",
             },
             {"model": "contractive", "contraction": (0.5, 0.0), "schedule": "greedy"},
+            {"replicas": (2, 1), "shards": (4, 0), "split": "units"},
         ],
     )
     def test_every_setting_is_read_back(self, tmp_path, pretrain):
@@ -353,6 +354,9 @@ class TestFiles:
             "input_dropout": 0.2,
             "patience": 2,
             "batch_size": 3,
+            "replicas": 2,
+            "split": "examples",
+            "shards": 3,
         }
         settings = settings_from(LAYERS, data=data, finetune=finetune, **pretrain)
         write_settings(settings, tmp_path / "a")

@@ -8,17 +8,23 @@ from typing import TYPE_CHECKING, Any
 from syncpretrain.errors import SettingsError
 
 if TYPE_CHECKING:
+    from syncpretrain.planning import Plan
     from syncpretrain.settings import Settings
 
-__all__ = ["given_settings"]
+__all__ = ["AUTO", "given_settings", "planned"]
+
+AUTO = "auto"  # a schedule that is none: it is settled before there are settings to keep
 
 FINETUNE = "finetune_"
 GROUPED = ("data", "validation", "labels")
 SAFETY = ("checkpoint_every", "keep", "max_restarts", "stall_timeout")
+PLANNED = ("group_size", "replicas", "split", "shards")
 
 
 def given_settings(preset: str | None, config: Path | None, given: dict[str, Any]) -> Settings:
     """Return the settings of a preset or a file, with the options given on top.
+
+    Those of the schedule ``auto`` are for :func:`planned` to complete.
 
     Raises
     ------
@@ -47,6 +53,8 @@ def given_settings(preset: str | None, config: Path | None, given: dict[str, Any
         section, field = _place(name)
         base[section][field] = value
     pretrain = base["pretrain"]
+    if given.get("schedule") == AUTO:
+        _leave_open(pretrain, given)
     if "layers" not in pretrain:
         raise SettingsError(
             "layers: got nothing, expected the units of the input and of each layer, such as"
@@ -63,6 +71,37 @@ def given_settings(preset: str | None, config: Path | None, given: dict[str, Any
     return settings
 
 
+def planned(settings: Settings, *, measure_seconds: float = 7.0) -> tuple[Settings, Plan]:
+    """Return settings with the schedule that is fastest here, and the plan that says so.
+
+    Raises
+    ------
+    SettingsError, DataError
+        If the data cannot be loaded, on whose size it depends.
+    """
+    import msgspec
+
+    from syncpretrain.planning.candidates import Task
+    from syncpretrain.planning.choice import plan_for
+    from syncpretrain.preparing import loaded
+
+    data = loaded(settings)
+    task = Task(settings.pretrain, len(data.train), len(data.validation))
+    found = plan_for(task, measure_seconds=measure_seconds)
+    return msgspec.structs.replace(settings, pretrain=found.apply(settings.pretrain)), found
+
+
+def _leave_open(pretrain: dict[str, Any], given: dict[str, Any]) -> None:
+    """Drop what the plan will decide; refuse it as an option."""
+    for name in PLANNED:
+        if given.get(name) is not None:
+            raise SettingsError(
+                f"{name}: got a value with --schedule auto, expected none; auto finds it"
+            )
+        pretrain.pop(name, None)
+    pretrain.pop("schedule")
+
+
 def _check_finetuning(settings: Settings, given: dict[str, Any]) -> None:
     """Refuse options of a fine-tuning that will not be."""
     if settings.finetune.objective != "none":
@@ -77,7 +116,7 @@ def _check_finetuning(settings: Settings, given: dict[str, Any]) -> None:
 
 def _forget_depth(pretrain: dict[str, Any]) -> None:
     """Make one value of each list of equal values, so that it suits another number of layers."""
-    from syncpretrain.settings.sections import PER_LAYER
+    from syncpretrain.settings.defaults import PER_LAYER
 
     for name in PER_LAYER:
         if len(set(pretrain[name])) == 1:
@@ -86,7 +125,7 @@ def _forget_depth(pretrain: dict[str, Any]) -> None:
 
 def _forget_model(pretrain: dict[str, Any]) -> None:
     """Drop what the model had no use for, so that another model takes its own default."""
-    from syncpretrain.settings.sections import MODEL_DEFAULTS, PER_LAYER
+    from syncpretrain.settings.defaults import MODEL_DEFAULTS, PER_LAYER
 
     for name in {name for defaults in MODEL_DEFAULTS.values() for name in defaults}:
         if all(value == PER_LAYER[name] for value in pretrain[name]):

@@ -6,14 +6,18 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.given import given_settings
+from syncpretrain.cli.given import AUTO, given_settings, planned
 from syncpretrain.cli.options import json_option
 from syncpretrain.cli.trainoptions import setting_options
 from syncpretrain.errors import SettingsError
+
+if TYPE_CHECKING:
+    from syncpretrain.events import Observer
+    from syncpretrain.settings import Settings
 
 __all__ = ["command"]
 
@@ -97,6 +101,7 @@ def command(
     Examples:
       syncpretrain train --layers 784,1000,500,250,30
       syncpretrain train --layers 784,500,30 --epochs 5,20 --finetune reconstruction
+      syncpretrain train --layers 784,1000,500,250,30 --schedule auto
       syncpretrain train --preset hinton2006
       syncpretrain train --layers 64,32,8 --data examples.npy --schedule greedy
       syncpretrain train --config runs/NAME/config.toml --seed 1
@@ -105,7 +110,7 @@ def command(
     """
     from syncpretrain.cli.tables import announce, print_run
     from syncpretrain.observers.eventlog import read_reads
-    from syncpretrain.run import resume_run, train_run
+    from syncpretrain.run import resume_run
     from syncpretrain.runfolder import CONFIG_NAME, EVENTS_NAME
 
     if resume is not None:
@@ -115,7 +120,7 @@ def command(
     if resume is None:
         reads = read_reads(replay / EVENTS_NAME) if replay else None
         settings = given_settings(preset, config or (replay and replay / CONFIG_NAME), given)
-        work = partial(train_run, settings, out=out, replay=reads)
+        work = partial(_train, settings, given["schedule"] == AUTO, out=out, replay=reads)
     else:
         elsewhere = {name: given[name] for name in ELSEWHERE if given[name] is not None}
         work = partial(resume_run, resume, **elsewhere)
@@ -125,6 +130,27 @@ def command(
         click.echo(json.dumps(report))
     elif not quiet:
         print_run(report, sys.stdout)
+
+
+def _train(
+    settings: Settings, auto: bool, *, observers: list[Observer], **others: Any
+) -> dict[str, Any]:
+    """Train, with the schedule that a plan picks if it is left open."""
+    from time import monotonic
+
+    from syncpretrain.events import Notice
+    from syncpretrain.run import train_run
+    from syncpretrain.runfolder import check_folder
+
+    if auto:
+        from syncpretrain.planning.choice import options
+
+        check_folder(others["out"])
+        settings, plan = planned(settings)
+        reason = f"schedule auto: {plan.pick.name}, {plan.reason} ({options(plan.settings)})"
+        for observer in observers:
+            observer(Notice(monotonic(), reason))
+    return train_run(settings, observers=observers, **others)
 
 
 def _check_resume(other: str | Path | None, given: dict[str, Any]) -> None:

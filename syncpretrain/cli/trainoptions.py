@@ -60,8 +60,9 @@ OPTIONS = (
     ),
     click.option(
         "--schedule",
-        type=click.Choice(["synchronized", "greedy", "rounds"]),
-        help="Layers in parallel (default), one after another, or a group after another.",
+        type=click.Choice(["synchronized", "greedy", "rounds", "auto"]),
+        help="Layers in parallel (default), one after another, or a group after another; auto"
+        " measures first, as 'syncpretrain plan', and takes what is fastest here.",
     ),
     click.option(
         "--group-size",
@@ -83,7 +84,25 @@ OPTIONS = (
         "--workers",
         type=int,
         metavar="P",
-        help="Layers that train at a time. Default the usable cores.",
+        help="Workers of all layers together. Default the usable cores.",
+    ),
+    click.option(
+        "--replicas",
+        type=integers,
+        metavar="R[,R...]",
+        help="Workers that a layer takes when there are any to spare. Default 1.",
+    ),
+    click.option(
+        "--split",
+        type=click.Choice(["examples", "units"]),
+        help="What replicas share: a minibatch's examples (default), or an RBM's units.",
+    ),
+    click.option(
+        "--shards",
+        type=integers,
+        metavar="S[,S...]",
+        help="Parts of a minibatch; the result depends on them, not on the workers. Default as"
+        " many as replicas.",
     ),
     click.option("--epochs", type=integers, metavar="N[,N...]", help="Default 10."),
     click.option(
@@ -224,6 +243,20 @@ OPTIONS = (
         help="Stop after N epochs without a better validation error, and keep the best weights.",
     ),
     click.option("--finetune-batch-size", type=int, metavar="B", help="Default 100."),
+    click.option(
+        "--finetune-replicas",
+        type=int,
+        metavar="R",
+        help="Workers that share a minibatch. Default one for each usable core.",
+    ),
+    click.option(
+        "--finetune-split",
+        type=click.Choice(["units", "examples"]),
+        help="What they share: the units of each layer (default) or the examples.",
+    ),
+    click.option(
+        "--finetune-shards", type=int, metavar="S", help="Default as many as replicas."
+    ),
     click.option(
         "--blas-threads",
         type=int,

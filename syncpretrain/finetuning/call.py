@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Annotated, Any
 
 import msgspec
@@ -22,10 +23,14 @@ from syncpretrain.finetuning.trainer import Examples, Trainer
 from syncpretrain.runtime.blas import blas_limit
 from syncpretrain.runtime.blas import blas_threads as resolve_threads
 from syncpretrain.runtime.signals import stop_on_signals
+from syncpretrain.runtime.team import Team
 from syncpretrain.settings import FinetuneSettings, checked
 from syncpretrain.stack import Stack
 
 __all__ = ["finetune"]
+
+STEPPING = ("adam", "sgd")
+WORTH_SHARING = 10**7  # examples of a minibatch times weights: some tenths of a ms a step
 
 
 class _Options(FinetuneSettings, frozen=True, kw_only=True):
@@ -52,8 +57,8 @@ def finetune(
 
     Without ``y`` the task is reconstruction: the stack is unrolled into encoder and decoder
     (Hinton and Salakhutdinov 2006; Santara et al. 2016, 3). With it a head on the code learns to
-    predict y, and the layers below with it. The same seed and the same number of BLAS threads
-    give the same bits.
+    predict y, and the layers below with it. The same seed and the same number of shards
+    (or of BLAS threads, where there is one) give the same bits.
 
     Parameters
     ----------
@@ -116,14 +121,18 @@ def finetune(
             f"batch_size: got {options.batch_size}, expected at most {len(examples.inputs)}, the"
             " examples to train on"
         )
-    threads = resolve_threads(options.blas_threads)
-    with blas_limit(threads), stop_on_signals() as request:
+    options, threads = _shared_out(options, stack)
+    with (
+        blas_limit(threads),
+        closing(Team(options.replicas or 1, "syncpretrain-finetune")) as team,
+        stop_on_signals() as request,
+    ):
 
         def should_stop() -> bool:
             return request() or (stop is not None and stop())
 
         trainer = Trainer(
-            task, examples, held_out, options, options.seed, observers, should_stop, save
+            task, examples, held_out, options, options.seed, observers, should_stop, save, team.run
         )
         try:
             tuned = trainer.train({"seed": options.seed, "blas_threads": threads}, resume)
@@ -133,6 +142,22 @@ def finetune(
             stopped.signum = request.signum or stopped.signum
             raise
         return tuned
+
+
+def _shared_out(options: _Options, stack: Stack) -> tuple[_Options, int]:
+    """Return the options with their replicas and shards, and the BLAS threads of each replica."""
+    replicas, shards = options.replicas, options.shards
+    if replicas is None:
+        threads = resolve_threads(options.blas_threads)
+        work = options.batch_size * sum(layer.weight.size for layer in stack.layers)
+        if options.optimizer not in STEPPING or work < WORTH_SHARING:
+            replicas = 1
+        else:
+            replicas, threads = min(threads, shards or threads), 1
+    else:
+        threads = options.blas_threads or 1
+    shards = shards or replicas
+    return msgspec.structs.replace(options, replicas=replicas, shards=shards), threads
 
 
 def _objective(y: ArrayLike | None) -> str:

@@ -18,7 +18,7 @@ from syncpretrain.backends.draws import Purpose, generator
 from syncpretrain.data.dataset import UNLABELLED
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.backprop import Pair
-from syncpretrain.learners.network import Step
+from syncpretrain.learners.chain import Step
 from syncpretrain.stack import Head, Stack
 
 __all__ = ["Labels", "Reconstruction", "Supervised", "labels_of", "numbers_of"]

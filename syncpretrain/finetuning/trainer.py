@@ -18,9 +18,12 @@ from syncpretrain.errors import CheckpointError, DivergedError, RunInterrupted, 
 from syncpretrain.events import Event, FinetuneEpochFinished, FinetuneStarted, Observer, Progress
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.tasks import Reconstruction, Supervised
+from syncpretrain.learners.chain import Dropout
+from syncpretrain.learners.dataparallel import DataParallelNetwork
 from syncpretrain.learners.epoch import Cursor
-from syncpretrain.learners.network import Dropout, Network
+from syncpretrain.learners.network import Network
 from syncpretrain.learners.optimizers import Adam, GradientDescent, LineSearches, Optimizer
+from syncpretrain.learners.sharding import Phase, in_turn
 from syncpretrain.settings import FinetuneSettings
 from syncpretrain.stack import Stack
 
@@ -53,7 +56,9 @@ class Trainer:
         observers: Sequence[Observer],
         stop: Callable[[], bool],
         save: FinetuneSaver | None = None,
+        team: Callable[[Sequence[Phase], int, int], None] | None = None,
     ) -> None:
+        self._team = team
         self.task, self.examples, self.options, self.seed = task, examples, options, seed
         self.observers, self.stop, self.save = observers, stop, save
         self.validation = validation
@@ -64,11 +69,13 @@ class Trainer:
         if validation is not None and options.patience is None:
             self.validation = Examples(*(evenly_spaced(x, VALIDATION_ROWS) for x in validation))
         self.rate = options.learning_rate or LEARNING_RATES[options.optimizer]
-        self.network = Network(
+        build = DataParallelNetwork if options.split == "examples" else Network
+        self.network = build(
             task.chain(),
             loss=task.loss,
             batch_size=options.batch_size,
             dropout=Dropout(options.input_dropout, options.dropout, seed),
+            shards=options.shards or 1,
         )
         self.optimizer = _optimizer(self.network, options)
         batch = options.batch_size
@@ -133,7 +140,9 @@ class Trainer:
                 target = np.take(targets, rows, axis=0, out=self.batch[1][: len(rows)], mode="clip")
             done = ((epoch - 1) * self.steps + step) / (self.options.epochs * self.steps)
             rate = self.rate * scheduled(self.options.rate_schedule, done)
-            error = self.optimizer.train(self.network, x, target, rate=rate, epoch=epoch, step=step)
+            error = self.optimizer.train(
+                self.network, x, target, rate=rate, epoch=epoch, step=step, run=self.run
+            )
             if not math.isfinite(error):
                 raise self.diverged(epoch, f"the error of minibatch {step + 1} is {error}")
             if (epoch, step) == (1, 0):
@@ -143,6 +152,13 @@ class Trainer:
                 reported = time.monotonic()
                 self.emit(Progress(reported, 0, epoch, (step + 1) / self.steps))
         return total / len(inputs)
+
+    def run(self, phases: Sequence[Phase], shards: int) -> None:
+        """Work the phases of a step, with as many workers as there are."""
+        if self._team is None:
+            in_turn(phases, shards)
+        else:
+            self._team(phases, shards, self.options.replicas or 1)
 
     def state(self, epoch: int, cursor: Cursor) -> FinetuneState:
         """Return a copy of all that the rest depends on."""

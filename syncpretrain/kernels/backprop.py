@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from syncpretrain.kernels.activations import affine, times_derivative
 from syncpretrain.kernels.errors import squared_error
 
-__all__ = ["backward", "forward", "output_delta"]
+__all__ = ["Pair", "backward", "delta_below", "forward", "output_delta", "weight_gradient"]
 
 Array = NDArray[np.float32]
 Pair = tuple[Array, Array]
@@ -103,16 +103,44 @@ def backward(
     out : sequence of (gradient of the weight, gradient of the bias)
         Of the shapes of ``chain``.
     """
+    every = slice(None)
     for layer in range(len(chain) - 1, -1, -1):
         mask = masks[layer] if masks else None
         below = activations[layer - 1] if layer else x
         read = below if mask is None else inputs[layer]
         assert read is not None
-        delta, (weight_gradient, bias_gradient) = deltas[layer], out[layer]
-        np.matmul(read.T, delta, out=weight_gradient)  # (I, B) @ (B, O) -> (I, O)
-        np.sum(delta, axis=0, out=bias_gradient)
+        delta, (dW, db) = deltas[layer], out[layer]
+        weight_gradient(read, delta, every, out=dW)
+        np.sum(delta, axis=0, out=db)
         if layer:
-            np.matmul(delta, chain[layer][0].T, out=deltas[layer - 1])  # (B, O) @ (O, I) -> (B, I)
-            if mask is not None:
-                deltas[layer - 1] *= mask
-            times_derivative(deltas[layer - 1], below, units[layer - 1])
+            weight, kind = chain[layer][0], units[layer - 1]
+            delta_below(delta, weight, every, below, kind, mask, out=deltas[layer - 1])
+
+
+def weight_gradient(read: Array, delta: Array, own: slice, *, out: Array) -> None:
+    """Fill the rows of a weight's gradient that belong to some of the units that a layer reads.
+
+    ``read`` of shape (B, I) is what the layer read, ``delta`` of shape (B, O) its own.
+    """
+    np.matmul(read[:, own].T, delta, out=out[own])  # (I, B) @ (B, O) -> (I, O)
+
+
+def delta_below(
+    delta: Array,
+    weight: Array,
+    own: slice,
+    a: Array,
+    units: str,
+    mask: Array | None = None,
+    *,
+    out: Array,
+) -> None:
+    """Fill the columns of delta that belong to some of the units below, whose means are ``a``.
+
+    ``a`` is used up where it is theirs; ``mask`` is that of dropout.
+    """
+    mine = out[:, own]
+    np.matmul(delta, weight[own].T, out=mine)  # (B, O) @ (O, I) -> (B, I)
+    if mask is not None:
+        mine *= mask[:, own]
+    times_derivative(mine, a[:, own], units)

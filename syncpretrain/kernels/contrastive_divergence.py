@@ -68,20 +68,19 @@ def draw_states(
 
 @accelerated
 def phase_differences(v: Array, h: Array, *, da: Array, db: Array, examples: int) -> None:
-    """Fill the ascent direction of both biases, and prepare [v0; v1] and [h0; h1] for the product.
+    """Fill the ascent direction of both biases, and prepare [v0; v1] for that of the weights.
 
-    ``v`` of shape (2B, V) holds v0 above v1, ``h`` of shape (2B, H) h0 above h1. Afterwards v1 has
-    the other sign and h is divided by ``examples``, the size of the minibatch that the B examples
-    are of: then v^T h is the ascent direction of the weights.
+    ``v`` of shape (2B, V) holds v0 above v1, ``h`` of shape (2B, H) h0 above h1. Afterwards v is
+    divided by ``examples``, the size of the minibatch that the B examples are of, and v1 has the
+    other sign: then v^T h is the ascent direction of the weights.
     """
     n = len(v) // 2
-    np.sum(v[:n], axis=0, out=da)
-    da -= v[n:].sum(axis=0)
-    da /= examples
-    h /= np.float32(examples)
+    v *= np.float32(1 / examples)
+    np.negative(v[n:], out=v[n:])
+    np.sum(v, axis=0, out=da)
     np.sum(h[:n], axis=0, out=db)
     db -= h[n:].sum(axis=0)
-    np.negative(v[n:], out=v[n:])
+    db /= np.float32(examples)
 
 
 def statistics(
@@ -89,7 +88,7 @@ def statistics(
 ) -> None:
     """Fill the ascent direction of the log-likelihood, averaged over the examples.
 
-    Of all B examples of v and h, or those of a larger minibatch of which they are a part. Both are
+    Of all B examples of v and h, or those of a larger minibatch of which they are a part. ``v`` is
     scratch afterwards; see :func:`phase_differences`.
     """
     phase_differences(v, h, da=da, db=db, examples=examples or len(v) // 2)
@@ -97,19 +96,29 @@ def statistics(
 
 
 def sparsity_step(
-    v0: Array, h0: Array, activity: Array, *, target: float, cost: float, dW: Array, db: Array
+    v0: Array,
+    h0: Array,
+    activity: Array,
+    *,
+    target: float,
+    cost: float,
+    dW: Array,
+    db: Array,
+    examples: int | None = None,
 ) -> None:
     """Add cost (target - q) to the ascent direction; q is the decaying mean activity of each unit.
 
     As in Hinton 2010, section 11.1: the difference moves the bias and the incoming weights.
-    ``activity`` holds q and is brought up to date with the means ``h0``, which are already divided
-    by their number.
+    ``activity`` holds q and is brought up to date with the means ``h0``. As after
+    :func:`phase_differences`, ``v0`` is divided by ``examples``, the size of the minibatch that
+    these are a part of.
     """
+    n = len(v0)
     activity *= np.float32(0.9)
-    activity += np.float32(0.1) * h0.sum(axis=0)
+    activity += np.float32(0.1 / n) * h0.sum(axis=0)
     push = np.float32(cost) * (np.float32(target) - activity)
-    db += push
-    dW += np.outer(v0.mean(axis=0), push)
+    db += np.float32(n / (examples or n)) * push
+    dW += np.outer(v0.sum(axis=0), push)
 
 
 @accelerated

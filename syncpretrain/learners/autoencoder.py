@@ -43,17 +43,27 @@ class Autoencoder(Learner):
         self, layer: int, visible: int, hidden: int, settings: AutoencoderSettings
     ) -> None:
         spread = math.sqrt(2 / (visible + hidden))  # Glorot and Bengio 2010
-        super().__init__(layer, visible, hidden, settings, spread=spread, tied=settings.tied)
         self.settings = settings
-        rows = settings.batch_size
-        self._x, self._z, self._y, self._y_delta = (
-            np.empty((rows, visible), dtype=np.float32) for _ in range(4)
-        )
-        self._h, self._h_delta = (np.empty((rows, hidden), dtype=np.float32) for _ in range(2))
-        if settings.tied:
-            self._decoding_gradient = np.empty((hidden, visible), dtype=np.float32)
+        super().__init__(layer, visible, hidden, settings, spread=spread, tied=settings.tied)
 
-    def gradient(self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int) -> float:
+    def _allocate(self, rows: int) -> None:
+        visible, hidden = self.weight.shape
+        # The input of the code above the derivative by the output's, and what each is multiplied
+        # with for the gradient of tied weights: both lie stacked, so that one product serves.
+        self._z_and_y_delta = np.empty((2 * rows, visible), dtype=np.float32)
+        self._h_delta_and_h = np.empty((2 * rows, hidden), dtype=np.float32)
+        self._x, self._y = (np.empty((rows, visible), dtype=np.float32) for _ in range(2))
+        self._h = np.empty((rows, hidden), dtype=np.float32)
+
+    def gradient(
+        self,
+        X: Array,
+        rows: NDArray[np.intp],
+        *,
+        epoch: int,
+        step: int,
+        examples: int | None = None,
+    ) -> float:
         """Fill the gradients with the way down the loss on some rows of X.
 
         Returns
@@ -63,43 +73,45 @@ class Autoencoder(Learner):
         """
         n, settings = len(rows), self.settings
         x, y, h = self._x[:n], self._y[:n], self._h[:n]
-        y_delta, h_delta = self._y_delta[:n], self._h_delta[:n]
+        z, y_delta = np.split(self._z_and_y_delta[: 2 * n], 2)
+        h_delta, code = np.split(self._h_delta_and_h[: 2 * n], 2)
         np.take(X, rows, axis=0, out=x, mode="clip")
-        z = self._corrupted(x, epoch, step)
+        self._corrupt(x, epoch, step, out=z)
         decoding = self.weight.T if self.decoder_weight is None else self.decoder_weight
         affine(z, self.weight, self.hidden_bias, settings.hidden_units, out=h)
         affine(h, decoding, self.visible_bias, settings.visible_units, out=y)
         error = output_delta(x, y, settings.visible_units, settings.loss, out=y_delta)
+        y_delta *= np.float32(-n / (examples or n))  # the way down the loss, and this part's share
         np.matmul(y_delta, decoding.T, out=h_delta)
-        self._fill(z, h, y_delta, h_delta)
+        np.copyto(code, h)
+        times_derivative(h_delta, h, settings.hidden_units)
+        self._fill(n, share=n / (examples or n))
         return error
 
-    def _corrupted(self, x: Array, epoch: int, step: int) -> Array:
-        if self.settings.corruption is None:
-            return x
-        z = self._z[: len(x)]
-        np.copyto(z, x)
-        address = Address(self.seed, Purpose.CORRUPTION, self.layer, epoch, step, self.shard)
-        corrupt(z, *self.settings.corruption, address.generator())
-        return z
+    def _corrupt(self, x: Array, epoch: int, step: int, *, out: Array) -> None:
+        np.copyto(out, x)
+        if self.settings.corruption is not None:
+            address = Address(
+                self.seed, Purpose.CORRUPTION, self.layer, epoch, step, self.shard_number
+            )
+            corrupt(out, *self.settings.corruption, address.generator())
 
-    def _fill(self, z: Array, h: Array, y_delta: Array, h_delta: Array) -> None:
-        """Fill the gradients, as the way down: minus the derivative of the loss."""
-        dW, da, db, *dU = self._gradients
-        settings = self.settings
-        np.matmul(h.T, y_delta, out=dU[0] if dU else self._decoding_gradient)
-        np.sum(y_delta, axis=0, out=da)
+    def _fill(self, n: int, *, share: float) -> None:
+        """Fill the gradients from both deltas, which already have their sign and share."""
+        dW, da, db, *dU = self.gradients
+        z, y_delta = np.split(self._z_and_y_delta[: 2 * n], 2)
+        h_delta, h = np.split(self._h_delta_and_h[: 2 * n], 2)
         penalty = None
-        if settings.contraction:
-            penalty = contraction(h, self.weight, settings.hidden_units, settings.contraction)
-        times_derivative(h_delta, h, settings.hidden_units)
-        if penalty is not None:
-            h_delta += penalty[0]
-        np.matmul(z.T, h_delta, out=dW)
+        if self.settings.contraction:
+            amount = self.settings.contraction * share
+            penalty = contraction(h, self.weight, self.settings.hidden_units, amount)
+            h_delta -= penalty[0]
+        if dU:
+            np.matmul(h.T, y_delta, out=dU[0])
+            np.matmul(z.T, h_delta, out=dW)
+        else:
+            np.matmul(self._z_and_y_delta[: 2 * n].T, self._h_delta_and_h[: 2 * n], out=dW)
+        np.sum(y_delta, axis=0, out=da)
         np.sum(h_delta, axis=0, out=db)
         if penalty is not None:
-            dW += penalty[1]
-        if not dU:
-            dW += self._decoding_gradient.T
-        for gradient in self._gradients:
-            np.negative(gradient, out=gradient)
+            dW -= penalty[1]

@@ -3,13 +3,17 @@
 :meth:`Learner.gradient` fills the gradient arrays from a minibatch, :meth:`Learner.update` moves
 the parameters, so that averaging can stand between them. All arrays are allocated in the
 constructor. A learner is a function of its seed and of what it is shown: no clocks, no threads.
+
+A step may be cut into shards (:mod:`syncpretrain.learners.sharding`), for several workers.
 """
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +22,13 @@ from syncpretrain.backends.draws import Purpose, generator
 from syncpretrain.kernels.contrastive_divergence import momentum_step
 from syncpretrain.kernels.errors import squared_error
 from syncpretrain.layer import Layer
+from syncpretrain.learners.sharding import BLOCK, ByExamples, Run, ShardedStep, in_turn
 from syncpretrain.settings import MomentumSchedule
 
 __all__ = ["Learner", "LearnerSettings"]
 
 Array = NDArray[np.float32]
+L = TypeVar("L", bound="Learner")
 MOST_CERTAIN = 0.01  # a mean below it, or as near to 1, starts no larger bias than its log-odds
 
 
@@ -58,7 +64,9 @@ class Learner(ABC):
     Attributes
     ----------
     learning_rate : float
-        That of the settings, until :meth:`restore` was told to lower it.
+        That of the settings, until somebody lowers it.
+    parameters, gradients : list of ndarray
+        Weight, visible bias, hidden bias, and the weights of the way down if it has its own.
     """
 
     model: str
@@ -74,7 +82,7 @@ class Learner(ABC):
         tied: bool = True,
     ) -> None:
         self.layer = layer
-        self.shard = 0
+        self.shard_number = 0
         self.batch_size = settings.batch_size
         self.seed = settings.seed
         self.learning_rate = settings.learning_rate
@@ -85,15 +93,32 @@ class Learner(ABC):
         self.hidden_bias = np.zeros(hidden, dtype=np.float32)
         self.visible_bias = np.zeros(visible, dtype=np.float32)
         self.decoder_weight = None if tied else self.weight.T.copy()
-        self._parameters = [self.weight, self.visible_bias, self.hidden_bias]
+        self.parameters = [self.weight, self.visible_bias, self.hidden_bias]
         if self.decoder_weight is not None:
-            self._parameters.append(self.decoder_weight)
-        self._gradients = [np.zeros_like(p) for p in self._parameters]
-        self._velocities = [np.zeros_like(p) for p in self._parameters]
+            self.parameters.append(self.decoder_weight)
+        self.gradients = [np.zeros_like(p) for p in self.parameters]
+        self._velocities = [np.zeros_like(p) for p in self.parameters]
+        self._sharded: ShardedStep | None = None
+        self._allocate(settings.batch_size)
 
     @abstractmethod
-    def gradient(self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int) -> float:
+    def _allocate(self, rows: int) -> None:
+        """Allocate what the gradient of a minibatch of so many rows is computed in."""
+
+    @abstractmethod
+    def gradient(
+        self,
+        X: Array,
+        rows: NDArray[np.intp],
+        *,
+        epoch: int,
+        step: int,
+        examples: int | None = None,
+    ) -> float:
         """Fill the gradients, as the direction to go, from some rows of X.
+
+        The average over these rows, or what they add to the average over so many ``examples`` of
+        a minibatch that they are a part of.
 
         Returns
         -------
@@ -115,29 +140,71 @@ class Learner(ABC):
             mean = np.log(mean / (1 - mean))
         self.visible_bias[:] = mean
 
-    def train_step(self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int) -> float:
-        """Train on some rows of X; return their summed squared reconstruction error."""
+    def shard(self, shards: int, split: str) -> None:
+        """Cut every step into so many shards from now on, by "examples" or by "units".
+
+        Raises
+        ------
+        ValueError
+            If this learner cannot be split so.
+        """
+        if shards > 1:
+            self._sharded = self._split(shards, split)
+
+    def _split(self, shards: int, split: str) -> ShardedStep:
+        if split != "examples":
+            raise ValueError(f"split: got {split} for {self.model}, expected examples")
+        return ByExamples(self, shards)
+
+    def part(self: L, shard: int, shards: int) -> L:
+        """Return a learner of the same parameters, with gradients and draws of its own."""
+        part = copy.copy(self)
+        part.shard_number = shard
+        part.gradients = [np.zeros_like(p) for p in self.parameters]
+        part._velocities = []
+        part._allocate(-(-self.batch_size // shards))
+        return part
+
+    def train_step(
+        self,
+        X: Array,
+        rows: NDArray[np.intp],
+        *,
+        epoch: int,
+        step: int,
+        run: Run = in_turn,
+    ) -> float:
+        """Train on some rows of X; return their summed squared reconstruction error.
+
+        ``run`` works the phases of a step that is cut into shards.
+        """
+        if self._sharded is not None:
+            return self._sharded.train_step(X, rows, epoch=epoch, step=step, run=run)
         error = self.gradient(X, rows, epoch=epoch, step=step)
         self.update(epoch=epoch)
         return error
 
     def update(self, *, epoch: int) -> None:
         """Move the parameters along the gradients, with this epoch's momentum."""
-        settings = self._common
-        momentum = settings.momentum.at(epoch)
-        for parameter, gradient, velocity in zip(
-            self._parameters, self._gradients, self._velocities, strict=True
-        ):
-            decays = parameter.ndim == 2  # biases are not decayed (Hinton 2010, section 10.1)
-            momentum_step(
-                parameter,
-                gradient,
-                velocity,
-                momentum=momentum,
-                learning_rate=self.learning_rate,
-                weight_decay=settings.weight_decay if decays else 0.0,
-                l1=settings.l1 if decays else 0.0,
-            )
+        for i, gradient in enumerate(self.gradients):
+            flat = gradient.reshape(-1)
+            for start in range(0, len(flat), BLOCK):
+                block = slice(start, start + BLOCK)
+                self.move(i, block, flat[block], epoch=epoch)
+
+    def move(self, i: int, part: slice, gradient: Array, *, epoch: int) -> None:
+        """Move a part of the i-th parameter, seen as flat, along its gradient."""
+        settings, parameter = self._common, self.parameters[i]
+        decays = parameter.ndim == 2  # biases are not decayed (Hinton 2010, section 10.1)
+        momentum_step(
+            parameter.reshape(-1)[part],
+            gradient,
+            self._velocities[i].reshape(-1)[part],
+            momentum=settings.momentum.at(epoch),
+            learning_rate=self.learning_rate,
+            weight_decay=settings.weight_decay if decays else 0.0,
+            l1=settings.l1 if decays else 0.0,
+        )
 
     def validation_error(self, X: Array) -> float:
         """Return the mean squared error of reconstructing X without sampling."""
@@ -172,18 +239,29 @@ class Learner(ABC):
 
     def largest_weight(self) -> float:
         """Return the largest absolute value of a weight."""
-        weights = [p for p in self._parameters if p.ndim == 2]
+        weights = [p for p in self.parameters if p.ndim == 2]
         return max(float(max(weight.max(), -weight.min())) for weight in weights)
 
     def is_finite(self) -> bool:
         """Return whether every parameter is a finite number."""
         # A sum is finite only if its terms are, and needs no array of flags.
         with np.errstate(all="ignore"):
-            return all(bool(np.isfinite(parameter.sum())) for parameter in self._parameters)
+            return all(bool(np.isfinite(parameter.sum())) for parameter in self.parameters)
 
     def memory(self) -> dict[str, Array]:
         """Return by name what the next step depends on beside the parameters; live arrays."""
-        return {f"velocity.{i}": velocity for i, velocity in enumerate(self._velocities)}
+        velocities = {f"velocity.{i}": velocity for i, velocity in enumerate(self._velocities)}
+        rest = self._sharded.memory() if self._sharded is not None else self.own_memory()
+        return velocities | rest
+
+    def own_memory(self) -> dict[str, Array]:
+        """Return what the next gradient depends on beside the parameters; live arrays."""
+        return {}
+
+    def restart(self) -> None:
+        """Forget what :meth:`own_memory` tells of."""
+        for array in self.own_memory().values():
+            array.fill(0)
 
     def recall(self, snapshot: Layer, memory: Mapping[str, Array]) -> None:
         """Go back to a snapshot and to what :meth:`memory` held then, to go on bit for bit.
@@ -206,3 +284,4 @@ class Learner(ABC):
             np.copyto(self.decoder_weight, snapshot.decoding)
         for velocity in self._velocities:
             velocity.fill(0)
+        (self._sharded or self).restart()

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from syncpretrain.data.order import minibatches, steps_per_epoch
 from syncpretrain.errors import DivergedError
 from syncpretrain.learners.base import Learner
+from syncpretrain.learners.sharding import Run, in_turn
 
 __all__ = ["Cursor", "Stopped", "train_epoch"]
 
@@ -47,10 +48,11 @@ def train_epoch(
     stop: Callable[[], bool],
     progress: Callable[[float], Any],
     begin: Cursor = Cursor(),
+    run: Run = in_turn,
 ) -> float:
     """Train every row of X once; return the mean squared reconstruction error.
 
-    ``begin`` is where an epoch that was left goes on.
+    ``begin`` is where an epoch that was left goes on; ``run`` works the steps' shards.
 
     Raises
     ------
@@ -72,7 +74,7 @@ def train_epoch(
                 continue
             if stop():
                 raise Stopped(Cursor(step, total))
-            total += learner.train_step(X, rows, epoch=epoch, step=step)
+            total += learner.train_step(X, rows, epoch=epoch, step=step, run=run)
             if not math.isfinite(total):
                 raise _diverged(
                     learner, epoch, f"the error is {total} after {step + 1} minibatches"

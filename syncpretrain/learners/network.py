@@ -8,40 +8,51 @@ their gradients.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.backends.draws import Purpose, generator
-from syncpretrain.kernels.backprop import Pair, backward, forward, output_delta
+from syncpretrain.backends.draws import Address, Purpose
+from syncpretrain.kernels.activations import affine
+from syncpretrain.kernels.backprop import (
+    delta_below,
+    forward,
+    output_delta,
+    weight_gradient,
+)
 from syncpretrain.kernels.errors import cross_entropy, squared_error, wrong
+from syncpretrain.learners.chain import Dropout, Step, views
+from syncpretrain.learners.sharding import Phase, Run, cuts, in_turn
 
-__all__ = ["Dropout", "Network", "Step"]
+__all__ = ["Network"]
 
 Array = NDArray[np.float32]
+Move = Callable[[int, slice, bool], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One layer of a chain: the means of ``units`` whose input is x W + b."""
+@dataclass(slots=True)
+class _Minibatch:
+    """What the phases of a step share."""
 
-    weight: Array
-    bias: Array
-    units: str
+    x: Array
+    target: Array
+    activations: list[Array]
+    deltas: list[Array]
+    masks: list[Array | None]
+    inputs: list[Array | None]  # with units left out
+    move: Move | None
+    share: float
 
-
-@dataclass(frozen=True, slots=True)
-class Dropout:
-    """Shares of the inputs and of the hidden units left out of each example (Hinton et al. 2012).
-
-    Those that stay are scaled up, so that nothing is to be scaled when all are there.
-    """
-
-    input: float = 0.0
-    hidden: float = 0.0
-    seed: int = 0
+    def read(self, layer: int) -> Array:
+        """Return what a layer reads."""
+        dropped = self.inputs[layer]
+        if dropped is not None:
+            return dropped
+        return self.activations[layer - 1] if layer else self.x
 
 
 class Network:
@@ -57,6 +68,8 @@ class Network:
     batch_size : int
         The most examples that a minibatch can have.
     dropout : Dropout, optional
+    shards : int
+        Into how many parts the units of each layer are dealt, for workers to share.
 
     Attributes
     ----------
@@ -73,6 +86,7 @@ class Network:
         loss: str,
         batch_size: int,
         dropout: Dropout | None = None,
+        shards: int = 1,
     ) -> None:
         kind = chain[0].weight.dtype
         count = sum(step.weight.size + step.bias.size for step in chain)
@@ -80,8 +94,8 @@ class Network:
         self.loss = loss
         self.parameters = np.zeros(count, dtype=kind)
         self.gradients = np.zeros(count, dtype=kind)
-        self.chain = list(_views(self.parameters, chain))
-        self.chain_gradients = list(_views(self.gradients, chain))
+        self.chain = list(views(self.parameters, chain))
+        self.chain_gradients = list(views(self.gradients, chain))
         self._dropout = dropout or Dropout()
         shapes = [(batch_size, len(step.bias)) for step in chain]
         self._activations = [np.empty(shape, dtype=kind) for shape in shapes]
@@ -98,6 +112,16 @@ class Network:
             np.empty(shape, dtype=kind) if share else None
             for shape, share in zip(shapes, shares, strict=True)
         ]
+        self.shards, self.shard_number = shards, 0
+        self._reads = [cuts(len(weight), shards) for weight, _ in self.chain]
+        self._owns = [cuts(len(bias), shards) for _, bias in self.chain]
+        if self.units[-1] == "softmax":  # whose units need one another
+            self._owns[-1] = [slice(0, len(self.chain[-1][1])), *[slice(0, 0)] * (shards - 1)]
+        sizes = (step.weight.size + step.bias.size for step in chain)
+        self._starts = list(accumulate(sizes, initial=0))
+        self._squared = [0.0] * shards
+        self._wrong: float | None = None
+        self._phases = self._plan()
         for mine, given in zip(self.chain, chain, strict=True):
             np.copyto(mine[0], given.weight)
             np.copyto(mine[1], given.bias)
@@ -114,26 +138,98 @@ class Network:
             The error summed over the examples: squared, or 1 for each wrong class; NaN where the
             output is not finite.
         """
-        n = len(x)
-        activations = [buffer[:n] for buffer in self._activations]
-        deltas = [buffer[:n] for buffer in self._deltas]
-        masks = self._drawn_masks(n, epoch, step)
-        inputs = [None if buffer is None else buffer[:n] for buffer in self._inputs]
         with np.errstate(over="ignore", invalid="ignore"):  # the caller checks the error
-            y = forward(x, self.chain, self.units, out=activations, masks=masks, inputs=inputs)
-            is_wrong = wrong(target, y) if self.units[-1] == "softmax" else None
-            squared = output_delta(target, y, self.units[-1], self.loss, out=deltas[-1])
-            backward(
-                x,
-                self.chain,
-                self.units,
-                activations,
-                deltas,
-                out=self.chain_gradients,
-                masks=masks,
-                inputs=inputs,
-            )
+            return self.step(x, target, epoch=epoch, step=step)
+
+    def step(
+        self,
+        x: Array,
+        target: Array,
+        *,
+        epoch: int,
+        step: int,
+        move: Move | None = None,
+        run: Run = in_turn,
+        examples: int | None = None,
+    ) -> float:
+        """Fill the gradients as :meth:`gradient` does, shard by shard, and let them be followed.
+
+        Parameters
+        ----------
+        move : callable, optional
+            Given a shard, a slice of the flat vectors and whether it is of weights, as soon as the
+            gradient there is known and the parameters there are no longer needed.
+        examples : int, optional
+            Of the minibatch that these are a part of; the gradient is this part's share of it.
+        run : callable
+            Works the phases; see :mod:`syncpretrain.learners.sharding`.
+        """
+        n = len(x)
+        masks, buffers = self._drawn_masks(n, epoch, step), self._inputs
+        self._minibatch = _Minibatch(
+            x,
+            target,
+            [buffer[:n] for buffer in self._activations],
+            [buffer[:n] for buffer in self._deltas],
+            masks or [None] * len(self.chain),
+            [None if buffer is None else buffer[:n] for buffer in buffers],
+            move,
+            n / (examples or n),
+        )
+        run(self._phases, self.shards)
+        squared, is_wrong = sum(self._squared), self._wrong
         return squared if is_wrong is None or not math.isfinite(squared) else is_wrong
+
+    def _plan(self) -> tuple[Phase, ...]:
+        """Return the phases of a step: up through the layers, and down again."""
+        layers = range(len(self.chain))
+        first: list[Phase] = [] if self._masks[0] is None else [self._mask_input]
+        up: list[Phase] = [partial(self._forward, layer) for layer in layers]
+        down: list[Phase] = [partial(self._backward, layer) for layer in reversed(layers)]
+        return (*first, *up, *down)
+
+    def _mask_input(self, shard: int) -> None:
+        at, own = self._minibatch, self._reads[0][shard]
+        mask, out = at.masks[0], at.inputs[0]
+        assert mask is not None and out is not None
+        np.multiply(at.x[:, own], mask[:, own], out=out[:, own])
+
+    def _forward(self, layer: int, shard: int) -> None:
+        """Fill a part of a layer's activations; at the top, of its delta too."""
+        at, own = self._minibatch, self._owns[layer][shard]
+        if own.start == own.stop:
+            return
+        (weight, bias), units, out = self.chain[layer], self.units[layer], at.activations[layer]
+        affine(at.read(layer), weight[:, own], bias[own], units, out=out[:, own])
+        if layer + 1 == len(self.chain):
+            target, y = at.target[:, own], out[:, own]
+            if units == "softmax" and shard == 0:
+                self._wrong = wrong(target, y)
+            delta = at.deltas[-1][:, own]
+            self._squared[shard] = output_delta(target, y, units, self.loss, out=delta)
+            if at.share != 1:
+                delta *= at.share
+        elif (mask := at.masks[layer + 1]) is not None:
+            read = at.inputs[layer + 1]
+            assert read is not None
+            np.multiply(out[:, own], mask[:, own], out=read[:, own])
+
+    def _backward(self, layer: int, shard: int) -> None:
+        """Fill a part of a layer's gradients, and of delta below; let it be followed."""
+        at, reads, owns = self._minibatch, self._reads[layer][shard], self._owns[layer][shard]
+        (weight, _), (dW, db) = self.chain[layer], self.chain_gradients[layer]
+        delta = at.deltas[layer]
+        weight_gradient(at.read(layer), delta, reads, out=dW)
+        np.sum(delta[:, owns], axis=0, out=db[owns])
+        if layer:
+            below, out = at.activations[layer - 1], at.deltas[layer - 1]
+            units, mask = self.units[layer - 1], at.masks[layer]
+            delta_below(delta, weight, reads, below, units, mask, out=out)
+        if at.move is not None:
+            start, width = self._starts[layer], len(db)
+            at.move(shard, slice(start + reads.start * width, start + reads.stop * width), True)
+            start += weight.size
+            at.move(shard, slice(start + owns.start, start + owns.stop), False)
 
     def loss_of(self, x: Array, target: Array, *, epoch: int = 0, step: int = 0) -> float:
         """Return the loss that :meth:`gradient` differentiates, with the same units left out."""
@@ -167,19 +263,12 @@ class Network:
         """Draw which units stay, each 0 or the factor that makes up for those left out."""
         if all(mask is None for mask in self._masks):
             return []
-        draws = generator(self._dropout.seed, Purpose.DROPOUT, epoch=epoch, step=step)
+        draws = Address(
+            self._dropout.seed, Purpose.DROPOUT, 0, epoch, step, self.shard_number
+        ).generator()
         for mask, share in zip(self._masks, self._shares, strict=True):
             if mask is not None:
                 draws.random(out=mask, dtype=np.float32)
                 np.greater_equal(mask, np.float32(share), out=mask)
                 mask *= np.float32(1 / (1 - share))
         return [None if mask is None else mask[:n] for mask in self._masks]
-
-
-def _views(vector: Array, chain: Sequence[Step]) -> Iterator[Pair]:
-    """Cut a flat vector into arrays of the shapes of a chain."""
-    at = 0
-    for step in chain:
-        middle, end = at + step.weight.size, at + step.weight.size + step.bias.size
-        yield vector[at:middle].reshape(step.weight.shape), vector[middle:end]
-        at = end

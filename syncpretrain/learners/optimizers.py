@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.optimizers import BLOCK, adam_step, sgd_step
 from syncpretrain.learners.network import Network
+from syncpretrain.learners.sharding import Run, in_turn
 
 __all__ = ["LINE_SEARCHES", "Adam", "GradientDescent", "LineSearches", "Optimizer"]
 
@@ -23,9 +24,20 @@ class Optimizer(Protocol):
     """Trains a network on one minibatch after another."""
 
     def train(
-        self, network: Network, x: Array, target: Array, *, rate: float, epoch: int, step: int
+        self,
+        network: Network,
+        x: Array,
+        target: Array,
+        *,
+        rate: float,
+        epoch: int,
+        step: int,
+        run: Run = in_turn,
     ) -> float:
-        """Move the parameters; return the error before that, summed over the examples."""
+        """Move the parameters; return the error before that, summed over the examples.
+
+        ``run`` works the phases of a step.
+        """
         ...
 
     def memory(self) -> dict[str, Array]:
@@ -46,23 +58,32 @@ class _Stepping(ABC):
 
     def __init__(self, network: Network, *, weight_decay: float = 0.0) -> None:
         self._decay = weight_decay
-        self._scratch = np.empty(
-            min(BLOCK, len(network.parameters)), dtype=network.parameters.dtype
-        )
+        block = min(BLOCK, len(network.parameters))
+        self._scratch = np.empty((network.shards, block), dtype=network.parameters.dtype)
         self.steps = 0
 
     def train(
-        self, network: Network, x: Array, target: Array, *, rate: float, epoch: int, step: int
+        self,
+        network: Network,
+        x: Array,
+        target: Array,
+        *,
+        rate: float,
+        epoch: int,
+        step: int,
+        run: Run = in_turn,
     ) -> float:
         """Take one step; return the error before it, summed over the examples."""
-        error = network.gradient(x, target, epoch=epoch, step=step)
+        parameters, gradients = network.parameters, network.gradients
+
+        def move(shard: int, part: slice, is_weight: bool) -> None:
+            if self._decay and is_weight:
+                parameters[part] *= 1 - rate * self._decay
+            self._move(parameters[part], gradients[part], part, rate, self._scratch[shard])
+
         self.steps += 1
         with np.errstate(over="ignore", invalid="ignore"):
-            if self._decay:
-                for weight, _ in network.chain:
-                    weight *= 1 - rate * self._decay
-            self._move(network.parameters, network.gradients, rate)
-        return error
+            return network.step(x, target, epoch=epoch, step=step, move=move, run=run)
 
     @abstractmethod
     def memory(self) -> dict[str, Array]:
@@ -75,8 +96,10 @@ class _Stepping(ABC):
         self.steps = steps
 
     @abstractmethod
-    def _move(self, parameters: Array, gradients: Array, rate: float) -> None:
-        """Change the parameters along their gradients."""
+    def _move(
+        self, parameters: Array, gradients: Array, part: slice, rate: float, scratch: Array
+    ) -> None:
+        """Change a part of the parameters along its gradients."""
 
 
 class GradientDescent(_Stepping):
@@ -100,13 +123,15 @@ class GradientDescent(_Stepping):
         """Return the velocities."""
         return {"velocity": self._velocity}
 
-    def _move(self, parameters: Array, gradients: Array, rate: float) -> None:
+    def _move(
+        self, parameters: Array, gradients: Array, part: slice, rate: float, scratch: Array
+    ) -> None:
         sgd_step(
             parameters,
             gradients,
-            self._velocity,
+            self._velocity[part],
             learning_rate=rate,
-            scratch=self._scratch,
+            scratch=scratch,
             momentum=self._momentum,
             nesterov=self._nesterov,
         )
@@ -123,15 +148,17 @@ class Adam(_Stepping):
         """Return the moments."""
         return {"first": self._first, "second": self._second}
 
-    def _move(self, parameters: Array, gradients: Array, rate: float) -> None:
+    def _move(
+        self, parameters: Array, gradients: Array, part: slice, rate: float, scratch: Array
+    ) -> None:
         adam_step(
             parameters,
             gradients,
-            self._first,
-            self._second,
+            self._first[part],
+            self._second[part],
             step=self.steps,
             learning_rate=rate,
-            scratch=self._scratch,
+            scratch=scratch,
         )
 
 
@@ -173,7 +200,15 @@ class LineSearches:
         """Do nothing."""
 
     def train(
-        self, network: Network, x: Array, target: Array, *, rate: float, epoch: int, step: int
+        self,
+        network: Network,
+        x: Array,
+        target: Array,
+        *,
+        rate: float,
+        epoch: int,
+        step: int,
+        run: Run = in_turn,
     ) -> float:
         """Search along a few directions; return the error before that, summed over the examples."""
         first_error: list[float] = []

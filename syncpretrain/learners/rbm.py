@@ -15,8 +15,9 @@ from syncpretrain.kernels.contrastive_divergence import (
     statistics,
 )
 from syncpretrain.kernels.errors import squared_error
-from syncpretrain.layer import Layer
 from syncpretrain.learners.base import Learner, LearnerSettings
+from syncpretrain.learners.sharding import ShardedStep
+from syncpretrain.learners.units import ByUnits
 
 __all__ = ["RBM", "RBMSettings"]
 
@@ -49,23 +50,36 @@ class RBM(Learner):
     model = "rbm"
 
     def __init__(self, layer: int, visible: int, hidden: int, settings: RBMSettings) -> None:
-        super().__init__(layer, visible, hidden, settings, spread=INITIAL_SPREAD)
         self.settings = settings
-        rows = settings.batch_size
+        # Activities are averaged over dropped units too, whose means are 0.
+        self._target = settings.sparsity_target * (1 - settings.hidden_dropout)
+        super().__init__(layer, visible, hidden, settings, spread=INITIAL_SPREAD)
+
+    def _allocate(self, rows: int) -> None:
+        visible, hidden = self.weight.shape
         self._v = np.empty((2 * rows, visible), dtype=np.float32)  # v0 above v1
         self._h = np.empty((2 * rows, hidden), dtype=np.float32)  # h0 above h1
         self._states = np.zeros((rows, hidden), dtype=np.float32)  # persistent chains start at 0
         self._noise = np.empty((rows, hidden), dtype=np.float32)
         self._difference = np.empty((rows, visible), dtype=np.float32)
-        chains = rows if settings.persistent else 0
+        chains = rows if self.settings.persistent else 0
         self._v1_inputs = np.empty((chains, visible), dtype=np.float32)
-        # Activities are averaged over dropped units too, whose means are 0.
-        self._target = settings.sparsity_target * (1 - settings.hidden_dropout)
         self._activity = np.full(hidden, self._target, dtype=np.float32)
-        dropout = settings.hidden_dropout > 0
+        dropout = self.settings.hidden_dropout > 0
         self._kept = np.empty((rows, hidden) if dropout else (0, 0), dtype=np.float32)
 
-    def gradient(self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int) -> float:
+    def _split(self, shards: int, split: str) -> ShardedStep:
+        return ByUnits(self, shards) if split == "units" else super()._split(shards, split)
+
+    def gradient(
+        self,
+        X: Array,
+        rows: NDArray[np.intp],
+        *,
+        epoch: int,
+        step: int,
+        examples: int | None = None,
+    ) -> float:
         """Fill the gradients by contrastive divergence from some rows of X.
 
         Returns
@@ -84,8 +98,8 @@ class RBM(Learner):
             error = self._from_chains(v, h, epoch=epoch, step=step)
         else:
             error = self._from_data(v, h, epoch=epoch, step=step)
-        dW, da, db = self._gradients
-        statistics(v, h, dW=dW, da=da, db=db)
+        dW, da, db = self.gradients
+        statistics(v, h, dW=dW, da=da, db=db, examples=examples)
         if settings.sparsity_cost:
             sparsity_step(
                 v0,
@@ -95,6 +109,7 @@ class RBM(Learner):
                 cost=settings.sparsity_cost,
                 dW=dW,
                 db=db,
+                examples=examples,
             )
         return error
 
@@ -160,19 +175,18 @@ class RBM(Learner):
                 states /= np.float32(1 - self.settings.hidden_dropout)
 
     def _address(self, purpose: Purpose, epoch: int, step: int, k: int = 0) -> Address:
-        return Address(self.seed, purpose, self.layer, epoch, step, self.shard | k << 32)
+        return Address(self.seed, purpose, self.layer, epoch, step, self.shard_number | k << 32)
 
-    def memory(self) -> dict[str, Array]:
-        """Return the velocities, and the persistent chains and mean activities if there are any."""
-        memory = super().memory()
+    def own_memory(self) -> dict[str, Array]:
+        """Return the persistent chains and the mean activities, if there are any."""
+        memory: dict[str, Array] = {}
         if self.settings.persistent:
             memory["chains"] = self._states
         if self.settings.sparsity_cost:
             memory["activity"] = self._activity
         return memory
 
-    def restore(self, snapshot: Layer) -> None:
-        """Take the parameters of a snapshot; velocities and persistent chains start anew."""
-        super().restore(snapshot)
+    def restart(self) -> None:
+        """Start persistent chains and mean activities anew."""
         self._states.fill(0)
         self._activity.fill(self._target)

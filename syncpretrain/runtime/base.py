@@ -33,6 +33,10 @@ class Runtime(Protocol):
         """Hand an epoch to its layer's worker; returns at once."""
         ...
 
+    def allot(self, layer: int, members: int) -> None:
+        """Let a layer have so many workers from its next step on."""
+        ...
+
     def fraction(self, layer: int) -> float:
         """Return how far the running epoch of a layer is, in [0, 1]."""
         ...

@@ -22,6 +22,7 @@ from typing import Any
 
 from syncpretrain.errors import WorkerError
 from syncpretrain.learners.epoch import Stopped
+from syncpretrain.learners.sharding import Run
 from syncpretrain.runtime.blas import blas_limit
 from syncpretrain.runtime.shared import Cells, Room
 from syncpretrain.runtime.store import Recipe, Split, follow
@@ -86,10 +87,15 @@ class _Rooms:
         self.made = False
 
     def activations(
-        self, layer: int, version: int, below: int, stop: Callable[[], bool]
+        self,
+        layer: int,
+        version: int,
+        below: int,
+        stop: Callable[[], bool],
+        run: Run,
     ) -> Split | None:
         """Return the activations that the order tells of, or None if ``stop`` turned true."""
-        found = follow(self.recipe, lambda number, i: self._splits[number][i], stop)
+        found = follow(self.recipe, lambda number, i: self._splits[number][i], stop, run)
         self.made = found is not None
         return found
 
@@ -122,7 +128,9 @@ def _work(connection: Connection, orders: queue.SimpleQueue[Order], job: Job) ->
     inputs = _Rooms(job)
     with blas_limit(job.blas_threads):
         worker = job.hire(inputs)
+        layers = len(cells) // 2
         worker.progress = cells[job.layer : job.layer + 1]
+        worker.members = cells[layers + job.layer : layers + job.layer + 1]
         while True:
             order = orders.get()
             inputs.recipe, inputs.made = order.recipe, False

@@ -76,7 +76,7 @@ class ProcessesRuntime:
         self._hires = hires
         self._versions = versions
         self._blas_threads = blas_threads
-        self._progress = np.zeros(len(hires) + 1)  # as told in Job
+        self._progress = np.zeros(2 * len(hires) + 1)  # as told in Job
         self._rooms: list[Room] = []
         self._cells: Cells | None = None
         self._connections: dict[int, Connection] = {}  # by layer, of those that live
@@ -117,6 +117,10 @@ class ProcessesRuntime:
         self._busy.add(layer)
         self._send(layer, Order(command, recipe))
 
+    def allot(self, layer: int, members: int) -> None:
+        """Let a layer have so many workers from its next step on."""
+        self._progress[len(self._hires) + layer] = members
+
     def fraction(self, layer: int) -> float:
         """Return how far the running epoch of a layer is, in [0, 1]."""
         return float(self._progress[layer])
@@ -152,8 +156,9 @@ class ProcessesRuntime:
         self._rooms.append(data)
         for units in versions.hidden[:-1]:  # nobody reads those of the top layer
             self._rooms.append(Room.create(data.rows, units, MAX_BUFFERS))
-        self._cells = Cells.create(len(self._hires) + 1)
+        self._cells = Cells.create(2 * len(self._hires) + 1)
         self._progress = self._cells.map()
+        self._progress[len(self._hires) + 1 :] = 1
         versions.allocate = self._split
 
     def _split(self, layer: int, number: int) -> Split:

@@ -48,6 +48,9 @@ class SerialRuntime:
         self._workers[command.layer - 1].fraction = 0.0  # until its turn comes
         self._commands.append(command)
 
+    def allot(self, layer: int, members: int) -> None:
+        """Do nothing: the caller's thread is the only worker."""
+
     def fraction(self, layer: int) -> float:
         """Return how far the running epoch of a layer is, in [0, 1]."""
         return self._workers[layer - 1].fraction

@@ -18,6 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -25,11 +26,13 @@ from numpy.typing import NDArray
 
 from syncpretrain.errors import ScheduleError
 from syncpretrain.layer import Layer
+from syncpretrain.learners.sharding import Run, in_turn
 
 __all__ = ["MAX_BUFFERS", "Recipe", "Split", "Versions", "follow", "transform"]
 
 Array = NDArray[np.float32]
-ROWS_AT_ONCE = 1000  # some ms of work: a stop is not kept waiting
+ROWS_AT_ONCE = 1000  # of a chunk: some ms of work
+CHUNKS_AT_ONCE = 4  # between two looks whether to stop
 MAX_BUFFERS = 3  # of a layer
 
 
@@ -99,12 +102,17 @@ class Versions:
             self._held[layer][version] = _Version(snapshot)
 
     def activations(
-        self, layer: int, version: int, below: int, stop: Callable[[], bool]
+        self,
+        layer: int,
+        version: int,
+        below: int,
+        stop: Callable[[], bool],
+        run: Run = in_turn,
     ) -> Split | None:
         """Return the activations of a version, making them if they are not made yet.
 
-        ``below`` is the version of the layer below that it was trained on. Returns None if
-        ``stop`` turned true before they were ready.
+        ``below`` is the version of the layer below that it was trained on; ``run`` works pieces
+        of the work. Returns None if ``stop`` turned true before they were ready.
 
         Raises
         ------
@@ -112,7 +120,7 @@ class Versions:
             If the version, or what it is made from, is not held.
         """
         recipe = self.recipe(layer, version, below)
-        activations = follow(recipe, self._array, stop)
+        activations = follow(recipe, self._array, stop, run)
         if activations is not None:
             self.note_made(layer, version)
         return activations
@@ -218,27 +226,43 @@ class Versions:
             return self._own[layer, number]
 
 
-def follow(recipe: Recipe, arrays: Arrays, stop: Callable[[], bool]) -> Split | None:
+def follow(
+    recipe: Recipe, arrays: Arrays, stop: Callable[[], bool], run: Run = in_turn
+) -> Split | None:
     """Return the activations that a recipe tells of, or None if ``stop`` turned true."""
     target = arrays(recipe.layer, recipe.buffer)
     if recipe.snapshot is not None:
         source = arrays(recipe.layer - 1, recipe.source)
-        if not transform([recipe.snapshot], source, target, stop):
+        if not transform([recipe.snapshot], source, target, stop, run):
             return None
     return target
 
 
 def transform(
-    snapshots: Sequence[Layer], source: Split, target: Split, stop: Callable[[], bool]
+    snapshots: Sequence[Layer],
+    source: Split,
+    target: Split,
+    stop: Callable[[], bool],
+    run: Run = in_turn,
 ) -> bool:
-    """Fill ``target`` with what layers make of ``source``; return False if ``stop`` turned true."""
-    for rows_in, rows_out in _chunks(source, target):
+    """Fill ``target`` with what layers make of ``source``; return False if ``stop`` turned true.
+
+    Chunk by chunk, whose bits do not depend on who works which.
+    """
+    chunks = list(_chunks(source, target))
+    for start in range(0, len(chunks), CHUNKS_AT_ONCE):
         if stop():
             return False
-        for snapshot in snapshots[:-1]:
-            rows_in = snapshot.up(rows_in)
-        snapshots[-1].up(rows_in, out=rows_out)
+        some = chunks[start : start + CHUNKS_AT_ONCE]
+        run([partial(_fill, snapshots, some)], len(some))
     return True
+
+
+def _fill(snapshots: Sequence[Layer], chunks: Sequence[tuple[Array, Array]], i: int) -> None:
+    rows_in, rows_out = chunks[i]
+    for snapshot in snapshots[:-1]:
+        rows_in = snapshot.up(rows_in)
+    snapshots[-1].up(rows_in, out=rows_out)
 
 
 def _chunks(source: Split, target: Split) -> Iterator[tuple[Array, Array]]:

@@ -84,6 +84,10 @@ class ThreadsRuntime:
         self._workers[command.layer - 1].fraction = 0.0  # until its thread wakes
         self._inboxes[command.layer - 1].put(command)
 
+    def allot(self, layer: int, members: int) -> None:
+        """Let a layer have so many workers from its next step on."""
+        self._workers[layer - 1].members[0] = members
+
     def fraction(self, layer: int) -> float:
         """Return how far the running epoch of a layer is, in [0, 1]."""
         return self._workers[layer - 1].fraction
@@ -109,7 +113,8 @@ class ThreadsRuntime:
         for thread in self._threads:
             if thread.ident is not None:  # it was started
                 thread.join(max(0.0, deadline - time.monotonic()))
-        return [thread.name for thread in self._threads if thread.is_alive()]
+        helpers = [name for worker in self._workers for name in worker.close()]
+        return [thread.name for thread in self._threads if thread.is_alive()] + helpers
 
     def _serve(self, worker: LayerWorker, inbox: Mailbox[Train]) -> None:
         while self._caller.is_alive():

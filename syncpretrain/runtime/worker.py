@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +16,9 @@ from syncpretrain.evaluation.stopping import EarlyStopping
 from syncpretrain.layer import Layer
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import Cursor, Stopped, train_epoch
+from syncpretrain.learners.sharding import Phase, Run
 from syncpretrain.runtime.store import Split
+from syncpretrain.runtime.team import Team
 from syncpretrain.schedule.machine import Train
 
 __all__ = ["Failed", "Finished", "Inputs", "LayerState", "LayerWorker", "Message"]
@@ -99,7 +101,12 @@ class Inputs(Protocol):
     """Where a worker's input comes from."""
 
     def activations(
-        self, layer: int, version: int, below: int, stop: Callable[[], bool]
+        self,
+        layer: int,
+        version: int,
+        below: int,
+        stop: Callable[[], bool],
+        run: Run,
     ) -> Split | None:
         """Return the activations of a version, or None if ``stop`` turned true; see Versions."""
         ...
@@ -117,12 +124,17 @@ class LayerWorker:
         Asked after each epoch whether the layer has learned enough.
     keep_states : bool
         Whether each epoch ends with a copy of the whole state, for checkpoints.
+    replicas : int
+        The most workers of this layer, of which this one leads the others.
 
     Attributes
     ----------
     progress : ndarray of shape (1,), float64
         How far the running epoch is; written here, read by whoever shows progress. May be replaced
         by one in shared memory.
+    members : ndarray of shape (1,), float64
+        How many workers the layer may have now; read here before every step, set by the runtime.
+        May be replaced as well.
     """
 
     def __init__(
@@ -132,9 +144,12 @@ class LayerWorker:
         stopping: EarlyStopping | None = None,
         *,
         keep_states: bool = False,
+        replicas: int = 1,
     ) -> None:
         self.learner = learner
         self.progress = np.zeros(1)
+        self.members = np.ones(1)
+        self._team = Team(replicas, f"syncpretrain-layer-{learner.layer}")
         self._inputs = inputs
         self._stopping = stopping
         self._keep_states = keep_states
@@ -191,6 +206,13 @@ class LayerWorker:
         if self._stopping is not None and state.stopping is not None:
             self._stopping.memory = state.stopping
 
+    def close(self) -> list[str]:
+        """Send the layer's other workers home; return the names of those that did not go."""
+        return self._team.close()
+
+    def _run(self, phases: Sequence[Phase], shards: int) -> None:
+        self._team.run(phases, shards, int(self.members[0]))
+
     def _roll_back(self) -> None:
         self.learner.restore(self._last_good)
         self._cursor = Cursor()
@@ -198,7 +220,8 @@ class LayerWorker:
     def _train(self, command: Train, stop: Callable[[], bool]) -> Finished:
         self.fraction = 0.0
         started = time.monotonic()
-        X = self._inputs.activations(command.layer - 1, command.reads, command.below_reads, stop)
+        reads, below = command.reads, command.below_reads
+        X = self._inputs.activations(command.layer - 1, reads, below, stop, self._run)
         if X is None:
             raise Stopped
         trained_from = time.monotonic()
@@ -237,6 +260,7 @@ class LayerWorker:
                     stop=stop,
                     progress=self._note,
                     begin=self._cursor,
+                    run=self._run,
                 )
             except DivergedError as diverged:
                 if self._rollbacks == MAX_ROLLBACKS:

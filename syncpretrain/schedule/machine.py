@@ -175,6 +175,20 @@ class Schedule:
             raise ScheduleError(f"every layer sleeps before the end; {self._story()}")
         return commands
 
+    def shares(self, workers: int, most: Sequence[int]) -> dict[int, int]:
+        """Return how many workers each training layer has.
+
+        Each has one. What is left over goes to those with the longest way to go, up to the
+        ``most`` that each layer takes.
+        """
+        shares = dict.fromkeys(self.training, 1)
+        spare = workers - len(shares)
+        for layer in sorted(shares, key=lambda x: self._critical_path(x - 1), reverse=True):
+            more = max(0, min(spare, most[layer - 1] - 1))
+            shares[layer] += more
+            spare -= more
+        return shares
+
     def _assign(self) -> list[Command]:
         """Give free slots to the ready layers with the longest way to go; forget the rest."""
         trains: list[Command] = []

@@ -12,7 +12,8 @@ import msgspec
 
 from syncpretrain.complaints import explained
 from syncpretrain.errors import SettingsError
-from syncpretrain.settings.sections import MODEL_DEFAULTS, PER_LAYER, UNBOUNDED_RATE, Settings
+from syncpretrain.settings.defaults import MODEL_DEFAULTS, PER_LAYER, UNBOUNDED_RATE
+from syncpretrain.settings.sections import Settings
 
 if sys.version_info >= (3, 11):
     import tomllib

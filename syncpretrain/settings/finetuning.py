@@ -6,7 +6,14 @@ import math
 from typing import Literal
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.settings.kinds import Count, Fraction, Frozen, NonNegativeFloat, PositiveFloat
+from syncpretrain.settings.kinds import (
+    Count,
+    Fraction,
+    Frozen,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+)
 
 __all__ = ["FinetuneSettings"]
 
@@ -35,6 +42,12 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
         Of reconstruction: ``squared`` (None), or ``cross-entropy`` for binary visible units.
     dropout, input_dropout : float
         Shares of the hidden units and of the inputs left out of an example.
+    replicas : int or None
+        Workers that share every minibatch; None takes one for each usable core where the network
+        is large enough. Of adam and sgd.
+    split, shards
+        How a minibatch is cut for them: by ``units`` of every layer or by ``examples``, into so
+        many shards, on which the last bits depend; 0 for as many as there are replicas.
     patience : int or None
         Stop after so many epochs without a better validation error, and keep the best weights.
     """
@@ -52,12 +65,30 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
     input_dropout: Fraction = 0.0
     patience: Count | None = None
     batch_size: Count = 100
+    replicas: Count | None = None
+    split: Literal["units", "examples"] = "units"
+    shards: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "weight_decay"):
             value = getattr(self, name)
             if value is not None and not math.isfinite(value):
                 raise SettingsError(f"finetune_{name}: got {value}, expected a finite number")
+        stepping = self.optimizer in ("adam", "sgd")
+        if not stepping and ((self.replicas or 1) > 1 or self.shards > 1):
+            raise SettingsError(
+                f"finetune_replicas: got more than 1 with optimizer {self.optimizer}, which is not"
+                " split; take optimizer adam or sgd"
+            )
+        if self.shards and (self.replicas or 1) > self.shards:
+            raise SettingsError(
+                f"finetune_replicas: got {self.replicas} for {self.shards} shards, expected no more"
+                " workers than shards"
+            )
+        if self.split == "examples" and max(self.shards, self.replicas or 1) > self.batch_size:
+            raise SettingsError(
+                f"finetune_shards: got more than the {self.batch_size} examples of a minibatch"
+            )
         if self.optimizer != "sgd" and (self.momentum or self.nesterov):
             raise SettingsError(
                 f"finetune_momentum: got momentum with optimizer {self.optimizer}, which has its"

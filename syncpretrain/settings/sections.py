@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from syncpretrain.errors import SettingsError
+from syncpretrain.settings.checks import check_layers, check_per_layer, check_pretraining
+from syncpretrain.settings.defaults import PER_LAYER
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.settings.kinds import (
     Count,
@@ -23,9 +23,6 @@ from syncpretrain.settings.running import RunSettings
 
 __all__ = [
     "MODELS",
-    "MODEL_DEFAULTS",
-    "PER_LAYER",
-    "UNBOUNDED_RATE",
     "DataSettings",
     "PretrainSettings",
     "Settings",
@@ -34,31 +31,7 @@ __all__ = [
 Units = Literal["bernoulli", "gaussian", "relu"]
 
 MODELS = ("rbm", "autoencoder", "denoising", "contractive")
-PER_LAYER: dict[str, Any] = {  # each with its default
-    "epochs": 10,
-    "refresh_epochs": 1,
-    "hidden_units": "bernoulli",
-    "learning_rate": 0.1,
-    "momentum": "0.5:5,0.9",
-    "weight_decay": 0.0002,
-    "l1": 0.0,
-    "cd_steps": 1,
-    "persistent": False,
-    "sparsity_target": 0.1,
-    "sparsity_cost": 0.0,
-    "hidden_dropout": 0.0,
-    "corruption": "none",
-    "contraction": 0.0,
-}
-RBM_ONLY = ("persistent", "sparsity_cost", "hidden_dropout")
-UNBOUNDED_RATE = 0.001  # for Gaussian and rectified units (Hinton 2010, section 13.2)
-MODEL_DEFAULTS: dict[str, dict[str, Any]] = {  # where they differ from those above
-    "denoising": {"corruption": "masking:0.25"},
-    "contractive": {"contraction": 0.1},
-}
 MAX_CD_STEPS = 1000  # a minibatch cannot be interrupted
-MAX_UNITS = MAX_EPOCHS = 1_000_000  # of a layer; more is a slip of the keyboard
-CORRUPTIONS = ("masking", "salt-and-pepper", "gaussian")
 
 
 class DataSettings(Frozen, frozen=True, kw_only=True):
@@ -87,8 +60,11 @@ class PretrainSettings(Frozen, frozen=True, kw_only=True):
         Of the input, and of each layer: ``bernoulli``, ``gaussian`` or (hidden) ``relu``.
     schedule, group_size, pace, refresh_epochs, finish
         Which layer trains when, on which version (README, ``schedule/plan.py``).
-    runtime, workers, blas_threads
+    runtime, workers, blas_threads, replicas
         What executes it; only ``blas_threads`` can change the last bits, and of greedy alone.
+    split, shards
+        How each minibatch of a layer is cut for its replicas: by ``examples`` or ``units``, into
+        so many shards, on which the result depends; 0 for as many as the layer has replicas.
     epochs, batch_size, learning_rate, momentum, weight_decay, l1
         Of each layer's gradient steps; momentum as in :class:`MomentumSchedule`.
     visible_bias : str
@@ -112,6 +88,9 @@ class PretrainSettings(Frozen, frozen=True, kw_only=True):
     pace: Literal["lockstep", "free"] = "lockstep"
     runtime: Literal["threads", "processes", "serial"] = "threads"
     workers: Count | None = None
+    replicas: tuple[Count, ...]
+    split: Literal["examples", "units"] = "examples"
+    shards: tuple[NonNegativeInt, ...]
     epochs: tuple[Count, ...]
     refresh_epochs: tuple[NonNegativeInt, ...]
     finish: Literal["drain", "first-layer"] = "drain"
@@ -138,15 +117,12 @@ class PretrainSettings(Frozen, frozen=True, kw_only=True):
     seed: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
-        _check_layers(self.layers)
+        check_layers(self.layers)
         for name in PER_LAYER:
-            _check_per_layer(name, getattr(self, name), len(self.layers) - 1)
+            check_per_layer(name, getattr(self, name), len(self.layers) - 1)
         for momentum in self.momentum:
             MomentumSchedule(momentum)
-        for corruption in self.corruption:
-            parsed_corruption(corruption)
-        _check_model(self)
-        _check_early_stopping(self)
+        check_pretraining(self)
         if self.schedule != "synchronized" and self.pace == "free":
             raise SettingsError(
                 f"pace: got free with schedule {self.schedule}, where layers wait for the finished"
@@ -159,6 +135,10 @@ class PretrainSettings(Frozen, frozen=True, kw_only=True):
             )
         if self.seed >= 2**63:
             raise SettingsError(f"seed: got {self.seed}, expected a number below 2**63")
+
+    def shards_of(self, layer: int) -> int:
+        """Return into how many shards the minibatches of a layer, counted from 1, are cut."""
+        return self.shards[layer - 1] or self.replicas[layer - 1]
 
     def visible_units_of(self, layer: int) -> str:
         """Return the visible units of a layer, counted from 1.
@@ -179,112 +159,3 @@ class Settings(Frozen, frozen=True, kw_only=True):
     pretrain: PretrainSettings
     finetune: FinetuneSettings = FinetuneSettings()
     run: RunSettings = RunSettings()
-
-
-def parsed_corruption(text: str) -> tuple[str, float] | None:
-    """Return the kind and the amount of noise that ``masking:0.25`` asks for, None for ``none``.
-
-    Raises
-    ------
-    SettingsError
-        If the text has another form, or the amount is out of range.
-    """
-    if text == "none":
-        return None
-    kind, _, number = text.partition(":")
-    try:
-        amount = float(number)
-    except ValueError:
-        amount = math.nan
-    most = math.inf if kind == "gaussian" else 1
-    if kind not in CORRUPTIONS or not 0 < amount < most:
-        raise SettingsError(
-            f"corruption: got {text!r}, expected none, masking:SHARE, salt-and-pepper:SHARE with a"
-            " share above 0 and below 1, or gaussian:DEVIATION"
-        )
-    return kind, amount
-
-
-def _check_model(settings: PretrainSettings) -> None:
-    """Refuse what the model has no use for."""
-    model = settings.model
-    if settings.visible_units == "relu":
-        raise SettingsError("visible_units: got relu, expected bernoulli or gaussian")
-    used = {
-        "corruption": model == "denoising",
-        "contraction": model == "contractive",
-        **dict.fromkeys(RBM_ONLY, model == "rbm"),
-    }
-    for name, is_used in used.items():
-        values = [value for value in getattr(settings, name) if value != PER_LAYER[name]]
-        if values and not is_used:
-            raise SettingsError(f"{name}: got {values[0]} with model {model}, which has none")
-    if model == "rbm" and (settings.loss is not None or not settings.tied):
-        name = "tied" if settings.loss is None else "loss"
-        raise SettingsError(
-            f"{name}: got a value with model rbm, expected none; only autoencoders choose"
-        )
-    if settings.loss == "cross-entropy" and settings.visible_units == "gaussian":
-        raise SettingsError(
-            "loss: got cross-entropy with gaussian visible units, expected squared; cross-entropy"
-            " needs values in [0, 1]"
-        )
-    if any(cost and "gaussian" in units for cost, units in _sparse(settings)):
-        raise SettingsError(
-            "sparsity_cost: got a cost for gaussian hidden units, expected 0; their mean activity"
-            " says nothing"
-        )
-
-
-def _sparse(settings: PretrainSettings) -> Sequence[tuple[float, str]]:
-    return list(zip(settings.sparsity_cost, settings.hidden_units, strict=True))
-
-
-def _check_early_stopping(settings: PretrainSettings) -> None:
-    metric = settings.early_stopping
-    if metric == "none":
-        return
-    if settings.model == "rbm" and metric == "validation-error":
-        raise SettingsError(
-            "early_stopping: got validation-error with model rbm, expected free-energy-gap or"
-            " pseudo-likelihood; an RBM's reconstruction error is a poor guide (Hinton 2010)"
-        )
-    if settings.model != "rbm" and metric != "validation-error":
-        raise SettingsError(
-            f"early_stopping: got {metric} with model {settings.model}, expected validation-error"
-        )
-    layers = range(1, len(settings.layers))
-    visible = {settings.visible_units_of(layer) for layer in layers}
-    if metric == "pseudo-likelihood" and visible != {"bernoulli"}:
-        raise SettingsError(
-            "early_stopping: got pseudo-likelihood with visible units that are not bernoulli in"
-            " every layer, expected free-energy-gap"
-        )
-    if settings.finish == "first-layer" and settings.pace == "lockstep":
-        raise SettingsError(
-            "early_stopping: got a metric with finish first-layer in lockstep, where what follows"
-            " would depend on timing; take finish drain, or pace free"
-        )
-
-
-def _check_layers(layers: tuple[int, ...]) -> None:
-    if len(layers) < 2:
-        raise SettingsError(
-            f"layers: got {','.join(map(str, layers)) or 'nothing'}, expected two numbers or more:"
-            " the input's width, then the units of each layer, such as 784,1000,500,250,30"
-        )
-    for units in layers:
-        if units > MAX_UNITS:
-            raise SettingsError(f"layers: got {units} units, expected at most {MAX_UNITS} a layer")
-
-
-def _check_per_layer(name: str, values: tuple[Any, ...], depth: int) -> None:
-    if len(values) != depth:
-        raise SettingsError(
-            f"{name}: got {len(values)} values, expected one for all layers or {depth}, one a layer"
-        )
-    for value in values:
-        if isinstance(value, float) and not math.isfinite(value):
-            raise SettingsError(f"{name}: got {value}, expected a finite number")
-        if isinstance(value, int) and value > MAX_EPOCHS:
-            raise SettingsError(f"{name}: got {value}, expected at most {MAX_EPOCHS}")

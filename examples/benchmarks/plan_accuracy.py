@@ -1,0 +1,105 @@
+"""How well ``syncpretrain plan`` foretells, and whether it picks the fastest schedule.
+
+    python examples/benchmarks/plan_accuracy.py --epochs 4 --examples 4000 --rounds 1
+
+For each of five shapes: plan, run every schedule for real, as often as --rounds says, one after
+another, and print the seconds foretold and measured (medians), their ratio, and whether the pick
+is within 5 % of the fastest. About ten minutes on two cores. Random examples: what is learned does
+not change how long it takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from collections.abc import Sequence
+from datetime import date
+from statistics import median
+
+import numpy as np
+from threadpoolctl import threadpool_info
+
+from syncpretrain.planning.bench import random_rows, run_way
+from syncpretrain.planning.candidates import Task
+from syncpretrain.planning.choice import Plan, plan_for
+from syncpretrain.runtime.blas import usable_cores
+from syncpretrain.runtime.store import Split
+from syncpretrain.settings import settings_from
+
+SHAPES = {
+    "wide first": (784, 1000, 500, 250, 30),
+    "wide last": (784, 250, 500, 1000, 1500),
+    "equal": (784, 500, 500, 500, 500),
+    "one thin": (784, 1000, 30, 500),
+    "2000 x 4": (784, 2000, 2000, 2000, 2000),
+}
+NEAR, WELL = 1.05, 0.15
+HELD_OUT = 50  # of so many training rows one more is held out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shapes", default=",".join(SHAPES), help="Names, as printed.")
+    parser.add_argument("--examples", type=int, default=4000)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--batch-size", type=int, default=100)
+    parser.add_argument("--workers", type=int, default=usable_cores())
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=7.0, help="To measure each shape.")
+    options = parser.parse_args()
+    blas = ", ".join(f"{x['internal_api']} {x['version']}" for x in threadpool_info())
+    print(f"{options.epochs} epochs of {options.examples} examples, {date.today()}")
+    print(f"{usable_cores()} cores, {platform.machine()}, NumPy {np.__version__}, {blas}")
+    print(f"OPENBLAS_NUM_THREADS {os.environ.get('OPENBLAS_NUM_THREADS', 'unset')}", flush=True)
+    ratios, picks = [], []
+    for name in options.shapes.split(","):
+        found, well = shape(name, SHAPES[name], options)
+        ratios += found
+        picks.append(well)
+    within = sum(abs(ratio - 1) <= WELL for ratio in ratios)
+    print(f"\n{within} of {len(ratios)} within {WELL:.0%}; {sum(picks)} of {len(picks)} picks good")
+
+
+def shape(
+    name: str, layers: Sequence[int], options: argparse.Namespace
+) -> tuple[list[float], bool]:
+    """Plan and run one shape; return measured over foretold, and whether the pick was good."""
+    settings = settings_from(
+        layers, epochs=options.epochs, batch_size=options.batch_size, workers=options.workers
+    ).pretrain
+    rows = random_rows(options.examples + options.examples // HELD_OUT, layers[0])
+    data = Split(rows[: options.examples], rows[options.examples :])
+    task = Task(settings, len(data.train), len(data.validation))
+    plan = plan_for(task, measure_seconds=options.seconds)
+    seconds: dict[str, list[float]] = {way.name: [] for way in plan.candidates}
+    for _ in range(options.rounds):
+        for way in plan.candidates:
+            seconds[way.name].append(run_way(way, settings, data)[0])
+    return report(name, plan, {way: median(runs) for way, runs in seconds.items()})
+
+
+def report(name: str, plan: Plan, measured: dict[str, float]) -> tuple[list[float], bool]:
+    """Print a shape's table."""
+    layers = "-".join(map(str, plan.task.settings.layers))
+    print(f"\n{name}, {layers}: measured in {plan.timings.seconds:.1f} s")
+    ratios = []
+    for way in plan.candidates:
+        ratios.append(measured[way.name] / way.seconds)
+        mark = "*" if way is plan.pick else " "
+        replicas = ",".join(map(str, way.given.get("replicas", ())))
+        print(
+            f"{mark} {way.name:<24} {replicas:<10} foretold {way.seconds:6.2f} s  measured"
+            f" {measured[way.name]:6.2f} s  ratio {ratios[-1]:.2f}",
+            flush=True,
+        )
+    fastest = min(measured, key=lambda way: measured[way])
+    slower = measured[plan.pick.name] / measured[fastest]
+    well = slower <= NEAR
+    verdict = "good" if well else "NOT within 5 %"
+    print(f"  the pick takes {slower:.2f} of the fastest, {fastest}: {verdict}", flush=True)
+    return ratios, well
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""What a backend is: where arrays live, and what computes on them.
+
+The equations are written once (:mod:`syncpretrain.kernels`) and act on arrays of any backend. What
+differs is how arrays come to be, how rows are gathered, where draws are made, and what is waited
+for: that is a :class:`Backend`.
+
+On a device, work is queued on a *stream* and done in its order; two streams know nothing of each
+other. So whoever hands an array to another stream waits for its own first. One wait at the end of
+each epoch, before its version is published, is enough: a version is read after it was published,
+and its memory is used again after its reader's epoch has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from syncpretrain.backends.draws import Address
+
+__all__ = ["Backend", "Draws", "Stream", "device_of"]
+
+
+class Draws(Protocol):
+    """The part of ``numpy.random.Generator`` that training draws with; the numbers are NumPy's."""
+
+    def random(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
+        """Return uniform draws in [0, 1), float32 only on a device."""
+        ...
+
+    def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
+        """Return standard normal draws, float32 only on a device."""
+        ...
+
+
+class Stream(Protocol):
+    """A queue of work on one device. In its ``with`` block, this thread's work goes there."""
+
+    def __enter__(self) -> Any:
+        """Queue the work of this thread here, until the block ends."""
+        ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Go back to where work was queued before; waits for nothing."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until all that was queued here is done."""
+        ...
+
+
+class Backend(Protocol):
+    """One place to compute: NumPy on this machine's cores, or CuPy on one GPU.
+
+    Attributes
+    ----------
+    name : str
+        "numpy", or "cupy:0" with the number of the GPU.
+    xp : module
+        The array module, numpy or cupy.
+    array_type : type
+        Of its arrays: what faster forms of the equations are registered for.
+    forms : mapping of str to callable
+        Those faster forms, by the equation's name.
+    steps_between_checks : int
+        After how many minibatches their error is looked at: each look waits for a device.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102 - see the class
+    @property
+    def xp(self) -> Any: ...  # noqa: D102
+    @property
+    def array_type(self) -> type: ...  # noqa: D102
+    @property
+    def forms(self) -> Mapping[str, Callable[..., Any]]: ...  # noqa: D102
+    @property
+    def steps_between_checks(self) -> int: ...  # noqa: D102
+
+    def devices(self) -> tuple[int, ...]:
+        """Return the numbers of the devices that layers are dealt to; none for NumPy."""
+        ...
+
+    def for_layer(self, layer: int) -> Backend:
+        """Return the backend of a layer: its own device, dealt round-robin."""
+        ...
+
+    def asarray(self, array: Any) -> Any:
+        """Return an array of this backend with the same contents, from the host or any device.
+
+        On NumPy the array itself. What another stream is still writing is to be waited for first.
+        """
+        ...
+
+    def tohost(self, array: Any) -> NDArray[Any]:
+        """Return a NumPy array with the same contents, after all work queued before is done."""
+        ...
+
+    def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> Any:
+        """Return a new array, its contents undefined."""
+        ...
+
+    def zeros(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> Any:
+        """Return a new array of zeros."""
+        ...
+
+    def gather(self, X: Any, rows: Any, *, out: Any) -> Any:
+        """Copy some rows of X into ``out`` and return it.
+
+        ``rows`` of shape (B,) are on the host or, which saves a copy a step, on the device.
+        """
+        ...
+
+    def generator(self, address: Address) -> Draws:
+        """Return the generator that begins at an address; its numbers are those of NumPy's."""
+        ...
+
+    def stream(self) -> Stream:
+        """Return a new stream; on NumPy, whose work is done when a call returns, a null object."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for all work queued on this device."""
+        ...
+
+
+def device_of(layer: int, devices: Sequence[int]) -> int:
+    """Return the device of a layer, counted from 1, with the layers dealt round-robin.
+
+    Neighbours lie on different devices: they are the ones that train at the same time.
+    """
+    return devices[(layer - 1) % len(devices)]

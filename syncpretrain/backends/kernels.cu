@@ -1,0 +1,331 @@
+// The fused equations on the GPU; the same as those of syncpretrain/kernels, which say what they
+// mean. CuPy compiles this file at first use. The tests compile it for the CPU too, with a header
+// that stands in for CUDA: only what that header knows may be used here.
+//
+// A matrix is a pointer to its first element and the number of elements from row to row (ld...).
+// Counts are long long, which is what CuPy makes of a Python int; a matrix has fewer than 2^31
+// elements, so that flat indices are 32 bits. Products and sums are not contracted to fused ones
+// (--fmad=false): what has no exp() and no long sum in it is NumPy's result bit for bit.
+
+typedef unsigned int uint32;
+typedef unsigned long long uint64;
+
+#define BERNOULLI 0
+#define GAUSSIAN 1
+#define RELU 2
+
+// Of a flat launch: the first index of this thread, and how far to the next.
+#define FIRST (blockIdx.x * blockDim.x + threadIdx.x)
+#define STRIDE (gridDim.x * blockDim.x)
+
+__device__ static uint64 place(uint32 i, uint32 cols, long long ld)
+{
+    return (uint64)(i / cols) * (uint64)ld + i % cols;
+}
+
+__device__ static float sigmoid(float x)
+{
+    return 1.0f / (1.0f + expf(-x));  // exp(-x) = inf gives the right limit, 0
+}
+
+__device__ static float mean_of(float x, long long units)
+{
+    if (units == BERNOULLI) return sigmoid(x);
+    return units == RELU && x < 0.0f ? 0.0f : x;  // a NaN stays one
+}
+
+// ---------------------------------------------------------------- random numbers
+// Philox4x64-10 (Salmon et al. 2011). Block number b of an address is the cipher of its counter
+// plus b + 1: NumPy counts up before its first block. Each of the 4 words gives two numbers, its
+// low half first. Of the counter only the lowest word c0 moves, and 2^64 blocks are never drawn.
+
+struct Address {
+    uint64 key0, key1, c0, c1, c2, c3;
+};
+
+__device__ static void philox(struct Address at, uint64 block, uint64 words[4])
+{
+    uint64 k0 = at.key0, k1 = at.key1;
+    uint64 c0 = at.c0 + block + 1, c1 = at.c1, c2 = at.c2, c3 = at.c3;
+    for (int round = 0; round < 10; round++) {
+        uint64 high0 = __umul64hi(0xD2E7470EE14C6C93ull, c0), low0 = 0xD2E7470EE14C6C93ull * c0;
+        uint64 high1 = __umul64hi(0xCA5A826395121157ull, c2), low1 = 0xCA5A826395121157ull * c2;
+        c0 = high1 ^ c1 ^ k0;
+        c1 = low1;
+        c2 = high0 ^ c3 ^ k1;
+        c3 = low0;
+        k0 += 0x9E3779B97F4A7C15ull;
+        k1 += 0xBB67AE8584CAA73Bull;
+    }
+    words[0] = c0;
+    words[1] = c1;
+    words[2] = c2;
+    words[3] = c3;
+}
+
+// Number k in 0..7 of a block, uniform in [0, 1) with 24 bits, as NumPy's float32 draws.
+__device__ static float uniform_of(const uint64 words[4], int k)
+{
+    uint32 half = (uint32)(words[k >> 1] >> (32 * (k & 1)));
+    return (half >> 8) * (1.0f / 16777216.0f);
+}
+
+// Fill with the numbers skip, skip + 1, ... of an address. A thread makes a block of 8.
+extern "C" __global__ void fill_uniform(
+    float *out, long long ldo, long long rows, long long cols, uint64 skip,
+    uint64 key0, uint64 key1, uint64 c0, uint64 c1, uint64 c2, uint64 c3)
+{
+    struct Address at = {key0, key1, c0, c1, c2, c3};
+    uint32 n = (uint32)(rows * cols);
+    uint64 first = skip / 8, blocks = (skip + n + 7) / 8 - first;
+    for (uint64 b = FIRST; b < blocks; b += STRIDE) {
+        uint64 words[4];
+        philox(at, first + b, words);
+        for (int k = 0; k < 8; k++) {
+            uint64 number = (first + b) * 8 + k;
+            if (number < skip || number - skip >= n) continue;
+            out[place((uint32)(number - skip), (uint32)cols, ldo)] = uniform_of(words, k);
+        }
+    }
+}
+
+// Binary units: x becomes their means, out their states. A thread makes the states of 8 units.
+extern "C" __global__ void draw_bernoulli(
+    float *x, long long ldx, const float *bias, float *out, long long ldo,
+    long long rows, long long cols,
+    uint64 key0, uint64 key1, uint64 c0, uint64 c1, uint64 c2, uint64 c3)
+{
+    struct Address at = {key0, key1, c0, c1, c2, c3};
+    uint32 n = (uint32)(rows * cols), width = (uint32)cols;
+    for (uint32 b = FIRST; b < (n + 7) / 8; b += STRIDE) {
+        uint64 words[4];
+        philox(at, b, words);
+        for (int k = 0; k < 8 && b * 8 + k < n; k++) {
+            uint32 i = b * 8 + k;
+            float *input = x + place(i, width, ldx);
+            float mean = sigmoid(*input + bias[i % width]);
+            *input = mean;
+            out[place(i, width, ldo)] = uniform_of(words, k) < mean ? 1.0f : 0.0f;
+        }
+    }
+}
+
+// Gaussian and rectified units, from standard normal noise.
+extern "C" __global__ void draw_noisy(
+    float *x, long long ldx, const float *bias, const float *noise, long long ldn,
+    float *out, long long ldo, long long rows, long long cols, long long units)
+{
+    uint32 n = (uint32)(rows * cols), width = (uint32)cols;
+    for (uint32 i = FIRST; i < n; i += STRIDE) {
+        float *mean = x + place(i, width, ldx);
+        float input = *mean + bias[i % width], z = noise[place(i, width, ldn)];
+        if (units == RELU) z = z * sqrtf(sigmoid(input));
+        *mean = mean_of(input, units);
+        out[place(i, width, ldo)] = mean_of(input + z, units);
+    }
+}
+
+// ---------------------------------------------------------------- units
+extern "C" __global__ void unit_means(
+    float *x, long long ldx, const float *bias, long long rows, long long cols, long long units)
+{
+    uint32 n = (uint32)(rows * cols), width = (uint32)cols;
+    for (uint32 i = FIRST; i < n; i += STRIDE) {
+        float *input = x + place(i, width, ldx);
+        *input = mean_of(*input + bias[i % width], units);
+    }
+}
+
+#define SOFTMAX_THREADS 128
+#define LOWEST -3.402823466e+38f  // NVRTC knows no INFINITY
+
+// A block makes one row after another; its threads share the row's largest input and its sum.
+extern "C" __global__ void softmax_means(
+    float *x, long long ldx, const float *bias, long long rows, long long cols)
+{
+    __shared__ float share[SOFTMAX_THREADS];
+    for (uint32 row = blockIdx.x; row < rows; row += gridDim.x) {
+        float *r = x + (uint64)row * (uint64)ldx;
+        float most = LOWEST, sum = 0.0f;
+        for (uint32 j = threadIdx.x; j < cols; j += SOFTMAX_THREADS) {
+            r[j] += bias[j];
+            most = fmaxf(most, r[j]);  // which passes by a NaN: the sum will find it
+        }
+        share[threadIdx.x] = most;
+        __syncthreads();
+        for (uint32 half = SOFTMAX_THREADS / 2; half; half /= 2) {
+            if (threadIdx.x < half)
+                share[threadIdx.x] = fmaxf(share[threadIdx.x], share[threadIdx.x + half]);
+            __syncthreads();
+        }
+        most = share[0];
+        __syncthreads();  // all have read it before it is written again
+        for (uint32 j = threadIdx.x; j < cols; j += SOFTMAX_THREADS) {
+            r[j] = expf(r[j] - most);
+            sum += r[j];
+        }
+        share[threadIdx.x] = sum;
+        __syncthreads();
+        for (uint32 half = SOFTMAX_THREADS / 2; half; half /= 2) {
+            if (threadIdx.x < half) share[threadIdx.x] += share[threadIdx.x + half];
+            __syncthreads();
+        }
+        sum = share[0];
+        __syncthreads();
+        for (uint32 j = threadIdx.x; j < cols; j += SOFTMAX_THREADS) r[j] = r[j] / sum;
+    }
+}
+
+extern "C" __global__ void times_derivative(
+    float *delta, long long ldd, const float *a, long long lda,
+    long long rows, long long cols, long long units)
+{
+    uint32 n = (uint32)(rows * cols), width = (uint32)cols;
+    for (uint32 i = FIRST; i < n; i += STRIDE) {
+        float *d = delta + place(i, width, ldd), mean = a[place(i, width, lda)];
+        if (units == BERNOULLI) *d = *d * mean * (1.0f - mean);
+        else *d = *d * (mean > 0.0f ? 1.0f : mean);  // a rectified mean is positive, 0 or NaN
+    }
+}
+
+// ---------------------------------------------------------------- contrastive divergence
+#define TILE_COLUMNS 32
+#define TILE_ROWS 8
+
+// The sum of one column of a tile, from what each of its rows summed up; every thread calls it.
+__device__ static float column_sum(float mine, float (*share)[TILE_COLUMNS])
+{
+    share[threadIdx.y][threadIdx.x] = mine;
+    __syncthreads();
+    float sum = 0.0f;
+    for (int row = 0; row < TILE_ROWS; row++) sum += share[row][threadIdx.x];
+    return sum;
+}
+
+// v of 2 n rows becomes [v0; -v1] * scale and da its sum; db is (sum h0 - sum h1) / examples.
+// The first blocks take 32 columns of v each, the rest 32 columns of h.
+extern "C" __global__ void phase_differences(
+    float *v, long long ldv, long long visible, const float *h, long long ldh, long long hidden,
+    float *da, float *db, long long n, float scale, float examples)
+{
+    __shared__ float share[TILE_ROWS][TILE_COLUMNS];
+    uint32 of_v = (uint32)((visible + TILE_COLUMNS - 1) / TILE_COLUMNS);
+    bool is_v = blockIdx.x < of_v;
+    uint32 j = (is_v ? blockIdx.x : blockIdx.x - of_v) * TILE_COLUMNS + threadIdx.x;
+    float sum = 0.0f;
+    if (is_v && j < visible) {
+        for (uint32 i = threadIdx.y; i < 2 * n; i += TILE_ROWS) {
+            float *value = v + (uint64)i * (uint64)ldv + j;
+            *value = i < n ? *value * scale : -(*value * scale);
+            sum += *value;
+        }
+    }
+    if (!is_v && j < hidden) {
+        for (uint32 i = threadIdx.y; i < 2 * n; i += TILE_ROWS) {
+            float value = h[(uint64)i * (uint64)ldh + j];
+            sum += i < n ? value : -value;
+        }
+    }
+    sum = column_sum(sum, share);
+    if (threadIdx.y == 0 && is_v && j < visible) da[j] = sum;
+    if (threadIdx.y == 0 && !is_v && j < hidden) db[j] = sum / examples;
+}
+
+// ---------------------------------------------------------------- errors
+#define SUM_THREADS 256
+
+// The sum over a block, the same on every thread; no atomics, so that it is the same every time.
+__device__ static double block_sum(double mine, double *share)
+{
+    share[threadIdx.x] = mine;
+    __syncthreads();
+    for (uint32 half = SUM_THREADS / 2; half; half /= 2) {
+        if (threadIdx.x < half) share[threadIdx.x] += share[threadIdx.x + half];
+        __syncthreads();
+    }
+    return share[0];
+}
+
+// out becomes y - x, and partial[block] the sum of its squares in that block.
+extern "C" __global__ void subtract_and_square(
+    const float *x, long long ldx, const float *y, long long ldy, float *out, long long ldo,
+    long long rows, long long cols, double *partial)
+{
+    __shared__ double share[SUM_THREADS];
+    uint32 n = (uint32)(rows * cols), width = (uint32)cols;
+    double sum = 0.0;
+    for (uint32 i = FIRST; i < n; i += STRIDE) {
+        float d = y[place(i, width, ldy)] - x[place(i, width, ldx)];
+        out[place(i, width, ldo)] = d;
+        sum += (double)d * d;
+    }
+    sum = block_sum(sum, share);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+// One block: the sum of the partial ones.
+extern "C" __global__ void sum_up(const double *partial, long long n, double *total)
+{
+    __shared__ double share[SUM_THREADS];
+    double sum = 0.0;
+    for (uint32 i = threadIdx.x; i < n; i += SUM_THREADS) sum += partial[i];
+    sum = block_sum(sum, share);
+    if (threadIdx.x == 0) *total = sum;
+}
+
+// ---------------------------------------------------------------- steps
+extern "C" __global__ void momentum_step(
+    float *parameter, long long ldp, const float *gradient, long long ldg,
+    float *velocity, long long ldv, long long rows, long long cols,
+    float momentum, float rate, float decay, float l1)
+{
+    uint32 n = (uint32)(rows * cols), width = (uint32)cols;
+    for (uint32 i = FIRST; i < n; i += STRIDE) {
+        float *p = parameter + place(i, width, ldp), *v = velocity + place(i, width, ldv);
+        float now = *v * momentum + gradient[place(i, width, ldg)] * rate;
+        if (decay != 0.0f) now = now - *p * decay;
+        if (l1 != 0.0f) now = now - (*p > 0.0f ? l1 : *p < 0.0f ? -l1 : *p * l1);
+        *v = now;
+        *p = *p + now;
+    }
+}
+
+extern "C" __global__ void sgd_step(
+    float *p, const float *g, float *v, long long n, float rate, float momentum, long long nesterov)
+{
+    for (uint32 i = FIRST; i < n; i += STRIDE) {
+        float step = g[i] * rate;
+        if (momentum != 0.0f) {
+            v[i] = v[i] * momentum - step;
+            p[i] = nesterov ? (p[i] - step) + v[i] * momentum : p[i] + v[i];
+        } else {
+            p[i] = p[i] - step;
+        }
+    }
+}
+
+// The moments as plain decaying sums: size and floor hold their scale and the bias correction.
+extern "C" __global__ void adam_step(
+    float *p, const float *g, float *first, float *second, long long n,
+    float beta1, float beta2, float size, float floor)
+{
+    for (uint32 i = FIRST; i < n; i += STRIDE) {
+        first[i] = first[i] * beta1 + g[i];
+        second[i] = second[i] * beta2 + g[i] * g[i];
+        p[i] = p[i] - first[i] / (sqrtf(second[i]) + floor) * size;
+    }
+}
+
+// ---------------------------------------------------------------- rows
+// Row numbers outside are those of the nearest row, as NumPy's mode="clip".
+extern "C" __global__ void gather_rows(
+    const float *x, long long ldx, long long last, const long long *rows,
+    float *out, long long ldo, long long n, long long cols)
+{
+    uint32 count = (uint32)(n * cols), width = (uint32)cols;
+    for (uint32 i = FIRST; i < count; i += STRIDE) {
+        long long row = rows[i / width];
+        row = row < 0 ? 0 : row > last ? last : row;
+        out[place(i, width, ldo)] = x[(uint64)row * (uint64)ldx + i % width];
+    }
+}

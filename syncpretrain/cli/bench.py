@@ -1,0 +1,198 @@
+"""``syncpretrain bench``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from syncpretrain.cli.options import at_least, data_option, integers, json_option
+
+if TYPE_CHECKING:
+    from syncpretrain.data.dataset import Dataset
+    from syncpretrain.planning.bench import Bench, Reached
+    from syncpretrain.planning.candidates import Task
+    from syncpretrain.runtime.store import Split
+
+__all__ = ["command"]
+
+LAYERS = "784,1000,500,250,30"
+EPOCHS, EXAMPLES = 5, 5000  # enough to fill a pipeline, and under a minute for these layers
+HELD_OUT = 50  # of so many training rows one more is looked at, as 1,000 beside MNIST's 50,000
+
+
+@click.command("bench")
+@click.option(
+    "--layers",
+    type=integers,
+    default=LAYERS,
+    metavar="N,N[,N...]",
+    help="Values of an example, then the units of each layer. Default 784,1000,500,250,30.",
+)
+@data_option("Default random numbers; nothing learned depends on their time.")
+@click.option(
+    "--epochs",
+    type=integers,
+    default=str(EPOCHS),
+    metavar="N[,N...]",
+    help="Default 5. With one, the layers of a pipeline would train one after another.",
+)
+@click.option(
+    "--examples", type=at_least(1), metavar="N", help="To train on. Default 5000, or fewer."
+)
+@click.option("--batch-size", type=int, metavar="B", help="Examples in a minibatch. Default 100.")
+@click.option("--workers", type=int, metavar="P", help="Default the usable cores.")
+@click.option(
+    "--rounds", type=at_least(1), default=1, metavar="N", help="Runs of each schedule. Default 1."
+)
+@click.option(
+    "--target",
+    type=float,
+    metavar="X",
+    help="Also tell the seconds until the reconstruction error of validation examples is X, with"
+    " all examples of --data, the schedule picked, and fine-tuning.",
+)
+@json_option
+def command(
+    layers: tuple[int, ...],
+    data: str | None,
+    examples: int | None,
+    rounds: int,
+    target: float | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Measure how near to this machine's limit each schedule runs, in about a minute.
+
+    The limit is the time of the steps' matrix products alone, spread over all cores. Each schedule
+    is really run, and told relative to greedy training on one core and on all cores.
+
+    \b
+    Examples:
+      syncpretrain bench
+      syncpretrain bench --layers 784,2000,2000 --rounds 3 --json
+      syncpretrain bench --data mnist --epochs 2 --target 8.19
+    """
+    from syncpretrain.errors import SettingsError
+    from syncpretrain.planning.bench import bench, seconds_to
+    from syncpretrain.planning.candidates import Task
+    from syncpretrain.settings import settings_from
+
+    if target is not None and data is None:
+        raise SettingsError("target: got a value without data, expected --data mnist or a file")
+    settings = settings_from(layers, **given).pretrain
+    dataset = _loaded(data, layers[0])
+    rows = _rows(dataset, layers[0], examples)
+    task = Task(settings, len(rows.train), len(rows.validation))
+    found = bench(task, rows, rounds=rounds, tell=lambda line: click.echo(line, err=True))
+    reached = None
+    if dataset is not None and target is not None:
+        whole = _rows(dataset, layers[0], len(dataset.train))
+        reached = seconds_to(target, found.plan, whole)
+    if as_json:
+        click.echo(json.dumps(_report(found, rounds, target, reached)))
+    else:
+        _print(found, target, reached, sys.stdout)
+
+
+def _loaded(data: str | None, width: int) -> Dataset | None:
+    from syncpretrain.data import load_dataset
+    from syncpretrain.errors import SettingsError
+
+    if data is None:
+        return None
+    dataset = load_dataset(data)
+    if dataset.width != width:
+        raise SettingsError(
+            f"layers: the first number is {width}, but an example of {data} has {dataset.width}"
+            " values"
+        )
+    return dataset
+
+
+def _rows(dataset: Dataset | None, width: int, examples: int | None) -> Split:
+    from syncpretrain.planning.bench import random_rows
+    from syncpretrain.runtime.store import Split
+
+    wanted = examples or EXAMPLES
+    if dataset is None:
+        rows = random_rows(wanted + wanted // HELD_OUT, width)
+        return Split(rows[:wanted], rows[wanted:])
+    train = dataset.train[:wanted]
+    whole = len(train) == len(dataset.train)
+    return Split(train, dataset.validation[: None if whole else len(train) // HELD_OUT])
+
+
+def _report(
+    bench: Bench, rounds: int, target: float | None, reached: Reached | None
+) -> dict[str, Any]:
+    plan = bench.plan.report()
+    shared = ("layers", "workers", "blas_threads", "examples", "epochs", "batch_size")
+    found = {
+        **{name: plan[name] for name in shared},
+        "rounds": rounds,
+        "peak_gflops": {str(count): peak / 1e9 for count, peak in bench.peak.items()},
+        "floor_seconds": plan["floor_seconds"],
+        "pick": plan["pick"],
+        "schedules": bench.rows(),
+        "target": None,
+    }
+    if reached is not None:
+        found["target"] = {
+            "error": target,
+            "seconds": reached.seconds,
+            "finetune_epochs": reached.epochs,
+            "reached": reached.error,
+        }
+    return found
+
+
+def _print(bench: Bench, target: float | None, reached: Reached | None, file: IO[str]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(file=file, highlight=False)
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, emoji=False, soft_wrap=True)
+
+    plan, task = bench.plan, bench.plan.task
+    say(f"{_title(task)}, {plan.timings.workers} workers")
+    for count, peak in bench.peak.items():
+        say(
+            f"large products, {count} {'core' if count == 1 else 'cores'}: {peak / 1e9:.0f} GFLOP/s"
+        )
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    table.add_column("\nschedule", no_wrap=True)
+    columns = ("\nseconds", "\nexpected", "of the\nlimit", "times greedy\none core")
+    for name in (*columns, "times greedy\nall cores"):
+        table.add_column(name, justify="right")
+    for row in bench.rows():
+        table.add_row(
+            row["name"] + (" *" if row["name"] == plan.pick.name else ""),
+            f"{row['seconds']:.2f}",
+            f"{row['predicted_seconds']:.2f}",
+            f"{100 * row['floor_share']:.0f} %",
+            f"{row['speedup_over_one_core']:.2f}",
+            f"{row['speedup_over_all_cores']:.2f}",
+        )
+    console.print(table)
+    say(
+        f"the limit is {plan.floor_seconds:.2f} s: the steps' matrix products alone, as one core"
+        " takes for them, over all cores; * is the pick"
+    )
+    if reached is not None:
+        seconds = "not reached" if reached.seconds is None else f"{reached.seconds:.1f} s"
+        say(
+            f"to an error of {target:g}: {seconds}; {reached.error:.2f} after {reached.epochs}"
+            " epochs of fine-tuning"
+        )
+
+
+def _title(task: Task) -> str:
+    shape = "-".join(map(str, task.settings.layers))
+    epochs = ",".join(map(str, sorted(set(task.settings.epochs))))
+    return f"{shape}, {epochs} epochs of {task.examples:,} examples"

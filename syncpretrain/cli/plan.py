@@ -1,0 +1,137 @@
+"""``syncpretrain plan``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from syncpretrain.cli.given import given_settings
+from syncpretrain.cli.options import at_least, integers, json_option
+
+if TYPE_CHECKING:
+    from syncpretrain.planning import Plan
+
+__all__ = ["command"]
+
+HELD_OUT = 5  # of so many training examples one more is held out, as of MNIST's
+
+
+@click.command("plan")
+@click.option(
+    "--layers",
+    type=integers,
+    metavar="N,N[,N...]",
+    help="Values of an example, then the units of each layer: 784,1000,500,250,30.",
+)
+@click.option("--preset", metavar="NAME", help="Take the stack and its settings from a preset.")
+@click.option(
+    "--config",
+    metavar="FILE.toml",
+    type=click.Path(path_type=Path),
+    help="Take them from a run folder's config.toml; options given here win.",
+)
+@click.option(
+    "--model",
+    type=click.Choice(["rbm", "autoencoder", "denoising", "contractive"]),
+    help="What a layer is. Default rbm.",
+)
+@click.option("--epochs", type=integers, metavar="N[,N...]", help="Default 10.")
+@click.option("--batch-size", type=int, metavar="B", help="Examples in a minibatch. Default 100.")
+@click.option(
+    "--examples",
+    type=at_least(1),
+    default=50_000,
+    metavar="N",
+    help="To train on. Default 50000, as of MNIST.",
+)
+@click.option(
+    "--workers", type=int, metavar="P", help="There may be so many. Default the usable cores."
+)
+@click.option(
+    "--seconds",
+    type=at_least(0),
+    default=7,
+    metavar="S",
+    help="About how long to measure. Default 7.",
+)
+@json_option
+def command(
+    preset: str | None,
+    config: Path | None,
+    examples: int,
+    seconds: int,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Measure a stack on this machine, predict each schedule's time, and pick one.
+
+    It times a few steps of each layer, on random numbers, with each number of workers, split by
+    examples and by units, and with BLAS on all cores, and plays each schedule through. 'train
+    --schedule auto' does the same and goes on with the pick.
+
+    \b
+    Examples:
+      syncpretrain plan --layers 784,1000,500,250,30
+      syncpretrain plan --layers 784,2000,2000,2000 --batch-size 1000 --workers 4
+      syncpretrain plan --preset hinton2006 --json
+    """
+    from syncpretrain.planning.candidates import Task
+    from syncpretrain.planning.choice import options, plan_for
+
+    settings = given_settings(preset, config, given)
+    task = Task(settings.pretrain, examples, examples // HELD_OUT)
+    found = plan_for(task, measure_seconds=seconds)
+    line = found.command
+    if preset is not None or config is not None:
+        source = {"preset": preset, "config": config}
+        own = {name: value for name, value in (source | given).items() if value is not None}
+        line = f"syncpretrain train {options(own | found.settings)}"
+    if as_json:
+        click.echo(json.dumps(found.report() | {"command": line}))
+    else:
+        print_plan(found, line, sys.stdout)
+
+
+def print_plan(plan: Plan, line: str, file: IO[str]) -> None:
+    """Print the ways to train a stack, the bound, the pick and its command."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from syncpretrain.planning.choice import LEARNS
+
+    console = Console(file=file, highlight=False)
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, emoji=False, soft_wrap=True)
+
+    task, workers = plan.task.settings, plan.timings.workers
+    shape = "-".join(map(str, task.layers))
+    epochs = ",".join(map(str, sorted(set(task.epochs))))
+    say(f"{shape}, {epochs} epochs of {plan.task.examples:,} examples, {workers} workers")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    table.add_column("\n")
+    table.add_column("\nschedule", no_wrap=True)
+    for name in ("\nseconds", "times\none core", "of the\nbound", "memory\nGB"):
+        table.add_column(name, justify="right")
+    for way in plan.candidates:
+        table.add_row(
+            "*" if way is plan.pick else "",
+            way.name,
+            f"{way.seconds:.1f}",
+            f"{plan.speedup(way):.2f}",
+            f"{100 * plan.share(way):.0f} %",
+            f"{way.bytes / 1e9:.2f}",
+        )
+    console.print(table)
+    say(
+        f"the bound is {plan.floor_seconds:.1f} s: the steps' matrix products alone, as one core"
+        f" takes for them, over {workers} cores"
+    )
+    say(f"pick: {plan.pick.name}; {plan.reason}")
+    say(f"{LEARNS[0].upper()}{LEARNS[1:]}.")
+    say(f"train it: {line}")

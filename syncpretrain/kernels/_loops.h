@@ -1,0 +1,227 @@
+/* The equations over rows of float32, in one pass each.
+ *
+ * Every loop is plain C that the compiler vectorizes, once for each level of x86-64 (VECTORIZED).
+ * Sums run in a fixed order, and no product is contracted with a sum (-ffp-contract=off): so the
+ * bits are those of the NumPy form, except for the sigmoid's and the summed squares.
+ */
+#ifndef SYNCPRETRAIN_LOOPS_H
+#define SYNCPRETRAIN_LOOPS_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && !defined(__clang__) \
+    && __GNUC__ >= 12
+#define VECTORIZED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#elif defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && !defined(__clang__)
+#define VECTORIZED __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define VECTORIZED
+#endif
+#define INLINED static inline __attribute__((always_inline))
+
+/* Arrays are the same or apart (see `apart` in _native.c): no element waits for an earlier one. */
+#if defined(__clang__)
+#define APART _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define APART _Pragma("GCC ivdep")
+#endif
+
+typedef enum { BERNOULLI, GAUSSIAN, RELU, OTHER } Units;
+
+/* Of the exponential's own loops, products and sums are contracted: 1.3 times as fast. */
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC push_options
+#pragma GCC optimize("fp-contract=fast")
+#endif
+
+/* 1 / (1 + exp(-x)): 0 below -88.73, 1 for large x, nan for nan.
+ *
+ * exp(t) = 2^n exp(r) with n the integer nearest to t / log 2. Adding 1.5 * 2^23 rounds to it and
+ * leaves it in the low bits. The reduction in two parts and the polynomial are those of Cephes.
+ */
+INLINED float sigmoid(float x)
+{
+    float t = -x;
+    int32_t clamped; /* as an integer, which takes two instructions, not six; it loses nan */
+    memcpy(&clamped, &t, sizeof t);
+    clamped = clamped < 0x42B20000 ? clamped : 0x42B20000; /* 89 */
+    uint32_t bits = (uint32_t)clamped;
+    bits = bits < 0xC2AE0000u ? bits : 0xC2AE0000u; /* -87 */
+    memcpy(&t, &bits, sizeof t);
+    float shifted = t * 1.44269504088896341f + 12582912.0f;
+    float n = shifted - 12582912.0f;
+    float r = (t - n * 0.693359375f) - n * -2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits + 126u) << 23; /* 2^(n - 1), for 2^128 is none */
+    float half;
+    memcpy(&half, &bits, sizeof half);
+    p *= half;
+    float y = 1.0f / (1.0f + (p + p));
+    return x == x ? y : x;
+}
+
+VECTORIZED static void means_row(float *x, const float *bias, ptrdiff_t n, Units units)
+{
+    if (units == BERNOULLI) {
+        APART for (ptrdiff_t i = 0; i < n; i++) x[i] = sigmoid(x[i] + bias[i]);
+    } else if (units == RELU) {
+        APART for (ptrdiff_t i = 0; i < n; i++)
+        {
+            float t = x[i] + bias[i];
+            x[i] = t < 0.0f ? 0.0f : t;
+        }
+    } else {
+        APART for (ptrdiff_t i = 0; i < n; i++) x[i] += bias[i];
+    }
+}
+
+VECTORIZED static void states_row(
+    float *x, const float *bias, const float *uniform, float *out, ptrdiff_t n)
+{
+    APART for (ptrdiff_t i = 0; i < n; i++)
+    {
+        float mean = sigmoid(x[i] + bias[i]);
+        x[i] = mean;
+        out[i] = uniform[i] < mean ? 1.0f : 0.0f;
+    }
+}
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC pop_options
+#endif
+
+INLINED float sign(float x)
+{
+    return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x; /* 0 or nan */
+}
+
+VECTORIZED static void scale_and_add_row(float *v, float *sum, float scale, ptrdiff_t n)
+{
+    APART for (ptrdiff_t i = 0; i < n; i++)
+    {
+        float t = v[i] * scale;
+        v[i] = t;
+        sum[i] += t;
+    }
+}
+
+VECTORIZED static void add_row(const float *h, float *sum, ptrdiff_t n)
+{
+    APART for (ptrdiff_t i = 0; i < n; i++) sum[i] += h[i];
+}
+
+/* difference = (difference - sum) / divisor, as the NumPy form rounds it. */
+VECTORIZED static void finish_row(float *difference, const float *sum, float divisor, ptrdiff_t n)
+{
+    APART for (ptrdiff_t i = 0; i < n; i++) difference[i] = (difference[i] - sum[i]) / divisor;
+}
+
+VECTORIZED static void momentum_row(float *p, const float *g, float *v, ptrdiff_t n,
+                                    float momentum, float rate, float decay, float l1)
+{
+    if (decay == 0.0f && l1 == 0.0f) {
+        APART for (ptrdiff_t i = 0; i < n; i++)
+        {
+            float t = v[i] * momentum + g[i] * rate;
+            v[i] = t;
+            p[i] += t;
+        }
+    } else if (l1 == 0.0f) {
+        APART for (ptrdiff_t i = 0; i < n; i++)
+        {
+            float t = v[i] * momentum + g[i] * rate - p[i] * decay;
+            v[i] = t;
+            p[i] += t;
+        }
+    } else {
+        APART for (ptrdiff_t i = 0; i < n; i++)
+        {
+            float t = v[i] * momentum + g[i] * rate - p[i] * decay - sign(p[i]) * l1;
+            v[i] = t;
+            p[i] += t;
+        }
+    }
+}
+
+VECTORIZED static void descent_row(float *p, const float *g, ptrdiff_t n, float rate)
+{
+    APART for (ptrdiff_t i = 0; i < n; i++) p[i] -= g[i] * rate;
+}
+
+VECTORIZED static void sgd_row(
+    float *p, const float *g, float *v, ptrdiff_t n, float rate, float momentum, int nesterov)
+{
+    if (nesterov) {
+        APART for (ptrdiff_t i = 0; i < n; i++)
+        {
+            float s = g[i] * rate, t = v[i] * momentum - s;
+            v[i] = t;
+            p[i] = (p[i] - s) + t * momentum;
+        }
+    } else {
+        APART for (ptrdiff_t i = 0; i < n; i++)
+        {
+            float t = v[i] * momentum - g[i] * rate;
+            v[i] = t;
+            p[i] += t;
+        }
+    }
+}
+
+VECTORIZED static void adam_row(float *p, const float *g, float *first, float *second, ptrdiff_t n,
+                                float beta1, float beta2, float size, float floor)
+{
+    APART for (ptrdiff_t i = 0; i < n; i++)
+    {
+        float m = first[i] * beta1 + g[i], v = second[i] * beta2 + g[i] * g[i];
+        first[i] = m;
+        second[i] = v;
+        p[i] -= m / (sqrtf(v) + floor) * size;
+    }
+}
+
+enum { LANES = 32 };
+
+/* Leave y - x in out and add its squares to the lanes. */
+VECTORIZED static void difference_row(
+    const float *x, const float *y, float *out, float *lanes, ptrdiff_t n)
+{
+    float sums[LANES]; /* of its own, to stay in registers */
+    memcpy(sums, lanes, sizeof sums);
+    ptrdiff_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        APART for (int j = 0; j < LANES; j++)
+        {
+            float d = y[i + j] - x[i + j];
+            out[i + j] = d;
+            sums[j] += d * d;
+        }
+    }
+    for (int j = 0; i < n; i++, j++) {
+        float d = y[i] - x[i];
+        out[i] = d;
+        sums[j] += d * d;
+    }
+    memcpy(lanes, sums, sizeof sums);
+}
+
+VECTORIZED static void derivative_row(float *delta, const float *a, ptrdiff_t n, Units units)
+{
+    if (units == BERNOULLI) {
+        APART for (ptrdiff_t i = 0; i < n; i++) delta[i] = delta[i] * a[i] * (1.0f - a[i]);
+    } else {
+        APART for (ptrdiff_t i = 0; i < n; i++) delta[i] *= sign(a[i]);
+    }
+}
+
+#endif

@@ -1,0 +1,550 @@
+/* Compiled forms of the elementwise equations; syncpretrain/kernels/native.py says what they are.
+ *
+ * Arrays come through the buffer protocol, so one build serves every version of NumPy. A function
+ * returns NotImplemented, having done nothing, for arrays that are not rows of float32 of matching
+ * shapes that lie apart: then the NumPy form decides what becomes of them.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#if !defined(__GNUC__) || defined(_WIN32)
+#error "needs GCC or Clang on a POSIX system; without this module the NumPy forms are used"
+#endif
+
+#include "_cells.h"
+#include "_loops.h"
+#include "_philox.h"
+
+enum {
+    GIL_FROM = 4096, /* elements; less work than a change of threads costs is done with the lock */
+    TILED = 1024,    /* narrow rows are taken together, up to about so many elements */
+    CHUNK = 2048     /* random numbers at once: they stay in the L1 cache */
+};
+#define SIGNALS_EVERY 0.05 /* seconds */
+
+/* ------------------------------------------------------------------------------- matrices */
+
+typedef struct {
+    Py_buffer buffer;
+    float *data;
+    Py_ssize_t rows, columns, stride; /* in elements */
+} Matrix;
+
+static int is_rows_of_float32(const Py_buffer *b)
+{
+    if (b->ndim < 1 || b->ndim > 2 || b->itemsize != sizeof(float) || b->format == NULL) return 0;
+    if (strcmp(b->format, "f") != 0 || (uintptr_t)b->buf % sizeof(float) != 0) return 0;
+    Py_ssize_t columns = b->shape[b->ndim - 1];
+    if (columns > 1 && b->strides[b->ndim - 1] != sizeof(float)) return 0;
+    if (b->ndim == 1 || b->shape[0] <= 1) return 1;
+    return b->strides[0] % (Py_ssize_t)sizeof(float) == 0
+           && b->strides[0] / (Py_ssize_t)sizeof(float) >= columns;
+}
+
+static void close_all(Matrix *matrices, int count)
+{
+    while (count-- > 0) PyBuffer_Release(&matrices[count].buffer);
+}
+
+/* Open one matrix for each letter: w is written to, r is not. Return 0 if one is none. */
+static int open_all(Matrix *matrices, PyObject *const *objects, const char *access)
+{
+    for (int i = 0; access[i]; i++) {
+        Matrix *m = matrices + i;
+        int flags = PyBUF_STRIDES | PyBUF_FORMAT | (access[i] == 'w' ? PyBUF_WRITABLE : 0);
+        if (PyObject_GetBuffer(objects[i], &m->buffer, flags) < 0) {
+            PyErr_Clear(); /* the NumPy form tells what is wrong with it */
+            close_all(matrices, i);
+            return 0;
+        }
+        if (!is_rows_of_float32(&m->buffer)) {
+            close_all(matrices, i + 1);
+            return 0;
+        }
+        const Py_buffer *b = &m->buffer;
+        m->data = b->buf;
+        m->columns = b->shape[b->ndim - 1];
+        m->rows = b->ndim == 1 ? 1 : b->shape[0];
+        m->stride = m->rows > 1 ? b->strides[0] / (Py_ssize_t)sizeof(float) : m->columns;
+    }
+    return 1;
+}
+
+static int same_shape(const Matrix *a, const Matrix *b)
+{
+    return a->buffer.ndim == b->buffer.ndim && a->rows == b->rows && a->columns == b->columns;
+}
+
+/* Return whether b is a vector as long as a row of a. */
+static int is_row_of(const Matrix *b, const Matrix *a)
+{
+    return b->buffer.ndim == 1 && b->columns == a->columns;
+}
+
+/* Return whether two matrices share no element; columns of one array may lie between another's. */
+static int apart(const Matrix *a, const Matrix *b)
+{
+    if (a->data > b->data) return apart(b, a);
+    if (!a->rows || !a->columns || !b->rows || !b->columns) return 1;
+    if (a->data + (a->rows - 1) * a->stride + a->columns <= b->data) return 1;
+    if (a->rows == 1 || (b->rows > 1 && a->stride != b->stride)) return 0;
+    Py_ssize_t offset = (b->data - a->data) % a->stride;
+    return offset >= a->columns && offset + b->columns <= a->stride;
+}
+
+static int all_apart(const Matrix *matrices, int count)
+{
+    for (int i = 1; i < count; i++)
+        for (int j = 0; j < i; j++)
+            if (!apart(matrices + i, matrices + j)) return 0;
+    return 1;
+}
+
+static int same_place(const Matrix *a, const Matrix *b)
+{
+    return a->data == b->data && a->stride == b->stride;
+}
+
+/* Take matrices of one shape as one long row, if their rows lie end to end. */
+static void flatten(Matrix *matrices, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (matrices[i].stride != matrices[i].columns) return;
+    for (int i = 0; i < count; i++) {
+        matrices[i].columns *= matrices[i].rows;
+        matrices[i].stride = matrices[i].columns;
+        matrices[i].rows = 1;
+    }
+}
+
+static float *row(const Matrix *m, Py_ssize_t i)
+{
+    return m->data + i * m->stride;
+}
+
+/* Do the work without the interpreter's lock if there is much of it. */
+#define WORK(matrix, statement)                                                                    \
+    do {                                                                                           \
+        PyThreadState *thread =                                                                    \
+            (matrix).rows * (matrix).columns >= GIL_FROM ? PyEval_SaveThread() : NULL;             \
+        statement;                                                                                 \
+        if (thread) PyEval_RestoreThread(thread);                                                  \
+    } while (0)
+#define EACH_ROW(matrix, statement)                                                                \
+    WORK(matrix, for (Py_ssize_t i = 0; i < (matrix).rows; i++) statement)
+
+static int expect(Py_ssize_t got, Py_ssize_t expected, const char *name)
+{
+    if (got == expected) return 1;
+    PyErr_Format(PyExc_TypeError, "%s: got %zd arguments; it takes %zd", name, got, expected);
+    return 0;
+}
+
+static Units units_of(PyObject *name)
+{
+    if (!PyUnicode_Check(name)) return OTHER;
+    if (!PyUnicode_CompareWithASCIIString(name, "bernoulli")) return BERNOULLI;
+    if (!PyUnicode_CompareWithASCIIString(name, "gaussian")) return GAUSSIAN;
+    return PyUnicode_CompareWithASCIIString(name, "relu") ? OTHER : RELU;
+}
+
+static int doubles(PyObject *const *args, double *out, int count)
+{
+    for (int i = 0; i < count; i++) {
+        out[i] = PyFloat_AsDouble(args[i]);
+        if (out[i] == -1.0 && PyErr_Occurred()) return 0;
+    }
+    return 1;
+}
+
+/* The end of a function that opened `count` matrices: with them closed, return an object. */
+static PyObject *closed(Matrix *matrices, int count, PyObject *result)
+{
+    close_all(matrices, count);
+    Py_XINCREF(result);
+    return result;
+}
+
+/* ------------------------------------------------------------------------- units and states */
+
+/* Narrow rows one behind the other, taken several at a time, with as many copies of the bias. */
+typedef struct {
+    const float *bias;
+    Py_ssize_t rows; /* at a time */
+    float copies[TILED];
+} Tile;
+
+static void tile(Tile *t, const float *bias, Py_ssize_t columns, int contiguous)
+{
+    t->rows = contiguous && columns > 0 && columns <= TILED / 2 ? TILED / columns : 1;
+    t->bias = t->rows > 1 ? t->copies : bias;
+    for (Py_ssize_t i = 0; i < t->rows && t->rows > 1; i++)
+        memcpy(t->copies + i * columns, bias, (size_t)columns * sizeof *bias);
+}
+
+static void means_all(const Matrix *x, const float *bias, Units units)
+{
+    Tile t;
+    tile(&t, bias, x->columns, x->stride == x->columns);
+    for (Py_ssize_t i = 0; i < x->rows; i += t.rows) {
+        Py_ssize_t rows = x->rows - i < t.rows ? x->rows - i : t.rows;
+        means_row(row(x, i), t.bias, rows * x->columns, units);
+    }
+}
+
+static PyObject *means(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    Matrix m[2];
+    if (!expect(nargs, 3, "means")) return NULL;
+    Units units = units_of(args[2]);
+    if (units == OTHER || !open_all(m, args, "wr")) Py_RETURN_NOTIMPLEMENTED;
+    if (!is_row_of(&m[1], &m[0]) || !apart(&m[0], &m[1])) return closed(m, 2, Py_NotImplemented);
+    WORK(m[0], means_all(&m[0], m[1].data, units));
+    return closed(m, 2, args[0]);
+}
+
+static int words(PyObject *tuple, uint64_t *out, Py_ssize_t count)
+{
+    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != count) {
+        PyErr_Format(PyExc_TypeError, "got %R; expected a tuple of %zd integers", tuple, count);
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *word = PyNumber_Index(PyTuple_GET_ITEM(tuple, i));
+        if (word == NULL) return 0;
+        out[i] = PyLong_AsUnsignedLongLong(word);
+        Py_DECREF(word);
+        if (out[i] == (uint64_t)-1 && PyErr_Occurred()) return 0;
+    }
+    return 1;
+}
+
+static int start_philox(Philox *state, PyObject *key_object, PyObject *counter_object)
+{
+    uint64_t key[2], counter[4];
+    if (!words(key_object, key, 2) || !words(counter_object, counter, 4)) return 0;
+    if (counter[0] != 0) {
+        PyErr_SetString(PyExc_ValueError, "the counter's lowest word counts blocks: start it at 0");
+        return 0;
+    }
+    philox_start(state, key, counter);
+    return 1;
+}
+
+static void draw_all(const Matrix *x, const float *bias, Philox *state, const Matrix *out)
+{
+    Tile t;
+    tile(&t, bias, x->columns, x->stride == x->columns && out->stride == out->columns);
+    float uniform[CHUNK];
+    Py_ssize_t used = 0, ready = 0, left = x->rows * x->columns;
+    for (Py_ssize_t i = 0; i < x->rows; i += t.rows) {
+        Py_ssize_t rows = x->rows - i < t.rows ? x->rows - i : t.rows, n = rows * x->columns;
+        for (Py_ssize_t j = 0, m; j < n; j += m, used += m) {
+            if (used == ready) {
+                used = 0;
+                ready = left < CHUNK ? left : CHUNK;
+                left -= ready;
+                philox_fill(state, uniform, ready);
+            }
+            m = n - j < ready - used ? n - j : ready - used;
+            states_row(row(x, i) + j, t.bias + j, uniform + used, row(out, i) + j, m);
+        }
+    }
+}
+
+static PyObject *draw_states(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    Matrix m[3]; /* x, bias, out */
+    Philox state;
+    if (!expect(nargs, 5, "draw_states") || !start_philox(&state, args[3], args[4])) return NULL;
+    if (!open_all(m, args, "wrw")) Py_RETURN_NOTIMPLEMENTED;
+    if (!is_row_of(&m[1], &m[0]) || !same_shape(&m[0], &m[2]) || !all_apart(m, 3))
+        return closed(m, 3, Py_NotImplemented);
+    WORK(m[0], draw_all(&m[0], m[1].data, &state, &m[2]));
+    return closed(m, 3, args[2]);
+}
+
+static void uniform_all(Philox *state, const Matrix *out)
+{
+    float chunk[CHUNK];
+    for (Py_ssize_t i = 0; i < out->columns; i += CHUNK) {
+        Py_ssize_t n = out->columns - i < CHUNK ? out->columns - i : CHUNK;
+        philox_fill(state, chunk, n);
+        memcpy(out->data + i, chunk, (size_t)n * sizeof *chunk);
+    }
+}
+
+static PyObject *uniform(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    Matrix m[1];
+    Philox state;
+    if (!expect(nargs, 3, "uniform") || !start_philox(&state, args[1], args[2])) return NULL;
+    if (!open_all(m, args, "w")) Py_RETURN_NOTIMPLEMENTED;
+    flatten(m, 1);
+    if (m[0].rows != 1) return closed(m, 1, Py_NotImplemented);
+    WORK(m[0], uniform_all(&state, &m[0]));
+    return closed(m, 1, args[0]);
+}
+
+/* ------------------------------------------------------------------------ contrastive divergence */
+
+/* Sum some rows of h, at least one, one after the other as NumPy does. */
+static void sum_rows(const Matrix *h, Py_ssize_t first, Py_ssize_t end, float *sum)
+{
+    memcpy(sum, row(h, first), (size_t)h->columns * sizeof *sum);
+    for (Py_ssize_t i = first + 1; i < end; i++) add_row(row(h, i), sum, h->columns);
+}
+
+static void differences_all(const Matrix *m, float *below, float examples)
+{
+    const Matrix *v = m, *h = m + 1, *da = m + 2, *db = m + 3;
+    Py_ssize_t n = v->rows / 2;
+    float scale = (float)(1.0 / (double)examples);
+    memset(da->data, 0, (size_t)v->columns * sizeof *da->data);
+    for (Py_ssize_t i = 0; i < v->rows; i++)
+        scale_and_add_row(row(v, i), da->data, i < n ? scale : -scale, v->columns);
+    sum_rows(h, 0, n, db->data);
+    sum_rows(h, n, 2 * n, below);
+    finish_row(db->data, below, examples, h->columns);
+}
+
+static PyObject *phase_differences(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    Matrix m[4]; /* v, h, da, db */
+    double examples;
+    if (!expect(nargs, 5, "phase_differences") || !doubles(args + 4, &examples, 1)) return NULL;
+    if (!open_all(m, args, "wrww")) Py_RETURN_NOTIMPLEMENTED;
+    if (m[0].buffer.ndim != 2 || m[1].buffer.ndim != 2 || m[0].rows != m[1].rows || m[0].rows < 2
+        || m[0].rows % 2 || examples <= 0 || examples > 16777216 /* exact in float32 */
+        || !is_row_of(&m[2], &m[0]) || !is_row_of(&m[3], &m[1]) || !all_apart(m, 4))
+        return closed(m, 4, Py_NotImplemented);
+    float *below = PyMem_Malloc((size_t)m[1].columns * sizeof *below);
+    if (below == NULL) {
+        close_all(m, 4);
+        return PyErr_NoMemory();
+    }
+    WORK(m[0], differences_all(m, below, (float)examples));
+    PyMem_Free(below);
+    return closed(m, 4, Py_None);
+}
+
+static PyObject *momentum_step(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    Matrix m[3]; /* parameter, gradient, velocity */
+    double d[4]; /* momentum, learning rate, weight decay, l1 */
+    if (!expect(nargs, 7, "momentum_step") || !doubles(args + 3, d, 4)) return NULL;
+    if (!open_all(m, args, "wrw")) Py_RETURN_NOTIMPLEMENTED;
+    if (!same_shape(&m[0], &m[1]) || !same_shape(&m[0], &m[2]) || !all_apart(m, 3))
+        return closed(m, 3, Py_NotImplemented);
+    float decay = (float)(d[1] * d[2]), l1 = (float)(d[1] * d[3]);
+    flatten(m, 3);
+    EACH_ROW(m[0], momentum_row(row(&m[0], i), row(&m[1], i), row(&m[2], i), m[0].columns,
+                                (float)d[0], (float)d[1], decay, l1));
+    return closed(m, 3, Py_None);
+}
+
+/* ------------------------------------------------------------------------------ descent and errors */
+
+static PyObject *sgd_step(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    Matrix m[3]; /* parameters, gradient, velocity */
+    double d[2]; /* learning rate, momentum */
+    if (!expect(nargs, 6, "sgd_step") || !doubles(args + 3, d, 2)) return NULL;
+    int nesterov = PyObject_IsTrue(args[5]);
+    if (nesterov < 0) return NULL;
+    int count = d[1] != 0 ? 3 : 2;
+    if (!open_all(m, args, count == 3 ? "wrw" : "wr")) Py_RETURN_NOTIMPLEMENTED;
+    if (!same_shape(&m[0], &m[1]) || (count == 3 && !same_shape(&m[0], &m[2]))
+        || m[0].buffer.ndim != 1 || !all_apart(m, count))
+        return closed(m, count, Py_NotImplemented);
+    float rate = (float)d[0], momentum = (float)d[1];
+    if (count == 3)
+        WORK(m[0], sgd_row(m[0].data, m[1].data, m[2].data, m[0].columns, rate, momentum, nesterov));
+    else
+        WORK(m[0], descent_row(m[0].data, m[1].data, m[0].columns, rate));
+    return closed(m, count, Py_None);
+}
+
+static PyObject *adam_step(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    Matrix m[4]; /* parameters, gradient, first, second */
+    double d[4]; /* beta1, beta2, size, floor */
+    if (!expect(nargs, 8, "adam_step") || !doubles(args + 4, d, 4)) return NULL;
+    if (!open_all(m, args, "wrww")) Py_RETURN_NOTIMPLEMENTED;
+    if (!same_shape(&m[0], &m[1]) || !same_shape(&m[0], &m[2]) || !same_shape(&m[0], &m[3])
+        || m[0].buffer.ndim != 1 || !all_apart(m, 4))
+        return closed(m, 4, Py_NotImplemented);
+    WORK(m[0], adam_row(m[0].data, m[1].data, m[2].data, m[3].data, m[0].columns, (float)d[0],
+                        (float)d[1], (float)d[2], (float)d[3]));
+    return closed(m, 4, Py_None);
+}
+
+/* Lanes of float32 take about TILED elements each time, then go into a double. */
+static double squares(const Matrix *x, const Matrix *y, const Matrix *out)
+{
+    double total = 0;
+    float lanes[LANES] = {0};
+    Py_ssize_t taken = 0;
+    for (Py_ssize_t i = 0; i < x->rows; i++) {
+        for (Py_ssize_t j = 0; j < x->columns; j += TILED) {
+            Py_ssize_t n = x->columns - j < TILED ? x->columns - j : TILED;
+            difference_row(row(x, i) + j, row(y, i) + j, row(out, i) + j, lanes, n);
+            taken += n;
+            if (taken >= TILED || (i == x->rows - 1 && j + n == x->columns)) {
+                for (int k = 0; k < LANES; k++) total += lanes[k];
+                memset(lanes, 0, sizeof lanes);
+                taken = 0;
+            }
+        }
+    }
+    return total;
+}
+
+static PyObject *squared_error(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    Matrix m[3]; /* x, y, out */
+    double total;
+    if (!expect(nargs, 3, "squared_error")) return NULL;
+    if (!open_all(m, args, "rrw")) Py_RETURN_NOTIMPLEMENTED;
+    if (!same_shape(&m[0], &m[1]) || !same_shape(&m[0], &m[2])
+        || !(apart(&m[0], &m[2]) || same_place(&m[0], &m[2]))
+        || !(apart(&m[1], &m[2]) || same_place(&m[1], &m[2])))
+        return closed(m, 3, Py_NotImplemented);
+    WORK(m[0], total = squares(&m[0], &m[1], &m[2]));
+    close_all(m, 3);
+    return PyFloat_FromDouble(total);
+}
+
+static PyObject *times_derivative(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    Matrix m[2]; /* delta, a */
+    if (!expect(nargs, 3, "times_derivative")) return NULL;
+    Units units = units_of(args[2]);
+    if (units == OTHER) Py_RETURN_NOTIMPLEMENTED;
+    if (units == GAUSSIAN) Py_RETURN_NONE;
+    if (!open_all(m, args, "wr")) Py_RETURN_NOTIMPLEMENTED;
+    if (!same_shape(&m[0], &m[1]) || !apart(&m[0], &m[1])) return closed(m, 2, Py_NotImplemented);
+    flatten(m, 2);
+    EACH_ROW(m[0], derivative_row(row(&m[0], i), row(&m[1], i), m[0].columns, units));
+    return closed(m, 2, Py_None);
+}
+
+/* --------------------------------------------------------------------------------------- cells */
+
+static int open_cells(Py_buffer *buffer, PyObject *object)
+{
+    if (PyObject_GetBuffer(object, buffer, PyBUF_WRITABLE | PyBUF_ND | PyBUF_FORMAT) < 0) return 0;
+    const char *format = buffer->format ? buffer->format : "B";
+    if (buffer->ndim == 1 && buffer->itemsize == 8 && (!strcmp(format, "l") || !strcmp(format, "q"))
+        && (uintptr_t)buffer->buf % 8 == 0)
+        return 1;
+    PyErr_Format(PyExc_ValueError,
+                 "got cells of %d dimensions and format '%s'; expected one of int64: "
+                 "take np.zeros(n, dtype=np.int64), or a view like it of shared memory",
+                 buffer->ndim, format);
+    PyBuffer_Release(buffer);
+    return 0;
+}
+
+static int are_within(const Py_buffer *cells, Py_ssize_t first, Py_ssize_t count)
+{
+    Py_ssize_t n = cells->shape[0];
+    if (first >= 0 && count >= 0 && first <= n && count <= n - first) return 1;
+    PyErr_Format(PyExc_IndexError, "got cells %zd to %zd; there are %zd, counted from 0", first,
+                 first + count - 1, n);
+    return 0;
+}
+
+static void store(const Py_buffer *cells, Py_ssize_t index, int64_t value)
+{
+    __atomic_store_n((int64_t *)cells->buf + index, value, __ATOMIC_RELEASE);
+}
+
+/* args: first, count, target, broken, spin_seconds, timeout_seconds. Only checks them. */
+static int parse_wait(PyObject *const *args, const Py_buffer *cells, Wait *wait)
+{
+    Py_ssize_t first = PyLong_AsSsize_t(args[0]), count = PyLong_AsSsize_t(args[1]);
+    long long target = PyLong_AsLongLong(args[2]);
+    Py_ssize_t broken = PyLong_AsSsize_t(args[3]);
+    double d[2], now = seconds();
+    if (PyErr_Occurred() || !doubles(args + 4, d, 2)) return 0;
+    if (!are_within(cells, first, count) || !are_within(cells, broken, 1)) return 0;
+    const int64_t *all = cells->buf;
+    *wait = (Wait){all + first, all + broken,  count, target, now + d[0],
+                   now + d[1],  0, SHORTEST_SLEEP};
+    return 1;
+}
+
+/* Wait without the lock, but take it now and then for a signal's handler. */
+static PyObject *finish_wait(Py_buffer *cells, Wait *wait)
+{
+    Waited seen;
+    do {
+        Py_BEGIN_ALLOW_THREADS
+        seen = wait_until(wait, seconds() + SIGNALS_EVERY);
+        Py_END_ALLOW_THREADS
+        if (seen == PAUSED && PyErr_CheckSignals() < 0) {
+            PyBuffer_Release(cells);
+            return NULL;
+        }
+    } while (seen == PAUSED);
+    PyBuffer_Release(cells);
+    return PyLong_FromLong(seen);
+}
+
+static PyObject *wait_cells(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    Py_buffer cells;
+    Wait wait;
+    if (!expect(nargs, 7, "wait_cells") || !open_cells(&cells, args[0])) return NULL;
+    if (parse_wait(args + 1, &cells, &wait)) return finish_wait(&cells, &wait);
+    PyBuffer_Release(&cells);
+    return NULL;
+}
+
+static PyObject *store_cell(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    Py_buffer cells;
+    if (!expect(nargs, 3, "store_cell") || !open_cells(&cells, args[0])) return NULL;
+    Py_ssize_t index = PyLong_AsSsize_t(args[1]);
+    long long value = PyLong_AsLongLong(args[2]);
+    int valid = !PyErr_Occurred() && are_within(&cells, index, 1);
+    if (valid) store(&cells, index, value);
+    PyBuffer_Release(&cells);
+    if (!valid) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *arrive_and_wait(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    Py_buffer cells;
+    Wait wait;
+    if (!expect(nargs, 8, "arrive_and_wait") || !open_cells(&cells, args[0])) return NULL;
+    Py_ssize_t rank = PyLong_AsSsize_t(args[1]);
+    if (!PyErr_Occurred() && are_within(&cells, rank, 1) && parse_wait(args + 2, &cells, &wait)) {
+        store(&cells, rank, wait.target);
+        return finish_wait(&cells, &wait);
+    }
+    PyBuffer_Release(&cells);
+    return NULL;
+}
+
+/* -------------------------------------------------------------------------------------- module */
+
+#define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
+static PyMethodDef methods[] = {
+    METHOD(means), METHOD(draw_states), METHOD(uniform), METHOD(phase_differences),
+    METHOD(momentum_step), METHOD(sgd_step), METHOD(adam_step), METHOD(squared_error),
+    METHOD(times_derivative), METHOD(wait_cells), METHOD(store_cell), METHOD(arrive_and_wait),
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_native", "Compiled forms; see syncpretrain.kernels.native.", 0, methods,
+    NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__native(void)
+{
+    return PyModuleDef_Init(&definition);
+}

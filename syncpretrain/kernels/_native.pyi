@@ -1,0 +1,64 @@
+"""The C extension. Each function is called by its form in native.py, with positions only."""
+
+from typing import Any
+
+def means(x: Any, bias: Any, units: str, /) -> Any: ...
+def draw_states(
+    x: Any, bias: Any, out: Any, key: tuple[int, ...], counter: tuple[int, ...], /
+) -> Any: ...
+def uniform(out: Any, key: tuple[int, ...], counter: tuple[int, ...], /) -> Any: ...
+def phase_differences(v: Any, h: Any, da: Any, db: Any, examples: int, /) -> Any: ...
+def momentum_step(
+    parameter: Any,
+    gradient: Any,
+    velocity: Any,
+    momentum: float,
+    learning_rate: float,
+    weight_decay: float,
+    l1: float,
+    /,
+) -> Any: ...
+def sgd_step(
+    parameters: Any,
+    gradient: Any,
+    velocity: Any,
+    learning_rate: float,
+    momentum: float,
+    nesterov: bool,
+    /,
+) -> Any: ...
+def adam_step(
+    parameters: Any,
+    gradient: Any,
+    first: Any,
+    second: Any,
+    beta1: float,
+    beta2: float,
+    size: float,
+    floor: float,
+    /,
+) -> Any: ...
+def squared_error(x: Any, y: Any, out: Any, /) -> Any: ...
+def times_derivative(delta: Any, a: Any, units: str, /) -> Any: ...
+def wait_cells(
+    cells: Any,
+    first: int,
+    count: int,
+    target: int,
+    broken: int,
+    spin_seconds: float,
+    timeout_seconds: float,
+    /,
+) -> int: ...
+def store_cell(cells: Any, index: int, value: int, /) -> None: ...
+def arrive_and_wait(
+    cells: Any,
+    rank: int,
+    first: int,
+    count: int,
+    target: int,
+    broken: int,
+    spin_seconds: float,
+    timeout_seconds: float,
+    /,
+) -> int: ...

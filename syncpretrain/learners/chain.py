@@ -1,0 +1,45 @@
+"""What a network that is fine-tuned consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.kernels.backprop import Pair
+
+__all__ = ["Dropout", "Step", "views"]
+
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One layer of a chain: the means of ``units`` whose input is x W + b."""
+
+    weight: Array
+    bias: Array
+    units: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dropout:
+    """Shares of the inputs and of the hidden units left out of each example (Hinton et al. 2012).
+
+    Those that stay are scaled up, so that nothing is to be scaled when all are there.
+    """
+
+    input: float = 0.0
+    hidden: float = 0.0
+    seed: int = 0
+
+
+def views(vector: Array, chain: Sequence[Step]) -> Iterator[Pair]:
+    """Cut a flat vector into a weight and a bias for each layer of a chain, as views."""
+    at = 0
+    for step in chain:
+        middle, end = at + step.weight.size, at + step.weight.size + step.bias.size
+        yield vector[at:middle].reshape(step.weight.shape), vector[middle:end]
+        at = end

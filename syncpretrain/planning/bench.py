@@ -1,0 +1,176 @@
+"""How near to the machine's limit each schedule really runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.driver import Pretraining
+from syncpretrain.errors import RunInterrupted
+from syncpretrain.events import Event, FinetuneEpochFinished
+from syncpretrain.finetuning import finetune
+from syncpretrain.observers.history import History
+from syncpretrain.planning.candidates import Candidate, Task
+from syncpretrain.planning.choice import Plan, plan_for
+from syncpretrain.runtime.blas import blas_limit
+from syncpretrain.runtime.store import Split
+from syncpretrain.settings import PretrainSettings
+from syncpretrain.stack import Stack
+
+__all__ = ["Bench", "Reached", "bench", "random_rows", "run_way", "seconds_to", "sgemm_peak"]
+
+Array = NDArray[np.float32]
+SIDE = 1536  # of the matrices of the peak: 14 GFLOP for both
+TRIES = 5
+MINIBATCH = 100  # of fine-tuning
+MOST_EPOCHS = 20  # of fine-tuning, on the way to a target
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What was measured.
+
+    Attributes
+    ----------
+    plan : Plan
+        With the bound, and what each schedule was expected to take.
+    peak : dict of int to float
+        Operations a second of a large product, by BLAS threads.
+    seconds : dict of str to list of float
+        Of each schedule's runs, by its name.
+    """
+
+    plan: Plan
+    peak: dict[int, float]
+    seconds: dict[str, list[float]]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return what each schedule came to, with its speed relative to greedy training."""
+        medians = {name: median(runs) for name, runs in self.seconds.items()}
+        greedy = [
+            way.name
+            for way in self.plan.candidates
+            if way.given["schedule"] == "greedy" and "split" not in way.given
+        ]
+        one_core, all_cores = greedy[0], greedy[-1]
+        return [
+            {
+                "name": way.name,
+                "seconds": medians[way.name],
+                "predicted_seconds": way.seconds,
+                "floor_share": self.plan.floor_seconds / medians[way.name],
+                "speedup_over_one_core": medians[one_core] / medians[way.name],
+                "speedup_over_all_cores": medians[all_cores] / medians[way.name],
+            }
+            for way in self.plan.candidates
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """Seconds to a validation error, None if it was not reached; the epochs and the error then."""
+
+    seconds: float | None
+    epochs: int
+    error: float
+
+
+def bench(
+    task: Task,
+    data: Split,
+    *,
+    rounds: int = 1,
+    measure_seconds: float = 7.0,
+    tell: Callable[[str], object] = lambda message: None,
+) -> Bench:
+    """Measure the machine, plan, and run each schedule, one after another, so many times round.
+
+    Parameters
+    ----------
+    task : Task
+        As large as the data.
+    data : Split of arrays of shape (n_examples, layers[0])
+    rounds : int
+    measure_seconds : float
+        As of :func:`syncpretrain.planning.plan`.
+    tell : callable
+        Given a line on each step.
+    """
+    tell("measuring the layers")
+    plan = plan_for(task, measure_seconds=measure_seconds)
+    threads = plan.timings.blas_threads
+    peak = {count: sgemm_peak(count) for count in sorted({1, threads})}
+    seconds: dict[str, list[float]] = {way.name: [] for way in plan.candidates}
+    for _ in range(rounds):
+        for way in plan.candidates:
+            seconds[way.name].append(run_way(way, task.settings, data)[0])
+            tell(f"{way.name}: {seconds[way.name][-1]:.2f} s")
+    return Bench(plan, peak, seconds)
+
+
+def run_way(way: Candidate, settings: PretrainSettings, data: Split) -> tuple[float, Stack]:
+    """Pretrain a stack in one of the ways; return the seconds of training, and the stack."""
+    history = History()
+    settings = msgspec.structs.replace(settings, group_size=None, **way.given)
+    stack = Pretraining(settings, data.train, data.validation, observers=[history]).run()
+    return history.pretrain_seconds, stack
+
+
+def sgemm_peak(threads: int) -> float:
+    """Return the operations a second of the fastest of a few large float32 products."""
+    a, b = random_rows(SIDE, SIDE), random_rows(SIDE, SIDE)
+    out = np.empty((SIDE, SIDE), dtype=np.float32)
+    fastest = np.inf
+    with blas_limit(threads):
+        for _ in range(TRIES + 1):
+            started = perf_counter()
+            np.matmul(a, b, out=out)
+            fastest = min(fastest, perf_counter() - started)
+    return float(2 * SIDE**3 / fastest)
+
+
+def random_rows(rows: int, width: int) -> Array:
+    """Return examples in [0, 1) that nothing can be learned from."""
+    return np.random.default_rng(0).random((rows, width), dtype=np.float32)
+
+
+def seconds_to(target: float, plan: Plan, data: Split) -> Reached:
+    """Pretrain with the pick, then fine-tune until the error on validation rows is low enough.
+
+    ``target`` is the squared error of the whole unrolled stack, summed over the units of an
+    example, on 1,000 validation rows. Fine-tuning is Adam's, at its defaults.
+    """
+    errors: list[float] = []
+
+    def note(event: Event) -> None:
+        if isinstance(event, FinetuneEpochFinished) and event.validation_error is not None:
+            errors.append(event.validation_error)
+
+    def reached() -> bool:
+        return bool(errors) and errors[-1] <= target
+
+    started = perf_counter()
+    _, stack = run_way(plan.pick, plan.task.settings, data)
+    try:
+        finetune(
+            stack,
+            data.train,
+            validation=data.validation,
+            observers=[note],
+            stop=reached,
+            epochs=MOST_EPOCHS,
+            batch_size=min(MINIBATCH, len(data.train)),
+            seed=plan.task.settings.seed,
+        )
+    except RunInterrupted:
+        if not reached():
+            raise
+    seconds = perf_counter() - started
+    return Reached(seconds if reached() else None, len(errors), errors[-1])

@@ -1,0 +1,184 @@
+"""The ways to train a stack on so many workers, each with the time that it is expected to take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from syncpretrain.building import build_schedule
+from syncpretrain.errors import SettingsError
+from syncpretrain.planning.measure import sizes
+from syncpretrain.planning.simulate import EpochCost, Simulated, simulate
+from syncpretrain.planning.timings import LayerTimings, Timings
+from syncpretrain.runtime.memory import pretraining_bytes
+from syncpretrain.settings import PretrainSettings
+
+__all__ = ["Candidate", "Task", "candidates", "floor_seconds"]
+
+WORTH_IT = 0.995  # a layer takes more workers if the run then takes at most this share of its time
+SEARCHED_EPOCHS = 12  # of a layer, while replicas are looked for: enough to tell them apart
+FLOAT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A stack to train: its settings, on so many training and held-out rows."""
+
+    settings: PretrainSettings
+    examples: int
+    held_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to train a stack.
+
+    Attributes
+    ----------
+    name : str
+    given : dict
+        The settings that make it, as ``pretrain`` takes them.
+    seconds : float
+        Expected, of pretraining.
+    bytes : int
+        Of the memory beside the data, about.
+    epochs : tuple of int
+        That each layer trains, refreshes included.
+    """
+
+    name: str
+    given: Mapping[str, Any]
+    seconds: float
+    bytes: int
+    epochs: tuple[int, ...]
+
+
+def candidates(task: Task, timings: Timings) -> list[Candidate]:
+    """Return all ways that the settings permit, the simplest first.
+
+    ``timings.workers`` is how many workers there may be. The settings' own schedule, workers,
+    replicas, split and shards do not count.
+    """
+    found = []
+    for name, given in _ways(task, timings):
+        settings = _with(task.settings, given)
+        if settings is None:
+            continue
+        if "split" in given:
+            settings = _with_replicas(task, settings, timings)
+            if max(settings.replicas) == 1:
+                continue  # it does not pay anywhere
+            given = {**given, "replicas": settings.replicas, "shards": settings.replicas}
+        run = _simulated(task, settings, timings)
+        found.append(Candidate(name, given, run.seconds, _bytes(task, settings, run), run.epochs))
+    return found
+
+
+def floor_seconds(task: Task, timings: Timings) -> float:
+    """Return the time of nothing but the matrix products, spread evenly over all workers.
+
+    Those of the stipulated epochs' training steps, as one core takes for them alone.
+    """
+    rows = zip(timings.layers, task.settings.epochs, strict=True)
+    steps = task.examples / task.settings.batch_size
+    return sum(layer.products * epochs * steps for layer, epochs in rows) / timings.workers
+
+
+def _ways(task: Task, timings: Timings) -> Iterator[tuple[str, dict[str, Any]]]:
+    P, B = timings.workers, timings.blas_threads
+    greedy, pipeline = {"schedule": "greedy"}, {"schedule": "synchronized"}
+    parallel = P > 1 and task.settings.runtime != "serial"
+    yield "greedy, one core", {**greedy, "workers": 1, "blas_threads": 1}
+    yield "pipeline, one core", {**pipeline, "workers": 1}
+    if B > 1:
+        yield f"greedy, BLAS on {B} cores", {**greedy, "workers": P, "blas_threads": B}
+    if parallel:
+        if len(timings.layers) > 1:
+            yield "pipeline", {**pipeline, "workers": P}
+        for split in ("examples", "units"):
+            yield f"greedy, {split} split", {**greedy, "workers": P, "split": split}
+        for split in ("examples", "units") if len(timings.layers) > 1 else ():
+            yield f"hybrid, {split} split", {**pipeline, "workers": P, "split": split}
+
+
+def _with(settings: PretrainSettings, given: Mapping[str, Any]) -> PretrainSettings | None:
+    """Return the settings of a way, or None where they do not permit it."""
+    depth = len(settings.layers) - 1
+    plain = {"replicas": (1,) * depth, "shards": (0,) * depth, "split": "examples"}
+    try:
+        return msgspec.structs.replace(settings, group_size=None, **(plain | dict(given)))
+    except SettingsError:
+        return None
+
+
+def _with_replicas(task: Task, settings: PretrainSettings, timings: Timings) -> PretrainSettings:
+    """Give each layer the workers that it can use, one layer after the other.
+
+    The costliest layer comes first. One that is taken before the others were given theirs is
+    looked at once more.
+    """
+    short = msgspec.structs.replace(
+        settings, epochs=tuple(min(n, SEARCHED_EPOCHS) for n in settings.epochs)
+    )
+    best = _simulated(task, short, timings).seconds
+    order = sorted(range(len(timings.layers)), key=lambda i: -timings.layers[i].step)
+    for i in order * 2:
+        for size in (1, *sizes(timings.workers)):
+            tried = _with_size(short, i, size, timings.layers[i])
+            if tried is None or tried.replicas == short.replicas:
+                continue
+            seconds = _simulated(task, tried, timings).seconds
+            if seconds < best * (WORTH_IT if size > short.replicas[i] else 1):
+                short, best = tried, seconds
+    return msgspec.structs.replace(short, epochs=settings.epochs)
+
+
+def _with_size(
+    settings: PretrainSettings, i: int, size: int, timings: LayerTimings
+) -> PretrainSettings | None:
+    """Return the settings with so many workers for a layer, None where that was not measured."""
+    if size > 1 and (settings.split, size) not in timings.sharded:
+        return None
+    replicas = (*settings.replicas[:i], size, *settings.replicas[i + 1 :])
+    return msgspec.structs.replace(settings, replicas=replicas, shards=replicas)
+
+
+def _simulated(task: Task, settings: PretrainSettings, timings: Timings) -> Simulated:
+    workers = settings.workers or 1
+    costs = [_cost(task, settings, i, layer) for i, layer in enumerate(timings.layers)]
+    slots = min(workers, len(costs))
+    schedule = build_schedule(settings, slots=slots)
+    return simulate(schedule, costs, workers=workers, replicas=settings.replicas)
+
+
+def _cost(task: Task, settings: PretrainSettings, i: int, layer: LayerTimings) -> EpochCost:
+    """Return what an epoch of a layer takes under the settings of a way."""
+    step, made, look = {1: layer.step}, dict(layer.transform), layer.look
+    on_blas = settings.schedule == "greedy" and (settings.blas_threads or 1) > 1
+    if settings.replicas[i] > 1:
+        step = dict(layer.sharded[settings.split, settings.replicas[i]])
+    elif on_blas and max(settings.replicas) == 1 and layer.blas_step is not None:
+        step, look = {1: layer.blas_step}, layer.blas_look or layer.look
+        made = {1: layer.blas_transform or 0.0}
+    steps, rows = task.examples / settings.batch_size, task.examples + task.held_out
+    return EpochCost(
+        train={members: seconds * steps for members, seconds in step.items()},
+        transform={members: seconds * rows for members, seconds in made.items()} or {1: 0.0},
+        look=look,
+        contention=layer.contention,
+    )
+
+
+def _bytes(task: Task, settings: PretrainSettings, run: Simulated) -> int:
+    """Return the memory of a run: parameters and minibatches, activations, shards' gradients."""
+    rows = task.examples + task.held_out
+    activations = sum(n * width for n, width in zip(run.buffers, settings.layers[1:], strict=True))
+    weights = [v * h + v + h for v, h in pairwise(settings.layers)]
+    own = [n if n > 1 and settings.split == "examples" else 0 for n in settings.replicas]
+    gradients = sum(n * size for n, size in zip(own, weights, strict=True))
+    fixed = pretraining_bytes(settings.layers, examples=0, batch_size=settings.batch_size)
+    return fixed + FLOAT * (rows * activations + gradients)

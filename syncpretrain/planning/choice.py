@@ -1,0 +1,208 @@
+"""``plan``: measure a stack on this machine, foretell each way to train it, and pick one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from shlex import quote
+from typing import Any
+
+import msgspec
+
+from syncpretrain.planning.candidates import Candidate, Task, candidates, floor_seconds
+from syncpretrain.planning.measure import measure
+from syncpretrain.planning.timings import LayerTimings, Timings
+from syncpretrain.runtime.blas import usable_cores
+from syncpretrain.settings import PretrainSettings, settings_from
+
+__all__ = ["LEARNS", "Plan", "options", "plan", "plan_for"]
+
+NEAR = 1.03  # what is predicted as near as that is a matter of taste: the simplest is taken
+ONE_CORE = "greedy, one core"
+LEARNS = (
+    "greedy and synchronized pretraining are both valid, and learn different weights: the layers"
+    " of a pipeline begin on unfinished ones below"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The ways to train a stack, and which one to take.
+
+    Attributes
+    ----------
+    task : Task
+    candidates : tuple of Candidate
+        The simplest first.
+    pick : Candidate
+        The fastest as predicted, or the simplest one near it.
+    floor_seconds : float
+        The bound: the time of the steps' matrix products alone, spread over all workers.
+    timings : Timings
+        What was measured.
+    """
+
+    task: Task
+    candidates: tuple[Candidate, ...]
+    pick: Candidate
+    floor_seconds: float
+    timings: Timings
+
+    @property
+    def reason(self) -> str:
+        """Why the pick was taken, in a sentence."""
+        fastest = min(self.candidates, key=lambda way: way.seconds)
+        if self.pick.given["workers"] == 1:
+            if len(self.candidates) <= 2:
+                return "staying on one core is all there is"
+            return "staying on one core is fastest"
+        if self.pick is fastest:
+            return f"the fastest as predicted, {self.speedup(self.pick):.2f} times one core"
+        slower = 100 * (self.pick.seconds / fastest.seconds - 1)
+        return f"simpler than {fastest.name}, and only {slower:.1f} % slower"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The pick as keyword arguments of :func:`syncpretrain.pretrain`."""
+        return dict(self.pick.given)
+
+    @property
+    def command(self) -> str:
+        """The pick as a command line, for a stack that :func:`plan` was given."""
+        task = self.task.settings
+        stack: dict[str, Any] = {"layers": task.layers, "epochs": task.epochs}
+        if task.batch_size != 100:
+            stack["batch_size"] = task.batch_size
+        if task.model != "rbm":
+            stack["model"] = task.model
+        return f"syncpretrain train {options(stack)} {options(self.settings)}"
+
+    def speedup(self, way: Candidate) -> float:
+        """Return how many times faster a way is than greedy training on one core."""
+        one_core = next(x for x in self.candidates if x.given["workers"] == 1)
+        return one_core.seconds / way.seconds
+
+    def share(self, way: Candidate) -> float:
+        """Return the share of its time that a way could not do without: the bound's."""
+        return self.floor_seconds / way.seconds
+
+    def apply(self, settings: PretrainSettings) -> PretrainSettings:
+        """Return settings with those of the pick on top."""
+        depth = len(settings.layers) - 1
+        plain = {"replicas": (1,) * depth, "shards": (0,) * depth, "split": "examples"}
+        chosen = plain | {"group_size": None} | dict(self.pick.given)
+        return msgspec.structs.replace(settings, **chosen)
+
+    def report(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        task = self.task
+        return {
+            "layers": list(task.settings.layers),
+            "workers": self.timings.workers,
+            "blas_threads": self.timings.blas_threads,
+            "examples": task.examples,
+            "held_out": task.held_out,
+            "epochs": list(task.settings.epochs),
+            "batch_size": task.settings.batch_size,
+            "floor_seconds": self.floor_seconds,
+            "pick": self.pick.name,
+            "reason": self.reason,
+            "settings": msgspec.to_builtins(self.settings),
+            "command": self.command,
+            "candidates": [self._row(way) for way in self.candidates],
+            "measured": [_milliseconds(layer) for layer in self.timings.layers],
+            "measuring_seconds": self.timings.seconds,
+        }
+
+    def _row(self, way: Candidate) -> dict[str, Any]:
+        return {
+            "name": way.name,
+            "seconds": way.seconds,
+            "speedup": self.speedup(way),
+            "floor_share": self.share(way),
+            "bytes": way.bytes,
+            "epochs": list(way.epochs),
+            "settings": msgspec.to_builtins(dict(way.given)),
+        }
+
+
+def plan(
+    layers: Sequence[int],
+    *,
+    workers: int | None = None,
+    examples: int = 50_000,
+    held_out: int = 10_000,
+    measure_seconds: float = 7.0,
+    **settings: Any,
+) -> Plan:
+    """Measure a stack on this machine, and predict each way to pretrain it.
+
+    Parameters
+    ----------
+    layers : sequence of int
+        Values of an example, then the units of each layer.
+    workers : int, optional
+        The most there may be; default the usable cores.
+    examples, held_out : int
+        Rows to train on, and to measure the layers on.
+    measure_seconds : float
+        About how long to measure.
+    **settings
+        Fields of :class:`syncpretrain.settings.PretrainSettings`, such as ``epochs``. The
+        schedule, replicas, split and shards are what is looked for, and do not count.
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    SettingsError
+        For a wrong setting.
+    """
+    wanted = settings_from(layers, workers=workers, **settings).pretrain
+    task = Task(wanted, examples, held_out)
+    return plan_for(task, measure_seconds=measure_seconds)
+
+
+def plan_for(task: Task, *, timings: Timings | None = None, measure_seconds: float = 7.0) -> Plan:
+    """Return the plan of a task, measured now or with timings that were."""
+    if timings is None:
+        timings = measure(
+            task.settings,
+            workers=task.settings.workers or usable_cores(),
+            examples=task.examples,
+            held_out=task.held_out,
+            seconds=measure_seconds,
+        )
+    ways = candidates(task, timings)
+    nearest = NEAR * min(way.seconds for way in ways)
+    pick = next(way for way in ways if way.seconds <= nearest)
+    return Plan(task, tuple(ways), pick, floor_seconds(task, timings), timings)
+
+
+def options(settings: Mapping[str, Any]) -> str:
+    """Return settings as options of ``train``."""
+    words = []
+    for name, value in settings.items():
+        if isinstance(value, tuple):
+            same = name != "layers" and len(set(value)) == 1
+            value = ",".join(map(str, value[:1] if same else value))
+        words.append(f"--{name.replace('_', '-')} {quote(str(value))}")
+    return " ".join(words)
+
+
+def _milliseconds(layer: LayerTimings) -> Mapping[str, Any]:
+    """Return a layer's timings of a minibatch in milliseconds."""
+    sharded = {
+        f"{split}, {shards} shards, {members} workers": 1e3 * seconds
+        for (split, shards), by_size in layer.sharded.items()
+        for members, seconds in by_size.items()
+    }
+    return {
+        "step_ms": 1e3 * layer.step,
+        "contention": layer.contention,
+        "products_ms": 1e3 * layer.products,
+        "blas_step_ms": None if layer.blas_step is None else 1e3 * layer.blas_step,
+        "sharded_ms": sharded,
+    }

@@ -1,0 +1,235 @@
+"""Times the pieces of a stack's training, on random data, with everything a plan may choose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.building import build_learners
+from syncpretrain.learners.rbm import RBM
+from syncpretrain.learners.sharding import ByExamples, Phase, Run, ShardedStep
+from syncpretrain.learners.units import ByUnits
+from syncpretrain.planning.probes import (
+    Probe,
+    Steps,
+    Work,
+    beside,
+    looking,
+    measured,
+    products,
+    transforming,
+)
+from syncpretrain.planning.timings import LayerTimings, Timings
+from syncpretrain.runtime.blas import blas_threads
+from syncpretrain.runtime.team import Team
+from syncpretrain.runtime.worker import PROBE_ROWS
+from syncpretrain.settings import PretrainSettings
+
+__all__ = ["measure", "sizes"]
+
+Array = NDArray[np.float32]
+MOST_NUMBERS = 4_000_000  # of a layer's rows: more than caches hold, and soon drawn
+TRANSFORMED = 4000  # rows at once: as many chunks as are dealt out together
+
+
+@dataclass(slots=True)
+class _Probes:
+    """What is timed of one layer."""
+
+    step: Probe
+    products: Probe
+    look: Probe
+    busy: Probe | None
+    rows: int  # that a transform makes
+    sharded: dict[tuple[str, int], dict[int, Probe]] = field(default_factory=dict)
+    transform: dict[int, Probe] = field(default_factory=dict)
+    blas: dict[str, Probe] = field(default_factory=dict)
+
+    def all(self) -> list[Probe]:
+        cut = [probe for sizes in self.sharded.values() for probe in sizes.values()]
+        busy = [self.busy] if self.busy is not None else []
+        rest = [*cut, *self.transform.values(), *self.blas.values()]
+        return [self.step, *busy, self.products, self.look, *rest]
+
+
+def measure(
+    settings: PretrainSettings,
+    *,
+    workers: int,
+    examples: int = 50_000,
+    held_out: int = PROBE_ROWS,
+    seconds: float = 7.0,
+) -> Timings:
+    """Time every layer at every allocation of up to ``workers`` workers.
+
+    Parameters
+    ----------
+    settings : PretrainSettings
+        Of the stack; its own schedule, replicas and shards do not count.
+    workers : int
+        The most there may be, of all layers together.
+    examples, held_out : int
+        Rows to train on, and to look at after an epoch; more than a few thousand change nothing.
+    seconds : float
+        About how long to measure. One round of everything is made in any case, which may take
+        longer for wide layers and large minibatches.
+
+    Raises
+    ------
+    SettingsError
+        If another run in this process holds BLAS at a number of threads.
+    """
+    started = perf_counter()
+    threads = min(workers, blas_threads(settings.blas_threads))
+    plain = msgspec.structs.replace(
+        settings,
+        replicas=(1,) * len(settings.replicas),
+        shards=(0,) * len(settings.shards),
+        split="examples",
+    )
+    team = Team(workers, "syncpretrain-plan")
+    try:
+        bench = _Bench(plain, team, workers, threads, min(held_out, PROBE_ROWS))
+        kinds = bench.layers(examples)
+        once = list({id(probes): probes for probes in kinds}.values())
+        measured([probe for probes in once for probe in probes.all()], seconds=seconds)
+    finally:
+        team.close()
+    layers = tuple(_timings(probes, bench.crowd) for probes in kinds)
+    return Timings(layers, workers, threads, perf_counter() - started)
+
+
+def sizes(most: int) -> list[int]:
+    """Return the numbers of workers worth a try inside one layer: 2, 4, 8 and so on, and all."""
+    return sorted({2**i for i in range(1, most.bit_length()) if 2**i < most} | {most} - {1})
+
+
+class _Bench:
+    """The stack's learners, and the workers to time them with."""
+
+    def __init__(
+        self, settings: PretrainSettings, team: Team, workers: int, threads: int, held_out: int
+    ) -> None:
+        self._settings, self._team = settings, team
+        self._workers, self._threads, self._held_out = workers, threads, held_out
+        self._steps: list[Steps] = []
+        others = min(workers, len(settings.layers) - 1) - 1
+        # A layer's step is slowed by what else is at work; a line through one count gives others.
+        self.crowd = (workers - 1) / others if others else 0.0
+
+    def layers(self, examples: int) -> list[_Probes]:
+        """Return the probes of each layer; layers that are alike share theirs."""
+        draw = np.random.default_rng(0).random
+        batch = self._settings.batch_size
+        for learner in build_learners(self._settings):
+            width = learner.weight.shape[0]
+            rows = max(batch, min(examples, max(MOST_NUMBERS // width, TRANSFORMED)))
+            self._steps.append(Steps(learner, draw((rows, width), dtype=np.float32)))
+        found: dict[object, _Probes] = {}
+        for i in range(len(self._steps)):
+            if self._kind(i) not in found:
+                found[self._kind(i)] = self._probes(i)
+        return [found[self._kind(i)] for i in range(len(self._steps))]
+
+    def _kind(self, i: int) -> object:
+        """Return what two layers share that take the same time."""
+        s = self._settings
+        options = (s.hidden_units, s.cd_steps, s.persistent, s.sparsity_cost, s.hidden_dropout)
+        more = (s.corruption, s.contraction, s.l1)
+        below = s.layers[i - 1 : i + 2] if i else s.layers[:2]
+        return (i > 0, below, s.visible_units_of(i + 1), *(x[i] for x in (*options, *more)))
+
+    def _probes(self, i: int) -> _Probes:
+        steps, settings = self._steps[i], self._settings
+        visible, hidden = steps.learner.weight.shape
+        bare = products(
+            visible, hidden, batch_size=settings.batch_size, cd_steps=settings.cd_steps[i]
+        )
+        look = looking(steps.learner, steps.X[: self._held_out])
+        probes = _Probes(
+            step=Probe(steps.work()),
+            products=Probe(bare),
+            look=Probe(look),
+            busy=self._busy(i),
+            rows=0,
+        )
+        for split, cut in self._cuts(i).items():
+            for shards in sizes(self._workers):
+                sharded = cut(shards)
+                if sharded is not None:
+                    probes.sharded[split, shards] = {
+                        members: Probe(steps.work(sharded, self._run(members)))
+                        for members in {1, max(1, shards // 2), shards}
+                    }
+        if self._threads > 1:
+            probes.blas["step"] = Probe(steps.work(), blas_threads=self._threads)
+            probes.blas["look"] = Probe(look, blas_threads=self._threads)
+        if i:
+            self._add_transform(probes, self._steps[i - 1])
+        return probes
+
+    def _busy(self, i: int) -> Probe | None:
+        """Return the layer's step while others train; None if there are none."""
+        depth = len(self._steps)
+        others = [self._steps[(i + k) % depth].work() for k in range(1, min(self._workers, depth))]
+        return Probe(beside(self._steps[i].work(), others, self._team)) if others else None
+
+    def _cuts(self, i: int) -> dict[str, Callable[[int], ShardedStep | None]]:
+        """Return how a layer's step is cut into shards, as far as it can be."""
+        settings, learner = self._settings, self._steps[i].learner
+
+        def by_examples(shards: int) -> ShardedStep | None:
+            return ByExamples(learner, shards) if shards <= settings.batch_size else None
+
+        def by_units(shards: int) -> ShardedStep | None:
+            special = (*settings.persistent, *settings.sparsity_cost, *settings.hidden_dropout)
+            if not isinstance(learner, RBM) or any(special):
+                return None
+            return ByUnits(learner, shards) if shards <= min(learner.weight.shape) else None
+
+        return {"examples": by_examples, "units": by_units}
+
+    def _run(self, members: int) -> Run:
+        def run(phases: Sequence[Phase], shards: int) -> None:
+            self._team.run(phases, shards, members)
+
+        return run
+
+    def _add_transform(self, probes: _Probes, below: Steps) -> None:
+        rows = below.X[:TRANSFORMED]
+        probes.rows = len(rows)
+        layer = below.learner.snapshot()
+
+        def work(members: int) -> Work:
+            return transforming(layer, rows, self._run(members))
+
+        for members in (1, *sizes(self._workers)):
+            probes.transform[members] = Probe(work(members))
+        if self._threads > 1:
+            probes.blas["transform"] = Probe(work(1), blas_threads=self._threads)
+
+
+def _timings(probes: _Probes, crowd: float) -> LayerTimings:
+    step = probes.step.seconds
+    slower = probes.busy.relative_to(probes.step) - 1 if probes.busy is not None else 0.0
+    blas = {name: probe.seconds for name, probe in probes.blas.items()}
+    rows = probes.rows
+    return LayerTimings(
+        step=step,
+        products=probes.products.seconds,
+        sharded={
+            cut: {members: probe.seconds for members, probe in sorted(by_size.items())}
+            for cut, by_size in probes.sharded.items()
+        },
+        transform={members: p.seconds / rows for members, p in probes.transform.items()},
+        look=probes.look.seconds,
+        contention=1 + max(0.0, slower) * crowd,
+        blas_step=blas.get("step"),
+        blas_transform=blas["transform"] / rows if "transform" in blas else None,
+        blas_look=blas.get("look"),
+    )

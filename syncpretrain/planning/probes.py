@@ -1,0 +1,188 @@
+"""Pieces of a layer's work, to be timed: its steps, its input, its look, its bare products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.layer import Layer
+from syncpretrain.learners.base import Learner
+from syncpretrain.learners.sharding import Run, ShardedStep, in_turn
+from syncpretrain.runtime.blas import blas_limit
+from syncpretrain.runtime.store import Split, transform
+from syncpretrain.runtime.team import Team
+
+__all__ = ["Probe", "Steps", "beside", "looking", "measured", "products", "transforming"]
+
+Array = NDArray[np.float32]
+Work = Callable[[int], float]  # does something so many times; returns the seconds
+BLOCK_SECONDS = 0.02  # of one timing: long beside a thread's waking, short beside a drift
+MOST_AT_ONCE = 100
+MOST_ROUNDS = 25
+
+
+class Probe:
+    """Work that is timed again and again, with so many BLAS threads."""
+
+    def __init__(self, work: Work, *, blas_threads: int = 1) -> None:
+        self.blas_threads = blas_threads
+        self._work, self._times = work, 1
+        self._seconds: list[float] = []
+
+    def warm_up(self) -> None:
+        """Touch all memory, and find how often is enough for a timing."""
+        self._work(1)
+        once = max(self._work(1), 1e-7)
+        self._times = max(1, min(MOST_AT_ONCE, round(BLOCK_SECONDS / once)))
+
+    def time(self) -> None:
+        """Take one timing."""
+        self._seconds.append(self._work(self._times) / self._times)
+
+    @property
+    def seconds(self) -> float:
+        """The median of the timings."""
+        return median(self._seconds)
+
+    def relative_to(self, other: Probe) -> float:
+        """Return how many times as long as another's it takes, timing by timing of a round."""
+        pairs = zip(self._seconds, other._seconds, strict=True)
+        return median(own / others for own, others in pairs)
+
+
+def measured(probes: Sequence[Probe], *, seconds: float) -> None:
+    """Time all probes, round after round, so that a drift of the machine hits all alike.
+
+    It ends after the round in which ``seconds`` are over.
+    """
+    counts = sorted({probe.blas_threads for probe in probes})
+    deadline = perf_counter() + seconds
+    for index in range(MOST_ROUNDS):
+        for threads in counts:
+            with blas_limit(threads), np.errstate(all="ignore"):
+                for probe in probes:
+                    if probe.blas_threads == threads:
+                        if not index:
+                            probe.warm_up()
+                        probe.time()
+        if perf_counter() >= deadline:
+            return
+
+
+class Steps:
+    """Training steps of one layer on rows of X, each on other rows than the last.
+
+    Parameters
+    ----------
+    learner : Learner
+    X : ndarray of shape (n_rows, visible), float32
+    """
+
+    def __init__(self, learner: Learner, X: Array) -> None:
+        self.learner, self.X = learner, X
+        learner.learning_rate = 1e-9  # the weights stay where they are, however often it is timed
+        self._order = np.random.default_rng(0).permutation(len(X))
+        self._step = 0
+
+    def work(self, sharded: ShardedStep | None = None, run: Run = in_turn) -> Work:
+        """Return the steps as work, cut into shards if they are."""
+        train_step = self.learner.train_step if sharded is None else sharded.train_step
+
+        def work(times: int) -> float:
+            started = perf_counter()
+            for _ in range(times):
+                train_step(self.X, self._rows(), epoch=1, step=self._step, run=run)
+            return perf_counter() - started
+
+        return work
+
+    def _rows(self) -> NDArray[np.intp]:
+        batch = self.learner.batch_size
+        start = self._step * batch % max(1, len(self._order) - batch + 1)
+        self._step += 1
+        return self._order[start : start + batch]
+
+
+def beside(own: Work, others: Sequence[Work], team: Team) -> Work:
+    """Return work as it is while other workers are busy with theirs; its own seconds count."""
+
+    def work(times: int) -> float:
+        seconds = [0.0]  # until it is done
+
+        def phase(shard: int) -> None:
+            if shard == 0:
+                try:
+                    seconds[0] = own(times)
+                finally:
+                    seconds[0] = seconds[0] or 1e-9
+            while not seconds[0]:
+                others[shard - 1](1)
+
+        members = len(others) + 1
+        team.run([phase], members, members)
+        return seconds[0]
+
+    return work
+
+
+def transforming(layer: Layer, X: Array, run: Run = in_turn) -> Work:
+    """Return the making of a layer's activations of X."""
+    none = np.empty((0, X.shape[1]), dtype=np.float32)
+    width = layer.hidden_bias.shape[0]
+    source = Split(X, none)
+    target = Split(
+        np.empty((len(X), width), dtype=np.float32), np.empty((0, width), dtype=np.float32)
+    )
+
+    def work(times: int) -> float:
+        started = perf_counter()
+        for _ in range(times):
+            transform([layer], source, target, lambda: False, run)
+        return perf_counter() - started
+
+    return work
+
+
+def looking(learner: Learner, held_out: Array) -> Work:
+    """Return what a worker does at the end of an epoch."""
+
+    def work(times: int) -> float:
+        started = perf_counter()
+        for _ in range(times):
+            learner.largest_weight()
+            learner.snapshot()
+            if len(held_out):
+                learner.validation_error(held_out)
+        return perf_counter() - started
+
+    return work
+
+
+def products(visible: int, hidden: int, *, batch_size: int, cd_steps: int) -> Work:
+    """Return the bare matrix products of contrastive divergence: 2 k + 3 passes over the weights.
+
+    Those of an autoencoder's step are as many as with k = 1.
+    """
+    draw = np.random.default_rng(0).random
+    W = draw((visible, hidden), dtype=np.float32)
+    v = draw((2 * batch_size, visible), dtype=np.float32)
+    h = draw((2 * batch_size, hidden), dtype=np.float32)
+    states, dW = h[:batch_size].copy(), np.empty_like(W)
+    v0, v1 = v[:batch_size], v[batch_size:]
+    h0, h1 = h[:batch_size], h[batch_size:]
+
+    def work(times: int) -> float:
+        started = perf_counter()
+        for _ in range(times):
+            np.matmul(v0, W, out=h0)
+            for _k in range(cd_steps):
+                np.matmul(states, W.T, out=v1)
+                np.matmul(v1, W, out=h1)
+            np.matmul(v.T, h, out=dW)
+        return perf_counter() - started
+
+    return work

@@ -1,0 +1,167 @@
+"""How long a run takes, foretold: the real schedule plays through it on a clock of its own.
+
+Pure: no threads, clocks or arrays. An epoch is made of parts that follow each other: making the
+activations that it reads, where nobody has made them yet; the training steps; a look at the layer
+afterwards. Each part has its seconds for so many workers, with no other core at work. How many
+workers a layer has, and how many cores are busy, is asked anew whenever a part ends, as the driver
+asks whenever an epoch does:
+
+    time ->    0         4    6
+    layer 1    ====2====|-1--|             two workers, then one, since layer 2 woke
+    layer 2             |-1--|==2==|
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from syncpretrain.schedule.machine import Command, Forget, Schedule, Train
+
+__all__ = ["EpochCost", "Simulated", "simulate"]
+
+DONE = 1e-9  # of a part: what rounding leaves of it
+BySize = Mapping[int, float]  # seconds by the number of workers
+
+
+@dataclass(frozen=True, slots=True)
+class EpochCost:
+    """What an epoch of one layer takes, in seconds.
+
+    Attributes
+    ----------
+    train, transform : mapping of int to float
+        The training steps, and making a new version of the layer below for it, by the number of
+        workers. Between two numbers the lower one counts.
+    look : float
+        What one worker does when the steps are over.
+    contention : float
+        By how much a worker alone becomes slower when all others are at work too, 1 for not.
+    """
+
+    train: BySize
+    transform: BySize
+    look: float = 0.0
+    contention: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What a run comes to.
+
+    ``buffers`` is how many arrays of activations each layer needs; ``epochs`` counts those that
+    each layer trains.
+    """
+
+    seconds: float
+    epochs: tuple[int, ...]
+    buffers: tuple[int, ...]
+
+
+class _Epoch:
+    """A running epoch: the parts that are left, the first of which is partly done."""
+
+    def __init__(self, cost: EpochCost, *, transforms: bool) -> None:
+        self._cost = cost
+        self._parts: list[BySize] = [cost.transform] if transforms else []
+        self._parts += [cost.train, {1: cost.look}]
+        self._left = 1.0  # of the first part
+
+    @property
+    def over(self) -> bool:
+        return not self._parts
+
+    def cores(self, members: int) -> int:
+        """Return how many cores it keeps busy with so many workers at hand."""
+        return max(size for size in self._parts[0] if size <= members)
+
+    def speed(self, members: int, busy: int, workers: int) -> float:
+        """Return the share of its part that it does in a second, with so many cores busy in all."""
+        own = self.cores(members)
+        slower = self._slowdown(busy, workers) / self._slowdown(own, workers)
+        seconds = self._parts[0][own] * slower
+        return 1 / max(seconds, 1e-12)
+
+    def advance(self, share: float) -> None:
+        """Do a share of the part, and go on to the next one if that was all."""
+        self._left -= share
+        if self._left <= DONE:
+            self._parts.pop(0)
+            self._left = 1.0
+
+    def seconds(self, speed: float) -> float:
+        """Return when the part will end at this speed."""
+        return self._left / speed
+
+    def _slowdown(self, busy: int, workers: int) -> float:
+        if workers == 1:
+            return 1.0
+        return 1 + (self._cost.contention - 1) * (min(busy, workers) - 1) / (workers - 1)
+
+
+class _Activations:
+    """Which versions are made, and how many of a layer there have been at once."""
+
+    def __init__(self, depth: int) -> None:
+        self._made: list[set[int]] = [set() for _ in range(depth)]
+        self.most = [0] * depth
+
+    def make(self, command: Train) -> bool:
+        """Return whether what an epoch reads is still to be made; it is, from now on."""
+        below = command.layer - 2
+        if below < 0 or command.reads in self._made[below]:
+            return False
+        self._made[below].add(command.reads)
+        self.most[below] = max(self.most[below], len(self._made[below]))
+        return True
+
+    def forget(self, command: Forget) -> None:
+        self._made[command.layer - 1].discard(command.version)
+
+
+def simulate(
+    schedule: Schedule, costs: Sequence[EpochCost], *, workers: int, replicas: Sequence[int]
+) -> Simulated:
+    """Play a schedule to its end.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Not begun yet.
+    costs : sequence of EpochCost
+        One a layer, from the lowest up.
+    workers : int
+        Of all layers together.
+    replicas : sequence of int
+        The most of them that each layer takes.
+    """
+    running: dict[int, _Epoch] = {}
+    activations = _Activations(len(costs))
+
+    def execute(commands: Iterable[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Forget):
+                activations.forget(command)
+                continue
+            transforms = activations.make(command)
+            running[command.layer] = _Epoch(costs[command.layer - 1], transforms=transforms)
+
+    clock = 0.0
+    execute(schedule.begin())
+    while running:
+        shares = schedule.shares(workers, replicas)
+        clock += _advance(running, shares, workers)
+        for layer in sorted(layer for layer, epoch in running.items() if epoch.over):
+            del running[layer]
+            execute(schedule.finished(layer))
+    return Simulated(clock, schedule.done, tuple(activations.most))
+
+
+def _advance(running: Mapping[int, _Epoch], shares: Mapping[int, int], workers: int) -> float:
+    """Let all work until the first part ends; return the seconds."""
+    busy = sum(epoch.cores(shares[layer]) for layer, epoch in running.items())
+    speeds = {layer: epoch.speed(shares[layer], busy, workers) for layer, epoch in running.items()}
+    seconds = min(epoch.seconds(speeds[layer]) for layer, epoch in running.items())
+    for layer, epoch in running.items():
+        epoch.advance(seconds * speeds[layer])
+    return seconds

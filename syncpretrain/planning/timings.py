@@ -1,0 +1,52 @@
+"""What was measured of a stack on a machine: all that a plan needs to know of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["LayerTimings", "Timings"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTimings:
+    """Seconds of one layer's pieces of work.
+
+    Attributes
+    ----------
+    step : float
+        A minibatch, by one worker, with all other cores at rest.
+    sharded : mapping of (str, int) to mapping of int to float
+        A minibatch cut by "examples" or "units" into so many shards, by the number of workers.
+    contention : float
+        By how much ``step`` grows when all workers are busy with other layers.
+    products : float
+        Only the matrix products of ``step``.
+    transform : mapping of int to float
+        A row of this layer's input made by the layer below, by the number of workers; empty for
+        layer 1, whose input is the data.
+    look : float
+        What ends an epoch: the copy of the layer that is published, and its validation error.
+    blas_step, blas_transform, blas_look : float or None
+        The same by one worker, whose BLAS has all cores; None where it has but one.
+    """
+
+    step: float
+    products: float
+    sharded: Mapping[tuple[str, int], Mapping[int, float]]
+    transform: Mapping[int, float]
+    look: float
+    contention: float = 1.0
+    blas_step: float | None = None
+    blas_transform: float | None = None
+    blas_look: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """The layers' timings, from the lowest up; ``seconds`` is what measuring took."""
+
+    layers: tuple[LayerTimings, ...]
+    workers: int
+    blas_threads: int
+    seconds: float = 0.0

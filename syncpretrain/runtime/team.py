@@ -1,0 +1,168 @@
+"""The workers of one layer: they work the shards of its steps at the same time.
+
+The layer's own thread leads. It calls :meth:`Team.run`, step after step, with as many members as
+it is given then, and the others take their shares of every phase. Which member works a shard
+changes nothing in what is computed, so members may come and go between two steps.
+
+Guarantees:
+
+* Threads are started when they are first needed, and joined by :meth:`Team.close`.
+* A member that has nothing to do spins for a moment, naps, and after that sleeps without using
+  any CPU.
+* A failure of a member is raised by :meth:`Team.run`; the team does not work again after it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from syncpretrain.errors import StalledError
+from syncpretrain.kernels.native import store_cell, wait_cells
+from syncpretrain.learners.sharding import Phase, in_turn
+
+__all__ = ["Team"]
+
+SPIN_SECONDS = 200e-6  # what a phase of a small layer takes; a nap would cost more than it saves
+LINGER_SECONDS = 0.02  # how long a member stays awake between two steps
+LOOK_SECONDS = 1.0
+STALL_SECONDS = 600.0
+JOIN_SECONDS = 10.0
+READY, LATE = 0, 2  # what waiting ends with
+BROKEN, BEGUN, ARRIVED = 0, 1, 2  # cells: a failure; the newest step; phases done, one a member
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    number: int
+    phases: Sequence[Phase]
+    shards: int
+    members: int
+    behind: int  # phases that were done before it
+
+
+class Team:
+    """Up to ``most`` members, of which the caller of :meth:`run` is one.
+
+    Parameters
+    ----------
+    most : int
+    name : str
+        Of its threads, with their number behind it.
+    """
+
+    def __init__(self, most: int, name: str) -> None:
+        self._most, self._name = most, name
+        self._cells = np.zeros(ARRIVED + most, dtype=np.int64)
+        self._lock = threading.Lock()  # of what follows; never held while working or waiting
+        self._step = _Step(0, (), 0, 1, 0)
+        self._asleep = [True] * most
+        self._doors = [threading.Semaphore(0) for _ in range(most)]
+        self._threads: list[threading.Thread | None] = [None] * most
+        self._failure: BaseException | None = None
+        self._closed = False
+
+    def run(self, phases: Sequence[Phase], shards: int, members: int) -> None:
+        """Work all shards of one phase after another, with so many members if there are as many.
+
+        Raises
+        ------
+        BaseException
+            Whatever a phase raised first.
+        StalledError
+            If a member does not come back.
+        """
+        members = min(members, shards, self._most)
+        if self._failure is not None:
+            raise self._failure
+        if members == 1:
+            in_turn(phases, shards)
+            return
+        behind = self._step.behind + len(self._step.phases)
+        step = _Step(self._step.number + 1, phases, shards, members, behind)
+        with self._lock:
+            self._step = step
+            awaited = [member for member in range(1, members) if self._asleep[member]]
+            for member in awaited:
+                self._asleep[member] = False
+        for member in awaited:
+            self._wake(member)
+        store_cell(self._cells, BEGUN, step.number)
+        self._work(step, 0)
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> list[str]:
+        """Send every member home; return the names of those that did not go in time."""
+        with self._lock:
+            self._closed = True
+        store_cell(self._cells, BROKEN, 1)
+        threads = [thread for thread in self._threads if thread is not None]
+        for door in self._doors:
+            door.release()
+        deadline = time.monotonic() + JOIN_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return [thread.name for thread in threads if thread.is_alive()]
+
+    def _wake(self, member: int) -> None:
+        if self._threads[member] is None:
+            thread = threading.Thread(
+                target=self._serve, args=(member,), name=f"{self._name}-{member + 1}", daemon=True
+            )
+            self._threads[member] = thread
+            thread.start()
+        self._doors[member].release()
+
+    def _serve(self, member: int) -> None:
+        """Take part in every step that has a place for this member; sleep meanwhile."""
+        seen, rests = 0, True
+        with np.errstate(all="ignore"):  # as in the epoch: what overflows is found there
+            while not self._closed:
+                if rests:
+                    self._doors[member].acquire()
+                    rests = False
+                    continue
+                found = wait_cells(
+                    self._cells, BEGUN, 1, seen + 1, BROKEN, SPIN_SECONDS, LINGER_SECONDS
+                )
+                with self._lock:
+                    step = self._step
+                    mine = step.number > seen and member < step.members
+                    rests = not mine and (found != READY or step.number > seen)
+                    self._asleep[member] = rests
+                    seen = step.number
+                if mine:
+                    self._work(step, member)
+
+    def _work(self, step: _Step, member: int) -> None:
+        """Do a member's share of every phase, and wait for the others after each."""
+        first = step.shards * member // step.members
+        last = step.shards * (member + 1) // step.members
+        try:
+            for done, phase in enumerate(step.phases, start=1):
+                for shard in range(first, last):
+                    phase(shard)
+                if not self._arrive(step, member, step.behind + done):
+                    return
+        except BaseException as error:
+            with self._lock:
+                self._failure = self._failure or error
+            store_cell(self._cells, BROKEN, 1)
+
+    def _arrive(self, step: _Step, member: int, phases: int) -> bool:
+        """Wait until every member has done so many phases; return whether all is well."""
+        deadline = time.monotonic() + STALL_SECONDS
+        store_cell(self._cells, ARRIVED + member, phases)
+        while True:
+            found = wait_cells(
+                self._cells, ARRIVED, step.members, phases, BROKEN, SPIN_SECONDS, LOOK_SECONDS
+            )
+            if found != LATE:
+                return found == READY
+            if time.monotonic() > deadline:
+                raise StalledError(f"a worker of {self._name} did not come back")

@@ -1,0 +1,172 @@
+"""What values of the settings go together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from syncpretrain.errors import SettingsError
+from syncpretrain.settings.defaults import PER_LAYER
+
+if TYPE_CHECKING:
+    from syncpretrain.settings.sections import PretrainSettings
+
+__all__ = ["check_layers", "check_per_layer", "check_pretraining", "parsed_corruption"]
+
+RBM_ONLY = ("persistent", "sparsity_cost", "hidden_dropout")
+MAX_UNITS = MAX_EPOCHS = 1_000_000  # of a layer; more is a slip of the keyboard
+CORRUPTIONS = ("masking", "salt-and-pepper", "gaussian")
+
+
+def parsed_corruption(text: str) -> tuple[str, float] | None:
+    """Return the kind and the amount of noise that ``masking:0.25`` asks for, None for ``none``.
+
+    Raises
+    ------
+    SettingsError
+        If the text has another form, or the amount is out of range.
+    """
+    if text == "none":
+        return None
+    kind, _, number = text.partition(":")
+    try:
+        amount = float(number)
+    except ValueError:
+        amount = math.nan
+    most = math.inf if kind == "gaussian" else 1
+    if kind not in CORRUPTIONS or not 0 < amount < most:
+        raise SettingsError(
+            f"corruption: got {text!r}, expected none, masking:SHARE, salt-and-pepper:SHARE with a"
+            " share above 0 and below 1, or gaussian:DEVIATION"
+        )
+    return kind, amount
+
+
+def check_pretraining(settings: PretrainSettings) -> None:
+    """Refuse values that do not go together.
+
+    Raises
+    ------
+    SettingsError
+        Naming the setting.
+    """
+    for corruption in settings.corruption:
+        parsed_corruption(corruption)
+    _check_model(settings)
+    _check_early_stopping(settings)
+    _check_replicas(settings)
+
+
+def _check_model(settings: PretrainSettings) -> None:
+    """Refuse what the model has no use for."""
+    model = settings.model
+    if settings.visible_units == "relu":
+        raise SettingsError("visible_units: got relu, expected bernoulli or gaussian")
+    used = {
+        "corruption": model == "denoising",
+        "contraction": model == "contractive",
+        **dict.fromkeys(RBM_ONLY, model == "rbm"),
+    }
+    for name, is_used in used.items():
+        values = [value for value in getattr(settings, name) if value != PER_LAYER[name]]
+        if values and not is_used:
+            raise SettingsError(f"{name}: got {values[0]} with model {model}, which has none")
+    if model == "rbm" and (settings.loss is not None or not settings.tied):
+        name = "tied" if settings.loss is None else "loss"
+        raise SettingsError(
+            f"{name}: got a value with model rbm, expected none; only autoencoders choose"
+        )
+    if settings.loss == "cross-entropy" and settings.visible_units == "gaussian":
+        raise SettingsError(
+            "loss: got cross-entropy with gaussian visible units, expected squared; cross-entropy"
+            " needs values in [0, 1]"
+        )
+    if any(cost and "gaussian" in units for cost, units in _sparse(settings)):
+        raise SettingsError(
+            "sparsity_cost: got a cost for gaussian hidden units, expected 0; their mean activity"
+            " says nothing"
+        )
+
+
+def _sparse(settings: PretrainSettings) -> Sequence[tuple[float, str]]:
+    return list(zip(settings.sparsity_cost, settings.hidden_units, strict=True))
+
+
+def _check_replicas(settings: PretrainSettings) -> None:
+    for layer, replicas in enumerate(settings.replicas, start=1):
+        shards = settings.shards_of(layer)
+        if replicas > shards:
+            raise SettingsError(
+                f"replicas: got {replicas} for layer {layer}, whose minibatches have {shards}"
+                " shards, expected no more workers than shards"
+            )
+        by_units = settings.split == "units"
+        most = min(settings.layers[layer - 1 : layer + 1]) if by_units else settings.batch_size
+        if shards > most:
+            raise SettingsError(
+                f"shards: got {shards} for layer {layer}, expected at most {most}, the"
+                f" {settings.split} there are"
+            )
+    layers = range(1, len(settings.layers))
+    if settings.split == "units" and max(map(settings.shards_of, layers)) > 1:
+        if settings.model != "rbm":
+            raise SettingsError(
+                f"split: got units with model {settings.model}, expected examples; only RBMs are"
+                " split by units"
+            )
+        for name in RBM_ONLY:
+            if any(getattr(settings, name)):
+                raise SettingsError(f"split: got units with {name}, expected examples")
+
+
+def _check_early_stopping(settings: PretrainSettings) -> None:
+    metric = settings.early_stopping
+    if metric == "none":
+        return
+    if settings.model == "rbm" and metric == "validation-error":
+        raise SettingsError(
+            "early_stopping: got validation-error with model rbm, expected free-energy-gap or"
+            " pseudo-likelihood; an RBM's reconstruction error is a poor guide (Hinton 2010)"
+        )
+    if settings.model != "rbm" and metric != "validation-error":
+        raise SettingsError(
+            f"early_stopping: got {metric} with model {settings.model}, expected validation-error"
+        )
+    layers = range(1, len(settings.layers))
+    visible = {settings.visible_units_of(layer) for layer in layers}
+    if metric == "pseudo-likelihood" and visible != {"bernoulli"}:
+        raise SettingsError(
+            "early_stopping: got pseudo-likelihood with visible units that are not bernoulli in"
+            " every layer, expected free-energy-gap"
+        )
+    if settings.finish == "first-layer" and settings.pace == "lockstep":
+        raise SettingsError(
+            "early_stopping: got a metric with finish first-layer in lockstep, where what follows"
+            " would depend on timing; take finish drain, or pace free"
+        )
+
+
+def check_layers(layers: tuple[int, ...]) -> None:
+    """Raise SettingsError unless these can be the widths of a stack."""
+    if len(layers) < 2:
+        raise SettingsError(
+            f"layers: got {','.join(map(str, layers)) or 'nothing'}, expected two numbers or more:"
+            " the input's width, then the units of each layer, such as 784,1000,500,250,30"
+        )
+    for units in layers:
+        if units > MAX_UNITS:
+            raise SettingsError(f"layers: got {units} units, expected at most {MAX_UNITS} a layer")
+
+
+def check_per_layer(name: str, values: tuple[Any, ...], depth: int) -> None:
+    """Raise SettingsError unless there is one number in range for each of ``depth`` layers."""
+    if len(values) != depth:
+        raise SettingsError(
+            f"{name}: got {len(values)} values, expected one for all layers or {depth}, one a layer"
+        )
+    for value in values:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise SettingsError(f"{name}: got {value}, expected a finite number")
+        if isinstance(value, int) and value > MAX_EPOCHS:
+            raise SettingsError(f"{name}: got {value}, expected at most {MAX_EPOCHS}")

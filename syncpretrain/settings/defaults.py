@@ -1,0 +1,31 @@
+"""What a setting of each layer is where nothing is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["MODEL_DEFAULTS", "PER_LAYER", "UNBOUNDED_RATE"]
+
+PER_LAYER: dict[str, Any] = {  # each with its default
+    "epochs": 10,
+    "refresh_epochs": 1,
+    "hidden_units": "bernoulli",
+    "learning_rate": 0.1,
+    "momentum": "0.5:5,0.9",
+    "weight_decay": 0.0002,
+    "l1": 0.0,
+    "cd_steps": 1,
+    "persistent": False,
+    "sparsity_target": 0.1,
+    "sparsity_cost": 0.0,
+    "hidden_dropout": 0.0,
+    "corruption": "none",
+    "contraction": 0.0,
+    "replicas": 1,
+    "shards": 0,
+}
+UNBOUNDED_RATE = 0.001  # for Gaussian and rectified units (Hinton 2010, section 13.2)
+MODEL_DEFAULTS: dict[str, dict[str, Any]] = {  # where they differ from those above
+    "denoising": {"corruption": "masking:0.25"},
+    "contractive": {"contraction": 0.1},
+}

@@ -1,0 +1,33 @@
+"""The backends that a behavioural test runs on, and why one is left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import fakecuda
+import fakecupy
+import pytest
+
+from syncpretrain.backends.base import Backend
+from syncpretrain.backends.cupy_backend import CupyBackend, import_cupy, missing
+from syncpretrain.backends.numpy_backend import NumpyBackend
+from syncpretrain.kernels import activations, contrastive_divergence, errors, optimizers
+from syncpretrain.kernels.dispatch import register
+
+EQUATIONS = (activations, contrastive_divergence, errors, optimizers)  # known once imported
+NO_GPU = missing()
+BACKENDS = ["numpy", "double", "cupy"]
+
+
+def backend_of(name: str, monkeypatch: Any) -> Backend:
+    """Return a backend whose forms are registered: NumPy, the stand-in for CuPy, or CuPy."""
+    if name == "numpy":
+        return NumpyBackend()
+    if name == "cupy" and NO_GPU is not None:
+        pytest.skip(f"no CUDA GPU here: {NO_GPU}")
+    if name == "double" and fakecuda.COMPILER is None:
+        pytest.skip("no g++ here to compile the kernels' source for the CPU")
+    cupy = fakecupy.install(monkeypatch) if name == "double" else import_cupy()
+    backend = CupyBackend(cupy)
+    register(backend.array_type, dict(backend.forms))
+    return backend

@@ -1,0 +1,81 @@
+// Stands in for CUDA, so that a kernel's source runs on the CPU. The threads of a block are fibers:
+// each runs until __syncthreads(), and when all wait there, they go on. A kernel in which some do
+// not come to a barrier that others wait at is stopped. Blocks run one after another.
+#include <math.h>
+#include <ucontext.h>
+
+#include <functional>
+#include <vector>
+
+struct dim3 {
+    unsigned int x, y, z;
+};
+static dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+#define __global__
+#define __device__
+#define __shared__ static
+
+static unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
+{
+    return (unsigned long long)(((unsigned __int128)a * b) >> 64);
+}
+
+static ucontext_t scheduler;
+static std::vector<ucontext_t> fibers;
+static std::vector<char> stacks, done;
+static size_t running;
+static const std::function<void()> *kernel;
+static int backwards = 0;  // the order of the threads: a race shows as another result
+static const size_t STACK = 32768;
+
+static void __syncthreads() { swapcontext(&fibers[running], &scheduler); }
+
+static void fiber()
+{
+    (*kernel)();
+    done[running] = 1;
+}
+
+// Returns 0, or 1 where a barrier was reached by a part of the block.
+static int run_block(size_t threads)
+{
+    fibers.resize(threads);
+    stacks.resize(threads * STACK);
+    done.assign(threads, 0);
+    for (size_t i = 0; i < threads; i++) {
+        getcontext(&fibers[i]);
+        fibers[i].uc_stack.ss_sp = &stacks[i * STACK];
+        fibers[i].uc_stack.ss_size = STACK;
+        fibers[i].uc_link = &scheduler;
+        makecontext(&fibers[i], fiber, 0);
+    }
+    for (size_t left = threads; left;) {
+        size_t finished = 0;
+        for (size_t turn = 0; turn < threads; turn++) {
+            size_t i = backwards ? threads - 1 - turn : turn;
+            if (done[i]) continue;
+            running = i;
+            threadIdx = {(unsigned)(i % blockDim.x), (unsigned)(i / blockDim.x), 0};
+            swapcontext(&scheduler, &fibers[i]);
+            finished += done[i];
+        }
+        if (finished && finished < left) return 1;
+        left -= finished;
+    }
+    return 0;
+}
+
+static int run_grid(const unsigned int *shape, const std::function<void()> &body)
+{
+    gridDim = {shape[0], 1, 1};
+    blockDim = {shape[1], shape[2], 1};
+    kernel = &body;
+    for (unsigned int b = 0; b < shape[0]; b++) {
+        blockIdx = {b, 0, 0};
+        if (run_block((size_t)shape[1] * shape[2])) return 1;
+    }
+    return 0;
+}
+
+extern "C" void shim_set_backwards(int value) { backwards = value; }

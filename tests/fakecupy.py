@@ -1,0 +1,344 @@
+"""Stands in for CuPy where there is no GPU: its arrays are NumPy's, in a wrapper as strict.
+
+What CuPy 14 refuses is refused here too: NumPy arrays among its own, conversion to a NumPy array
+without ``get()``, keywords that its functions lack, arrays of another device than the current one.
+A little more is refused: NumPy arrays as indices, which CuPy would copy to the device.
+
+``log`` records what was done as (device, stream, what), in order; "synchronize" is a wait.
+Kernels of a ``RawModule`` run from their CUDA source; see ``fakecuda.py``.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import fakecuda
+import numpy as np
+
+DEVICES = 2
+NULL = "null"  # the default stream
+log: list[tuple[int, str, str]] = []
+_now = threading.local()
+FUNCTIONS = {  # of __array_function__: the keywords of CuPy's functions
+    "all": {"axis", "out", "keepdims"},
+    "any": {"axis", "out", "keepdims"},
+    "argmax": {"axis", "dtype", "out", "keepdims"},
+    "array_split": {"axis"},
+    "clip": {"out"},
+    "concatenate": {"axis", "out", "dtype", "casting"},
+    "copyto": {"casting", "where"},
+    "dot": {"out"},
+    "empty_like": {"dtype", "order", "subok", "shape"},
+    "max": {"axis", "out", "keepdims"},
+    "mean": {"axis", "dtype", "out", "keepdims"},
+    "min": {"axis", "out", "keepdims"},
+    "ones_like": {"dtype", "order", "subok", "shape"},
+    "outer": {"out"},
+    "split": {"axis"},
+    "sum": {"axis", "dtype", "out", "keepdims"},
+    "take": {"axis", "out"},
+    "zeros_like": {"dtype", "order", "subok", "shape"},
+}
+
+
+def current_device() -> int:
+    return getattr(_now, "device", 0)
+
+
+def current_stream() -> str:
+    return getattr(_now, "stream", NULL)
+
+
+def note(what: str) -> None:
+    log.append((current_device(), current_stream(), what))
+
+
+class _Block:
+    """Sets something of this thread in its ``with`` block."""
+
+    attribute: str
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._before: list[Any] = []
+
+    def __enter__(self) -> Any:
+        self._before.append(getattr(_now, self.attribute, None))
+        setattr(_now, self.attribute, self._value)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        before = self._before.pop()
+        if before is None:
+            delattr(_now, self.attribute)
+        else:
+            setattr(_now, self.attribute, before)
+
+    def synchronize(self) -> None:
+        note("synchronize")
+
+
+class Device(_Block):
+    attribute = "device"
+
+    def __init__(self, device: int | None = None) -> None:
+        super().__init__(current_device() if device is None else device)
+        self.id = self._value
+
+
+class Stream(_Block):
+    attribute = "stream"
+    made = 0
+
+    def __init__(self, null: bool = False, non_blocking: bool = False) -> None:
+        assert non_blocking, "a blocking stream waits for the default one"
+        Stream.made += 1
+        super().__init__(f"stream {Stream.made}")
+        self.name = self._value
+
+
+def unwrap(value: Any, what: str) -> Any:
+    """Return a NumPy array of one's own array, or a scalar; refuse arrays of the host."""
+    if isinstance(value, ndarray):
+        if value.device.id != current_device():
+            raise ValueError(
+                f"Array device must be same as the current device: array device ="
+                f" {value.device.id} while current = {current_device()} ({what})"
+            )
+        return value._host
+    if isinstance(value, np.ndarray):
+        raise TypeError(f"Unsupported type {type(value)} ({what})")
+    if isinstance(value, (list, tuple)):
+        return type(value)(unwrap(each, what) for each in value)
+    return value
+
+
+def wrap(result: Any) -> Any:
+    if isinstance(result, (list, tuple)):
+        return type(result)(wrap(each) for each in result)
+    if isinstance(result, (np.ndarray, np.generic)):
+        return ndarray(np.asarray(result))
+    return result
+
+
+class ndarray:  # noqa: N801 - CuPy's name
+    """An array "on the device"."""
+
+    __array_priority__ = 100
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, host: np.ndarray, device: Device | None = None) -> None:
+        self._host = host
+        self.device = device or Device()
+
+    def __array__(self, *_: object, **__: object) -> np.ndarray:
+        raise TypeError(
+            "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct"
+            " a NumPy array explicitly."
+        )
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        name = ufunc.__name__
+        if method != "__call__" or not options.keys() <= {"out", "dtype", "casting"}:
+            raise TypeError(f"{name}: CuPy has no {method} with {sorted(options)}")
+        note(name)
+        (out,) = options.pop("out", (None,))
+        if out is not None:
+            if not isinstance(out, ndarray):
+                raise TypeError(f"{name}: out is an array of the host")
+            options["out"] = unwrap(out, name)
+            options.setdefault("casting", "same_kind")
+        result = ufunc(*(unwrap(each, name) for each in inputs), **options)
+        return wrap(result) if out is None else out
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        name = function.__name__
+        name = {"amax": "max", "amin": "min"}.get(name, name)
+        if name not in FUNCTIONS:
+            raise TypeError(f"{name} is not in the stand-in for CuPy; see tests/fakecupy.py")
+        unknown = kwargs.keys() - FUNCTIONS[name]
+        if unknown:
+            raise TypeError(f"{name}() got an unexpected keyword argument {unknown.pop()!r}")
+        note(name)
+        out = kwargs.get("out")
+        given = {key: unwrap(value, name) for key, value in kwargs.items()}
+        result = function(*unwrap(args, name), **given)
+        return out if out is not None else wrap(result)
+
+    def __getitem__(self, index: Any) -> Any:
+        return ndarray(np.asarray(self._host[unwrap(index, "index")]), self.device)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if isinstance(value, np.ndarray) and value.ndim:
+            raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
+        note("setitem")
+        unwrap(self, "setitem")[unwrap(index, "index")] = unwrap(value, "setitem")
+
+    def __len__(self) -> int:
+        return len(self._host)
+
+    def get(self) -> np.ndarray:
+        note("synchronize")
+        return self._host.copy()
+
+    def item(self) -> Any:
+        note("synchronize")
+        return self._host.item()
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __bool__(self) -> bool:
+        note("synchronize")
+        return bool(self._host)
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def copy(self) -> ndarray:
+        note("copy")  # onto the current device, wherever this is
+        return ndarray(self._host.copy())
+
+    @property
+    def data(self) -> Any:
+        return SimpleNamespace(ptr=self._host.ctypes.data)
+
+    @property
+    def flags(self) -> Any:
+        return SimpleNamespace(c_contiguous=self._host.flags.c_contiguous)
+
+    def reshape(self, *shape: Any) -> ndarray:
+        note("reshape")
+        return ndarray(self._host.reshape(*shape), self.device)
+
+    def fill(self, value: Any) -> None:
+        self[...] = value
+
+
+def _delegate(name: str) -> Any:
+    def method(self: ndarray, *args: Any, **options: Any) -> Any:
+        note(name)
+        out = options.get("out")
+        given = {key: unwrap(value, name) for key, value in options.items()}
+        function = getattr(unwrap(self, name), name)
+        result = function(*(unwrap(each, name) for each in args), **given)
+        return out if out is not None else wrap(result)
+
+    return method
+
+
+def _operator(name: str, ufunc: Any, kind: str) -> Any:
+    def operator(self: ndarray, other: Any) -> Any:
+        pair = (other, self) if kind == "r" else (self, other)
+        return self.__array_ufunc__(
+            ufunc, "__call__", *pair, **({"out": (self,)} if kind == "i" else {})
+        )
+
+    return operator
+
+
+for _name in ("sum", "mean", "max", "min", "argmax", "astype", "dot", "all", "any", "ravel"):
+    setattr(ndarray, _name, _delegate(_name))
+for _name in ("shape", "dtype", "ndim", "size", "strides", "itemsize", "nbytes"):
+    setattr(ndarray, _name, property(lambda self, name=_name: getattr(self._host, name)))
+ndarray.T = property(lambda self: ndarray(self._host.T, self.device))  # type: ignore[attr-defined]
+for _name, _ufunc in {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "truediv": np.divide,
+    "matmul": np.matmul,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+}.items():
+    for _kind in ("", "r", "i"):
+        setattr(ndarray, f"__{_kind}{_name}__", _operator(_name, _ufunc, _kind))
+for _name, _ufunc in {
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+}.items():
+    setattr(ndarray, f"__{_name}__", _operator(_name, _ufunc, ""))
+ndarray.__neg__ = lambda self: self.__array_ufunc__(  # type: ignore[attr-defined]
+    np.negative, "__call__", self
+)
+
+
+class RawKernel:
+    def __init__(self, source: str, name: str) -> None:
+        self._source, self._name = source, name
+
+    def __call__(
+        self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]
+    ) -> None:
+        for each in args:
+            assert not isinstance(each, np.ndarray), f"{self._name}: an array of the host"
+            unwrap(each, self._name)
+        note(self._name)
+        fakecuda.launch(self._source, self._name, grid, block, args)
+
+
+class RawModule:
+    def __init__(self, *, code: str, options: tuple[str, ...] = ()) -> None:
+        assert "--fmad=false" in options, "the shim does not contract products and sums"
+        self._code = code
+
+    def get_function(self, name: str) -> RawKernel:
+        assert name in fakecuda.parameters(self._code), f"{name} is not in the source"
+        return RawKernel(self._code, name)
+
+
+class CUDARuntimeError(RuntimeError):
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def asarray(array: Any, dtype: Any = None) -> ndarray:
+    note("asarray")
+    if isinstance(array, ndarray):
+        return array
+    return ndarray(np.array(array, dtype=dtype))
+
+
+def fake_cupy(devices: int = DEVICES) -> ModuleType:
+    """Return a module that can stand in ``sys.modules`` as cupy."""
+    module = ModuleType("cupy")
+
+    def creating(function: Any) -> Any:
+        return lambda *args, **options: ndarray(np.asarray(function(*args, **options)))
+
+    runtime = SimpleNamespace(
+        getDeviceCount=lambda: devices,
+        driverGetVersion=lambda: 13000,
+        runtimeGetVersion=lambda: 12090,
+        CUDARuntimeError=CUDARuntimeError,
+    )
+    vars(module).update(
+        ndarray=ndarray,
+        asarray=asarray,
+        RawModule=RawModule,
+        empty=creating(lambda shape, dtype=float: np.full(shape, np.nan, dtype=dtype)),
+        zeros=creating(np.zeros),
+        ones=creating(np.ones),
+        full=creating(np.full),
+        float32=np.float32,
+        cuda=SimpleNamespace(
+            Device=Device, Stream=Stream, runtime=runtime, is_available=lambda: devices > 0
+        ),
+    )
+    return module
+
+
+def install(monkeypatch: Any, devices: int = DEVICES) -> ModuleType:
+    """Let ``import cupy`` find the stand-in until the test ends."""
+    module = fake_cupy(devices)
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    log.clear()
+    return module

@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+from inspect import unwrap
+
+import numpy as np
+import pytest
+from backends import BACKENDS, backend_of
+
+from syncpretrain.backends.base import device_of
+from syncpretrain.backends.draws import Address, Purpose
+from syncpretrain.kernels.activations import UNITS, affine, means, times_derivative
+from syncpretrain.kernels.autoencoder import corrupt
+from syncpretrain.kernels.backprop import backward, forward, output_delta
+from syncpretrain.kernels.contrastive_divergence import (
+    draw_noise,
+    draw_states,
+    momentum_step,
+    phase_differences,
+    statistics,
+)
+from syncpretrain.kernels.errors import squared_error
+from syncpretrain.kernels.optimizers import adam_step, sgd_step
+
+ADDRESS = Address(2**63 + 5, Purpose.HIDDEN, layer=3, epoch=600, step=7, shard=1 << 32 | 2)
+SHAPES = [(1, 1), (3, 5), (7, 33), (100, 30), (13, 257)]
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request, monkeypatch):
+    return backend_of(request.param, monkeypatch)
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def alike(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=2e-6, atol=1e-6)
+
+
+class TestBackend:
+    """What every backend does; NumPy's plain equations are the oracle."""
+
+    def test_arrays_go_to_the_device_and_back(self, backend):
+        host = normal(4, 6)
+        array = backend.asarray(host)
+        assert isinstance(array, backend.array_type)
+        assert backend.asarray(array) is array
+        np.testing.assert_array_equal(backend.tohost(array), host)
+        np.testing.assert_array_equal(backend.tohost(array[1:3]), host[1:3])
+        assert backend.empty((2, 3)).dtype == np.float32
+        np.testing.assert_array_equal(backend.tohost(backend.zeros((2, 3))), np.zeros((2, 3)))
+
+    def test_rows_are_gathered_from_numbers_on_host_or_device(self, backend):
+        host, rows = normal(9, 5), np.array([3, 0, 8, 3])
+        X, out = backend.asarray(host), backend.zeros((6, 5))
+        for given in (rows, backend.asarray(rows)):
+            out[...] = 0
+            found = backend.gather(X, given, out=out[:4])
+            np.testing.assert_array_equal(backend.tohost(found), host[rows])
+            np.testing.assert_array_equal(backend.tohost(out[4:]), 0)
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_uniform_draws_are_bit_for_bit_those_of_numpy(self, backend, shape):
+        draws, expected = backend.generator(ADDRESS), ADDRESS.generator()
+        for _ in range(3):  # the second begins within a block of 8
+            out = draws.random(out=backend.empty(shape), dtype=np.float32)
+            np.testing.assert_array_equal(
+                backend.tohost(out), expected.random(shape, dtype=np.float32)
+            )
+
+    def test_normal_draws_are_those_of_numpy_before_and_after_uniform_ones(self, backend):
+        draws, expected = backend.generator(ADDRESS), ADDRESS.generator()
+        for name in ("random", "standard_normal", "random"):
+            actual = getattr(draws, name)((3, 7), dtype=np.float32)
+            np.testing.assert_array_equal(
+                backend.tohost(actual), getattr(expected, name)((3, 7), dtype=np.float32)
+            )
+
+    @pytest.mark.parametrize("kind", ["masking", "salt-and-pepper", "gaussian"])
+    def test_examples_are_corrupted_alike(self, backend, kind):
+        host = np.random.default_rng(1).random((6, 11), dtype=np.float32)
+        x = backend.asarray(host.copy())
+        corrupt(x, kind, 0.3, backend.generator(ADDRESS))
+        corrupt(host, kind, 0.3, ADDRESS.generator())
+        alike(backend.tohost(x), host)
+
+    @pytest.mark.parametrize("units", [*UNITS, "softmax"])
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_means(self, backend, units, shape):
+        x, bias = 3 * normal(*shape), normal(shape[1], seed=1)
+        actual = means(backend.asarray(x.copy()), backend.asarray(bias), units)
+        alike(backend.tohost(actual), unwrap(means)(x, bias, units))
+
+    @pytest.mark.parametrize("units", [*UNITS, "softmax"])
+    def test_means_of_what_overflows(self, backend, units):
+        x = np.array([[-2e38, 200, 1], [np.nan, 1, 0], [-90, 90, 0]], dtype=np.float32)
+        actual = means(backend.asarray(x.copy()), backend.zeros(3), units)
+        with np.errstate(all="ignore"):
+            expected = unwrap(means)(x, np.zeros(3, dtype=np.float32), units)
+        alike(backend.tohost(actual), expected)
+
+    @pytest.mark.parametrize("units", [*UNITS, "softmax"])
+    def test_derivatives(self, backend, units):
+        delta, a = normal(7, 33), np.maximum(normal(7, 33, seed=1), 0)
+        actual = backend.asarray(delta.copy())
+        times_derivative(actual, backend.asarray(a.copy()), units)
+        unwrap(times_derivative)(delta, a.copy(), units)
+        np.testing.assert_array_equal(backend.tohost(actual), delta)
+
+    @pytest.mark.parametrize("units", UNITS)
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_states_are_drawn_alike(self, backend, units, shape):
+        x, bias = normal(*shape), normal(shape[1], seed=1)
+        inputs = backend.asarray(x.copy())
+        states = draw_states(
+            inputs,
+            backend.asarray(bias),
+            units,
+            ADDRESS,
+            noise=backend.empty(shape),
+            out=backend.empty(shape),
+        )
+        noise, expected = np.empty_like(x), np.empty_like(x)
+        unwrap(draw_states)(x, bias, units, ADDRESS, noise=noise, out=expected)
+        alike(backend.tohost(inputs), x)
+        alike(backend.tohost(states), expected)
+
+    def test_noise_is_drawn_alike(self, backend):
+        for units in UNITS:
+            actual = draw_noise(backend.generator(ADDRESS), units, out=backend.empty((5, 9)))
+            expected = draw_noise(ADDRESS.generator(), units, out=np.empty((5, 9), np.float32))
+            np.testing.assert_array_equal(backend.tohost(actual), expected)
+
+    @pytest.mark.parametrize(("rows", "visible", "hidden"), [(1, 1, 1), (5, 33, 70), (50, 64, 3)])
+    def test_phase_differences(self, backend, rows, visible, hidden):
+        v, h = normal(2 * rows, visible), normal(2 * rows, hidden, seed=1)
+        da, db = np.zeros(visible, np.float32), np.zeros(hidden, np.float32)
+        device = [backend.asarray(array.copy()) for array in (v, h, da, db)]
+        phase_differences(*device[:2], da=device[2], db=device[3], examples=2 * rows)
+        unwrap(phase_differences)(v, h, da=da, db=db, examples=2 * rows)
+        for actual, expected in zip(device, (v, h, da, db), strict=True):
+            np.testing.assert_allclose(backend.tohost(actual), expected, rtol=1e-5, atol=2e-6)
+
+    @pytest.mark.parametrize("shape", [*SHAPES, (300, 300)])
+    def test_squared_error(self, backend, shape):
+        x, y = normal(*shape), normal(*shape, seed=1)
+        out = backend.asarray(y.copy())
+        error = squared_error(backend.asarray(x), out, out=out)
+        np.testing.assert_array_equal(backend.tohost(out), y - x)
+        assert float(error) == pytest.approx(np.square((y - x).astype(float)).sum(), rel=1e-5)
+
+    @pytest.mark.parametrize(("weight_decay", "l1"), [(0, 0), (2e-4, 0), (0, 1e-3), (2e-4, 1e-3)])
+    def test_momentum_steps_are_bit_for_bit_those_of_numpy(self, backend, weight_decay, l1):
+        hosts = [normal(17, 19, seed=seed) for seed in range(3)]
+        hosts[0][0] = 0  # whose sign is 0
+        device = [backend.asarray(array.copy()) for array in hosts]
+        options = {"momentum": 0.9, "learning_rate": 0.1, "weight_decay": weight_decay, "l1": l1}
+        momentum_step(*device, **options)
+        unwrap(momentum_step)(*hosts, **options)
+        for i in (0, 2):
+            np.testing.assert_array_equal(backend.tohost(device[i]), hosts[i])
+
+    @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
+    def test_gradient_steps_are_bit_for_bit_those_of_numpy(self, backend, momentum, nesterov):
+        p, g, v = (normal(1001, seed=seed) for seed in range(3))
+        hosts = [p, g, v if momentum else v[:0]]
+        device = [backend.asarray(array.copy()) for array in hosts]
+        options = {"learning_rate": 0.1, "momentum": momentum, "nesterov": nesterov}
+        sgd_step(*device, scratch=backend.empty(64), **options)
+        unwrap(sgd_step)(*hosts, scratch=np.empty(64, np.float32), **options)
+        for i in (0, 2):
+            np.testing.assert_array_equal(backend.tohost(device[i]), hosts[i])
+
+    def test_adams_steps_are_bit_for_bit_those_of_numpy(self, backend):
+        hosts = [normal(1001), normal(1001, seed=1), *(np.zeros(1001, np.float32),) * 2]
+        hosts = [array.copy() for array in hosts]
+        device = [backend.asarray(array.copy()) for array in hosts]
+        for step in (1, 2, 3):
+            options = {"step": step, "learning_rate": 0.001}
+            adam_step(*device, scratch=backend.empty(64), **options)
+            unwrap(adam_step)(*hosts, scratch=np.empty(64, np.float32), **options)
+        for i in (0, 2, 3):
+            np.testing.assert_array_equal(backend.tohost(device[i]), hosts[i])
+
+    def test_a_step_of_contrastive_divergence_gives_the_same_gradients(self, backend):
+        host_gradients = contrastive_divergence(backend_of("numpy", None))
+        gradients = contrastive_divergence(backend)
+        for actual, expected in zip(gradients, host_gradients, strict=True):
+            np.testing.assert_allclose(
+                backend.tohost(actual), backend.tohost(expected), rtol=1e-5, atol=1e-6
+            )
+
+    @pytest.mark.parametrize("last", ["bernoulli", "softmax"])
+    def test_backpropagation_gives_the_same_gradients(self, backend, last):
+        actual, expected = (backpropagation(b, last) for b in (backend, backend_of("numpy", None)))
+        for ours, theirs in zip(actual, expected, strict=True):
+            np.testing.assert_allclose(backend.tohost(ours), theirs, rtol=1e-4, atol=1e-6)
+
+    def test_what_a_stream_was_given_is_there_after_waiting_for_it(self, backend):
+        stream = backend.stream()
+        with stream:
+            array = backend.asarray(normal(3, 3))
+            array += 1
+        stream.synchronize()
+        backend.synchronize()
+        np.testing.assert_array_equal(backend.tohost(array), normal(3, 3) + 1)
+
+    def test_double_precision_is_computed_as_written(self, backend):
+        x, bias = normal(3, 5).astype(np.float64), np.ones(5)
+        actual = means(backend.asarray(x.copy()), backend.asarray(bias), "bernoulli")
+        assert actual.dtype == np.float64
+        np.testing.assert_allclose(backend.tohost(actual), 1 / (1 + np.exp(-x - 1)), rtol=1e-14)
+
+
+def contrastive_divergence(backend):
+    """Return the gradients of a CD-1 step of 12 examples out of 40, with 9 and 17 units."""
+    X = backend.asarray((normal(40, 9) > 0).astype(np.float32))
+    weight, a, b = (backend.asarray(0.1 * normal(*s)) for s in ((9, 17), (9,), (17,)))
+    v, h, n = backend.empty((24, 9)), backend.empty((24, 17)), 12
+    states, noise = backend.empty((n, 17)), backend.empty((n, 17))
+    backend.gather(X, np.arange(0, 36, 3), out=v[:n])
+    np.matmul(v[:n], weight, out=h[:n])
+    draw_states(h[:n], b, "bernoulli", ADDRESS, noise=noise, out=states)
+    affine(states, weight.T, a, out=v[n:])
+    affine(v[n:], weight, b, out=h[n:])
+    gradients = [backend.empty(s) for s in ((9, 17), (9,), (17,))]
+    statistics(v, h, dW=gradients[0], da=gradients[1], db=gradients[2])
+    return gradients
+
+
+def backpropagation(backend, last: str):
+    """Return the gradients of a network 6-5-4 on 8 examples."""
+    x = backend.asarray(normal(8, 6))
+    target = backend.asarray(np.eye(4, dtype=np.float32)[np.arange(8) % 4])
+    shapes = [((6, 5), (5,)), ((5, 4), (4,))]
+    chain = [tuple(backend.asarray(normal(*s, seed=3)) for s in pair) for pair in shapes]
+    out = [tuple(backend.empty(s) for s in pair) for pair in shapes]
+    activations, deltas = ([backend.empty((8, n)) for n in (5, 4)] for _ in range(2))
+    units = ["relu", last]
+    y = forward(x, chain, units, out=activations)
+    output_delta(target, y, last, "cross-entropy", out=deltas[-1])
+    backward(x, chain, units, activations, deltas, out=out)
+    return [gradient for pair in out for gradient in pair]
+
+
+def test_layers_are_dealt_round_robin():
+    assert [device_of(layer, (0, 1, 2)) for layer in range(1, 6)] == [0, 1, 2, 0, 1]
+    assert [device_of(layer, (4,)) for layer in (1, 2)] == [4, 4]

@@ -1,0 +1,163 @@
+"""``syncpretrain plan`` and ``bench``, and ``train --schedule auto``."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import syncpretrain.cli.given as given_module
+from syncpretrain.cli import main
+from syncpretrain.settings import read_settings
+
+STACK = ("--layers", "16,8,4", "--epochs", 2, "--batch-size", 10)
+QUICK = ("--seconds", 0, "--examples", 100)
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    """Return a function that calls a command in an empty folder and returns its streams."""
+    monkeypatch.chdir(tmp_path)
+    X = (np.random.default_rng(0).random((60, 16)) < 0.3).astype(np.float32)
+    np.save("x.npy", X)
+
+    def run(*arguments, status=0):
+        with pytest.raises(SystemExit) as ended:
+            main([*map(str, arguments)], prog_name="syncpretrain")
+        out, err = capsys.readouterr()
+        assert ended.value.code == status, err
+        return out, err
+
+    return run
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Let auto measure one round only."""
+    usual = given_module.planned
+    monkeypatch.setattr(
+        "syncpretrain.cli.train.planned", lambda settings: usual(settings, measure_seconds=0)
+    )
+
+
+class TestPlan:
+    def test_table(self, call):
+        out, err = call("plan", *STACK, *QUICK, "--workers", 2)
+        lines = out.splitlines()
+        assert lines[0] == "16-8-4, 2 epochs of 100 examples, 2 workers"
+        assert "greedy, one core" in out
+        assert "pipeline" in out
+        assert any(line.startswith("the bound is ") for line in lines)
+        assert any(line.startswith("pick: ") for line in lines)
+        assert lines[-1].startswith(
+            "train it: syncpretrain train --layers 16,8,4 --epochs 2 --batch-size 10 --schedule "
+        )
+        assert not err
+
+    def test_json(self, call):
+        out, _ = call("plan", *STACK, *QUICK, "--workers", 2, "--json")
+        assert out.count("\n") == 1
+        report = json.loads(out)
+        assert report["layers"] == [16, 8, 4]
+        assert report["workers"] == 2
+        assert report["examples"] == 100
+        assert report["held_out"] == 20
+        assert report["epochs"] == [2, 2]
+        assert report["batch_size"] == 10
+        names = [way["name"] for way in report["candidates"]]
+        assert names[:2] == ["greedy, one core", "pipeline, one core"]
+        assert report["pick"] in names
+        for way in report["candidates"]:
+            assert set(way) == {
+                *("name", "seconds", "speedup", "floor_share", "bytes", "epochs", "settings"),
+            }
+        assert set(report["measured"][0]) == {
+            *("step_ms", "contention", "products_ms", "blas_step_ms", "sharded_ms"),
+        }
+        picked = next(way for way in report["candidates"] if way["name"] == report["pick"])
+        assert picked["settings"] == report["settings"]
+
+    def test_the_command_that_it_prints_trains(self, call):
+        out, _ = call("plan", *STACK, *QUICK, "--json")
+        words = json.loads(out)["command"].split()
+        assert words[0] == "syncpretrain"
+        trained, _ = call(*words[1:], "--data", "x.npy", "--json")
+        assert json.loads(trained)["schedule"] in words
+
+    def test_a_preset_gives_the_stack(self, call):
+        out, _ = call("plan", "--preset", "fast", "--layers", "16,8,4", *QUICK, "--json")
+        report = json.loads(out)
+        assert report["layers"] == [16, 8, 4]
+        assert report["epochs"] == [2, 2]
+        assert report["command"].startswith(
+            "syncpretrain train --preset fast --layers 16,8,4 --schedule "
+        )
+
+    def test_refusals(self, call):
+        assert "--layers: got nothing" in call("plan", status=2)[1]
+        assert "--workers" in call("plan", *STACK, "--workers", 0, status=2)[1]
+
+
+class TestAuto:
+    TRAIN = ("train", "--data", "x.npy", *STACK)
+
+    def test_it_settles_the_schedule_and_trains(self, call, quick):
+        out, err = call(*self.TRAIN, "--schedule", "auto", "--out", "run", "--json")
+        report = json.loads(out)
+        notice = next(line for line in err.splitlines() if "schedule auto: " in line)
+        assert f"--schedule {report['schedule']}" in notice
+        recorded = read_settings(given_module.Path("run/config.toml")).pretrain
+        assert recorded.schedule == report["schedule"]
+        assert recorded.workers is not None
+        assert "auto" not in given_module.Path("run/config.toml").read_text()
+
+    def test_the_recorded_settings_repeat_the_run(self, call, quick):
+        first, _ = call(*self.TRAIN, "--schedule", "auto", "--out", "run", "--json")
+        again, _ = call("train", "--config", "run/config.toml", "--out", "again", "--json")
+        sums = [json.loads(out)["parameters_sha256"] for out in (first, again)]
+        assert sums[0] == sums[1]
+
+    def test_quiet_is_quiet(self, call, quick):
+        assert call(*self.TRAIN, "--schedule", "auto", "--quiet") == ("", "")
+
+    @pytest.mark.parametrize(
+        ("option", "value"), [("replicas", 2), ("split", "units"), ("shards", 2), ("group-size", 1)]
+    )
+    def test_what_it_decides_cannot_be_given(self, call, option, value):
+        _, err = call(*self.TRAIN, "--schedule", "auto", f"--{option}", value, status=2)
+        assert f"--{option}: got a value with --schedule auto" in err
+
+    def test_what_a_file_says_of_it_gives_way(self, call, quick):
+        call(*self.TRAIN, "--schedule", "rounds", "--group-size", 1, "--out", "old", "--quiet")
+        config = ("--config", "old/config.toml", "--schedule", "auto")
+        out, _ = call("train", *config, "--out", "new", "--json")
+        assert json.loads(out)["schedule"] in ("greedy", "synchronized")
+
+
+class TestBench:
+    def test_table(self, call):
+        out, err = call("bench", *STACK, "--examples", 100, "--workers", 2)
+        lines = out.splitlines()
+        assert lines[0] == "16-8-4, 2 epochs of 100 examples, 2 workers"
+        assert lines[1].startswith("large products, 1 core: ")
+        assert "greedy, one core" in out
+        assert err.splitlines()[0] == "measuring the layers"
+
+    def test_json_with_a_target(self, call):
+        data = ("--data", "x.npy", "--target", 1000)
+        out, _ = call("bench", *STACK, "--batch-size", 5, *data, "--json")
+        assert out.count("\n") == 1
+        report = json.loads(out)
+        assert set(report) == {
+            *("layers", "workers", "blas_threads", "examples", "epochs", "batch_size", "rounds"),
+            *("peak_gflops", "floor_seconds", "pick", "schedules", "target"),
+        }
+        assert report["schedules"][0]["speedup_over_one_core"] == 1
+        assert report["target"]["seconds"] > 0
+        assert report["target"]["finetune_epochs"] == 1
+
+    def test_refusals(self, call):
+        assert "--target: " in call("bench", *STACK, "--target", 8, status=2)[1]
+        wrong = ("--layers", "15,8", "--data", "x.npy")
+        assert "the first number is 15" in call("bench", *wrong, status=2)[1]

@@ -1,0 +1,529 @@
+"""The compiled kernels against the NumPy forms, and what happens where they are missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from syncpretrain.backends.draws import Address, Purpose
+from syncpretrain.kernels import activations, contrastive_divergence, errors, native, optimizers
+from syncpretrain.kernels.dispatch import registered
+
+ROOT = Path(__file__).parent.parent
+compiled = pytest.mark.skipif(not native.available(), reason="the compiled kernels are not in use")
+SHAPES = [(1, 1), (1, 1000), (1000, 1), (3, 7), (100, 30), (7, 513), (5, 2500), (0, 4), (4, 0)]
+LAYOUTS = ("whole", "columns")
+UNITS = ("bernoulli", "gaussian", "relu")
+SIGMOID = {"rtol": 1e-6, "atol": 1e-38}
+FORMS = registered(np.ndarray)
+NUMPY_FORMS = {
+    name: getattr(module, name).__wrapped__
+    for module in (activations, contrastive_divergence, errors, optimizers)
+    for name in FORMS
+    if hasattr(module, name) and getattr(module, name).__module__ == module.__name__
+}
+
+
+def array(shape, seed, *, layout="whole", spread=1.0):
+    """Return float32 normal draws, as an array of their own or as columns of a wider one."""
+    draws = np.random.default_rng(seed)
+    values = (spread * draws.standard_normal(shape)).astype(np.float32)
+    if layout == "whole":
+        return values
+    wide = np.full((shape[0], shape[1] + 9), 77, dtype=np.float32)
+    wide[:, 4:-5] = values
+    return wide[:, 4:-5]
+
+
+def both(name, arrays, *args, **options):
+    """Call the compiled form and the NumPy form with copies; return results and arrays of both."""
+    outcomes = []
+    for form in (FORMS[name], NUMPY_FORMS[name]):
+        own = [a.copy() if a.base is None else a.base.copy()[:, 4:-5] for a in arrays]
+        keywords = {key: own[value] if key in OUTPUTS else value for key, value in options.items()}
+        positional = [a for i, a in enumerate(own) if i not in keywords_of(options)]
+        result = form(*positional, *args, **keywords)
+        assert result is not NotImplemented, name
+        for a in own:
+            if a.base is not None:
+                assert (a.base[:, :4] == 77).all(), "wrote beside the array"
+                assert (a.base[:, -5:] == 77).all(), "wrote beside the array"
+        outcomes.append((result, own))
+    return outcomes
+
+
+OUTPUTS = {"da", "db", "out", "noise"}  # given to `both` as numbers of its arrays
+
+
+def keywords_of(options):
+    return {value for key, value in options.items() if key in OUTPUTS}
+
+
+def assert_bits(a, b):
+    np.testing.assert_array_equal(a, b)
+
+
+@compiled
+def test_every_form_is_compared_here():
+    assert set(NUMPY_FORMS) == set(FORMS)
+    assert len(FORMS) == 8
+
+
+@compiled
+@pytest.mark.parametrize(("shape", "layout", "units"), list(product(SHAPES, LAYOUTS, UNITS)))
+def test_means(shape, layout, units):
+    x, bias = array(shape, 1, layout=layout, spread=4), array(shape[1:], 2)
+    (result, (ours, _)), (_, (theirs, _)) = both("means", [x, bias], units)
+    assert result is ours
+    if units == "bernoulli":
+        np.testing.assert_allclose(ours, theirs, **SIGMOID)
+    else:
+        assert_bits(ours, theirs)
+
+
+@compiled
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("units", UNITS)
+def test_extreme_inputs(units):
+    x = np.array([[1e4, -1e4, np.inf, -np.inf, np.nan, -np.nan, 3e38, -3e38, 0, -0.0, 1e-40]], "f4")
+    x = np.tile(x, (3, 5)).copy()  # in the vectors' middle and in the rest of a row
+    bias = np.zeros(x.shape[1], dtype=np.float32)
+    (_, (ours, _)), (_, (theirs, _)) = both("means", [x, bias], units)
+    assert_bits(ours, theirs)
+    if units == "bernoulli":
+        assert ours[0, :4].tolist() == [1, 0, 1, 0]
+        assert np.isnan(ours[0, 4:6]).all()
+
+
+@compiled
+def test_the_sigmoid_is_within_three_units_in_the_last_place_of_its_true_value():
+    x = np.linspace(-87, 40, 200_001, dtype=np.float32).reshape(1, -1)
+    true = 1 / (1 + np.exp(-x.astype(np.float64)))
+    FORMS["means"](x, np.zeros(x.shape[1], dtype=np.float32), "bernoulli")
+    assert (np.abs(x - true) <= 3 * np.spacing(true.astype(np.float32))).all()
+    assert (np.diff(x) >= -2 * np.spacing(x[:, 1:])).all()
+
+
+@compiled
+def test_a_mean_does_not_depend_on_where_it_stands():
+    x = array((1, 257), 3, spread=6)
+    zeros = np.zeros(257, dtype=np.float32)
+    alone = np.concatenate(
+        [FORMS["means"](v.reshape(1, 1).copy(), zeros[:1], UNITS[0]) for v in x.T]
+    )
+    for start in range(40):
+        own = FORMS["means"](x[:, start:].copy(), zeros[start:], UNITS[0])
+        assert_bits(own.ravel(), alone[start:].ravel())
+
+
+@compiled
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 127, 128, 129, 2047, 2048, 2049, 100_003])
+def test_the_uniform_numbers_are_numpys(count):
+    from syncpretrain.kernels import _native
+
+    out = np.full(count, 9, dtype=np.float32)
+    most = 2**64 - 1
+    for address in [
+        Address(0, Purpose.HIDDEN),
+        Address(most, Purpose.VISIBLE, 3, most, most, most),
+        Address(20, Purpose.CORRUPTION, 1, epoch=5, step=599, shard=2 | 1 << 32),
+    ]:
+        assert _native.uniform(out, address.key, address.counter) is out
+        assert_bits(out, address.generator().random(count, dtype=np.float32))
+
+
+@compiled
+@pytest.mark.parametrize(("shape", "layout"), list(product(SHAPES, LAYOUTS)))
+def test_states(shape, layout):
+    address = Address(7, Purpose.HIDDEN, layer=2, epoch=3, step=4, shard=5)
+    x, out = array(shape, 1, layout=layout), array(shape, 2, layout=layout)
+    bias, noise = array(shape[1:], 3), array(shape, 4)
+    (result, ours), (_, theirs) = both(
+        "draw_states", [x, bias, noise, out], "bernoulli", address, noise=2, out=3
+    )
+    assert result is ours[3]
+    np.testing.assert_allclose(ours[0], theirs[0], **SIGMOID)
+    uniform = address.generator().random(shape, dtype=np.float32)
+    assert_bits(ours[3], uniform < ours[0])
+    unclear = np.isclose(uniform, theirs[0], **SIGMOID)  # between the two forms' means
+    assert_bits(ours[3][~unclear], theirs[3][~unclear])
+
+
+@compiled
+def test_other_units_draw_with_numpy():
+    x, out = array((4, 5), 1), np.zeros((4, 5), dtype=np.float32)
+    address = Address(7, Purpose.HIDDEN)
+    for units in ("gaussian", "relu"):
+        form = FORMS["draw_states"]
+        assert form(x, x[0].copy(), units, address, noise=x, out=out) is NotImplemented
+
+
+@compiled
+def test_a_number_that_is_no_word_of_the_generator_is_refused():
+    x, bias = array((4, 5), 1), array((5,), 2)
+    for address in (Address(-1, Purpose.HIDDEN), Address(2**64, Purpose.HIDDEN)):
+        with pytest.raises(OverflowError):
+            FORMS["draw_states"](x, bias, "bernoulli", address, noise=x, out=x.copy())
+
+
+@compiled
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(2, 5), (200, 30), (14, 513), (6, 2500)])
+def test_phase_differences(shape, layout):
+    v, h = array(shape, 1, layout=layout), array((shape[0], 40), 2, layout=layout)
+    da, db = np.zeros(shape[1], dtype=np.float32), np.zeros(40, dtype=np.float32)
+    (_, ours), (_, theirs) = both(
+        "phase_differences", [v, h, da, db], da=2, db=3, examples=shape[0]
+    )
+    for a, b in zip(ours, theirs, strict=True):
+        assert_bits(a, b)
+
+
+@compiled
+@pytest.mark.parametrize(("shape", "layout"), list(product(SHAPES, LAYOUTS)))
+@pytest.mark.parametrize(("weight_decay", "l1"), [(0, 0), (2e-4, 0), (0, 1e-3), (2e-4, 1e-3)])
+def test_momentum_step(shape, layout, weight_decay, l1):
+    arrays = [array(shape, seed, layout=layout) for seed in (1, 2, 3)]
+    arrays[0][:, ::3] = 0  # whose sign is 0
+    (_, ours), (_, theirs) = both(
+        "momentum_step", arrays, momentum=0.9, learning_rate=0.1, weight_decay=weight_decay, l1=l1
+    )
+    assert_bits(ours[0], theirs[0])
+    assert_bits(ours[2], theirs[2])
+
+
+@compiled
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
+@pytest.mark.parametrize("n", [0, 1, 1001])
+def test_sgd_step(n, momentum, nesterov):
+    arrays = [array((n,), 1), array((n,), 2), array((n if momentum else 0,), 3)]
+    scratch = np.empty(128, dtype=np.float32)
+    options = {"momentum": momentum, "nesterov": nesterov, "scratch": scratch}
+    (_, ours), (_, theirs) = both("sgd_step", arrays, learning_rate=0.1, **options)
+    for a, b in zip(ours, theirs, strict=True):
+        assert_bits(a, b)
+
+
+@compiled
+@pytest.mark.parametrize("n", [0, 1, 1001])
+def test_adam_step(n):
+    arrays = [array((n,), seed) for seed in (1, 2, 3, 4)]
+    np.abs(arrays[3], out=arrays[3])
+    scratch = np.empty(128, dtype=np.float32)
+    for step in (1, 2, 1000):
+        (_, ours), (_, theirs) = both(
+            "adam_step", arrays, step=step, learning_rate=1e-3, scratch=scratch
+        )
+        for a, b in zip(ours, theirs, strict=True):
+            assert_bits(a, b)
+
+
+@compiled
+@pytest.mark.parametrize("whose", [0, 1, 2])
+@pytest.mark.parametrize(("shape", "layout"), list(product(SHAPES, LAYOUTS)))
+def test_squared_error(shape, layout, whose):
+    arrays = [array(shape, seed, layout=layout) for seed in (1, 2, 3)]
+    x, y, out = arrays[0], arrays[1], arrays[whose]
+    difference = y - x
+    total = FORMS["squared_error"](x, y, out=out)
+    assert isinstance(total, float)
+    assert_bits(out, difference)
+    expected = (difference.astype(np.float64) ** 2).sum()
+    assert total == pytest.approx(expected, rel=1e-6, abs=0)
+
+
+@compiled
+def test_squared_error_tells_what_is_not_finite():
+    x, y = array((9, 50), 1), array((9, 50), 2)
+    for bad in (np.nan, np.inf):
+        y[8, 49] = bad
+        assert not np.isfinite(FORMS["squared_error"](x, y, out=np.empty_like(x)))
+
+
+@compiled
+@pytest.mark.parametrize(("shape", "layout", "units"), list(product(SHAPES, LAYOUTS, UNITS)))
+def test_times_derivative(shape, layout, units):
+    delta, a = array(shape, 1, layout=layout), array(shape, 2, layout=layout)
+    np.maximum(a, 0, out=a)
+    (_, ours), (_, theirs) = both("times_derivative", [delta, a], units)
+    assert_bits(ours[0], theirs[0])
+
+
+def means_refused(x, bias):
+    before = x.copy()
+    assert FORMS["means"](x, bias, "bernoulli") is NotImplemented
+    assert_bits(x, before)
+
+
+@compiled
+def test_what_is_not_rows_of_float32_goes_to_numpy():
+    x, bias = array((4, 6), 1), array((6,), 2)
+    means_refused(x.astype(np.float64), bias.astype(np.float64))
+    means_refused(x.astype(">f4"), bias)
+    means_refused(x, bias.astype(np.float64))
+    means_refused(np.asfortranarray(x), bias)
+    means_refused(array((4, 12), 1)[:, ::2], bias)
+    means_refused(x[::-1], bias)
+    means_refused(np.lib.stride_tricks.sliding_window_view(x.ravel(), 6, writeable=True), bias)
+    means_refused(x.reshape(2, 2, 6), bias)
+    means_refused(x, bias[:1])
+    means_refused(x, x[:1])
+    means_refused(x, x[1])  # which would change meanwhile
+    means_refused(
+        np.frombuffer(bytearray(97), dtype=np.uint8)[1:].view(np.float32).reshape(4, 6), bias
+    )
+    assert FORMS["means"](x, bias, "softmax") is NotImplemented
+
+
+@compiled
+def test_numpy_tells_what_is_wrong():
+    x, y = array((4, 6), 1), array((4, 5), 2)
+    with pytest.raises(ValueError, match="broadcast"):
+        errors.squared_error(x, y, out=x)
+    x.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        activations.means(x, x[0].copy(), "bernoulli")
+
+
+@compiled
+def test_arrays_that_overlap_go_to_numpy():
+    x = array((1, 100), 1)
+    form = FORMS["squared_error"]
+    assert form(x[:, :50], x[:, 50:], out=x[:, 1:51]) is NotImplemented
+    assert form(x[:, :50], x[:, 50:], out=x[:, 50:]) is not NotImplemented
+    wide = array((8, 30), 2)
+    assert form(wide[:, :10], wide[:, 10:20], out=wide[:, 20:]) is not NotImplemented
+    assert form(wide[:, :10], wide[:, 10:20], out=wide[:, 19:29]) is NotImplemented
+    assert form(wide[:4, :10], wide[:4, 10:20], out=wide[1:5, 20:]) is not NotImplemented
+    assert form(wide[:4, :10], wide[:4, 10:20], out=wide[1:5, :10]) is NotImplemented
+
+
+@compiled
+def test_an_equation_takes_its_compiled_form():
+    x, y = array((4, 6), 1), array((4, 6), 2)
+    assert errors.squared_error(x, y, out=np.empty_like(x)) == FORMS["squared_error"](
+        x, y, out=np.empty_like(x)
+    )
+    a = np.full((4, 6), 0.5, dtype=np.float32)
+    activations.times_derivative(x, a)
+    assert (a == 0.5).all(), "the NumPy form uses it up"
+
+
+# ----------------------------------------------------------------------------------- the choice
+
+
+def python(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+CHOSEN = """
+import numpy
+from syncpretrain.kernels import activations, native
+from syncpretrain.kernels.dispatch import registered
+print(native.available(), len(registered(numpy.ndarray)))
+"""
+
+
+def test_the_environment_chooses_numpy():
+    assert python(CHOSEN, SYNCPRETRAIN_KERNELS="numpy").stdout.split() == ["False", "0"]
+
+
+@compiled
+@pytest.mark.parametrize("chosen", ["", "native"])
+def test_the_compiled_forms_are_taken_where_they_were_built(chosen):
+    assert python(CHOSEN, SYNCPRETRAIN_KERNELS=chosen).stdout.split() == ["True", "8"]
+
+
+MISSING = "import sys; sys.modules['syncpretrain.kernels._native'] = None\n"
+
+
+def test_without_the_extension_numpy_is_taken():
+    assert python(MISSING + CHOSEN, SYNCPRETRAIN_KERNELS="").stdout.split() == ["False", "0"]
+
+
+def test_who_insists_on_a_missing_extension_is_told_what_to_do():
+    told = python(MISSING + CHOSEN, SYNCPRETRAIN_KERNELS="native").stderr
+    assert "NativeKernelsError: got SYNCPRETRAIN_KERNELS=native" in told
+    assert "C compiler" in told
+
+
+def test_an_unknown_choice_is_refused():
+    told = python(CHOSEN, SYNCPRETRAIN_KERNELS="fast").stderr
+    assert "got SYNCPRETRAIN_KERNELS='fast'; expected 'native', 'numpy'" in told
+    assert issubclass(native.NativeKernelsError, ImportError)
+
+
+def build(folder, compiler):
+    for path in ("setup.py", "README.rst", "pyproject.toml", "syncpretrain/kernels"):
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / path).is_dir():
+            shutil.copytree(ROOT / path, target, ignore=shutil.ignore_patterns("*.so", "*.pyc"))
+        else:
+            shutil.copy(ROOT / path, target)
+    return subprocess.run(
+        [sys.executable, "setup.py", "build_ext", "--inplace"],
+        cwd=folder,
+        env={**os.environ, "CC": compiler},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_machine_without_a_compiler_can_build_the_package(tmp_path):
+    pytest.importorskip("setuptools")
+    built = build(tmp_path, shutil.which("false") or "false")
+    assert built.returncode == 0, built.stderr
+    assert "optional" in built.stdout + built.stderr or "failed" in built.stdout + built.stderr
+    assert not list(tmp_path.rglob("_native*.so"))
+
+
+# ------------------------------------------------------------------------------------ the cells
+
+BROKEN = 7  # the cell that breaks waits
+
+
+@pytest.fixture(params=["compiled", "python"])
+def cells(request, monkeypatch):
+    if request.param == "python":
+        monkeypatch.setattr(native, "_native", None)
+    elif not native.available():
+        pytest.skip("the compiled kernels are not in use")
+    return np.zeros(8, dtype=np.int64)
+
+
+def test_cells_that_have_reached_the_target_are_not_waited_for(cells):
+    cells[2:5] = [3, 4, 3]
+    assert native.wait_cells(cells, 2, 3, 3, BROKEN, 0, 10) == 0
+    assert native.wait_cells(cells, 2, 0, 9, BROKEN, 0, 10) == 0, "no cells"
+
+
+@pytest.mark.parametrize("spin", [0, 0.01, 10])
+def test_a_wait_ends_in_time(cells, spin):
+    cells[2:5] = [3, 4, 2]
+    assert native.wait_cells(cells, 2, 3, 3, BROKEN, spin, 0.05) == 2
+    assert native.wait_cells(cells, 2, 3, 3, BROKEN, spin, 0) == 2
+
+
+def test_a_broken_wait_says_so_even_at_its_target(cells):
+    cells[BROKEN] = -1
+    assert native.wait_cells(cells, 0, 2, 1, BROKEN, 0, 10) == 1
+    assert native.wait_cells(cells, 0, 2, 0, BROKEN, 0, 10) == 1
+    assert native.arrive_and_wait(cells, 0, 0, 2, 5, BROKEN, 0, 10) == 1
+    assert cells[0] == 5
+
+
+@pytest.mark.parametrize(("cell", "expected"), [(3, 0), (BROKEN, 1)])
+@pytest.mark.parametrize("spin", [0, 10])
+def test_another_thread_ends_the_wait(cells, spin, cell, expected):
+    """The waiting thread holds no lock that the storing one needs."""
+    cells[2] = 1
+    found, waits = [], threading.Event()
+
+    def wait():
+        waits.set()
+        found.append(native.wait_cells(cells, 2, 2, 1, BROKEN, spin, 30))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert waits.wait(30)
+    native.store_cell(cells, cell, 1)
+    thread.join(30)
+    assert not thread.is_alive()
+    assert found == [expected]
+
+
+def test_threads_meet_at_every_step(cells):
+    """Each sees what all wrote before they arrived, and none runs ahead."""
+    members, steps = 3, 200
+    written = np.zeros(members, dtype=np.int64)
+    wrong = []
+
+    def member(rank):
+        for step in range(1, steps + 1):
+            written[rank] = step
+            if native.arrive_and_wait(cells, rank, 0, members, 2 * step - 1, BROKEN, 1e-4, 30):
+                wrong.append((rank, step, "waited in vain"))
+                return
+            if (written != step).any():
+                wrong.append((rank, step, written.tolist()))
+            native.arrive_and_wait(cells, rank, 0, members, 2 * step, BROKEN, 1e-4, 30)
+
+    threads = [threading.Thread(target=member, args=(rank,)) for rank in range(members)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert not wrong
+    assert cells[:members].tolist() == [2 * steps] * members
+
+
+def test_a_signal_ends_the_wait(cells):
+    def interrupt(signum, frame):
+        raise InterruptedError("by the test's handler")
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    main = threading.main_thread().ident
+    sender = threading.Thread(target=lambda: signal.pthread_kill(main, signal.SIGUSR1))
+    try:
+        with pytest.raises(InterruptedError, match="by the test's handler"):
+            sender.start()
+            native.wait_cells(cells, 0, 1, 1, BROKEN, 0, 30)
+    finally:
+        sender.join(30)
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_cells_that_are_none_are_refused(cells):
+    for first, count, broken in [
+        (-1, 1, 7),
+        (0, 9, 7),
+        (9, 0, 7),
+        (0, 1, 8),
+        (0, -1, 7),
+        (0, 1, -1),
+    ]:
+        with pytest.raises(IndexError, match="counted from 0"):
+            native.wait_cells(cells, first, count, 1, broken, 0, 0)
+        with pytest.raises(IndexError, match="counted from 0"):
+            native.arrive_and_wait(cells, 0, first, count, 1, broken, 0, 0)
+    for rank in (-1, 8):
+        with pytest.raises(IndexError, match="counted from 0"):
+            native.store_cell(cells, rank, 1)
+        with pytest.raises(IndexError, match="counted from 0"):
+            native.arrive_and_wait(cells, rank, 0, 1, 1, BROKEN, 0, 0)
+    assert not cells.any(), "nothing was stored"
+    for other in (cells.astype(np.int32), cells.astype(float), cells.reshape(2, 4)):
+        with pytest.raises(ValueError, match="expected one of int64"):
+            native.wait_cells(other, 0, 1, 1, 1, 0, 0)
+        with pytest.raises(ValueError, match="expected one of int64"):
+            native.store_cell(other, 0, 1)
+
+
+@compiled
+def test_cells_lie_in_memory_of_any_kind():
+    from syncpretrain.kernels import _native
+
+    memory = memoryview(bytearray(64)).cast("q")
+    _native.store_cell(memory, 1, -(2**63))
+    assert memory[1] == -(2**63)
+    assert _native.wait_cells(memory, 0, 1, 0, 7, 0, 0) == 0

@@ -1,0 +1,280 @@
+"""The planner: what it picks where measurements are given, and how it measures a tiny stack."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import syncpretrain
+from syncpretrain.errors import SettingsError
+from syncpretrain.planning import Plan, plan
+from syncpretrain.planning.bench import (
+    bench,
+    random_rows,
+    run_way,
+    seconds_to,
+    sgemm_peak,
+)
+from syncpretrain.planning.candidates import Task
+from syncpretrain.planning.choice import plan_for
+from syncpretrain.planning.measure import measure, sizes
+from syncpretrain.planning.timings import LayerTimings, Timings
+from syncpretrain.runtime.store import Split
+from syncpretrain.settings import PretrainSettings, settings_from
+
+EXAMPLES, BATCH = 1000, 100
+STEPS = EXAMPLES // BATCH
+
+
+def settings(layers=(8, 8, 8, 8), **others) -> PretrainSettings:
+    return settings_from(layers, **{"epochs": 10, "batch_size": BATCH, **others}).pretrain
+
+
+def layer(step=1.0, *, examples=None, units=None, blas=None, **others) -> LayerTimings:
+    """Return a layer's timings; ``examples`` and ``units`` are those of two workers on shards."""
+    split = {"examples": examples, "units": units}
+    return LayerTimings(
+        **{
+            "step": step,
+            "products": 0.8 * step,
+            "sharded": {(k, 2): {1: 1.1 * step, 2: t} for k, t in split.items() if t},
+            "transform": {1: 0.0, 2: 0.0},
+            "look": 0.0,
+            "blas_step": blas,
+            "blas_transform": blas and 0.0,
+            "blas_look": blas and 0.0,
+            **others,
+        }
+    )
+
+
+def planned(layers, *, workers=2, **others) -> Plan:
+    """Return the plan of a stack that takes as long as is said."""
+    blas = workers if layers[0].blas_step else 1
+    wanted = settings((8,) * (len(layers) + 1), **others)
+    task = Task(wanted, EXAMPLES, 0)
+    return plan_for(task, timings=Timings(tuple(layers), workers, blas))
+
+
+def seconds(found: Plan) -> dict[str, float]:
+    return {way.name: way.seconds for way in found.candidates}
+
+
+class TestPick:
+    def test_equal_layers_are_a_pipeline(self):
+        found = planned([layer(), layer(), layer()])
+        assert found.pick.name == "pipeline"
+        assert found.settings == {"schedule": "synchronized", "workers": 2}
+        assert "fastest" in found.reason
+        alone = 3 * 10 * STEPS
+        assert seconds(found)["greedy, one core"] == pytest.approx(alone)
+        # 30 epochs of which the first and the last have nothing beside them.
+        assert found.pick.seconds == pytest.approx((28 / 2 + 2) * STEPS)
+        assert found.speedup(found.pick) == pytest.approx(30 / 16)
+
+    def test_replicas_that_pay_make_a_hybrid_of_a_lopsided_pipeline(self):
+        found = planned([layer(8.0, units=4.2), layer(), layer()])
+        assert found.pick.name == "hybrid, units split"
+        given = found.settings
+        assert given["replicas"] == given["shards"] == (2, 1, 1)
+        assert given["split"] == "units"
+        times = seconds(found)
+        assert times["hybrid, units split"] < times["pipeline"]
+        assert "hybrid, examples split" not in times, "it was not measured to pay"
+
+    def test_workers_that_scale_perfectly_make_greedy_training_the_simplest(self):
+        costly = {"transform": {1: 0.01, 2: 0.005}}
+        found = planned([layer(examples=0.5, **costly) for _ in range(3)])
+        assert found.pick.name == "greedy, examples split"
+        assert found.settings["replicas"] == (2, 2, 2)
+        assert found.settings["schedule"] == "greedy"
+
+    def test_only_layers_that_gain_take_replicas(self):
+        found = planned([layer(4.0, examples=2.1), layer(0.1, examples=0.5)])
+        ways = {way.name: way for way in found.candidates}
+        assert ways["greedy, examples split"].given["replicas"] == (2, 1)
+
+    def test_blas_wins_where_it_scales(self):
+        found = planned([layer(blas=0.5), layer(blas=0.5)], epochs=2)
+        assert found.pick.name == "greedy, BLAS on 2 cores"
+        assert found.settings == {"schedule": "greedy", "workers": 2, "blas_threads": 2}
+        assert found.pick.seconds == pytest.approx(0.5 * 2 * 2 * STEPS)
+
+    def test_serial_is_fastest_and_it_says_so(self):
+        slow = [layer(contention=2.5, examples=1.5, units=1.6, blas=1.4) for _ in range(3)]
+        found = planned(slow)
+        assert found.pick.name == "greedy, one core"
+        assert found.reason == "staying on one core is fastest"
+        assert found.settings == {"schedule": "greedy", "workers": 1, "blas_threads": 1}
+
+    def test_one_core_has_no_choice(self):
+        found = planned([layer(), layer()], workers=1)
+        assert [way.name for way in found.candidates] == ["greedy, one core", "pipeline, one core"]
+        assert found.pick.name == "greedy, one core"
+        assert found.reason == "staying on one core is all there is"
+
+    def test_the_simplest_of_those_that_are_near_each_other(self):
+        found = planned([layer(blas=0.515, examples=0.505), layer(blas=0.515, examples=0.505)])
+        assert min(seconds(found), key=seconds(found).get) != "greedy, BLAS on 2 cores"
+        assert found.pick.name == "greedy, BLAS on 2 cores"
+        assert found.reason.startswith("simpler than ")
+        farther = planned([layer(blas=0.54, examples=0.505), layer(blas=0.54, examples=0.505)])
+        assert farther.pick.name == "greedy, examples split"
+
+    def test_a_free_pace_leaves_greedy_out(self):
+        found = planned([layer(), layer()], pace="free")
+        assert set(seconds(found)) == {"pipeline, one core", "pipeline"}
+
+    def test_the_serial_runtime_leaves_parallel_layers_out(self):
+        found = planned([layer(), layer()], runtime="serial")
+        assert set(seconds(found)) == {"greedy, one core", "pipeline, one core"}
+
+    def test_no_way_is_faster_than_the_bound(self):
+        found = planned([layer(4.0, units=2.0), layer(units=0.5), layer(0.5)])
+        assert found.floor_seconds == pytest.approx(0.8 * 5.5 * 10 * STEPS / 2)
+        assert all(way.seconds > found.floor_seconds for way in found.candidates)
+        assert all(0 < found.share(way) < 1 for way in found.candidates)
+
+    def test_refreshes_count(self):
+        found = planned([layer(), layer()], epochs=(4, 2), refresh_epochs=(0, 3))
+        ways = {way.name: way for way in found.candidates}
+        assert ways["greedy, one core"].epochs == (4, 2)
+        assert ways["pipeline"].epochs == (4, 2 + 2 * 3)
+
+
+class TestMemory:
+    def test_a_pipeline_holds_more_activations_and_shards_more_gradients(self):
+        wide = [layer(examples=0.6), layer(1.0, examples=0.6), layer(3.0, examples=1.6)]
+        ways = {way.name: way for way in planned(wide, workers=3).candidates}
+        bytes_of = {name: way.bytes for name, way in ways.items()}
+        assert bytes_of["greedy, one core"] < bytes_of["pipeline"]
+        assert bytes_of["greedy, one core"] < bytes_of["greedy, examples split"]
+
+
+class TestSettings:
+    @pytest.mark.parametrize("chosen", ["greedy, examples split", "hybrid, units split"])
+    def test_the_pick_is_what_pretrain_takes(self, bits, chosen):
+        found = planned([layer(2.0, examples=1.1, units=1.1), layer(examples=0.6, units=0.6)])
+        way = next(way for way in found.candidates if way.name == chosen)
+        given = dict(way.given) | {"replicas": (2, 1), "shards": (2, 1)}
+        stack = syncpretrain.pretrain(bits, layers=[16, 8, 4], epochs=2, batch_size=20, **given)
+        assert stack.widths == (16, 8, 4)
+
+    def test_applied_to_settings_it_takes_the_place_of_theirs(self):
+        old = settings((8, 8, 8), schedule="rounds", group_size=1, replicas=2, learning_rate=0.01)
+        new = planned([layer(), layer()]).apply(old)
+        assert (new.schedule, new.workers, new.group_size) == ("synchronized", 2, None)
+        assert new.replicas == (1, 1)
+        assert new.learning_rate == (0.01, 0.01)
+
+    def test_the_command_line_names_all_that_was_asked_for(self):
+        found = planned([layer(9.0, units=4.6), layer()], epochs=(3, 4), batch_size=50)
+        assert found.command == (
+            "syncpretrain train --layers 8,8,8 --epochs 3,4 --batch-size 50"
+            " --schedule synchronized --workers 2 --split units --replicas 2,1 --shards 2,1"
+        )
+
+    def test_the_report_is_json(self):
+        report = json.loads(json.dumps(planned([layer(units=0.6), layer(blas=0.7)]).report()))
+        assert report["pick"] in [way["name"] for way in report["candidates"]]
+        assert report["measured"][0]["sharded_ms"] == {
+            "units, 2 shards, 1 workers": 1100.0,
+            "units, 2 shards, 2 workers": 600.0,
+        }
+
+
+class TestMeasuring:
+    def test_every_allocation_of_every_layer(self):
+        found = measure(settings((12, 8, 8, 4), batch_size=10), workers=2, examples=200, seconds=0)
+        assert found.workers == 2
+        assert len(found.layers) == 3
+        for i, timings in enumerate(found.layers):
+            assert set(timings.sharded) == {("examples", 2), ("units", 2)}
+            assert all(set(by_size) == {1, 2} for by_size in timings.sharded.values())
+            assert set(timings.transform) == ({1, 2} if i else set())
+            assert min(timings.step, timings.products, timings.look) > 0
+            assert timings.contention >= 1
+
+    def test_layers_that_are_alike_share_their_timings(self):
+        found = measure(settings((8, 8, 8, 8), batch_size=10), workers=2, examples=50, seconds=0)
+        first, second, third = found.layers
+        assert second == third
+        assert not first.transform
+
+    def test_layers_that_differ_in_more_than_width_do_not(self):
+        wanted = settings((8, 8, 8, 8), batch_size=10, cd_steps=(1, 1, 3))
+        found = measure(wanted, workers=1, examples=50, seconds=0)
+        assert found.layers[1] != found.layers[2]
+
+    @pytest.mark.parametrize(
+        "special", [{"persistent": True}, {"sparsity_cost": 0.1}, {"model": "denoising"}]
+    )
+    def test_what_has_no_units_split_is_not_measured_in_it(self, special):
+        found = measure(settings((8, 6, 4), batch_size=8, **special), workers=2, seconds=0)
+        assert {split for timings in found.layers for split, _ in timings.sharded} == {"examples"}
+
+    def test_no_more_shards_than_there_are_units_or_examples(self):
+        found = measure(settings((8, 6, 2), batch_size=3), workers=4, examples=20, seconds=0)
+        assert set(found.layers[0].sharded) == {("examples", 2), ("units", 2), ("units", 4)}
+        assert set(found.layers[1].sharded) == {("examples", 2), ("units", 2)}
+
+    def test_one_layer_has_nobody_beside_it(self):
+        found = measure(settings((8, 6), batch_size=8), workers=2, seconds=0)
+        assert found.layers[0].contention == 1
+
+    def test_sizes_are_powers_of_two_and_all(self):
+        assert [sizes(most) for most in (1, 2, 3, 4, 6)] == [[], [2], [2, 3], [2, 4], [2, 4, 6]]
+
+    def test_the_public_function(self):
+        found = plan([10, 8, 4], epochs=2, batch_size=10, examples=100, measure_seconds=0)
+        assert found.pick in found.candidates
+        with pytest.raises(SettingsError, match="layers"):
+            plan([10])
+
+
+class TestBench:
+    @pytest.fixture
+    def task(self):
+        return Task(settings((16, 8, 4), epochs=2, batch_size=20, workers=2), 200, 20)
+
+    def test_every_way_is_run(self, task, bits):
+        lines = []
+        data = Split(bits, bits[:20])
+        found = bench(task, data, rounds=2, measure_seconds=0, tell=lines.append)
+        rows = found.rows()
+        assert [row["name"] for row in rows] == [way.name for way in found.plan.candidates]
+        assert len(lines) == 1 + 2 * len(rows)
+        assert all(len(runs) == 2 for runs in found.seconds.values())
+        assert rows[0]["speedup_over_one_core"] == 1
+        assert all(row["floor_share"] > 0 for row in rows)
+        assert min(found.peak.values()) > 0
+
+    def test_schedules_learn_what_they_learn_without_the_bench(self, task, bits):
+        found = planned([layer(), layer()])
+        _, stack = run_way(found.pick, task.settings, Split(bits, bits[:20]))
+        again = syncpretrain.pretrain(bits, layers=[16, 8, 4], epochs=2, batch_size=20)
+        for ours, theirs in zip(stack.layers, again.layers, strict=True):
+            np.testing.assert_array_equal(ours.weight, theirs.weight)
+
+    def test_seconds_to_an_error(self, task, bits):
+        found = plan_for(task, measure_seconds=0)
+        data = Split(np.tile(bits, (2, 1)), bits)
+        near = seconds_to(1e9, found, data)
+        assert near.seconds is not None
+        assert near.epochs == 1
+        assert near.seconds > 0
+        far = seconds_to(0.0, found, data)
+        assert far.seconds is None
+        assert far.epochs == 20
+        assert 0 < far.error < near.error
+
+    def test_the_peak_is_of_this_machine(self):
+        assert sgemm_peak(1) > 1e7, "operations a second"
+
+    def test_random_rows_are_examples(self):
+        rows = random_rows(5, 3)
+        assert rows.shape == (5, 3)
+        assert rows.dtype == np.float32
+        assert 0 <= rows.min() <= rows.max() < 1

@@ -1,0 +1,133 @@
+"""Several workers in one layer: the bits depend on the shards alone."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from syncpretrain import finetune, pretrain
+from syncpretrain.errors import WorkerError
+from syncpretrain.learners.units import ByUnits
+from syncpretrain.schedule.machine import Schedule
+from syncpretrain.schedule.pace import Planned
+from syncpretrain.schedule.plan import LayerPlan, greedy_reads, lockstep_reads
+
+LAYERS = (16, 12, 8, 5)
+KINDS = {
+    "units": {"split": "units"},
+    "units, cd-2": {"split": "units", "cd_steps": 2},
+    "examples": {},
+    "examples, persistent": {"persistent": True},
+    "examples, dropout and sparsity": {"hidden_dropout": 0.3, "sparsity_cost": 0.1},
+    "examples, denoising": {"model": "denoising"},
+}
+
+
+@pytest.fixture(scope="module")
+def train(bits):
+    def run(**settings):
+        return pretrain(bits, **({"layers": LAYERS, "batch_size": 15, "epochs": 3} | settings))
+
+    return run
+
+
+def assert_same(one, other):
+    for mine, theirs in zip(one.layers, other.layers, strict=True):
+        for (name, a), (_, b) in zip(mine.parameters(), theirs.parameters(), strict=True):
+            np.testing.assert_array_equal(a, b, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("schedule", ["synchronized", "greedy"])
+def test_any_number_of_workers_gives_the_bits_of_one(train, kind, schedule):
+    settings = {"shards": 4, "schedule": schedule, **KINDS[kind]}
+    alone = train(runtime="serial", **settings)
+    for workers, replicas in ((1, 4), (2, 2), (4, (4, 1, 2)), (5, 4)):
+        assert_same(alone, train(workers=workers, replicas=replicas, **settings))
+
+
+@pytest.mark.parametrize("kind", ["units", "examples, persistent"])
+def test_processes_give_them_too(train, kind):
+    settings = {"shards": 4, **KINDS[kind]}
+    alone = train(runtime="serial", **settings)
+    assert_same(alone, train(runtime="processes", workers=4, replicas=(4, 2, 1), **settings))
+
+
+def test_shards_change_the_draws_and_so_the_bits(train):
+    whole, cut = train(runtime="serial"), train(runtime="serial", shards=2)
+    assert (whole.layers[0].weight != cut.layers[0].weight).any()
+
+
+@pytest.mark.parametrize("split", ["units", "examples"])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_fine_tuning_gives_the_same_bits_with_any_number_of_workers(train, bits, split, dropout):
+    stack = train(epochs=1)
+    settings = {"batch_size": 15, "epochs": 2, "shards": 4, "split": split, "dropout": dropout}
+    alone = finetune(stack, bits, replicas=1, **settings)
+    for replicas in (2, 3, 4):
+        assert_same(alone, finetune(stack, bits, replicas=replicas, **settings))
+    assert not [t for t in threading.enumerate() if t.name.startswith("syncpretrain")]
+
+
+def test_a_failure_of_a_second_worker_names_its_layer(train, monkeypatch):
+    healthy = ByUnits._move
+
+    def broken(self, shard):
+        if shard == 1 and self._rbm.layer == 2 and self._epoch == 2:
+            raise ZeroDivisionError("in the second shard")
+        healthy(self, shard)
+
+    monkeypatch.setattr(ByUnits, "_move", broken)
+    with pytest.raises(WorkerError, match="layer 2 failed in epoch 2: ZeroDivisionError") as told:
+        train(split="units", replicas=2, workers=5)
+    assert isinstance(told.value.__cause__, ZeroDivisionError)
+    assert not [t for t in threading.enumerate() if t.name.startswith("syncpretrain")]
+
+
+def running(schedule: Schedule) -> set[int]:
+    return set(schedule.training)
+
+
+def test_workers_to_spare_go_to_the_layer_with_the_longest_way_to_go():
+    plans = [LayerPlan(epochs=3, cost=cost) for cost in (4.0, 2.0, 1.0)]
+    schedule = Schedule(plans, Planned(plans, lockstep_reads), slots=3)
+    schedule.begin()
+    assert schedule.shares(4, (3, 2, 1)) == {1: 3}, "no more than the layer takes"
+    assert schedule.shares(2, (3, 2, 1)) == {1: 2}
+    schedule.finished(1)
+    assert running(schedule) == {1, 2}
+    assert schedule.shares(2, (3, 2, 1)) == {1: 1, 2: 1}
+    assert schedule.shares(3, (3, 2, 1)) == {1: 2, 2: 1}
+    assert schedule.shares(9, (3, 2, 1)) == {1: 3, 2: 2}
+    assert schedule.shares(1, (3, 2, 1)) == {1: 1, 2: 1}, "each has one"
+
+
+def test_greedy_layers_take_turns_with_all_workers():
+    plans = [LayerPlan(epochs=1), LayerPlan(epochs=1)]
+    schedule = Schedule(plans, Planned(plans, greedy_reads), slots=2)
+    schedule.begin()
+    assert schedule.shares(4, (4, 2)) == {1: 4}
+    schedule.finished(1)
+    assert schedule.shares(4, (4, 2)) == {2: 2}
+    schedule.finished(2)
+    assert schedule.shares(4, (4, 2)) == {}
+
+
+def test_members_are_given_and_taken_while_a_run_goes_on(train, monkeypatch):
+    """The lowest layer has both workers until layer 2 wakes, and the top one at its end."""
+    from syncpretrain.runtime.threads import ThreadsRuntime
+
+    given: list[tuple[int, int]] = []
+    allot = ThreadsRuntime.allot
+
+    def note(self, layer, members):
+        given.append((layer, members))
+        allot(self, layer, members)
+
+    monkeypatch.setattr(ThreadsRuntime, "allot", note)
+    train(split="units", replicas=2, workers=2)
+    assert given[0] == (1, 2)
+    assert (1, 1) in given
+    assert given[-1] == (3, 2)

@@ -1,0 +1,235 @@
+"""A step in shards: the same whoever works them, and the whole step's up to rounding."""
+
+import numpy as np
+import pytest
+
+from syncpretrain.kernels.averaging import add_tree
+from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
+from syncpretrain.learners.base import Learner
+from syncpretrain.learners.chain import Dropout, Step
+from syncpretrain.learners.dataparallel import DataParallelNetwork
+from syncpretrain.learners.network import Network
+from syncpretrain.learners.optimizers import Adam, GradientDescent
+from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.sharding import cuts, in_turn
+from syncpretrain.settings import MomentumSchedule
+
+VISIBLE, HIDDEN, BATCH = 13, 9, 12
+COMMON = {
+    "batch_size": BATCH,
+    "learning_rate": 0.1,
+    "momentum": MomentumSchedule("0.9"),
+    "weight_decay": 0.01,
+    "l1": 0.001,
+    "seed": 5,
+}
+
+
+def make(model: str, **changed) -> Learner:
+    settings = {**COMMON, **changed}
+    if model == "rbm":
+        return RBM(2, VISIBLE, HIDDEN, RBMSettings(**settings))
+    return Autoencoder(2, VISIBLE, HIDDEN, AutoencoderSettings(**settings))
+
+
+def examples(rows: int = 40) -> np.ndarray:
+    return np.random.default_rng(3).random((rows, VISIBLE), dtype=np.float32)
+
+
+def backwards(phases, shards):
+    """Work the shards of a phase in the opposite order."""
+    for phase in phases:
+        for shard in reversed(range(shards)):
+            phase(shard)
+
+
+def trained(learner: Learner, run=in_turn, *, steps: int = 6, rows: int = BATCH) -> list[float]:
+    X = examples()
+    return [
+        learner.train_step(X, np.arange(step, step + rows), epoch=1, step=step, run=run)
+        for step in range(steps)
+    ]
+
+
+def assert_same_bits(one: Learner, other: Learner) -> None:
+    for mine, theirs in zip(one.parameters, other.parameters, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_cuts_make_up_the_whole():
+    for size in (0, 1, 5, 16, 1000):
+        for shards in (1, 2, 3, 7):
+            parts = cuts(size, shards)
+            assert len(parts) == shards
+            assert [i for part in parts for i in range(size)[part]] == list(range(size))
+            assert max(p.stop - p.start for p in parts) - min(p.stop - p.start for p in parts) <= 1
+
+
+@pytest.mark.parametrize("count", range(1, 10))
+def test_the_tree_adds_all_of_them_once(count):
+    parts = [np.full(3, 2.0**i, dtype=np.float32) for i in range(count)]
+    first = parts[0]
+    assert add_tree(parts) is first
+    np.testing.assert_array_equal(first, 2.0**count - 1)
+
+
+def test_the_tree_adds_pairs_first():
+    parts = [np.array([x], dtype=np.float32) for x in (1e8, 1, -1e8, 1)]
+    assert add_tree(parts)[0] == (np.float32(1e8) + 1) + (np.float32(-1e8) + 1)
+
+
+@pytest.mark.parametrize("shards", [2, 3, 5])
+@pytest.mark.parametrize("split", ["units", "examples"])
+@pytest.mark.parametrize("cd_steps", [1, 3])
+@pytest.mark.parametrize("hidden_units", ["bernoulli", "gaussian", "relu"])
+def test_the_order_of_the_shards_changes_no_bit(shards, split, cd_steps, hidden_units):
+    one, other = (
+        make("rbm", cd_steps=cd_steps, hidden_units=hidden_units, learning_rate=0.001)
+        for _ in range(2)
+    )
+    for learner in (one, other):
+        learner.shard(shards, split)
+    assert trained(one) == trained(other, backwards)
+    assert_same_bits(one, other)
+
+
+class Certain(RBM):
+    """An RBM whose hidden units are so certain that what is drawn does not matter."""
+
+    def __init__(self, *args) -> None:
+        super().__init__(*args)
+        signs = np.random.default_rng(0).choice([-1, 1], self.hidden_bias.shape)
+        self.hidden_bias[:] = 200 * signs
+
+
+@pytest.mark.parametrize("shards", [2, 3, 4])
+@pytest.mark.parametrize("split", ["units", "examples"])
+@pytest.mark.parametrize("cd_steps", [1, 2])
+@pytest.mark.parametrize("rows", [BATCH, 7, 2])
+def test_shards_do_what_the_whole_step_does(shards, split, cd_steps, rows):
+    settings = RBMSettings(**(COMMON | {"cd_steps": cd_steps}))
+    whole, cut = (Certain(2, VISIBLE, HIDDEN, settings) for _ in range(2))
+    cut.shard(shards, split)
+    errors = trained(whole, rows=rows), trained(cut, rows=rows)
+    np.testing.assert_allclose(*errors, rtol=1e-5)
+    for mine, theirs in zip(whole.parameters, cut.parameters, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("shards", [2, 3])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("changed", [{}, {"contraction": 0.2}, {"loss": "cross-entropy"}])
+def test_an_autoencoder_in_shards_of_examples(shards, tied, changed):
+    whole, cut = (make("autoencoder", tied=tied, **changed) for _ in range(2))
+    cut.shard(shards, "examples")
+    np.testing.assert_allclose(trained(whole), trained(cut), rtol=1e-5)
+    for mine, theirs in zip(whole.parameters, cut.parameters, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_the_first_shard_of_units_draws_other_numbers_than_the_second():
+    rbm = make("rbm")
+    rbm.shard(2, "units")
+    rbm.weight.fill(0)
+    X = np.zeros((BATCH, VISIBLE), dtype=np.float32)
+    rbm.train_step(X, np.arange(BATCH), epoch=1, step=1)
+    states = rbm._sharded._states
+    half = HIDDEN // 2
+    assert 0.2 < states.mean() < 0.8
+    assert (states[:, :half] != states[:, half : 2 * half]).any()
+
+
+def test_an_autoencoder_is_not_split_by_units():
+    with pytest.raises(ValueError, match="expected examples"):
+        make("autoencoder").shard(2, "units")
+
+
+@pytest.mark.parametrize("changed", [{"persistent": True}, {"sparsity_cost": 0.1}])
+def test_memory_brings_a_sharded_learner_back(changed):
+    """What the shards keep of their own goes into checkpoints too."""
+    straight, stopped, resumed = (make("rbm", **changed) for _ in range(3))
+    for learner in (straight, stopped, resumed):
+        learner.shard(3, "examples")
+    trained(straight, steps=6)
+    trained(stopped, steps=4)
+    memory = {name: array.copy() for name, array in stopped.memory().items()}
+    assert any(name.startswith("shard2.") for name in memory)
+    resumed.recall(stopped.snapshot(), memory)
+    X = examples()
+    for step in (4, 5):
+        resumed.train_step(X, np.arange(step, step + BATCH), epoch=1, step=step)
+    assert_same_bits(straight, resumed)
+
+
+def test_sparsity_in_shards_pulls_as_much_as_in_the_whole():
+    settings = RBMSettings(**(COMMON | {"sparsity_cost": 0.5, "sparsity_target": 0.3}))
+    whole, cut = (Certain(2, VISIBLE, HIDDEN, settings) for _ in range(2))
+    cut.shard(2, "examples")
+    for learner in (whole, cut):
+        learner.train_step(examples(), np.arange(BATCH), epoch=1, step=0)
+    for mine, theirs in zip(whole.parameters, cut.parameters, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def chain(units: str = "bernoulli") -> list[Step]:
+    rng = np.random.default_rng(1)
+    widths, kinds = (11, 7, 3, 8), ("bernoulli", "relu", units)
+    return [
+        Step(
+            rng.normal(0, 0.5, (i, o)).astype(np.float32),
+            rng.normal(0, 0.1, o).astype(np.float32),
+            kind,
+        )
+        for i, o, kind in zip(widths, widths[1:], kinds, strict=False)
+    ]
+
+
+def targets(units: str, rows: int) -> np.ndarray:
+    rng = np.random.default_rng(2)
+    if units == "softmax":
+        return np.eye(8, dtype=np.float32)[rng.integers(8, size=rows)]
+    return rng.random((rows, 8), dtype=np.float32)
+
+
+@pytest.mark.parametrize("shards", [2, 3, 4])
+@pytest.mark.parametrize("build", [Network, DataParallelNetwork])
+@pytest.mark.parametrize("units", ["bernoulli", "softmax", "gaussian"])
+@pytest.mark.parametrize("rows", [10, 3])
+def test_a_network_in_shards_takes_the_step_of_the_whole(shards, build, units, rows):
+    loss = "cross-entropy" if units == "softmax" else "squared"
+    whole = Network(chain(units), loss=loss, batch_size=10)
+    cut = build(chain(units), loss=loss, batch_size=10, shards=shards)
+    x = np.random.default_rng(4).random((rows, 11), dtype=np.float32)
+    t = targets(units, rows)
+    for network in (whole, cut):
+        optimizer = Adam(network, weight_decay=0.1)
+        for step in range(4):
+            error = optimizer.train(network, x, t, rate=0.01, epoch=1, step=step)
+        network.told = error
+    assert whole.told == pytest.approx(cut.told, rel=1e-4)
+    np.testing.assert_allclose(whole.parameters, cut.parameters, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("build", [Network, DataParallelNetwork])
+def test_the_order_of_a_networks_shards_changes_no_bit(build):
+    dropout = Dropout(input=0.2, hidden=0.4, seed=3)
+    x = np.random.default_rng(4).random((10, 11), dtype=np.float32)
+    found = []
+    for run in (in_turn, backwards):
+        network = build(chain(), loss="squared", batch_size=10, dropout=dropout, shards=3)
+        optimizer = GradientDescent(network, momentum=0.9, nesterov=True)
+        for step in range(4):
+            optimizer.train(network, x, x[:, :8], rate=0.1, epoch=1, step=step, run=run)
+        found.append(network.parameters)
+    np.testing.assert_array_equal(*found)
+
+
+def test_dropout_by_units_is_that_of_the_whole():
+    dropout = Dropout(input=0.2, hidden=0.4, seed=3)
+    x = np.random.default_rng(4).random((10, 11), dtype=np.float32)
+    gradients = []
+    for shards in (1, 3):
+        network = Network(chain(), loss="squared", batch_size=10, dropout=dropout, shards=shards)
+        network.gradient(x, x[:, :8], epoch=2, step=7)
+        gradients.append(network.gradients)
+    np.testing.assert_allclose(*gradients, rtol=1e-4, atol=1e-6)
