@@ -47,7 +47,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.10",
     packages=find_packages(include=["syncpretrain", "syncpretrain.*"]),
-    package_data={"syncpretrain": ["py.typed", "presets/*.toml", "kernels/_native.pyi"]},
+    package_data={"syncpretrain": ["py.typed", "presets/*.toml", "backends/*.cu", "kernels/_native.pyi"]},
     ext_modules=[NATIVE],
     install_requires=[
         "click>=8.1",

@@ -133,7 +133,7 @@ def test_the_first_shard_of_units_draws_other_numbers_than_the_second():
     rbm.weight.fill(0)
     X = np.zeros((BATCH, VISIBLE), dtype=np.float32)
     rbm.train_step(X, np.arange(BATCH), epoch=1, step=1)
-    states = rbm._sharded._states
+    states = rbm._sharded.states
     half = HIDDEN // 2
     assert 0.2 < states.mean() < 0.8
     assert (states[:, :half] != states[:, half : 2 * half]).any()

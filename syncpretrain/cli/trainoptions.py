@@ -254,9 +254,7 @@ OPTIONS = (
         type=click.Choice(["units", "examples"]),
         help="What they share: the units of each layer (default) or the examples.",
     ),
-    click.option(
-        "--finetune-shards", type=int, metavar="S", help="Default as many as replicas."
-    ),
+    click.option("--finetune-shards", type=int, metavar="S", help="Default as many as replicas."),
     click.option(
         "--blas-threads",
         type=int,

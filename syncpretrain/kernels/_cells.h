@@ -18,6 +18,7 @@ typedef struct {
     ptrdiff_t count;
     int64_t target;
     double spin_until, deadline; /* of `seconds` */
+    double stagger;              /* seconds */
     int yielded;
     long sleep; /* nanoseconds */
 } Wait;
@@ -38,6 +39,11 @@ static inline void let_the_other_thread_of_the_core_work(void)
 #elif defined(__aarch64__)
     __asm__ volatile("yield");
 #endif
+}
+
+static void spin_for(double duration)
+{
+    for (double end = seconds() + duration; seconds() < end;) let_the_other_thread_of_the_core_work();
 }
 
 static inline Waited look(const Wait *wait)

@@ -460,28 +460,33 @@ static void store(const Py_buffer *cells, Py_ssize_t index, int64_t value)
     __atomic_store_n((int64_t *)cells->buf + index, value, __ATOMIC_RELEASE);
 }
 
-/* args: first, count, target, broken, spin_seconds, timeout_seconds. Only checks them. */
+/* args: first, count, target, broken, spin, timeout and stagger seconds. Only checks them. */
 static int parse_wait(PyObject *const *args, const Py_buffer *cells, Wait *wait)
 {
     Py_ssize_t first = PyLong_AsSsize_t(args[0]), count = PyLong_AsSsize_t(args[1]);
     long long target = PyLong_AsLongLong(args[2]);
     Py_ssize_t broken = PyLong_AsSsize_t(args[3]);
-    double d[2], now = seconds();
-    if (PyErr_Occurred() || !doubles(args + 4, d, 2)) return 0;
+    double d[3], now = seconds();
+    if (PyErr_Occurred() || !doubles(args + 4, d, 3)) return 0;
     if (!are_within(cells, first, count) || !are_within(cells, broken, 1)) return 0;
     const int64_t *all = cells->buf;
-    *wait = (Wait){all + first, all + broken,  count, target, now + d[0],
-                   now + d[1],  0, SHORTEST_SLEEP};
+    *wait = (Wait){all + first, all + broken, count, target, now + d[0],
+                   now + d[1],  d[2],         0,     SHORTEST_SLEEP};
     return 1;
 }
 
-/* Wait without the lock, but take it now and then for a signal's handler. */
+/* Wait without the lock, but take it now and then for a signal's handler.
+ *
+ * Those who waited together would all want the lock at the same moment, and all but one be put to
+ * sleep, to be woken some 40 us later. Who staggers finds the lock free again instead.
+ */
 static PyObject *finish_wait(Py_buffer *cells, Wait *wait)
 {
     Waited seen;
     do {
         Py_BEGIN_ALLOW_THREADS
         seen = wait_until(wait, seconds() + SIGNALS_EVERY);
+        if (seen == REACHED && wait->stagger > 0) spin_for(wait->stagger);
         Py_END_ALLOW_THREADS
         if (seen == PAUSED && PyErr_CheckSignals() < 0) {
             PyBuffer_Release(cells);
@@ -496,7 +501,7 @@ static PyObject *wait_cells(PyObject *module, PyObject *const *args, Py_ssize_t 
 {
     Py_buffer cells;
     Wait wait;
-    if (!expect(nargs, 7, "wait_cells") || !open_cells(&cells, args[0])) return NULL;
+    if (!expect(nargs, 8, "wait_cells") || !open_cells(&cells, args[0])) return NULL;
     if (parse_wait(args + 1, &cells, &wait)) return finish_wait(&cells, &wait);
     PyBuffer_Release(&cells);
     return NULL;
@@ -519,7 +524,7 @@ static PyObject *arrive_and_wait(PyObject *module, PyObject *const *args, Py_ssi
 {
     Py_buffer cells;
     Wait wait;
-    if (!expect(nargs, 8, "arrive_and_wait") || !open_cells(&cells, args[0])) return NULL;
+    if (!expect(nargs, 9, "arrive_and_wait") || !open_cells(&cells, args[0])) return NULL;
     Py_ssize_t rank = PyLong_AsSsize_t(args[1]);
     if (!PyErr_Occurred() && are_within(&cells, rank, 1) && parse_wait(args + 2, &cells, &wait)) {
         store(&cells, rank, wait.target);

@@ -48,6 +48,7 @@ def wait_cells(
     broken: int,
     spin_seconds: float,
     timeout_seconds: float,
+    stagger_seconds: float,
     /,
 ) -> int: ...
 def store_cell(cells: Any, index: int, value: int, /) -> None: ...
@@ -60,5 +61,6 @@ def arrive_and_wait(
     broken: int,
     spin_seconds: float,
     timeout_seconds: float,
+    stagger_seconds: float,
     /,
 ) -> int: ...

@@ -156,6 +156,7 @@ def wait_cells(
     broken: int,
     spin_seconds: float,
     timeout_seconds: float,
+    stagger_seconds: float = 0.0,
 ) -> int:
     """Wait, without the interpreter's lock, until some cells have all reached a target.
 
@@ -173,6 +174,10 @@ def wait_cells(
         Or until ``cells[broken]`` is not 0.
     spin_seconds, timeout_seconds : float
         How long to spin, and to wait in all.
+    stagger_seconds : float
+        How long to spin once the target is reached, so that those who waited together do not all
+        want the interpreter's lock at once: to be woken for it takes some 40 us. The extension's
+        only.
 
     Returns
     -------
@@ -188,7 +193,7 @@ def wait_cells(
     """
     if _native is not None:
         waited: int = _native.wait_cells(
-            cells, first, count, target, broken, spin_seconds, timeout_seconds
+            cells, first, count, target, broken, spin_seconds, timeout_seconds, stagger_seconds
         )
         return waited
     _check_cells(cells, first, count)
@@ -232,6 +237,7 @@ def arrive_and_wait(
     broken: int,
     spin_seconds: float,
     timeout_seconds: float,
+    stagger_seconds: float = 0.0,
 ) -> int:
     """Store the target in the cell ``rank``, then wait for the others as :func:`wait_cells`.
 
@@ -242,7 +248,15 @@ def arrive_and_wait(
     """
     if _native is not None:
         waited: int = _native.arrive_and_wait(
-            cells, rank, first, count, target, broken, spin_seconds, timeout_seconds
+            cells,
+            rank,
+            first,
+            count,
+            target,
+            broken,
+            spin_seconds,
+            timeout_seconds,
+            stagger_seconds,
         )
         return waited
     _check_cells(cells, first, count)

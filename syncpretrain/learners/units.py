@@ -7,6 +7,7 @@ exchanged. It serves small minibatches, where averaging costs most beside the pr
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +27,34 @@ __all__ = ["ByUnits"]
 Array = NDArray[np.float32]
 
 
+class _Part:
+    """What one shard works on in a minibatch of ``n`` examples: views, taken once.
+
+    A step is some ms long, and in each of its phases the interpreter's lock passes from one worker
+    to the next: what can be found out beforehand is.
+    """
+
+    def __init__(self, whole: ByUnits, n: int, visible: slice, hidden: slice) -> None:
+        rbm, v, h = whole.rbm, whole.v[: 2 * n], whole.h[: 2 * n]
+        self.inputs = h[:n, hidden], h[n:, hidden]  # of the data, of the reconstruction
+        self.above = v[:n], v[n:]
+        self.weight_up, self.hidden_bias = rbm.weight[:, hidden], rbm.hidden_bias[hidden]
+        self.noise = np.empty((n, hidden.stop - hidden.start), dtype=np.float32)
+        self.states, self.own_states = whole.states[:n], whole.states[:n, hidden]
+        self.v0, self.v1 = v[:n, visible], v[n:, visible]
+        self.weight_down, self.visible_bias = rbm.weight[visible].T, rbm.visible_bias[visible]
+        self.difference = np.empty((n, visible.stop - visible.start), dtype=np.float32)
+        self.v, self.h, self.own_h = v[:, visible], h, h[:, hidden]
+        dW, da, db = rbm.gradients
+        self.dW, self.da, self.db = dW[visible], da[visible], db[hidden]
+        width = dW.shape[1]
+        weights = slice(visible.start * width, visible.stop * width)
+        self.moves = [
+            (i, own, rbm.gradients[i].reshape(-1)[own])
+            for i, own in enumerate((weights, visible, hidden))
+        ]
+
+
 class ByUnits:
     """Contrastive divergence with the units of an RBM dealt out to shards.
 
@@ -37,25 +66,30 @@ class ByUnits:
     """
 
     def __init__(self, rbm: RBM, shards: int) -> None:
-        self._rbm = rbm
+        self.rbm = rbm
         rows, (visible, hidden) = rbm.batch_size, rbm.weight.shape
-        self._visible, self._hidden = cuts(visible, shards), cuts(hidden, shards)
-        self._shards = shards
-        self._v = np.empty((2 * rows, visible), dtype=np.float32)  # v0 above v1
-        self._h = np.empty((2 * rows, hidden), dtype=np.float32)  # h0 above h1
-        self._states = np.empty((rows, hidden), dtype=np.float32)
-        self._noise = [_scratch(rows, own) for own in self._hidden]
-        self._difference = [_scratch(rows, own) for own in self._visible]
+        self.v = np.empty((2 * rows, visible), dtype=np.float32)  # v0 above v1
+        self.h = np.empty((2 * rows, hidden), dtype=np.float32)  # h0 above h1
+        self.states = np.empty((rows, hidden), dtype=np.float32)
+        self._cuts = list(zip(cuts(visible, shards), cuts(hidden, shards), strict=True))
+        self._known: dict[int, list[_Part]] = {}  # by the size of a minibatch
         self._errors = [0.0] * shards
-        self._phases = self._plan()
+        first, *others = range(rbm.settings.cd_steps)
+        gibbs: list[Phase] = [partial(self._draw, first), self._down]
+        for k in others:
+            gibbs += [partial(self._draw, k), self._down]
+        self._phases: tuple[Phase, ...] = (*gibbs, self._up, self._move)
 
     def train_step(
         self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: Run
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error."""
-        self._X, self._rows, self._epoch, self._step = X, rows, epoch, step
-        self._n = len(rows)
-        run(self._phases, self._shards)
+        n = len(rows)
+        if n not in self._known:
+            self._known[n] = [_Part(self, n, *own) for own in self._cuts]
+        self._parts, self._n, self._epoch, self._step = self._known[n], n, epoch, step
+        np.take(X, rows, axis=0, out=self.v[:n], mode="clip")  # "raise" would buffer
+        run(self._phases, len(self._parts))
         return sum(self._errors)
 
     def memory(self) -> dict[str, Array]:
@@ -65,66 +99,38 @@ class ByUnits:
     def restart(self) -> None:
         """Do nothing."""
 
-    def _plan(self) -> tuple[Phase, ...]:
-        first, *others = range(self._rbm.settings.cd_steps)
-        gibbs: list[Phase] = [self._draw(first), self._down]
-        for k in others:
-            gibbs += [self._draw(k), self._down]
-        return (self._gather, *gibbs, self._up, self._move)
-
-    def _gather(self, shard: int) -> None:
-        """Copy a part of the examples."""
-        own = cuts(self._n, self._shards)[shard]
-        np.take(self._X, self._rows[own], axis=0, out=self._v[: self._n][own], mode="clip")
-
-    def _draw(self, k: int) -> Phase:
-        """Return the phase that draws a part of the hidden states for the k-th way down."""
-        rbm = self._rbm
-
-        def draw(shard: int) -> None:
-            n, own = self._n, self._hidden[shard]
-            half = slice(n, 2 * n) if k else slice(n)
-            inputs, shard_of_k = self._h[half, own], shard | k << 32
-            np.matmul(self._v[half], rbm.weight[:, own], out=inputs)
-            draw_states(
-                inputs,
-                rbm.hidden_bias[own],
-                rbm.settings.hidden_units,
-                Address(rbm.seed, Purpose.HIDDEN, rbm.layer, self._epoch, self._step, shard_of_k),
-                noise=self._noise[shard][:n],
-                out=self._states[:n, own],
-            )
-
-        return draw
+    def _draw(self, k: int, shard: int) -> None:
+        """Draw a part of the hidden states for the k-th way down."""
+        rbm, part, half = self.rbm, self._parts[shard], 1 if k else 0
+        np.matmul(part.above[half], part.weight_up, out=part.inputs[half])
+        place = Address(
+            rbm.seed, Purpose.HIDDEN, rbm.layer, self._epoch, self._step, shard | k << 32
+        )
+        draw_states(
+            part.inputs[half],
+            part.hidden_bias,
+            rbm.settings.hidden_units,
+            place,
+            noise=part.noise,
+            out=part.own_states,
+        )
 
     def _down(self, shard: int) -> None:
         """Reconstruct a part of the visible units."""
-        rbm, n, own = self._rbm, self._n, self._visible[shard]
-        v1, difference = self._v[n : 2 * n, own], self._difference[shard][:n]
-        weight, bias = rbm.weight[own].T, rbm.visible_bias[own]
-        affine(self._states[:n], weight, bias, rbm.settings.visible_units, out=v1)
-        self._errors[shard] = squared_error(self._v[:n, own], v1, out=difference)
+        part, units = self._parts[shard], self.rbm.settings.visible_units
+        affine(part.states, part.weight_down, part.visible_bias, units, out=part.v1)
+        self._errors[shard] = squared_error(part.v0, part.v1, out=part.difference)
 
     def _up(self, shard: int) -> None:
         """Find a part of the hidden means of the reconstruction."""
-        rbm, n, own = self._rbm, self._n, self._hidden[shard]
-        h1 = self._h[n : 2 * n, own]
-        np.matmul(self._v[n : 2 * n], rbm.weight[:, own], out=h1)
-        means(h1, rbm.hidden_bias[own], rbm.settings.hidden_units)
+        part, h1 = self._parts[shard], self._parts[shard].inputs[1]
+        np.matmul(part.above[1], part.weight_up, out=h1)
+        means(h1, part.hidden_bias, self.rbm.settings.hidden_units)
 
     def _move(self, shard: int) -> None:
         """Move the weights of a part of the visible units, and both parts' biases."""
-        rbm, n = self._rbm, self._n
-        visible, hidden = self._visible[shard], self._hidden[shard]
-        v, h = self._v[: 2 * n, visible], self._h[: 2 * n]
-        dW, da, db = rbm.gradients
-        phase_differences(v, h[:, hidden], da=da[visible], db=db[hidden], examples=n)
-        np.matmul(v.T, h, out=dW[visible])
-        width = dW.shape[1]
-        weights = slice(visible.start * width, visible.stop * width)
-        for i, own in enumerate((weights, visible, hidden)):
-            rbm.move(i, own, rbm.gradients[i].reshape(-1)[own], epoch=self._epoch)
-
-
-def _scratch(rows: int, own: slice) -> Array:
-    return np.empty((rows, own.stop - own.start), dtype=np.float32)
+        part = self._parts[shard]
+        phase_differences(part.v, part.own_h, da=part.da, db=part.db, examples=self._n)
+        np.matmul(part.v.T, part.h, out=part.dW)
+        for i, own, gradient in part.moves:
+            self.rbm.move(i, own, gradient, epoch=self._epoch)

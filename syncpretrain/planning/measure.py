@@ -34,7 +34,7 @@ __all__ = ["measure", "sizes"]
 
 Array = NDArray[np.float32]
 MOST_NUMBERS = 4_000_000  # of a layer's rows: more than caches hold, and soon drawn
-TRANSFORMED = 4000  # rows at once: as many chunks as are dealt out together
+CHUNK, MOST_CHUNKS = 1000, 4  # rows of a transform that are made together, and dealt out at once
 
 
 @dataclass(slots=True)
@@ -128,7 +128,7 @@ class _Bench:
         batch = self._settings.batch_size
         for learner in build_learners(self._settings):
             width = learner.weight.shape[0]
-            rows = max(batch, min(examples, max(MOST_NUMBERS // width, TRANSFORMED)))
+            rows = max(batch, min(examples, max(MOST_NUMBERS // width, CHUNK * MOST_CHUNKS)))
             self._steps.append(Steps(learner, draw((rows, width), dtype=np.float32)))
         found: dict[object, _Probes] = {}
         for i in range(len(self._steps)):
@@ -201,7 +201,7 @@ class _Bench:
         return run
 
     def _add_transform(self, probes: _Probes, below: Steps) -> None:
-        rows = below.X[:TRANSFORMED]
+        rows = below.X[: CHUNK * min(MOST_CHUNKS, max(2, self._workers))]
         probes.rows = len(rows)
         layer = below.learner.snapshot()
 

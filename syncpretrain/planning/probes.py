@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from statistics import median
-from time import perf_counter
+from time import perf_counter, sleep
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ Work = Callable[[int], float]  # does something so many times; returns the secon
 BLOCK_SECONDS = 0.02  # of one timing: long beside a thread's waking, short beside a drift
 MOST_AT_ONCE = 100
 MOST_ROUNDS = 25
+SPIN_SECONDS = 0.05  # how long the threads of BLAS may look for more work before they sleep
 
 
 class Probe:
@@ -69,6 +70,8 @@ def measured(probes: Sequence[Probe], *, seconds: float) -> None:
                         if not index:
                             probe.warm_up()
                         probe.time()
+            if threads > 1:
+                sleep(SPIN_SECONDS)
         if perf_counter() >= deadline:
             return
 

@@ -22,12 +22,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from syncpretrain.errors import StalledError
-from syncpretrain.kernels.native import store_cell, wait_cells
+from syncpretrain.kernels.native import arrive_and_wait, store_cell, wait_cells
 from syncpretrain.learners.sharding import Phase, in_turn
 
 __all__ = ["Team"]
 
-SPIN_SECONDS = 200e-6  # what a phase of a small layer takes; a nap would cost more than it saves
+SPIN_SECONDS = 2e-3  # the parts of a phase are about equal: a nap would cost more than it saves
+STAGGER_SECONDS = 10e-6  # what the interpreter does before a product
 LINGER_SECONDS = 0.02  # how long a member stays awake between two steps
 LOOK_SECONDS = 1.0
 STALL_SECONDS = 600.0
@@ -128,7 +129,14 @@ class Team:
                     rests = False
                     continue
                 found = wait_cells(
-                    self._cells, BEGUN, 1, seen + 1, BROKEN, SPIN_SECONDS, LINGER_SECONDS
+                    self._cells,
+                    BEGUN,
+                    1,
+                    seen + 1,
+                    BROKEN,
+                    SPIN_SECONDS,
+                    LINGER_SECONDS,
+                    member * STAGGER_SECONDS,
                 )
                 with self._lock:
                     step = self._step
@@ -157,10 +165,17 @@ class Team:
     def _arrive(self, step: _Step, member: int, phases: int) -> bool:
         """Wait until every member has done so many phases; return whether all is well."""
         deadline = time.monotonic() + STALL_SECONDS
-        store_cell(self._cells, ARRIVED + member, phases)
         while True:
-            found = wait_cells(
-                self._cells, ARRIVED, step.members, phases, BROKEN, SPIN_SECONDS, LOOK_SECONDS
+            found = arrive_and_wait(
+                self._cells,
+                ARRIVED + member,
+                ARRIVED,
+                step.members,
+                phases,
+                BROKEN,
+                SPIN_SECONDS,
+                LOOK_SECONDS,
+                member * STAGGER_SECONDS,
             )
             if found != LATE:
                 return found == READY
