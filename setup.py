@@ -19,8 +19,8 @@ EXTRAS = {
     ],
 }
 EXTRAS |= {
-    "cuda12": ["cupy-cuda12x>=13"],
-    "cuda13": ["cupy-cuda13x>=13.6"],
+    "cuda12": ["cupy-cuda12x[ctk]>=14"],  # [ctk]: CUDA's libraries, without its toolkit
+    "cuda13": ["cupy-cuda13x[ctk]>=14"],
     "mpi": ["mpi4py>=4"],
     "export": ["onnx>=1.16"],
 }
@@ -32,7 +32,7 @@ EXTRAS["test"] += EXTRAS["all"]
 NATIVE = Extension(
     "syncpretrain.kernels._native",
     sources=["syncpretrain/kernels/_native.c"],
-    depends=[f"syncpretrain/kernels/{name}.h" for name in ("_cells", "_loops", "_philox")],
+    depends=[f"syncpretrain/kernels/_{name}.h" for name in ("cells", "loops", "philox", "program")],
     extra_compile_args=["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"],
     optional=True,
 )
@@ -47,7 +47,9 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.10",
     packages=find_packages(include=["syncpretrain", "syncpretrain.*"]),
-    package_data={"syncpretrain": ["py.typed", "presets/*.toml", "backends/*.cu", "kernels/_native.pyi"]},
+    package_data={
+        "syncpretrain": ["py.typed", "presets/*.toml", "backends/*.cu", "kernels/_native.pyi"]
+    },
     ext_modules=[NATIVE],
     install_requires=[
         "click>=8.1",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from syncpretrain.backends.base import Backend
 from syncpretrain.data.examples import check_examples
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import CheckpointError, SettingsError
@@ -83,9 +84,11 @@ def build_learners(settings: PretrainSettings) -> list[Learner]:
     return [_learner(settings, layer) for layer in range(1, len(settings.layers))]
 
 
-def _learner(settings: PretrainSettings, layer: int) -> Learner:
+def _learner(settings: PretrainSettings, layer: int, backend: Backend | None = None) -> Learner:
     build = _rbm if settings.model == "rbm" else _autoencoder
     learner = build(settings, layer - 1, *settings.layers[layer - 1 : layer + 1])
+    if backend is not None:
+        learner.on(backend.for_layer(layer))
     learner.shard(settings.shards_of(layer), settings.split)
     return learner
 
@@ -134,12 +137,16 @@ def build_worker(
     layer: int,
     state: LayerState | None,
     keep_states: bool,
+    backend: Backend | None,
     inputs: Inputs,
 ) -> LayerWorker:
-    """Return the worker of one layer, where its state says it is, if it has one."""
+    """Return the worker of one layer, where its state says it is, if it has one.
+
+    ``backend`` is where the layers are trained, None NumPy.
+    """
     stopping = build_stopping(settings)[layer - 1]
     worker = LayerWorker(
-        _learner(settings, layer),
+        _learner(settings, layer, backend),
         inputs,
         stopping,
         keep_states=keep_states,
@@ -156,12 +163,19 @@ def build_worker(
 
 
 def build_hires(
-    settings: PretrainSettings, states: Sequence[LayerState | None] = (), *, keep_states: bool
+    settings: PretrainSettings,
+    states: Sequence[LayerState | None] = (),
+    *,
+    keep_states: bool,
+    backend: Backend | None = None,
 ) -> list[Callable[[Inputs], LayerWorker]]:
-    """Return one function a layer, fit to be sent to another process, that builds its worker."""
+    """Return one function a layer that builds its worker.
+
+    It is fit to be sent to another process, as long as the backend is NumPy.
+    """
     depth = len(settings.layers) - 1
     return [
-        partial(build_worker, settings, layer, state, keep_states)
+        partial(build_worker, settings, layer, state, keep_states, backend)
         for layer, state in zip(range(1, depth + 1), states or [None] * depth, strict=True)
     ]
 

@@ -202,6 +202,7 @@ def _fine_tuned(
         **options,
         seed=seed,
         blas_threads=settings.pretrain.blas_threads,
+        backend=settings.pretrain.backend,
     )
     seconds = time.monotonic() - began
     if labelled is None:

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable
 import msgspec
 from numpy.typing import ArrayLike
 
-from syncpretrain import __version__
-from syncpretrain.building import build_data, build_hires, build_learners, build_schedule
-from syncpretrain.cut import Cut, retained
+from syncpretrain.building import build_data, build_hires, build_schedule
+from syncpretrain.cut import Cut
 from syncpretrain.errors import RunInterrupted, StalledError, WorkerError
 from syncpretrain.events import (
     EpochFinished,
@@ -22,8 +21,9 @@ from syncpretrain.events import (
     RunFinished,
     RunStarted,
 )
-from syncpretrain.layer import Layer
+from syncpretrain.learned import Learned
 from syncpretrain.learners.epoch import Stopped
+from syncpretrain.placing import backend_for, resolved_backend
 from syncpretrain.runtime.base import Runtime
 from syncpretrain.runtime.blas import blas_limit, blas_threads, usable_cores
 from syncpretrain.runtime.processes import ProcessesRuntime
@@ -33,7 +33,7 @@ from syncpretrain.runtime.signals import StopRequest, stop_on_signals
 from syncpretrain.runtime.store import Versions
 from syncpretrain.runtime.threads import ThreadsRuntime
 from syncpretrain.runtime.watch import TICK_SECONDS, Watch
-from syncpretrain.runtime.worker import Failed, Finished, LayerState, Message
+from syncpretrain.runtime.worker import Failed, Finished, Message
 from syncpretrain.schedule.machine import Command, Forget
 from syncpretrain.schedule.plan import Reads
 from syncpretrain.settings import PretrainSettings
@@ -87,6 +87,8 @@ class Pretraining:
             # Of one worker at a time, whose last bits depend on them.
             self._blas_threads = blas_threads(settings.blas_threads)
             settings = msgspec.structs.replace(settings, blas_threads=self._blas_threads)
+        settings = msgspec.structs.replace(settings, backend=resolved_backend(settings))
+        self._backend = backend_for(settings.backend)
         self.settings = settings
         self.observers = tuple(observers)
         check_runtime(settings.runtime)
@@ -97,12 +99,10 @@ class Pretraining:
         self._shares: dict[int, int] = {}
         self._schedule = build_schedule(settings, slots=self.slots, replay=replay)
         self._data = data
-        self._versions = Versions(data, settings.layers[1:])
+        self._versions = Versions(data, settings.layers[1:], backend=self._backend)
+        self._learned = Learned(settings, self._backend)
         depth = len(settings.layers) - 1
         self.save, self.resume = save, resume
-        self._layers: list[Layer | None] = [None] * depth  # the newest of each
-        self._states: list[LayerState | None] = [None] * depth
-        self._snapshots: dict[tuple[int, int], Layer] = {}  # by layer and version
         self._running: set[int] = set()  # layers whose message is awaited
         self._busy = [0.0] * depth
         self._ended: set[int] = set()
@@ -128,29 +128,11 @@ class Pretraining:
 
     def stack(self) -> Stack:
         """Return the newest layers."""
-        fresh = build_learners(self.settings) if None in self._layers else []
-        layers = [
-            fresh[i].snapshot() if layer is None else layer for i, layer in enumerate(self._layers)
-        ]
-        return Stack(
-            tuple(layers),
-            {
-                "syncpretrain": __version__,
-                "epochs": list(self._schedule.done),
-                "pretrain": msgspec.json.decode(msgspec.json.encode(self.settings)),
-            },
-            self._scaling,
-        )
+        return self._learned.stack(self._schedule.done, self._scaling)
 
     def cut(self) -> Cut:
         """Return all that the rest of the run depends on."""
-        kept = retained(self._schedule.past)
-        return Cut(
-            self._schedule.past,
-            {key: self._snapshots[key] for key in sorted(kept)},
-            self._versions.made(),
-            tuple(self._states),
-        )
+        return self._learned.cut(self._schedule.past, self._versions.made())
 
     def _train(self, request: StopRequest) -> None:
         with self._runtime(request) as runtime:
@@ -187,9 +169,7 @@ class Pretraining:
         if self.resume is None:
             return self._schedule.begin()
         cut, past = self.resume, self.resume.past
-        self._snapshots = dict(cut.snapshots)
-        self._states = list(cut.states)
-        self._layers = [None if state is None else state.layer for state in cut.states]
+        self._learned.resume(cut)
         for i, versions in enumerate(past.held, start=1):
             for version in versions:
                 self._versions.publish(i, version, cut.snapshots[i, version])
@@ -204,11 +184,11 @@ class Pretraining:
         for warning in message.warnings:
             self._emit(Notice(time.monotonic(), f"warning: {warning}"))
         if message.state is not None:
-            self._states[layer - 1], self._layers[layer - 1] = message.state, message.state.layer
+            self._learned.note(layer, message.state)
         if isinstance(message, Failed):
             return []
         self._note(message)
-        self._layers[layer - 1] = self._snapshots[layer, version] = message.layer
+        self._learned.publish(layer, version, message.layer)
         self._versions.publish(layer, version, message.layer)
         commands = self._schedule.finished(layer, stops=message.stops)
         self._emit_ended()
@@ -246,8 +226,7 @@ class Pretraining:
 
     def _forget(self, command: Forget) -> None:
         self._versions.forget(command.layer, command.version)
-        kept = retained(self._schedule.past)
-        self._snapshots = {key: layer for key, layer in self._snapshots.items() if key in kept}
+        self._learned.forget(self._schedule.past)
 
     def _note(self, message: Finished) -> None:
         command = message.command
@@ -273,7 +252,8 @@ class Pretraining:
         name = self.settings.runtime
         stop: Callable[[], bool] = tick_and_ask if name == "serial" else request
         states = self.resume.states if self.resume else ()
-        hires = build_hires(self.settings, states, keep_states=self.save is not None)
+        keeps = self.save is not None
+        hires = build_hires(self.settings, states, keep_states=keeps, backend=self._backend)
         if name == "processes":
             return RUNTIMES[name](hires, self._versions, self._blas_threads)
         return (runtime := RUNTIMES[name]([hire(self._versions) for hire in hires], stop))

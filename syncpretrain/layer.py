@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +46,10 @@ class Layer:
         if self.decoder_weight is not None:
             yield "decoder_weight", self.decoder_weight
         yield "visible_bias", self.visible_bias
+
+    def to(self, place: Callable[[Any], Any]) -> Layer:
+        """Return the layer with every array where ``place`` brings it: to a device, to the host."""
+        return replace(self, **{name: place(array) for name, array in self.parameters()})
 
     def up(self, X: Array, *, out: Array | None = None) -> Array:
         """Return the mean of the hidden units for each row of X, p(h = 1 | v) of binary ones."""

@@ -90,7 +90,7 @@ def report_of(
         "schedule": pretrain.schedule,
         "pace": pretrain.pace,
         "runtime": pretrain.runtime,
-        "backend": "numpy",
+        "backend": pretrain.backend,
         "workers": workers,
         "seed": pretrain.seed,
         "data": metrics["data"],

@@ -7,6 +7,7 @@ import msgspec
 from syncpretrain.data import load_dataset, located
 from syncpretrain.data.dataset import UNLABELLED, Dataset
 from syncpretrain.errors import SettingsError
+from syncpretrain.placing import resolved_backend
 from syncpretrain.runtime.blas import blas_threads
 from syncpretrain.settings import Settings
 
@@ -28,7 +29,8 @@ def loaded(settings: Settings) -> Dataset:
 def resolved(settings: Settings) -> Settings:
     """Fix what would else depend on the machine and decides about the last bits."""
     threads = blas_threads(settings.pretrain.blas_threads)
-    pretrain = msgspec.structs.replace(settings.pretrain, blas_threads=threads)
+    backend = resolved_backend(settings.pretrain, settings.finetune)
+    pretrain = msgspec.structs.replace(settings.pretrain, blas_threads=threads, backend=backend)
     return msgspec.structs.replace(settings, pretrain=pretrain)
 
 

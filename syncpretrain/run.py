@@ -93,7 +93,7 @@ def resume_run(
         Of the run. Its newest good checkpoint counts; without one the run begins again.
     observers : iterable of callable
     **elsewhere
-        ``runtime`` and ``workers``, if others than those of the run.
+        ``runtime``, ``workers`` and ``backend``, if others than those of the run.
 
     Raises
     ------
@@ -110,10 +110,17 @@ def resume_run(
     if (folder / METRICS_NAME).is_file():
         raise SettingsError(f"resume: the run in {folder} is over; nothing is left to do")
     settings = read_settings(folder / CONFIG_NAME)
-    pretrain = msgspec.structs.replace(settings.pretrain, **elsewhere)
+    before = "numpy" if settings.pretrain.backend == "auto" else settings.pretrain.backend
+    pretrain = msgspec.structs.replace(settings.pretrain, **{"backend": before, **elsewhere})
     settings = resolved(msgspec.structs.replace(settings, pretrain=pretrain))
     run = _Run(settings, loaded(settings), observers, started)
     run.prepare(None)
+    if settings.pretrain.backend != before:
+        run.notices.append(
+            f"warning: the run was begun with backend {before} and goes on with"
+            f" {settings.pretrain.backend}: its last bits differ from those of a run that was not"
+            " stopped"
+        )
     return run.execute(folder, resuming=True)
 
 
@@ -128,6 +135,7 @@ class _Run:
         self.history = History()
         self.observers: list[Observer] = [self.history, *observers]
         self.replay: Reads | None = None
+        self.notices: list[str] = []
         check_finetuning(settings, data)
 
     def prepare(self, replay: Reads | None) -> None:
@@ -209,6 +217,7 @@ class _Run:
             validation_y=data.validation_labels if supervised else None,
             seed=self.settings.pretrain.seed,
             blas_threads=self.settings.pretrain.blas_threads,
+            backend=self.settings.pretrain.backend,
             observers=self.observers,
             save=saved.save_finetuning,
             resume=saved.newest_finetuning() if resuming else None,
@@ -220,7 +229,7 @@ class _Run:
         data = self.data
         sizes = ", ".join(f"{len(getattr(data, part)):,} {part}" for part in PARTS)
         self.tell(f"data: {data.name}, {data.source} ({sizes})")
-        for message in (*data.notices, f"run folder: {out}"):
+        for message in (*data.notices, f"run folder: {out}", *self.notices):
             self.tell(message)
 
     def tell(self, message: str) -> None:

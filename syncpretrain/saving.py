@@ -27,7 +27,7 @@ __all__ = ["FOLDER_NAME", "Checkpoints"]
 FOLDER_NAME = "checkpoints"
 PRETRAINED_NAME = "pretrained.safetensors"
 FINGERPRINT_ROWS = 1000  # of each part
-ELSEWHERE = ("runtime", "workers")  # a run may go on with others
+ELSEWHERE = ("runtime", "workers", "backend")  # a run may go on with others
 
 
 class Checkpoints:

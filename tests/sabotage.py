@@ -45,7 +45,7 @@ def fail(kind: str) -> None:
             time.sleep(1000)
 
 
-def build_worker(kind, failing, settings, layer, state, keep_states, inputs):
+def build_worker(kind, failing, settings, layer, state, keep_states, backend, inputs):
     if kind == "hire" and layer == failing:
         raise MemoryError("out of luck")
     worker = building.LayerWorker(building._learner(settings, layer), inputs)

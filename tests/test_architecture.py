@@ -27,7 +27,8 @@ ROWS = [
     ["modelfile", "evaluation"],
     ["averaging"],
     ["runtime"],
-    ["building", "cut", "cutfile"],
+    ["building", "cut", "cutfile", "placing"],
+    ["learned"],
     ["driver"],
     ["report", "pretraining", "finetuning", "runfolder", "planning"],
     ["saving", "metrics", "preparing"],
@@ -131,7 +132,7 @@ def test_the_schedule_is_pure(name):
 
 @pytest.mark.parametrize("name", within("kernels"))
 def test_the_kernels_are_pure_functions_of_arrays(name):
-    choice = {"os", "time"} if name == "kernels.native" else set()  # of the compiled forms
+    choice = {"kernels.native": {"os"}, "kernels.waiting": {"time"}}.get(name, set())
     assert not (foreign(name) - choice) & (INPUT_OUTPUT | THREADS | {"time", "random"})
     others = {x for x in own_imports(name, lazy=True) if package(x) != "kernels"}
     assert others <= {"backends.draws", "errors"}, "what is drawn is a function of its address"

@@ -160,7 +160,8 @@ def test_the_comparison_of_pretraining_runs(peers, loops, embedded, capsys, tmp_
     out = capsys.readouterr().out
     assert "784-12-6, 300 digits, 1 epochs" in out
     outcomes = json.loads(file.read_text())["outcomes"]
-    names = ["PyTorch, greedy, all cores", "syncpretrain, synchronized pipeline", peers.FLOOR]
+    ours = ["syncpretrain, pipeline", "syncpretrain, pipeline, shared by units"]
+    names = ["PyTorch, greedy, all cores", *ours, peers.FLOOR]
     assert list(outcomes) == names
     assert all(len(runs) == 1 and runs[0]["seconds"] > 0 for runs in outcomes.values())
     rows = [line for line in out.splitlines() if line.startswith(tuple(names[:2]))]

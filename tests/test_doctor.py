@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_info
 
 from syncpretrain.runtime import doctor
 from syncpretrain.runtime.doctor import diagnose
+from syncpretrain.runtime.gpu import driver_version
 
 TOPICS = ["versions", "platform", "cores", "blas", "products", "speed", "gpu"]
 
@@ -30,7 +31,7 @@ def blas():
 
 def fake_cupy(available, name="cupy"):
     def properties(index):
-        return {"name": b"NVIDIA A1", "totalGlobalMem": 80 * 2**30}
+        return {"name": b"NVIDIA A1", "totalGlobalMem": 80 * 2**30, "major": 9, "minor": 0}
 
     cupy = ModuleType(name)
     cupy.__version__ = "14.2.0"
@@ -163,7 +164,7 @@ def test_rate_counts_two_operations_a_weight(monkeypatch):
 )
 def test_gpu_without_cupy(monkeypatch, driver, status, words):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.setattr(doctor, "_driver_version", lambda: driver)
+    monkeypatch.setattr(doctor, "driver_version", lambda: driver)
     finding = doctor._gpu()
     assert finding.status == status
     assert words in finding.advice
@@ -179,9 +180,20 @@ def test_gpu_without_driver(monkeypatch):
 
 def test_gpu_at_hand(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy(available=True))
+    monkeypatch.setattr(doctor, "missing", lambda: None)
     finding = doctor._gpu()
     assert finding.status == "ok"
-    assert finding.facts["devices"] == ["NVIDIA A1 (80 GiB)"] * 2
+    assert finding.facts["devices"] == ["NVIDIA A1 (80 GiB, compute capability 9.0)"] * 2
+    assert "--backend auto" in finding.found
+
+
+def test_gpu_that_cannot_compute(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy(available=True))
+    monkeypatch.setattr(doctor, "missing", lambda: "libcublas is not found; install it")
+    finding = doctor._gpu()
+    assert finding.status == "problem"
+    assert "NVIDIA A1" in finding.found and finding.found.endswith("not found; install it")
+    assert "takes the CPU" in finding.advice
 
 
 @pytest.mark.parametrize("error", [ImportError("libcublas"), OSError("x"), RuntimeError("y")])
@@ -197,4 +209,4 @@ def test_broken_cupy(monkeypatch, error):
 
 
 def test_driver_version_never_raises():
-    assert doctor._driver_version() is None or doctor._driver_version() >= 1000
+    assert driver_version() is None or driver_version() >= 1000

@@ -269,7 +269,7 @@ class TestSchedule:
                 seen.append(rate)
                 return super().train(*args, rate=rate, **kwargs)
 
-        monkeypatch.setattr("syncpretrain.finetuning.trainer.GradientDescent", Recorded)
+        monkeypatch.setattr("syncpretrain.finetuning.descent.GradientDescent", Recorded)
         settings = {"optimizer": "sgd", "learning_rate": 0.2, "rate_schedule": schedule}
         tuned(epochs=2, batch_size=30, **settings)
         assert seen == pytest.approx(rates)

@@ -15,7 +15,14 @@ import numpy as np
 import pytest
 
 from syncpretrain.backends.draws import Address, Purpose
-from syncpretrain.kernels import activations, contrastive_divergence, errors, native, optimizers
+from syncpretrain.kernels import (
+    activations,
+    contrastive_divergence,
+    errors,
+    native,
+    optimizers,
+    waiting,
+)
 from syncpretrain.kernels.dispatch import registered
 
 ROOT = Path(__file__).parent.parent
@@ -404,7 +411,7 @@ BROKEN = 7  # the cell that breaks waits
 @pytest.fixture(params=["compiled", "python"])
 def cells(request, monkeypatch):
     if request.param == "python":
-        monkeypatch.setattr(native, "_native", None)
+        monkeypatch.setattr(waiting, "extension", None)
     elif not native.available():
         pytest.skip("the compiled kernels are not in use")
     return np.zeros(8, dtype=np.int64)
@@ -412,22 +419,22 @@ def cells(request, monkeypatch):
 
 def test_cells_that_have_reached_the_target_are_not_waited_for(cells):
     cells[2:5] = [3, 4, 3]
-    assert native.wait_cells(cells, 2, 3, 3, BROKEN, 0, 10) == 0
-    assert native.wait_cells(cells, 2, 0, 9, BROKEN, 0, 10) == 0, "no cells"
+    assert waiting.wait_cells(cells, 2, 3, 3, BROKEN, 0, 10) == 0
+    assert waiting.wait_cells(cells, 2, 0, 9, BROKEN, 0, 10) == 0, "no cells"
 
 
 @pytest.mark.parametrize("spin", [0, 0.01, 10])
 def test_a_wait_ends_in_time(cells, spin):
     cells[2:5] = [3, 4, 2]
-    assert native.wait_cells(cells, 2, 3, 3, BROKEN, spin, 0.05) == 2
-    assert native.wait_cells(cells, 2, 3, 3, BROKEN, spin, 0) == 2
+    assert waiting.wait_cells(cells, 2, 3, 3, BROKEN, spin, 0.05) == 2
+    assert waiting.wait_cells(cells, 2, 3, 3, BROKEN, spin, 0) == 2
 
 
 def test_a_broken_wait_says_so_even_at_its_target(cells):
     cells[BROKEN] = -1
-    assert native.wait_cells(cells, 0, 2, 1, BROKEN, 0, 10) == 1
-    assert native.wait_cells(cells, 0, 2, 0, BROKEN, 0, 10) == 1
-    assert native.arrive_and_wait(cells, 0, 0, 2, 5, BROKEN, 0, 10) == 1
+    assert waiting.wait_cells(cells, 0, 2, 1, BROKEN, 0, 10) == 1
+    assert waiting.wait_cells(cells, 0, 2, 0, BROKEN, 0, 10) == 1
+    assert waiting.arrive_and_wait(cells, 0, 0, 2, 5, BROKEN, 0, 10) == 1
     assert cells[0] == 5
 
 
@@ -440,12 +447,12 @@ def test_another_thread_ends_the_wait(cells, spin, cell, expected):
 
     def wait():
         waits.set()
-        found.append(native.wait_cells(cells, 2, 2, 1, BROKEN, spin, 30))
+        found.append(waiting.wait_cells(cells, 2, 2, 1, BROKEN, spin, 30))
 
     thread = threading.Thread(target=wait)
     thread.start()
     assert waits.wait(30)
-    native.store_cell(cells, cell, 1)
+    waiting.store_cell(cells, cell, 1)
     thread.join(30)
     assert not thread.is_alive()
     assert found == [expected]
@@ -460,12 +467,12 @@ def test_threads_meet_at_every_step(cells):
     def member(rank):
         for step in range(1, steps + 1):
             written[rank] = step
-            if native.arrive_and_wait(cells, rank, 0, members, 2 * step - 1, BROKEN, 1e-4, 30):
+            if waiting.arrive_and_wait(cells, rank, 0, members, 2 * step - 1, BROKEN, 1e-4, 30):
                 wrong.append((rank, step, "waited in vain"))
                 return
             if (written != step).any():
                 wrong.append((rank, step, written.tolist()))
-            native.arrive_and_wait(cells, rank, 0, members, 2 * step, BROKEN, 1e-4, 30)
+            waiting.arrive_and_wait(cells, rank, 0, members, 2 * step, BROKEN, 1e-4, 30)
 
     threads = [threading.Thread(target=member, args=(rank,)) for rank in range(members)]
     for thread in threads:
@@ -487,7 +494,7 @@ def test_a_signal_ends_the_wait(cells):
     try:
         with pytest.raises(InterruptedError, match="by the test's handler"):
             sender.start()
-            native.wait_cells(cells, 0, 1, 1, BROKEN, 0, 30)
+            waiting.wait_cells(cells, 0, 1, 1, BROKEN, 0, 30)
     finally:
         sender.join(30)
         signal.signal(signal.SIGUSR1, before)
@@ -503,20 +510,20 @@ def test_cells_that_are_none_are_refused(cells):
         (0, 1, -1),
     ]:
         with pytest.raises(IndexError, match="counted from 0"):
-            native.wait_cells(cells, first, count, 1, broken, 0, 0)
+            waiting.wait_cells(cells, first, count, 1, broken, 0, 0)
         with pytest.raises(IndexError, match="counted from 0"):
-            native.arrive_and_wait(cells, 0, first, count, 1, broken, 0, 0)
+            waiting.arrive_and_wait(cells, 0, first, count, 1, broken, 0, 0)
     for rank in (-1, 8):
         with pytest.raises(IndexError, match="counted from 0"):
-            native.store_cell(cells, rank, 1)
+            waiting.store_cell(cells, rank, 1)
         with pytest.raises(IndexError, match="counted from 0"):
-            native.arrive_and_wait(cells, rank, 0, 1, 1, BROKEN, 0, 0)
+            waiting.arrive_and_wait(cells, rank, 0, 1, 1, BROKEN, 0, 0)
     assert not cells.any(), "nothing was stored"
     for other in (cells.astype(np.int32), cells.astype(float), cells.reshape(2, 4)):
         with pytest.raises(ValueError, match="expected one of int64"):
-            native.wait_cells(other, 0, 1, 1, 1, 0, 0)
+            waiting.wait_cells(other, 0, 1, 1, 1, 0, 0)
         with pytest.raises(ValueError, match="expected one of int64"):
-            native.store_cell(other, 0, 1)
+            waiting.store_cell(other, 0, 1)
 
 
 @compiled
@@ -526,4 +533,4 @@ def test_cells_lie_in_memory_of_any_kind():
     memory = memoryview(bytearray(64)).cast("q")
     _native.store_cell(memory, 1, -(2**63))
     assert memory[1] == -(2**63)
-    assert _native.wait_cells(memory, 0, 1, 0, 7, 0, 0) == 0
+    assert _native.wait_cells(memory, 0, 1, 0, 7, 0, 0, 0) == 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.finetuning.trainer import scheduled
+from syncpretrain.finetuning.descent import scheduled
 from syncpretrain.kernels.optimizers import sgd_step
 from syncpretrain.learners.chain import Step
 from syncpretrain.learners.network import Network

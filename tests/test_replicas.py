@@ -9,7 +9,7 @@ import pytest
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.errors import WorkerError
-from syncpretrain.learners.units import ByUnits
+from syncpretrain.learners.sharding import ByExamples
 from syncpretrain.schedule.machine import Schedule
 from syncpretrain.schedule.pace import Planned
 from syncpretrain.schedule.plan import LayerPlan, greedy_reads, lockstep_reads
@@ -72,16 +72,16 @@ def test_fine_tuning_gives_the_same_bits_with_any_number_of_workers(train, bits,
 
 
 def test_a_failure_of_a_second_worker_names_its_layer(train, monkeypatch):
-    healthy = ByUnits._move
+    healthy = ByExamples._move
 
     def broken(self, shard):
-        if shard == 1 and self.rbm.layer == 2 and self._epoch == 2:
+        if shard == 1 and self._learner.layer == 2 and self._epoch == 2:
             raise ZeroDivisionError("in the second shard")
         healthy(self, shard)
 
-    monkeypatch.setattr(ByUnits, "_move", broken)
+    monkeypatch.setattr(ByExamples, "_move", broken)
     with pytest.raises(WorkerError, match="layer 2 failed in epoch 2: ZeroDivisionError") as told:
-        train(split="units", replicas=2, workers=5)
+        train(replicas=2, workers=5)
     assert isinstance(told.value.__cause__, ZeroDivisionError)
     assert not [t for t in threading.enumerate() if t.name.startswith("syncpretrain")]
 

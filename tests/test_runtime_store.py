@@ -11,7 +11,7 @@ from syncpretrain import pretrain
 from syncpretrain.errors import ScheduleError
 from syncpretrain.kernels.activations import affine
 from syncpretrain.layer import Layer
-from syncpretrain.runtime import store
+from syncpretrain.runtime import recipes
 from syncpretrain.runtime.store import Split, Versions
 
 WIDTHS = (6, 5, 4, 3)
@@ -40,7 +40,8 @@ def versions(data) -> Versions:
 
 
 def test_version_0_of_the_layer_below_all_is_the_data(versions, data):
-    assert versions.activations(0, 0, 0, never) is data
+    found = versions.activations(0, 0, 0, never)
+    assert found.train is data.train and found.validation is data.validation
 
 
 def test_activations_of_training_and_validation_data_through_two_layers(versions, data):
@@ -104,8 +105,8 @@ def test_a_version_that_nobody_reads_costs_no_array(versions):
 
 
 def test_a_stop_leaves_the_version_unmade(versions, monkeypatch):
-    monkeypatch.setattr(store, "ROWS_AT_ONCE", 10)
-    monkeypatch.setattr(store, "CHUNKS_AT_ONCE", 1)
+    monkeypatch.setattr(recipes, "ROWS_AT_ONCE", 10)
+    monkeypatch.setattr(recipes, "CHUNKS_AT_ONCE", 1)
     versions.publish(1, 1, snapshot(1, 1))
     asked = iter([False, False, True])
     assert versions.activations(1, 1, 0, lambda: next(asked)) is None

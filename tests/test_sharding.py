@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from syncpretrain.kernels.averaging import add_tree
+from syncpretrain.kernels.program import Program
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.chain import Dropout, Step
@@ -12,6 +13,7 @@ from syncpretrain.learners.network import Network
 from syncpretrain.learners.optimizers import Adam, GradientDescent
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.sharding import cuts, in_turn
+from syncpretrain.learners.units import ByUnits
 from syncpretrain.settings import MomentumSchedule
 
 VISIBLE, HIDDEN, BATCH = 13, 9, 12
@@ -37,10 +39,15 @@ def examples(rows: int = 40) -> np.ndarray:
 
 
 def backwards(phases, shards):
-    """Work the shards of a phase in the opposite order."""
-    for phase in phases:
+    """Work the shards of a phase in the opposite order, one equation after another."""
+    for phase in phases.phases if isinstance(phases, Program) else phases:
         for shard in reversed(range(shards)):
             phase(shard)
+
+
+def interpreted(work, shards):
+    """Work a program's equations one after another, as where there is no compiler."""
+    in_turn(work.phases if isinstance(work, Program) else work, shards)
 
 
 def trained(learner: Learner, run=in_turn, *, steps: int = 6, rows: int = BATCH) -> list[float]:
@@ -89,8 +96,27 @@ def test_the_order_of_the_shards_changes_no_bit(shards, split, cd_steps, hidden_
     )
     for learner in (one, other):
         learner.shard(shards, split)
-    assert trained(one) == trained(other, backwards)
+    assert trained(one, interpreted) == trained(other, backwards)
     assert_same_bits(one, other)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("visible_units", ["bernoulli", "gaussian"])
+def test_a_compiled_step_is_the_interpreted_one(shards, visible_units):
+    one, other = (make("rbm", cd_steps=2, visible_units=visible_units) for _ in range(2))
+    for learner in (one, other):
+        learner._sharded = ByUnits(learner, shards)
+    np.testing.assert_allclose(trained(one), trained(other, interpreted), rtol=1e-5)
+    for mine, theirs in zip(one.parameters, other.parameters, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_one_shard_of_units_is_the_whole_step():
+    whole, one = make("rbm"), make("rbm")
+    one._sharded = ByUnits(one, 1)
+    np.testing.assert_allclose(trained(whole), trained(one), rtol=1e-5)
+    for mine, theirs in zip(whole.parameters, one.parameters, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
 class Certain(RBM):
@@ -133,7 +159,7 @@ def test_the_first_shard_of_units_draws_other_numbers_than_the_second():
     rbm.weight.fill(0)
     X = np.zeros((BATCH, VISIBLE), dtype=np.float32)
     rbm.train_step(X, np.arange(BATCH), epoch=1, step=1)
-    states = rbm._sharded.states
+    states = rbm._sharded._states
     half = HIDDEN // 2
     assert 0.2 < states.mean() < 0.8
     assert (states[:, :half] != states[:, half : 2 * half]).any()
@@ -215,7 +241,7 @@ def test_the_order_of_a_networks_shards_changes_no_bit(build):
     dropout = Dropout(input=0.2, hidden=0.4, seed=3)
     x = np.random.default_rng(4).random((10, 11), dtype=np.float32)
     found = []
-    for run in (in_turn, backwards):
+    for run in (interpreted, backwards):
         network = build(chain(), loss="squared", batch_size=10, dropout=dropout, shards=3)
         optimizer = GradientDescent(network, momentum=0.9, nesterov=True)
         for step in range(4):
@@ -233,3 +259,43 @@ def test_dropout_by_units_is_that_of_the_whole():
         network.gradient(x, x[:, :8], epoch=2, step=7)
         gradients.append(network.gradients)
     np.testing.assert_allclose(*gradients, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("units", ["bernoulli", "softmax", "gaussian", "relu"])
+@pytest.mark.parametrize("dropout", [Dropout(), Dropout(input=0.2, hidden=0.4, seed=3)])
+@pytest.mark.parametrize("follow", [Adam, GradientDescent, "nesterov"])
+def test_a_compiled_step_of_a_network_is_the_interpreted_one(shards, units, dropout, follow):
+    loss = "cross-entropy" if units == "softmax" else "squared"
+    x, t = np.random.default_rng(4).random((10, 11), dtype=np.float32), targets(units, 10)
+    found = []
+    for run in (in_turn, interpreted):
+        network = Network(chain(units), loss=loss, batch_size=10, dropout=dropout, shards=shards)
+        if follow == "nesterov":
+            optimizer = GradientDescent(network, momentum=0.9, nesterov=True, weight_decay=0.01)
+        else:
+            optimizer = follow(network, weight_decay=0.1)
+        told = [
+            optimizer.train(network, x, t, rate=0.01, epoch=1, step=step, run=run)
+            for step in range(4)
+        ]
+        found.append((told, network.parameters))
+    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-4)
+    np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("units", ["bernoulli", "softmax"])
+def test_a_step_as_a_program_is_the_step_in_phases(units, monkeypatch):
+    loss = "cross-entropy" if units == "softmax" else "squared"
+    dropout = Dropout(input=0.2, hidden=0.4, seed=3)
+    x, t = np.random.default_rng(4).random((10, 11), dtype=np.float32), targets(units, 10)
+    found = []
+    for _ in range(2):
+        network = Network(chain(units), loss=loss, batch_size=10, dropout=dropout, shards=2)
+        optimizer = Adam(network, weight_decay=0.1)
+        for step in range(4):
+            error = optimizer.train(network, x, t, rate=0.01, epoch=1, step=step)
+        found.append((error, network.parameters))
+        monkeypatch.setattr(Network, "program", lambda *others: None)
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-4)
+    np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-3, atol=1e-5)

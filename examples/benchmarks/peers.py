@@ -62,12 +62,16 @@ from syncpretrain.stack import Stack
 
 __all__ = ["FINETUNING", "FLOOR", "PARTS", "PRETRAINING", "RBM", "Size", "main"]
 
+WIDE = "as many as there are cores in every layer that is worth it"
+WORTH_SHARING = 100_000  # weights
 # Ways to run the same training with syncpretrain: a name for the table, and arguments of pretrain.
 # To compare one more, such as with replicas or with a schedule that was picked, add a line.
 PRETRAINING: dict[str, dict[str, Any]] = {
     "greedy, 1 core": {"schedule": "greedy", "workers": 1, "blas_threads": 1},
     "greedy, all cores": {"schedule": "greedy"},
-    "synchronized pipeline": {"schedule": "synchronized"},
+    "greedy, shared by units": {"schedule": "greedy", "split": "units", "replicas": WIDE},
+    "pipeline": {"schedule": "synchronized"},
+    "pipeline, shared by units": {"schedule": "synchronized", "split": "units", "replicas": WIDE},
 }
 RBM: dict[str, dict[str, Any]] = {
     "persistent CD": {"schedule": "greedy", "persistent": True},
@@ -111,6 +115,9 @@ class Part:
 
 
 def ours(X: Array, size: Size, *, how: dict[str, Any]) -> Stack:
+    if how.get("replicas") == WIDE:
+        wide = [V * H >= WORTH_SHARING for V, H in pairwise(size.layers)]
+        how = {**how, "replicas": [usable_cores() if is_wide else 1 for is_wide in wide]}
     return pretrain(X, layers=size.layers, epochs=size.epochs, batch_size=BATCH, **how)
 
 

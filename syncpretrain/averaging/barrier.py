@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.averaging.lives import Lives, started
 from syncpretrain.errors import AveragingError
-from syncpretrain.kernels.native import arrive_and_wait, store_cell, wait_cells
+from syncpretrain.kernels.waiting import arrive_and_wait, store_cell, wait_cells
 
 __all__ = ["Barrier", "abort", "cells_for", "described"]
 

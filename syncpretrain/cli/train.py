@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-ELSEWHERE = ("runtime", "workers")  # what a resumed run may have otherwise
+ELSEWHERE = ("runtime", "workers", "backend")  # what a resumed run may have otherwise
 RECORDED = (
     "config",
     "model",

@@ -81,6 +81,12 @@ OPTIONS = (
         help="A thread for each layer (default), a process, or all layers in turns.",
     ),
     click.option(
+        "--backend",
+        metavar="auto|numpy|cupy[:N]",
+        help="Train on the CPU, on all GPUs, or on GPU N; auto (default) takes a GPU if there is"
+        " one that CuPy can use.",
+    ),
+    click.option(
         "--workers",
         type=int,
         metavar="P",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +19,21 @@ def steps_per_epoch(examples: int, batch_size: int) -> int:
 
 
 def minibatches(
-    examples: int, batch_size: int, *, seed: int, layer: int, epoch: int
+    examples: int,
+    batch_size: int,
+    *,
+    seed: int,
+    layer: int,
+    epoch: int,
+    place: Callable[[Any], Any] | None = None,
 ) -> Iterator[NDArray[np.intp]]:
     """Yield the row numbers of each minibatch of an epoch; every row comes once.
 
-    ``layer`` 0 stands for the whole stack (fine-tuning).
+    ``layer`` 0 stands for the whole stack (fine-tuning). ``place`` is given those of the whole
+    epoch first, to bring them to a device at once.
     """
     rows = generator(seed, Purpose.ORDER, layer=layer, epoch=epoch).permutation(examples)
+    if place is not None:
+        rows = place(rows)
     for start in range(0, examples, batch_size):
         yield rows[start : start + batch_size]

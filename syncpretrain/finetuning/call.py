@@ -20,11 +20,13 @@ from syncpretrain.finetuning.tasks import (
     numbers_of,
 )
 from syncpretrain.finetuning.trainer import Examples, Trainer
+from syncpretrain.placing import backend_for, resolved_tuning
 from syncpretrain.runtime.blas import blas_limit
 from syncpretrain.runtime.blas import blas_threads as resolve_threads
 from syncpretrain.runtime.signals import stop_on_signals
 from syncpretrain.runtime.team import Team
 from syncpretrain.settings import FinetuneSettings, checked
+from syncpretrain.settings.devices import check_tuning_backend
 from syncpretrain.stack import Stack
 
 __all__ = ["finetune"]
@@ -38,6 +40,11 @@ class _Options(FinetuneSettings, frozen=True, kw_only=True):
 
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
     blas_threads: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    backend: str = "auto"
+
+    def __post_init__(self) -> None:
+        FinetuneSettings.__post_init__(self)
+        check_tuning_backend(self.backend, self)
 
 
 def finetune(
@@ -87,9 +94,10 @@ def finetune(
         Where a call with the same arguments goes on, to the same bits.
     **settings
         Fields of :class:`syncpretrain.settings.FinetuneSettings`, and ``seed`` (of the order of
-        the minibatches, of dropout, of the head's first weights) and ``blas_threads`` (default all
-        usable cores). ``objective`` follows from y unless it is given. ``learning_rate`` is 0.001
-        for adam and 0.1 for sgd unless it is given.
+        the minibatches, of dropout, of the head's first weights), ``blas_threads`` (default all
+        usable cores) and ``backend`` (``auto``, ``numpy``, ``cupy`` or ``cupy:1``: as of
+        :class:`syncpretrain.settings.PretrainSettings`, on one GPU). ``objective`` follows from y
+        unless it is given. ``learning_rate`` is 0.001 for adam and 0.1 for sgd unless it is given.
 
     Returns
     -------
@@ -110,32 +118,28 @@ def finetune(
         On Ctrl-C or SIGTERM, or if ``stop`` said so. Its ``stack`` is that after the last
         whole minibatch.
     """
-    given = {"objective": _objective(y), **settings}
-    options = checked(given, _Options)
+    options = checked({"objective": _objective(y), **settings}, _Options)
     _check_targets(options.objective, y, validation, validation_y)
-    task, examples, held_out = _prepared(
+    prepared = _prepared(
         stack, options, (X, y), None if validation is None else (validation, validation_y)
     )
-    if options.batch_size > len(examples.inputs):
-        raise SettingsError(
-            f"batch_size: got {options.batch_size}, expected at most {len(examples.inputs)}, the"
-            " examples to train on"
-        )
     options, threads = _shared_out(options, stack)
+    backend = backend_for(options.backend).for_layer(1)
+    stream = backend.stream()
     with (
         blas_limit(threads),
         closing(Team(options.replicas or 1, "syncpretrain-finetune")) as team,
         stop_on_signals() as request,
+        stream,
     ):
 
         def should_stop() -> bool:
             return request() or (stop is not None and stop())
 
-        trainer = Trainer(
-            task, examples, held_out, options, options.seed, observers, should_stop, save, team.run
-        )
+        seed = options.seed
+        trainer = Trainer(*prepared, options, seed, observers, should_stop, save, team.run, backend)
         try:
-            tuned = trainer.train({"seed": options.seed, "blas_threads": threads}, resume)
+            tuned = trainer.train({"seed": seed, "blas_threads": threads}, resume)
             if request():  # in the last minibatch
                 raise RunInterrupted("fine-tuning was stopped at its end", stack=tuned)
         except RunInterrupted as stopped:
@@ -145,8 +149,11 @@ def finetune(
 
 
 def _shared_out(options: _Options, stack: Stack) -> tuple[_Options, int]:
-    """Return the options with their replicas and shards, and the BLAS threads of each replica."""
+    """Return the options with all that they left open, and the BLAS threads of each replica."""
     replicas, shards = options.replicas, options.shards
+    backend = resolved_tuning(options.backend, options)
+    if backend != "numpy":
+        replicas = 1
     if replicas is None:
         threads = resolve_threads(options.blas_threads)
         work = options.batch_size * sum(layer.weight.size for layer in stack.layers)
@@ -157,7 +164,10 @@ def _shared_out(options: _Options, stack: Stack) -> tuple[_Options, int]:
     else:
         threads = options.blas_threads or 1
     shards = shards or replicas
-    return msgspec.structs.replace(options, replicas=replicas, shards=shards), threads
+    return (
+        msgspec.structs.replace(options, replicas=replicas, shards=shards, backend=backend),
+        threads,
+    )
 
 
 def _objective(y: ArrayLike | None) -> str:

@@ -12,25 +12,26 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.backends.base import Backend
+from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.order import minibatches, steps_per_epoch
 from syncpretrain.errors import CheckpointError, DivergedError, RunInterrupted, SettingsError
 from syncpretrain.events import Event, FinetuneEpochFinished, FinetuneStarted, Observer, Progress
+from syncpretrain.finetuning.descent import LEARNING_RATES, optimizer_for, scheduled
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.tasks import Reconstruction, Supervised
 from syncpretrain.learners.chain import Dropout
 from syncpretrain.learners.dataparallel import DataParallelNetwork
 from syncpretrain.learners.epoch import Cursor
 from syncpretrain.learners.network import Network
-from syncpretrain.learners.optimizers import Adam, GradientDescent, LineSearches, Optimizer
-from syncpretrain.learners.sharding import Phase, in_turn
+from syncpretrain.learners.sharding import Work, in_turn
 from syncpretrain.settings import FinetuneSettings
 from syncpretrain.stack import Stack
 
 __all__ = ["Examples", "Trainer"]
 
 Array = NDArray[np.float32]
-LEARNING_RATES = {"adam": 0.001, "sgd": 0.1, "cg": 1.0, "lbfgs": 1.0}  # the last two have none
 VALIDATION_ROWS = 1000
 PROGRESS_SECONDS = 0.2
 EXPLODED = 2.0  # times the error before the first update
@@ -41,6 +42,11 @@ class Examples(NamedTuple):
 
     inputs: Array
     targets: Array
+
+    def to(self, place: Callable[[Any], Any]) -> Examples:
+        """Return both where ``place`` brings them; one array stays one."""
+        inputs = place(self.inputs)
+        return Examples(inputs, inputs if self.targets is self.inputs else place(self.targets))
 
 
 class Trainer:
@@ -56,30 +62,40 @@ class Trainer:
         observers: Sequence[Observer],
         stop: Callable[[], bool],
         save: FinetuneSaver | None = None,
-        team: Callable[[Sequence[Phase], int, int], None] | None = None,
+        team: Callable[[Work, int, int], None] | None = None,
+        backend: Backend | None = None,
     ) -> None:
         self._team = team
-        self.task, self.examples, self.options, self.seed = task, examples, options, seed
+        self.backend = backend = backend or NumpyBackend()
+        self.task, self.options, self.seed = task, options, seed
+        if options.batch_size > len(examples.inputs):
+            raise SettingsError(
+                f"batch_size: got {options.batch_size}, expected at most {len(examples.inputs)},"
+                " the examples to train on"
+            )
+        self.examples = examples.to(backend.asarray)
         self.observers, self.stop, self.save = observers, stop, save
-        self.validation = validation
         if options.patience is not None and validation is None:
             raise SettingsError(
                 "patience: got a number without validation examples, expected some to judge by"
             )
         if validation is not None and options.patience is None:
-            self.validation = Examples(*(evenly_spaced(x, VALIDATION_ROWS) for x in validation))
+            validation = validation.to(lambda x: evenly_spaced(x, VALIDATION_ROWS))
+        self.validation = None if validation is None else validation.to(backend.asarray)
         self.rate = options.learning_rate or LEARNING_RATES[options.optimizer]
-        build = DataParallelNetwork if options.split == "examples" else Network
+        parallel = options.split == "examples" and backend.name == "numpy"
+        build = DataParallelNetwork if parallel else Network
         self.network = build(
             task.chain(),
             loss=task.loss,
             batch_size=options.batch_size,
             dropout=Dropout(options.input_dropout, options.dropout, seed),
             shards=options.shards or 1,
+            backend=backend,
         )
-        self.optimizer = _optimizer(self.network, options)
+        self.optimizer = optimizer_for(self.network, options)
         batch = options.batch_size
-        self.batch = tuple(np.empty((batch, x.shape[1]), dtype=np.float32) for x in examples)
+        self.batch = tuple(backend.empty((batch, x.shape[1])) for x in examples)
         self.steps = steps_per_epoch(len(examples.inputs), batch)
         self.good = np.empty_like(self.network.parameters)  # at the end of the last good epoch
         self.best = self.network.parameters.copy()  # where validation was best
@@ -123,42 +139,49 @@ class Trainer:
     def train_epoch(self, epoch: int, begin: Cursor) -> float:
         """Train on every minibatch once; return their mean error, each before its update."""
         total, reported, (inputs, targets) = begin.error, time.monotonic(), self.examples
+        gather, between = self.backend.gather, self.backend.steps_between_checks
         order = minibatches(
-            len(inputs), self.options.batch_size, seed=self.seed, layer=0, epoch=epoch
+            len(inputs),
+            self.options.batch_size,
+            seed=self.seed,
+            layer=0,
+            epoch=epoch,
+            place=self.backend.asarray,
         )
         for step, rows in enumerate(order):
             if step < begin.minibatches:
                 continue
             if self.stop():
                 if self.save is not None:
-                    self.save(lambda: self.state(epoch, Cursor(step, total)), True)  # noqa: B023
+                    at = Cursor(step, float(total))
+                    self.save(lambda: self.state(epoch, at), True)  # noqa: B023
                 raise self.interrupted(epoch, step)
-            # mode="raise" would gather into a buffer of its own first
-            x = np.take(inputs, rows, axis=0, out=self.batch[0][: len(rows)], mode="clip")
-            target = x
+            x = target = gather(inputs, rows, out=self.batch[0][: len(rows)])
             if targets is not inputs:
-                target = np.take(targets, rows, axis=0, out=self.batch[1][: len(rows)], mode="clip")
+                target = gather(targets, rows, out=self.batch[1][: len(rows)])
             done = ((epoch - 1) * self.steps + step) / (self.options.epochs * self.steps)
             rate = self.rate * scheduled(self.options.rate_schedule, done)
             error = self.optimizer.train(
                 self.network, x, target, rate=rate, epoch=epoch, step=step, run=self.run
             )
-            if not math.isfinite(error):
-                raise self.diverged(epoch, f"the error of minibatch {step + 1} is {error}")
             if (epoch, step) == (1, 0):
-                self.first_error = error / len(rows)
+                self.first_error = float(error) / len(rows)
             total += error
+            # On a device these are arrays, and to look at one is to wait for all that is queued.
+            looks = (step + 1) % between == 0 or step + 1 == self.steps
+            if looks and not math.isfinite(total):
+                raise self.diverged(epoch, f"the error is {total} after {step + 1} minibatches")
             if time.monotonic() - reported >= PROGRESS_SECONDS:
                 reported = time.monotonic()
                 self.emit(Progress(reported, 0, epoch, (step + 1) / self.steps))
-        return total / len(inputs)
+        return float(total) / len(inputs)
 
-    def run(self, phases: Sequence[Phase], shards: int) -> None:
+    def run(self, work: Work, shards: int) -> None:
         """Work the phases of a step, with as many workers as there are."""
         if self._team is None:
-            in_turn(phases, shards)
+            in_turn(work, shards)
         else:
-            self._team(phases, shards, self.options.replicas or 1)
+            self._team(work, shards, self.options.replicas or 1)
 
     def state(self, epoch: int, cursor: Cursor) -> FinetuneState:
         """Return a copy of all that the rest depends on."""
@@ -174,7 +197,7 @@ class Trainer:
             self.first_error if math.isfinite(self.first_error) else None,
             self.best_error if math.isfinite(self.best_error) else None,
             self.best_epoch,
-            {name: array.copy() for name, array in arrays.items()},
+            {name: self.backend.tohost(array.copy()) for name, array in arrays.items()},
         )
 
     def recall(self, state: FinetuneState) -> None:
@@ -186,11 +209,12 @@ class Trainer:
             If it is that of another network.
         """
         prefix = "optimizer."
-        memory = {n.removeprefix(prefix): x for n, x in state.arrays.items() if prefix in n}
+        arrays = {name: self.backend.asarray(array) for name, array in state.arrays.items()}
+        memory = {n.removeprefix(prefix): x for n, x in arrays.items() if prefix in n}
         try:
-            np.copyto(self.network.parameters, state.arrays["parameters"])
-            np.copyto(self.good, state.arrays["good"])
-            np.copyto(self.best, state.arrays["best"])
+            np.copyto(self.network.parameters, arrays["parameters"])
+            np.copyto(self.good, arrays["good"])
+            np.copyto(self.best, arrays["best"])
             steps = (state.epoch - 1) * self.steps + state.cursor.minibatches
             self.optimizer.recall(memory, steps=steps)
         except (KeyError, ValueError) as error:
@@ -254,34 +278,13 @@ class Trainer:
             **done,
         }
         info["finetune"] = [*info.get("finetune", []), record]
-        return self.task.stack_of(self.network.chain, info)
+        host = self.backend.tohost
+        return self.task.stack_of([(host(w), host(b)) for w, b in self.network.chain], info)
 
     def emit(self, event: Event) -> None:
         """Tell the observers."""
         for observer in self.observers:
             observer(event)
-
-
-def scheduled(schedule: str, done: float) -> float:
-    """Return the share of the learning rate left once a share ``done`` of all is trained."""
-    if schedule == "linear":
-        return 1 - done
-    if schedule == "cosine":
-        return 0.5 * (1 + math.cos(math.pi * done))
-    return 1.0
-
-
-def _optimizer(network: Network, options: FinetuneSettings) -> Optimizer:
-    if options.optimizer == "adam":
-        return Adam(network, weight_decay=options.weight_decay)
-    if options.optimizer == "sgd":
-        return GradientDescent(
-            network,
-            weight_decay=options.weight_decay,
-            momentum=options.momentum,
-            nesterov=options.nesterov,
-        )
-    return LineSearches(options.optimizer, weight_decay=options.weight_decay)
 
 
 def _constant_guess(X: Array) -> float:

@@ -534,6 +534,10 @@ static PyObject *arrive_and_wait(PyObject *module, PyObject *const *args, Py_ssi
     return NULL;
 }
 
+/* ------------------------------------------------------------------------------------ programs */
+
+#include "_program.h"
+
 /* -------------------------------------------------------------------------------------- module */
 
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
@@ -541,6 +545,7 @@ static PyMethodDef methods[] = {
     METHOD(means), METHOD(draw_states), METHOD(uniform), METHOD(phase_differences),
     METHOD(momentum_step), METHOD(sgd_step), METHOD(adam_step), METHOD(squared_error),
     METHOD(times_derivative), METHOD(wait_cells), METHOD(store_cell), METHOD(arrive_and_wait),
+    METHOD(program), METHOD(run_program),
     {NULL, NULL, 0, NULL},
 };
 

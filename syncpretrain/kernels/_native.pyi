@@ -64,3 +64,19 @@ def arrive_and_wait(
     stagger_seconds: float,
     /,
 ) -> int: ...
+def program(phases: Any, sgemm: int, wide: bool, /) -> Any: ...
+def run_program(
+    program: Any,
+    numbers: Any,
+    words: Any,
+    results: Any,
+    member: int,
+    members: int,
+    cells: Any,
+    first: int,
+    behind: int,
+    broken: int,
+    spin_seconds: float,
+    timeout_seconds: float,
+    /,
+) -> int: ...

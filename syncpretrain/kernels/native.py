@@ -1,4 +1,4 @@
-"""Compiled forms of the elementwise equations, and waits for counters in shared memory.
+"""Compiled forms of the elementwise equations.
 
 The C extension ``_native`` is optional: it is built where there is a C compiler. Then its forms
 stand in for those in NumPy, for rows of float32 whose elements lie side by side; anything else goes
@@ -13,9 +13,7 @@ up stays as it is.
 
 from __future__ import annotations
 
-import math
 import os
-import time
 from typing import Any
 
 import numpy as np
@@ -30,18 +28,13 @@ from syncpretrain.kernels.dispatch import register
 
 __all__ = [
     "NativeKernelsError",
-    "arrive_and_wait",
     "available",
-    "store_cell",
-    "wait_cells",
+    "extension",
 ]
 
 Array = NDArray[np.float32]
-Cells = NDArray[np.int64]
 VARIABLE = "SYNCPRETRAIN_KERNELS"
 EQUATIONS = (activations, contrastive_divergence, errors, optimizers)
-FEW = 100  # looks without a sleep, of a wait in Python
-NAP = 50e-6
 
 
 class NativeKernelsError(SyncpretrainError, ImportError):
@@ -68,20 +61,20 @@ def _loaded() -> Any:
     return _native
 
 
-_native: Any = _loaded()
+extension: Any = _loaded()  # the module, or None
 
 
 def available() -> bool:
     """Return whether the compiled forms are in use."""
-    return _native is not None
+    return extension is not None
 
 
 def _means(x: Array, bias: Array, units: str) -> Any:
-    return _native.means(x, bias, units)
+    return extension.means(x, bias, units)
 
 
 def _times_derivative(delta: Array, a: Array, units: str = "bernoulli") -> Any:
-    return _native.times_derivative(delta, a, units)
+    return extension.times_derivative(delta, a, units)
 
 
 def _draw_states(
@@ -89,11 +82,11 @@ def _draw_states(
 ) -> Any:
     if units != "bernoulli":
         return NotImplemented
-    return _native.draw_states(x, bias, out, address.key, address.counter)
+    return extension.draw_states(x, bias, out, address.key, address.counter)
 
 
 def _phase_differences(v: Array, h: Array, *, da: Array, db: Array, examples: int) -> Any:
-    return _native.phase_differences(v, h, da, db, examples)
+    return extension.phase_differences(v, h, da, db, examples)
 
 
 def _momentum_step(
@@ -106,13 +99,13 @@ def _momentum_step(
     weight_decay: float = 0.0,
     l1: float = 0.0,
 ) -> Any:
-    return _native.momentum_step(
+    return extension.momentum_step(
         parameter, gradient, velocity, momentum, learning_rate, weight_decay, l1
     )
 
 
 def _squared_error(x: Array, y: Array, *, out: Array) -> Any:
-    return _native.squared_error(x, y, out)
+    return extension.squared_error(x, y, out)
 
 
 def _sgd_step(
@@ -125,7 +118,7 @@ def _sgd_step(
     momentum: float = 0.0,
     nesterov: bool = False,
 ) -> Any:
-    return _native.sgd_step(parameters, gradient, velocity, learning_rate, momentum, nesterov)
+    return extension.sgd_step(parameters, gradient, velocity, learning_rate, momentum, nesterov)
 
 
 def _adam_step(
@@ -141,143 +134,11 @@ def _adam_step(
     beta2: float = 0.999,
     epsilon: float = 1e-8,
 ) -> Any:
-    # The same two factors as in the NumPy form, which says where they are from.
-    scale1 = (1 - beta1) / (1 - beta1**step)
-    scale2 = math.sqrt((1 - beta2) / (1 - beta2**step))
-    size, floor = learning_rate * scale1 / scale2, epsilon / scale2
-    return _native.adam_step(parameters, gradient, first, second, beta1, beta2, size, floor)
+    size, floor = optimizers.adam_rates(step, learning_rate, beta1, beta2, epsilon)
+    return extension.adam_step(parameters, gradient, first, second, beta1, beta2, size, floor)
 
 
-def wait_cells(
-    cells: Cells,
-    first: int,
-    count: int,
-    target: int,
-    broken: int,
-    spin_seconds: float,
-    timeout_seconds: float,
-    stagger_seconds: float = 0.0,
-) -> int:
-    """Wait, without the interpreter's lock, until some cells have all reached a target.
-
-    First spinning, then giving way to others, then sleeping. Whoever sees a value that
-    :func:`store_cell` put into a cell also sees all that was written before it. Where the extension
-    is missing, this looks and sleeps in turn.
-
-    Parameters
-    ----------
-    cells : ndarray of int64, of shape (n,)
-        May lie in memory shared by processes.
-    first, count, target : int
-        Until ``cells[first : first + count]`` are all at least ``target``.
-    broken : int
-        Or until ``cells[broken]`` is not 0.
-    spin_seconds, timeout_seconds : float
-        How long to spin, and to wait in all.
-    stagger_seconds : float
-        How long to spin once the target is reached, so that those who waited together do not all
-        want the interpreter's lock at once: to be woken for it takes some 40 us. The extension's
-        only.
-
-    Returns
-    -------
-    int
-        0 if the target was reached, 1 if the wait was broken, 2 if the time was over.
-
-    Raises
-    ------
-    IndexError, ValueError
-        If there are no such cells, or they are not int64 side by side.
-    KeyboardInterrupt
-        Or what else a signal's handler raises.
-    """
-    if _native is not None:
-        waited: int = _native.wait_cells(
-            cells, first, count, target, broken, spin_seconds, timeout_seconds, stagger_seconds
-        )
-        return waited
-    _check_cells(cells, first, count)
-    _check_cells(cells, broken, 1)
-    awaited, deadline, looks = cells[first : first + count], time.monotonic() + timeout_seconds, 0
-    while True:
-        if cells[broken]:
-            return 1
-        if (awaited >= target).all():
-            return 0
-        if time.monotonic() >= deadline:
-            return 2
-        looks += 1
-        time.sleep(0 if looks < FEW else NAP)
-
-
-def store_cell(cells: Cells, index: int, value: int) -> None:
-    """Store a value in a cell, after all that this thread has written so far.
-
-    Where the extension is missing, that order is the processor's: kept by x86-64, and between the
-    threads of one interpreter.
-
-    Raises
-    ------
-    IndexError, ValueError
-        As :func:`wait_cells`.
-    """
-    if _native is not None:
-        _native.store_cell(cells, index, value)
-        return
-    _check_cells(cells, index, 1)
-    cells[index] = value
-
-
-def arrive_and_wait(
-    cells: Cells,
-    rank: int,
-    first: int,
-    count: int,
-    target: int,
-    broken: int,
-    spin_seconds: float,
-    timeout_seconds: float,
-    stagger_seconds: float = 0.0,
-) -> int:
-    """Store the target in the cell ``rank``, then wait for the others as :func:`wait_cells`.
-
-    Raises
-    ------
-    IndexError, ValueError, KeyboardInterrupt
-        As :func:`wait_cells`; nothing was stored if there are no such cells.
-    """
-    if _native is not None:
-        waited: int = _native.arrive_and_wait(
-            cells,
-            rank,
-            first,
-            count,
-            target,
-            broken,
-            spin_seconds,
-            timeout_seconds,
-            stagger_seconds,
-        )
-        return waited
-    _check_cells(cells, first, count)
-    _check_cells(cells, broken, 1)
-    store_cell(cells, rank, target)
-    return wait_cells(cells, first, count, target, broken, spin_seconds, timeout_seconds)
-
-
-def _check_cells(cells: Cells, first: int, count: int) -> None:
-    if cells.dtype != np.int64 or cells.ndim != 1 or not cells.flags.c_contiguous:
-        raise ValueError(
-            f"got cells of {cells.ndim} dimensions and type {cells.dtype}; expected one of int64: "
-            "take np.zeros(n, dtype=np.int64), or a view like it of shared memory"
-        )
-    if first < 0 or count < 0 or first + count > len(cells):
-        raise IndexError(
-            f"got cells {first} to {first + count - 1}; there are {len(cells)}, counted from 0"
-        )
-
-
-if _native is not None:
+if extension is not None:
     register(
         np.ndarray,
         {

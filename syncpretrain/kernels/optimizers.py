@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.kernels.dispatch import accelerated
 
-__all__ = ["BLOCK", "adam_step", "sgd_step"]
+__all__ = ["BLOCK", "adam_rates", "adam_step", "sgd_step"]
 
 Array = NDArray[np.float32]
 BLOCK = 65_536  # five float32 arrays of this length are 1.3 MB
@@ -67,6 +67,22 @@ def sgd_step(
             np.subtract(p, s, out=p)
 
 
+def adam_rates(
+    step: int,
+    learning_rate: float,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+) -> tuple[float, float]:
+    """Return the size of a step of Adam and the floor of its denominator, as adam_step uses them.
+
+    The moments are kept as plain decaying sums; see :func:`adam_step`.
+    """
+    scale1 = (1 - beta1) / (1 - beta1**step)  # m^ = scale1 * first
+    scale2 = math.sqrt((1 - beta2) / (1 - beta2**step))  # sqrt(v^) = scale2 * sqrt(second)
+    return learning_rate * scale1 / scale2, epsilon / scale2
+
+
 @accelerated
 def adam_step(
     parameters: Array,
@@ -102,9 +118,7 @@ def adam_step(
     beta1, beta2, epsilon : float
         The paper's decay rates of the moments, and the floor of the denominator.
     """
-    scale1 = (1 - beta1) / (1 - beta1**step)  # m^ = scale1 * first
-    scale2 = math.sqrt((1 - beta2) / (1 - beta2**step))  # sqrt(v^) = scale2 * sqrt(second)
-    size, floor = learning_rate * scale1 / scale2, epsilon / scale2
+    size, floor = adam_rates(step, learning_rate, beta1, beta2, epsilon)
     for start in range(0, len(parameters), len(scratch)):
         block = slice(start, start + len(scratch))
         p, g, m, v = parameters[block], gradient[block], first[block], second[block]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,10 +51,11 @@ class Autoencoder(Learner):
         visible, hidden = self.weight.shape
         # The input of the code above the derivative by the output's, and what each is multiplied
         # with for the gradient of tied weights: both lie stacked, so that one product serves.
-        self._z_and_y_delta = np.empty((2 * rows, visible), dtype=np.float32)
-        self._h_delta_and_h = np.empty((2 * rows, hidden), dtype=np.float32)
-        self._x, self._y = (np.empty((rows, visible), dtype=np.float32) for _ in range(2))
-        self._h = np.empty((rows, hidden), dtype=np.float32)
+        empty = self.backend.empty
+        self._z_and_y_delta = empty((2 * rows, visible))
+        self._h_delta_and_h = empty((2 * rows, hidden))
+        self._x, self._y = (empty((rows, visible)) for _ in range(2))
+        self._h = empty((rows, hidden))
 
     def gradient(
         self,
@@ -75,7 +77,7 @@ class Autoencoder(Learner):
         x, y, h = self._x[:n], self._y[:n], self._h[:n]
         z, y_delta = np.split(self._z_and_y_delta[: 2 * n], 2)
         h_delta, code = np.split(self._h_delta_and_h[: 2 * n], 2)
-        np.take(X, rows, axis=0, out=x, mode="clip")
+        self.backend.gather(X, rows, out=x)
         self._corrupt(x, epoch, step, out=z)
         decoding = self.weight.T if self.decoder_weight is None else self.decoder_weight
         affine(z, self.weight, self.hidden_bias, settings.hidden_units, out=h)
@@ -94,7 +96,8 @@ class Autoencoder(Learner):
             address = Address(
                 self.seed, Purpose.CORRUPTION, self.layer, epoch, step, self.shard_number
             )
-            corrupt(out, *self.settings.corruption, address.generator())
+            draws: Any = self.backend.generator(address)
+            corrupt(out, *self.settings.corruption, draws)
 
     def _fill(self, n: int, *, share: float) -> None:
         """Fill the gradients from both deltas, which already have their sign and share."""

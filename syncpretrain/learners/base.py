@@ -4,6 +4,9 @@
 the parameters, so that averaging can stand between them. All arrays are allocated in the
 constructor. A learner is a function of its seed and of what it is shown: no clocks, no threads.
 
+:meth:`Learner.on` takes one to a device. There, a step returns an array that nobody has waited for
+yet, and whoever calls is in a ``with`` block of the learner's stream, where all work is queued.
+
 A step may be cut into shards (:mod:`syncpretrain.learners.sharding`), for several workers.
 """
 
@@ -12,39 +15,26 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.backends.base import Backend, Stream
 from syncpretrain.backends.draws import Purpose, generator
+from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.kernels.contrastive_divergence import momentum_step
 from syncpretrain.kernels.errors import squared_error
+from syncpretrain.kernels.program import Operation
 from syncpretrain.layer import Layer
+from syncpretrain.learners.learnersettings import LearnerSettings
+from syncpretrain.learners.logodds import log_odds
 from syncpretrain.learners.sharding import BLOCK, ByExamples, Run, ShardedStep, in_turn
-from syncpretrain.settings import MomentumSchedule
 
 __all__ = ["Learner", "LearnerSettings"]
 
 Array = NDArray[np.float32]
 L = TypeVar("L", bound="Learner")
-MOST_CERTAIN = 0.01  # a mean below it, or as near to 1, starts no larger bias than its log-odds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerSettings:
-    """What the training of one layer needs to know, whatever its model."""
-
-    batch_size: int
-    learning_rate: float
-    momentum: MomentumSchedule
-    weight_decay: float = 0.0
-    l1: float = 0.0
-    hidden_units: str = "bernoulli"
-    visible_units: str = "bernoulli"
-    visible_bias: str = "zero"
-    seed: int = 0
 
 
 class Learner(ABC):
@@ -67,6 +57,8 @@ class Learner(ABC):
         That of the settings, until somebody lowers it.
     parameters, gradients : list of ndarray
         Weight, visible bias, hidden bias, and the weights of the way down if it has its own.
+    backend, stream : Backend, Stream
+        Where its arrays are, and where its work is queued.
     """
 
     model: str
@@ -87,19 +79,37 @@ class Learner(ABC):
         self.seed = settings.seed
         self.learning_rate = settings.learning_rate
         self._common = settings
+        self.backend: Backend = NumpyBackend()
+        self.stream: Stream = self.backend.stream()
+        self._sharded: ShardedStep | None = None
         start = generator(settings.seed, Purpose.WEIGHTS, layer=layer)
         self.weight = start.standard_normal((visible, hidden), dtype=np.float32)
         self.weight *= np.float32(spread)
         self.hidden_bias = np.zeros(hidden, dtype=np.float32)
         self.visible_bias = np.zeros(visible, dtype=np.float32)
         self.decoder_weight = None if tied else self.weight.T.copy()
+        self._arrange()
+
+    def on(self, backend: Backend) -> None:
+        """Go to where the layer is to be trained, before :meth:`shard` and the first step."""
+        if backend.name == self.backend.name:
+            return
+        self.backend, self.stream = backend, backend.stream()
+        with self.stream:
+            now = self.current().to(backend.asarray)
+            self.weight, self.decoder_weight = now.weight, now.decoder_weight
+            self.hidden_bias, self.visible_bias = now.hidden_bias, now.visible_bias
+            self._arrange()
+            self.stream.synchronize()
+
+    def _arrange(self) -> None:
+        """Allocate what belongs to the parameters."""
         self.parameters = [self.weight, self.visible_bias, self.hidden_bias]
         if self.decoder_weight is not None:
             self.parameters.append(self.decoder_weight)
         self.gradients = [np.zeros_like(p) for p in self.parameters]
         self._velocities = [np.zeros_like(p) for p in self.parameters]
-        self._sharded: ShardedStep | None = None
-        self._allocate(settings.batch_size)
+        self._allocate(self.batch_size)
 
     @abstractmethod
     def _allocate(self, rows: int) -> None:
@@ -134,11 +144,7 @@ class Learner(ABC):
         """
         if self._common.visible_bias == "zero":
             return
-        mean = X.mean(axis=0, dtype=np.float64)
-        if self._common.visible_units == "bernoulli":
-            mean = np.clip(mean, MOST_CERTAIN, 1 - MOST_CERTAIN)
-            mean = np.log(mean / (1 - mean))
-        self.visible_bias[:] = mean
+        self.visible_bias[:] = log_odds(X, self._common.visible_units)
 
     def shard(self, shards: int, split: str) -> None:
         """Cut every step into so many shards from now on, by "examples" or by "units".
@@ -188,8 +194,9 @@ class Learner(ABC):
         """Move the parameters along the gradients, with this epoch's momentum."""
         for i, gradient in enumerate(self.gradients):
             flat = gradient.reshape(-1)
-            for start in range(0, len(flat), BLOCK):
-                block = slice(start, start + BLOCK)
+            size = BLOCK if self.backend.name == "numpy" else len(flat)  # a launch each
+            for start in range(0, len(flat), size):
+                block = slice(start, start + size)
                 self.move(i, block, flat[block], epoch=epoch)
 
     def move(self, i: int, part: slice, gradient: Array, *, epoch: int) -> None:
@@ -206,11 +213,24 @@ class Learner(ABC):
             l1=settings.l1 if decays else 0.0,
         )
 
+    def moves(self, i: int, rows: slice) -> Operation:
+        """Return the operation that moves some rows of the i-th parameter along its gradient."""
+        settings, parameter = self._common, self.parameters[i]
+        decays = parameter.ndim == 2
+        return (
+            "momentum_step",
+            parameter[rows],
+            self.gradients[i][rows],
+            self._velocities[i][rows],
+            settings.weight_decay if decays else 0.0,
+            settings.l1 if decays else 0.0,
+        )
+
     def validation_error(self, X: Array) -> float:
         """Return the mean squared error of reconstructing X without sampling."""
         now = self.current()
         visible = now.down(now.up(X))
-        return squared_error(X, visible, out=visible) / len(X)
+        return float(squared_error(X, visible, out=visible)) / len(X)
 
     def current(self) -> Layer:
         """Return the layer as it is, in arrays that the next step will change."""
@@ -226,16 +246,7 @@ class Learner(ABC):
 
     def snapshot(self) -> Layer:
         """Return a copy of the layer: what a version publishes."""
-        now = self.current()
-        return Layer(
-            now.weight.copy(),
-            now.hidden_bias.copy(),
-            now.visible_bias.copy(),
-            None if now.decoder_weight is None else now.decoder_weight.copy(),
-            now.hidden_units,
-            now.visible_units,
-            now.model,
-        )
+        return self.current().to(lambda array: array.copy())
 
     def largest_weight(self) -> float:
         """Return the largest absolute value of a weight."""
@@ -273,10 +284,11 @@ class Learner(ABC):
         """
         self.restore(snapshot)
         for name, array in self.memory().items():
-            np.copyto(array, memory[name])
+            np.copyto(array, self.backend.asarray(memory[name]))
 
     def restore(self, snapshot: Layer) -> None:
         """Take the parameters of a snapshot; the velocities start anew."""
+        snapshot = snapshot.to(self.backend.asarray)
         np.copyto(self.weight, snapshot.weight)
         np.copyto(self.hidden_bias, snapshot.hidden_bias)
         np.copyto(self.visible_bias, snapshot.visible_bias)

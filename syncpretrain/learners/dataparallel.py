@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.averaging import add_tree
+from syncpretrain.kernels.program import Program
 from syncpretrain.learners.network import Move, Network
+from syncpretrain.learners.networkprogram import Follow
 from syncpretrain.learners.sharding import BLOCK, Phase, Run, cuts, in_turn
 
 __all__ = ["DataParallelNetwork"]
@@ -31,6 +33,10 @@ class DataParallelNetwork(Network):
         for number, part in enumerate(self._parts):
             part.parameters, part.chain, part.shard_number = self.parameters, self.chain, number
         self._blocks = self._cut()
+
+    def program(self, x: Array, target: Array, follow: Follow) -> Program | None:
+        """Return None: there is no program of it."""
+        return None
 
     def _cut(self) -> list[list[tuple[slice, bool]]]:
         """Return each shard's slices of the flat vector, and whether they are of weights."""

@@ -57,15 +57,21 @@ def train_epoch(
     Raises
     ------
     DivergedError
-        As soon as an error is not finite, or if a weight has run away by the epoch's end.
+        As soon as an error is seen not to be finite, or if a weight has run away by the epoch's
+        end. On a device errors are looked at once in some minibatches.
     Stopped
         After the minibatch in which ``stop`` turned true.
     """
     steps = steps_per_epoch(len(X), learner.batch_size)
     batches = minibatches(
-        len(X), learner.batch_size, seed=learner.seed, layer=learner.layer, epoch=epoch
+        len(X),
+        learner.batch_size,
+        seed=learner.seed,
+        layer=learner.layer,
+        epoch=epoch,
+        place=learner.backend.asarray,
     )
-    total = begin.error
+    total, between = begin.error, learner.backend.steps_between_checks
     with np.errstate(all="ignore"):  # what overflows is found by the check below
         if epoch == 1 and not begin.minibatches:
             learner.start(X)
@@ -73,9 +79,11 @@ def train_epoch(
             if step < begin.minibatches:
                 continue
             if stop():
-                raise Stopped(Cursor(step, total))
+                raise Stopped(Cursor(step, float(total)))
             total += learner.train_step(X, rows, epoch=epoch, step=step, run=run)
-            if not math.isfinite(total):
+            # On a device the sum is an array, and to look at it is to wait for all that is queued.
+            looks = (step + 1) % between == 0 or step + 1 == steps
+            if looks and not math.isfinite(total):
                 raise _diverged(
                     learner, epoch, f"the error is {total} after {step + 1} minibatches"
                 )
@@ -83,7 +91,7 @@ def train_epoch(
     largest = learner.largest_weight()
     if not largest <= LARGEST_WEIGHT:
         raise _diverged(learner, epoch, f"a weight has grown to {largest:.3g}")
-    return total / len(X)
+    return float(total) / len(X)
 
 
 def _diverged(learner: Learner, epoch: int, symptom: str) -> DivergedError:

@@ -7,7 +7,6 @@ their gradients.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,9 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.backends.base import Backend
 from syncpretrain.backends.draws import Address, Purpose
+from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.backprop import (
     delta_below,
@@ -25,7 +26,9 @@ from syncpretrain.kernels.backprop import (
     weight_gradient,
 )
 from syncpretrain.kernels.errors import cross_entropy, squared_error, wrong
+from syncpretrain.kernels.program import Program
 from syncpretrain.learners.chain import Dropout, Step, views
+from syncpretrain.learners.networkprogram import Follow, network_program
 from syncpretrain.learners.sharding import Phase, Run, cuts, in_turn
 
 __all__ = ["Network"]
@@ -70,6 +73,8 @@ class Network:
     dropout : Dropout, optional
     shards : int
         Into how many parts the units of each layer are dealt, for workers to share.
+    backend : Backend, optional
+        Where its arrays are; on a device errors are arrays too, for which nobody has waited.
 
     Attributes
     ----------
@@ -87,44 +92,46 @@ class Network:
         batch_size: int,
         dropout: Dropout | None = None,
         shards: int = 1,
+        backend: Backend | None = None,
     ) -> None:
+        self.backend = backend = backend or NumpyBackend()
         kind = chain[0].weight.dtype
         count = sum(step.weight.size + step.bias.size for step in chain)
         self.units = [step.units for step in chain]
         self.loss = loss
-        self.parameters = np.zeros(count, dtype=kind)
-        self.gradients = np.zeros(count, dtype=kind)
+        self.parameters = backend.zeros(count, kind)
+        self.gradients = backend.zeros(count, kind)
         self.chain = list(views(self.parameters, chain))
         self.chain_gradients = list(views(self.gradients, chain))
         self._dropout = dropout or Dropout()
         shapes = [(batch_size, len(step.bias)) for step in chain]
-        self._activations = [np.empty(shape, dtype=kind) for shape in shapes]
-        self._deltas = [np.empty(shape, dtype=kind) for shape in shapes]
+        self.activations = [backend.empty(shape, kind) for shape in shapes]
+        self.deltas = [backend.empty(shape, kind) for shape in shapes]
         # What each layer reads: the data, then the activations below, with units left out.
         shapes = [(batch_size, len(chain[0].weight)), *shapes[:-1]]
         shares = [self._dropout.input] + [self._dropout.hidden] * (len(chain) - 1)
-        self._masks = [
-            np.empty(shape, dtype=np.float32) if share else None
+        self.masks = [
+            backend.empty(shape) if share else None
             for shape, share in zip(shapes, shares, strict=True)
         ]
         self._shares = shares
-        self._inputs = [
-            np.empty(shape, dtype=kind) if share else None
+        self.inputs = [
+            backend.empty(shape, kind) if share else None
             for shape, share in zip(shapes, shares, strict=True)
         ]
         self.shards, self.shard_number = shards, 0
-        self._reads = [cuts(len(weight), shards) for weight, _ in self.chain]
-        self._owns = [cuts(len(bias), shards) for _, bias in self.chain]
+        self.reads = [cuts(len(weight), shards) for weight, _ in self.chain]
+        self.owns = [cuts(len(bias), shards) for _, bias in self.chain]
         if self.units[-1] == "softmax":  # whose units need one another
-            self._owns[-1] = [slice(0, len(self.chain[-1][1])), *[slice(0, 0)] * (shards - 1)]
+            self.owns[-1] = [slice(0, len(self.chain[-1][1])), *[slice(0, 0)] * (shards - 1)]
         sizes = (step.weight.size + step.bias.size for step in chain)
-        self._starts = list(accumulate(sizes, initial=0))
+        self.starts = list(accumulate(sizes, initial=0))
         self._squared = [0.0] * shards
         self._wrong: float | None = None
         self._phases = self._plan()
         for mine, given in zip(self.chain, chain, strict=True):
-            np.copyto(mine[0], given.weight)
-            np.copyto(mine[1], given.bias)
+            np.copyto(mine[0], backend.asarray(given.weight))
+            np.copyto(mine[1], backend.asarray(given.bias))
 
     def gradient(self, x: Array, target: Array, *, epoch: int = 0, step: int = 0) -> float:
         """Fill the gradients of the loss on a minibatch of shape (B, inputs).
@@ -165,12 +172,12 @@ class Network:
             Works the phases; see :mod:`syncpretrain.learners.sharding`.
         """
         n = len(x)
-        masks, buffers = self._drawn_masks(n, epoch, step), self._inputs
+        masks, buffers = self._drawn_masks(n, epoch, step), self.inputs
         self._minibatch = _Minibatch(
             x,
             target,
-            [buffer[:n] for buffer in self._activations],
-            [buffer[:n] for buffer in self._deltas],
+            [buffer[:n] for buffer in self.activations],
+            [buffer[:n] for buffer in self.deltas],
             masks or [None] * len(self.chain),
             [None if buffer is None else buffer[:n] for buffer in buffers],
             move,
@@ -178,25 +185,26 @@ class Network:
         )
         run(self._phases, self.shards)
         squared, is_wrong = sum(self._squared), self._wrong
-        return squared if is_wrong is None or not math.isfinite(squared) else is_wrong
+        # NaN where the output is not finite, without a look at it, for which a device must wait
+        return squared if is_wrong is None else is_wrong + 0 * squared
 
     def _plan(self) -> tuple[Phase, ...]:
         """Return the phases of a step: up through the layers, and down again."""
         layers = range(len(self.chain))
-        first: list[Phase] = [] if self._masks[0] is None else [self._mask_input]
+        first: list[Phase] = [] if self.masks[0] is None else [self._mask_input]
         up: list[Phase] = [partial(self._forward, layer) for layer in layers]
         down: list[Phase] = [partial(self._backward, layer) for layer in reversed(layers)]
         return (*first, *up, *down)
 
     def _mask_input(self, shard: int) -> None:
-        at, own = self._minibatch, self._reads[0][shard]
+        at, own = self._minibatch, self.reads[0][shard]
         mask, out = at.masks[0], at.inputs[0]
         assert mask is not None and out is not None
         np.multiply(at.x[:, own], mask[:, own], out=out[:, own])
 
     def _forward(self, layer: int, shard: int) -> None:
         """Fill a part of a layer's activations; at the top, of its delta too."""
-        at, own = self._minibatch, self._owns[layer][shard]
+        at, own = self._minibatch, self.owns[layer][shard]
         if own.start == own.stop:
             return
         (weight, bias), units, out = self.chain[layer], self.units[layer], at.activations[layer]
@@ -216,7 +224,7 @@ class Network:
 
     def _backward(self, layer: int, shard: int) -> None:
         """Fill a part of a layer's gradients, and of delta below; let it be followed."""
-        at, reads, owns = self._minibatch, self._reads[layer][shard], self._owns[layer][shard]
+        at, reads, owns = self._minibatch, self.reads[layer][shard], self.owns[layer][shard]
         (weight, _), (dW, db) = self.chain[layer], self.chain_gradients[layer]
         delta = at.deltas[layer]
         weight_gradient(at.read(layer), delta, reads, out=dW)
@@ -226,10 +234,27 @@ class Network:
             units, mask = self.units[layer - 1], at.masks[layer]
             delta_below(delta, weight, reads, below, units, mask, out=out)
         if at.move is not None:
-            start, width = self._starts[layer], len(db)
+            start, width = self.starts[layer], len(db)
             at.move(shard, slice(start + reads.start * width, start + reads.stop * width), True)
             start += weight.size
             at.move(shard, slice(start + owns.start, start + owns.stop), False)
+
+    def stepwise(self, program: Program, *, epoch: int, step: int, run: Run = in_turn) -> float:
+        """Work the step that :meth:`program` returned; return what :meth:`step` does."""
+        self._drawn_masks(0, epoch, step)
+        run(program, self.shards)
+        squared = float(program.results[:-1].sum())
+        return squared if self.units[-1] != "softmax" else program.results[-1] + 0 * squared
+
+    def program(self, x: Array, target: Array, follow: Follow) -> Program | None:
+        """Return the step on the minibatch that lies in these arrays as a compiled program.
+
+        None where there is none.
+        """
+        if self.backend.name != "numpy" or {x.dtype, self.parameters.dtype} != {np.dtype("f4")}:
+            return None
+        program = network_program(self, x, target, follow)
+        return program if program.is_compiled else None
 
     def loss_of(self, x: Array, target: Array, *, epoch: int = 0, step: int = 0) -> float:
         """Return the loss that :meth:`gradient` differentiates, with the same units left out."""
@@ -238,9 +263,9 @@ class Network:
             x,
             self.chain,
             self.units,
-            out=[buffer[:n] for buffer in self._activations],
+            out=[buffer[:n] for buffer in self.activations],
             masks=self._drawn_masks(n, epoch, step),
-            inputs=[None if buffer is None else buffer[:n] for buffer in self._inputs],
+            inputs=[None if buffer is None else buffer[:n] for buffer in self.inputs],
         )
         if self.loss == "squared":
             return squared_error(target, y, out=y) / n
@@ -248,27 +273,27 @@ class Network:
 
     def error(self, X: Array, target: Array) -> float:
         """Return the mean error of the rows of X: squared, or the share of wrong classes."""
-        total, size = 0.0, len(self._activations[0])
+        total, size = 0.0, len(self.activations[0])
         with np.errstate(over="ignore", invalid="ignore"):
             for start in range(0, len(X), size):
                 x, t = X[start : start + size], target[start : start + size]
-                y = forward(x, self.chain, self.units, out=[a[: len(x)] for a in self._activations])
+                y = forward(x, self.chain, self.units, out=[a[: len(x)] for a in self.activations])
                 if self.units[-1] == "softmax":
                     total += wrong(t, y)
                 else:
                     total += squared_error(t, y, out=y)
-        return total / len(X)
+        return float(total) / len(X)
 
     def _drawn_masks(self, n: int, epoch: int, step: int) -> list[Array | None]:
         """Draw which units stay, each 0 or the factor that makes up for those left out."""
-        if all(mask is None for mask in self._masks):
+        if all(mask is None for mask in self.masks):
             return []
-        draws = Address(
-            self._dropout.seed, Purpose.DROPOUT, 0, epoch, step, self.shard_number
-        ).generator()
-        for mask, share in zip(self._masks, self._shares, strict=True):
+        draws = self.backend.generator(
+            Address(self._dropout.seed, Purpose.DROPOUT, 0, epoch, step, self.shard_number)
+        )
+        for mask, share in zip(self.masks, self._shares, strict=True):
             if mask is not None:
                 draws.random(out=mask, dtype=np.float32)
                 np.greater_equal(mask, np.float32(share), out=mask)
                 mask *= np.float32(1 / (1 - share))
-        return [None if mask is None else mask[:n] for mask in self._masks]
+        return [None if mask is None else mask[:n] for mask in self.masks]

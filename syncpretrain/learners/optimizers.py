@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -11,12 +12,14 @@ from numpy.typing import NDArray
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.optimizers import BLOCK, adam_step, sgd_step
+from syncpretrain.kernels.program import Operation, Program
 from syncpretrain.learners.network import Network
 from syncpretrain.learners.sharding import Run, in_turn
 
 __all__ = ["LINE_SEARCHES", "Adam", "GradientDescent", "LineSearches", "Optimizer"]
 
 Array = NDArray[np.float32]
+MOST_PROGRAMS = 4  # of minibatches: a whole one and the last lie in the same arrays each epoch
 LINE_SEARCHES = 3  # on each minibatch (Hinton and Salakhutdinov 2006)
 
 
@@ -59,7 +62,8 @@ class _Stepping(ABC):
     def __init__(self, network: Network, *, weight_decay: float = 0.0) -> None:
         self._decay = weight_decay
         block = min(BLOCK, len(network.parameters))
-        self._scratch = np.empty((network.shards, block), dtype=network.parameters.dtype)
+        self._scratch = network.backend.empty((network.shards, block), network.parameters.dtype)
+        self._programs: dict[tuple[int, int, int], Program | None] = {}
         self.steps = 0
 
     def train(
@@ -74,11 +78,17 @@ class _Stepping(ABC):
         run: Run = in_turn,
     ) -> float:
         """Take one step; return the error before it, summed over the examples."""
+        program = self._program(network, x, target)
+        if program is not None:
+            self.steps += 1
+            program.prepare(rate=rate, steps=self.steps)
+            return network.stepwise(program, epoch=epoch, step=step, run=run)
         parameters, gradients = network.parameters, network.gradients
 
         def move(shard: int, part: slice, is_weight: bool) -> None:
             if self._decay and is_weight:
-                parameters[part] *= 1 - rate * self._decay
+                weights = parameters[part]
+                weights *= 1 - rate * self._decay
             self._move(parameters[part], gradients[part], part, rate, self._scratch[shard])
 
         self.steps += 1
@@ -94,6 +104,28 @@ class _Stepping(ABC):
         for name, array in self.memory().items():
             np.copyto(array, memory[name])
         self.steps = steps
+
+    def _program(self, network: Network, x: Array, target: Array) -> Program | None:
+        """Return the step on a minibatch in these arrays as a program, if there is one."""
+        if not isinstance(x, np.ndarray):
+            return None
+        place = (x.ctypes.data, target.ctypes.data, len(x))
+        if place not in self._programs and len(self._programs) < MOST_PROGRAMS:
+            # Its operations hold the arrays, so that no others will lie there.
+            follow = partial(self._operations, network)
+            self._programs[place] = network.program(x, target, follow)
+        return self._programs.get(place)
+
+    def _operations(self, network: Network, part: slice, is_weight: bool) -> list[Operation]:
+        """Return what moves a part of the parameters, as operations of a program."""
+        parameters, gradients = network.parameters[part], network.gradients[part]
+        decay: list[Operation] = [("decay", parameters, self._decay)]
+        own = self._own_operation(parameters, gradients, part)
+        return [*(decay if self._decay and is_weight else []), own]
+
+    @abstractmethod
+    def _own_operation(self, parameters: Array, gradients: Array, part: slice) -> Operation:
+        """Return the operation that moves parameters along their gradients."""
 
     @abstractmethod
     def _move(
@@ -115,13 +147,16 @@ class GradientDescent(_Stepping):
     ) -> None:
         super().__init__(network, weight_decay=weight_decay)
         self._momentum, self._nesterov = momentum, nesterov
-        self._velocity = np.zeros(
-            len(network.parameters) if momentum else 0, dtype=network.parameters.dtype
-        )
+        count = len(network.parameters) if momentum else 0
+        self._velocity = network.backend.zeros(count, network.parameters.dtype)
 
     def memory(self) -> dict[str, Array]:
         """Return the velocities."""
         return {"velocity": self._velocity}
+
+    def _own_operation(self, parameters: Array, gradients: Array, part: slice) -> Operation:
+        velocity = self._velocity[part]
+        return "sgd_step", parameters, gradients, velocity, self._momentum, self._nesterov
 
     def _move(
         self, parameters: Array, gradients: Array, part: slice, rate: float, scratch: Array
@@ -147,6 +182,9 @@ class Adam(_Stepping):
     def memory(self) -> dict[str, Array]:
         """Return the moments."""
         return {"first": self._first, "second": self._second}
+
+    def _own_operation(self, parameters: Array, gradients: Array, part: slice) -> Operation:
+        return "adam_step", parameters, gradients, self._first[part], self._second[part]
 
     def _move(
         self, parameters: Array, gradients: Array, part: slice, rate: float, scratch: Array

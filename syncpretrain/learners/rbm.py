@@ -57,16 +57,27 @@ class RBM(Learner):
 
     def _allocate(self, rows: int) -> None:
         visible, hidden = self.weight.shape
-        self._v = np.empty((2 * rows, visible), dtype=np.float32)  # v0 above v1
-        self._h = np.empty((2 * rows, hidden), dtype=np.float32)  # h0 above h1
-        self._states = np.zeros((rows, hidden), dtype=np.float32)  # persistent chains start at 0
-        self._noise = np.empty((rows, hidden), dtype=np.float32)
-        self._difference = np.empty((rows, visible), dtype=np.float32)
+        empty, zeros = self.backend.empty, self.backend.zeros
+        self._v = empty((2 * rows, visible))  # v0 above v1
+        self._h = empty((2 * rows, hidden))  # h0 above h1
+        self._states = zeros((rows, hidden))  # persistent chains start at 0
+        self._noise = empty((rows, hidden))
+        self._difference = empty((rows, visible))
         chains = rows if self.settings.persistent else 0
-        self._v1_inputs = np.empty((chains, visible), dtype=np.float32)
-        self._activity = np.full(hidden, self._target, dtype=np.float32)
+        self._v1_inputs = empty((chains, visible))
+        self._activity = zeros(hidden)
+        self._activity.fill(self._target)
         dropout = self.settings.hidden_dropout > 0
-        self._kept = np.empty((rows, hidden) if dropout else (0, 0), dtype=np.float32)
+        self._kept = empty((rows, hidden) if dropout else (0, 0))
+
+    def shard(self, shards: int, split: str) -> None:
+        """Cut every step into shards; where it is plain CD on the host, make a program of it."""
+        settings = self.settings
+        plain = not (settings.persistent or settings.sparsity_cost or settings.hidden_dropout)
+        if shards == 1 and plain and self.backend.name == "numpy":
+            self._sharded = ByUnits(self, 1)
+        else:
+            super().shard(shards, split)
 
     def _split(self, shards: int, split: str) -> ShardedStep:
         return ByUnits(self, shards) if split == "units" else super()._split(shards, split)
@@ -91,7 +102,7 @@ class RBM(Learner):
         n, settings = len(rows), self.settings
         v, h = self._v[: 2 * n], self._h[: 2 * n]
         v0, h0 = v[:n], h[:n]
-        np.take(X, rows, axis=0, out=v0, mode="clip")  # "raise" would buffer
+        self.backend.gather(X, rows, out=v0)
         np.matmul(v0, self.weight, out=h0)
         self._draw_dropout(epoch, step)
         if settings.persistent:
@@ -161,7 +172,7 @@ class RBM(Learner):
     def _draw_dropout(self, epoch: int, step: int) -> None:
         dropout = self.settings.hidden_dropout
         if dropout:
-            draws = self._address(Purpose.DROPOUT, epoch, step).generator()
+            draws = self.backend.generator(self._address(Purpose.DROPOUT, epoch, step))
             kept = draws.random(out=self._kept, dtype="f4")
             np.greater_equal(kept, np.float32(dropout), out=kept)
 

@@ -15,21 +15,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.averaging import add_tree
+from syncpretrain.kernels.program import Program
 
 if TYPE_CHECKING:
     from syncpretrain.learners.base import Learner
 
-__all__ = ["ByExamples", "Phase", "Run", "ShardedStep", "cuts", "in_turn"]
+__all__ = ["ByExamples", "Phase", "Run", "ShardedStep", "Work", "cuts", "in_turn"]
 
 Array = NDArray[np.float32]
 Phase = Callable[[int], None]
-Run = Callable[[Sequence[Phase], int], None]  # works phases of so many shards
-BLOCK = 65_536  # float32 numbers: a few arrays of that length stay in the L2 cache
+Work = Sequence[Phase] | Program  # of which a program knows its own phases
+Run = Callable[[Work, int], None]  # works phases of so many shards
+BLOCK = 2**18  # float32 numbers; smaller ones pass the lock of the interpreter around too often
 
 
-def in_turn(phases: Sequence[Phase], shards: int) -> None:
+def in_turn(work: Work, shards: int) -> None:
     """Work all shards of all phases, one after another."""
-    for phase in phases:
+    if isinstance(work, Program):
+        if work.is_compiled:
+            work.work()
+            return
+        work = work.phases
+    for phase in work:
         for shard in range(shards):
             phase(shard)
 

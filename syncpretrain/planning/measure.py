@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from syncpretrain.building import build_learners
 from syncpretrain.learners.rbm import RBM
-from syncpretrain.learners.sharding import ByExamples, Phase, Run, ShardedStep
+from syncpretrain.learners.sharding import ByExamples, Run, ShardedStep
+from syncpretrain.learners.sharding import Work as Shared
 from syncpretrain.learners.units import ByUnits
 from syncpretrain.planning.probes import (
     Probe,
@@ -163,7 +164,7 @@ class _Bench:
                 sharded = cut(shards)
                 if sharded is not None:
                     probes.sharded[split, shards] = {
-                        members: Probe(steps.work(sharded, self._run(members)))
+                        members: Probe(steps.work(sharded, self._run(members)), cores=members)
                         for members in {1, max(1, shards // 2), shards}
                     }
         if self._threads > 1:
@@ -177,7 +178,10 @@ class _Bench:
         """Return the layer's step while others train; None if there are none."""
         depth = len(self._steps)
         others = [self._steps[(i + k) % depth].work() for k in range(1, min(self._workers, depth))]
-        return Probe(beside(self._steps[i].work(), others, self._team)) if others else None
+        if not others:
+            return None
+        work = beside(self._steps[i].work(), others, self._team)
+        return Probe(work, cores=len(others) + 1)
 
     def _cuts(self, i: int) -> dict[str, Callable[[int], ShardedStep | None]]:
         """Return how a layer's step is cut into shards, as far as it can be."""
@@ -195,8 +199,8 @@ class _Bench:
         return {"examples": by_examples, "units": by_units}
 
     def _run(self, members: int) -> Run:
-        def run(phases: Sequence[Phase], shards: int) -> None:
-            self._team.run(phases, shards, members)
+        def run(work: Shared, shards: int) -> None:
+            self._team.run(work, shards, members)
 
         return run
 
@@ -209,7 +213,7 @@ class _Bench:
             return transforming(layer, rows, self._run(members))
 
         for members in (1, *sizes(self._workers)):
-            probes.transform[members] = Probe(work(members))
+            probes.transform[members] = Probe(work(members), cores=members)
         if self._threads > 1:
             probes.blas["transform"] = Probe(work(1), blas_threads=self._threads)
 

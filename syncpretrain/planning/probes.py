@@ -27,10 +27,10 @@ SPIN_SECONDS = 0.05  # how long the threads of BLAS may look for more work befor
 
 
 class Probe:
-    """Work that is timed again and again, with so many BLAS threads."""
+    """Work that is timed again and again, on so many cores, with so many BLAS threads."""
 
-    def __init__(self, work: Work, *, blas_threads: int = 1) -> None:
-        self.blas_threads = blas_threads
+    def __init__(self, work: Work, *, cores: int = 1, blas_threads: int = 1) -> None:
+        self.cores, self.blas_threads = cores, blas_threads
         self._work, self._times = work, 1
         self._seconds: list[float] = []
 
@@ -39,6 +39,10 @@ class Probe:
         self._work(1)
         once = max(self._work(1), 1e-7)
         self._times = max(1, min(MOST_AT_ONCE, round(BLOCK_SECONDS / once)))
+
+    def lead_in(self) -> None:
+        """Work for a moment without timing: a core that rested is slow at first."""
+        self._work(self._times)
 
     def time(self) -> None:
         """Take one timing."""
@@ -58,18 +62,21 @@ class Probe:
 def measured(probes: Sequence[Probe], *, seconds: float) -> None:
     """Time all probes, round after round, so that a drift of the machine hits all alike.
 
-    It ends after the round in which ``seconds`` are over.
+    It ends after the round in which ``seconds`` are over. In a round those that keep the same
+    number of cores busy come together.
     """
-    counts = sorted({probe.blas_threads for probe in probes})
+    groups: dict[tuple[int, bool], list[Probe]] = {}
+    for probe in probes:
+        groups.setdefault((probe.blas_threads, probe.cores > 1), []).append(probe)
     deadline = perf_counter() + seconds
     for index in range(MOST_ROUNDS):
-        for threads in counts:
+        for (threads, _), group in sorted(groups.items(), key=lambda item: item[0]):
             with blas_limit(threads), np.errstate(all="ignore"):
-                for probe in probes:
-                    if probe.blas_threads == threads:
-                        if not index:
-                            probe.warm_up()
-                        probe.time()
+                for probe in () if index else group:
+                    probe.warm_up()
+                group[0].lead_in()
+                for probe in group:
+                    probe.time()
             if threads > 1:
                 sleep(SPIN_SECONDS)
         if perf_counter() >= deadline:

@@ -5,11 +5,9 @@ Nothing is printed here and nothing raises: a check that fails is a finding too.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import os
 import platform
-import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -23,7 +21,9 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
 import syncpretrain
+from syncpretrain.backends.cupy_backend import missing
 from syncpretrain.runtime.blas import blas_limit, usable_cores
+from syncpretrain.runtime.gpu import described_devices, driver_version
 
 __all__ = ["Finding", "Status", "diagnose"]
 
@@ -191,25 +191,24 @@ def _gpu() -> Finding:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # without a driver, importing CuPy only warns
             cupy = importlib.import_module("cupy")
-            devices = _devices(cupy) if cupy.cuda.is_available() else []
+            devices = described_devices(cupy) if cupy.cuda.is_available() else []
     except Exception as error:  # a half-installed CUDA fails in many ways
         if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
-            return _without_cupy(_driver_version())
+            return _without_cupy(driver_version())
         found = f"CuPy is installed, but does not work: {type(error).__name__}: {error}"
         advice = "Keep only the CuPy of syncpretrain[cuda12] or of syncpretrain[cuda13]."
         return Finding("gpu", "problem", found, advice, {"cupy": None, "devices": []})
     facts = {"cupy": cupy.__version__, "devices": devices}
     if devices:
-        return Finding("gpu", "ok", f"CuPy {cupy.__version__}: {', '.join(devices)}", facts=facts)
+        found = f"CuPy {cupy.__version__}: {', '.join(devices)}"
+        if (lacks := missing()) is not None:
+            advice = "Until that is mended, training takes the CPU."
+            return Finding("gpu", "problem", f"{found}, but {lacks}", advice, facts)
+        found += "; a product there is right, and --backend auto takes it"
+        return Finding("gpu", "ok", found, facts=facts)
     found = f"CuPy {cupy.__version__} is installed, but finds no GPU"
     advice = "Install NVIDIA's driver and see that nvidia-smi lists the GPU, or train on the CPU."
     return Finding("gpu", "warning", found, advice, facts)
-
-
-def _devices(cupy: Any) -> list[str]:
-    runtime = cupy.cuda.runtime
-    found = [runtime.getDeviceProperties(i) for i in range(runtime.getDeviceCount())]
-    return [f"{x['name'].decode()} ({x['totalGlobalMem'] / 2**30:.0f} GiB)" for x in found]
 
 
 def _without_cupy(driver: int | None) -> Finding:
@@ -220,17 +219,6 @@ def _without_cupy(driver: int | None) -> Finding:
     extra = "cuda13" if driver >= 13000 else "cuda12"
     found = f"a driver for CUDA {driver // 1000}.{driver % 1000 // 10}, but CuPy is not installed"
     return Finding("gpu", "warning", found, f"Install syncpretrain[{extra}].", facts)
-
-
-def _driver_version() -> int | None:
-    """Return the newest CUDA that the driver knows, such as 12040 for 12.4; None without one."""
-    number = ctypes.c_int()
-    try:
-        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-        failed = driver.cuDriverGetVersion(ctypes.byref(number))
-    except (OSError, AttributeError):
-        return None
-    return None if failed or not number.value else number.value
 
 
 def _pairs(threads: int) -> list[Pair]:

@@ -9,6 +9,9 @@ Guarantees, as long as every ``forget`` follows from the schedule:
 * Only the worker of layer l+1 makes activations of layer l, and one lock guards the tables, never
   a computation.
 
+* On devices, each layer's activations live where their reader is, layer l+1, which brings over what
+  it makes them from: the snapshot, and the activations below chunk by chunk.
+
 A reader in this process calls :meth:`Versions.activations`. One in another process is sent the
 :class:`Recipe` that this follows, and what it made is told by :meth:`Versions.note_made`.
 """
@@ -16,48 +19,19 @@ A reader in this process calls :meth:`Versions.activations`. One in another proc
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from syncpretrain.backends.base import Backend
+from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.errors import ScheduleError
 from syncpretrain.layer import Layer
 from syncpretrain.learners.sharding import Run, in_turn
+from syncpretrain.runtime.recipes import Arrays, Recipe, Split, follow, transform
 
 __all__ = ["MAX_BUFFERS", "Recipe", "Split", "Versions", "follow", "transform"]
 
-Array = NDArray[np.float32]
-ROWS_AT_ONCE = 1000  # of a chunk: some ms of work
-CHUNKS_AT_ONCE = 4  # between two looks whether to stop
 MAX_BUFFERS = 3  # of a layer
-
-
-class Split(NamedTuple):
-    """Training and validation rows of one layer's input, which are transformed alike."""
-
-    train: Array
-    validation: Array
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """Where the activations of a version of a layer are, or how to make them.
-
-    ``layer`` 0 is the data. ``buffer`` is the number of the layer's array. If ``snapshot`` is not
-    None, that array is first to be filled through it from the array ``source`` of the layer below.
-    """
-
-    layer: int
-    buffer: int = 0
-    snapshot: Layer | None = None
-    source: int = 0
-
-
-Arrays = Callable[[int, int], Split]  # by layer and number; those of layer 0 are the data
 
 
 @dataclass(slots=True)
@@ -76,16 +50,30 @@ class Versions:
         Version 0 of "layer 0": constant, mature from the start.
     hidden : tuple of int
         Units of each layer.
+    backend : Backend, optional
+        Where the layers are trained.
 
     Attributes
     ----------
+    data : Split
+        As it was given, on the host.
     allocate : callable, optional
         Returns the array of a layer by its number, where they are not to be this object's own.
     """
 
     def __init__(
-        self, data: Split, hidden: tuple[int, ...], *, max_buffers: int = MAX_BUFFERS
+        self,
+        data: Split,
+        hidden: tuple[int, ...],
+        *,
+        max_buffers: int = MAX_BUFFERS,
+        backend: Backend | None = None,
     ) -> None:
+        backend = backend or NumpyBackend()
+        # Of the readers of each layer, from that of the data up; the top layer has none.
+        self._readers = [backend.for_layer(layer + 1) for layer in range(len(hidden) + 1)]
+        self._inputs = Split(*map(self._readers[0].asarray, data))
+        self._readers[0].synchronize()
         self.allocate: Arrays | None = None
         self.data = data
         self.hidden = hidden
@@ -120,7 +108,7 @@ class Versions:
             If the version, or what it is made from, is not held.
         """
         recipe = self.recipe(layer, version, below)
-        activations = follow(recipe, self._array, stop, run)
+        activations = follow(recipe, self._array, stop, run, self._readers[layer].asarray)
         if activations is not None:
             self.note_made(layer, version)
         return activations
@@ -162,8 +150,12 @@ class Versions:
         Chunk by chunk as the first time, so that they are the same bits.
         """
         held = self._version(layer, version)
-        target = self._array(layer, self._take_buffer(layer, held))
-        transform(snapshots, self.data, target, lambda: False)
+        reader = self._readers[layer]
+        stream = reader.stream()
+        with stream:
+            target = self._array(layer, self._take_buffer(layer, held))
+            transform(snapshots, self._inputs, target, lambda: False, place=reader.asarray)
+            stream.synchronize()
         held.made = True
 
     def forget(self, layer: int, version: int) -> None:
@@ -214,58 +206,11 @@ class Versions:
 
     def _array(self, layer: int, number: int) -> Split:
         if layer == 0:
-            return self.data
+            return self._inputs
         if self.allocate is not None:
             return self.allocate(layer, number)
         with self._lock:
             if (layer, number) not in self._own:
-                width = self.hidden[layer - 1]
-                self._own[layer, number] = Split(
-                    *(np.empty((len(rows), width), dtype=np.float32) for rows in self.data)
-                )
+                width, empty = self.hidden[layer - 1], self._readers[layer].empty
+                self._own[layer, number] = Split(*(empty((len(x), width)) for x in self.data))
             return self._own[layer, number]
-
-
-def follow(
-    recipe: Recipe, arrays: Arrays, stop: Callable[[], bool], run: Run = in_turn
-) -> Split | None:
-    """Return the activations that a recipe tells of, or None if ``stop`` turned true."""
-    target = arrays(recipe.layer, recipe.buffer)
-    if recipe.snapshot is not None:
-        source = arrays(recipe.layer - 1, recipe.source)
-        if not transform([recipe.snapshot], source, target, stop, run):
-            return None
-    return target
-
-
-def transform(
-    snapshots: Sequence[Layer],
-    source: Split,
-    target: Split,
-    stop: Callable[[], bool],
-    run: Run = in_turn,
-) -> bool:
-    """Fill ``target`` with what layers make of ``source``; return False if ``stop`` turned true.
-
-    Chunk by chunk, whose bits do not depend on who works which.
-    """
-    chunks = list(_chunks(source, target))
-    for start in range(0, len(chunks), CHUNKS_AT_ONCE):
-        if stop():
-            return False
-        some = chunks[start : start + CHUNKS_AT_ONCE]
-        run([partial(_fill, snapshots, some)], len(some))
-    return True
-
-
-def _fill(snapshots: Sequence[Layer], chunks: Sequence[tuple[Array, Array]], i: int) -> None:
-    rows_in, rows_out = chunks[i]
-    for snapshot in snapshots[:-1]:
-        rows_in = snapshot.up(rows_in)
-    snapshots[-1].up(rows_in, out=rows_out)
-
-
-def _chunks(source: Split, target: Split) -> Iterator[tuple[Array, Array]]:
-    for rows_in, rows_out in zip(source, target, strict=True):
-        for start in range(0, len(rows_in), ROWS_AT_ONCE):
-            yield rows_in[start : start + ROWS_AT_ONCE], rows_out[start : start + ROWS_AT_ONCE]

@@ -22,8 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from syncpretrain.errors import StalledError
-from syncpretrain.kernels.native import arrive_and_wait, store_cell, wait_cells
-from syncpretrain.learners.sharding import Phase, in_turn
+from syncpretrain.kernels.program import Program
+from syncpretrain.kernels.waiting import arrive_and_wait, store_cell, wait_cells
+from syncpretrain.learners.sharding import Phase, Work, in_turn
 
 __all__ = ["Team"]
 
@@ -41,9 +42,11 @@ BROKEN, BEGUN, ARRIVED = 0, 1, 2  # cells: a failure; the newest step; phases do
 class _Step:
     number: int
     phases: Sequence[Phase]
+    program: Program | None  # if it is compiled: then there are only so many phases
     shards: int
     members: int
     behind: int  # phases that were done before it
+    ahead: int  # that will have been done after it
 
 
 class Team:
@@ -60,14 +63,14 @@ class Team:
         self._most, self._name = most, name
         self._cells = np.zeros(ARRIVED + most, dtype=np.int64)
         self._lock = threading.Lock()  # of what follows; never held while working or waiting
-        self._step = _Step(0, (), 0, 1, 0)
+        self._step = _Step(0, (), None, 0, 1, 0, 0)
         self._asleep = [True] * most
         self._doors = [threading.Semaphore(0) for _ in range(most)]
         self._threads: list[threading.Thread | None] = [None] * most
         self._failure: BaseException | None = None
         self._closed = False
 
-    def run(self, phases: Sequence[Phase], shards: int, members: int) -> None:
+    def run(self, work: Work, shards: int, members: int) -> None:
         """Work all shards of one phase after another, with so many members if there are as many.
 
         Raises
@@ -81,10 +84,17 @@ class Team:
         if self._failure is not None:
             raise self._failure
         if members == 1:
-            in_turn(phases, shards)
+            in_turn(work, shards)
             return
-        behind = self._step.behind + len(self._step.phases)
-        step = _Step(self._step.number + 1, phases, shards, members, behind)
+        program: Program | None = None
+        if not isinstance(work, Program):
+            phases, count = work, len(work)
+        elif work.is_compiled:
+            program, phases, count = work, (), work.length
+        else:
+            phases, count = work.phases, work.length
+        number, behind = self._step.number + 1, self._step.ahead
+        step = _Step(number, phases, program, shards, members, behind, behind + count)
         with self._lock:
             self._step = step
             awaited = [member for member in range(1, members) if self._asleep[member]]
@@ -149,6 +159,9 @@ class Team:
 
     def _work(self, step: _Step, member: int) -> None:
         """Do a member's share of every phase, and wait for the others after each."""
+        if step.program is not None:
+            self._work_program(step, step.program, member)
+            return
         first = step.shards * member // step.members
         last = step.shards * (member + 1) // step.members
         try:
@@ -161,6 +174,22 @@ class Team:
             with self._lock:
                 self._failure = self._failure or error
             store_cell(self._cells, BROKEN, 1)
+
+    def _work_program(self, step: _Step, program: Program, member: int) -> None:
+        found = program.work(
+            member,
+            step.members,
+            self._cells,
+            first=ARRIVED,
+            behind=step.behind,
+            broken=BROKEN,
+            spin_seconds=SPIN_SECONDS,
+            timeout_seconds=STALL_SECONDS,
+        )
+        if found == LATE:
+            with self._lock:
+                told = f"a worker of {self._name} did not come back"
+                self._failure = self._failure or StalledError(told)
 
     def _arrive(self, step: _Step, member: int, phases: int) -> bool:
         """Wait until every member has done so many phases; return whether all is well."""

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data.examples import evenly_spaced
-from syncpretrain.errors import DivergedError, WorkerError
+from syncpretrain.errors import DivergedError
 from syncpretrain.evaluation.stopping import EarlyStopping
-from syncpretrain.layer import Layer
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import Cursor, Stopped, train_epoch
-from syncpretrain.learners.sharding import Phase, Run
+from syncpretrain.learners.sharding import Run, Work
+from syncpretrain.runtime.messages import Failed, Finished, LayerState, Message
 from syncpretrain.runtime.store import Split
 from syncpretrain.runtime.team import Team
 from syncpretrain.schedule.machine import Train
@@ -25,76 +24,6 @@ __all__ = ["Failed", "Finished", "Inputs", "LayerState", "LayerWorker", "Message
 
 MAX_ROLLBACKS = 3  # of one layer in one run
 PROBE_ROWS = 1000  # validation rows looked at after each epoch; more would cost over 1 %
-
-
-@dataclass(frozen=True, slots=True)
-class LayerState:
-    """Everything that a layer's next minibatch depends on: what a checkpoint keeps of it.
-
-    ``good`` is the layer at its last epoch's end, where a roll-back goes. ``cursor`` is where in
-    the epoch after that it stands; ``stopping`` what early stopping remembers.
-    """
-
-    layer: Layer
-    memory: dict[str, NDArray[np.float32]]
-    good: Layer
-    cursor: Cursor
-    learning_rate: float
-    rollbacks: int
-    stopping: tuple[float, int] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A worker finished its epoch. Times as in ``time.monotonic``.
-
-    ``layer`` is the version to publish. ``warnings`` tell of each time the layer was taken back to
-    its last epoch; ``stops`` says that it has learned enough. ``state`` is None unless states are
-    asked for.
-    """
-
-    command: Train
-    started: float
-    trained_from: float
-    ended: float
-    train_error: float
-    validation_error: float | None
-    layer: Layer
-    warnings: tuple[str, ...] = ()
-    stops: bool = False
-    state: LayerState | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A worker failed in an epoch, or was stopped in it; ``warnings`` as of :class:`Finished`.
-
-    ``state`` is what it has: where it was stopped, or else its last epoch's end; None if it died.
-    """
-
-    command: Train
-    error: BaseException
-    warnings: tuple[str, ...] = ()
-    state: LayerState | None = None
-
-    def failure(self) -> BaseException:
-        """Return what the caller is to see: the layer, the epoch, and the error as its cause."""
-        if isinstance(self.error, (Stopped, KeyboardInterrupt)):
-            return self.error
-        if type(self.error) is WorkerError:  # a process that ended says it all itself
-            return self.error
-        if isinstance(self.error, DivergedError):
-            failure: WorkerError = DivergedError(str(self.error))
-        else:
-            failure = WorkerError(
-                f"layer {self.command.layer} failed in epoch {self.command.epoch}:"
-                f" {type(self.error).__name__}: {self.error}"
-            )
-        failure.__cause__ = self.error
-        return failure
-
-
-Message = Finished | Failed
 
 
 class Inputs(Protocol):
@@ -153,7 +82,8 @@ class LayerWorker:
         self._inputs = inputs
         self._stopping = stopping
         self._keep_states = keep_states
-        self._last_good = learner.snapshot()
+        with learner.stream:
+            self._last_good = learner.snapshot()
         self._cursor = Cursor()
         self._rollbacks = 0
         self._warnings: list[str] = []  # of the running epoch
@@ -171,9 +101,19 @@ class LayerWorker:
         """Train an epoch; never raises.
 
         A stop keeps what the learner has, as long as that is finite; any other failure takes it
-        back to its last epoch.
+        back to its last epoch. The arrays in the message are where the layer is trained, and ready.
         """
         self._warnings.clear()
+        try:
+            with self.learner.stream:
+                message = self._execute(command, stop)
+                # The one wait: other streams read the message, and the memory this one let go of.
+                self.learner.stream.synchronize()
+                return message
+        except BaseException as error:  # of the device itself: there is nothing to go back to
+            return Failed(command, error, tuple(self._warnings))
+
+    def _execute(self, command: Train, stop: Callable[[], bool]) -> Message:
         try:
             return self._train(command, stop)
         except Stopped as stopped:
@@ -200,7 +140,9 @@ class LayerWorker:
 
     def recall(self, state: LayerState) -> None:
         """Go on from a state, bit for bit."""
-        self.learner.recall(state.layer, state.memory)
+        with self.learner.stream:
+            state = state.to(self.learner.backend.asarray)
+            self.learner.recall(state.layer, state.memory)
         self.learner.learning_rate = state.learning_rate
         self._last_good, self._cursor, self._rollbacks = state.good, state.cursor, state.rollbacks
         if self._stopping is not None and state.stopping is not None:
@@ -210,8 +152,8 @@ class LayerWorker:
         """Send the layer's other workers home; return the names of those that did not go."""
         return self._team.close()
 
-    def _run(self, phases: Sequence[Phase], shards: int) -> None:
-        self._team.run(phases, shards, int(self.members[0]))
+    def _run(self, work: Work, shards: int) -> None:
+        self._team.run(work, shards, int(self.members[0]))
 
     def _roll_back(self) -> None:
         self.learner.restore(self._last_good)
@@ -227,7 +169,7 @@ class LayerWorker:
         trained_from = time.monotonic()
         train_error = self._epoch(X.train, command.epoch, stop)
         self._last_good, self._cursor = self.learner.snapshot(), Cursor()
-        held_out = evenly_spaced(X.validation, PROBE_ROWS)
+        held_out = self._probe(X.validation)
         held_out_error = self.learner.validation_error(held_out) if len(held_out) else None
         stops = self._stops(X.train, held_out)
         return Finished(
@@ -273,10 +215,22 @@ class LayerWorker:
                     f" rate, {self.learner.learning_rate:g}"
                 )
 
+    def _probe(self, X: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return some rows of X, evenly spaced."""
+        if len(X) <= PROBE_ROWS:
+            return X
+        backend, rows = self.learner.backend, evenly_spaced(np.arange(len(X)), PROBE_ROWS)
+        probe: NDArray[np.float32] = backend.gather(
+            X, rows, out=backend.empty((PROBE_ROWS, X.shape[1]))
+        )
+        return probe
+
     def _stops(self, train: NDArray[np.float32], held_out: NDArray[np.float32]) -> bool:
         if self._stopping is None or not len(held_out):
             return False
-        return self._stopping.stops(self._last_good, evenly_spaced(train, PROBE_ROWS), held_out)
+        host = self.learner.backend.tohost  # where likelihoods are computed, in float64
+        last, samples = self._last_good.to(host), map(host, (self._probe(train), held_out))
+        return self._stopping.stops(last, *samples)
 
     def _note(self, fraction: float) -> None:
         self.fraction = fraction

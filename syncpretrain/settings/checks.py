@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings.defaults import PER_LAYER
+from syncpretrain.settings.devices import check_backend, why_not_on_a_device
 
 if TYPE_CHECKING:
     from syncpretrain.settings.sections import PretrainSettings
@@ -56,6 +57,9 @@ def check_pretraining(settings: PretrainSettings) -> None:
     _check_model(settings)
     _check_early_stopping(settings)
     _check_replicas(settings)
+    lacks = why_not_on_a_device(settings)
+    if check_backend(settings.backend) and lacks:
+        raise SettingsError(f"backend: got {settings.backend} {lacks}")
 
 
 def _check_model(settings: PretrainSettings) -> None:

@@ -9,6 +9,7 @@ import msgspec
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings.checks import check_layers, check_per_layer, check_pretraining
 from syncpretrain.settings.defaults import PER_LAYER
+from syncpretrain.settings.devices import check_tuning_backend
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.settings.kinds import (
     Count,
@@ -62,6 +63,10 @@ class PretrainSettings(Frozen, frozen=True, kw_only=True):
         Which layer trains when, on which version (README, ``schedule/plan.py``).
     runtime, workers, blas_threads, replicas
         What executes it; only ``blas_threads`` can change the last bits, and of greedy alone.
+    backend : str
+        What computes: ``numpy``, ``cupy`` with the layers dealt to all GPUs, ``cupy:1`` for that
+        GPU alone, or ``auto``, CuPy where it can compute and is asked for nothing that only the CPU
+        does. The last bits depend on it.
     split, shards
         How each minibatch of a layer is cut for its replicas: by ``examples`` or ``units``, into
         so many shards, on which the result depends; 0 for as many as the layer has replicas.
@@ -87,6 +92,7 @@ class PretrainSettings(Frozen, frozen=True, kw_only=True):
     group_size: Count | None = None
     pace: Literal["lockstep", "free"] = "lockstep"
     runtime: Literal["threads", "processes", "serial"] = "threads"
+    backend: str = "auto"
     workers: Count | None = None
     replicas: tuple[Count, ...]
     split: Literal["examples", "units"] = "examples"
@@ -159,3 +165,6 @@ class Settings(Frozen, frozen=True, kw_only=True):
     pretrain: PretrainSettings
     finetune: FinetuneSettings = FinetuneSettings()
     run: RunSettings = RunSettings()
+
+    def __post_init__(self) -> None:
+        check_tuning_backend(self.pretrain.backend, self.finetune)

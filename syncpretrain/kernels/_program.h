@@ -1,0 +1,344 @@
+/* A whole step of training as a list of operations, worked without the interpreter's lock.
+ *
+ * A program is phases of shards of operations. Every member works its shards of a phase, then waits
+ * for the others. The operations are the functions of _native.c and the products of NumPy's own
+ * BLAS, so the bits are those of the same calls from Python. Included by _native.c alone.
+ */
+typedef enum {
+    GEMM, MEANS, DRAW, SQUARED_ERROR, DIFFERENCES, MOMENTUM, SUM_ROWS, SCALE, DERIVATIVE, MULTIPLY,
+    ADAM, SGD, DECAY, COPY, SOFTMAX, WRONG, KINDS
+} Kind;
+
+/* The letters say which arrays an operation has, and whether it writes to them; then its numbers. */
+static const struct {
+    const char *name, *access;
+    int numbers;
+} OPERATIONS[KINDS] = {
+    [GEMM] = {"matmul", "ttw", 0},
+    [MEANS] = {"means", "wr", 1},                           /* units */
+    [DRAW] = {"draw_states", "wrw", 1},                     /* shard */
+    [SQUARED_ERROR] = {"squared_error", "rrw", 1},          /* slot */
+    [DIFFERENCES] = {"phase_differences", "wrwww", 1},      /* scratch is an array; examples */
+    [MOMENTUM] = {"momentum_step", "wrw", 2},               /* weight decay, l1 */
+    [SUM_ROWS] = {"sum_rows", "rw", 0},
+    [SCALE] = {"scale", "w", 1},
+    [DERIVATIVE] = {"times_derivative", "wr", 1},           /* units */
+    [MULTIPLY] = {"multiply", "rrw", 0},
+    [ADAM] = {"adam_step", "wrww", 2},                      /* beta1, beta2 */
+    [SGD] = {"sgd_step", "wrw", 2},                         /* momentum, nesterov */
+    [DECAY] = {"decay", "w", 1},
+    [COPY] = {"copy", "rw", 0},
+    [SOFTMAX] = {"softmax", "w", 0},
+    [WRONG] = {"wrong", "rr", 1},                           /* slot */
+};
+enum { MOST_ARRAYS = 5, MOST_NUMBERS = 2 };
+
+typedef struct {
+    Kind kind;
+    Matrix m[MOST_ARRAYS];
+    int transposed[2]; /* the factors of a product */
+    double number[MOST_NUMBERS];
+} Operation;
+
+typedef struct {
+    Operation *operations;
+    Py_ssize_t *ends; /* of the operations of each shard of each phase */
+    Py_ssize_t phases, shards, count;
+    void *sgemm;
+    int wide; /* its integers have 64 bits */
+} Program;
+
+/* What differs from step to step, and what comes out: arrays of the caller. */
+typedef struct {
+    double momentum, rate;       /* of the learning */
+    double size, floor;          /* of Adam's step */
+    uint64_t key[2], step, epoch; /* of what is drawn */
+    double *results;
+} Values;
+
+typedef void (*Narrow)(int, int, int, int, int, int, float, const float *, int, const float *, int,
+                       float, float *, int);
+typedef void (*Wide)(int, int, int, int64_t, int64_t, int64_t, float, const float *, int64_t,
+                     const float *, int64_t, float, float *, int64_t);
+enum { ROW_MAJOR = 101, AS_IS = 111, TRANSPOSED = 112 };
+
+static void multiply_matrices(const Program *program, const Operation *op)
+{
+    const Matrix *a = op->m, *b = op->m + 1, *c = op->m + 2;
+    int ta = op->transposed[0] ? TRANSPOSED : AS_IS, tb = op->transposed[1] ? TRANSPOSED : AS_IS;
+    Py_ssize_t inner = op->transposed[0] ? a->rows : a->columns;
+    if (program->wide)
+        ((Wide)program->sgemm)(ROW_MAJOR, ta, tb, c->rows, c->columns, inner, 1.0f, a->data,
+                               a->stride, b->data, b->stride, 0.0f, c->data, c->stride);
+    else
+        ((Narrow)program->sgemm)(ROW_MAJOR, ta, tb, (int)c->rows, (int)c->columns, (int)inner, 1.0f,
+                                 a->data, (int)a->stride, b->data, (int)b->stride, 0.0f, c->data,
+                                 (int)c->stride);
+}
+
+VECTORIZED static void scale_row(float *x, ptrdiff_t n, float by)
+{
+    APART for (ptrdiff_t i = 0; i < n; i++) x[i] *= by;
+}
+
+VECTORIZED static void multiply_row(const float *x, const float *y, float *out, ptrdiff_t n)
+{
+    APART for (ptrdiff_t i = 0; i < n; i++) out[i] = x[i] * y[i];
+}
+
+static void softmax_row(float *x, Py_ssize_t n)
+{
+    float largest = x[0], sum = 0;
+    for (Py_ssize_t i = 1; i < n; i++) largest = x[i] > largest ? x[i] : largest;
+    for (Py_ssize_t i = 0; i < n; i++) sum += x[i] = expf(x[i] - largest);
+    for (Py_ssize_t i = 0; i < n; i++) x[i] /= sum;
+}
+
+static Py_ssize_t place_of_largest(const float *x, Py_ssize_t n)
+{
+    Py_ssize_t best = 0;
+    for (Py_ssize_t i = 1; i < n; i++) best = x[i] > x[best] ? i : best;
+    return best;
+}
+
+#define ROWS_OF(matrix, statement)                                                                 \
+    for (Py_ssize_t i = 0; i < (matrix).rows; i++) statement
+
+static void work_operation(const Program *program, const Operation *op, const Values *values)
+{
+    const Matrix *m = op->m;
+    const double *d = op->number;
+    Py_ssize_t n = m[0].columns;
+    switch (op->kind) {
+    case GEMM: multiply_matrices(program, op); break;
+    case MEANS: means_all(&m[0], m[1].data, (Units)d[0]); break;
+    case DRAW: {
+        Philox state;
+        uint64_t counter[4] = {0, values->step, values->epoch, (uint64_t)d[0]};
+        philox_start(&state, values->key, counter);
+        draw_all(&m[0], m[1].data, &state, &m[2]);
+        break;
+    }
+    case SQUARED_ERROR: values->results[(Py_ssize_t)d[0]] = squares(&m[0], &m[1], &m[2]); break;
+    case DIFFERENCES: differences_all(m, m[4].data, (float)d[0]); break;
+    case MOMENTUM:
+        ROWS_OF(m[0], momentum_row(row(&m[0], i), row(&m[1], i), row(&m[2], i), n,
+                                   (float)values->momentum, (float)values->rate,
+                                   (float)(values->rate * d[0]), (float)(values->rate * d[1])));
+        break;
+    case SUM_ROWS: sum_rows(&m[0], 0, m[0].rows, m[1].data); break;
+    case SCALE: ROWS_OF(m[0], scale_row(row(&m[0], i), n, (float)d[0])); break;
+    case DERIVATIVE:
+        if ((Units)d[0] == GAUSSIAN) break;
+        ROWS_OF(m[0], derivative_row(row(&m[0], i), row(&m[1], i), n, (Units)d[0]));
+        break;
+    case MULTIPLY:
+        ROWS_OF(m[0], multiply_row(row(&m[0], i), row(&m[1], i), row(&m[2], i), n));
+        break;
+    case ADAM:
+        ROWS_OF(m[0], adam_row(row(&m[0], i), row(&m[1], i), row(&m[2], i), row(&m[3], i), n,
+                               (float)d[0], (float)d[1], (float)values->size,
+                               (float)values->floor));
+        break;
+    case SGD:
+        if (d[0] == 0)
+            ROWS_OF(m[0], descent_row(row(&m[0], i), row(&m[1], i), n, (float)values->rate));
+        else
+            ROWS_OF(m[0], sgd_row(row(&m[0], i), row(&m[1], i), row(&m[2], i), n,
+                                  (float)values->rate, (float)d[0], d[1] != 0));
+        break;
+    case DECAY: ROWS_OF(m[0], scale_row(row(&m[0], i), n, (float)(1 - values->rate * d[0]))); break;
+    case COPY: ROWS_OF(m[0], memcpy(row(&m[1], i), row(&m[0], i), (size_t)n * sizeof(float))); break;
+    case SOFTMAX: ROWS_OF(m[0], softmax_row(row(&m[0], i), n)); break;
+    case WRONG: {
+        Py_ssize_t count = 0;
+        ROWS_OF(m[0], count += place_of_largest(row(&m[0], i), n) != place_of_largest(row(&m[1], i), n));
+        values->results[(Py_ssize_t)d[0]] = (double)count;
+        break;
+    }
+    case KINDS: break;
+    }
+}
+
+static Waited work_program(const Program *program, const Values *values, Py_ssize_t member,
+                           Py_ssize_t members, int64_t *cells, Wait wait)
+{
+    Py_ssize_t first = program->shards * member / members;
+    Py_ssize_t last = program->shards * (member + 1) / members;
+    for (Py_ssize_t phase = 0; phase < program->phases; phase++) {
+        for (Py_ssize_t shard = first; shard < last; shard++) {
+            Py_ssize_t at = phase * program->shards + shard;
+            for (Py_ssize_t i = at ? program->ends[at - 1] : 0; i < program->ends[at]; i++)
+                work_operation(program, program->operations + i, values);
+        }
+        if (members == 1) continue;
+        Wait own = wait;
+        own.target = wait.target + phase + 1;
+        own.spin_until = seconds() + wait.spin_until;
+        __atomic_store_n(cells + member, own.target, __ATOMIC_RELEASE);
+        Waited seen = wait_until(&own, own.deadline);
+        if (seen != REACHED) return seen;
+    }
+    return REACHED;
+}
+
+/* ---------------------------------------------------------------------------------- from Python */
+
+static void free_program(PyObject *capsule)
+{
+    Program *program = PyCapsule_GetPointer(capsule, "syncpretrain.program");
+    if (program == NULL) return;
+    for (Py_ssize_t i = 0; program->operations && i < program->count; i++) {
+        Operation *op = program->operations + i;
+        close_all(op->m, (int)strlen(OPERATIONS[op->kind].access));
+    }
+    PyMem_Free(program->operations);
+    PyMem_Free(program->ends);
+    PyMem_Free(program);
+}
+
+/* Open a factor of a product, whose columns or rows lie side by side. */
+static int open_factor(Matrix *m, PyObject *object, int *transposed)
+{
+    if (PyObject_GetBuffer(object, &m->buffer, PyBUF_STRIDES | PyBUF_FORMAT) < 0) return 0;
+    const Py_buffer *b = &m->buffer;
+    const Py_ssize_t size = sizeof(float);
+    int valid = b->ndim == 2 && b->itemsize == size && b->format && !strcmp(b->format, "f");
+    if (valid && b->strides[1] == size && b->strides[0] >= b->shape[1] * size) {
+        *transposed = 0;
+        m->stride = b->strides[0] / size;
+    } else if (valid && b->strides[0] == size && b->strides[1] >= b->shape[0] * size) {
+        *transposed = 1;
+        m->stride = b->strides[1] / size;
+    } else {
+        PyBuffer_Release(&m->buffer);
+        PyErr_SetString(PyExc_ValueError, "got a factor that is not rows or columns of float32");
+        return 0;
+    }
+    m->data = b->buf; /* as it lies in memory */
+    m->rows = b->shape[*transposed ? 1 : 0];
+    m->columns = b->shape[*transposed ? 0 : 1];
+    return 1;
+}
+
+static int open_operation(Operation *op, PyObject *tuple)
+{
+    PyObject **items = PySequence_Fast_ITEMS(tuple);
+    Py_ssize_t length = PySequence_Fast_GET_SIZE(tuple);
+    int kind = 0;
+    while (kind < KINDS && (!PyUnicode_Check(items[0])
+                            || PyUnicode_CompareWithASCIIString(items[0], OPERATIONS[kind].name)))
+        kind++;
+    if (kind == KINDS) {
+        PyErr_Format(PyExc_ValueError, "got operation %R; there is no such", items[0]);
+        return 0;
+    }
+    const char *access = OPERATIONS[kind].access;
+    int arrays = (int)strlen(access), numbers = OPERATIONS[kind].numbers, opened = 0;
+    op->kind = (Kind)kind;
+    if (length != 1 + arrays + numbers) {
+        PyErr_Format(PyExc_ValueError, "got %zd arguments for operation %R", length - 1, items[0]);
+        return 0;
+    }
+    for (; opened < arrays; opened++) {
+        char letter[2] = {access[opened], 0};
+        if (letter[0] == 't') {
+            if (!open_factor(op->m + opened, items[1 + opened], op->transposed + opened)) break;
+        } else if (!open_all(op->m + opened, items + 1 + opened, letter)) {
+            PyErr_Format(PyExc_ValueError, "operation %R: array %d is not rows of float32", items[0],
+                         opened + 1);
+            break;
+        }
+    }
+    if (opened == arrays && doubles(items + 1 + arrays, op->number, numbers)) return 1;
+    close_all(op->m, opened);
+    return 0;
+}
+
+/* args: phases, a list of lists (shards) of lists of tuples; the address of sgemm; whether wide. */
+static PyObject *program(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (!expect(nargs, 3, "program")) return NULL;
+    Program *made = PyMem_Calloc(1, sizeof *made);
+    if (made == NULL) return PyErr_NoMemory();
+    PyObject *capsule = PyCapsule_New(made, "syncpretrain.program", free_program);
+    if (capsule == NULL) {
+        PyMem_Free(made);
+        return NULL;
+    }
+    made->sgemm = PyLong_AsVoidPtr(args[1]);
+    made->wide = PyObject_IsTrue(args[2]);
+    made->phases = PyObject_Length(args[0]);
+    Py_ssize_t total = 0;
+    for (Py_ssize_t phase = 0; phase < made->phases; phase++) {
+        PyObject *shards = PyList_GetItem(args[0], phase); /* borrowed */
+        made->shards = shards ? PyObject_Length(shards) : -1;
+        for (Py_ssize_t shard = 0; shard < made->shards; shard++) {
+            PyObject *operations = PyList_GetItem(shards, shard);
+            total += operations ? PyObject_Length(operations) : 0;
+        }
+    }
+    if (PyErr_Occurred()) goto failed;
+    made->operations = PyMem_Calloc((size_t)total + 1, sizeof *made->operations);
+    made->ends = PyMem_Calloc((size_t)(made->phases * made->shards) + 1, sizeof *made->ends);
+    if (made->operations == NULL || made->ends == NULL) {
+        PyErr_NoMemory();
+        goto failed;
+    }
+    for (Py_ssize_t at = 0; at < made->phases * made->shards; at++) {
+        PyObject *shards = PyList_GET_ITEM(args[0], at / made->shards);
+        PyObject *operations = PyList_GetItem(shards, at % made->shards);
+        for (Py_ssize_t i = 0; operations && i < PyObject_Length(operations); i++) {
+            PyObject *tuple = PyList_GetItem(operations, i);
+            if (tuple == NULL || !PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) < 1
+                || !open_operation(made->operations + made->count, tuple))
+                goto failed;
+            made->count++;
+        }
+        made->ends[at] = made->count;
+    }
+    return capsule;
+failed:
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "got no lists of lists of tuples");
+    Py_DECREF(capsule);
+    return NULL;
+}
+
+/* args: program, numbers (4 float64), words (4 uint64), results (float64), member, members, cells,
+ * first, behind, broken, spin seconds, timeout seconds. Return as wait_cells does. */
+static PyObject *run_program(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (!expect(nargs, 12, "run_program")) return NULL;
+    Program *program = PyCapsule_GetPointer(args[0], "syncpretrain.program");
+    if (program == NULL) return NULL;
+    Py_buffer b[4]; /* numbers, words, results, cells */
+    PyObject *const objects[4] = {args[1], args[2], args[3], args[6]};
+    int opened = 0;
+    while (opened < 4 && PyObject_GetBuffer(objects[opened], b + opened, PyBUF_WRITABLE | PyBUF_ND) == 0)
+        opened++;
+    long numbers[5]; /* member, members, first, behind, broken */
+    PyObject *const integers[5] = {args[4], args[5], args[7], args[8], args[9]};
+    for (int i = 0; i < 5 && !PyErr_Occurred(); i++) numbers[i] = PyLong_AsLong(integers[i]);
+    double d[2];
+    PyObject *result = NULL;
+    if (PyErr_Occurred() || opened < 4 || !doubles(args + 10, d, 2)) goto end;
+    if (b[0].len < 32 || b[1].len < 32 || numbers[1] < 1 || numbers[0] < 0 || numbers[0] >= numbers[1]
+        || (numbers[1] > 1 && b[3].len < 8 * (numbers[2] + numbers[1]))) {
+        PyErr_SetString(PyExc_ValueError, "got a place or values that fit no program");
+        goto end;
+    }
+    const double *v = b[0].buf;
+    const uint64_t *w = b[1].buf;
+    Values values = {v[0], v[1], v[2], v[3], {w[0], w[1]}, w[2], w[3], b[2].buf};
+    int64_t *cells = b[3].buf;
+    Wait wait = {cells + numbers[2], cells + numbers[4], numbers[1], numbers[3], d[0],
+                 seconds() + d[1], 0, 0, SHORTEST_SLEEP};
+    Waited seen;
+    Py_BEGIN_ALLOW_THREADS
+    seen = work_program(program, &values, numbers[0], numbers[1], cells + numbers[2], wait);
+    Py_END_ALLOW_THREADS
+    result = PyLong_FromLong(seen);
+end:
+    while (opened-- > 0) PyBuffer_Release(b + opened);
+    return result;
+}

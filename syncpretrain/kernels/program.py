@@ -1,0 +1,203 @@
+"""A whole step of training as a list of operations, recorded once and worked again and again.
+
+A program is phases of shards of operations: all shards of a phase may be worked at once, and the
+next phase begins when all are done. An operation is a tuple of its name, its arrays, which are the
+same in every step, and what else it needs. Where the compiled kernels and NumPy's own BLAS can work
+all of them, a step is one call without the interpreter's lock: for two workers that share a step of
+some ms, to hand it over in each of its phases costs a tenth of the time. Elsewhere the equations of
+this package are called one after another. Both do the same in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.backends.draws import Address, Purpose
+from syncpretrain.kernels.activations import means, softmax, times_derivative
+from syncpretrain.kernels.compiled import compiled_program, run_program
+from syncpretrain.kernels.contrastive_divergence import (
+    draw_states,
+    momentum_step,
+    phase_differences,
+)
+from syncpretrain.kernels.errors import squared_error, wrong
+from syncpretrain.kernels.optimizers import adam_rates, adam_step, sgd_step
+
+__all__ = ["Operation", "Phases", "Program"]
+
+Operation = tuple[Any, ...]
+Phases = Sequence[Sequence[Sequence[Operation]]]  # phases of shards of operations
+
+
+class Program:
+    """The operations of a step.
+
+    ``matmul`` (a, b, out) and ``multiply`` are NumPy's; ``means`` (x, bias, units),
+    ``squared_error`` (x, y, out, slot of ``results``), ``phase_differences`` (v, h, da, db,
+    scratch, examples), ``times_derivative`` (delta, a, units) are equations of this package, and
+    so are ``draw_states`` (x, bias, noise, out, units, shard), ``momentum_step`` (parameter,
+    gradient, velocity, weight decay, l1), ``adam_step`` (parameters, gradient, moments) and
+    ``sgd_step`` (parameters, gradient, velocity, momentum, nesterov), which also take what
+    :meth:`prepare` was told. ``sum_rows`` (x, out), ``scale`` (x, factor), ``decay`` (parameters,
+    amount) by 1 - rate * amount, ``copy`` (x, out), ``softmax`` (x) and ``wrong`` (target, y, slot)
+    are what they say.
+
+    Parameters
+    ----------
+    phases : sequence of sequence of sequence of Operation
+        Every phase has as many shards. All arrays are float32.
+    slots : int
+        How many results there are.
+
+    Attributes
+    ----------
+    shards, length : int
+        Of each phase; of phases.
+    results : ndarray of shape (slots,), float64
+    """
+
+    def __init__(self, phases: Phases, slots: int) -> None:
+        self.shards, self.length = len(phases[0]), len(phases)
+        self.results = np.zeros(slots)
+        self._numbers = np.zeros(4)  # momentum, rate, and the size and floor of Adam's steps
+        self._words = np.zeros(4, dtype=np.uint64)  # of an address: key, step, epoch
+        self._address = Address(0, Purpose.HIDDEN)
+        self._steps = 0
+        self._operations = phases
+        self._compiled = compiled_program(phases)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether a step is one call."""
+        return self._compiled is not None
+
+    def prepare(
+        self,
+        *,
+        rate: float,
+        momentum: float = 0.0,
+        steps: int = 0,
+        address: Address | None = None,
+    ) -> None:
+        """Set what differs from step to step.
+
+        Learning rate, momentum, the number of this step of Adam from 1, and where the step draws.
+        """
+        self._numbers[0], self._numbers[1] = momentum, rate
+        if steps:
+            self._steps = steps
+            self._numbers[2:] = adam_rates(steps, rate)
+        if address is not None:
+            self._address = address
+            self._words[:2] = address.key
+            self._words[2], self._words[3] = address.step, address.epoch
+
+    @property
+    def phases(self) -> list[Callable[[int], None]]:
+        """The phases as functions of a shard's number, where it is not compiled."""
+        return [partial(self._work_shard, shards) for shards in self._operations]
+
+    def work(
+        self,
+        member: int = 0,
+        members: int = 1,
+        cells: NDArray[np.int64] | None = None,
+        **wait: Any,
+    ) -> int:
+        """Work one member's share of a compiled program, and wait for the others in each phase.
+
+        See :func:`syncpretrain.kernels.compiled.run_program`.
+        """
+        return run_program(
+            self._compiled,
+            self._numbers,
+            self._words,
+            self.results,
+            member,
+            members,
+            cells,
+            **wait,
+        )
+
+    def _work_shard(self, shards: Sequence[Sequence[Operation]], shard: int) -> None:
+        for name, *arguments in shards[shard]:
+            _INTERPRETED[name](self, *arguments)
+
+    def _draw(self, x: Any, bias: Any, noise: Any, out: Any, units: str, shard: int) -> None:
+        draw_states(x, bias, units, self._address._replace(shard=shard), noise=noise, out=out)
+
+    def _squared_error(self, x: Any, y: Any, out: Any, slot: int) -> None:
+        self.results[slot] = squared_error(x, y, out=out)
+
+    def _wrong(self, target: Any, y: Any, slot: int) -> None:
+        self.results[slot] = wrong(target, y)
+
+    def _differences(self, v: Any, h: Any, da: Any, db: Any, scratch: Any, examples: int) -> None:
+        phase_differences(v, h, da=da, db=db, examples=examples)
+
+    def _momentum(
+        self, parameter: Any, gradient: Any, velocity: Any, decay: float, l1: float
+    ) -> None:
+        momentum_step(
+            parameter,
+            gradient,
+            velocity,
+            momentum=float(self._numbers[0]),
+            learning_rate=float(self._numbers[1]),
+            weight_decay=decay,
+            l1=l1,
+        )
+
+    def _adam(self, parameters: Any, gradient: Any, first: Any, second: Any) -> None:
+        adam_step(
+            parameters,
+            gradient,
+            first,
+            second,
+            step=self._steps,
+            learning_rate=float(self._numbers[1]),
+            scratch=np.empty_like(parameters[:BLOCK]),
+        )
+
+    def _sgd(
+        self, parameters: Any, gradient: Any, velocity: Any, momentum: float, nesterov: bool
+    ) -> None:
+        sgd_step(
+            parameters,
+            gradient,
+            velocity,
+            learning_rate=float(self._numbers[1]),
+            scratch=np.empty_like(parameters[:BLOCK]),
+            momentum=momentum,
+            nesterov=nesterov,
+        )
+
+    def _decay(self, parameters: Any, amount: float) -> None:
+        parameters *= 1 - float(self._numbers[1]) * amount
+
+
+BLOCK = 65_536
+
+_INTERPRETED: dict[str, Callable[..., Any]] = {
+    "matmul": lambda self, a, b, out: np.matmul(a, b, out=out),
+    "multiply": lambda self, x, y, out: np.multiply(x, y, out=out),
+    "means": lambda self, x, bias, units: means(x, bias, units),
+    "softmax": lambda self, x: softmax(x),
+    "times_derivative": lambda self, delta, a, units: times_derivative(delta, a.copy(), units),
+    "sum_rows": lambda self, x, out: np.sum(x, axis=0, out=out),
+    "scale": lambda self, x, factor: np.multiply(x, factor, out=x),
+    "copy": lambda self, x, out: np.copyto(out, x),
+    "draw_states": Program._draw,
+    "squared_error": Program._squared_error,
+    "wrong": Program._wrong,
+    "phase_differences": Program._differences,
+    "momentum_step": Program._momentum,
+    "adam_step": Program._adam,
+    "sgd_step": Program._sgd,
+    "decay": Program._decay,
+}

@@ -1,0 +1,77 @@
+"""What is done on the CPU alone, and may not be asked of a GPU."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from syncpretrain.errors import SettingsError
+
+if TYPE_CHECKING:
+    from syncpretrain.settings.finetuning import FinetuneSettings
+    from syncpretrain.settings.sections import PretrainSettings
+
+__all__ = [
+    "check_backend",
+    "check_tuning_backend",
+    "why_not_on_a_device",
+    "why_not_tuned_on_a_device",
+]
+
+
+def check_backend(name: str) -> bool:
+    """Return whether a backend is a device for certain, that is "cupy" and not "auto".
+
+    Raises
+    ------
+    SettingsError
+        If there is no such backend.
+    """
+    if not re.fullmatch(r"auto|numpy|cupy(:\d+)?", name):
+        raise SettingsError(f"backend: got {name!r}, expected auto, numpy, cupy or cupy:NUMBER")
+    return name.startswith("cupy")
+
+
+def check_tuning_backend(name: str, settings: FinetuneSettings) -> None:
+    """Refuse a fine-tuning on a device that is done on the CPU alone.
+
+    Raises
+    ------
+    SettingsError
+    """
+    lacks = why_not_tuned_on_a_device(settings)
+    if check_backend(name) and settings.objective != "none" and lacks:
+        raise SettingsError(f"backend: got {name} {lacks}")
+
+
+def why_not_on_a_device(settings: PretrainSettings) -> str | None:
+    """Return why this pretraining is done on the CPU alone, None if it is not."""
+    layers = range(1, len(settings.layers))
+    if max(map(settings.shards_of, layers)) > 1:
+        return (
+            "with minibatches in shards, expected replicas and shards of 1; a GPU works a whole"
+            " minibatch at once. Or take backend numpy"
+        )
+    if settings.runtime == "processes":
+        return (
+            "with runtime processes, whose activations are in the memory of the host; take runtime"
+            " threads, which keeps them on the GPU, or backend numpy"
+        )
+    return None
+
+
+def why_not_tuned_on_a_device(settings: FinetuneSettings) -> str | None:
+    """Return why this fine-tuning is done on the CPU alone, None if it is not."""
+    if settings.objective == "none":
+        return None
+    if settings.optimizer not in ("adam", "sgd"):
+        return (
+            f"with the optimizer {settings.optimizer} of fine-tuning, which is SciPy's and computes"
+            " on the CPU; take optimizer adam or sgd, or backend numpy"
+        )
+    if max(settings.shards, settings.replicas or 1) > 1:
+        return (
+            "with replicas or shards of fine-tuning, expected none; a GPU works a whole minibatch"
+            " at once. Or take backend numpy"
+        )
+    return None

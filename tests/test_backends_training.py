@@ -1,0 +1,576 @@
+"""Training on every backend: NumPy is the oracle, and what only a device has is counted."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from contextlib import contextmanager
+
+import fakecupy
+import numpy as np
+import pytest
+from backends import BACKENDS, backend_of
+from test_transparency import KINDS, VARIANTS
+
+from syncpretrain import finetune, load, pretrain
+from syncpretrain.backends.numpy_backend import NumpyBackend
+from syncpretrain.cli import main
+from syncpretrain.cutfile import read_cut, write_cut
+from syncpretrain.data.order import minibatches
+from syncpretrain.driver import Pretraining
+from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError
+from syncpretrain.events import EpochFinished, FinetuneEpochFinished, Notice
+from syncpretrain.finetuning.state import read_state, write_state
+from syncpretrain.learners.base import Learner
+from syncpretrain.learners.epoch import train_epoch
+from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.placing import backend_for, resolved_backend, resolved_tuning
+from syncpretrain.run import resume_run, train_run
+from syncpretrain.runfolder import CONFIG_NAME, METRICS_NAME
+from syncpretrain.runtime.recipes import Split
+from syncpretrain.runtime.store import Versions
+from syncpretrain.settings import FinetuneSettings, MomentumSchedule, read_settings, settings_from
+
+LAYERS = (16, 12, 8, 5)
+BASE = {"layers": LAYERS, "batch_size": 15, "epochs": 3}
+FREE = {"asarray", "copy", "synchronize"}  # what the driver's own thread may do on a device
+TUNING = {
+    "adam": {},
+    "sgd": {"optimizer": "sgd", "momentum": 0.5, "weight_decay": 0.01},
+    "nesterov": {"optimizer": "sgd", "momentum": 0.5, "nesterov": True},
+    "dropout": {"dropout": 0.3, "input_dropout": 0.1},
+    "cross-entropy": {"loss": "cross-entropy"},
+    "cosine and decay": {"rate_schedule": "cosine", "weight_decay": 0.01},
+}
+
+
+@pytest.fixture(params=BACKENDS)
+def name(request, monkeypatch) -> str:
+    """What a setting calls the backend."""
+    backend = backend_of(request.param, monkeypatch)
+    return "numpy" if backend.name == "numpy" else "cupy"
+
+
+@pytest.fixture
+def double(monkeypatch):
+    return backend_of("double", monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def targets() -> np.ndarray:
+    return np.random.default_rng(1).integers(3, size=200)
+
+
+def arrays_of(stack) -> list[np.ndarray]:
+    heads = [] if stack.head is None else [stack.head.weight, stack.head.bias]
+    return [array for layer in stack.layers for _, array in layer.parameters()] + heads
+
+
+def alike(actual, expected, tolerance=3e-6):
+    """Compare two stacks, of arrays on the host."""
+    for ours, theirs in zip(arrays_of(actual), arrays_of(expected), strict=True):
+        assert type(ours) is np.ndarray
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=tolerance)
+
+
+def stopping_on(monkeypatch, where: str, minibatches: int, learner, step: str) -> None:
+    """Let the caller's signals be found set after so many minibatches."""
+    seen, real = itertools.count(1), getattr(learner, step)
+
+    class Request:
+        signum: int | None = None
+
+        def __call__(self) -> bool:
+            return self.signum is not None
+
+    request = Request()
+
+    def counted(self, *args, **options):
+        error = real(self, *args, **options)
+        if next(seen) == minibatches:
+            request.signum = 2
+        return error
+
+    @contextmanager
+    def on_signals():
+        yield request
+
+    monkeypatch.setattr(learner, step, counted)
+    monkeypatch.setattr(f"{where}.stop_on_signals", on_signals)
+
+
+class TestTraining:
+    """What is the same on every backend."""
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_every_learner_comes_to_numpys_weights(self, bits, name, kind):
+        settings = BASE | {"epochs": 2, "refresh_epochs": 0} | KINDS[kind]
+        oracle = pretrain(bits, **settings, backend="numpy", runtime="serial")
+        alike(pretrain(bits, **settings, backend=name), oracle)
+
+    @pytest.mark.parametrize("variant", VARIANTS)
+    def test_every_schedule_comes_to_numpys_weights(self, bits, name, variant):
+        settings = BASE | {"batch_size": 25} | VARIANTS[variant]
+        oracle = pretrain(bits, **settings, backend="numpy", runtime="serial")
+        stack = pretrain(bits, **settings, backend=name)
+        alike(stack, oracle)
+        assert stack.info["pretrain"]["backend"] == name
+
+    def test_threads_and_turns_come_to_the_same_bits(self, bits, name):
+        sums = {
+            pretrain(
+                bits, layers=LAYERS, epochs=3, backend=name, runtime=runtime, workers=workers
+            ).parameters_sha256
+            for runtime, workers in (("serial", 1), ("threads", 1), ("threads", 3))
+        }
+        assert len(sums) == 1
+
+    @pytest.mark.parametrize(
+        "stopping",
+        [
+            {"early_stopping": "free-energy-gap"},
+            {"early_stopping": "pseudo-likelihood"},
+            {"early_stopping": "validation-error", "model": "denoising"},
+        ],
+    )
+    def test_early_stopping_stops_the_same_epochs(self, bits, name, stopping):
+        settings = BASE | {"epochs": 8, "patience": 1, "validation": 1 - bits[:50]} | stopping
+        oracle = pretrain(bits, **settings, backend="numpy")
+        stack = pretrain(bits, **settings, backend=name)
+        assert stack.info["epochs"] == oracle.info["epochs"]
+        alike(stack, oracle, 1e-5)
+
+    def test_errors_are_told_as_numbers(self, name):
+        X = np.random.default_rng(0).random((2300, 16), dtype=np.float32)
+        told = {}
+        for backend in ("numpy", name):
+            events = []
+            pretrain(
+                X[:1200],
+                layers=(16, 8, 4),
+                epochs=2,
+                validation=X[1200:],  # more than are looked at
+                backend=backend,
+                observers=[events.append],
+            )
+            ends = sorted(
+                (e.layer, e.epoch, e.train_error, e.validation_error)
+                for e in events
+                if isinstance(e, EpochFinished)
+            )
+            assert {type(number) for row in ends for number in row} == {int, float}
+            told[backend] = np.array(ends)
+        np.testing.assert_allclose(told[name], told["numpy"], rtol=1e-5)
+
+    @pytest.mark.parametrize("variant", ["plain", "persistent", "untied"])
+    @pytest.mark.parametrize("minibatches", [1, 20])
+    def test_a_stopped_run_goes_on_to_the_same_bits(
+        self, bits, name, variant, minibatches, monkeypatch, tmp_path
+    ):
+        kinds = {"plain": {}, **KINDS}[variant] | {"epochs": 2, "batch_size": 25, "backend": name}
+        settings = settings_from(LAYERS, **kinds).pretrain
+        whole = Pretraining(settings, bits).run()
+        cuts = []
+
+        def save(make, *, final):
+            if final:
+                cuts.append(make())
+
+        with monkeypatch.context() as patch:
+            stopping_on(patch, "syncpretrain.driver", minibatches, Learner, "train_step")
+            with pytest.raises(RunInterrupted) as caught:
+                Pretraining(settings, bits, save=save).run()
+        assert {type(array) for array in arrays_of(caught.value.stack)} == {np.ndarray}
+        write_cut(tmp_path / "cut.safetensors", cuts[-1], {})
+        again = read_cut(tmp_path / "cut.safetensors", {})
+        resumed = Pretraining(settings, bits, resume=again).run()
+        assert resumed.parameters_sha256 == whole.parameters_sha256
+
+    def test_every_cut_between_epochs_goes_on_to_the_same_bits(self, bits, name):
+        settings = settings_from(LAYERS, epochs=2, batch_size=50, backend=name).pretrain
+        cuts = []
+        whole = Pretraining(settings, bits, save=lambda make, *, final: cuts.append(make())).run()
+        assert len(cuts) >= 4
+        for cut in cuts:
+            resumed = Pretraining(settings, bits, resume=cut).run()
+            assert resumed.parameters_sha256 == whole.parameters_sha256
+
+    def test_a_layer_that_diverges_goes_back_and_halves_its_rate(self, bits, name):
+        events = []
+        settings = BASE | {"hidden_units": "relu", "learning_rate": 300.0, "momentum": "0.9"}
+        with pytest.raises(DivergedError, match="layer 1 diverged in epoch 1") as caught:
+            pretrain(bits, **settings, backend=name, observers=[events.append])
+        notices = [event.message for event in events if isinstance(event, Notice)]
+        assert len(notices) == 3 and "half the learning rate, 150" in notices[0]
+        assert all(np.isfinite(array).all() for array in arrays_of(caught.value.stack))
+
+    @pytest.mark.parametrize("tuning", TUNING)
+    def test_reconstruction_comes_to_numpys_weights(self, bits, name, tuning):
+        stack = pretrain(bits, layers=(16, 12, 8), epochs=2, batch_size=20, backend="numpy")
+        settings = {"epochs": 3, "batch_size": 15} | TUNING[tuning]
+        oracle = finetune(stack, bits, **settings, backend="numpy")
+        tuned = finetune(stack, bits, **settings, backend=name)
+        alike(tuned, oracle)
+        assert tuned.info["finetune"][-1]["backend"] == name
+
+    @pytest.mark.parametrize("tuning", [key for key in TUNING if key != "cross-entropy"])
+    def test_classification_comes_to_numpys_weights(self, bits, targets, name, tuning):
+        stack = pretrain(bits, layers=(16, 12, 8), epochs=2, batch_size=20, backend="numpy")
+        settings = {"epochs": 3, "batch_size": 15} | TUNING[tuning]
+        settings |= {"validation": bits[:90], "validation_y": targets[:90]}
+        told = {}
+        for backend in ("numpy", name):
+            events = []
+            told[backend] = (
+                finetune(
+                    stack,
+                    bits,
+                    targets,
+                    **settings,
+                    backend=backend,
+                    observers=[events.append],
+                ),
+                [
+                    (event.train_error, event.validation_error)
+                    for event in events
+                    if isinstance(event, FinetuneEpochFinished)
+                ],
+            )
+        alike(told[name][0], told["numpy"][0])
+        assert told[name][1] == told["numpy"][1], "the same shares of wrong classes"
+
+    def test_regression_with_patience_comes_to_numpys_weights(self, bits, name):
+        stack = pretrain(bits, layers=(16, 8), epochs=1, backend="numpy")
+        y = bits.sum(axis=1) / 16 + 0.5
+        wanted = {"epochs": 6, "patience": 1, "learning_rate": 0.05}
+        wanted |= {"validation": bits[:40], "validation_y": -y[:40]}
+        oracle = finetune(stack, bits, y, **wanted, backend="numpy")
+        tuned = finetune(stack, bits, y, **wanted, backend=name)
+        alike(tuned, oracle)
+        ended = [x.info["finetune"][-1]["best_epoch"] for x in (tuned, oracle)]
+        assert ended[0] == ended[1] < 6
+
+    @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+    def test_a_stopped_fine_tuning_goes_on_to_the_same_bits(
+        self, bits, targets, name, optimizer, tmp_path
+    ):
+        stack = pretrain(bits, layers=(16, 8), epochs=1, backend="numpy")
+        wanted = {"epochs": 3, "batch_size": 20, "dropout": 0.2, "optimizer": optimizer}
+        wanted |= {"backend": name, "momentum": 0.5 if optimizer == "sgd" else 0.0}
+        whole = finetune(stack, bits, targets, **wanted)
+        states, asked = [], itertools.count()
+
+        def save(make, final):
+            if final:
+                states.append(make())
+
+        with pytest.raises(RunInterrupted) as caught:
+            finetune(stack, bits, targets, **wanted, save=save, stop=lambda: next(asked) == 13)
+        assert {type(array) for array in arrays_of(caught.value.stack)} == {np.ndarray}
+        write_state(tmp_path / "state.safetensors", states[-1], {})
+        again = read_state(tmp_path / "state.safetensors", {})
+        assert again.cursor.minibatches == 3
+        resumed = finetune(stack, bits, targets, **wanted, resume=again)
+        assert resumed.parameters_sha256 == whole.parameters_sha256
+
+    def test_a_fine_tuning_that_diverges_gives_the_last_good_stack(self, bits, name):
+        stack = pretrain(bits, layers=(16, 8), epochs=1, visible_units="gaussian", backend="numpy")
+        with pytest.raises(DivergedError, match=r"fine-tuning diverged in epoch \d+: ") as caught:
+            finetune(stack, bits, epochs=9, optimizer="sgd", learning_rate=1e30, backend=name)
+        assert all(np.isfinite(array).all() for array in arrays_of(caught.value.stack))
+
+    def test_a_run_records_its_backend_and_resumes_on_it(self, bits, name, tmp_path, monkeypatch):
+        np.savez(tmp_path / "x.npz", X=bits, y=np.arange(200) % 2)
+        settings = settings_from(
+            (16, 8, 4),
+            epochs=2,
+            batch_size=20,
+            backend=name,
+            data={"name": str(tmp_path / "x.npz")},
+            finetune={"objective": "classification", "epochs": 1, "batch_size": 20},
+        )
+        whole = train_run(settings, out=tmp_path / "whole")
+        assert whole["backend"] == name
+        assert json.loads((tmp_path / "whole" / METRICS_NAME).read_text())["backend"] == name
+        with monkeypatch.context() as patch:
+            stopping_on(patch, "syncpretrain.driver", 12, Learner, "train_step")
+            with pytest.raises(RunInterrupted):
+                train_run(settings, out=tmp_path / "run")
+        assert read_settings(tmp_path / "run" / CONFIG_NAME).pretrain.backend == name
+        report = resume_run(tmp_path / "run")
+        assert report["parameters_sha256"] == whole["parameters_sha256"]
+
+
+class TestOnADevice:
+    """What the stand-in can count: waits, streams, and where arrays are."""
+
+    @pytest.fixture(autouse=True)
+    def unexamined(self, monkeypatch):
+        """Leave out the product with which a GPU is tried before it is chosen."""
+        monkeypatch.setattr("syncpretrain.backends.cupy_backend.missing", lambda device: None)
+
+    def waits(self, bits, batch_size: int, **settings) -> int:
+        fakecupy.log.clear()
+        wanted = {"layers": LAYERS, "epochs": 1} | settings
+        pretrain(bits[:180], **wanted, batch_size=batch_size, backend="cupy")
+        return sum(what == "synchronize" for _, _, what in fakecupy.log)
+
+    @pytest.mark.parametrize(
+        "kind",
+        ["plain", "untied", "denoising", "contractive", "persistent", "sparsity", "hidden dropout"],
+    )
+    def test_no_step_waits(self, double, bits, kind):
+        settings = {"plain": {}, **KINDS}[kind]
+        assert self.waits(bits, 90, **settings) == self.waits(bits, 9, **settings) < 90
+
+    def test_no_step_of_fine_tuning_waits(self, double, bits, targets):
+        stack = pretrain(bits[:180], layers=(16, 8), epochs=1, backend="numpy")
+        counts = []
+        for size in (60, 6):
+            fakecupy.log.clear()
+            for y in (None, targets[:180]):
+                finetune(stack, bits[:180], y, epochs=2, batch_size=size, backend="cupy")
+            counts.append(sum(what == "synchronize" for _, _, what in fakecupy.log))
+        assert counts[0] == counts[1]
+
+    @pytest.mark.parametrize("runtime", ["threads", "serial"])
+    def test_the_work_of_a_layer_is_on_its_own_stream_of_its_own_device(
+        self, double, bits, monkeypatch, runtime
+    ):
+        places: dict[int, set[tuple[int, str]]] = {1: set(), 2: set(), 3: set()}
+        real = Learner.train_step
+
+        def noted(self, *args, **options):
+            places[self.layer].add((fakecupy.current_device(), fakecupy.current_stream()))
+            return real(self, *args, **options)
+
+        monkeypatch.setattr(Learner, "train_step", noted)
+        fakecupy.log.clear()
+        pretrain(bits, **BASE, backend="cupy", runtime=runtime)
+        assert [len(places[layer]) for layer in (1, 2, 3)] == [1, 1, 1]
+        (one,), (two,), (three,) = places.values()
+        assert [one[0], two[0], three[0]] == [0, 1, 0], "dealt round-robin"
+        assert len({one[1], two[1], three[1], fakecupy.NULL}) == 4
+        stray = {what for _, stream, what in fakecupy.log if stream == fakecupy.NULL}
+        assert stray <= FREE, "the rest is in no layer's queue"
+        computed = {
+            (device, stream)
+            for device, stream, what in fakecupy.log
+            if what in ("matmul", "momentum_step", "gather_rows")
+        }
+        assert computed == {one, two, three}
+
+    def test_fine_tuning_has_one_stream(self, double, bits):
+        stack = pretrain(bits, layers=(16, 8), epochs=1, backend="numpy")
+        fakecupy.log.clear()
+        finetune(stack, bits, epochs=2, validation=bits, backend="cupy:1")
+        assert {(device, stream) for device, stream, _ in fakecupy.log if stream != "null"} == {
+            (1, f"stream {fakecupy.Stream.made}")
+        }
+        stray = {(device, what) for device, stream, what in fakecupy.log if stream == "null"}
+        assert not stray
+
+    def test_one_gpu_alone(self, double, bits):
+        fakecupy.log.clear()
+        pretrain(bits, **BASE, backend="cupy:1")
+        assert {device for device, stream, _ in fakecupy.log if stream != fakecupy.NULL} == {1}
+
+    def test_one_and_two_gpus_come_to_the_same_bits(self, double, bits):
+        sums = {pretrain(bits, **BASE, backend=x).parameters_sha256 for x in ("cupy", "cupy:1")}
+        assert len(sums) == 1
+
+    def test_activations_are_where_their_reader_is(self, double, bits):
+        versions = Versions(Split(bits, bits[:0]), LAYERS[1:], backend=double)
+        assert [versions._array(i, 0).train.device.id for i in (0, 1, 2)] == [0, 1, 0]
+        assert versions.data.train is bits, "the host's stay with it"
+
+    def test_everything_of_a_learner_is_on_the_device(self, double):
+        learner = rbm()
+        learner.on(double.for_layer(2))
+        arrays = [*learner.parameters, *learner.gradients, *learner.memory().values()]
+        arrays += [value for value in vars(learner).values() if hasattr(value, "dtype")]
+        assert {type(array) for array in arrays} == {double.array_type}
+        assert {array.device.id for array in arrays} == {1}
+        with learner.stream:
+            assert learner.snapshot().weight.device.id == 1
+
+    def test_a_layers_thread_is_the_only_one_to_compute(self, double, bits, monkeypatch):
+        threads: dict[str, set[str]] = {}
+        real = fakecupy.RawKernel.__call__
+
+        def noted(self, grid, block, args):
+            threads.setdefault(fakecupy.current_stream(), set()).add(
+                threading.current_thread().name
+            )
+            real(self, grid, block, args)
+
+        monkeypatch.setattr(fakecupy.RawKernel, "__call__", noted)
+        pretrain(bits, **BASE, backend="cupy", runtime="threads", workers=3)
+        names = {f"syncpretrain-layer-{layer}" for layer in (1, 2, 3)}
+        assert sorted(map(sorted, threads.values())) == sorted([n] for n in names)
+
+    def test_a_diverging_error_is_seen_after_50_minibatches_or_at_the_end(self, double, bits):
+        X = double.asarray(np.repeat(bits, 5, axis=0))
+        for steps, seen in ((100, 50), (40, 40)):
+            learner = rbm(batch_size=10)
+            learner.on(double)
+            learner.weight[:] = np.float32(np.nan)
+            with learner.stream, pytest.raises(DivergedError, match=f"after {seen} minibatches"):
+                train_epoch(
+                    learner,
+                    X[: steps * 10],
+                    epoch=2,
+                    stop=lambda: False,
+                    progress=lambda fraction: None,
+                )
+
+
+def rbm(batch_size: int = 20) -> RBM:
+    settings = RBMSettings(
+        batch_size=batch_size, learning_rate=0.1, momentum=MomentumSchedule("0.5"), persistent=True
+    )
+    return RBM(2, 16, 12, settings)
+
+
+class TestChoice:
+    """Which backend a run takes, and what is refused on a GPU."""
+
+    def wanted(self, **settings):
+        return settings_from((16, 8, 4), **settings).pretrain
+
+    def test_auto_is_the_gpu_where_there_is_one_and_numpy_where_there_is_none(
+        self, double, monkeypatch
+    ):
+        assert resolved_backend(self.wanted()) == "cupy"
+        assert resolved_tuning("auto", FinetuneSettings(objective="reconstruction")) == "cupy"
+        monkeypatch.setattr(fakecupy, "DEVICES", 0)
+        fakecupy.install(monkeypatch, devices=0)
+        assert resolved_backend(self.wanted()) == "numpy"
+        assert resolved_tuning("auto", FinetuneSettings(objective="reconstruction")) == "numpy"
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"replicas": 2},
+            {"shards": (1, 2)},
+            {"replicas": 2, "split": "units"},
+            {"runtime": "processes"},
+        ],
+    )
+    def test_what_only_the_cpu_does(self, double, settings):
+        assert resolved_backend(self.wanted(**settings)) == "numpy"
+        with pytest.raises(SettingsError, match=r"^backend: got cupy:1 with .*backend numpy"):
+            self.wanted(**settings, backend="cupy:1")
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"optimizer": "cg"}, "the optimizer cg"),
+            ({"optimizer": "lbfgs"}, "the optimizer lbfgs"),
+            ({"replicas": 2}, "replicas or shards"),
+            ({"shards": 2, "split": "examples"}, "replicas or shards"),
+        ],
+    )
+    def test_what_only_the_cpu_does_in_fine_tuning(self, double, bits, settings, message):
+        chosen = {"objective": "reconstruction", **settings}
+        assert resolved_backend(self.wanted(), FinetuneSettings(**chosen)) == "numpy"
+        assert resolved_tuning("auto", FinetuneSettings(**chosen)) == "numpy"
+        with pytest.raises(SettingsError, match=f"backend: got cupy with .*{message}"):
+            settings_from((16, 8), backend="cupy", finetune=chosen)
+        stack = pretrain(bits, layers=(16, 8), epochs=1, backend="numpy")
+        with pytest.raises(SettingsError, match=f"backend: got cupy with .*{message}"):
+            finetune(stack, bits, **settings, backend="cupy")
+
+    @pytest.mark.parametrize("name", ["gpu", "cupy:x", "CUPY", ""])
+    def test_an_unknown_name(self, bits, name):
+        with pytest.raises(SettingsError, match="expected auto, numpy, cupy or cupy:NUMBER"):
+            self.wanted(backend=name)
+        stack = pretrain(bits, layers=(16, 8), epochs=1, backend="numpy")
+        with pytest.raises(SettingsError, match="expected auto, numpy, cupy or cupy:NUMBER"):
+            finetune(stack, bits, backend=name)
+
+    def test_a_gpu_that_is_missing_is_told_before_anything_is_written(
+        self, bits, monkeypatch, tmp_path
+    ):
+        fakecupy.install(monkeypatch, devices=0)
+        np.save(tmp_path / "x.npy", bits)
+        settings = settings_from(
+            (16, 8), backend="cupy", data={"name": str(tmp_path / "missing.npy")}
+        )
+        with pytest.raises(SettingsError, match="backend: got cupy, but the driver finds no"):
+            train_run(settings, out=tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+        with pytest.raises(SettingsError, match="backend: got cupy, but the driver finds no"):
+            pretrain(bits, layers=(16, 8), backend="cupy")
+
+    def test_a_run_whose_gpu_is_gone_goes_on_elsewhere_and_says_so(
+        self, double, bits, monkeypatch, tmp_path
+    ):
+        np.save(tmp_path / "x.npy", bits)
+        given = {"epochs": 3, "batch_size": 20, "data": {"name": str(tmp_path / "x.npy")}}
+        settings = settings_from((16, 8), **given)
+        train_run(settings_from((16, 8), **given, backend="numpy"), out=tmp_path / "whole")
+        with monkeypatch.context() as patch:
+            stopping_on(patch, "syncpretrain.driver", 12, Learner, "train_step")
+            with pytest.raises(RunInterrupted):
+                train_run(settings, out=tmp_path / "run")
+        assert read_settings(tmp_path / "run" / CONFIG_NAME).pretrain.backend == "cupy"
+        fakecupy.install(monkeypatch, devices=0)
+        with pytest.raises(SettingsError, match=r"got cupy, but .* Or take --backend numpy"):
+            resume_run(tmp_path / "run")
+        events = []
+        report = resume_run(tmp_path / "run", backend="numpy", observers=[events.append])
+        assert report["backend"] == "numpy"
+        notices = [event.message for event in events if isinstance(event, Notice)]
+        assert any("begun with backend cupy and goes on with numpy" in text for text in notices)
+        alike(load(tmp_path / "run"), load(tmp_path / "whole"))
+
+    def test_processes_train_on_the_cpu_where_auto_could_take_a_gpu(self, double, bits):
+        fakecupy.log.clear()
+        stack = pretrain(bits, layers=(16, 8, 4), epochs=1, runtime="processes")
+        assert stack.info["pretrain"]["backend"] == "numpy"
+        assert not fakecupy.log
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (["--backend", "cupy"], "--backend: got cupy, but the driver finds no NVIDIA GPU"),
+            (["--backend", "cuda"], "--backend: got 'cuda', expected auto, numpy, cupy or cupy:N"),
+            (["--backend", "cupy", "--replicas", "2"], "got cupy with minibatches in shards"),
+            (["--backend", "cupy:0", "--runtime", "processes"], "got cupy:0 with runtime proc"),
+        ],
+    )
+    def test_the_command_refuses_with_status_2(
+        self, bits, monkeypatch, tmp_path, capfd, options, message
+    ):
+        fakecupy.install(monkeypatch, devices=0)
+        np.save(tmp_path / "x.npy", bits)
+        out = tmp_path / "run"
+        given = ["--layers", "16,8", "--data", str(tmp_path / "x.npy"), "--out", str(out)]
+        with pytest.raises(SystemExit) as left:
+            main(["train", *given, *options], prog_name="syncpretrain")
+        assert left.value.code == 2
+        assert message in " ".join(capfd.readouterr().err.split())
+        assert not out.exists()
+
+    def test_numpy_looks_at_every_error_and_copies_nothing(self, bits):
+        assert NumpyBackend.steps_between_checks == 1
+        versions = Versions(Split(bits, bits[:0]), LAYERS[1:])
+        assert versions._array(0, 0).train is bits
+        learner = rbm()
+        before = [learner.weight, learner.gradients[0], learner._v]
+        learner.on(backend_for("numpy"))
+        after = [learner.weight, learner.gradients[0], learner._v]
+        assert all(a is b for a, b in zip(before, after, strict=True))
+
+    def test_the_order_is_placed_once_an_epoch(self):
+        given = []
+
+        def place(rows):
+            given.append(rows)
+            return rows
+
+        batches = list(minibatches(10, 4, seed=0, layer=1, epoch=1, place=place))
+        assert [len(rows) for rows in given] == [10]
+        assert all(rows.base is not None for rows in batches), "parts of what was placed"
