@@ -128,6 +128,10 @@ class TestAuto:
         _, err = call(*self.TRAIN, "--schedule", "auto", f"--{option}", value, status=2)
         assert f"--{option}: got a value with --schedule auto" in err
 
+    def test_auto_is_for_the_cpu(self, call):
+        _, err = call(*self.TRAIN, "--schedule", "auto", "--backend", "cupy", status=2)
+        assert "--backend: got cupy with --schedule auto, expected numpy or none" in err
+
     def test_what_a_file_says_of_it_gives_way(self, call, quick):
         call(*self.TRAIN, "--schedule", "rounds", "--group-size", 1, "--out", "old", "--quiet")
         config = ("--config", "old/config.toml", "--schedule", "auto")

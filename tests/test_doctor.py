@@ -16,7 +16,7 @@ from syncpretrain.runtime import doctor
 from syncpretrain.runtime.doctor import diagnose
 from syncpretrain.runtime.gpu import driver_version
 
-TOPICS = ["versions", "platform", "cores", "blas", "products", "speed", "gpu"]
+TOPICS = ["versions", "platform", "cores", "blas", "kernels", "products", "speed", "gpu"]
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +97,14 @@ def test_blas(monkeypatch, threads, status, words):
     finding = doctor._blas()
     assert (finding.status, len(finding.facts["libraries"])) == (status, len(threads))
     assert words in finding.advice
+
+
+@pytest.mark.parametrize(("there", "status"), [(True, "ok"), (False, "warning")])
+def test_kernels_are_compiled_or_not(monkeypatch, there, status):
+    monkeypatch.setattr(doctor.native, "extension", object() if there else None)
+    finding = doctor._kernels()
+    assert (finding.status, finding.facts) == (status, {"compiled": there})
+    assert bool(finding.advice) != there
 
 
 def test_products_are_right_here():

@@ -82,7 +82,7 @@ def command(
 
     if target is not None and data is None:
         raise SettingsError("target: got a value without data, expected --data mnist or a file")
-    settings = settings_from(layers, **given).pretrain
+    settings = settings_from(layers, **given, backend="numpy").pretrain  # whose cores are timed
     dataset = _loaded(data, layers[0])
     rows = _rows(dataset, layers[0], examples)
     task = Task(settings, len(rows.train), len(rows.validation))

@@ -99,6 +99,12 @@ def _leave_open(pretrain: dict[str, Any], given: dict[str, Any]) -> None:
                 f"{name}: got a value with --schedule auto, expected none; auto finds it"
             )
         pretrain.pop(name, None)
+    if str(given.get("backend")).startswith("cupy"):
+        raise SettingsError(
+            f"backend: got {given['backend']} with --schedule auto, expected numpy or none; auto"
+            " times the cores of this machine"
+        )
+    pretrain["backend"] = "numpy"
     pretrain.pop("schedule")
 
 

@@ -70,6 +70,15 @@ class RBM(Learner):
         dropout = self.settings.hidden_dropout > 0
         self._kept = empty((rows, hidden) if dropout else (0, 0))
 
+    @property
+    def buffers(self) -> tuple[Array, Array, Array, Array, Array]:
+        """What a step is computed in.
+
+        v0 above v1 and h0 above h1 of a whole minibatch, hidden states, what they are drawn from,
+        and the difference of v0 and v1.
+        """
+        return self._v, self._h, self._states, self._noise, self._difference
+
     def shard(self, shards: int, split: str) -> None:
         """Cut every step into shards; where it is plain CD on the host, make a program of it."""
         settings = self.settings

@@ -37,12 +37,9 @@ class ByUnits:
 
     def __init__(self, rbm: RBM, shards: int) -> None:
         self._rbm = rbm
-        rows, (visible, hidden) = rbm.batch_size, rbm.weight.shape
-        self._v = np.empty((2 * rows, visible), dtype=np.float32)  # v0 above v1
-        self._h = np.empty((2 * rows, hidden), dtype=np.float32)  # h0 above h1
-        self._states = np.empty((rows, hidden), dtype=np.float32)
-        self._noise = np.empty(rows * hidden, dtype=np.float32)
-        self._difference = np.empty((rows, visible), dtype=np.float32)
+        self._v, self._h, self._states, noise, self._difference = rbm.buffers
+        self._noise = noise.reshape(-1)
+        visible, hidden = rbm.weight.shape
         self._scratch = np.empty(hidden, dtype=np.float32)
         self._own = list(zip(cuts(visible, shards), cuts(hidden, shards), strict=True))
         self._programs: dict[int, Program] = {}  # by the size of a minibatch

@@ -22,6 +22,7 @@ from threadpoolctl import threadpool_info
 
 import syncpretrain
 from syncpretrain.backends.cupy_backend import missing
+from syncpretrain.kernels import native
 from syncpretrain.runtime.blas import blas_limit, usable_cores
 from syncpretrain.runtime.gpu import described_devices, driver_version
 
@@ -130,6 +131,14 @@ def _blas() -> Finding:
         )
         return Finding("blas", "warning", found, advice, facts)
     return Finding("blas", "ok", found, facts=facts)
+
+
+def _kernels() -> Finding:
+    compiled = native.available()
+    advice = "Install syncpretrain again where there is a C compiler: training takes a tenth less."
+    found = "compiled" if compiled else "NumPy's"
+    status: Status = "ok" if compiled else "warning"
+    return Finding("kernels", status, found, "" if compiled else advice, {"compiled": compiled})
 
 
 def _products() -> Finding:
@@ -281,6 +290,7 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "platform": _platform,
     "cores": _cores,
     "blas": _blas,
+    "kernels": _kernels,
     "products": _products,
     "speed": _speed,
     "gpu": _gpu,
