@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from syncpretrain.backends.base import Backend
-from syncpretrain.data.examples import check_examples
+from syncpretrain.data.examples import check_examples, evenly_spaced
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import CheckpointError, SettingsError
 from syncpretrain.evaluation.stopping import EarlyStopping
@@ -20,7 +20,7 @@ from syncpretrain.learners.base import Learner
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.runtime.memory import check_memory
 from syncpretrain.runtime.store import Split
-from syncpretrain.runtime.worker import Inputs, LayerState, LayerWorker
+from syncpretrain.runtime.worker import PROBE_ROWS, Inputs, LayerState, LayerWorker
 from syncpretrain.schedule.machine import Schedule
 from syncpretrain.schedule.pace import Fixed, Free, Pace, Planned
 from syncpretrain.schedule.plan import LayerPlan, Reads, greedy_reads, lockstep_reads, rounds_reads
@@ -252,4 +252,5 @@ def _checked_data(settings: PretrainSettings, X: ArrayLike, validation: ArrayLik
     held_out = check_examples(validation, name="validation", bounded=bounded)
     if held_out.shape[1] != width:
         raise SettingsError(f"validation: got {held_out.shape[1]} columns, expected {width}")
-    return Split(train, held_out)
+    # No more of them are ever looked at, and all would be made anew of every version.
+    return Split(train, evenly_spaced(held_out, PROBE_ROWS))

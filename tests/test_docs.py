@@ -12,7 +12,7 @@ from syncpretrain.cli import main
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.rst").read_text(encoding="utf-8")
-NOT_OURS = {"--quiet", "--editable", "--pairs"}  # of pip and of the benchmark
+NOT_OURS = {"--rounds", "--quiet", "--editable", "--pairs"}  # of pip and of the benchmark
 
 
 def test_every_option_in_the_readme_exists():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from syncpretrain import Stack, pretrain
+from syncpretrain.driver import Pretraining
 from syncpretrain.errors import SettingsError
 from syncpretrain.events import (
     EpochFinished,
@@ -24,7 +25,7 @@ from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.observers.history import History
 from syncpretrain.runtime.blas import blas_limit
-from syncpretrain.settings import MomentumSchedule
+from syncpretrain.settings import MomentumSchedule, settings_from
 
 LAYERS = (16, 12, 8, 5)
 VARIANTS = {
@@ -246,3 +247,22 @@ def test_events_come_in_order(train, runtime, pace):
     assert done == stack.info["epochs"]
     assert events[-1].busy_seconds == pytest.approx(busy)
     assert all(seconds <= events[-1].seconds for seconds in busy)
+
+
+def test_only_the_validation_rows_that_are_looked_at_go_through_the_layers(bits):
+    many = np.tile(bits, (20, 1))[:3000]
+    some = many[np.arange(1000) * 3]
+    runs = []
+    for validation in (many, some):
+        history = History()
+        run = Pretraining(
+            settings_from(LAYERS, batch_size=15, epochs=2).pretrain,
+            bits,
+            validation,
+            observers=[history],
+        )
+        assert len(run._data.validation) == 1000
+        run.run()
+        finished = [event for event in history.events if isinstance(event, EpochFinished)]
+        runs.append(sorted((e.layer, e.epoch, e.validation_error) for e in finished))
+    assert runs[0] == runs[1]

@@ -31,8 +31,8 @@ from syncpretrain.observers.trace import write_trace
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--examples", type=int, default=10_000)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--examples", type=int, default=50_000)
+    parser.add_argument("--epochs", type=int, default=2)
     given = parser.parse_args()
     others, data = busy(), load_dataset("mnist")
     X, held_out = data.train[: given.examples], data.validation

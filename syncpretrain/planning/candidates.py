@@ -15,6 +15,7 @@ from syncpretrain.planning.measure import sizes
 from syncpretrain.planning.simulate import EpochCost, Simulated, simulate
 from syncpretrain.planning.timings import LayerTimings, Timings
 from syncpretrain.runtime.memory import pretraining_bytes
+from syncpretrain.runtime.worker import PROBE_ROWS
 from syncpretrain.settings import PretrainSettings
 
 __all__ = ["Candidate", "Task", "candidates", "floor_seconds"]
@@ -31,6 +32,11 @@ class Task:
     settings: PretrainSettings
     examples: int
     held_out: int
+
+    @property
+    def rows(self) -> int:
+        """How many examples' activations each version has."""
+        return self.examples + min(self.held_out, PROBE_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +170,7 @@ def _cost(task: Task, settings: PretrainSettings, i: int, layer: LayerTimings) -
     elif on_blas and max(settings.replicas) == 1 and layer.blas_step is not None:
         step, look = {1: layer.blas_step}, layer.blas_look or layer.look
         made = {1: layer.blas_transform or 0.0}
-    steps, rows = task.examples / settings.batch_size, task.examples + task.held_out
+    steps, rows = task.examples / settings.batch_size, task.rows
     return EpochCost(
         train={members: seconds * steps for members, seconds in step.items()},
         transform={members: seconds * rows for members, seconds in made.items()} or {1: 0.0},
@@ -175,7 +181,7 @@ def _cost(task: Task, settings: PretrainSettings, i: int, layer: LayerTimings) -
 
 def _bytes(task: Task, settings: PretrainSettings, run: Simulated) -> int:
     """Return the memory of a run: parameters and minibatches, activations, shards' gradients."""
-    rows = task.examples + task.held_out
+    rows = task.rows
     activations = sum(n * width for n, width in zip(run.buffers, settings.layers[1:], strict=True))
     weights = [v * h + v + h for v, h in pairwise(settings.layers)]
     own = [n if n > 1 and settings.split == "examples" else 0 for n in settings.replicas]

@@ -17,7 +17,7 @@ from syncpretrain.settings import PretrainSettings, settings_from
 
 __all__ = ["LEARNS", "Plan", "options", "plan", "plan_for"]
 
-NEAR = 1.03  # what is predicted as near as that is a matter of taste: the simplest is taken
+NEAR = 1.01  # what is predicted as near as that is a matter of taste: the simplest is taken
 ONE_CORE = "greedy, one core"
 LEARNS = (
     "greedy and synchronized pretraining are both valid, and learn different weights: the layers"
