@@ -216,6 +216,7 @@ class TestDoctor:
             "platform:",
             "cores:",
             "blas:",
+            "kernels:",
             "products:",
             "speed:",
             "gpu:",
