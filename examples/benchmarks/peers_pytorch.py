@@ -107,9 +107,13 @@ class RBM:
         return Layer(self.weight.numpy(), self.hidden_bias.numpy(), self.visible_bias.numpy())
 
 
-@torch.inference_mode()
 def pretrained(X: Array, settings: PretrainSettings) -> Stack:
     """Train one RBM after the other by CD-1, each on what the finished one below makes of X."""
+    with torch.inference_mode():
+        return _pretrained(X, settings)
+
+
+def _pretrained(X: Array, settings: PretrainSettings) -> Stack:
     _start(settings.seed)
     below, layers = torch.from_numpy(X), []
     for i, hidden in enumerate(settings.layers[1:]):
@@ -146,11 +150,17 @@ def finetuned(stack: Stack, X: Array, *, epochs: int, batch_size: int, rate: flo
     return _rolled(stack, network)
 
 
-@torch.no_grad()
 def finetuned_by_hand(
     stack: Stack, X: Array, *, epochs: int, batch_size: int, rate: float
 ) -> Stack:
     """Do the same without autograd: backpropagation written out, into gradients that stay."""
+    with torch.no_grad():
+        return _finetuned_by_hand(stack, X, epochs=epochs, batch_size=batch_size, rate=rate)
+
+
+def _finetuned_by_hand(
+    stack: Stack, X: Array, *, epochs: int, batch_size: int, rate: float
+) -> Stack:
     _start(0)
     network = _unrolled(stack)
     linear = [module for module in network if isinstance(module, nn.Linear)]
