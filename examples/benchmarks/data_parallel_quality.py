@@ -4,9 +4,8 @@
 
 Pretrains 784-500-500-500-500 layer by layer on all of MNIST, once whole and once with every
 minibatch cut into shards of examples whose gradients are averaged, then fine-tunes a classifier
-with the same settings. A published data-parallel project fell from 96.62 to 81.62 % in doing so,
-because its workers averaged parameters that had been trained apart; averaged gradients are the
-gradient of the whole minibatch, only the draws differ.
+with the same settings. A published data-parallel project fell from 96.62 to 81.62 % in doing so.
+Averaged gradients are the gradient of the whole minibatch; only the draws differ here.
 """
 
 from __future__ import annotations
