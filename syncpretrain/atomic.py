@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["write_atomically"]
+__all__ = ["remove_temporaries", "write_atomically"]
 
 
 def write_atomically(
@@ -36,6 +37,13 @@ def write_atomically(
         temporary.unlink(missing_ok=True)
         raise
     _flush_folder(path)
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Delete the temporary files that killed writers left in a folder that this process owns."""
+    for path in folder.iterdir():
+        if re.fullmatch(r"\..+\.[0-9a-f]{16}", path.name):
+            path.unlink(missing_ok=True)
 
 
 def _written_nameless(path: Path, content: bytes) -> bool:

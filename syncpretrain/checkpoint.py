@@ -27,6 +27,7 @@ __all__ = ["newest", "numbered", "prune", "read_arrays", "write_arrays"]
 Array = NDArray[np.float32]
 T = TypeVar("T")
 FORMAT = "syncpretrain checkpoint 1"
+REFUSED = ".refused"  # behind the name of a checkpoint that cannot be used
 
 
 def write_arrays(path: Path, header: dict[str, Any], arrays: Mapping[str, Array]) -> None:
@@ -104,28 +105,44 @@ def newest(
 ) -> T | None:
     """Return the newest checkpoint that can be read, None if there is none.
 
-    ``tell`` is given a sentence for each newer one that is damaged.
+    ``tell`` is given a sentence for each newer one that is refused. Such a file is renamed, so
+    that :func:`prune` does not count it among those that are kept.
     """
-    for path in reversed(_found(folder, stem)):
+    found = _found(folder, stem)
+    for number, path in enumerate(reversed(found), start=1):
         try:
             return read(path)
         except CheckpointError as error:
-            tell(f"warning: {error}; the one before it is used")
+            onward = "the one before it is used" if number < len(found) else "none is before it"
+            tell(f"warning: {error}; {onward}")
+            _set_aside(path, tell)
     return None
 
 
 def prune(folder: Path, stem: str, keep: int) -> None:
-    """Delete all but the newest checkpoints."""
+    """Delete all but the ``keep`` newest checkpoints; with 0 the refused ones as well."""
     found = _found(folder, stem)
-    for path in found[: len(found) - keep]:
+    for path in found[: max(0, len(found) - keep)]:
         path.unlink(missing_ok=True)
+    if keep == 0:
+        for path in _found(folder, stem, REFUSED):
+            path.unlink(missing_ok=True)
 
 
-def _found(folder: Path, stem: str) -> list[Path]:
-    pattern = re.compile(re.escape(stem) + r"-\d{8}\.safetensors")
+def _set_aside(path: Path, tell: Callable[[str], Any]) -> None:
+    try:
+        path.replace(path.with_name(path.name + REFUSED))
+    except OSError as error:
+        tell(f"warning: {path} could not be renamed: {error.strerror}; delete it by hand")
+
+
+def _found(folder: Path, stem: str, suffix: str = "") -> list[Path]:
+    """Return the checkpoints, from the oldest to the newest."""
+    pattern = re.compile(re.escape(stem) + r"-(\d{8,})\.safetensors" + re.escape(suffix))
     if not folder.is_dir():
         return []
-    return sorted(path for path in folder.iterdir() if pattern.fullmatch(path.name))
+    found = [(m, path) for path in folder.iterdir() if (m := pattern.fullmatch(path.name))]
+    return [path for _, path in sorted((int(m[1]), path) for m, path in found)]
 
 
 def _digest(text: str, tensors: Mapping[str, Array]) -> str:

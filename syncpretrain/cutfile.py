@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +70,10 @@ def write_cut(path: Path, cut: Cut, run: Mapping[str, Any]) -> None:
     write_arrays(path, _finite(msgspec.to_builtins(header)), arrays)
 
 
-def read_cut(path: Path, run: Mapping[str, Any]) -> Cut:
+def read_cut(path: Path, check: Callable[[dict[str, Any]], Any] = lambda run: None) -> Cut:
     """Return the cut in a file.
+
+    ``check`` is given the run that its header tells, and raises CheckpointError on another one.
 
     Raises
     ------
@@ -81,15 +83,11 @@ def read_cut(path: Path, run: Mapping[str, Any]) -> Cut:
     values, arrays = read_arrays(path)
     try:
         header = msgspec.convert(_infinite(values), _Header)
-        for name, value in run.items():
-            if header.run.get(name) != value:
-                raise CheckpointError(
-                    f"{path}: is of another run: {name} was {header.run.get(name)!r}, now {value!r}"
-                )
+        check(header.run)
         return _cut(header, arrays)
     except (msgspec.ValidationError, KeyError, IndexError, TypeError, ValueError) as error:
         if isinstance(error, CheckpointError):
-            raise
+            raise CheckpointError(f"{path}: {error}") from error
         raise CheckpointError(f"{path}: is damaged: {error}") from error
 
 

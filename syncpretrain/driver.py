@@ -61,8 +61,8 @@ class Pretraining:
     X, validation, observers, replay
         See :func:`syncpretrain.pretrain`.
     save : callable, optional
-        Given the run's :class:`Cut` whenever it may want to keep it: after each epoch as a
-        function that makes one, and at a stop.
+        Called after each epoch, and at a stop with ``final=True``: given a function that makes the
+        run's :class:`Cut`, and how many epochs each layer has done.
     resume : Cut, optional
         Where a run of the same settings and data goes on.
     stall_seconds : float, optional
@@ -120,7 +120,7 @@ class Pretraining:
                 raise
             except Stopped:
                 if self.save is not None:
-                    self.save(self.cut, final=True)
+                    self.save(self.cut, done=self._schedule.done, final=True)
                 raise self._interrupted(request) from None
         now = time.monotonic()
         self._emit(RunFinished(now, now - started, tuple(self._busy)))
@@ -159,7 +159,7 @@ class Pretraining:
                     raise message.failure()
                 self._execute(commands, runtime)
                 if self.save is not None and not self._schedule.over:
-                    self.save(self.cut, final=False)
+                    self.save(self.cut, done=self._schedule.done, final=False)
             self._watch.tick(self._schedule.training, self._schedule.done, runtime.fraction)
             if request():
                 raise Stopped
@@ -269,8 +269,12 @@ class Pretraining:
 
     def _emit_start(self, now: float) -> None:
         s, n = self.settings, len(self._data.train)
+        past: Reads = ((),) * len(s.epochs)
+        if self.resume is not None:
+            had = self.resume.past
+            past = tuple(r[:done] for r, done in zip(had.reads, had.done, strict=True))
         self._emit(
-            RunStarted(now, s.layers, s.epochs, s.schedule, s.pace, s.runtime, self.slots, n)
+            RunStarted(now, s.layers, s.epochs, s.schedule, s.pace, s.runtime, self.slots, n, past)
         )
 
     def _emit_ended(self) -> None:

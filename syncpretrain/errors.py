@@ -14,6 +14,7 @@ __all__ = [
     "DivergedError",
     "ModelFileError",
     "RunInterrupted",
+    "SaveError",
     "ScheduleError",
     "SettingsError",
     "StalledError",
@@ -43,6 +44,10 @@ class ModelFileError(SyncpretrainError, ValueError):
 
 class CheckpointError(SyncpretrainError, ValueError):
     """A checkpoint is missing, damaged, or of another run."""
+
+
+class SaveError(SyncpretrainError, OSError):
+    """A result could not be written where it belongs; the message says where it is instead."""
 
 
 class ScheduleError(SyncpretrainError, RuntimeError):

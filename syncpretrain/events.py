@@ -43,7 +43,12 @@ class Notice(Event):
 
 @dataclass(frozen=True, slots=True)
 class RunStarted(Event):
-    """Pretraining starts. ``epochs`` are the stipulated ones of each layer."""
+    """Pretraining starts, or goes on from a checkpoint.
+
+    ``epochs`` are the stipulated ones of each layer. ``past_reads`` are, for each layer, the
+    upstream versions of its epochs before the checkpoint; events of later ones, sent before, are
+    void.
+    """
 
     layers: tuple[int, ...]
     epochs: tuple[int, ...]
@@ -52,6 +57,7 @@ class RunStarted(Event):
     runtime: str
     workers: int
     examples: int
+    past_reads: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,19 +8,23 @@ from datetime import datetime
 from pathlib import Path
 
 from syncpretrain.errors import SettingsError
+from syncpretrain.runlock import LOCK_NAME
 
 __all__ = [
     "CONFIG_NAME",
     "EVENTS_NAME",
+    "IDENTITY_NAME",
     "METRICS_NAME",
     "TRACE_NAME",
     "check_folder",
     "made_folder",
     "new_folder",
+    "not_written",
 ]
 
 CONFIG_NAME = "config.toml"
 EVENTS_NAME = "events.jsonl"
+IDENTITY_NAME = "run.json"
 METRICS_NAME = "metrics.json"
 TRACE_NAME = "trace.json"
 
@@ -31,20 +35,19 @@ def check_folder(out: Path | None) -> None:
         if out is not None and out.exists():
             if not out.is_dir():
                 raise SettingsError(f"out: {out} is a file; name a new folder")
-            if any(out.iterdir()):
+            if any(path.name != LOCK_NAME for path in out.iterdir()):
                 raise SettingsError(f"out: {out} is not empty; name a new folder, to lose nothing")
     except OSError as error:
-        raise _no_folder(out, error) from None
+        raise not_written(out, error) from None
 
 
 def made_folder(out: Path) -> Path:
-    """Make the folder and check that it can be written to."""
+    """Make the folder, unless it is there and empty."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         check_folder(out)
-        (out / CONFIG_NAME).touch()
     except OSError as error:
-        raise _no_folder(out, error) from None
+        raise not_written(out, error) from None
     return out
 
 
@@ -59,11 +62,12 @@ def new_folder(layers: Sequence[int]) -> Path:
         except FileExistsError:
             continue  # of a run that began in the same second
         except OSError as error:
-            raise _no_folder(out, error) from None
+            raise not_written(out, error) from None
         return out
     raise AssertionError  # numbers do not end
 
 
-def _no_folder(out: Path | None, error: OSError) -> SettingsError:
+def not_written(out: Path | None, error: OSError) -> SettingsError:
+    """Return the refusal of a folder that cannot be written to."""
     reason = error.strerror or str(error)
     return SettingsError(f"out: cannot write to {out}: {reason}; name another folder with --out")

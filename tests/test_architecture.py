@@ -18,7 +18,7 @@ MODULES = {
 }
 # From the bottom up; a module imports only from its own row or from those above it here.
 ROWS = [
-    ["errors", "atomic"],
+    ["errors", "atomic", "runlock", "keeper"],
     ["checkpoint"],
     ["events", "complaints", "backends"],
     ["settings", "kernels", "schedule", "data"],
@@ -31,7 +31,9 @@ ROWS = [
     ["learned"],
     ["driver"],
     ["report", "pretraining", "finetuning", "runfolder", "planning"],
-    ["saving", "metrics", "preparing"],
+    ["identity", "metrics", "preparing"],
+    ["saving"],
+    ["stages"],
     ["run", "comparing"],
     ["cli", "__main__"],
 ]

@@ -173,7 +173,7 @@ class TestTraining:
         whole = Pretraining(settings, bits).run()
         cuts = []
 
-        def save(make, *, final):
+        def save(make, *, done, final):
             if final:
                 cuts.append(make())
 
@@ -190,7 +190,7 @@ class TestTraining:
     def test_every_cut_between_epochs_goes_on_to_the_same_bits(self, bits, name):
         settings = settings_from(LAYERS, epochs=2, batch_size=50, backend=name).pretrain
         cuts = []
-        whole = Pretraining(settings, bits, save=lambda make, *, final: cuts.append(make())).run()
+        whole = Pretraining(settings, bits, save=lambda make, **_: cuts.append(make())).run()
         assert len(cuts) >= 4
         for cut in cuts:
             resumed = Pretraining(settings, bits, resume=cut).run()
@@ -261,7 +261,7 @@ class TestTraining:
         whole = finetune(stack, bits, targets, **wanted)
         states, asked = [], itertools.count()
 
-        def save(make, final):
+        def save(make, *, done, final):
             if final:
                 states.append(make())
 

@@ -136,6 +136,43 @@ def test_pruning_keeps_the_newest_and_other_files(tmp_path):
     assert names(tmp_path) == ["notes.txt"]
 
 
+@pytest.mark.parametrize("keep", [1, 2, 3, 4, 5, 6, 20])
+def test_as_many_are_kept_as_asked_for(tmp_path, keep):
+    for number in range(1, 12):
+        written(tmp_path, number)
+        prune(tmp_path, "pretrain", keep)
+        kept = range(max(1, number - keep + 1), number + 1)
+        assert names(tmp_path) == [numbered(tmp_path, "pretrain", k).name for k in kept]
+
+
+def test_a_refused_one_does_not_take_the_place_of_a_good_one(tmp_path):
+    for number in (3, 9, 12):
+        written(tmp_path, number, header={"run": "another"})
+
+    def read(path):
+        header, arrays = read_arrays(path)
+        if header["run"] != "mine":
+            raise CheckpointError(f"{path}: is of another run")
+        return header, arrays
+
+    told: list[str] = []
+    assert newest(tmp_path, "pretrain", read, told.append) is None
+    assert len(told) == 3 and "none is before it" in told[-1]
+    for number in (3, 6):
+        written(tmp_path, number, header={"run": "mine", "number": number})
+        prune(tmp_path, "pretrain", 2)
+    assert newest(tmp_path, "pretrain", read, told.append)[0]["number"] == 6
+    assert len([name for name in names(tmp_path) if name.endswith(".refused")]) == 3
+    prune(tmp_path, "pretrain", 0)
+    assert names(tmp_path) == []
+
+
+def test_numbers_of_more_than_eight_digits_are_newer(tmp_path):
+    for number in (99_999_999, 100_000_000):
+        written(tmp_path, number, header={"number": number})
+    assert newest(tmp_path, "pretrain", read_arrays, print)[0] == {"number": 100_000_000}
+
+
 STEPS = ("open", "fsync", "link", "replace")
 
 

@@ -37,7 +37,8 @@ def quick(monkeypatch):
     """Let auto measure one round only."""
     usual = given_module.planned
     monkeypatch.setattr(
-        "syncpretrain.cli.train.planned", lambda settings: usual(settings, measure_seconds=0)
+        "syncpretrain.cli.train.planned",
+        lambda settings, data: usual(settings, data, measure_seconds=0),
     )
 
 

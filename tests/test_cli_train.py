@@ -19,7 +19,9 @@ KEYS = (
     *("reconstruction_error", "accuracy", "seconds", "parameters_sha256", "out"),
 )
 ROW = ["reconstruction_error", "visible"]
-FILES = ["config.toml", "events.jsonl", "metrics.json", "model.safetensors", "trace.json"]
+FILES = [
+    *("config.toml", "events.jsonl", "metrics.json", "model.safetensors", "run.json", "trace.json")
+]
 
 
 @pytest.fixture

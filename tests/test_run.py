@@ -9,6 +9,7 @@ import pytest
 
 import syncpretrain.run as run_module
 import syncpretrain.runfolder
+import syncpretrain.stages as stages_module
 from syncpretrain.data import load_dataset
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
 from syncpretrain.events import EpochFinished
@@ -47,7 +48,7 @@ class TestStopped:
         assert load(tmp_path / "run").widths == (16, 9, 4)
 
     def test_before_fine_tuning_the_pretrained_stack_is_kept(self, settings, tmp_path, monkeypatch):
-        monkeypatch.setattr(run_module, "finetune", interrupted)
+        monkeypatch.setattr(stages_module, "finetune", interrupted)
         with pytest.raises(RunInterrupted, match="the run was stopped after pretraining") as caught:
             train_run(settings, out=tmp_path / "run")
         assert str(tmp_path / "run" / MODEL_NAME) in str(caught.value)
@@ -56,7 +57,7 @@ class TestStopped:
     def test_before_the_evaluation_the_fine_tuned_stack_is_kept(
         self, settings, tmp_path, monkeypatch
     ):
-        monkeypatch.setattr(run_module, "measure", interrupted)
+        monkeypatch.setattr(stages_module, "measure", interrupted)
         with pytest.raises(RunInterrupted, match="the run was stopped after pretraining"):
             train_run(settings, out=tmp_path / "run")
         assert load(tmp_path / "run").layers[0].decoder_weight is not None
@@ -67,7 +68,7 @@ class TestStopped:
         def crash(*arguments, **options):
             raise MemoryError("no room")
 
-        monkeypatch.setattr(run_module, "finetune", crash)
+        monkeypatch.setattr(stages_module, "finetune", crash)
         with pytest.raises(MemoryError, match="no room"):
             train_run(settings, out=tmp_path / "run")
         assert load(tmp_path / "run").widths == (16, 9, 4)

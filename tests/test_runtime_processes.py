@@ -396,7 +396,7 @@ def test_a_cut_of_any_runtime_is_resumed_by_any(bits):
     settings = settings_from(LAYERS, batch_size=20, epochs=4, workers=2)
     cuts: list[Cut] = []
 
-    def save(cut, *, final):
+    def save(cut, *, done, final):
         cuts.append(cut())
 
     wanted = run(bits, runtime="serial", epochs=4).parameters_sha256

@@ -13,6 +13,7 @@ from syncpretrain.data import DATASETS, load_dataset, located
 from syncpretrain.data.dataset import Dataset, from_rows
 from syncpretrain.data.examples import scale_examples
 from syncpretrain.data.readers import read_file
+from syncpretrain.data.record import record_in, record_of
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.modelfile import MODEL_NAME
 from syncpretrain.runfolder import CONFIG_NAME
@@ -38,7 +39,15 @@ def dataset_of(run: Path, data: str | None, *, stack: Stack) -> Dataset:
     settings = _data_settings(run)
     name = _name(run, data, settings)
     if settings is not None and located(name) == located(settings.name):
-        return _loaded(settings, stack)
+        dataset = _loaded(settings, stack)
+        trained_on = record_in(stack.info)
+        if trained_on is not None and trained_on.sha256 != dataset.sha256:
+            click.echo(
+                f"warning: {run} was trained on other data: {trained_on}; {name} is now"
+                f" {record_of(dataset)}. Its parts may hold examples of any part of the former.",
+                err=True,
+            )
+        return dataset
     return _loaded(DataSettings(name=name), stack) if name in DATASETS else _test_set(name, stack)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from syncpretrain.errors import SettingsError
 
 if TYPE_CHECKING:
+    from syncpretrain.data.dataset import Dataset
     from syncpretrain.planning import Plan
     from syncpretrain.settings import Settings
 
@@ -71,21 +72,21 @@ def given_settings(preset: str | None, config: Path | None, given: dict[str, Any
     return settings
 
 
-def planned(settings: Settings, *, measure_seconds: float = 7.0) -> tuple[Settings, Plan]:
-    """Return settings with the schedule that is fastest here, and the plan that says so.
+def planned(
+    settings: Settings, data: Dataset, *, measure_seconds: float = 7.0
+) -> tuple[Settings, Plan]:
+    """Return settings with the schedule that is fastest here for the data, and the plan.
 
     Raises
     ------
-    SettingsError, DataError
-        If the data cannot be loaded, on whose size it depends.
+    SettingsError
+        If the stack cannot be planned for.
     """
     import msgspec
 
     from syncpretrain.planning.candidates import Task
     from syncpretrain.planning.choice import plan_for
-    from syncpretrain.preparing import loaded
 
-    data = loaded(settings)
     task = Task(settings.pretrain, len(data.train), len(data.validation))
     found = plan_for(task, measure_seconds=measure_seconds)
     return msgspec.structs.replace(settings, pretrain=found.apply(settings.pretrain)), found

@@ -106,11 +106,11 @@ def _usage(error: click.UsageError, ctx: click.Context) -> str:
 
 
 def _status(error: Exception) -> int:
-    from syncpretrain.errors import StalledError, WorkerError
+    from syncpretrain.errors import SaveError, StalledError, WorkerError
 
     if isinstance(error, StalledError):
         return STALLED
-    return FAILED if isinstance(error, WorkerError) else REFUSED
+    return FAILED if isinstance(error, (WorkerError, SaveError)) else REFUSED
 
 
 @click.command(cls=Program)

@@ -58,9 +58,17 @@ RECORDED = (
 @click.option(
     "--checkpoint-every",
     metavar="N|Ss",
-    help="Epochs of layer 1 (or of fine-tuning), or seconds, between checkpoints. Default 60s.",
+    help="Write a checkpoint at the end of an epoch, once any layer, or fine-tuning, has done N"
+    " epochs since the last one, or once S seconds have passed. Default 60s.",
 )
-@click.option("--keep", type=int, metavar="N", help="Checkpoints that stay. Default 2.")
+@click.option("--keep", type=int, metavar="N", help="Checkpoints to keep. Default 2.")
+@click.option(
+    "--inexact",
+    is_flag=True,
+    default=None,
+    help="With --resume: go on also with kernels of another kind (compiled, or NumPy's), which"
+    " compute other last bits.",
+)
 @click.option(
     "--max-restarts",
     type=int,
@@ -89,6 +97,7 @@ def command(
     resume: Path | None,
     as_json: bool,
     quiet: bool,
+    inexact: bool | None,
     **given: Any,
 ) -> None:
     """Pretrain a stack of RBMs or autoencoders in parallel, then fine-tune it if asked.
@@ -113,6 +122,8 @@ def command(
     from syncpretrain.run import resume_run
     from syncpretrain.runfolder import CONFIG_NAME, EVENTS_NAME
 
+    if inexact and resume is None:
+        raise SettingsError("inexact: got it without --resume, expected a run to go on with")
     if resume is not None:
         _check_resume(preset or config or replay or out, given)
     if replay is not None:
@@ -123,7 +134,7 @@ def command(
         work = partial(_train, settings, given["schedule"] == AUTO, out=out, replay=reads)
     else:
         elsewhere = {name: given[name] for name in ELSEWHERE if given[name] is not None}
-        work = partial(resume_run, resume, **elsewhere)
+        work = partial(resume_run, resume, inexact=bool(inexact), **elsewhere)
     with announce(live=not as_json, quiet=quiet) as observers:
         report = work(observers=observers)
     if as_json:
@@ -144,9 +155,11 @@ def _train(
 
     if auto:
         from syncpretrain.planning.choice import options
+        from syncpretrain.preparing import loaded
 
         check_folder(others["out"])
-        settings, plan = planned(settings)
+        others["data"] = data = loaded(settings)
+        settings, plan = planned(settings, data)
         reason = f"schedule auto: {plan.pick.name}, {plan.reason} ({options(plan.settings)})"
         for observer in observers:
             observer(Notice(monotonic(), reason))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -45,6 +47,26 @@ class Dataset:
     validation_labels: NDArray[np.int64] | None = None
     test_labels: NDArray[np.int64] | None = None
     notices: tuple[str, ...] = ()
+    full_sha256: str | None = field(
+        default=None, repr=False
+    )  # of all labels, where some are left out
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 of every example and label: shapes, float32 values and int64 labels, by part.
+
+        It is computed once, at the speed of reading; labels that :meth:`with_labels` leaves out
+        count all the same.
+        """
+        if self.full_sha256 is not None:
+            return self.full_sha256
+        digest = hashlib.sha256()
+        for part in PARTS:
+            for array in (getattr(self, part), getattr(self, f"{part}_labels")):
+                digest.update(f"{part}:{None if array is None else array.shape};".encode())
+                if array is not None:
+                    digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
 
     @property
     def width(self) -> int:
@@ -81,7 +103,7 @@ class Dataset:
             ]
         labels = np.full_like(self.train_labels, UNLABELLED)
         labels[kept] = self.train_labels[kept]
-        return replace(self, train_labels=labels)
+        return replace(self, train_labels=labels, full_sha256=self.sha256)
 
 
 def hold_out(

@@ -88,8 +88,8 @@ def finetune(
     stop : callable, optional
         Asked before each minibatch whether to stop.
     save : callable, optional
-        Given, after each epoch and at a stop, a function that returns a :class:`FinetuneState`,
-        and whether it is the last one.
+        Called after each epoch, and at a stop with ``final=True``: given a function that returns
+        a :class:`FinetuneState`, and ``done``, the number of finished epochs.
     resume : FinetuneState, optional
         Where a call with the same arguments goes on, to the same bits.
     **settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -36,7 +36,12 @@ class FinetuneState:
     arrays: dict[str, Array]
 
 
-FinetuneSaver = Callable[[Callable[[], FinetuneState], bool], None]
+class FinetuneSaver(Protocol):
+    """Keeps where fine-tuning stands, if it wants to."""
+
+    def __call__(self, make: Callable[[], FinetuneState], *, done: int, final: bool) -> None:
+        """Take a function that makes the state, the epochs done, and whether it is the last one."""
+        ...
 
 
 class _Header(msgspec.Struct):
@@ -67,8 +72,12 @@ def write_state(path: Path, state: FinetuneState, run: Mapping[str, Any]) -> Non
     write_arrays(path, msgspec.to_builtins(header), state.arrays)
 
 
-def read_state(path: Path, run: Mapping[str, Any]) -> FinetuneState:
+def read_state(
+    path: Path, check: Callable[[dict[str, Any]], Any] = lambda run: None
+) -> FinetuneState:
     """Return the state in a file.
+
+    ``check`` is given the run that its header tells, and raises CheckpointError on another one.
 
     Raises
     ------
@@ -80,8 +89,10 @@ def read_state(path: Path, run: Mapping[str, Any]) -> FinetuneState:
         header = msgspec.convert(values, _Header)
     except msgspec.ValidationError as error:
         raise CheckpointError(f"{path}: is damaged: {error}") from error
-    if header.run != dict(run):
-        raise CheckpointError(f"{path}: is of another run: its settings or data have changed")
+    try:
+        check(header.run)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
     return FinetuneState(
         header.epoch,
         header.cursor,

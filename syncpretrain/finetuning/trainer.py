@@ -130,7 +130,7 @@ class Trainer:
                 np.copyto(self.network.parameters, self.best)
                 return self.result(epochs=epoch, best_epoch=self.best_epoch)
             if self.save is not None and epoch < epochs:
-                self.save(lambda: self.state(epoch + 1, Cursor()), False)  # noqa: B023 - now
+                self.save(lambda: self.state(epoch + 1, Cursor()), done=epoch, final=False)  # noqa: B023
         if options.patience is not None:
             np.copyto(self.network.parameters, self.best)
             return self.result(epochs=epochs, best_epoch=self.best_epoch)
@@ -154,7 +154,7 @@ class Trainer:
             if self.stop():
                 if self.save is not None:
                     at = Cursor(step, float(total))
-                    self.save(lambda: self.state(epoch, at), True)  # noqa: B023
+                    self.save(lambda: self.state(epoch, at), done=epoch - 1, final=True)  # noqa: B023
                 raise self.interrupted(epoch, step)
             x = target = gather(inputs, rows, out=self.batch[0][: len(rows)])
             if targets is not inputs:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields
+from io import SEEK_END, FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any
 
 import msgspec
 
@@ -14,6 +18,7 @@ from syncpretrain.events import Event, Progress
 
 __all__ = ["EventLog", "read_reads"]
 
+CHUNK = 1 << 16
 TIMES = ("time", "started")  # fields on the clock of the run, as opposed to durations
 
 
@@ -22,22 +27,38 @@ class EventLog:
 
     ``with EventLog(path) as log:`` gives an observer. A line is an object of the event's class
     name under ``event`` and its fields; times are seconds since the first event, and a number
-    that is not finite is null.
+    that is not finite is null. Half a line at the end of a file that is added to, left by a
+    process or machine that died, is dropped.
+
+    Events that the disk does not take wait in memory, and are written as soon as it does; ``tell``
+    is given a sentence about it, once.
 
     Raises
     ------
     OSError
-        If the file cannot be written.
+        If the file cannot be opened.
     """
 
-    def __init__(self, path: str | Path, *, append: bool = False) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        append: bool = False,
+        tell: Callable[[str], Any] = lambda message: None,
+    ) -> None:
         self._path = Path(path)
-        self._mode: Literal["ab", "wb"] = "ab" if append else "wb"
-        self._file: BinaryIO | None = None
+        self._append, self._tell = append, tell
+        self._file: FileIO | None = None
         self._origin: float | None = None
+        self._waiting: deque[bytes] = deque()
+        self._end = 0  # of the last whole line
+        self._has_told = False
 
     def __enter__(self) -> EventLog:
-        self._file = self._path.open(self._mode)
+        self._file = FileIO(self._path, "a" if self._append else "w")
+        if self._append:
+            self._end = _whole_lines(self._path)
+            self._file.truncate(self._end)
         return self
 
     def __exit__(
@@ -47,6 +68,10 @@ class EventLog:
         traceback: TracebackType | None,
     ) -> None:
         if self._file is not None:
+            self._write()
+            if self._waiting:
+                lost = len(self._waiting)
+                self._tell(f"warning: {self._path} lacks the last {lost} events of this run")
             self._file.close()
             self._file = None
 
@@ -59,8 +84,41 @@ class EventLog:
         if self._origin is None:
             self._origin = event.time
         line = msgspec.json.encode(_as_dict(event, self._origin), enc_hook=float)
-        self._file.write(line + b"\n")
-        self._file.flush()  # so that a killed run has told what it did
+        self._waiting.append(line + b"\n")
+        self._write()
+
+    def _write(self) -> None:
+        """Write the lines that wait, unbuffered, so that a killed run has told what it did."""
+        assert self._file is not None
+        try:
+            while self._waiting:
+                rest = memoryview(self._waiting[0])
+                while rest:
+                    rest = rest[self._file.write(rest) :]
+                self._end += len(self._waiting.popleft())
+        except OSError as error:
+            with suppress(OSError):  # on a full disk half a line may have been written
+                self._file.truncate(self._end)
+            if not self._has_told:
+                self._has_told = True
+                self._tell(
+                    f"warning: {self._path} could not be written: {error.strerror or error}; the"
+                    " run goes on, and its events are written once they can be"
+                )
+
+
+def _whole_lines(path: Path) -> int:
+    """Return where the last whole line of a file ends."""
+    with path.open("rb") as file:
+        end = file.seek(0, SEEK_END)
+        while end:
+            start = max(0, end - CHUNK)
+            file.seek(start)
+            found = file.read(end - start).rfind(b"\n")
+            if found >= 0:
+                return start + found + 1
+            end = start
+    return 0
 
 
 def read_reads(path: str | Path) -> tuple[tuple[int, ...], ...]:
@@ -87,12 +145,16 @@ def read_reads(path: str | Path) -> tuple[tuple[int, ...], ...]:
     except OSError as error:
         raise ModelFileError(f"{path}: cannot read these events: {error}") from error
     reads: list[list[int]] = []
-    starts = 0
+    starts, repeats = 0, False
     for number, line in enumerate(lines, start=1):
         try:
             decoded = msgspec.json.decode(line, type=_Line)
-            starts += decoded.event == "RunStarted"
-            _take(decoded, reads, resumed=starts > 1)
+            if decoded.event == "RunStarted":
+                _start(decoded, reads)
+                repeats = starts > 0 and decoded.past_reads is None
+                starts += 1
+            else:
+                _take(decoded, reads, repeats=repeats)
         except (ValueError, RecursionError, msgspec.DecodeError) as error:
             raise ModelFileError(
                 f"{path}, line {number}: not an event of a recorded run ({error})"
@@ -109,39 +171,58 @@ class _Line(msgspec.Struct):
 
     event: str
     layers: tuple[Annotated[int, msgspec.Meta(ge=1)], ...] = ()
+    past_reads: tuple[tuple[int, ...], ...] | None = None  # None in the oldest logs
     layer: int = 0
     epoch: int = 0
     reads: int = -1
 
 
-def _take(line: _Line, reads: list[list[int]], *, resumed: bool) -> None:
+def _start(line: _Line, reads: list[list[int]]) -> None:
+    """Begin with what a run has behind it: nothing, or what its checkpoint knows.
+
+    What was told of later epochs counts no more. The oldest logs do not say what a checkpoint knew;
+    there the resumed run overwrites what it does again.
+    """
+    depth = len(line.layers) - 1
+    if depth < 1:
+        raise ValueError("RunStarted without layers")
+    if reads and len(reads) != depth:
+        raise ValueError("a run of other layers starts")
+    if line.past_reads is None:
+        reads.extend([] for _ in range(depth - len(reads)))
+        return
+    past = line.past_reads or ((),) * depth
+    if len(past) != depth:
+        raise ValueError(f"got the past of {len(past)} layers, expected {depth}")
+    reads[:] = [[] for _ in past]
+    for layer, versions in enumerate(past, start=1):
+        for version in versions:
+            _check_version(layer, version, reads)
+            reads[layer - 1].append(version)
+
+
+def _take(line: _Line, reads: list[list[int]], *, repeats: bool) -> None:
     """Add a line to the reads of each layer; ValueError if it cannot follow those before it.
 
-    A resumed run does again what came after its checkpoint.
+    With ``repeats`` it may take the place of what was told of the same epoch before.
     """
-    if line.event == "RunStarted":
-        if len(line.layers) < 2:
-            raise ValueError("RunStarted without layers")
-        if reads and len(reads) != len(line.layers) - 1:
-            raise ValueError("a run of other layers starts")
-        reads.extend([] for _ in line.layers[1 + len(reads) :])  # those of a resumed run go on
-    elif line.event == "EpochFinished":
+    if line.event == "EpochFinished":
         if not 1 <= line.layer <= len(reads):
             raise ValueError(f"got layer {line.layer} of {len(reads)}")
         mine = reads[line.layer - 1]
-        least = 1 if resumed else len(mine) + 1
+        least = 1 if repeats else len(mine) + 1
         if not least <= line.epoch <= len(mine) + 1:
             raise ValueError(f"got epoch {line.epoch}, expected {len(mine) + 1}")
         del mine[line.epoch - 1 :]
-        _check_version(line, reads)
+        _check_version(line.layer, line.reads, reads)
         mine.append(line.reads)
 
 
-def _check_version(line: _Line, reads: list[list[int]]) -> None:
+def _check_version(layer: int, version: int, reads: list[list[int]]) -> None:
     # version 0 of layer 0 is the data; above, a version must have been published to be read
-    first, last = (0, 0) if line.layer == 1 else (1, len(reads[line.layer - 2]))
-    if not first <= line.reads <= last:
-        raise ValueError(f"layer {line.layer} reads version {line.reads}, which was not there")
+    first, last = (0, 0) if layer == 1 else (1, len(reads[layer - 2]))
+    if not first <= version <= last:
+        raise ValueError(f"layer {layer} reads version {version}, which was not there")
 
 
 def _as_dict(event: Event, origin: float) -> dict[str, Any]:

@@ -58,7 +58,9 @@ class History:
     @property
     def reads(self) -> tuple[tuple[int, ...], ...]:
         """Version of the layer below that each finished epoch used: what a replay repeats."""
-        return tuple(tuple(epoch.reads for epoch in epochs) for epochs in self._finished)
+        past = self._started.past_reads if self._started is not None else ()
+        own = [tuple(epoch.reads for epoch in epochs) for epochs in self._finished]
+        return tuple(a + b for a, b in zip(past or ((),) * len(own), own, strict=True))
 
     @property
     def pretrain_seconds(self) -> float:

@@ -11,6 +11,7 @@ from syncpretrain.settings.files import (
     preset_path,
     read_settings,
     settings_from,
+    with_pretraining,
     write_settings,
 )
 from syncpretrain.settings.finetuning import FinetuneSettings
@@ -34,5 +35,6 @@ __all__ = [
     "preset_path",
     "read_settings",
     "settings_from",
+    "with_pretraining",
     "write_settings",
 ]

@@ -13,10 +13,11 @@ __all__ = ["RunSettings"]
 class RunSettings(Frozen, frozen=True, kw_only=True):
     """Checkpoints, restarts and the stall watch.
 
-    ``checkpoint_every`` is a number of epochs of layer 1 (or of fine-tuning), or of seconds with
-    an ``s`` behind it; the newest ``keep`` stay. ``max_restarts`` is how often a run whose worker
-    died goes on from its last checkpoint. ``stall_timeout`` is how many seconds may pass without a
-    minibatch anywhere.
+    ``checkpoint_every`` is a number of epochs, or of seconds with an ``s`` behind it: a checkpoint
+    is written at the end of an epoch once any layer, or fine-tuning, has done so many since the
+    last one, or so much time has passed. The newest ``keep`` stay. ``max_restarts`` is how often a
+    run whose worker died goes on from its last checkpoint. ``stall_timeout`` is how many seconds
+    may pass without a minibatch anywhere.
     """
 
     checkpoint_every: str = "60s"

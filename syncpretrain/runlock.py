@@ -1,0 +1,85 @@
+"""The one owner of a run folder: a lock that dies with its process."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from syncpretrain.errors import SettingsError
+
+try:
+    import fcntl
+except ImportError:  # Windows has no flock
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["LOCK_NAME", "owned"]
+
+LOCK_NAME = "run.lock"
+
+
+@contextmanager
+def owned(folder: Path, tell: Callable[[str], Any]) -> Iterator[None]:
+    """Own a run folder as long as the context lasts; others are refused.
+
+    The lock is the kernel's, on a file that names its owner. It ends with the process, however
+    that ends; the file of a killed owner stays and is taken over. On a file system without locks
+    the run goes on, and ``tell`` is given a warning.
+
+    Raises
+    ------
+    SettingsError
+        If another process owns the folder, naming it, or the file cannot be written.
+    """
+    path = folder / LOCK_NAME
+    descriptor = _locked(path, tell)
+    try:
+        yield
+    finally:
+        try:
+            path.unlink(missing_ok=True)  # while it is locked, so that it is nobody else's
+        except OSError as error:
+            tell(f"warning: {path} could not be removed: {error.strerror}; it may be deleted")
+        os.close(descriptor)
+
+
+def _locked(path: Path, tell: Callable[[str], Any]) -> int:
+    """Return the descriptor of the lock file, locked and with our name in it."""
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise SettingsError(
+                f"out: cannot write to {path.parent}: {error.strerror}; name another folder with"
+                " --out, or make this one writable"
+            ) from None
+        try:
+            if fcntl is not None:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(descriptor, 200).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise SettingsError(
+                f"resume: the run in {path.parent} is at work in {owner or 'another process'};"
+                " wait for it, or stop it first"
+            ) from None
+        except OSError as error:
+            tell(
+                f"warning: {path.parent} cannot be locked ({error.strerror}): take care that no"
+                " second process resumes this run at the same time"
+            )
+        if _is_at(path, descriptor):
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            return descriptor
+        os.close(descriptor)  # its former owner has just removed it
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,202 @@
+"""The stages of one run: pretraining, fine-tuning and evaluation, and the files each leaves."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+import msgspec
+
+from syncpretrain.atomic import write_atomically
+from syncpretrain.data.dataset import PARTS, Dataset
+from syncpretrain.driver import Pretraining
+from syncpretrain.errors import DivergedError, RunInterrupted, StalledError, WorkerError
+from syncpretrain.events import Event, Notice, Observer
+from syncpretrain.finetuning import finetune
+from syncpretrain.identity import identity_of
+from syncpretrain.keeper import Keeper
+from syncpretrain.metrics import measure, report_of
+from syncpretrain.modelfile import MODEL_NAME
+from syncpretrain.observers.eventlog import EventLog
+from syncpretrain.observers.history import History
+from syncpretrain.observers.trace import write_trace
+from syncpretrain.preparing import check_finetuning
+from syncpretrain.runfolder import EVENTS_NAME, METRICS_NAME, TRACE_NAME
+from syncpretrain.saving import Checkpoints
+from syncpretrain.schedule.plan import Reads
+from syncpretrain.settings import Settings
+from syncpretrain.stack import Stack
+
+__all__ = ["Stages"]
+
+
+class Stages:
+    """Settings at work on data in a folder.
+
+    Everything that can be checked or built before there is a folder is, here.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        data: Dataset,
+        observers: Iterable[Observer],
+        started: float,
+        replay: Reads | None,
+    ) -> None:
+        self.settings, self.data, self.started = settings, data, started
+        self.identity = identity_of(settings, data, replay)
+        self.loaded = time.monotonic()
+        self.history = History()
+        self.observers: list[Observer] = [self.history, *observers]
+        self.notices: list[str] = []
+        check_finetuning(settings, data)
+        self.pretraining = self.new_pretraining()
+
+    def new_pretraining(self) -> Pretraining:
+        """Return the pretraining, checked and ready to run."""
+        return Pretraining(
+            self.settings.pretrain,
+            self.data.train,
+            self.data.validation,
+            replay=self.identity.replay,
+            stall_seconds=self.settings.run.stall_timeout,
+        )
+
+    def execute(self, out: Path, *, resuming: bool) -> dict[str, Any]:
+        """Train, measure and write; return the metrics."""
+        keeper = Keeper(out, self.tell)
+        log = EventLog(out / EVENTS_NAME, append=resuming, tell=self.tell)
+        with log, self.saving(keeper):
+            self.observers.append(log)
+            self.announce(out)
+            saved = Checkpoints(out, self.settings, self.data, self.identity, self.tell)
+            pretrained = saved.pretrained() if resuming else None
+            if pretrained is None:
+                pretrained = self.marked(self.pretrained(saved, resuming))
+                self.save_early(pretrained, out)  # whatever becomes of fine-tuning
+                saved.save_pretrained(pretrained)
+                resuming = False
+            finetuning = time.monotonic()
+            stack = self.finetuned(pretrained, saved, resuming)
+            evaluating = time.monotonic()
+            keeper.write(MODEL_NAME, stack.save)
+            threads = self.settings.pretrain.blas_threads
+            metrics = measure(stack, self.data, pretrained=pretrained, blas=threads)
+        seconds = {
+            "data": self.loaded - self.started,
+            "pretrain": self.history.pretrain_seconds,
+            "finetune": evaluating - finetuning,
+            "total": time.monotonic() - self.started,
+        }
+        slots = self.pretraining.slots
+        report = report_of(self.settings, slots, metrics, self.history, stack, seconds, out)
+        text = json.dumps(report, indent=2).encode()
+        keeper.write(METRICS_NAME, lambda path: write_atomically(path, text))
+        keeper.check()
+        saved.forget()
+        return report
+
+    def marked(self, stack: Stack) -> Stack:
+        """Return the stack with a record of the data that it was trained on."""
+        record = msgspec.to_builtins(self.identity.data)
+        return replace(stack, info=stack.info | {"data": record})
+
+    def save_early(self, stack: Stack, out: Path) -> None:
+        """Save a model that is to be trained further; training goes on where that fails."""
+        try:
+            stack.save(out / MODEL_NAME)
+        except OSError as error:
+            reason = error.strerror or error
+            self.tell(f"warning: {out / MODEL_NAME} could not be written: {reason}")
+
+    def pretrained(self, saved: Checkpoints, resuming: bool) -> Stack:
+        """Pretrain, from the newest checkpoint if one is there; again if a worker dies."""
+        restarts = self.settings.run.max_restarts
+        while True:
+            self.pretraining.observers = tuple(self.observers)
+            self.pretraining.save = saved.save_cut
+            self.pretraining.resume = saved.newest_cut() if resuming else None
+            if resuming and self.pretraining.resume is None:
+                self.tell("no checkpoint of pretraining was found; it begins again")
+            try:
+                return self.pretraining.run()
+            except (DivergedError, StalledError):
+                raise
+            except WorkerError as error:
+                if not restarts:
+                    raise
+                restarts -= 1
+                self.tell(f"warning: {error}; going on from the last checkpoint")
+                self.pretraining, resuming = self.new_pretraining(), True
+
+    def finetuned(self, stack: Stack, saved: Checkpoints, resuming: bool) -> Stack:
+        """Fine-tune, if it is asked for."""
+        wanted, data = self.settings.finetune, self.data
+        if wanted.objective == "none":
+            return stack
+        supervised = wanted.objective != "reconstruction"
+        return finetune(
+            stack,
+            data.train,
+            data.train_labels if supervised else None,
+            validation=data.validation if len(data.validation) else None,
+            validation_y=data.validation_labels if supervised else None,
+            seed=self.settings.pretrain.seed,
+            blas_threads=self.settings.pretrain.blas_threads,
+            backend=self.settings.pretrain.backend,
+            observers=self.observers,
+            save=saved.save_finetuning,
+            resume=saved.newest_finetuning() if resuming else None,
+            **msgspec.to_builtins(wanted),
+        )
+
+    def announce(self, out: Path) -> None:
+        """Say which data and which folder it is."""
+        data = self.data
+        sizes = ", ".join(f"{len(getattr(data, part)):,} {part}" for part in PARTS)
+        self.tell(f"data: {data.name}, {data.source} ({sizes})")
+        for message in (*data.notices, f"run folder: {out}", *self.notices):
+            self.tell(message)
+
+    def tell(self, message: str) -> None:
+        """Give the observers something that the user should read."""
+        event: Event = Notice(time.monotonic(), message)
+        for observer in self.observers:
+            observer(event)
+
+    @contextmanager
+    def saving(self, keeper: Keeper) -> Iterator[None]:
+        """Save the model that a failed or stopped run leaves behind, and its trace in any case."""
+        try:
+            yield
+        except (WorkerError, RunInterrupted) as error:
+            if error.stack is not None:
+                model = keeper.write(MODEL_NAME, self.marked(error.stack).save)
+                onward = ""
+                if not isinstance(error, DivergedError):
+                    folder = quote(str(keeper.folder))
+                    onward = f"; go on with: syncpretrain train --resume {folder}"
+                error.args = (f"{error.args[0]}. What was learned so far is in {model}{onward}",)
+            raise
+        except BaseException as error:  # nothing is lost, whatever it was: a closed pipe, say
+            model = keeper.folder / MODEL_NAME
+            if not model.is_file():
+                keeper.write(MODEL_NAME, self.marked(self.pretraining.stack()).save)
+            elif isinstance(error, KeyboardInterrupt):  # after pretraining, which had been saved
+                raise RunInterrupted(
+                    f"the run was stopped after pretraining. What was learned so far is in {model}"
+                ) from None
+            raise
+        finally:
+            try:
+                write_trace(self.history.events, keeper.folder / TRACE_NAME)
+            except OSError as error:
+                reason = error.strerror or error
+                self.tell(f"warning: {keeper.folder / TRACE_NAME} could not be written: {reason}")
