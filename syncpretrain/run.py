@@ -73,7 +73,7 @@ def train_run(
     settings = resolved(settings)
     run = Stages(settings, loaded(settings) if data is None else data, observers, started, replay)
     out = new_folder(settings.pretrain.layers) if out is None else made_folder(out)
-    with owned(out, run.notices.append):
+    with owned(out, run.tell):
         try:
             run.identity.write(out / IDENTITY_NAME)
             write_settings(found_again(settings), out / CONFIG_NAME)

@@ -48,14 +48,12 @@ def owned(folder: Path, tell: Callable[[str], Any]) -> Iterator[None]:
 
 def _locked(path: Path, tell: Callable[[str], Any]) -> int:
     """Return the descriptor of the lock file, locked and with our name in it."""
+    name = f"process {os.getpid()} on {socket.gethostname()}\n".encode()
     while True:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
-            raise SettingsError(
-                f"out: cannot write to {path.parent}: {error.strerror}; name another folder with"
-                " --out, or make this one writable"
-            ) from None
+            raise _refusal(path, error) from None
         try:
             if fcntl is not None:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -71,11 +69,23 @@ def _locked(path: Path, tell: Callable[[str], Any]) -> int:
                 f"warning: {path.parent} cannot be locked ({error.strerror}): take care that no"
                 " second process resumes this run at the same time"
             )
-        if _is_at(path, descriptor):
+        if not _is_at(path, descriptor):
+            os.close(descriptor)  # its former owner has just removed it
+            continue
+        try:
             os.ftruncate(descriptor, 0)
-            os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-            return descriptor
-        os.close(descriptor)  # its former owner has just removed it
+            os.write(descriptor, name)
+        except OSError as error:
+            os.close(descriptor)
+            raise _refusal(path, error) from None
+        return descriptor
+
+
+def _refusal(path: Path, error: OSError) -> SettingsError:
+    return SettingsError(
+        f"out: cannot write to {path.parent}: {error.strerror}; make room or make it writable, or"
+        " name another folder with --out"
+    )
 
 
 def _is_at(path: Path, descriptor: int) -> bool:

@@ -73,35 +73,51 @@ class Stages:
         """Train, measure and write; return the metrics."""
         keeper = Keeper(out, self.tell)
         log = EventLog(out / EVENTS_NAME, append=resuming, tell=self.tell)
-        with log, self.saving(keeper):
-            self.observers.append(log)
+        with log, self.observed_by(log):
             self.announce(out)
             saved = Checkpoints(out, self.settings, self.data, self.identity, self.tell)
-            pretrained = saved.pretrained() if resuming else None
-            if pretrained is None:
-                pretrained = self.marked(self.pretrained(saved, resuming))
-                self.save_early(pretrained, out)  # whatever becomes of fine-tuning
-                saved.save_pretrained(pretrained)
-                resuming = False
-            finetuning = time.monotonic()
-            stack = self.finetuned(pretrained, saved, resuming)
-            evaluating = time.monotonic()
-            keeper.write(MODEL_NAME, stack.save)
-            threads = self.settings.pretrain.blas_threads
-            metrics = measure(stack, self.data, pretrained=pretrained, blas=threads)
+            with self.saving(keeper):
+                stack, metrics, seconds = self.trained(keeper, saved, resuming)
+            slots = self.pretraining.slots
+            seconds["total"] = time.monotonic() - self.started
+            report = report_of(self.settings, slots, metrics, self.history, stack, seconds, out)
+            text = json.dumps(report, indent=2).encode()
+            keeper.write(METRICS_NAME, lambda path: write_atomically(path, text))
+            keeper.check()
+            saved.forget()
+            return report
+
+    def trained(
+        self, keeper: Keeper, saved: Checkpoints, resuming: bool
+    ) -> tuple[Stack, dict[str, Any], dict[str, float]]:
+        """Pretrain, fine-tune and measure; return the stack, its figures and the seconds taken."""
+        pretrained = saved.pretrained() if resuming else None
+        if pretrained is None:
+            pretrained = self.marked(self.pretrained(saved, resuming))
+            self.save_early(pretrained, keeper.folder)  # whatever becomes of fine-tuning
+            saved.save_pretrained(pretrained)
+            resuming = False
+        finetuning = time.monotonic()
+        stack = self.finetuned(pretrained, saved, resuming)
+        evaluating = time.monotonic()
+        keeper.write(MODEL_NAME, stack.save)
+        threads = self.settings.pretrain.blas_threads
+        metrics = measure(stack, self.data, pretrained=pretrained, blas=threads)
         seconds = {
             "data": self.loaded - self.started,
             "pretrain": self.history.pretrain_seconds,
             "finetune": evaluating - finetuning,
-            "total": time.monotonic() - self.started,
         }
-        slots = self.pretraining.slots
-        report = report_of(self.settings, slots, metrics, self.history, stack, seconds, out)
-        text = json.dumps(report, indent=2).encode()
-        keeper.write(METRICS_NAME, lambda path: write_atomically(path, text))
-        keeper.check()
-        saved.forget()
-        return report
+        return stack, metrics, seconds
+
+    @contextmanager
+    def observed_by(self, observer: Observer) -> Iterator[None]:
+        """Send the events to one more observer, as long as the context lasts."""
+        self.observers.append(observer)
+        try:
+            yield
+        finally:
+            self.observers.remove(observer)
 
     def marked(self, stack: Stack) -> Stack:
         """Return the stack with a record of the data that it was trained on."""

@@ -1,0 +1,336 @@
+"""What the disk refuses: it is told, training goes on, and nothing is lost."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from syncpretrain import atomic, load
+from syncpretrain.errors import RunInterrupted, SaveError
+from syncpretrain.events import EpochFinished, Event, Notice
+from syncpretrain.keeper import Keeper
+from syncpretrain.modelfile import MODEL_NAME
+from syncpretrain.observers.eventlog import EventLog, read_reads
+from syncpretrain.run import resume_run, train_run
+from syncpretrain.runfolder import EVENTS_NAME, METRICS_NAME
+from syncpretrain.saving import FOLDER_NAME, Checkpoints
+from syncpretrain.settings import settings_from
+
+LAYERS = (16, 10, 6, 4)
+
+
+class Abort(Exception):  # noqa: N818 - it stands for a death
+    """As if the process had died here: nothing handles it."""
+
+
+@pytest.fixture
+def settings(tmp_path, bits):
+    path = tmp_path / "bits.npy"
+    np.save(path, bits)
+    return settings_from(
+        LAYERS,
+        data={"name": str(path)},
+        finetune={"objective": "reconstruction", "epochs": 2, "batch_size": 40},
+        run={"checkpoint_every": "1"},
+        blas_threads=1,
+        epochs=3,
+        batch_size=40,
+    )
+
+
+@pytest.fixture
+def rescue(tmp_path, monkeypatch):
+    """The folder where temporary ones are made."""
+    folder = tmp_path / "rescue"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def full(*arguments, **options):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class Disk:
+    """Refuses every write below a folder while it is full."""
+
+    def __init__(self, monkeypatch, folder: Path) -> None:
+        self.is_full = False
+        write = atomic.write_atomically
+
+        def write_atomically(path, content, **options):
+            if self.is_full and folder in Path(path).parents:
+                full()
+            return write(path, content, **options)
+
+        for module in ("checkpoint", "modelfile", "stages"):
+            monkeypatch.setattr(f"syncpretrain.{module}.write_atomically", write_atomically)
+
+
+def notices_of(events: list[Event]) -> list[str]:
+    return [event.message for event in events if isinstance(event, Notice)]
+
+
+class TestFinalFiles:
+    def test_they_are_kept_elsewhere_if_the_folder_does_not_take_them(
+        self, settings, tmp_path, monkeypatch, rescue
+    ):
+        whole = train_run(settings, out=tmp_path / "whole")
+        disk, events = Disk(monkeypatch, tmp_path / "run"), []
+
+        def fill(event) -> None:
+            events.append(event)
+            disk.is_full |= isinstance(event, EpochFinished)
+
+        with pytest.raises(SaveError, match=r"The run is complete, and .* is in") as caught:
+            train_run(settings, out=tmp_path / "run", observers=[fill])
+        (kept,) = rescue.iterdir()
+        assert str(kept) in str(caught.value)
+        assert load(kept).parameters_sha256 == whole["parameters_sha256"]
+        assert (kept / METRICS_NAME).is_file()
+        assert any("No space left" in notice for notice in notices_of(events))
+
+    def test_with_room_again_the_run_is_resumed_to_the_same_end(
+        self, settings, tmp_path, monkeypatch, rescue
+    ):
+        whole = train_run(settings, out=tmp_path / "whole")
+        disk = Disk(monkeypatch, tmp_path / "run")
+        seen: list[Event] = []
+
+        def fill(event) -> None:
+            seen.append(event)
+            disk.is_full |= sum(isinstance(x, EpochFinished) for x in seen) > 5
+
+        with pytest.raises(SaveError):
+            train_run(settings, out=tmp_path / "run", observers=[fill])
+        disk.is_full = False
+        report = resume_run(tmp_path / "run")
+        assert report["parameters_sha256"] == whole["parameters_sha256"]
+        assert not (tmp_path / "run" / FOLDER_NAME).exists()
+
+    def test_a_stopped_run_keeps_its_model_elsewhere(self, settings, tmp_path, monkeypatch, rescue):
+        disk = Disk(monkeypatch, tmp_path / "run")
+
+        def stop(event) -> None:
+            if isinstance(event, EpochFinished) and event.layer == 2:
+                disk.is_full = True
+                os.kill(os.getpid(), 2)
+
+        with pytest.raises(RunInterrupted, match="What was learned so far is in") as caught:
+            train_run(settings, out=tmp_path / "run", observers=[stop])
+        (kept,) = rescue.iterdir()
+        assert str(kept / MODEL_NAME) in str(caught.value)
+        assert load(kept).widths == LAYERS
+
+    def test_where_nothing_can_be_written_it_says_so(self, tmp_path, monkeypatch, rescue):
+        monkeypatch.setattr(tempfile, "mkdtemp", full)
+        keeper = Keeper(tmp_path / "run", print)
+        with pytest.raises(SaveError, match="nor could it be kept in"):
+            keeper.write("model.safetensors", full)
+
+    def test_a_trace_that_cannot_be_written_is_told(self, settings, tmp_path, monkeypatch):
+        monkeypatch.setattr("syncpretrain.stages.write_trace", full)
+        events: list[Event] = []
+        train_run(settings, out=tmp_path / "run", observers=[events.append])
+        assert any("trace.json could not be written" in x for x in notices_of(events))
+
+
+class TestCheckpointsFolder:
+    @pytest.mark.parametrize("name", [".DS_Store", "notes.txt", ".nfs0001"])
+    def test_a_stray_file_does_not_end_a_complete_run(self, settings, tmp_path, name):
+        def litter(event) -> None:
+            folder = tmp_path / "run" / FOLDER_NAME
+            if folder.is_dir():
+                (folder / name).write_text("mine")
+
+        train_run(settings, out=tmp_path / "run", observers=[litter])
+        assert [x.name for x in (tmp_path / "run" / FOLDER_NAME).iterdir()] == [name]
+        assert (tmp_path / "run" / METRICS_NAME).is_file()
+
+    def test_temporary_files_of_a_killed_writer_are_removed(self, settings, tmp_path):
+        def die(event) -> None:
+            if isinstance(event, EpochFinished) and event.layer == 2:
+                raise Abort
+
+        with pytest.raises(Abort):
+            train_run(settings, out=tmp_path / "run", observers=[die])
+        folder = tmp_path / "run" / FOLDER_NAME
+        (folder / ".pretrain-00000003.safetensors.0123456789abcdef").write_bytes(b"half")
+        resume_run(tmp_path / "run")
+        assert not folder.exists()
+
+    def test_a_folder_that_cannot_be_deleted_is_told(self, settings, tmp_path, monkeypatch):
+        monkeypatch.setattr("syncpretrain.saving.checkpoint.prune", full)
+        events: list[Event] = []
+        train_run(settings, out=tmp_path / "run", observers=[events.append])
+        assert any("could not be deleted" in x for x in notices_of(events))
+
+
+class TestDue:
+    """A checkpoint is due by the epochs of any layer, or by time, in every schedule."""
+
+    def saved(self, settings, tmp_path, monkeypatch) -> list[tuple[int, ...]]:
+        written = []
+        write = Checkpoints._write
+
+        def note(self, stem, number, write_file, done):
+            written.append(tuple(done))
+            write(self, stem, number, write_file, done)
+
+        monkeypatch.setattr(Checkpoints, "_write", note)
+        train_run(settings, out=tmp_path / "run")
+        return written
+
+    def settings(self, tmp_path, bits, every, **pretrain):
+        np.save(tmp_path / "bits.npy", bits)
+        return settings_from(
+            LAYERS,
+            data={"name": str(tmp_path / "bits.npy")},
+            finetune={"objective": "reconstruction", "epochs": 5, "batch_size": 40},
+            run={"checkpoint_every": every},
+            **{"blas_threads": 1, "epochs": 3, "batch_size": 40, **pretrain},
+        )
+
+    def test_greedy_layers_above_the_first_count(self, tmp_path, bits, monkeypatch):
+        settings = self.settings(tmp_path, bits, "1", schedule="greedy")
+        done = self.saved(settings, tmp_path, monkeypatch)
+        assert [x for x in done if len(x) == 3] == [
+            *((1, 0, 0), (2, 0, 0), (3, 0, 0), (3, 1, 0), (3, 2, 0), (3, 3, 0)),
+            *((3, 3, 1), (3, 3, 2)),
+        ]
+
+    def test_every_second_epoch_of_any_layer_and_of_fine_tuning(self, tmp_path, bits, monkeypatch):
+        settings = self.settings(tmp_path, bits, "2", schedule="greedy")
+        done = self.saved(settings, tmp_path, monkeypatch)
+        assert done == [(2, 0, 0), (3, 2, 0), (3, 3, 2), (2,), (4,)]
+
+    def test_refreshes_count(self, tmp_path, bits, monkeypatch):
+        settings = self.settings(
+            *(tmp_path, bits, "1"), epochs=(3, 1, 1), refresh_epochs=(0, 2, 2), runtime="serial"
+        )
+        done = [x for x in self.saved(settings, tmp_path, monkeypatch) if len(x) == 3]
+        assert any(x[1] > 1 for x in done) and any(x[2] > 1 for x in done)
+        assert all(sum(b) == sum(a) + 1 for a, b in itertools.pairwise(done))
+
+    def test_by_time(self, tmp_path, bits, monkeypatch):
+        now = iter(range(0, 10**6, 20))
+        monkeypatch.setattr("syncpretrain.saving.time.monotonic", lambda: next(now))
+        settings = self.settings(tmp_path, bits, "1s", runtime="serial")
+        done = self.saved(settings, tmp_path, monkeypatch)
+        assert len([x for x in done if len(x) == 3]) == 8
+        assert len([x for x in done if len(x) == 1]) == 4
+
+    def test_no_cut_is_made_that_is_not_written(self, tmp_path, bits, monkeypatch):
+        from syncpretrain.driver import Pretraining
+
+        made = []
+        cut = Pretraining.cut
+        monkeypatch.setattr(Pretraining, "cut", lambda self: made.append(1) or cut(self))
+        done = self.saved(self.settings(tmp_path, bits, "3"), tmp_path, monkeypatch)
+        assert len(made) == len([x for x in done if len(x) == 3])
+
+
+class TestEventLog:
+    EVENT = Notice(1.0, "x" * 100)
+
+    def test_what_the_disk_refuses_waits_for_it(self, tmp_path, monkeypatch):
+        told: list[str] = []
+        path = tmp_path / "events.jsonl"
+        with EventLog(path, tell=told.append) as log:
+            log(self.EVENT)
+            whole = log._file
+
+            class Full:
+                def write(self, line):
+                    if len(line) > 50:
+                        return whole.write(line[:50])  # the disk has room for half a line
+                    return full()
+
+                truncate = whole.truncate
+
+            log._file = Full()
+            log(self.EVENT)
+            log(self.EVENT)
+            assert path.read_bytes().count(b"\n") == 1 and path.read_bytes().endswith(b"\n")
+            log._file = whole
+            log(self.EVENT)
+        assert path.read_bytes().count(b"\n") == 4
+        assert len(told) == 1 and "No space left on device" in told[0]
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+    def test_a_full_disk_does_not_stop_a_run(self, settings, tmp_path, monkeypatch):
+        whole = train_run(settings, out=tmp_path / "whole")
+        events: list[Event] = []
+
+        def fill(event) -> None:
+            events.append(event)
+            if isinstance(event, Notice) and "run folder" in event.message:
+                (tmp_path / "run" / EVENTS_NAME).unlink()
+                (tmp_path / "run" / EVENTS_NAME).symlink_to("/dev/full")
+
+        monkeypatch.setattr("syncpretrain.stages.EVENTS_NAME", EVENTS_NAME)
+        (tmp_path / "run").mkdir()
+        enter = EventLog.__enter__
+
+        def opened(self):
+            if "run" in self._path.parts[-2]:
+                self._path.symlink_to("/dev/full")
+            return enter(self)
+
+        monkeypatch.setattr(EventLog, "__enter__", opened)
+        report = train_run(settings, out=tmp_path / "run", observers=[events.append])
+        assert report["parameters_sha256"] == whole["parameters_sha256"]
+        assert any("lacks the last" in x for x in notices_of(events))
+
+    @pytest.mark.parametrize("tail", [b'{"event":"EpochFin', b"\0" * 70_000, b"\xff"])
+    def test_half_a_line_is_dropped_when_a_file_is_added_to(self, tmp_path, tail):
+        path = tmp_path / "events.jsonl"
+        begin = b'{"event":"RunStarted","layers":[4,3,2]}\n'
+        path.write_bytes(begin + tail)
+        with EventLog(path, append=True) as log:
+            log(self.EVENT)
+        assert path.read_bytes().startswith(begin + b'{"event":"Notice"')
+        assert read_reads(path) == ((), ())
+
+    def test_a_file_without_a_whole_line_is_begun_anew(self, tmp_path):
+        path = tmp_path / "events.jsonl"
+        path.write_bytes(b"\0" * 200_000)
+        with EventLog(path, append=True) as log:
+            log(self.EVENT)
+        assert path.read_bytes().count(b"\n") == 1 and b"\0" not in path.read_bytes()
+
+
+SMALL_FILES = """
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+from syncpretrain.cli import main
+main(sys.argv[2:], prog_name="syncpretrain")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits of file sizes here")
+@pytest.mark.parametrize("limit", [0, 6000])
+def test_a_limit_of_file_sizes_ends_in_one_sentence(tmp_path, bits, limit):
+    """Checkpoints and model are too large to be written, here and in the temporary folder."""
+    np.save(tmp_path / "x.npy", bits)
+    train = ["train", "--layers", "16,60,40", "--data", str(tmp_path / "x.npy"), "--epochs", "2"]
+    train += ["--batch-size", "40", "--checkpoint-every", "1", "--out", str(tmp_path / "run")]
+    ended = subprocess.run(
+        [sys.executable, "-c", SMALL_FILES, str(limit), *train],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == (2 if limit == 0 else 1), ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "File too large" in ended.stderr
