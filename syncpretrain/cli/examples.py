@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from syncpretrain.data import DATASETS, load_dataset, located
 from syncpretrain.data.dataset import Dataset, from_rows
 from syncpretrain.data.examples import scale_examples
-from syncpretrain.data.readers import read_file
+from syncpretrain.data.readers import divided, read_file
 from syncpretrain.data.record import record_in, record_of
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.modelfile import MODEL_NAME
@@ -40,22 +40,20 @@ def dataset_of(run: Path, data: str | None, *, stack: Stack) -> Dataset:
     name = _name(run, data, settings)
     if settings is not None and located(name) == located(settings.name):
         dataset = _loaded(settings, stack)
-        trained_on = record_in(stack.info)
-        if trained_on is not None and trained_on.sha256 != dataset.sha256:
-            click.echo(
-                f"warning: {run} was trained on other data: {trained_on}; {name} is now"
-                f" {record_of(dataset)}. Its parts may hold examples of any part of the former.",
-                err=True,
-            )
+        _compare(run, stack, dataset)
         return dataset
     return _loaded(DataSettings(name=name), stack) if name in DATASETS else _test_set(name, stack)
 
 
 def examples_of(run: Path, data: str | None, part: str | None, *, stack: Stack) -> Examples:
     """Return a part of a data set, or without ``part`` all rows of a file in their order."""
-    name = _name(run, data, _data_settings(run))
+    settings = _data_settings(run)
+    name = _name(run, data, settings)
     if part is None and name not in DATASETS:
-        return Examples(scale_examples(_rows(name, stack)[0]), name)
+        X, labels = _rows(name, stack)
+        if settings is not None and located(name) == located(settings.name):
+            _compare(run, stack, divided(name, X, labels, validation=settings.validation))
+        return Examples(scale_examples(X), name)
     part = part or "test"
     rows: NDArray[np.float32] = getattr(dataset_of(run, data, stack=stack), part)
     if not len(rows):
@@ -86,6 +84,17 @@ def _loaded(settings: DataSettings, stack: Stack) -> Dataset:
         click.echo(notice, err=True)
     _check_width(settings.name, dataset.width, stack.widths[0])
     return dataset
+
+
+def _compare(run: Path, stack: Stack, dataset: Dataset) -> None:
+    """Tell if a run was trained on other data than is there now under that name."""
+    before = record_in(stack.info)
+    if before is not None and before.sha256 != dataset.sha256:
+        click.echo(
+            f"warning: {run} was trained on other data: {before}. {dataset.name} is now"
+            f" {record_of(dataset)}, whose parts may hold examples of any part of the former",
+            err=True,
+        )
 
 
 def _test_set(name: str, stack: Stack) -> Dataset:

@@ -23,7 +23,7 @@ from syncpretrain.data.examples import as_examples, check_examples, check_values
 from syncpretrain.data.idx import GZIP_MAGIC, check_memory, is_idx, read_idx
 from syncpretrain.errors import DataError
 
-__all__ = ["FORMATS", "check_examples", "load_file", "read_file"]
+__all__ = ["FORMATS", "check_examples", "divided", "load_file", "read_file"]
 
 FORMATS = ".npy, .npz, IDX (gzipped or not) or .csv"
 EXAMPLES = ("X", "x", "data", "images")
@@ -98,6 +98,24 @@ def load_file(
         As :func:`read_file`, or if the fraction is not in [0, 1) or leaves nothing to train on.
     """
     X, labels = read_file(path, bounded=bounded)
+    return divided(path, X, labels, validation=validation, seed=seed)
+
+
+def divided(
+    path: str | os.PathLike[str],
+    X: NDArray[Any],
+    labels: Labels | None,
+    *,
+    validation: float | None = None,
+    seed: int = 0,
+) -> Dataset:
+    """Return what :func:`load_file` makes of the examples and labels that were read from a file.
+
+    Raises
+    ------
+    DataError
+        If the fraction is not in [0, 1) or leaves nothing to train on.
+    """
     rows = np.arange(len(X))
     train, held = hold_out(rows, labels, validation=validation, default=len(X) // 10, seed=seed)
     notices = []

@@ -1,0 +1,63 @@
+"""The commands on a finished run tell if its data is not what it was trained on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from syncpretrain.cli import main
+
+COMMANDS = {
+    "evaluate": ("evaluate", "run"),
+    "encode": ("encode", "run", "--out", "z.npy"),
+    "encode a part": ("encode", "run", "--part", "train", "--out", "z.npy"),
+    "reconstruct": ("reconstruct", "run"),
+}
+
+
+def call(*arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(list(map(str, arguments)), prog_name="syncpretrain")
+    assert ended.value.code == 0
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, bits, capsys):
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", bits)
+    np.save("other.npy", bits[:50])
+    call("train", "--data", "x.npy", "--layers", "16,9,4", "--epochs", 1, "--out", "run", "--quiet")
+    capsys.readouterr()
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_the_same_data_is_nothing_to_tell(folder, capsys, command):
+    call(*command)
+    assert "trained on other data" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_a_replaced_file_is_told_with_both_sides(folder, capsys, command, bits):
+    np.save("x.npy", bits[::-1])
+    call(*command)
+    told = capsys.readouterr().err
+    assert "warning: run was trained on other data: the 200 examples of x.npy (180 train" in told
+    assert "x.npy is now" in told or f"{folder / 'x.npy'} is now" in told
+    assert told.count("SHA-256") == 2
+
+
+def test_another_file_on_purpose_is_nothing_to_tell(folder, capsys):
+    call("evaluate", "run", "--data", "other.npy")
+    assert "trained on other data" not in capsys.readouterr().err
+
+
+def test_a_run_with_few_labels_knows_its_data(tmp_path, monkeypatch, bits, capsys):
+    """The labels that it left out count as data all the same."""
+    monkeypatch.chdir(tmp_path)
+    np.savez("xy.npz", X=bits, y=np.arange(200) % 2)
+    train = ("train", "--data", "xy.npz", "--layers", "16,9", "--epochs", 1, "--labels", 20)
+    tune = ("--finetune", "classification", "--finetune-epochs", 1, "--finetune-batch-size", 10)
+    call(*train, *tune, "--out", "run", "--quiet")
+    call("evaluate", "run")
+    assert "trained on other data" not in capsys.readouterr().err
