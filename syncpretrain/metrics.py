@@ -37,6 +37,7 @@ def measure(
     training part are those of 10,000 of its examples, evenly spaced.
     """
     sizes = {part: len(getattr(data, part)) for part in PARTS}
+    sha256 = data.sha256
     labels = data.train_labels
     data = replace(
         data,
@@ -62,7 +63,7 @@ def measure(
         for i in range(len(stack.layers))
     ]
     return {
-        "data": {"name": data.name, "source": data.source, **sizes},
+        "data": {"name": data.name, "source": data.source, **sizes, "sha256": sha256},
         "layers": layers,
         "reconstruction_error": whole,
         "accuracy": right,

@@ -103,6 +103,19 @@ class TestPlan:
 class TestAuto:
     TRAIN = ("train", "--data", "x.npy", *STACK)
 
+    def test_the_data_is_loaded_once(self, call, quick, monkeypatch):
+        from syncpretrain import preparing
+
+        names, load = [], preparing.load_dataset
+
+        def counted(name, **options):
+            names.append(name)
+            return load(name, **options)
+
+        monkeypatch.setattr(preparing, "load_dataset", counted)
+        call(*self.TRAIN, "--schedule", "auto", "--out", "once")
+        assert names == ["x.npy"]
+
     def test_it_settles_the_schedule_and_trains(self, call, quick):
         out, err = call(*self.TRAIN, "--schedule", "auto", "--out", "run", "--json")
         report = json.loads(out)

@@ -67,7 +67,8 @@ class TestOutput:
         out, err = capsys.readouterr()
         report = json.loads(out)
         assert tuple(report) == KEYS
-        assert list(report["data"]) == ["name", "source", "train", "validation", "test"]
+        parts = ["train", "validation", "test"]
+        assert list(report["data"]) == ["name", "source", *parts, "sha256"]
         assert (report["data"]["train"], report["data"]["validation"]) == (54, 6)
         assert [sorted(row) for row in report["layers"]] == [
             ["busy_seconds", "epochs", "hidden", "idle_seconds", "layer", *ROW]

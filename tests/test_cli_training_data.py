@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -45,6 +47,16 @@ def test_a_replaced_file_is_told_with_both_sides(folder, capsys, command, bits):
     assert "warning: run was trained on other data: the 200 examples of x.npy (180 train" in told
     assert "x.npy is now" in told or f"{folder / 'x.npy'} is now" in told
     assert told.count("SHA-256") == 2
+
+
+def test_json_names_both(folder, capsys, bits):
+    call("evaluate", "run", "--json")
+    same = json.loads(capsys.readouterr().out)
+    assert same["data"]["sha256"] == same["trained_on"]["sha256"]
+    np.save("x.npy", bits[::-1])
+    call("evaluate", "run", "--json")
+    other = json.loads(capsys.readouterr().out)
+    assert other["data"]["sha256"] != other["trained_on"]["sha256"]
 
 
 def test_another_file_on_purpose_is_nothing_to_tell(folder, capsys):

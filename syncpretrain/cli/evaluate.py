@@ -48,6 +48,7 @@ def command(run: Path, data: str | None, partition: bool, as_json: bool) -> None
     stack = load(run)
     examples = dataset_of(run, data, stack=stack)
     report = measure(stack, examples, layer_parts=PARTS)
+    report["trained_on"] = stack.info.get("data")
     held_out = examples.validation if len(examples.validation) else examples.test
     figures = diagnose_layers(stack, examples.train, held_out, partition=partition)
     for row, found in zip(report["layers"], figures, strict=True):
