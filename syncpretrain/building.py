@@ -23,7 +23,7 @@ from syncpretrain.runtime.store import Split
 from syncpretrain.runtime.worker import PROBE_ROWS, Inputs, LayerState, LayerWorker
 from syncpretrain.schedule.machine import Schedule
 from syncpretrain.schedule.pace import Fixed, Free, Pace, Planned
-from syncpretrain.schedule.plan import LayerPlan, Reads, greedy_reads, lockstep_reads, rounds_reads
+from syncpretrain.schedule.plan import LayerPlan, Reads, greedy_row, lockstep_row, rounds_row
 from syncpretrain.settings import MomentumSchedule, PretrainSettings
 from syncpretrain.settings.checks import parsed_corruption
 
@@ -221,12 +221,12 @@ def _pace(settings: PretrainSettings, plans: list[LayerPlan], replay: Reads | No
     if settings.pace == "free":
         return Free(plans, drain=drain)
     if settings.schedule == "greedy":
-        return Planned(plans, greedy_reads)
+        return Planned(plans, greedy_row)
     if settings.schedule == "rounds":
         size = settings.group_size or GROUP_SIZE
-        build = partial(rounds_reads, group_size=size, drain=drain)
-        return Planned(plans, build, group_size=size)
-    return Planned(plans, partial(lockstep_reads, drain=drain))
+        rule = partial(rounds_row, group_size=size, drain=drain)
+        return Planned(plans, rule, group_size=size)
+    return Planned(plans, partial(lockstep_row, drain=drain))
 
 
 def _checked_data(settings: PretrainSettings, X: ArrayLike, validation: ArrayLike | None) -> Split:
