@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -189,20 +188,8 @@ def build_stopping(settings: PretrainSettings) -> list[EarlyStopping | None]:
 
 
 def layer_plans(settings: PretrainSettings) -> list[LayerPlan]:
-    """Return the plan of each layer; an epoch's cost is its products and its input's."""
-    sizes = [visible * hidden for visible, hidden in pairwise(settings.layers)]
-    rows = zip(
-        settings.epochs,
-        settings.refresh_epochs,
-        settings.cd_steps,
-        sizes,
-        [0, *sizes],
-        strict=False,
-    )
-    return [
-        LayerPlan(epochs, refresh, cost=float((2 * k + 3) * size + below))
-        for epochs, refresh, k, size, below in rows
-    ]
+    """Return the plan of each layer."""
+    return list(map(LayerPlan, settings.epochs, settings.refresh_epochs))
 
 
 def _pace(settings: PretrainSettings, plans: list[LayerPlan], replay: Reads | None) -> Pace:

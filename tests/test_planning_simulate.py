@@ -19,10 +19,8 @@ def run(
     workers: int = 1,
     replicas: list[int] | None = None,
     schedule: str = "synchronized",
-    weights: list[float] | None = None,
 ) -> Simulated:
-    """Simulate a stack; ``weights`` are what the schedule takes an epoch's cost for."""
-    plans = [LayerPlan(epochs, cost=w) for w in weights or [c.train[1] for c in costs]]
+    plans = [LayerPlan(epochs)] * len(costs)
     pace: Pace = Free(plans)
     if schedule != "free":
         pace = Planned(plans, greedy_row if schedule == "greedy" else lockstep_row)

@@ -91,7 +91,7 @@ def running(schedule: Schedule) -> set[int]:
 
 
 def test_workers_to_spare_go_to_the_layer_with_the_longest_way_to_go():
-    plans = [LayerPlan(epochs=3, cost=cost) for cost in (4.0, 2.0, 1.0)]
+    plans = [LayerPlan(epochs=3)] * 3
     schedule = Schedule(plans, Planned(plans, lockstep_row), slots=3)
     schedule.begin()
     assert schedule.shares(4, (3, 2, 1)) == {1: 3}, "no more than the layer takes"

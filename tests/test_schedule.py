@@ -123,7 +123,6 @@ layer_plans = st.lists(
         LayerPlan,
         epochs=st.integers(1, 6),
         refresh_epochs=st.integers(0, 3),
-        cost=st.floats(0.1, 10),
     ),
     min_size=1,
     max_size=5,
@@ -257,7 +256,7 @@ def test_first_layer_finish_ends_without_the_refresh():
 
 
 def test_free_slots_go_to_the_longest_critical_path():
-    plans = [LayerPlan(3, cost=10), LayerPlan(3, cost=6), LayerPlan(3, cost=1)]
+    plans = [LayerPlan(3)] * 3
     schedule = Schedule(plans, lockstep(plans), slots=1)
     log = play(schedule, 3, 1, random.Random(0))
     # The lowest goes first, unless it sleeps because two of its versions wait unread.

@@ -38,12 +38,11 @@ class LayerPlan:
     """What is stipulated for one layer.
 
     ``epochs`` is N_l; ``refresh_epochs`` is how many more follow each newer upstream version once
-    they are done; ``cost`` is the work of an epoch relative to the other layers'.
+    they are done.
     """
 
     epochs: int
     refresh_epochs: int = 0
-    cost: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
