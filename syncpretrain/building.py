@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from syncpretrain.runtime.store import Split
 from syncpretrain.runtime.worker import PROBE_ROWS, Inputs, LayerState, LayerWorker
 from syncpretrain.schedule.machine import Schedule
 from syncpretrain.schedule.pace import Fixed, Free, Pace, Planned
-from syncpretrain.schedule.plan import LayerPlan, Reads, greedy_reads, lockstep_reads, rounds_reads
+from syncpretrain.schedule.plan import LayerPlan, Reads, greedy_row, lockstep_row, rounds_row
 from syncpretrain.settings import MomentumSchedule, PretrainSettings
 from syncpretrain.settings.checks import parsed_corruption
 
@@ -189,20 +188,8 @@ def build_stopping(settings: PretrainSettings) -> list[EarlyStopping | None]:
 
 
 def layer_plans(settings: PretrainSettings) -> list[LayerPlan]:
-    """Return the plan of each layer; an epoch's cost is its products and its input's."""
-    sizes = [visible * hidden for visible, hidden in pairwise(settings.layers)]
-    rows = zip(
-        settings.epochs,
-        settings.refresh_epochs,
-        settings.cd_steps,
-        sizes,
-        [0, *sizes],
-        strict=False,
-    )
-    return [
-        LayerPlan(epochs, refresh, cost=float((2 * k + 3) * size + below))
-        for epochs, refresh, k, size, below in rows
-    ]
+    """Return the plan of each layer."""
+    return list(map(LayerPlan, settings.epochs, settings.refresh_epochs))
 
 
 def _pace(settings: PretrainSettings, plans: list[LayerPlan], replay: Reads | None) -> Pace:
@@ -221,12 +208,12 @@ def _pace(settings: PretrainSettings, plans: list[LayerPlan], replay: Reads | No
     if settings.pace == "free":
         return Free(plans, drain=drain)
     if settings.schedule == "greedy":
-        return Planned(plans, greedy_reads)
+        return Planned(plans, greedy_row)
     if settings.schedule == "rounds":
         size = settings.group_size or GROUP_SIZE
-        build = partial(rounds_reads, group_size=size, drain=drain)
-        return Planned(plans, build, group_size=size)
-    return Planned(plans, partial(lockstep_reads, drain=drain))
+        rule = partial(rounds_row, group_size=size, drain=drain)
+        return Planned(plans, rule, group_size=size)
+    return Planned(plans, partial(lockstep_row, drain=drain))
 
 
 def _checked_data(settings: PretrainSettings, X: ArrayLike, validation: ArrayLike | None) -> Split:
