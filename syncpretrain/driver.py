@@ -110,11 +110,14 @@ class Pretraining:
 
     def run(self) -> Stack:
         """Train until the schedule ends; see :func:`pretrain` for what it raises."""
-        with blas_limit(self._blas_threads), stop_on_signals() as request:
+        with stop_on_signals() as request:  # outermost: an interrupt leaves no BLAS limit behind
             started = time.monotonic()
-            self._emit_start(started)
             try:
-                self._train(request)
+                with blas_limit(self._blas_threads):
+                    self._emit_start(started)
+                    self._train(request)
+                if request():  # while the workers were joined
+                    raise Stopped
             except WorkerError as error:
                 error.stack = self.stack()
                 raise
@@ -145,8 +148,6 @@ class Pretraining:
                 stopped = isinstance(end, Stopped)
                 self._drain(runtime, DRAIN_SECONDS if stopped else FAILED_DRAIN_SECONDS)
                 raise
-        if request():  # while the workers were joined
-            raise Stopped
 
     def _drive(self, runtime: Runtime, request: StopRequest) -> None:
         """Carry events to the schedule and its commands to the runtime, until it is over."""

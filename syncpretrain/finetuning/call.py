@@ -126,26 +126,26 @@ def finetune(
     options, threads = _shared_out(options, stack)
     backend = backend_for(options.backend).for_layer(1)
     stream = backend.stream()
-    with (
-        blas_limit(threads),
-        closing(Team(options.replicas or 1, "syncpretrain-finetune")) as team,
-        stop_on_signals() as request,
-        stream,
-    ):
+    with stop_on_signals() as request:  # outermost: an interrupt leaves no BLAS limit behind
 
         def should_stop() -> bool:
             return request() or (stop is not None and stop())
 
-        seed = options.seed
-        trainer = Trainer(*prepared, options, seed, observers, should_stop, save, team.run, backend)
-        try:
-            tuned = trainer.train({"seed": seed, "blas_threads": threads}, resume)
-            if request():  # in the last minibatch
-                raise RunInterrupted("fine-tuning was stopped at its end", stack=tuned)
-        except RunInterrupted as stopped:
-            stopped.signum = request.signum or stopped.signum
-            raise
-        return tuned
+        seed, name = options.seed, "syncpretrain-finetune"
+        with blas_limit(threads), closing(Team(options.replicas or 1, name)) as team, stream:
+            trainer = Trainer(
+                *prepared, options, seed, observers, should_stop, save, team.run, backend
+            )
+            try:
+                tuned = trainer.train({"seed": seed, "blas_threads": threads}, resume)
+            except RunInterrupted as stopped:
+                stopped.signum = request.signum or stopped.signum
+                raise
+        if request():  # in the last minibatch
+            raise RunInterrupted(
+                "fine-tuning was stopped at its end", stack=tuned, signum=request.signum or 2
+            )
+    return tuned
 
 
 def _shared_out(options: _Options, stack: Stack) -> tuple[_Options, int]:
