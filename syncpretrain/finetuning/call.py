@@ -24,7 +24,8 @@ from syncpretrain.placing import backend_for, resolved_tuning
 from syncpretrain.runtime.blas import blas_limit
 from syncpretrain.runtime.blas import blas_threads as resolve_threads
 from syncpretrain.runtime.signals import stop_on_signals
-from syncpretrain.runtime.team import Team
+from syncpretrain.runtime.team import Team, TeamTimes
+from syncpretrain.runtime.watch import STALL_SECONDS
 from syncpretrain.settings import FinetuneSettings, checked
 from syncpretrain.settings.devices import check_tuning_backend
 from syncpretrain.stack import Stack
@@ -58,6 +59,7 @@ def finetune(
     stop: Callable[[], bool] | None = None,
     save: FinetuneSaver | None = None,
     resume: FinetuneState | None = None,
+    stall_seconds: float | None = None,
     **settings: Any,
 ) -> Stack:
     """Return a new stack that does its task better; the one given stays as it is.
@@ -92,6 +94,8 @@ def finetune(
         a :class:`FinetuneState`, and ``done``, the number of finished epochs.
     resume : FinetuneState, optional
         Where a call with the same arguments goes on, to the same bits.
+    stall_seconds : float, optional
+        How long a worker may wait in a minibatch for others that share it; default 600.
     **settings
         Fields of :class:`syncpretrain.settings.FinetuneSettings`, and ``seed`` (of the order of
         the minibatches, of dropout, of the head's first weights), ``blas_threads`` (default all
@@ -114,6 +118,8 @@ def finetune(
     DivergedError
         If training leaves the finite numbers, or ends an epoch far worse than it began and worse
         than a constant guess. Its ``stack`` is that of the last good epoch.
+    StalledError
+        If a worker waits too long for the others.
     RunInterrupted
         On Ctrl-C or SIGTERM, or if ``stop`` said so. Its ``stack`` is that after the last
         whole minibatch.
@@ -126,26 +132,28 @@ def finetune(
     options, threads = _shared_out(options, stack)
     backend = backend_for(options.backend).for_layer(1)
     stream = backend.stream()
-    with (
-        blas_limit(threads),
-        closing(Team(options.replicas or 1, "syncpretrain-finetune")) as team,
-        stop_on_signals() as request,
-        stream,
-    ):
+    with stop_on_signals() as request:  # outermost: an interrupt leaves no BLAS limit behind
 
         def should_stop() -> bool:
             return request() or (stop is not None and stop())
 
-        seed = options.seed
-        trainer = Trainer(*prepared, options, seed, observers, should_stop, save, team.run, backend)
-        try:
-            tuned = trainer.train({"seed": seed, "blas_threads": threads}, resume)
-            if request():  # in the last minibatch
-                raise RunInterrupted("fine-tuning was stopped at its end", stack=tuned)
-        except RunInterrupted as stopped:
-            stopped.signum = request.signum or stopped.signum
-            raise
-        return tuned
+        seed, name = options.seed, "syncpretrain-finetune"
+        times = TeamTimes(stall=stall_seconds or STALL_SECONDS)
+        workers = Team(options.replicas or 1, name, times)
+        with blas_limit(threads), closing(workers) as team, stream:
+            trainer = Trainer(
+                *prepared, options, seed, observers, should_stop, save, team.run, backend
+            )
+            try:
+                tuned = trainer.train({"seed": seed, "blas_threads": threads}, resume)
+            except RunInterrupted as stopped:
+                stopped.signum = request.signum or stopped.signum
+                raise
+        if request():  # in the last minibatch
+            raise RunInterrupted(
+                "fine-tuning was stopped at its end", stack=tuned, signum=request.signum or 2
+            )
+    return tuned
 
 
 def _shared_out(options: _Options, stack: Stack) -> tuple[_Options, int]:
