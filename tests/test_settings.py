@@ -449,7 +449,7 @@ class TestElsewhere:
         ("elsewhere", "message"),
         [
             ({"runtime": "bogus"}, "runtime: got 'bogus', expected threads"),
-            ({"runtime": None}, "runtime: got None, expected threads"),
+            ({"runtime": None}, "runtime: got None, expected "),
             ({"backend": 3}, "backend: got 3, expected text"),
             ({"epochs": [9, 9]}, "epochs: got a value for a run that goes on, which decides it"),
             ({"foo": 1}, "foo: got a value for a run that goes on"),
