@@ -83,9 +83,10 @@ def planned(settings: Settings, *, measure_seconds: float = 7.0) -> tuple[Settin
 
     from syncpretrain.planning.candidates import Task
     from syncpretrain.planning.choice import plan_for
-    from syncpretrain.preparing import loaded
+    from syncpretrain.preparing import check_finetuning, loaded
 
     data = loaded(settings)
+    check_finetuning(settings, data)  # before time is spent on measuring
     task = Task(settings.pretrain, len(data.train), len(data.validation))
     found = plan_for(task, measure_seconds=measure_seconds)
     return msgspec.structs.replace(settings, pretrain=found.apply(settings.pretrain)), found
