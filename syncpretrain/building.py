@@ -20,6 +20,7 @@ from syncpretrain.learners.base import Learner
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.runtime.memory import check_memory
 from syncpretrain.runtime.store import Split
+from syncpretrain.runtime.team import TIMES, TeamTimes
 from syncpretrain.runtime.worker import PROBE_ROWS, Inputs, LayerState, LayerWorker
 from syncpretrain.schedule.machine import Schedule
 from syncpretrain.schedule.pace import Fixed, Free, Pace, Planned
@@ -138,6 +139,7 @@ def build_worker(
     state: LayerState | None,
     keep_states: bool,
     backend: Backend | None,
+    times: TeamTimes,
     inputs: Inputs,
 ) -> LayerWorker:
     """Return the worker of one layer, where its state says it is, if it has one.
@@ -151,6 +153,7 @@ def build_worker(
         stopping,
         keep_states=keep_states,
         replicas=settings.replicas[layer - 1],
+        times=times,
     )
     if state is not None:
         try:
@@ -168,6 +171,7 @@ def build_hires(
     *,
     keep_states: bool,
     backend: Backend | None = None,
+    times: TeamTimes = TIMES,
 ) -> list[Callable[[Inputs], LayerWorker]]:
     """Return one function a layer that builds its worker.
 
@@ -175,7 +179,7 @@ def build_hires(
     """
     depth = len(settings.layers) - 1
     return [
-        partial(build_worker, settings, layer, state, keep_states, backend)
+        partial(build_worker, settings, layer, state, keep_states, backend, times)
         for layer, state in zip(range(1, depth + 1), states or [None] * depth, strict=True)
     ]
 

@@ -31,8 +31,9 @@ from syncpretrain.runtime.serial import SerialRuntime
 from syncpretrain.runtime.shared import check_runtime
 from syncpretrain.runtime.signals import StopRequest, stop_on_signals
 from syncpretrain.runtime.store import Versions
+from syncpretrain.runtime.team import TeamTimes
 from syncpretrain.runtime.threads import ThreadsRuntime
-from syncpretrain.runtime.watch import TICK_SECONDS, Watch
+from syncpretrain.runtime.watch import STALL_SECONDS, TICK_SECONDS, Watch
 from syncpretrain.runtime.worker import Failed, Finished, Message
 from syncpretrain.schedule.machine import Command, Forget
 from syncpretrain.schedule.plan import Reads
@@ -66,7 +67,8 @@ class Pretraining:
     resume : Cut, optional
         Where a run of the same settings and data goes on.
     stall_seconds : float, optional
-        How long no minibatch may be trained anywhere; default 600.
+        How long no minibatch may be trained anywhere, nor a worker wait in one for others that
+        share it; default 600.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class Pretraining:
         self._busy = [0.0] * depth
         self._ended: set[int] = set()
         self._watch = Watch(self._emit, stall_seconds)
+        self._times = TeamTimes(stall=stall_seconds or STALL_SECONDS)
 
     def run(self) -> Stack:
         """Train until the schedule ends; see :func:`pretrain` for what it raises."""
@@ -254,7 +257,9 @@ class Pretraining:
         stop: Callable[[], bool] = tick_and_ask if name == "serial" else request
         states = self.resume.states if self.resume else ()
         keeps = self.save is not None
-        hires = build_hires(self.settings, states, keep_states=keeps, backend=self._backend)
+        hires = build_hires(
+            self.settings, states, keep_states=keeps, backend=self._backend, times=self._times
+        )
         if name == "processes":
             return RUNTIMES[name](hires, self._versions, self._blas_threads)
         return (runtime := RUNTIMES[name]([hire(self._versions) for hire in hires], stop))

@@ -220,6 +220,7 @@ class _Run:
             backend=self.settings.pretrain.backend,
             observers=self.observers,
             save=saved.save_finetuning,
+            stall_seconds=self.settings.run.stall_timeout,
             resume=saved.newest_finetuning() if resuming else None,
             **msgspec.to_builtins(wanted),
         )

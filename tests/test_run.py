@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -34,6 +35,26 @@ def settings(tmp_path):
 
 def interrupted(*arguments, **options):
     raise KeyboardInterrupt
+
+
+def test_the_time_for_a_stall_reaches_both_stages(settings, tmp_path, monkeypatch):
+    told = []
+
+    def record(*arguments, stall_seconds, **options):
+        told.append(stall_seconds)
+        return finetune(*arguments, stall_seconds=stall_seconds, **options)
+
+    finetune, pretraining = run_module.finetune, run_module.Pretraining
+
+    def started(*arguments, stall_seconds, **options):
+        told.append(stall_seconds)
+        return pretraining(*arguments, stall_seconds=stall_seconds, **options)
+
+    monkeypatch.setattr(run_module, "finetune", record)
+    monkeypatch.setattr(run_module, "Pretraining", started)
+    own = msgspec.structs.replace(settings.run, stall_timeout=123.0)
+    train_run(msgspec.structs.replace(settings, run=own), out=tmp_path / "run")
+    assert told == [123.0, 123.0]
 
 
 class TestStopped:

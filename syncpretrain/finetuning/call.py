@@ -24,7 +24,8 @@ from syncpretrain.placing import backend_for, resolved_tuning
 from syncpretrain.runtime.blas import blas_limit
 from syncpretrain.runtime.blas import blas_threads as resolve_threads
 from syncpretrain.runtime.signals import stop_on_signals
-from syncpretrain.runtime.team import Team
+from syncpretrain.runtime.team import Team, TeamTimes
+from syncpretrain.runtime.watch import STALL_SECONDS
 from syncpretrain.settings import FinetuneSettings, checked
 from syncpretrain.settings.devices import check_tuning_backend
 from syncpretrain.stack import Stack
@@ -58,6 +59,7 @@ def finetune(
     stop: Callable[[], bool] | None = None,
     save: FinetuneSaver | None = None,
     resume: FinetuneState | None = None,
+    stall_seconds: float | None = None,
     **settings: Any,
 ) -> Stack:
     """Return a new stack that does its task better; the one given stays as it is.
@@ -92,6 +94,8 @@ def finetune(
         and whether it is the last one.
     resume : FinetuneState, optional
         Where a call with the same arguments goes on, to the same bits.
+    stall_seconds : float, optional
+        How long a worker may wait in a minibatch for others that share it; default 600.
     **settings
         Fields of :class:`syncpretrain.settings.FinetuneSettings`, and ``seed`` (of the order of
         the minibatches, of dropout, of the head's first weights), ``blas_threads`` (default all
@@ -114,6 +118,8 @@ def finetune(
     DivergedError
         If training leaves the finite numbers, or ends an epoch far worse than it began and worse
         than a constant guess. Its ``stack`` is that of the last good epoch.
+    StalledError
+        If a worker waits too long for the others.
     RunInterrupted
         On Ctrl-C or SIGTERM, or if ``stop`` said so. Its ``stack`` is that after the last
         whole minibatch.
@@ -132,7 +138,9 @@ def finetune(
             return request() or (stop is not None and stop())
 
         seed, name = options.seed, "syncpretrain-finetune"
-        with blas_limit(threads), closing(Team(options.replicas or 1, name)) as team, stream:
+        times = TeamTimes(stall=stall_seconds or STALL_SECONDS)
+        workers = Team(options.replicas or 1, name, times)
+        with blas_limit(threads), closing(workers) as team, stream:
             trainer = Trainer(
                 *prepared, options, seed, observers, should_stop, save, team.run, backend
             )

@@ -18,12 +18,16 @@ STALL_SECONDS = 600.0  # without a minibatch anywhere
 class Watch:
     """Looks at the running epochs ten times a second.
 
+    A minibatch that takes longer than the limit is a stall too, if no other layer trains one
+    meanwhile, unless it is trained by the caller's own thread (the serial runtime): that looks
+    between two minibatches only.
+
     Parameters
     ----------
     emit : callable
         Given a Progress event of each running layer.
     stall_seconds : float
-        How long nothing may move; default 600.
+        How long no layer may finish a minibatch; default 600.
     """
 
     def __init__(self, emit: Callable[[Event], None], stall_seconds: float | None = None) -> None:

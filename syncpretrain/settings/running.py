@@ -16,7 +16,7 @@ class RunSettings(Frozen, frozen=True, kw_only=True):
     ``checkpoint_every`` is a number of epochs of layer 1 (or of fine-tuning), or of seconds with
     an ``s`` behind it; the newest ``keep`` stay. ``max_restarts`` is how often a run whose worker
     died goes on from its last checkpoint. ``stall_timeout`` is how many seconds may pass without a
-    minibatch anywhere.
+    minibatch anywhere, or a worker wait in one for others that share it.
     """
 
     checkpoint_every: str = "60s"
