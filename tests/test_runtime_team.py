@@ -162,7 +162,7 @@ def test_a_member_that_comes_late_but_in_time_is_no_stall(form, monkeypatch):
 
 @COMPILED
 def test_the_own_work_of_a_member_is_no_time_that_it_waits():
-    """The other arrives as soon as this one has: later than the limit after the phase began."""
+    """The other arrives soon after this one: later than the limit after the phase began."""
     limit, x = 0.5, np.ones((100, 1000), dtype=np.float32)
     work, spent = [("means", x, np.zeros(1000, dtype=np.float32), "bernoulli")], 0.0
     while spent < 2 * limit:
@@ -174,6 +174,7 @@ def test_the_own_work_of_a_member_is_no_time_that_it_waits():
 
     def follow():
         assert wait_cells(cells, 1, 1, 1, 0, WAIT, WAIT) == 0
+        assert wait_cells(cells, 2, 1, 1, 0, 0.0, limit / 5) == 2, "a moment later"
         store_cell(cells, 2, 1)
 
     other = threading.Thread(target=follow)
