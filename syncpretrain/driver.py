@@ -105,9 +105,10 @@ class Pretraining:
         self._learned = Learned(settings, self._backend)
         depth = len(settings.layers) - 1
         self.save, self.resume = save, resume
-        self._running: set[int] = set()  # layers whose message is awaited
+        self._running: dict[int, int] = {}  # the epoch of each layer whose message is awaited
+        self._finished = 0  # epochs of all layers
         self._busy = [0.0] * depth
-        self._ended: set[int] = set()
+        self._ended = 0  # layers whose end the observers know of
         self._watch = Watch(self._emit, stall_seconds)
         self._times = TeamTimes(stall=stall_seconds or STALL_SECONDS)
 
@@ -164,7 +165,7 @@ class Pretraining:
                 self._execute(commands, runtime)
                 if self.save is not None and not self._schedule.over:
                     self.save(self.cut, done=self._schedule.done, final=False)
-            self._watch.tick(self._schedule.training, self._schedule.done, runtime.fraction)
+            self._watch.tick(self._running, self._finished, runtime.fraction)
             if request():
                 raise Stopped
 
@@ -184,7 +185,7 @@ class Pretraining:
     def _take(self, message: Message) -> list[Command]:
         """Note what a worker did; return what follows."""
         layer, version = message.command.layer, message.command.epoch
-        self._running.discard(layer)
+        self._running.pop(layer, None)
         for warning in message.warnings:
             self._emit(Notice(time.monotonic(), f"warning: {warning}"))
         if message.state is not None:
@@ -192,7 +193,8 @@ class Pretraining:
         if isinstance(message, Failed):
             return []
         self._note(message)
-        self._learned.publish(layer, version, message.layer)
+        self._finished += 1
+        self._learned.publish(message.command, message.layer)
         self._versions.publish(layer, version, message.layer)
         commands = self._schedule.finished(layer, stops=message.stops)
         self._emit_ended()
@@ -216,7 +218,7 @@ class Pretraining:
                 continue
             now = time.monotonic()
             self._emit(EpochStarted(now, command.layer, command.epoch, command.reads))
-            self._running.add(command.layer)
+            self._running[command.layer] = command.epoch
             runtime.submit(command)
         self._allot(runtime)
 
@@ -230,7 +232,7 @@ class Pretraining:
 
     def _forget(self, command: Forget) -> None:
         self._versions.forget(command.layer, command.version)
-        self._learned.forget(self._schedule.past)
+        self._learned.forget(command)
 
     def _note(self, message: Finished) -> None:
         command = message.command
@@ -250,7 +252,7 @@ class Pretraining:
 
     def _runtime(self, request: StopRequest) -> Runtime:
         def tick_and_ask() -> bool:  # the caller's thread is the one that trains
-            self._watch.tick(self._schedule.training, self._schedule.done, runtime.fraction)
+            self._watch.tick(self._running, self._finished, runtime.fraction)
             return request()
 
         name = self.settings.runtime
@@ -284,7 +286,6 @@ class Pretraining:
         )
 
     def _emit_ended(self) -> None:
-        for layer in range(1, len(self._busy) + 1):
-            if layer not in self._ended and self._schedule.ended(layer):
-                self._ended.add(layer)
-                self._emit(LayerFinished(time.monotonic(), layer))
+        for layer in self._schedule.ended_since(self._ended):
+            self._ended += 1
+            self._emit(LayerFinished(time.monotonic(), layer))
