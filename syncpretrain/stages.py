@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from syncpretrain.atomic import write_atomically
+from syncpretrain.atomic import remove_temporaries, write_atomically
 from syncpretrain.data.dataset import PARTS, Dataset
 from syncpretrain.driver import Pretraining
 from syncpretrain.errors import DivergedError, RunInterrupted, StalledError, WorkerError
@@ -74,6 +74,7 @@ class Stages:
         log = EventLog(out / EVENTS_NAME, append=resuming, tell=self.tell)
         with log, self.observed_by(log):
             self.announce(out)
+            remove_temporaries(out)
             saved = Checkpoints(out, self.settings, self.data, self.identity, self.tell)
             with self.saving(keeper):
                 stack, metrics, seconds = self.trained(keeper, saved, resuming)

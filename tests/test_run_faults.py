@@ -164,8 +164,10 @@ class TestCheckpointsFolder:
             train_run(settings, out=tmp_path / "run", observers=[die])
         folder = tmp_path / "run" / FOLDER_NAME
         (folder / ".pretrain-00000003.safetensors.0123456789abcdef").write_bytes(b"half")
+        (tmp_path / "run" / ".model.safetensors.0123456789abcdef").write_bytes(b"half")
         resume_run(tmp_path / "run")
         assert not folder.exists()
+        assert not list((tmp_path / "run").glob(".*"))
 
     def test_a_folder_that_cannot_be_deleted_is_told(self, settings, tmp_path, monkeypatch):
         monkeypatch.setattr("syncpretrain.saving.checkpoint.prune", full)
