@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-import syncpretrain.driver
+import syncpretrain.runtime.select
 from syncpretrain.cli import main
 from syncpretrain.run import train_run
 from syncpretrain.settings import settings_from
@@ -21,7 +21,7 @@ def folder(tmp_path, monkeypatch):
     """A working folder with data in it, where no worker can start."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SYNCPRETRAIN_DATA", str(tmp_path / "nowhere"))
-    monkeypatch.setattr(syncpretrain.driver, "RUNTIMES", {})
+    monkeypatch.setattr(syncpretrain.runtime.select, "RUNTIMES", {})
     X = np.random.default_rng(0).random((40, WIDTH), dtype=np.float32)
     np.save("x.npy", X)
     np.save("big.npy", X * 2)
