@@ -271,7 +271,7 @@ class TestTraining:
             finetune(stack, bits, targets, **wanted, save=save, stop=lambda: next(asked) == 13)
         assert {type(array) for array in arrays_of(caught.value.stack)} == {np.ndarray}
         write_state(tmp_path / "state.safetensors", states[-1], {})
-        again = read_state(tmp_path / "state.safetensors", {})
+        again = read_state(tmp_path / "state.safetensors")
         assert again.cursor.minibatches == 3
         resumed = finetune(stack, bits, targets, **wanted, resume=again)
         assert resumed.parameters_sha256 == whole.parameters_sha256
