@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-__all__ = ["StopRequest", "stop_on_signals"]
+from syncpretrain.errors import RunInterrupted
+
+__all__ = ["StopRequest", "interrupted_by_sigterm", "stop_on_signals"]
 
 
 class StopRequest:
@@ -43,11 +45,38 @@ def stop_on_signals() -> Iterator[StopRequest]:
         restore()
 
     if threading.current_thread() is threading.main_thread():
-        defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-        for signum, default in defaults.items():
-            if signal.getsignal(signum) == default:
+        defaults = {
+            signal.SIGINT: (signal.default_int_handler,),
+            signal.SIGTERM: (signal.SIG_DFL, _interrupt),
+        }
+        for signum, known in defaults.items():
+            if signal.getsignal(signum) in known:
                 found[signum] = signal.signal(signum, ask)
     try:
         yield request
     finally:
         restore()
+
+
+@contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Raise RunInterrupted at SIGTERM, as SIGINT raises KeyboardInterrupt.
+
+    For what is done between two uses of :func:`stop_on_signals`. Where the caller has a handler of
+    its own, nothing is installed.
+    """
+    is_ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    )
+    if is_ours:
+        signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        if is_ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise RunInterrupted("the run was stopped", signum=signum)
