@@ -77,15 +77,19 @@ def planned(settings: Settings, *, measure_seconds: float = 7.0) -> tuple[Settin
     Raises
     ------
     SettingsError, DataError
-        If the data cannot be loaded, on whose size it depends.
+        If the data cannot be loaded, on whose size it depends, or the run would be refused.
     """
     import msgspec
 
+    from syncpretrain.driver import Pretraining
     from syncpretrain.planning.candidates import Task
     from syncpretrain.planning.choice import plan_for
-    from syncpretrain.preparing import loaded
+    from syncpretrain.preparing import check_finetuning, loaded
 
     data = loaded(settings)
+    # Before the seconds that measuring takes, and the memory.
+    check_finetuning(settings, data)
+    Pretraining(settings.pretrain, data.train, data.validation)
     task = Task(settings.pretrain, len(data.train), len(data.validation))
     found = plan_for(task, measure_seconds=measure_seconds)
     return msgspec.structs.replace(settings, pretrain=found.apply(settings.pretrain)), found
