@@ -24,7 +24,8 @@ import numpy as np
 import pytest
 import tomli_w
 from conftest import PROCESS
-from drawnoptions import HUGE, ODD, Draw, draws, others, rare, steep
+from drawncommands import Draw, draws, others, steep
+from drawnoptions import HUGE, ODD, rare
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
 
