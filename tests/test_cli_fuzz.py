@@ -17,6 +17,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from datetime import date, time
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,9 +106,7 @@ def quick(monkeypatch, tmp_path):
     """Let ``--schedule auto`` measure one round only, and let nothing be downloaded."""
     monkeypatch.setenv("SYNCPRETRAIN_DATA", str(tmp_path / "nowhere"))
     usual = syncpretrain.cli.given.planned
-    monkeypatch.setattr(
-        "syncpretrain.cli.train.planned", lambda settings: usual(settings, measure_seconds=0)
-    )
+    monkeypatch.setattr("syncpretrain.cli.train.planned", partial(usual, measure_seconds=0))
 
 
 @contextlib.contextmanager
