@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 __all__ = [
     "BESIDE",
     "ENCODERS",
+    "FLAG",
     "HUGE",
     "ODD",
     "RBMS",

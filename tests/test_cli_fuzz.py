@@ -1,6 +1,6 @@
 """Any options of ``train`` on any small data: a run that trains to its end, or one that never is.
 
-80 draws of each kind run with the suite, always the same ones. For more of them:
+60 draws of each kind run with the suite, always the same ones. For more of them:
 
     SYNCPRETRAIN_DRAWS=1000 python -m pytest tests/test_cli_fuzz.py
 """
@@ -26,7 +26,7 @@ import pytest
 import tomli_w
 from conftest import PROCESS
 from drawncommands import Draw, draws, others, steep
-from drawnoptions import HUGE, ODD, rare
+from drawnoptions import FLAG, HUGE, ODD, TUNING, rare, table_of
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
 
@@ -36,7 +36,7 @@ from syncpretrain.settings import FinetuneSettings, PretrainSettings
 from syncpretrain.settings.running import RunSettings
 from syncpretrain.settings.sections import DataSettings
 
-AT_ONCE = 80
+AT_ONCE = 60
 PARTS = range(-(-int(os.environ.get("SYNCPRETRAIN_DRAWS", AT_ONCE)) // AT_ONCE))
 FILES = [
     *("config.toml", "events.jsonl", "metrics.json", "model.safetensors", "run.json", "trace.json")
@@ -73,24 +73,41 @@ VALUES = st.one_of(
 )
 
 
+OPTIONS = {name[2:].replace("-", "_"): o for name, o in (table_of("rbm") | TUNING).items()}
+
+
+def as_toml(text: str) -> Any:
+    """Return what an option's text stands for in a file of settings."""
+    if text == FLAG:
+        return True
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 @st.composite
 def sections(draw: Any) -> dict[str, Any]:
     """Draw what a file of settings says for 20 examples of 4 values: sound but for some values."""
     drawn: dict[str, Any] = {
-        "data": {"name": "x.npy"},
+        "data": {"name": "x.npz"},
         "pretrain": {"layers": [4, 3, 2], "batch_size": 5, "epochs": 1},
         "finetune": {"batch_size": 5, "epochs": 1},
         "run": {},
     }
     if draw(st.booleans()):
         drawn["finetune"]["objective"] = draw(st.sampled_from(["reconstruction", "classification"]))
-    for _ in range(draw(st.integers(1, 2))):
+    for _ in range(draw(st.integers(1, 3))):
         section = draw(st.sampled_from([*FIELDS, "pretrain", "pretrain"]))
-        if rare(draw, 20):
+        name = draw(st.sampled_from([*FIELDS[section].__struct_fields__, "unknown"]))
+        option = OPTIONS.get(f"finetune_{name}" if section == "finetune" else name)
+        if option is not None and not rare(draw, 4):
+            drawn[section][name] = as_toml(draw(st.sampled_from(option.sound)))
+        elif rare(draw, 20):
             drawn[draw(st.sampled_from([section, "more", ""]))] = draw(VALUES)
-        elif isinstance(drawn[section], dict):
-            names = [*FIELDS[section].__struct_fields__, "unknown"]
-            drawn[section][draw(st.sampled_from(names))] = draw(VALUES)
+            break
+        else:
+            drawn[section][name] = draw(VALUES)
     return drawn
 
 
@@ -217,7 +234,8 @@ def test_files_of_settings(part):
     @given(sections())
     def holds(drawn_sections: dict[str, Any]) -> None:
         with working_folder() as folder:
-            np.save("x.npy", np.random.default_rng(0).random((20, 4), dtype=np.float32))
+            X = np.random.default_rng(0).random((20, 4), dtype=np.float32)
+            np.savez("x.npz", X=X, y=np.arange(20) % 3)
             (folder / "drawn.toml").write_bytes(tomli_w.dumps(drawn_sections).encode())
             train(folder, "run", "--config=drawn.toml", "--json")
 
