@@ -37,7 +37,7 @@ def test_every_extra_in_the_readme_exists():
         assert f'"{extra}"' in setup
 
 
-@pytest.mark.parametrize("module", ["syncpretrain.pretraining"])
+@pytest.mark.parametrize("module", ["syncpretrain.pretraining.call"])
 def test_docstring_examples(module):
     results = doctest.testmod(importlib.import_module(module))
     assert results.attempted

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from test_schedule import free, greedy, layer_plans, lockstep, rounds
 
 from syncpretrain.backends.numpy_backend import NumpyBackend
-from syncpretrain.cut import Cut
-from syncpretrain.learned import Learned
-from syncpretrain.schedule.machine import Command, Forget, Past, Schedule, Train
+from syncpretrain.pretraining.schedule.machine import Command, Forget, Past, Schedule, Train
+from syncpretrain.pretraining.state import Cut
+from syncpretrain.pretraining.trained_layers import Learned
 from syncpretrain.settings import settings_from
 
 

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_schedule import free, greedy, layer_plans, lockstep, rounds, stops_after
 
-from syncpretrain.schedule.machine import Command, Forget, Past, Schedule, Train
-from syncpretrain.schedule.pace import Fixed, Pace
-from syncpretrain.schedule.plan import LayerPlan
+from syncpretrain.pretraining.schedule.machine import Command, Forget, Past, Schedule, Train
+from syncpretrain.pretraining.schedule.pace import Fixed, Pace
+from syncpretrain.pretraining.schedule.reads import LayerPlan
 
 
 @dataclass

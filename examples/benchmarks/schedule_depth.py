@@ -20,8 +20,8 @@ import numpy as np
 from _timing import busy, machine, rst_table
 
 from syncpretrain import pretrain
-from syncpretrain.building import build_schedule
-from syncpretrain.schedule.machine import Command, Train
+from syncpretrain.pretraining.build import build_schedule
+from syncpretrain.pretraining.schedule.machine import Command, Train
 from syncpretrain.settings import settings_from
 
 PLAYED: dict[str, dict[str, Any]] = {
