@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_schedule import free, greedy, layer_plans, lockstep, rounds
 
@@ -34,7 +34,6 @@ def retained(past: Past) -> set[tuple[int, int]]:
     return kept
 
 
-@settings(deadline=None)
 @given(
     plans=layer_plans,
     pace=st.sampled_from([lockstep, greedy, rounds, free]),
