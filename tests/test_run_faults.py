@@ -134,9 +134,12 @@ class TestFinalFiles:
         assert load(kept).widths == LAYERS
 
     def test_where_nothing_can_be_written_it_says_so(self, tmp_path, monkeypatch, rescue):
-        monkeypatch.setattr(tempfile, "mkdtemp", full)
+        def none_is_usable() -> str:
+            raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+        monkeypatch.setattr(tempfile, "gettempdir", none_is_usable)
         keeper = Keeper(tmp_path / "run", print)
-        with pytest.raises(SaveError, match="nor could it be kept in"):
+        with pytest.raises(SaveError, match="nor could it be kept in a temporary folder"):
             keeper.write("model.safetensors", full)
 
     def test_a_run_whose_model_is_elsewhere_does_not_look_complete(
@@ -163,10 +166,10 @@ class TestFinalFiles:
 
     def test_a_folder_that_takes_nothing_is_not_left(self, tmp_path, monkeypatch, rescue):
         keeper = Keeper(tmp_path / "run", print)
-        with pytest.raises(SaveError, match="nor could it be kept in"):
+        with pytest.raises(SaveError, match="nor could it be kept in a temporary folder"):
             keeper.write("model.safetensors", full)
         assert not any(rescue.iterdir())
-        with pytest.raises(SaveError, match="nor could it be kept in"):
+        with pytest.raises(SaveError, match="nor could it be kept in a temporary folder"):
             keeper.write("metrics.json", full)
 
     def test_a_trace_that_cannot_be_written_is_told(self, settings, tmp_path, monkeypatch):
@@ -448,6 +451,21 @@ class TestEventLog:
         report = train_run(settings, out=tmp_path / "run", observers=[events.append])
         assert report["parameters_sha256"] == whole["parameters_sha256"]
         assert any("lacks the last" in x for x in notices_of(events))
+
+    def test_it_is_on_the_disk_before_the_pretrained_stack(self, settings, tmp_path, monkeypatch):
+        """A lost machine loses the end of a log that was not flushed; a replay needs it."""
+        log, pretrained = tmp_path / "run" / EVENTS_NAME, tmp_path / "run" / FOLDER_NAME
+        pretrained /= PRETRAINED_NAME
+        fsync, flushed = os.fsync, []
+
+        def note(descriptor: int) -> None:
+            if log.exists() and os.path.samestat(os.fstat(descriptor), log.stat()):
+                flushed.append((log.read_bytes().count(b"EpochFinished"), pretrained.exists()))
+            fsync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", note)
+        train_run(settings, out=tmp_path / "run")
+        assert flushed == [(9, False)]
 
     @pytest.mark.parametrize("tail", [b'{"event":"EpochFin', b"\0" * 70_000, b"\xff"])
     def test_half_a_line_is_dropped_when_a_file_is_added_to(self, tmp_path, tail):

@@ -56,7 +56,7 @@ class Keeper:
         except OSError as error:
             self._leave_empty()
             raise SaveError(
-                f"{self._reason}; nor could it be kept in {tempfile.gettempdir()}:"
+                f"{self._reason}; nor could it be kept in a temporary folder:"
                 f" {error.strerror or error}. Its checkpoints are in {self.folder}: make room and"
                 " go on with --resume"
             ) from error

@@ -80,7 +80,7 @@ class Stages:
             self.announce(out)
             saved = Checkpoints(out, self.settings, self.data, self.identity, self.tell)
             with self.saving(keeper):
-                stack, metrics, seconds = self.trained(keeper, saved, resuming)
+                stack, metrics, seconds = self.trained(keeper, saved, log, resuming)
             slots = self.pretraining.slots
             seconds["total"] = time.monotonic() - self.started
             report = report_of(self.settings, slots, metrics, self.history, stack, seconds, out)
@@ -91,7 +91,7 @@ class Stages:
             return report
 
     def trained(
-        self, keeper: Keeper, saved: Checkpoints, resuming: bool
+        self, keeper: Keeper, saved: Checkpoints, log: EventLog, resuming: bool
     ) -> tuple[Stack, dict[str, Any], dict[str, float]]:
         """Pretrain, fine-tune and measure; return the stack, its figures and the seconds taken."""
         pretrained = saved.pretrained() if resuming else None
@@ -99,6 +99,7 @@ class Stages:
             self.unsaved = pretrained = self.marked(self.pretrained(saved, resuming))
             self.save_early(pretrained, keeper.folder)  # whatever becomes of fine-tuning
             self.unsaved = None
+            log.flush_to_disk()  # a run that resumes from here tells nothing of pretraining
             saved.save_pretrained(pretrained)
             resuming = False
         finetuning = time.monotonic()

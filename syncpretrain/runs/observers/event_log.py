@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -86,6 +87,12 @@ class EventLog:
         line = msgspec.json.encode(_as_dict(event, self._origin), enc_hook=float)
         self._waiting.append(line + b"\n")
         self._write()
+
+    def flush_to_disk(self) -> None:
+        """Let what was written outlive a lost machine, before a file that relies on it."""
+        if self._file is not None:
+            with suppress(OSError):  # as of a pipe; the lines are written all the same
+                os.fsync(self._file.fileno())
 
     def _write(self) -> None:
         """Write the lines that wait, unbuffered, so that a killed run has told what it did."""
