@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -11,6 +12,13 @@ from typing import Any
 
 __all__ = ["remove_temporaries", "write_atomically"]
 
+RANDOM_BYTES = 8  # of a temporary file's name
+TEMPORARY = re.compile(rf"\..+\.[0-9a-f]{{{2 * RANDOM_BYTES}}}")
+# Where a folder cannot be flushed, on some network, FUSE and shared file systems, renaming has to
+# do; PostgreSQL's fsync_fname_ext ignores the same. A full or broken disk is never ignored.
+NOT_OPENED = {errno.EACCES, errno.EISDIR}
+NOT_FLUSHED = {errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+
 
 def write_atomically(
     path: Path, content: bytes, *, check: Callable[[Path], Any] | None = None
@@ -19,31 +27,56 @@ def write_atomically(
 
     ``check`` may raise on the file before it takes its place; then, as after any failure, what
     was there before stays. Where the system can, the file has no name until it is whole, so that
-    not even a killed process leaves a temporary one behind.
+    a killed process leaves no temporary file behind, or only a whole one in the moment before it
+    replaces another. Elsewhere see :func:`remove_temporaries`.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written or flushed. That a folder cannot be flushed is ignored where
+        the file system does not support it.
     """
-    if check is None and not path.exists() and _written_nameless(path, content):
-        return
     # Not tempfile's, which only its owner may read, whatever the umask says.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(RANDOM_BYTES)}")
+    written = path if check is None and not path.exists() else temporary
     try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        if not _written_nameless(written, content):
+            written = temporary
+            _write_named(written, content)
         if check is not None:
-            check(temporary)
-        temporary.replace(path)
+            check(written)
+        if written is not path:
+            written.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _flush_folder(path)
+    _flush_folder(path.parent)
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Delete the temporary files that killed writers left in a folder that this process owns."""
+    """Delete the temporary files in a folder that killed calls of :func:`write_atomically` left.
+
+    A file that is still being written has the same kind of name: call it only as the one owner of
+    the folder, while no other process or thread writes into it. Nothing happens where there is no
+    such folder; what is no regular file stays.
+
+    Raises
+    ------
+    OSError
+        If the folder cannot be read, or a file in it not be deleted.
+    """
+    if not folder.is_dir():
+        return
     for path in folder.iterdir():
-        if re.fullmatch(r"\..+\.[0-9a-f]{16}", path.name):
+        if TEMPORARY.fullmatch(path.name) and path.is_file() and not path.is_symlink():
             path.unlink(missing_ok=True)
+
+
+def _write_named(path: Path, content: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _written_nameless(path: Path, content: bytes) -> bool:
@@ -64,13 +97,21 @@ def _written_nameless(path: Path, content: bytes) -> bool:
             os.link(f"/proc/self/fd/{own}", path, src_dir_fd=own, follow_symlinks=True)
         except OSError:
             return False
-    _flush_folder(path)
     return True
 
 
-def _flush_folder(path: Path) -> None:
-    folder = os.open(path.parent, os.O_RDONLY)
+def _flush_folder(folder: Path) -> None:
+    """Flush the names in a folder to the disk, where its file system can."""
     try:
-        os.fsync(folder)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        if error.errno in NOT_OPENED:
+            return
+        raise
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NOT_FLUSHED:
+            raise
     finally:
-        os.close(folder)
+        os.close(descriptor)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,11 @@ from syncpretrain.learners.base import Learner
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.runtime.memory import check_memory
 from syncpretrain.runtime.store import Split
+from syncpretrain.runtime.team import TIMES, TeamTimes
 from syncpretrain.runtime.worker import PROBE_ROWS, Inputs, LayerState, LayerWorker
 from syncpretrain.schedule.machine import Schedule
 from syncpretrain.schedule.pace import Fixed, Free, Pace, Planned
-from syncpretrain.schedule.plan import LayerPlan, Reads, greedy_reads, lockstep_reads, rounds_reads
+from syncpretrain.schedule.plan import LayerPlan, Reads, greedy_row, lockstep_row, rounds_row
 from syncpretrain.settings import MomentumSchedule, PretrainSettings
 from syncpretrain.settings.checks import parsed_corruption
 
@@ -138,6 +138,7 @@ def build_worker(
     state: LayerState | None,
     keep_states: bool,
     backend: Backend | None,
+    times: TeamTimes,
     inputs: Inputs,
 ) -> LayerWorker:
     """Return the worker of one layer, where its state says it is, if it has one.
@@ -151,6 +152,7 @@ def build_worker(
         stopping,
         keep_states=keep_states,
         replicas=settings.replicas[layer - 1],
+        times=times,
     )
     if state is not None:
         try:
@@ -168,6 +170,7 @@ def build_hires(
     *,
     keep_states: bool,
     backend: Backend | None = None,
+    times: TeamTimes = TIMES,
 ) -> list[Callable[[Inputs], LayerWorker]]:
     """Return one function a layer that builds its worker.
 
@@ -175,7 +178,7 @@ def build_hires(
     """
     depth = len(settings.layers) - 1
     return [
-        partial(build_worker, settings, layer, state, keep_states, backend)
+        partial(build_worker, settings, layer, state, keep_states, backend, times)
         for layer, state in zip(range(1, depth + 1), states or [None] * depth, strict=True)
     ]
 
@@ -189,20 +192,8 @@ def build_stopping(settings: PretrainSettings) -> list[EarlyStopping | None]:
 
 
 def layer_plans(settings: PretrainSettings) -> list[LayerPlan]:
-    """Return the plan of each layer; an epoch's cost is its products and its input's."""
-    sizes = [visible * hidden for visible, hidden in pairwise(settings.layers)]
-    rows = zip(
-        settings.epochs,
-        settings.refresh_epochs,
-        settings.cd_steps,
-        sizes,
-        [0, *sizes],
-        strict=False,
-    )
-    return [
-        LayerPlan(epochs, refresh, cost=float((2 * k + 3) * size + below))
-        for epochs, refresh, k, size, below in rows
-    ]
+    """Return the plan of each layer."""
+    return list(map(LayerPlan, settings.epochs, settings.refresh_epochs))
 
 
 def _pace(settings: PretrainSettings, plans: list[LayerPlan], replay: Reads | None) -> Pace:
@@ -221,12 +212,12 @@ def _pace(settings: PretrainSettings, plans: list[LayerPlan], replay: Reads | No
     if settings.pace == "free":
         return Free(plans, drain=drain)
     if settings.schedule == "greedy":
-        return Planned(plans, greedy_reads)
+        return Planned(plans, greedy_row)
     if settings.schedule == "rounds":
         size = settings.group_size or GROUP_SIZE
-        build = partial(rounds_reads, group_size=size, drain=drain)
-        return Planned(plans, build, group_size=size)
-    return Planned(plans, partial(lockstep_reads, drain=drain))
+        rule = partial(rounds_row, group_size=size, drain=drain)
+        return Planned(plans, rule, group_size=size)
+    return Planned(plans, partial(lockstep_row, drain=drain))
 
 
 def _checked_data(settings: PretrainSettings, X: ArrayLike, validation: ArrayLike | None) -> Split:

@@ -19,9 +19,10 @@ from syncpretrain.driver import Pretraining
 from syncpretrain.errors import SettingsError
 from syncpretrain.evaluation.prediction import accuracies
 from syncpretrain.evaluation.reconstruction import stack_error
-from syncpretrain.finetuning import finetune
+from syncpretrain.finetuning.options import tuning_options
+from syncpretrain.finetuning.prepared import Finetuning, Form, Part
 from syncpretrain.layer import Layer
-from syncpretrain.settings import PretrainSettings, Settings
+from syncpretrain.settings import PretrainSettings, Settings, replaced
 from syncpretrain.stack import Stack
 
 __all__ = ["STARTS", "Outcome", "Summary", "compare", "random_stack", "summarized"]
@@ -76,6 +77,7 @@ def compare(
     starts: Sequence[str] = STARTS,
     seeds: Sequence[int] = (0, 1, 2),
     labels: Sequence[int | None] = (None,),
+    begin: Callable[[], Any] = lambda: None,
     tell: Told = lambda outcome: None,
 ) -> list[Outcome]:
     """Fine-tune from every start with every seed and number of labels; return what came out.
@@ -96,26 +98,39 @@ def compare(
         Of weights, minibatches, and of which labels are kept.
     labels : sequence of int or None
         How many of the training labels are kept; None for all. Ignored for reconstruction.
+    begin : callable
+        Called once all is checked, before any work starts.
     tell : callable
         Given each outcome as soon as it is there.
 
     Raises
     ------
-    SettingsError
-        Before any work starts, if something is missing.
+    SettingsError, DataError
+        Before any work starts, if something is missing, or one of the fine-tunings is not possible.
     """
     _check(settings, data, starts, labels)
+    pretrains = [
+        (start, _pretrain_settings(start, settings.pretrain, seed))
+        for seed in seeds
+        for start in starts
+    ]
     supervised = settings.finetune.objective == "classification"
+    tunings = {
+        seed: [_tuning(settings, data, seed, n) for n in (labels if supervised else (None,))]
+        for seed in seeds
+    }
+    for start, pretrain in pretrains[: len(starts)]:
+        if start != "random":
+            Pretraining(pretrain, data.train, data.validation)  # refuses what it cannot train
+    begin()
     outcomes = []
-    for seed in seeds:
-        for start in starts:
-            began = time.monotonic()
-            stack = _started(start, settings, data, seed)
-            seconds = time.monotonic() - began
-            for count in labels if supervised else (None,):
-                outcome = _fine_tuned(stack, settings, data, seed, count, start, seconds)
-                outcomes.append(outcome)
-                tell(outcome)
+    for start, pretrain in pretrains:
+        began = time.monotonic()
+        stack = _started(start, pretrain, data)
+        seconds = time.monotonic() - began
+        for tuning in tunings[pretrain.seed]:
+            outcomes.append(_fine_tuned(stack, tuning, data, start, seconds))
+            tell(outcomes[-1])
     return outcomes
 
 
@@ -166,52 +181,57 @@ def random_stack(settings: PretrainSettings, data: Dataset, *, seed: int) -> Sta
     return Stack(tuple(layers), {}, Scaling.of(data.train) if gaussian else None)
 
 
-def _started(start: str, settings: Settings, data: Dataset, seed: int) -> Stack:
-    pretrain = msgspec.structs.replace(settings.pretrain, seed=seed)
+def _pretrain_settings(start: str, settings: PretrainSettings, seed: int) -> PretrainSettings:
+    """Return the settings of a start with a seed."""
+    settings = replaced(settings, seed=seed)
     if start == "random":
-        return random_stack(pretrain, data, seed=seed)
-    pace = pretrain.pace if start == "synchronized" else "lockstep"
-    pretrain = msgspec.structs.replace(pretrain, schedule=start, pace=pace, group_size=None)
-    return Pretraining(pretrain, data.train, data.validation).run()
+        return settings
+    pace = settings.pace if start == "synchronized" else "lockstep"
+    return replaced(settings, schedule=start, pace=pace, group_size=None)
 
 
-def _fine_tuned(
-    stack: Stack,
-    settings: Settings,
-    data: Dataset,
-    seed: int,
-    count: int | None,
-    start: str,
-    pretrain_seconds: float,
-) -> Outcome:
+def _started(start: str, settings: PretrainSettings, data: Dataset) -> Stack:
+    if start == "random":
+        return random_stack(settings, data, seed=settings.seed)
+    return Pretraining(settings, data.train, data.validation).run()
+
+
+def _tuning(settings: Settings, data: Dataset, seed: int, count: int | None) -> Finetuning:
+    """Return the fine-tuning with so many labels, ready for a stack."""
+    pretrain = settings.pretrain
     options = msgspec.to_builtins(settings.finetune)
-    targets: dict[str, Any] = {}
-    labelled = None
+    y = None
     if options["objective"] == "classification":
         chosen = data if count is None else data.with_labels(count, seed=seed)
         y = chosen.train_labels
         assert y is not None
         labelled = int((y != UNLABELLED).sum())
-        targets = {"y": y}
         options |= _budget(labelled, options["batch_size"], options["epochs"])
+    options |= {"seed": seed, "blas_threads": pretrain.blas_threads, "backend": pretrain.backend}
+    form = Form(pretrain.layers, (pretrain.visible_units, *pretrain.hidden_units))
+    return Finetuning(form, tuning_options(options), Part(data.train, y, "labels"), copies=1)
+
+
+def _fine_tuned(
+    stack: Stack, tuning: Finetuning, data: Dataset, start: str, pretrain_seconds: float
+) -> Outcome:
+    supervised = tuning.options.objective == "classification"
     began = time.monotonic()
-    tuned = finetune(
-        stack,
-        data.train,
-        **targets,
-        **options,
-        seed=seed,
-        blas_threads=settings.pretrain.blas_threads,
-        backend=settings.pretrain.backend,
-    )
+    tuned = tuning.run(stack)
     seconds = time.monotonic() - began
-    if labelled is None:
-        errors = {part: stack_error(tuned, getattr(data, part)) for part in ("validation", "test")}
-    else:
+    if supervised:
         right = accuracies(tuned, data) or {}
         errors = {part: None if share is None else 1 - share for part, share in right.items()}
+    else:
+        errors = {part: stack_error(tuned, getattr(data, part)) for part in ("validation", "test")}
     return Outcome(
-        start, seed, labelled, errors["validation"], errors["test"], pretrain_seconds, seconds
+        start,
+        tuning.options.seed,
+        tuning.examples if supervised else None,
+        errors["validation"],
+        errors["test"],
+        pretrain_seconds,
+        seconds,
     )
 
 
@@ -258,6 +278,8 @@ def _check(
         return
     if data.train_labels is None or data.test_labels is None:
         raise SettingsError(f"data: {data.name} has no labels to classify by")
+    if (data.test_labels == UNLABELLED).all():
+        raise SettingsError(f"data: {data.name} has no labelled test examples to compare by")
     for count in labels:
         if count is not None:
             data.with_labels(count)  # refuses what there is not

@@ -8,7 +8,7 @@ from syncpretrain.layer import Layer
 from syncpretrain.runtime.worker import LayerState
 from syncpretrain.schedule.machine import Past
 
-__all__ = ["Cut", "retained"]
+__all__ = ["Cut"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +34,3 @@ class Cut:
             version = self.past.reads[layer - 1][version - 1]
             layer -= 1
         return chain[::-1]
-
-
-def retained(past: Past) -> set[tuple[int, int]]:
-    """Return the versions held, and those that their activations were made through."""
-    kept = set()
-    for number, versions in enumerate(past.held, start=1):
-        for version in versions:
-            layer = number
-            while layer >= 1:
-                kept.add((layer, version))
-                version = past.reads[layer - 1][version - 1]
-                layer -= 1
-    return kept

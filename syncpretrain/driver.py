@@ -31,8 +31,9 @@ from syncpretrain.runtime.serial import SerialRuntime
 from syncpretrain.runtime.shared import check_runtime
 from syncpretrain.runtime.signals import StopRequest, stop_on_signals
 from syncpretrain.runtime.store import Versions
+from syncpretrain.runtime.team import TeamTimes
 from syncpretrain.runtime.threads import ThreadsRuntime
-from syncpretrain.runtime.watch import TICK_SECONDS, Watch
+from syncpretrain.runtime.watch import STALL_SECONDS, TICK_SECONDS, Watch
 from syncpretrain.runtime.worker import Failed, Finished, Message
 from syncpretrain.schedule.machine import Command, Forget
 from syncpretrain.schedule.plan import Reads
@@ -66,7 +67,8 @@ class Pretraining:
     resume : Cut, optional
         Where a run of the same settings and data goes on.
     stall_seconds : float, optional
-        How long no minibatch may be trained anywhere; default 600.
+        How long no minibatch may be trained anywhere, nor a worker wait in one for others that
+        share it; default 600.
     """
 
     def __init__(
@@ -103,18 +105,23 @@ class Pretraining:
         self._learned = Learned(settings, self._backend)
         depth = len(settings.layers) - 1
         self.save, self.resume = save, resume
-        self._running: set[int] = set()  # layers whose message is awaited
+        self._running: dict[int, int] = {}  # the epoch of each layer whose message is awaited
+        self._finished = 0  # epochs of all layers
         self._busy = [0.0] * depth
-        self._ended: set[int] = set()
+        self._ended = 0  # layers whose end the observers know of
         self._watch = Watch(self._emit, stall_seconds)
+        self._times = TeamTimes(stall=stall_seconds or STALL_SECONDS)
 
     def run(self) -> Stack:
         """Train until the schedule ends; see :func:`pretrain` for what it raises."""
-        with blas_limit(self._blas_threads), stop_on_signals() as request:
+        with stop_on_signals() as request:  # outermost: an interrupt leaves no BLAS limit behind
             started = time.monotonic()
-            self._emit_start(started)
             try:
-                self._train(request)
+                with blas_limit(self._blas_threads):
+                    self._emit_start(started)
+                    self._train(request)
+                if request():  # while the workers were joined
+                    raise Stopped
             except WorkerError as error:
                 error.stack = self.stack()
                 raise
@@ -145,8 +152,6 @@ class Pretraining:
                 stopped = isinstance(end, Stopped)
                 self._drain(runtime, DRAIN_SECONDS if stopped else FAILED_DRAIN_SECONDS)
                 raise
-        if request():  # while the workers were joined
-            raise Stopped
 
     def _drive(self, runtime: Runtime, request: StopRequest) -> None:
         """Carry events to the schedule and its commands to the runtime, until it is over."""
@@ -160,7 +165,7 @@ class Pretraining:
                 self._execute(commands, runtime)
                 if self.save is not None and not self._schedule.over:
                     self.save(self.cut, done=self._schedule.done, final=False)
-            self._watch.tick(self._schedule.training, self._schedule.done, runtime.fraction)
+            self._watch.tick(self._running, self._finished, runtime.fraction)
             if request():
                 raise Stopped
 
@@ -180,7 +185,7 @@ class Pretraining:
     def _take(self, message: Message) -> list[Command]:
         """Note what a worker did; return what follows."""
         layer, version = message.command.layer, message.command.epoch
-        self._running.discard(layer)
+        self._running.pop(layer, None)
         for warning in message.warnings:
             self._emit(Notice(time.monotonic(), f"warning: {warning}"))
         if message.state is not None:
@@ -188,7 +193,8 @@ class Pretraining:
         if isinstance(message, Failed):
             return []
         self._note(message)
-        self._learned.publish(layer, version, message.layer)
+        self._finished += 1
+        self._learned.publish(message.command, message.layer)
         self._versions.publish(layer, version, message.layer)
         commands = self._schedule.finished(layer, stops=message.stops)
         self._emit_ended()
@@ -212,7 +218,7 @@ class Pretraining:
                 continue
             now = time.monotonic()
             self._emit(EpochStarted(now, command.layer, command.epoch, command.reads))
-            self._running.add(command.layer)
+            self._running[command.layer] = command.epoch
             runtime.submit(command)
         self._allot(runtime)
 
@@ -226,7 +232,7 @@ class Pretraining:
 
     def _forget(self, command: Forget) -> None:
         self._versions.forget(command.layer, command.version)
-        self._learned.forget(self._schedule.past)
+        self._learned.forget(command)
 
     def _note(self, message: Finished) -> None:
         command = message.command
@@ -246,14 +252,16 @@ class Pretraining:
 
     def _runtime(self, request: StopRequest) -> Runtime:
         def tick_and_ask() -> bool:  # the caller's thread is the one that trains
-            self._watch.tick(self._schedule.training, self._schedule.done, runtime.fraction)
+            self._watch.tick(self._running, self._finished, runtime.fraction)
             return request()
 
         name = self.settings.runtime
         stop: Callable[[], bool] = tick_and_ask if name == "serial" else request
         states = self.resume.states if self.resume else ()
         keeps = self.save is not None
-        hires = build_hires(self.settings, states, keep_states=keeps, backend=self._backend)
+        hires = build_hires(
+            self.settings, states, keep_states=keeps, backend=self._backend, times=self._times
+        )
         if name == "processes":
             return RUNTIMES[name](hires, self._versions, self._blas_threads)
         return (runtime := RUNTIMES[name]([hire(self._versions) for hire in hires], stop))
@@ -278,7 +286,6 @@ class Pretraining:
         )
 
     def _emit_ended(self) -> None:
-        for layer in range(1, len(self._busy) + 1):
-            if layer not in self._ended and self._schedule.ended(layer):
-                self._ended.add(layer)
-                self._emit(LayerFinished(time.monotonic(), layer))
+        for layer in self._schedule.ended_since(self._ended):
+            self._ended += 1
+            self._emit(LayerFinished(time.monotonic(), layer))

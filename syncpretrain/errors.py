@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from syncpretrain.stack import Stack
+from typing import Any
 
 __all__ = [
     "AveragingError",
@@ -57,10 +54,10 @@ class ScheduleError(SyncpretrainError, RuntimeError):
 class WorkerError(SyncpretrainError, RuntimeError):
     """A layer's worker failed; the original exception is the ``__cause__``.
 
-    ``stack`` holds every layer at its last finite state.
+    ``stack``, a :class:`syncpretrain.Stack` or None, holds every layer at its last finite state.
     """
 
-    def __init__(self, message: str, *, stack: Stack | None = None) -> None:
+    def __init__(self, message: str, *, stack: Any = None) -> None:
         super().__init__(message)
         self.stack = stack
 
@@ -83,10 +80,11 @@ class StalledError(WorkerError):
 class RunInterrupted(KeyboardInterrupt):
     """The run was stopped by a signal after the running minibatch.
 
-    ``stack`` holds what was learned so far, ``signum`` the signal (2 for Ctrl-C).
+    ``stack``, a :class:`syncpretrain.Stack` or None, holds what was learned so far, ``signum`` the
+    signal (2 for Ctrl-C).
     """
 
-    def __init__(self, message: str, *, stack: Stack | None = None, signum: int = 2) -> None:
+    def __init__(self, message: str, *, stack: Any = None, signum: int = 2) -> None:
         super().__init__(message)
         self.stack = stack
         self.signum = signum

@@ -21,10 +21,9 @@ from syncpretrain.data.record import DataRecord, record_of
 from syncpretrain.errors import CheckpointError, SettingsError
 from syncpretrain.kernels.native import available
 from syncpretrain.schedule.plan import Reads
-from syncpretrain.settings import Settings
+from syncpretrain.settings import ELSEWHERE, Settings
 
 __all__ = [
-    "ELSEWHERE",
     "Difference",
     "RunIdentity",
     "check_header",
@@ -35,7 +34,6 @@ __all__ = [
 ]
 
 FORMAT = "syncpretrain run 1"
-ELSEWHERE = ("runtime", "workers", "backend")  # a run may go on with others
 BLAS_FIELDS = ("internal_api", "version", "architecture")
 LEGACY_ROWS = 1000  # of each part, in the checkpoints of format 1 without an identity
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.data.scaling import Scaling
 from syncpretrain.kernels.activations import affine
 
-__all__ = ["Head", "Layer"]
+__all__ = ["Head", "Layer", "parameters_sha256"]
 
 Array = NDArray[np.float32]
 
@@ -73,3 +75,18 @@ class Head:
     bias: Array
     kind: str
     classes: tuple[int, ...] = ()
+
+
+def parameters_sha256(
+    layers: Sequence[Layer], scaling: Scaling | None = None, head: Head | None = None
+) -> str:
+    """Return the SHA-256 of all parameters in layer order, as little-endian float32 in C order."""
+    arrays = [array for layer in layers for _, array in layer.parameters()]
+    if scaling is not None:
+        arrays += [scaling.shift, scaling.scale]
+    if head is not None:
+        arrays += [head.weight, head.bias]
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array, dtype="<f4").data)
+    return digest.hexdigest()

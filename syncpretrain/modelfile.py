@@ -12,7 +12,7 @@ import hashlib
 import json
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors
@@ -23,31 +23,39 @@ from syncpretrain.atomic import write_atomically
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import ModelFileError
 from syncpretrain.kernels.activations import UNITS
-from syncpretrain.layer import Layer
-from syncpretrain.stack import Head, Stack
+from syncpretrain.layer import Head, Layer, parameters_sha256
 
-__all__ = ["MODEL_NAME", "read_stack", "write_stack"]
+__all__ = ["MODEL_NAME", "Model", "read_model", "write_model"]
 
 MODEL_NAME = "model.safetensors"
 FORMAT = "syncpretrain 2"
 
 
-def write_stack(stack: Stack, path: Path) -> None:
-    """Write a stack; a file that was there before stays until the new one is complete."""
+class Model(NamedTuple):
+    """The parts of a stack."""
+
+    layers: tuple[Layer, ...]
+    info: dict[str, Any]
+    scaling: Scaling | None
+    head: Head | None
+
+
+def write_model(path: Path, model: Model) -> None:
+    """Write a model; a file that was there before stays until the new one is complete."""
     tensors = {
         # safetensors would write a transposed or strided array as garbage (its issue 825)
         f"layers.{number}.{name}": np.ascontiguousarray(array, dtype="<f4")
-        for number, layer in enumerate(stack.layers, start=1)
+        for number, layer in enumerate(model.layers, start=1)
         for name, array in layer.parameters()
     }
-    if stack.scaling is not None:
-        tensors |= {"input.shift": stack.scaling.shift, "input.scale": stack.scaling.scale}
-    if stack.head is not None:
-        tensors |= {"head.weight": stack.head.weight, "head.bias": stack.head.bias}
-    info, meaning = json.dumps(stack.info), json.dumps(_meaning(stack))
+    if model.scaling is not None:
+        tensors |= {"input.shift": model.scaling.shift, "input.scale": model.scaling.scale}
+    if model.head is not None:
+        tensors |= {"head.weight": model.head.weight, "head.bias": model.head.bias}
+    info, meaning = json.dumps(model.info), json.dumps(_meaning(model))
     metadata = {
         "format": FORMAT,
-        "sha256": stack.parameters_sha256,
+        "sha256": parameters_sha256(model.layers, model.scaling, model.head),
         "info": info,
         "info_sha256": _sha256(info),
         "meaning": meaning,
@@ -56,8 +64,8 @@ def write_stack(stack: Stack, path: Path) -> None:
     write_atomically(path, safetensors.numpy.save(tensors, metadata))
 
 
-def read_stack(path: Path) -> Stack:
-    """Read a stack from a model file, or from the one in a run folder.
+def read_model(path: Path) -> Model:
+    """Read a model from a model file, or from the one in a run folder.
 
     Raises
     ------
@@ -86,11 +94,11 @@ def read_stack(path: Path) -> Stack:
         )
     info, meaning = _text(file, metadata, "info"), _text(file, metadata, "meaning")
     scaling, head = _scaling(file, tensors), _head(file, tensors, meaning)
-    stack = Stack(_layers(file, tensors, meaning), info, scaling, head)
-    _check_ends(file, stack)
-    if stack.parameters_sha256 != metadata.get("sha256"):
+    layers = _layers(file, tensors, meaning)
+    _check_ends(file, layers, scaling, head)
+    if parameters_sha256(layers, scaling, head) != metadata.get("sha256"):
         raise ModelFileError(f"{file}: is damaged: its parameters do not match their checksum")
-    return stack
+    return Model(layers, info, scaling, head)
 
 
 def _model_file(path: Path) -> Path:
@@ -111,15 +119,15 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _meaning(stack: Stack) -> dict[str, Any]:
+def _meaning(model: Model) -> dict[str, Any]:
     """Return what the parameters mean: the kinds of units, and of the head."""
     names = ("hidden_units", "visible_units", "model")
-    layers = [{name: getattr(layer, name) for name in names} for layer in stack.layers]
-    if stack.head is None:
+    layers = [{name: getattr(layer, name) for name in names} for layer in model.layers]
+    if model.head is None:
         return {"layers": layers, "head": None}
     return {
         "layers": layers,
-        "head": {"kind": stack.head.kind, "classes": list(stack.head.classes)},
+        "head": {"kind": model.head.kind, "classes": list(model.head.classes)},
     }
 
 
@@ -155,11 +163,13 @@ def _head(file: Path, tensors: dict[str, NDArray[Any]], meaning: dict[str, Any])
     return head
 
 
-def _check_ends(file: Path, stack: Stack) -> None:
-    """Check that what stands below and above the layers fits them."""
-    if stack.scaling is not None and stack.scaling.shift.shape != stack.widths[:1]:
+def _check_ends(
+    file: Path, layers: tuple[Layer, ...], scaling: Scaling | None, head: Head | None
+) -> None:
+    """Check that the input's scaling and the head fit the layers."""
+    if scaling is not None and scaling.shift.shape != layers[0].visible_bias.shape:
         raise ModelFileError(f"{file}: the input's scaling does not fit layer 1")
-    if stack.head is not None and stack.head.weight.shape[0] != stack.widths[-1]:
+    if head is not None and head.weight.shape[0] != len(layers[-1].hidden_bias):
         raise ModelFileError(f"{file}: the head does not fit the top layer")
 
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from syncpretrain.data import load_dataset, located
 from syncpretrain.data.dataset import UNLABELLED, Dataset
 from syncpretrain.errors import SettingsError
+from syncpretrain.finetuning.options import tuning_options
+from syncpretrain.finetuning.prepared import Finetuning, Form, Part
 from syncpretrain.placing import resolved_backend
 from syncpretrain.runtime.blas import blas_threads
 from syncpretrain.settings import Settings
 
 __all__ = ["check_finetuning", "found_again", "loaded", "resolved"]
+
+PRETRAINED_COPIES = 4  # of the stack: itself, and the states of its layers, until the run is over
 
 
 def loaded(settings: Settings) -> Dataset:
@@ -40,31 +48,40 @@ def found_again(settings: Settings) -> Settings:
     return msgspec.structs.replace(settings, data=data)
 
 
-def check_finetuning(settings: Settings, data: Dataset) -> None:
-    """Refuse a fine-tuning that the data does not permit.
+def check_finetuning(settings: Settings, data: Dataset) -> Finetuning | None:
+    """Return the run's fine-tuning, ready for the stack that is to be pretrained; None for none.
 
     Raises
     ------
-    SettingsError
+    SettingsError, DataError
+        If the settings, the data, a missing package or the memory do not permit it.
     """
-    wanted = settings.finetune
+    wanted, pretrain = settings.finetune, settings.pretrain
     if wanted.objective == "none":
-        return
-    examples = len(data.train)
-    if wanted.objective != "reconstruction":
-        if data.train_labels is None:
-            raise SettingsError(
-                f"finetune: got {wanted.objective}, but {data.name} has no labels; take"
-                " reconstruction, or a file with labels beside the examples (.npz with X and y)"
-            )
-        examples = int((data.train_labels != UNLABELLED).sum())
-    if wanted.batch_size > examples:
+        return None
+    options = tuning_options(
+        wanted, seed=pretrain.seed, blas_threads=pretrain.blas_threads, backend=pretrain.backend
+    )
+    supervised = wanted.objective != "reconstruction"
+    if supervised and data.train_labels is None:
         raise SettingsError(
-            f"finetune_batch_size: got {wanted.batch_size}, expected at most {examples}, the"
-            " examples to train on"
+            f"finetune: got {wanted.objective}, but {data.name} has no labels; take"
+            " reconstruction, or a file with labels beside the examples (.npz with X and y)"
         )
-    if wanted.patience is not None and not len(data.validation):
-        raise SettingsError(
-            "finetune_patience: got a number without validation examples, expected some to judge"
-            " by; give --validation a fraction above 0"
-        )
+    train, validation = (
+        Part(getattr(data, part), _targets(data, part, wanted.objective), name)
+        for part, name in (("train", "labels"), ("validation", "labels of validation"))
+    )
+    form = Form(pretrain.layers, (pretrain.visible_units, *pretrain.hidden_units))
+    held_out = validation if len(data.validation) else None
+    return Finetuning(form, options, train, held_out, copies=PRETRAINED_COPIES)
+
+
+def _targets(data: Dataset, part: str, objective: str) -> NDArray[Any] | None:
+    """Return what a part is trained or judged by; None for reconstruction."""
+    labels: NDArray[np.int64] | None = getattr(data, f"{part}_labels")
+    if objective == "reconstruction" or labels is None:
+        return None
+    if objective == "regression" and (labels == UNLABELLED).any():
+        return np.where(labels == UNLABELLED, np.nan, labels)
+    return labels

@@ -18,7 +18,7 @@ import msgspec
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.errors import SettingsError
 from syncpretrain.events import Observer
-from syncpretrain.identity import ELSEWHERE, check_resumable, read_identity
+from syncpretrain.identity import check_resumable, read_identity
 from syncpretrain.preparing import found_again, loaded, resolved
 from syncpretrain.runfolder import (
     CONFIG_NAME,
@@ -31,7 +31,7 @@ from syncpretrain.runfolder import (
 )
 from syncpretrain.runlock import owned
 from syncpretrain.schedule.plan import Reads
-from syncpretrain.settings import Settings, read_settings, with_pretraining, write_settings
+from syncpretrain.settings import Settings, moved_elsewhere, read_settings, write_settings
 from syncpretrain.stages import Stages
 
 __all__ = ["resume_run", "train_run"]
@@ -111,15 +111,10 @@ def resume_run(
         As of :func:`train_run`.
     """
     started = time.monotonic()
-    for name in elsewhere.keys() - set(ELSEWHERE):
-        raise SettingsError(
-            f"{name}: got a value for a resumed run, expected none; only {', '.join(ELSEWHERE)} may"
-            " be others than those of the run"
-        )
     _check_unfinished(folder)
     settings = read_settings(folder / CONFIG_NAME)
     before = "numpy" if settings.pretrain.backend == "auto" else settings.pretrain.backend
-    settings = resolved(with_pretraining(settings, **{"backend": before, **elsewhere}))
+    settings = resolved(moved_elsewhere(settings, **{"backend": before, **elsewhere}))
     notices: list[str] = []
     with owned(folder, notices.append):
         _check_unfinished(folder)  # its former owner may have ended it just now

@@ -18,9 +18,8 @@ from syncpretrain.data.dataset import Dataset
 from syncpretrain.errors import CheckpointError, ModelFileError
 from syncpretrain.finetuning.state import FinetuneState, read_state, write_state
 from syncpretrain.identity import RunIdentity, check_header
-from syncpretrain.modelfile import read_stack, write_stack
 from syncpretrain.settings import Settings
-from syncpretrain.stack import Stack
+from syncpretrain.stack import Stack, load
 
 __all__ = ["FOLDER_NAME", "Checkpoints"]
 
@@ -82,7 +81,7 @@ class Checkpoints:
         """Write what pretraining came to; its own checkpoints are needed no more."""
         kept = replace(stack, info=stack.info | {IDENTITY_KEY: self._header})
         path = self._folder / PRETRAINED_NAME
-        self._write_file(path, lambda path: write_stack(kept, path), "pretrain", 0)
+        self._write_file(path, kept.save, "pretrain", 0)
         self._last_done = ()
 
     def forget(self) -> None:
@@ -123,7 +122,7 @@ class Checkpoints:
         if not path.is_file():
             return None
         try:
-            stack = read_stack(path)
+            stack = load(path)
             info = dict(stack.info)
             header = info.pop(IDENTITY_KEY, None)
             if header is not None:  # the oldest lack it

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from syncpretrain.data.examples import as_examples, check_examples
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.activations import affine, softmax
-from syncpretrain.layer import Head, Layer
+from syncpretrain.layer import Head, Layer, parameters_sha256
+from syncpretrain.modelfile import Model, read_model, write_model
 from syncpretrain.sampling import gibbs_chains
 
 __all__ = ["Head", "Layer", "Stack", "load"]
@@ -54,21 +54,7 @@ class Stack:
     @property
     def parameters_sha256(self) -> str:
         """SHA-256 over all parameters in layer order, as little-endian float32 in C order."""
-        digest = hashlib.sha256()
-        for layer in self.layers:
-            for _, array in layer.parameters():
-                digest.update(np.ascontiguousarray(array, dtype="<f4").tobytes())
-        for array in self._beside_the_layers():
-            digest.update(np.ascontiguousarray(array, dtype="<f4").tobytes())
-        return digest.hexdigest()
-
-    def _beside_the_layers(self) -> Iterator[Array]:
-        if self.scaling is not None:
-            yield self.scaling.shift
-            yield self.scaling.scale
-        if self.head is not None:
-            yield self.head.weight
-            yield self.head.bias
+        return parameters_sha256(self.layers, self.scaling, self.head)
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -251,9 +237,7 @@ class Stack:
         OSError
             If the file cannot be written; a file that was there before stays as it was.
         """
-        from syncpretrain.modelfile import write_stack
-
-        write_stack(self, Path(path))
+        write_model(Path(path), Model(self.layers, self.info, self.scaling, self.head))
 
 
 def load(path: str | Path) -> Stack:
@@ -269,9 +253,8 @@ def load(path: str | Path) -> Stack:
     ModelFileError
         If it is missing, damaged or of another format. Nothing in it is ever executed.
     """
-    from syncpretrain.modelfile import read_stack
-
-    return read_stack(Path(path))
+    model = read_model(Path(path))
+    return Stack(model.layers, model.info, model.scaling, model.head)
 
 
 def _checked_width(X: Array, width: int, name: str) -> Array:

@@ -18,7 +18,6 @@ from syncpretrain.data.dataset import PARTS, Dataset
 from syncpretrain.driver import Pretraining
 from syncpretrain.errors import DivergedError, RunInterrupted, StalledError, WorkerError
 from syncpretrain.events import Event, Notice, Observer
-from syncpretrain.finetuning import finetune
 from syncpretrain.identity import identity_of
 from syncpretrain.keeper import Keeper
 from syncpretrain.metrics import measure, report_of
@@ -56,7 +55,7 @@ class Stages:
         self.history = History()
         self.observers: list[Observer] = [self.history, *observers]
         self.notices: list[str] = []
-        check_finetuning(settings, data)
+        self.tuning = check_finetuning(settings, data)
         self.pretraining = self.new_pretraining()
 
     def new_pretraining(self) -> Pretraining:
@@ -154,23 +153,14 @@ class Stages:
 
     def finetuned(self, stack: Stack, saved: Checkpoints, resuming: bool) -> Stack:
         """Fine-tune, if it is asked for."""
-        wanted, data = self.settings.finetune, self.data
-        if wanted.objective == "none":
+        if self.tuning is None:
             return stack
-        supervised = wanted.objective != "reconstruction"
-        return finetune(
+        return self.tuning.run(
             stack,
-            data.train,
-            data.train_labels if supervised else None,
-            validation=data.validation if len(data.validation) else None,
-            validation_y=data.validation_labels if supervised else None,
-            seed=self.settings.pretrain.seed,
-            blas_threads=self.settings.pretrain.blas_threads,
-            backend=self.settings.pretrain.backend,
             observers=self.observers,
             save=saved.save_finetuning,
             resume=saved.newest_finetuning() if resuming else None,
-            **msgspec.to_builtins(wanted),
+            stall_seconds=self.settings.run.stall_timeout,
         )
 
     def announce(self, out: Path) -> None:

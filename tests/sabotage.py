@@ -45,10 +45,14 @@ def fail(kind: str) -> None:
             time.sleep(1000)
 
 
-def build_worker(kind, failing, settings, layer, state, keep_states, backend, inputs):
+def build_worker(kind, failing, settings, layer, state, keep_states, backend, times, inputs):
     if kind == "hire" and layer == failing:
         raise MemoryError("out of luck")
-    worker = building.LayerWorker(building._learner(settings, layer), inputs)
+    worker = building.LayerWorker(
+        building._learner(settings, layer), inputs, replicas=2, times=times
+    )
+    if kind == "alone":
+        worker._team._wake = lambda member: None
     learner = worker.learner
     train_step = learner.train_step
 

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from syncpretrain.averaging import AveragingError, GradientAverager
+from syncpretrain.averaging import averager as averagers
 from syncpretrain.averaging import room as rooms
 from syncpretrain.errors import SettingsError, SyncpretrainError
 
@@ -295,6 +296,18 @@ def test_a_closed_averager_says_so():
 def test_what_cannot_be_averaged_is_refused(arrays, options, text):
     with pytest.raises(SettingsError, match=text):
         GradientAverager(arrays, **options)
+
+
+@pytest.mark.parametrize("free", [0, 10**5])
+def test_what_does_not_fit_the_memory_is_refused_before_it_is_allocated(free, monkeypatch):
+    def never(*args):
+        raise AssertionError("it was allocated")
+
+    monkeypatch.setattr(averagers, "available_bytes", lambda: free)
+    monkeypatch.setattr(rooms.Room, "create", never)
+    needs = r"need about 0\.0 GB, and 0\.0 GB are free; take smaller arrays or fewer shards"
+    with pytest.raises(SettingsError, match=rf"^arrays: 10000 numbers .* 3 shards {needs}"):
+        GradientAverager([(100, 100)], shards=3, members=2)
 
 
 def test_there_are_only_so_many_members():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -130,6 +131,24 @@ class TestPreset:
     def test_another_preset(self, call, asked):
         call("--preset", "fast", status=130)
         assert asked[0][0] == read_settings(preset_path("fast"))
+
+
+def test_a_curve_that_could_not_be_drawn(call, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    out, err = call(*TINY, "--labels", "50", status=2)
+    assert (out, err) == ("", 'Error: a curve needs Matplotlib: pip install "syncpretrain[plot]"\n')
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(call, tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        raise AssertionError("work was begun")
+
+    monkeypatch.setattr(comparing, "random_stack", fail)
+    (tmp_path / "file").touch()
+    given = ("--starts", "random", "--out", "file/deep")
+    _, err = call(*TINY, "--finetune", "reconstruction", *given, status=2)
+    assert err.startswith("Error: --out: cannot write to ")
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,15 @@ class TestAuto:
         _, err = call(*self.TRAIN, "--schedule", "auto", "--backend", "cupy", status=2)
         assert "--backend: got cupy with --schedule auto, expected numpy or none" in err
 
+    def test_what_fine_tuning_refuses_is_refused_before_measuring(self, call, monkeypatch):
+        def fail(*arguments, **options):
+            raise AssertionError("measured")
+
+        monkeypatch.setattr("syncpretrain.planning.choice.plan_for", fail)
+        given = ("--finetune", "reconstruction", "--finetune-batch-size", 61)
+        _, err = call("train", *STACK, "--data", "x.npy", "--schedule", "auto", *given, status=2)
+        assert err.startswith("Error: --finetune-batch-size: got 61, expected at most 5")
+
     def test_what_a_file_says_of_it_gives_way(self, call, quick):
         call(*self.TRAIN, "--schedule", "rounds", "--group-size", 1, "--out", "old", "--quiet")
         config = ("--config", "old/config.toml", "--schedule", "auto")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,9 @@ import pytest
 import syncpretrain.comparing as comparing
 from syncpretrain.comparing import STARTS, Outcome, compare, random_stack, summarized
 from syncpretrain.data.dataset import Dataset
+from syncpretrain.driver import Pretraining
 from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.settings import settings_from
 
 WIDTH = 16
@@ -120,11 +123,12 @@ class TestCompare:
     def test_every_start_takes_the_same_budget(self, monkeypatch):
         taken = []
 
-        def record(stack, X, y=None, **options):
-            taken.append((options["batch_size"], options["epochs"], int((y != -1).sum())))
+        def record(tuning, stack):
+            options = tuning.options
+            taken.append((options.batch_size, options.epochs, tuning.examples))
             raise ArithmeticError
 
-        monkeypatch.setattr(comparing, "finetune", record)
+        monkeypatch.setattr(Finetuning, "run", record)
         for start in STARTS:
             with pytest.raises(ArithmeticError):
                 compare(make_settings(), make_data(), starts=(start,), seeds=(0,), labels=(20,))
@@ -151,8 +155,9 @@ class TestRefused:
         def fail(*arguments, **options):
             raise AssertionError("work was begun")
 
-        for name in ("Pretraining", "random_stack", "finetune"):
-            monkeypatch.setattr(comparing, name, fail)
+        monkeypatch.setattr(comparing, "random_stack", fail)
+        monkeypatch.setattr(Pretraining, "run", fail)
+        monkeypatch.setattr(Finetuning, "run", fail)
 
     @pytest.mark.parametrize("objective", ["none", "regression"])
     def test_an_objective_that_cannot_be_compared(self, objective):
@@ -182,9 +187,63 @@ class TestRefused:
         with pytest.raises(DataError, match=f"^labels: got {count}, expected 1 to 60"):
             compare(make_settings(), make_data(), labels=(10, count))
 
+    def test_test_labels_that_are_none(self):
+        data = make_data(test_labels=np.full(20, -1))
+        with pytest.raises(SettingsError, match=r"^data: toy has no labelled test examples"):
+            compare(make_settings(), data)
+
+    @pytest.mark.parametrize("method", ["cg", "lbfgs"])
+    def test_an_optimizer_without_scipy(self, method, monkeypatch):
+        monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+        with pytest.raises(SettingsError, match=f"^finetune_optimizer: {method} needs SciPy"):
+            compare(make_settings(finetune={"optimizer": method}), make_data())
+
+    @pytest.mark.parametrize(
+        ("match", "finetune", "options", "others"),
+        [
+            ("^labels: got 1 classes, expected two", {}, {}, {"labels": (60, 1)}),
+            (
+                "^finetune_shards: got more than the 5 examples of a minibatch",
+                {"split": "examples", "shards": 8},
+                {},
+                {"labels": (None, 5)},
+            ),
+            (
+                "^finetune_loss: got cross-entropy for gaussian",
+                {"objective": "reconstruction", "loss": "cross-entropy"},
+                {"visible_units": "gaussian"},
+                {},
+            ),
+            (
+                "^finetune_batch_size: got 61",
+                {"objective": "reconstruction", "batch_size": 61},
+                {},
+                {},
+            ),
+            ("^batch_size: got 61, expected at most 60", {}, {"batch_size": 61}, {}),
+            ("^seed: got 9223372036854775808", {}, {}, {"seeds": (2**63 - 1, 2**63)}),
+            ("^seed: got -1", {}, {}, {"seeds": (0, -1)}),
+        ],
+    )
+    def test_what_a_later_fine_tuning_or_seed_would_refuse(self, match, finetune, options, others):
+        begun = []
+        settings = make_settings(**{"finetune": finetune, **options})
+        with pytest.raises((SettingsError, DataError), match=match):
+            compare(settings, make_data(), begin=lambda: begun.append(1), **others)
+        assert not begun
+
+    def test_fine_tuning_that_does_not_fit_the_memory(self, monkeypatch):
+        monkeypatch.setattr("syncpretrain.runtime.memory.available_bytes", lambda: 9_000)
+        with pytest.raises(SettingsError, match=r"^layers: fine-tuning 16,8,4 on 60 examples need"):
+            compare(make_settings(), make_data())
+
     def test_what_is_fine_begins_to_work(self):
+        begun = []
         with pytest.raises(AssertionError, match="work was begun"):
-            compare(make_settings(), make_data(), labels=(10, 60, None))
+            compare(
+                make_settings(), make_data(), labels=(10, 60, None), begin=lambda: begun.append(1)
+            )
+        assert begun == [1]
 
 
 class TestSummarized:

@@ -30,6 +30,8 @@ from syncpretrain.events import (
 )
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.runtime import threads, watch
+from syncpretrain.runtime.team import Team
+from syncpretrain.settings import settings_from
 
 LAYERS = (16, 12, 8, 5)
 WAIT = 20.0
@@ -255,6 +257,17 @@ def test_a_stall_is_told_and_does_not_hold_up_the_caller(bits, sabotage, monkeyp
         release.set()
         for thread in stuck:
             thread.join(WAIT)
+
+
+def test_a_worker_that_waits_for_ever_for_another_one_is_a_stall(bits, monkeypatch, capfd):
+    """Of a layer that two share; the driver's own watch is off."""
+    monkeypatch.setattr(Team, "_wake", lambda self, member: None)
+    monkeypatch.setattr(driver, "Watch", lambda *args: SimpleNamespace(tick=lambda *args: None))
+    shared = {"shards": 2, "replicas": 2, "workers": 2}
+    settings = settings_from((16, 12), batch_size=20, epochs=1, **shared).pretrain
+    with pytest.raises(StalledError, match=r"^layer 1 failed in epoch 1: .* waited 0\.25 s for"):
+        driver.Pretraining(settings, bits, stall_seconds=0.25).run()
+    assert "in wait" in capfd.readouterr().err, "where the threads stand"
 
 
 def test_a_slow_layer_is_no_stall(bits, sabotage, monkeypatch):

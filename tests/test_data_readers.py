@@ -62,6 +62,44 @@ def test_csv_with_a_byte_order_mark_and_quoted_numbers(tmp_path):
     assert read_file(tmp_path / "x.csv")[0].tolist() == [[0.5, 1], [0.25, 0]]
 
 
+NAMES, EXAMPLE = "was taken for names of columns", "was read as an example"
+
+
+@pytest.mark.parametrize(
+    ("text", "rows", "notice"),
+    [
+        # pandas: to_csv(index=False) of an unnamed frame, of floats, whole numbers, two columns
+        ("0,1,2\n0.5,1.0,0.0\n", [[0.5, 1, 0]], NAMES),
+        ("0,1,2\n1,0,1\n1,1,1\n", [[1, 0, 1], [1, 1, 1]], NAMES),
+        ("0,1\n0.5,1.0\n", [[0.5, 1]], NAMES),
+        ("1;2\n0.5;1.0\n", [[0.5, 1]], NAMES),
+        ('"1","2"\n0.5,1.0\n', [[0.5, 1]], None),
+        ('"2019","2020"\n1,0\n', [[1, 0]], None),
+        # examples
+        ("0,1\n1,0\n", [[0, 1], [1, 0]], EXAMPLE),
+        ("0,1\n", [[0, 1]], None),
+        ("0.0,1.0\n0.5,1.0\n", [[0, 1], [0.5, 1]], None),
+        ("0,0\n0.5,1.0\n", [[0, 0], [0.5, 1]], None),
+        ("0\n0.5\n", [[0], [0.5]], None),
+        ('"0","1"\n"1","0"\n', [[0, 1], [1, 0]], None),
+    ],
+)
+def test_csv_names_that_are_numbers(tmp_path, text, rows, notice):
+    (tmp_path / "x.csv").write_text(text)
+    data = load_dataset(tmp_path / "x.csv", validation=0)
+    assert data.train.tolist() == rows
+    assert read_file(tmp_path / "x.csv")[0].tolist() == rows
+    assert len(data.notices) == (notice is not None)
+    assert all(notice in told and str(tmp_path / "x.csv") in told for told in data.notices)
+
+
+def test_csv_rows_that_count_and_are_not_bounded(tmp_path):
+    (tmp_path / "x.csv").write_text("1,2,3\n4,5,6\n")
+    data = load_dataset(tmp_path / "x.csv", validation=0, bounded=False)
+    assert data.train.tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert EXAMPLE in data.notices[0]
+
+
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, ">f4"])
 def test_npy(tmp_path, order, dtype):

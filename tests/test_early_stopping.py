@@ -12,7 +12,7 @@ from syncpretrain import Stack, building, pretrain
 from syncpretrain.evaluation.stopping import METRICS, EarlyStopping
 from syncpretrain.events import EpochFinished, Event, LayerFinished, RunFinished
 from syncpretrain.layer import Layer
-from syncpretrain.schedule.plan import LayerPlan, lockstep_reads
+from syncpretrain.schedule.plan import LayerPlan, lockstep_row, planned_rows
 from syncpretrain.settings import settings_from
 
 RUNTIMES = ["serial", "threads"]
@@ -166,7 +166,8 @@ def test_a_run_in_lockstep_reads_as_if_it_had_been_planned_so(
     monkeypatch.setattr(building, "build_stopping", lambda _: [After(n) for n in last])
     stack, events = run(bits, epochs=5, refresh_epochs=refresh, runtime=runtime)
     check_ended(events)
-    wanted = lockstep_reads([LayerPlan(min(5, n), refresh) for n in last])
+    plans = [LayerPlan(min(5, n), refresh) for n in last]
+    wanted = tuple(row.reads for row in planned_rows(plans, lockstep_row))
     reads: list[list[int]] = [[], []]
     for event in events:
         if isinstance(event, EpochFinished):

@@ -9,6 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from syncpretrain.backends.draws import Purpose, generator
 from syncpretrain.errors import DataError
 from syncpretrain.evaluation.likelihood import (
     free_energy,
@@ -94,6 +95,59 @@ def test_pseudo_likelihood_tends_to_the_exact_one():
     X = np.tile(v, (20_000, 1)).astype(np.float32)
     # A unit's term is at most some nats; 20,000 draws leave well under a percent.
     assert pseudo_likelihood(layer, X) == pytest.approx(exact, rel=0.05)
+
+
+def expected_term(layer: Layer, p: np.ndarray) -> float:
+    """V E[log p(v_i | the others)] of independent units on with probabilities p, by enumeration."""
+    energies = dict(
+        zip(map(tuple, states(VISIBLE)), free_energy(layer, states(VISIBLE)), strict=True)
+    )
+    total = 0.0
+    for v in map(tuple, states(VISIBLE)):
+        chance = np.prod(np.where(v, p, 1 - p))
+        for i in range(VISIBLE):
+            other = (*v[:i], 1 - v[i], *v[i + 1 :])
+            total -= chance * np.logaddexp(0, energies[v] - energies[other])
+    return total
+
+
+@pytest.mark.parametrize("value", [0.3, 0.5, 0.9])
+def test_pseudo_likelihood_of_grey_values_is_that_of_the_binary_units_they_stand_for(value):
+    layer = make_layer()
+    p = np.full(VISIBLE, value, dtype=np.float32)
+    p[0] = 1  # some are binary
+    have = pseudo_likelihood(layer, np.tile(p, (20_000, 1)))
+    assert have == pytest.approx(expected_term(layer, p), rel=0.05)
+
+
+def sure_of(p: float) -> Layer:
+    """Return an RBM whose visible units are on with probability p each, whatever the others."""
+    bias = np.full(VISIBLE, math.log(p / (1 - p)), dtype=np.float32)
+    return Layer(np.zeros((VISIBLE, 1), np.float32), np.zeros(1, np.float32), bias)
+
+
+@pytest.mark.parametrize(("value", "best"), [(0.3, 0.3), (0.5, 0.5), (0.8, 0.8), (0.0, 0.01)])
+def test_grey_values_are_best_explained_by_a_model_that_is_as_unsure(value, best):
+    X = np.full((500, VISIBLE), value, dtype=np.float32)
+    chances = (0.01, 0.1, 0.3, 0.5, 0.8, 0.99)
+    found = {p: pseudo_likelihood(sure_of(p), X) for p in chances}
+    assert max(found, key=found.__getitem__) == best
+    assert len(set(found.values())) == len(chances), "it tells them apart"
+    entropy = VISIBLE * sum(-math.log(q) * q for q in (value, 1 - value) if q)
+    assert max(found.values()) <= -entropy + 1e-6
+
+
+def test_pseudo_likelihood_of_binary_rows_draws_nothing_but_the_units():
+    """The same figure as by flipping one unit of each row."""
+    layer = make_layer()
+    X = states(VISIBLE).astype(np.float32)
+    rows = np.arange(len(X))
+    units = generator(5, Purpose.PROBE).integers(VISIBLE, size=len(X))
+    flipped = X.copy()
+    flipped[rows, units] = 1 - flipped[rows, units]
+    gain = free_energy(layer, flipped) - free_energy(layer, X)
+    expected = -np.logaddexp(0, -gain).mean() * VISIBLE
+    assert pseudo_likelihood(layer, X, seed=5) == pytest.approx(expected, rel=1e-12)
 
 
 def exact_rows(layer: Layer) -> list[tuple[np.ndarray, np.ndarray]]:

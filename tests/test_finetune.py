@@ -9,13 +9,20 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from syncpretrain.errors import DataError, DivergedError, RunInterrupted, SettingsError
+from syncpretrain.errors import (
+    DataError,
+    DivergedError,
+    RunInterrupted,
+    SettingsError,
+    StalledError,
+)
 from syncpretrain.events import FinetuneEpochFinished, FinetuneStarted, Progress
 from syncpretrain.finetuning import finetune
 from syncpretrain.finetuning.tasks import Reconstruction
 from syncpretrain.learners.chain import Step
 from syncpretrain.learners.network import Network
 from syncpretrain.learners.optimizers import GradientDescent
+from syncpretrain.runtime.team import Team
 from syncpretrain.stack import Layer, Stack
 
 trainer = import_module("syncpretrain.finetuning.trainer")
@@ -49,6 +56,13 @@ def error_of(stack, X):
 def tuned(stack=None, X=None, **settings):
     given = {"epochs": 3, "batch_size": 8, "blas_threads": 1, **settings}
     return finetune(stack or make_stack(), bars_and_stripes() if X is None else X, **given)
+
+
+@pytest.mark.parametrize("split", ["units", "examples"])
+def test_a_worker_that_waits_for_ever_for_another_one_is_a_stall(split, monkeypatch):
+    monkeypatch.setattr(Team, "_wake", lambda self, member: None)
+    with pytest.raises(StalledError, match=r"syncpretrain-finetune waited 0\.25 s"):
+        tuned(shards=2, replicas=2, split=split, stall_seconds=0.25)
 
 
 class TestResult:

@@ -10,7 +10,8 @@ import pytest
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError, DivergedError, SettingsError
-from syncpretrain.events import FinetuneEpochFinished, FinetuneStarted
+from syncpretrain.evaluation.prediction import accuracies
+from syncpretrain.events import FinetuneEpochFinished, FinetuneStarted, Notice
 from syncpretrain.finetuning import finetune
 from syncpretrain.learners.network import Network
 from syncpretrain.learners.optimizers import GradientDescent
@@ -124,6 +125,71 @@ class TestClassification:
             observers=[events.append],
         )
         assert events[-1].validation_error is None
+
+
+class TestUnknownClasses:
+    """Classes that only validation examples have."""
+
+    def errors(self, X, y, held_out, held_out_y, **settings):
+        events = []
+        after = tuned(
+            None,
+            X,
+            y,
+            validation=held_out,
+            validation_y=held_out_y,
+            observers=[events.append],
+            **settings,
+        )
+        wrong = (after.predict(held_out) != held_out_y)[held_out_y != -1].mean()
+        errors = [event.validation_error for event in epochs_of(events)]
+        notices = [event.message for event in events if isinstance(event, Notice)]
+        return errors, wrong, notices
+
+    @pytest.mark.parametrize("patience", [None, 9])
+    @pytest.mark.parametrize("repeated", [1, 40])  # more rows than are looked at without patience
+    def test_they_count_as_wrong(self, patience, repeated):
+        X, y = toy()
+        held_out, held_out_y = np.repeat(X, repeated, axis=0), np.repeat(y, repeated)
+        held_out_y = np.where(np.arange(len(held_out)) % 5 == 0, -1, held_out_y)
+        known = y != 11
+        errors, wrong, notices = self.errors(
+            X[known], y[known], held_out, held_out_y, epochs=8, patience=patience
+        )
+        if patience is None:  # else the best epoch's are kept
+            assert errors[-1] == pytest.approx(wrong, abs=0.02 if repeated > 1 else 1e-12)
+        else:
+            assert min(errors) == pytest.approx(wrong)
+        assert min(errors) >= 0.3, "a third is of the unknown class"
+        (told,) = notices
+        assert told == (
+            f"warning: {(held_out_y == 11).sum()} of {(held_out_y != -1).sum()} labelled validation"
+            " examples are of classes that no training example has (11); they count as wrong"
+        )
+
+    def test_none_of_them_is_taken_for_the_first_class(self):
+        X, y = toy()
+        always_first = np.full(len(y), 3)
+        always_first[0] = 7  # two classes, and a head that says 3 to all
+        settings = {"epochs": 2, "learning_rate": 1e-9}
+        errors, wrong, _ = self.errors(X, always_first, X, np.full(len(y), 4), **settings)
+        assert errors == [1.0, 1.0]
+        assert wrong == 1
+
+    def test_known_ones_are_told_of_nothing(self):
+        X, y = toy()
+        errors, wrong, notices = self.errors(X, y, X, y)
+        assert errors[-1] == wrong
+        assert not notices
+
+    def test_evaluation_counts_them_as_wrong_too(self):
+        X, y = toy()
+        known = y != 11
+        after = tuned(None, X[known], y[known], epochs=60, learning_rate=0.02)
+        data = Dataset("toy", "here", X[known], X[:0], X, y[known], None, y)
+        found = accuracies(after, data)
+        assert found["train"] == 1
+        assert found["test"] == pytest.approx(2 / 3)
 
 
 class TestHead:
@@ -393,7 +459,6 @@ class TestRefusedTargets:
         X, y = toy()
         held_out = {"X": X, "y": y, "validation": X}
         refused(DataError, "validation_y: got nothing", **held_out)
-        refused(DataError, "validation_y: got class 4", **held_out, validation_y=y + 1)
         refused(DataError, r"validation_y: got shape \(59,\)", **held_out, validation_y=y[1:])
         refused(
             DataError,

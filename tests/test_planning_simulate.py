@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +9,7 @@ from hypothesis import strategies as st
 from syncpretrain.planning.simulate import EpochCost, Simulated, simulate
 from syncpretrain.schedule.machine import Schedule
 from syncpretrain.schedule.pace import Free, Pace, Planned
-from syncpretrain.schedule.plan import LayerPlan, greedy_reads, lockstep_reads
+from syncpretrain.schedule.plan import LayerPlan, greedy_row, lockstep_row
 
 
 def run(
@@ -21,13 +19,11 @@ def run(
     workers: int = 1,
     replicas: list[int] | None = None,
     schedule: str = "synchronized",
-    weights: list[float] | None = None,
 ) -> Simulated:
-    """Simulate a stack; ``weights`` are what the schedule takes an epoch's cost for."""
-    plans = [LayerPlan(epochs, cost=w) for w in weights or [c.train[1] for c in costs]]
+    plans = [LayerPlan(epochs)] * len(costs)
     pace: Pace = Free(plans)
     if schedule != "free":
-        pace = Planned(plans, greedy_reads if schedule == "greedy" else partial(lockstep_reads))
+        pace = Planned(plans, greedy_row if schedule == "greedy" else lockstep_row)
     machine = Schedule(plans, pace, slots=min(workers, len(costs)))
     return simulate(machine, costs, workers=workers, replicas=replicas or [1] * len(costs))
 

@@ -23,14 +23,14 @@ import pytest
 
 from syncpretrain.schedule.machine import Command, Forget, Past, Schedule, Train
 from syncpretrain.schedule.pace import Free, Pace, Planned
-from syncpretrain.schedule.plan import LayerPlan, greedy_reads, lockstep_reads, rounds_reads
+from syncpretrain.schedule.plan import LayerPlan, greedy_row, lockstep_row, rounds_row
 
 SLOTS, MAX_BUFFERS = 2, 3
 Plans = list[LayerPlan]
 PACES: dict[str, Callable[[Plans], Pace]] = {
-    "lockstep": lambda plans: Planned(plans, lockstep_reads),
-    "greedy": lambda plans: Planned(plans, greedy_reads),
-    "rounds": lambda plans: Planned(plans, partial(rounds_reads, group_size=2), group_size=2),
+    "lockstep": lambda plans: Planned(plans, lockstep_row),
+    "greedy": lambda plans: Planned(plans, greedy_row),
+    "rounds": lambda plans: Planned(plans, partial(rounds_row, group_size=2), group_size=2),
     "free": Free,
 }
 

@@ -12,7 +12,7 @@ from syncpretrain.errors import WorkerError
 from syncpretrain.learners.sharding import ByExamples
 from syncpretrain.schedule.machine import Schedule
 from syncpretrain.schedule.pace import Planned
-from syncpretrain.schedule.plan import LayerPlan, greedy_reads, lockstep_reads
+from syncpretrain.schedule.plan import LayerPlan, greedy_row, lockstep_row
 
 LAYERS = (16, 12, 8, 5)
 KINDS = {
@@ -91,8 +91,8 @@ def running(schedule: Schedule) -> set[int]:
 
 
 def test_workers_to_spare_go_to_the_layer_with_the_longest_way_to_go():
-    plans = [LayerPlan(epochs=3, cost=cost) for cost in (4.0, 2.0, 1.0)]
-    schedule = Schedule(plans, Planned(plans, lockstep_reads), slots=3)
+    plans = [LayerPlan(epochs=3)] * 3
+    schedule = Schedule(plans, Planned(plans, lockstep_row), slots=3)
     schedule.begin()
     assert schedule.shares(4, (3, 2, 1)) == {1: 3}, "no more than the layer takes"
     assert schedule.shares(2, (3, 2, 1)) == {1: 2}
@@ -106,7 +106,7 @@ def test_workers_to_spare_go_to_the_layer_with_the_longest_way_to_go():
 
 def test_greedy_layers_take_turns_with_all_workers():
     plans = [LayerPlan(epochs=1), LayerPlan(epochs=1)]
-    schedule = Schedule(plans, Planned(plans, greedy_reads), slots=2)
+    schedule = Schedule(plans, Planned(plans, greedy_row), slots=2)
     schedule.begin()
     assert schedule.shares(4, (4, 2)) == {1: 4}
     schedule.finished(1)

@@ -9,14 +9,14 @@ from functools import partial
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_schedule import layer_plans, play, shortened, stops_after
+from test_schedule import layer_plans, planned_reads, play, shortened, stops_after
 
 from syncpretrain import pretrain
 from syncpretrain.building import GROUP_SIZE, build_schedule
 from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.machine import Schedule
 from syncpretrain.schedule.pace import Planned
-from syncpretrain.schedule.plan import LayerPlan, greedy_reads, lockstep_reads, rounds_reads
+from syncpretrain.schedule.plan import LayerPlan, Reads, greedy_row, lockstep_row, rounds_row
 from syncpretrain.settings import PretrainSettings, settings_from
 
 LAYERS = (16, 12, 10, 8, 5)
@@ -32,8 +32,12 @@ last_epochs = st.lists(st.integers(1, 7), min_size=5, max_size=5)
 def in_rounds(
     plans: Sequence[LayerPlan], group_size: int, slots: int, *, drain: bool = True
 ) -> Schedule:
-    build = partial(rounds_reads, group_size=group_size, drain=drain)
-    return Schedule(plans, Planned(plans, build, group_size=group_size), slots=slots)
+    rule = partial(rounds_row, group_size=group_size, drain=drain)
+    return Schedule(plans, Planned(plans, rule, group_size=group_size), slots=slots)
+
+
+def rounds_reads(plans: Sequence[LayerPlan], *, group_size: int, drain: bool = True) -> Reads:
+    return planned_reads(plans, partial(rounds_row, group_size=group_size, drain=drain))
 
 
 def test_the_table_of_five_layers_in_pairs():
@@ -64,12 +68,12 @@ def test_without_drain_a_rounds_refreshes_begin_before_its_first_layer_is_done()
 def test_groups_of_all_layers_read_in_lockstep(plans, drain):
     for size in (len(plans), len(plans) + 1):
         reads = rounds_reads(plans, group_size=size, drain=drain)
-        assert reads == lockstep_reads(plans, drain=drain)
+        assert reads == planned_reads(plans, partial(lockstep_row, drain=drain))
 
 
 @given(plans=layer_plans, drain=st.booleans())
 def test_groups_of_one_layer_read_like_greedy(plans, drain):
-    assert rounds_reads(plans, group_size=1, drain=drain) == greedy_reads(plans)
+    assert rounds_reads(plans, group_size=1, drain=drain) == planned_reads(plans, greedy_row)
 
 
 @given(

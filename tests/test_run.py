@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,6 +14,7 @@ import syncpretrain.stages as stages_module
 from syncpretrain.data import load_dataset
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
 from syncpretrain.events import EpochFinished
+from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.metrics import measure
 from syncpretrain.modelfile import MODEL_NAME
 from syncpretrain.run import train_run
@@ -37,6 +39,26 @@ def interrupted(*arguments, **options):
     raise KeyboardInterrupt
 
 
+def test_the_time_for_a_stall_reaches_both_stages(settings, tmp_path, monkeypatch):
+    told = []
+
+    def record(*arguments, stall_seconds, **options):
+        told.append(stall_seconds)
+        return tune(*arguments, stall_seconds=stall_seconds, **options)
+
+    tune, pretraining = Finetuning.run, stages_module.Pretraining
+
+    def started(*arguments, stall_seconds, **options):
+        told.append(stall_seconds)
+        return pretraining(*arguments, stall_seconds=stall_seconds, **options)
+
+    monkeypatch.setattr(Finetuning, "run", record)
+    monkeypatch.setattr(stages_module, "Pretraining", started)
+    own = msgspec.structs.replace(settings.run, stall_timeout=123.0)
+    train_run(msgspec.structs.replace(settings, run=own), out=tmp_path / "run")
+    assert told == [123.0, 123.0]
+
+
 class TestStopped:
     def test_an_observer_that_fails_loses_nothing(self, settings, tmp_path):
         def fail(event):
@@ -48,7 +70,7 @@ class TestStopped:
         assert load(tmp_path / "run").widths == (16, 9, 4)
 
     def test_before_fine_tuning_the_pretrained_stack_is_kept(self, settings, tmp_path, monkeypatch):
-        monkeypatch.setattr(stages_module, "finetune", interrupted)
+        monkeypatch.setattr(Finetuning, "run", interrupted)
         with pytest.raises(RunInterrupted, match="the run was stopped after pretraining") as caught:
             train_run(settings, out=tmp_path / "run")
         assert str(tmp_path / "run" / MODEL_NAME) in str(caught.value)
@@ -68,7 +90,7 @@ class TestStopped:
         def crash(*arguments, **options):
             raise MemoryError("no room")
 
-        monkeypatch.setattr(stages_module, "finetune", crash)
+        monkeypatch.setattr(Finetuning, "run", crash)
         with pytest.raises(MemoryError, match="no room"):
             train_run(settings, out=tmp_path / "run")
         assert load(tmp_path / "run").widths == (16, 9, 4)

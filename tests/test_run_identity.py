@@ -165,7 +165,7 @@ class TestSettings:
             ({"runtime": "bogus"}, "runtime: got 'bogus', expected threads or"),
             ({"workers": 0}, "workers: got 0"),
             ({"backend": "abacus"}, "backend: got 'abacus'"),
-            ({"seed": 4}, "seed: got a value for a resumed run"),
+            ({"seed": 4}, "seed: got a value for a run that goes on"),
         ],
     )
     def test_wrong_arguments_are_refused(self, tmp_path, bits, elsewhere, told):

@@ -1,16 +1,21 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import threading
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from syncpretrain import pretrain
-from syncpretrain.errors import SettingsError
+from syncpretrain import finetune, pretrain
+from syncpretrain.errors import RunInterrupted, SettingsError
 from syncpretrain.events import EpochFinished, Event
+from syncpretrain.runtime import blas, signals
 from syncpretrain.runtime.blas import blas_limit, blas_threads, usable_cores
 
 CPU_MAX = "/sys/fs/cgroup/cpu.max"
@@ -134,6 +139,101 @@ def test_a_run_holds_blas_at_one_thread_and_restores_it():
     pretrain(X, layers=[8, 4], epochs=2, batch_size=4, observers=[observe])
     assert {count for found in seen for count in found} == {1}
     assert limits() == before
+
+
+@contextmanager
+def interrupted(module, number: int):
+    """Raise KeyboardInterrupt before a line of a module, by how many of them this thread ran.
+
+    Not before those of ``with``: they are also traced on the way out, where no signal is handled.
+    """
+    lines = count()
+    source = Path(module.__file__).read_text().splitlines()
+
+    def trace(frame, event, argument):
+        if frame.f_code.co_filename != module.__file__:
+            return None
+        statement = source[frame.f_lineno - 1].lstrip()
+        if event == "line" and not statement.startswith("with ") and next(lines) == number:
+            raise KeyboardInterrupt
+        return trace
+
+    found = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(found)
+
+
+@pytest.mark.skipif(set(limits()) == {1}, reason="BLAS has only one thread here")
+def test_an_interrupt_at_any_step_of_entering_leaves_no_limit():
+    before = limits()
+    for number in range(1000):
+        limit = blas_limit(1)
+        try:
+            with interrupted(blas, number):
+                limit.__enter__()
+        except KeyboardInterrupt:
+            assert limits() == before, f"after line {number}"
+            with blas_limit(2):
+                assert set(limits()) == {2}
+            continue
+        limit.__exit__(None, None, None)
+        break
+    assert 20 < number < 999, "each line was interrupted once"
+
+
+@pytest.mark.skipif(set(limits()) == {1}, reason="BLAS has only one thread here")
+def test_an_interrupt_at_any_step_of_leaving_restores_what_was_found():
+    before = limits()
+    for number in range(1, 1000):  # line 0 is the try statement, which protects all others
+        limit = blas_limit(1)
+        limit.__enter__()
+        try:
+            with interrupted(blas, number):
+                limit.__exit__(None, None, None)
+        except KeyboardInterrupt:
+            assert limits() == before, f"after line {number}"
+            continue
+        break
+    assert 3 < number < 999
+
+
+def test_ctrl_c_at_the_very_start_of_a_run_is_a_request(monkeypatch):
+    """It comes while the limit is set, when the run has just begun to listen to signals."""
+    set_limit = blas._limit
+
+    def interrupt(threads: int) -> None:
+        signal.raise_signal(signal.SIGINT)
+        set_limit(threads)
+
+    monkeypatch.setattr(blas, "_limit", interrupt)
+    X = np.eye(8, dtype=np.float32)
+    with pytest.raises(RunInterrupted, match="pretraining was stopped"):
+        pretrain(X, layers=[8, 4], epochs=2, batch_size=4)
+    monkeypatch.setattr(blas, "_limit", set_limit)
+    stack = pretrain(X, layers=[8, 4], epochs=1, batch_size=4)
+    monkeypatch.setattr(blas, "_limit", interrupt)
+    with pytest.raises(RunInterrupted, match="fine-tuning was stopped"):
+        finetune(stack, X, epochs=2, batch_size=4)
+
+
+def test_an_interrupt_while_signals_are_taken_over_leaves_them_as_they_were():
+    taken = [signal.SIGINT, signal.SIGTERM]
+    before = [signal.getsignal(signum) for signum in taken]
+    for number in range(100):
+        context = signals.stop_on_signals()
+        try:
+            with interrupted(signals, number):
+                context.__enter__()
+        except KeyboardInterrupt:
+            assert [signal.getsignal(signum) for signum in taken] == before
+            continue
+        context.__exit__(None, None, None)
+        break
+    assert 5 < number < 99
+    assert [signal.getsignal(signum) for signum in taken] == before
 
 
 def with_quota(monkeypatch, text: str | None, cores: int = 8) -> None:

@@ -26,6 +26,7 @@ from syncpretrain.observers.history import History
 from syncpretrain.runtime import processes
 from syncpretrain.runtime.processes import ProcessesRuntime
 from syncpretrain.runtime.store import Split, Versions
+from syncpretrain.runtime.team import TeamTimes
 from syncpretrain.schedule.machine import Train
 from syncpretrain.settings import settings_from
 
@@ -180,6 +181,22 @@ def test_a_killed_process_is_told_at_once(bits, layer, moment, epoch):
     assert re.fullmatch(f"{told} killed by SIGKILL", str(caught.value))
     stack = caught.value.stack
     assert all(np.isfinite(x).all() for part in stack.layers for _, x in part.parameters())
+
+
+def test_the_time_for_a_stall_reaches_the_workers_of_a_step(bits, monkeypatch):
+    monkeypatch.setattr(building, "build_worker", partial(sabotage.build_worker, "alone", 1))
+    settings = settings_from((16, 12), batch_size=20, epochs=1, shards=2, replicas=2).pretrain
+    hires = building.build_hires(settings, keep_states=False, times=TeamTimes(stall=0.25))
+    with ProcessesRuntime(hires, Versions(Split(bits, bits[:0]), (12,)), 1) as runtime:
+        runtime.allot(1, 2)
+        runtime.submit(Train(1, 1, 0, 0))
+        message, deadline = None, time.monotonic() + WAIT
+        while message is None and time.monotonic() < deadline:
+            message = runtime.wait(0.1)
+    failure = message.failure()
+    assert type(failure) is StalledError
+    assert str(failure).startswith("layer 1 failed in epoch 1: StalledError: a worker of syncpre")
+    assert "waited 0.25 s for the others" in str(failure)
 
 
 def test_a_process_killed_before_its_first_epoch(bits):

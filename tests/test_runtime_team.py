@@ -1,13 +1,19 @@
 """The team of one layer: every shard once, phases in order, members that come and go."""
 
 import threading
+import time
 from contextlib import closing
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from syncpretrain.errors import StalledError
+from syncpretrain.kernels import native
+from syncpretrain.kernels.program import Program
+from syncpretrain.kernels.waiting import store_cell, wait_cells
 from syncpretrain.runtime import team as module
-from syncpretrain.runtime.team import Team
+from syncpretrain.runtime.team import Team, TeamTimes
 
 WAIT = 20.0
 
@@ -102,18 +108,100 @@ def test_a_failure_of_any_member_is_raised_and_ends_the_team(culprit, where):
     assert not [t for t in threading.enumerate() if t.name.startswith("test-team")]
 
 
-def test_a_member_that_lingered_in_vain_is_woken_again(monkeypatch):
-    monkeypatch.setattr(module, "LINGER_SECONDS", 0.0)
-    monkeypatch.setattr(module, "SPIN_SECONDS", 0.0)
+def test_a_member_that_lingered_in_vain_is_woken_again():
     counts = [0, 0]
 
     def phase(shard):
         counts[shard] += 1
 
-    with closing(Team(2, "test-team")) as team:
+    with closing(Team(2, "test-team", TeamTimes(linger=0.0, spin=0.0))) as team:
         for _ in range(300):
             team.run([phase, phase], 2, 2)
     assert counts == [600, 600]
+
+
+COMPILED = pytest.mark.skipif(
+    native.extension is None, reason="the compiled kernels are not in use"
+)
+FORM = pytest.mark.parametrize("form", ["python", pytest.param("compiled", marks=COMPILED)])
+
+
+def scaling(form: str):
+    """Return a step of two shards as phases, or as a program."""
+    x = np.ones((2, 5), dtype=np.float32)
+    program = Program([[[("scale", row, 2.0)] for row in x]] * 3, 0)
+    assert program.is_compiled == (native.extension is not None)
+    return program if form == "compiled" else program.phases
+
+
+@FORM
+@pytest.mark.parametrize("stall", [0.0625, 0.25])
+def test_a_member_that_never_comes_is_told_after_the_time_given(form, stall, monkeypatch):
+    monkeypatch.setattr(Team, "_wake", lambda self, member: None)
+    with closing(Team(2, "test-team", TeamTimes(stall=stall, look=0.05))) as team:
+        with pytest.raises(StalledError, match=rf"of test-team waited {stall:g} s for the others"):
+            team.run(scaling(form), 2, 2)
+        with pytest.raises(StalledError):
+            team.run(scaling(form), 2, 2)
+
+
+@FORM
+def test_a_member_that_comes_late_but_in_time_is_no_stall(form, monkeypatch):
+    """It is woken when the leader has waited for more than one look."""
+    wake, late = Team._wake, []
+
+    def wake_late(self, member):
+        late.append(threading.Timer(0.1, wake, (self, member)))
+        late[-1].start()
+
+    monkeypatch.setattr(Team, "_wake", wake_late)
+    with closing(Team(2, "test-team", TeamTimes(stall=WAIT, look=0.01))) as team:
+        team.run(scaling(form), 2, 2)
+        late[0].join(WAIT)
+
+
+@COMPILED
+def test_the_own_work_of_a_member_is_no_time_that_it_waits():
+    """The other arrives soon after this one: later than the limit after the phase began."""
+    limit, x = 0.5, np.ones((100, 1000), dtype=np.float32)
+    work, spent = [("means", x, np.zeros(1000, dtype=np.float32), "bernoulli")], 0.0
+    while spent < 2 * limit:
+        work *= 2
+        begun = time.monotonic()
+        Program([[work]], 0).work()
+        spent = time.monotonic() - begun
+    cells = np.zeros(3, dtype=np.int64)  # broken, and the phases done by each member
+
+    def follow():
+        assert wait_cells(cells, 1, 1, 1, 0, WAIT, WAIT) == 0
+        assert wait_cells(cells, 2, 1, 1, 0, 0.0, limit / 5) == 2, "a moment later"
+        store_cell(cells, 2, 1)
+
+    other = threading.Thread(target=follow)
+    other.start()
+    program = Program([[work, []]], 0)
+    found = program.work(0, 2, cells, first=1, broken=0, timeout_seconds=limit)
+    other.join(WAIT)
+    assert found == 0, "reached, not late"
+
+
+def test_a_suspended_process_is_no_stall(monkeypatch):
+    """The clock jumps by an hour while a member waits for the other."""
+    jumped, real, waited = threading.Event(), time.monotonic, threading.Event()
+
+    def monotonic():
+        if threading.current_thread() is leader:
+            (waited if jumped.is_set() else jumped).set()
+        return real() + 3600 * waited.is_set()
+
+    def phase(shard):
+        if shard:
+            assert waited.wait(WAIT)
+
+    leader = threading.current_thread()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=monotonic))
+    with closing(Team(2, "test-team", TeamTimes(stall=WAIT, look=0.01))) as team:
+        team.run([phase], 2, 2)
 
 
 def test_what_overflows_in_a_member_is_no_warning():

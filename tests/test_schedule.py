@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from syncpretrain.errors import ScheduleError, SettingsError
 from syncpretrain.schedule.machine import Command, Forget, Schedule, Train
 from syncpretrain.schedule.pace import Fixed, Free, Pace, Planned
-from syncpretrain.schedule.plan import LayerPlan, Reads, greedy_reads, lockstep_reads, rounds_reads
+from syncpretrain.schedule.plan import (
+    LayerPlan,
+    Reads,
+    Rule,
+    greedy_row,
+    lockstep_row,
+    planned_rows,
+    rounds_row,
+)
 
 MAX_BUFFERS = 3
 
@@ -87,15 +95,19 @@ def play(
     return log
 
 
+def planned_reads(plans: Sequence[LayerPlan], rule: Rule) -> Reads:
+    return tuple(row.reads for row in planned_rows(plans, rule))
+
+
 def lockstep(plans: Sequence[LayerPlan], *, drain: bool = True) -> Pace:
-    return Planned(plans, partial(lockstep_reads, drain=drain))
+    return Planned(plans, partial(lockstep_row, drain=drain))
 
 
 def greedy(plans: Sequence[LayerPlan], *, drain: bool = True) -> Pace:
-    return Planned(plans, greedy_reads)
+    return Planned(plans, greedy_row)
 
 
-in_pairs = partial(rounds_reads, group_size=2)
+in_pairs = partial(rounds_row, group_size=2)
 
 
 def rounds(plans: Sequence[LayerPlan], *, drain: bool = True) -> Pace:
@@ -111,7 +123,6 @@ layer_plans = st.lists(
         LayerPlan,
         epochs=st.integers(1, 6),
         refresh_epochs=st.integers(0, 3),
-        cost=st.floats(0.1, 10),
     ),
     min_size=1,
     max_size=5,
@@ -141,7 +152,7 @@ def test_every_run_ends_and_reads_nothing_freed(plans, pace, drain, slots, seed)
 def test_lockstep_reads_do_not_depend_on_timing_or_slots(plans, slots, seed):
     schedule = Schedule(plans, lockstep(plans), slots=slots)
     play(schedule, len(plans), slots, random.Random(seed))
-    assert schedule.reads == lockstep_reads(plans)
+    assert schedule.reads == planned_reads(plans, lockstep_row)
 
 
 @given(
@@ -167,7 +178,8 @@ def test_no_ready_layer_sleeps_while_a_slot_is_free(plans, pace, seed):
     rng = random.Random(seed)
     schedule.begin()
     while schedule.training:
-        assert not schedule._ready()
+        layers = schedule._layers
+        assert all(layers._readable(i) is None for i in range(slots)), "whether or not it was woken"
         schedule.finished(rng.choice(schedule.training))
 
 
@@ -195,13 +207,14 @@ def test_lockstep_timeline_of_the_design():
 
 def test_reads_where_layers_differ_in_epochs():
     plans = [LayerPlan(4), LayerPlan(2, refresh_epochs=2), LayerPlan(7)]
-    assert lockstep_reads(plans) == (
+    assert planned_reads(plans, lockstep_row) == (
         (0, 0, 0, 0),
         (1, 2, 3, 3, 4, 4),
         (1, 2, 2, 2, 2, 2, 2),
     )
-    assert lockstep_reads(plans, drain=False)[1] == (1, 2, 3), "layer 1 ends with tick 4"
-    assert greedy_reads(plans) == ((0,) * 4, (4,) * 2, (2,) * 7)
+    until_first = partial(lockstep_row, drain=False)
+    assert planned_reads(plans, until_first)[1] == (1, 2, 3), "layer 1 ends with tick 4"
+    assert planned_reads(plans, greedy_row) == ((0,) * 4, (4,) * 2, (2,) * 7)
 
 
 def test_a_publisher_sleeps_while_two_versions_wait_unread():
@@ -243,7 +256,7 @@ def test_first_layer_finish_ends_without_the_refresh():
 
 
 def test_free_slots_go_to_the_longest_critical_path():
-    plans = [LayerPlan(3, cost=10), LayerPlan(3, cost=6), LayerPlan(3, cost=1)]
+    plans = [LayerPlan(3)] * 3
     schedule = Schedule(plans, lockstep(plans), slots=1)
     log = play(schedule, 3, 1, random.Random(0))
     # The lowest goes first, unless it sleeps because two of its versions wait unread.
@@ -260,7 +273,7 @@ def test_an_illegal_move_tells_the_story():
 def test_refreshes_on_refreshes_beyond_measure_are_refused():
     plans = [LayerPlan(100), *[LayerPlan(10, refresh_epochs=200)] * 3]
     with pytest.raises(SettingsError, match="refresh_epochs: got 200 for layer 3, which makes"):
-        lockstep_reads(plans)
+        planned_reads(plans, lockstep_row)
 
 
 class TestStops:
@@ -295,27 +308,27 @@ class TestStops:
 
     @given(
         plans=layer_plans,
-        build=st.sampled_from([lockstep_reads, greedy_reads, in_pairs]),
+        rule=st.sampled_from([lockstep_row, greedy_row, in_pairs]),
         last=stop_epochs,
         slots=st.integers(1, 6),
         seed=st.integers(0, 2**32),
     )
-    def test_planned_reads_are_those_of_the_shortened_plans(self, plans, build, last, slots, seed):
-        schedule = Schedule(plans, Planned(plans, build), slots=slots)
+    def test_planned_reads_are_those_of_the_shortened_plans(self, plans, rule, last, slots, seed):
+        schedule = Schedule(plans, Planned(plans, rule), slots=slots)
         play(schedule, len(plans), slots, random.Random(seed), stops_after(last))
-        assert schedule.reads == build(shortened(plans, last)), "whatever the timing"
+        assert schedule.reads == planned_reads(shortened(plans, last), rule), "whatever the timing"
 
     @given(
         plans=layer_plans,
-        build=st.sampled_from([lockstep_reads, greedy_reads, in_pairs]),
+        rule=st.sampled_from([lockstep_row, greedy_row, in_pairs]),
         layer=st.integers(0, 4),
         epochs=st.integers(1, 6),
     )
-    def test_what_may_have_begun_stays_in_the_plan(self, plans, build, layer, epochs):
+    def test_what_may_have_begun_stays_in_the_plan(self, plans, rule, layer, epochs):
         layer %= len(plans)
         epochs = min(epochs, plans[layer].epochs)
-        planned = Planned(plans, build)
-        old = build(plans)
+        planned = Planned(plans, rule)
+        old = planned_reads(plans, rule)
         planned.shorten(layer, epochs)
         new = reads_of(planned, len(plans))
         assert new[:layer] == old[:layer]
@@ -341,8 +354,11 @@ class TestStops:
 
     def test_the_layers_above_read_the_last_version_of_a_stopped_one(self):
         plans = [LayerPlan(6, refresh_epochs=0)] * 2
-        assert lockstep_reads(shortened(plans, [3, 9])) == ((0,) * 3, (1, 2, 3, 3, 3, 3))
-        assert greedy_reads(shortened(plans, [3, 9])) == ((0,) * 3, (3,) * 6)
+        assert planned_reads(shortened(plans, [3, 9]), lockstep_row) == (
+            (0,) * 3,
+            (1, 2, 3, 3, 3, 3),
+        )
+        assert planned_reads(shortened(plans, [3, 9]), greedy_row) == ((0,) * 3, (3,) * 6)
 
     @pytest.mark.parametrize("pace", [lockstep, free])
     def test_newer_versions_wake_a_stopped_layer_for_refreshes(self, pace):
@@ -387,6 +403,6 @@ def reads_of(pace: Pace, depth: int) -> Reads:
     """Everything that a pace plans, read by read."""
     reads: list[list[int]] = [[] for _ in range(depth)]
     for layer in range(depth):
-        while (version := pace.next_read(layer, reads, [0] * depth)) is not None:
+        while (version := pace.next_read(layer, reads[layer], 0)) is not None:
             reads[layer].append(version)
     return tuple(map(tuple, reads))

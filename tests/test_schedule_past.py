@@ -15,6 +15,7 @@ from test_schedule import (
     in_pairs,
     layer_plans,
     lockstep,
+    planned_reads,
     rounds,
     shortened,
     stops_after,
@@ -22,9 +23,9 @@ from test_schedule import (
 
 from syncpretrain.errors import ScheduleError
 from syncpretrain.schedule.machine import Command, Forget, Past, Schedule, Train
-from syncpretrain.schedule.plan import LayerPlan, greedy_reads, lockstep_reads
+from syncpretrain.schedule.plan import LayerPlan, greedy_row, lockstep_row
 
-BUILDS = {lockstep: lockstep_reads, greedy: greedy_reads, rounds: in_pairs}
+RULES = {lockstep: lockstep_row, greedy: greedy_row, rounds: in_pairs}
 
 
 class Play:
@@ -91,8 +92,8 @@ def test_resumed_anywhere_it_ends_with_the_same_reads(plans, pace, last, slots, 
     assert schedule.over
     assert all(schedule.ended(layer) for layer in range(1, depth + 1))
     assert run.finished == sum(schedule.done), "no epoch twice"
-    if pace in BUILDS:
-        assert schedule.reads == BUILDS[pace](shortened(plans, last))
+    if pace in RULES:
+        assert schedule.reads == planned_reads(shortened(plans, last), RULES[pace])
 
 
 @given(

@@ -14,7 +14,9 @@ from syncpretrain.settings import (
     MomentumSchedule,
     PretrainSettings,
     checked,
+    moved_elsewhere,
     read_settings,
+    replaced,
     settings_from,
     write_settings,
 )
@@ -403,3 +405,57 @@ class TestFiles:
         path = tmp_path / "config.toml"
         with pytest.raises(SettingsError, match="cannot read these settings: No such file"):
             read_settings(path)
+
+
+class TestReplaced:
+    """Other values for some settings, which msgspec.structs.replace takes unseen."""
+
+    def test_a_section_and_the_whole(self):
+        settings = settings_from(LAYERS, epochs=3)
+        pretrain = replaced(settings.pretrain, seed=7, epochs=[1, 2])
+        assert (pretrain.seed, pretrain.epochs) == (7, (1, 2))
+        found = replaced(settings, pretrain=pretrain)
+        assert found == settings_from(LAYERS, epochs=[1, 2], seed=7)
+        assert replaced(settings) == settings
+        assert settings == settings_from(LAYERS, epochs=3)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"runtime": "bogus"}, "runtime: got 'bogus', expected threads or processes or serial"),
+            ({"workers": 0}, "workers: got 0, expected a whole number of at least 1"),
+            ({"workers": "2"}, "workers: got '2', expected a whole number"),
+            ({"seed": -1}, "seed: got -1"),
+            ({"seed": 2**63}, "seed: got"),
+            ({"backend": "torch"}, "backend: got 'torch'"),
+            ({"epochs": [1]}, "epochs: got 1 values, expected one for all layers or 2"),
+            ({"foo": 1}, "foo: there is no such setting, expected one of layers, "),
+        ],
+    )
+    def test_each_value_is_checked(self, changes, message):
+        with pytest.raises(SettingsError) as caught:
+            replaced(settings_from(LAYERS).pretrain, **changes)
+        assert str(caught.value).startswith(message)
+
+
+class TestElsewhere:
+    def test_a_run_goes_on_with_others(self):
+        settings = settings_from(LAYERS)
+        found = moved_elsewhere(settings, runtime="serial", workers=2, backend="numpy")
+        assert found == settings_from(LAYERS, runtime="serial", workers=2, backend="numpy")
+        assert moved_elsewhere(settings) == settings
+
+    @pytest.mark.parametrize(
+        ("elsewhere", "message"),
+        [
+            ({"runtime": "bogus"}, "runtime: got 'bogus', expected threads"),
+            ({"runtime": None}, "runtime: got None, expected "),
+            ({"backend": 3}, "backend: got 3, expected text"),
+            ({"epochs": [9, 9]}, "epochs: got a value for a run that goes on, which decides it"),
+            ({"foo": 1}, "foo: got a value for a run that goes on"),
+        ],
+    )
+    def test_only_what_it_may_and_checked(self, elsewhere, message):
+        with pytest.raises(SettingsError) as caught:
+            moved_elsewhere(settings_from(LAYERS), **elsewhere)
+        assert str(caught.value).startswith(message)

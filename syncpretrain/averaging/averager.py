@@ -24,6 +24,7 @@ from syncpretrain.averaging.barrier import Barrier, abort, cells_for, described
 from syncpretrain.averaging.room import Layout, Room
 from syncpretrain.averaging.tree import tree_mean
 from syncpretrain.errors import AveragingError, SettingsError
+from syncpretrain.runtime.memory import available_bytes
 
 __all__ = ["GradientAverager", "Handle", "Member", "Update"]
 
@@ -53,9 +54,10 @@ class GradientAverager:
     Raises
     ------
     SettingsError
-        For arrays that are not of floats, or numbers out of range.
+        For arrays that are not of floats, or numbers out of range; or if there is not enough
+        memory, of which (2 + shards) times the parameters' size is needed.
     OSError
-        If there is not enough memory, of which (1 + shards) times the parameters' size is taken.
+        If the system refuses the memory all the same.
     """
 
     def __init__(
@@ -69,9 +71,9 @@ class GradientAverager:
         _check(arrays, shards, members, timeout)
         shapes = tuple(a if isinstance(a, tuple) else a.shape for a in arrays)
         self._members, self._timeout = members, timeout
-        self._room: Room | None = Room.create(
-            Layout(shapes, shards, cells=cells_for(members), texts=members + 1)
-        )
+        layout = Layout(shapes, shards, cells=cells_for(members), texts=members + 1)
+        _check_memory(layout)
+        self._room: Room | None = Room.create(layout)
         for own, given in zip(self.parameters, arrays, strict=True):
             if not isinstance(given, tuple):
                 own[...] = given
@@ -269,3 +271,15 @@ def _check(arrays: Sequence[object], shards: int, members: int, timeout: float) 
             raise SettingsError(
                 f"arrays[{i}]: got {got}, expected an array of floats, or a shape as a tuple"
             )
+
+
+def _check_memory(layout: Layout) -> None:
+    """Refuse what cannot fit: where memory is allocated on trust, processes would be killed."""
+    means = 4 * layout.numbers  # of the members' slices, together
+    needed, available = layout.offsets()[-1] + means, available_bytes()
+    if needed > available:
+        raise SettingsError(
+            f"arrays: {layout.numbers} numbers with the gradients of {layout.shards} shards need"
+            f" about {needed / 1e9:.1f} GB, and {available / 1e9:.1f} GB are free; take smaller"
+            " arrays or fewer shards"
+        )

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.errors import AveragingError
+from syncpretrain.runtime.descriptors import nameless_memory
 
 __all__ = ["Layout", "Room"]
 
@@ -113,7 +114,7 @@ class Room:
         size = layout.offsets()[-1]
         if not hasattr(os, "memfd_create"):
             return cls(layout, mmap.mmap(-1, size), None)
-        file = FileIO(os.memfd_create("syncpretrain"), "r+")
+        file = FileIO(nameless_memory(), "r+")
         try:
             # Allocated now: without memory this is an error, not a signal at the first touch.
             os.posix_fallocate(file.fileno(), 0, size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,9 @@ from syncpretrain.cli.given import given_settings
 from syncpretrain.cli.options import at_least, json_option, words
 from syncpretrain.cli.trainoptions import setting_options
 from syncpretrain.errors import SettingsError
+
+if TYPE_CHECKING:
+    from syncpretrain.settings import Settings
 
 __all__ = ["command"]
 
@@ -85,30 +88,48 @@ def command(
     )
     from syncpretrain.comparing import compare
     from syncpretrain.preparing import found_again, loaded
+    from syncpretrain.report.curves import check_drawing
     from syncpretrain.runfolder import check_folder, made_folder, new_folder
 
-    if given["schedule"] is not None:
-        raise SettingsError("schedule: got one, expected none; --starts says what is compared")
     check_folder(out)
-    if given["layers"] is None and preset is None and config is None:
-        preset = DEFAULT_PRESET
-    if labels is not None and given["finetune"] is None:
-        given["finetune"] = "classification"
-    settings = given_settings(preset, config, given)
+    settings = _settings(preset, config, labels, given)
+    if settings.finetune.objective == "classification":
+        check_drawing()
     data = loaded(settings)
     first = settings.pretrain.seed
+    made: list[Path] = []
+
+    def begin() -> None:
+        made.append(new_folder(settings.pretrain.layers) if out is None else made_folder(out))
+
     outcomes = compare(
         settings,
         data,
         starts=starts or STARTS,
         seeds=range(first, first + seeds),
         labels=labels or (None,),
+        begin=begin,
         tell=(lambda outcome: None) if quiet else tell_outcome,
     )
-    out = new_folder(settings.pretrain.layers) if out is None else made_folder(out)
-    report = as_report(settings, data, outcomes, out)
-    write_comparison(found_again(settings), report, outcomes, out)
+    report = as_report(settings, data, outcomes, made[0])
+    write_comparison(found_again(settings), report, outcomes, made[0])
     if as_json:
         click.echo(json.dumps(report))
     elif not quiet:
         print_comparison(report, sys.stdout)
+
+
+def _settings(
+    preset: str | None,
+    config: Path | None,
+    labels: tuple[int | None, ...] | None,
+    given: dict[str, Any],
+) -> Settings:
+    """Return the settings of all that is compared."""
+    if given["schedule"] is not None:
+        raise SettingsError("schedule: got one, expected none; --starts says what is compared")
+    if given["layers"] is None and preset is None and config is None:
+        preset = DEFAULT_PRESET
+    if labels is not None and given["finetune"] is None:
+        given["finetune"] = "classification"
+    return given_settings(preset, config, given)

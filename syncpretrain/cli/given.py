@@ -86,7 +86,9 @@ def planned(
 
     from syncpretrain.planning.candidates import Task
     from syncpretrain.planning.choice import plan_for
+    from syncpretrain.preparing import check_finetuning
 
+    check_finetuning(settings, data)  # before time is spent on measuring
     task = Task(settings.pretrain, len(data.train), len(data.validation))
     found = plan_for(task, measure_seconds=measure_seconds)
     return msgspec.structs.replace(settings, pretrain=found.apply(settings.pretrain)), found

@@ -10,6 +10,7 @@ import math
 import os
 import stat
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,7 +44,8 @@ def read_file(
         A ``.npy``, ``.npz``, IDX (gzipped or not) or ``.csv`` file. In ``.npz`` the examples are
         under ``X``, ``x``, ``data`` or ``images``, or the only array of two dimensions or more,
         and the labels under ``y``, ``labels`` or ``target``. A CSV file has commas, semicolons
-        or tabs, and a line of names or none.
+        or tabs, and a line of names or none; see
+        :func:`syncpretrain.data.csvfile.read_csv` for names that are numbers.
     bounded : bool
         False permits values outside [0, 1].
 
@@ -60,15 +62,20 @@ def read_file(
         If the file is missing, unreadable, of another format, damaged, holds something other
         than numbers, or values that are not finite or outside [0, 1].
     """
-    path = Path(path).expanduser()
+    X, labels, _ = _read(Path(path).expanduser(), bounded=bounded)
+    return X, labels
+
+
+def _read(path: Path, *, bounded: bool) -> tuple[NDArray[Any], Labels | None, list[str]]:
+    """Return what :func:`read_file` does, and what the user should be told."""
     head = _head(path)
-    labels = None
+    labels, notices = None, list[str]()
     if path.suffix.lower() == ".npy":
         X = _read_npy(path)
     elif path.suffix.lower() == ".npz":
         X, labels = _read_npz(path)
     elif path.suffix.lower() == ".csv":
-        X = read_csv(path)
+        X, notices = read_csv(path)
     elif is_idx(head) or head[:2] == GZIP_MAGIC or _named_idx(path):
         X = read_idx(path)
     else:
@@ -77,7 +84,7 @@ def read_file(
         X = X.reshape(len(X), -1)
     X = as_examples(X, str(path))
     check_values(X, str(path), bounded=bounded)
-    return X, None if labels is None else _check_labels(labels, len(X), path)
+    return X, None if labels is None else _check_labels(labels, len(X), path), notices
 
 
 def load_file(
@@ -97,8 +104,8 @@ def load_file(
     DataError
         As :func:`read_file`, or if the fraction is not in [0, 1) or leaves nothing to train on.
     """
-    X, labels = read_file(path, bounded=bounded)
-    return divided(path, X, labels, validation=validation, seed=seed)
+    X, labels, notices = _read(Path(path).expanduser(), bounded=bounded)
+    return divided(path, X, labels, validation=validation, seed=seed, notices=notices)
 
 
 def divided(
@@ -108,6 +115,7 @@ def divided(
     *,
     validation: float | None = None,
     seed: int = 0,
+    notices: Sequence[str] = (),
 ) -> Dataset:
     """Return what :func:`load_file` makes of the examples and labels that were read from a file.
 
@@ -118,11 +126,11 @@ def divided(
     """
     rows = np.arange(len(X))
     train, held = hold_out(rows, labels, validation=validation, default=len(X) // 10, seed=seed)
-    notices = []
     if X.dtype == np.uint8 and X.max() == 1:
         notices = [
+            *notices,
             f"{path}: its bytes are all 0 or 1, and like all bytes they were scaled by 1/255, so"
-            " that no value is above 0.004; where 1 means on, save the array as bool or float32"
+            " that no value is above 0.004; where 1 means on, save the array as bool or float32",
         ]
     return from_rows(
         str(path),

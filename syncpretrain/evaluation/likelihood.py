@@ -91,6 +91,11 @@ def pseudo_likelihood(layer: Layer, X: Array, *, seed: int = 0) -> float:
     For each row one unit i is drawn, and V log p(v_i | the others) stands for the sum over units
     (Besag 1975): V log sigmoid(F(v with i flipped) - F(v)). It is 0 at best.
 
+    A value between 0 and 1 is the probability of a binary unit, as contrastive divergence takes
+    it: the other units are sampled, and unit i counts with both states in proportion, so that a
+    grey value is best explained by a model that is as unsure. Rounding, as the Deep Learning
+    Tutorials do, would favour one that is sure of 0 where v is 0.3. Binary rows stay as they are.
+
     Raises
     ------
     DataError
@@ -101,12 +106,16 @@ def pseudo_likelihood(layer: Layer, X: Array, *, seed: int = 0) -> float:
             f"layer: got {layer.visible_units} visible units, expected bernoulli ones, which a"
             " pseudo-likelihood flips; look at the free-energy gap instead"
         )
-    flipped = np.array(X, dtype=np.float32)
-    rows = np.arange(len(X))
-    units = generator(seed, Purpose.PROBE).integers(X.shape[1], size=len(X))
-    flipped[rows, units] = 1 - flipped[rows, units]
-    difference = free_energy(layer, flipped) - free_energy(layer, X)
-    return float(-_softplus(-difference).mean() * X.shape[1])
+    draws = generator(seed, Purpose.PROBE)
+    rows, units = np.arange(len(X)), draws.integers(X.shape[1], size=len(X))
+    on = np.asarray(X, dtype=np.float64)[rows, units]
+    v = (draws.random(X.shape) < X).astype(np.float32)
+    v[rows, units] = 1
+    energy_on = free_energy(layer, v)
+    v[rows, units] = 0
+    gain = free_energy(layer, v) - energy_on  # log of the odds that unit i is 1
+    per_row = on * -_softplus(-gain) + (1 - on) * -_softplus(gain)
+    return float(per_row.mean() * X.shape[1])
 
 
 def log_z(layer: Layer, *, chains: int = 100, steps: int = 1000, seed: int = 0) -> LogZ:

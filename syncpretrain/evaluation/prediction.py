@@ -11,7 +11,7 @@ __all__ = ["accuracies"]
 def accuracies(stack: Stack, data: Dataset) -> dict[str, float | None] | None:
     """Return the share of right classes on each part's labelled rows; None if it is no classifier.
 
-    A part without labelled rows has None.
+    A part without labelled rows has None. A class that the stack does not know counts as wrong.
     """
     if stack.head is None or stack.head.kind != "classification":
         return None

@@ -1,50 +1,21 @@
-"""``finetune``: its arguments checked, the rest left to the trainer."""
+"""``finetune``: the library's second function."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
-from syncpretrain.errors import DataError, RunInterrupted, SettingsError
+from syncpretrain.data.examples import as_examples
 from syncpretrain.events import Observer
+from syncpretrain.finetuning.options import tuning_options
+from syncpretrain.finetuning.prepared import Finetuning, Form, Part
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
-from syncpretrain.finetuning.tasks import (
-    Reconstruction,
-    Supervised,
-    labels_of,
-    numbers_of,
-)
-from syncpretrain.finetuning.trainer import Examples, Trainer
-from syncpretrain.placing import backend_for, resolved_tuning
-from syncpretrain.runtime.blas import blas_limit
-from syncpretrain.runtime.blas import blas_threads as resolve_threads
-from syncpretrain.runtime.signals import stop_on_signals
-from syncpretrain.runtime.team import Team
-from syncpretrain.settings import FinetuneSettings, checked
-from syncpretrain.settings.devices import check_tuning_backend
 from syncpretrain.stack import Stack
 
 __all__ = ["finetune"]
-
-STEPPING = ("adam", "sgd")
-WORTH_SHARING = 10**7  # examples of a minibatch times weights: some tenths of a ms a step
-
-
-class _Options(FinetuneSettings, frozen=True, kw_only=True):
-    """The settings of one call, checked together."""
-
-    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
-    blas_threads: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    backend: str = "auto"
-
-    def __post_init__(self) -> None:
-        FinetuneSettings.__post_init__(self)
-        check_tuning_backend(self.backend, self)
 
 
 def finetune(
@@ -58,6 +29,7 @@ def finetune(
     stop: Callable[[], bool] | None = None,
     save: FinetuneSaver | None = None,
     resume: FinetuneState | None = None,
+    stall_seconds: float | None = None,
     **settings: Any,
 ) -> Stack:
     """Return a new stack that does its task better; the one given stays as it is.
@@ -80,7 +52,8 @@ def finetune(
         After each epoch the error is measured on it: on all rows where ``patience`` depends on
         it, else on 1,000 evenly spaced ones.
     validation_y : array-like, optional
-        Its targets, if there is a ``y``.
+        Its targets, if there is a ``y``. A class that y has not counts as wrong; observers are
+        told of it with a ``Notice``.
     observers : sequence of callable
         Each is called with ``FinetuneStarted``, ``Progress`` (of layer 0, the whole stack) and
         ``FinetuneEpochFinished`` events, in this thread. The training error is the running one of
@@ -92,6 +65,8 @@ def finetune(
         a :class:`FinetuneState`, and ``done``, the number of finished epochs.
     resume : FinetuneState, optional
         Where a call with the same arguments goes on, to the same bits.
+    stall_seconds : float, optional
+        How long a worker may wait in a minibatch for others that share it; default 600.
     **settings
         Fields of :class:`syncpretrain.settings.FinetuneSettings`, and ``seed`` (of the order of
         the minibatches, of dropout, of the head's first weights), ``blas_threads`` (default all
@@ -108,65 +83,31 @@ def finetune(
     Raises
     ------
     SettingsError
-        If a setting is out of its range, or the minibatch is larger than X.
+        If a setting is out of its range, the minibatch is larger than X, a package is missing,
+        or the memory too small.
     DataError
         If X, y or ``validation`` cannot be trained on, or do not fit each other or the stack.
     DivergedError
         If training leaves the finite numbers, or ends an epoch far worse than it began and worse
         than a constant guess. Its ``stack`` is that of the last good epoch.
+    StalledError
+        If a worker waits too long for the others.
     RunInterrupted
         On Ctrl-C or SIGTERM, or if ``stop`` said so. Its ``stack`` is that after the last
         whole minibatch.
     """
-    options = checked({"objective": _objective(y), **settings}, _Options)
-    _check_targets(options.objective, y, validation, validation_y)
-    prepared = _prepared(
-        stack, options, (X, y), None if validation is None else (validation, validation_y)
-    )
-    options, threads = _shared_out(options, stack)
-    backend = backend_for(options.backend).for_layer(1)
-    stream = backend.stream()
-    with (
-        blas_limit(threads),
-        closing(Team(options.replicas or 1, "syncpretrain-finetune")) as team,
-        stop_on_signals() as request,
-        stream,
-    ):
-
-        def should_stop() -> bool:
-            return request() or (stop is not None and stop())
-
-        seed = options.seed
-        trainer = Trainer(*prepared, options, seed, observers, should_stop, save, team.run, backend)
-        try:
-            tuned = trainer.train({"seed": seed, "blas_threads": threads}, resume)
-            if request():  # in the last minibatch
-                raise RunInterrupted("fine-tuning was stopped at its end", stack=tuned)
-        except RunInterrupted as stopped:
-            stopped.signum = request.signum or stopped.signum
-            raise
-        return tuned
-
-
-def _shared_out(options: _Options, stack: Stack) -> tuple[_Options, int]:
-    """Return the options with all that they left open, and the BLAS threads of each replica."""
-    replicas, shards = options.replicas, options.shards
-    backend = resolved_tuning(options.backend, options)
-    if backend != "numpy":
-        replicas = 1
-    if replicas is None:
-        threads = resolve_threads(options.blas_threads)
-        work = options.batch_size * sum(layer.weight.size for layer in stack.layers)
-        if options.optimizer not in STEPPING or work < WORTH_SHARING:
-            replicas = 1
-        else:
-            replicas, threads = min(threads, shards or threads), 1
-    else:
-        threads = options.blas_threads or 1
-    shards = shards or replicas
-    return (
-        msgspec.structs.replace(options, replicas=replicas, shards=shards, backend=backend),
-        threads,
+    options = tuning_options({"objective": _objective(y), **settings})
+    held_out = None
+    if validation is not None:
+        held_out = Part(as_examples(validation, "validation"), validation_y, "validation_y")
+    tuning = Finetuning(Form.of(stack), options, Part(as_examples(X, "X"), y, "y"), held_out)
+    return tuning.run(
+        stack,
+        observers=observers,
+        stop=stop,
+        save=save,
+        resume=resume,
+        stall_seconds=stall_seconds,
     )
 
 
@@ -176,51 +117,3 @@ def _objective(y: ArrayLike | None) -> str:
         return "reconstruction"
     kind = np.asarray(y).dtype.kind
     return "regression" if kind == "f" else "classification"
-
-
-def _check_targets(
-    objective: str, y: ArrayLike | None, validation: ArrayLike | None, validation_y: Any
-) -> None:
-    if objective == "none":
-        raise SettingsError("objective: got none, expected something to fine-tune for")
-    if objective == "reconstruction":
-        if y is not None:
-            raise SettingsError("objective: got reconstruction with targets y; leave one out")
-    elif y is None:
-        raise SettingsError(f"objective: got {objective} without targets, expected y")
-    elif validation is not None and validation_y is None:
-        raise DataError("validation_y: got nothing, expected the targets of the validation rows")
-
-
-def _prepared(
-    stack: Stack,
-    options: _Options,
-    train: tuple[ArrayLike, ArrayLike | None],
-    held_out: tuple[ArrayLike, ArrayLike | None] | None,
-) -> tuple[Reconstruction | Supervised, Examples, Examples | None]:
-    """Return the task and its examples, checked."""
-    X = stack.prepared(train[0])
-    V = None if held_out is None else stack.prepared(held_out[0], "validation")
-    if options.objective == "reconstruction":
-        unrolled = Reconstruction(stack, loss=options.loss)
-        return unrolled, Examples(X, X), None if V is None else Examples(V, V)
-
-    classifies = options.objective == "classification"
-    own = () if stack.head is None else stack.head.classes
-    labels = (
-        labels_of(train[1], len(X), "y", usual=own)
-        if classifies
-        else numbers_of(train[1], len(X), "y")
-    )
-    head = labels.head(stack, options.objective, options.seed)
-    task = Supervised(stack, head, options.objective)
-    judged = None
-    if V is not None and held_out is not None:
-        known = (
-            labels_of(held_out[1], len(V), "validation_y", labels.classes)
-            if classifies
-            else numbers_of(held_out[1], len(V), "validation_y", labels.targets.shape[1])
-        )
-        judged = Examples(V[known.rows], known.targets) if len(known.rows) else None
-    everything = len(labels.rows) == len(X)
-    return task, Examples(X if everything else X[labels.rows], labels.targets), judged

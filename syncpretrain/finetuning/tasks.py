@@ -21,7 +21,14 @@ from syncpretrain.kernels.backprop import Pair
 from syncpretrain.learners.chain import Step
 from syncpretrain.stack import Head, Stack
 
-__all__ = ["Labels", "Reconstruction", "Supervised", "labels_of", "numbers_of"]
+__all__ = [
+    "Labels",
+    "Reconstruction",
+    "Supervised",
+    "labels_of",
+    "numbers_of",
+    "reconstruction_loss",
+]
 
 Array = NDArray[np.float32]
 HEAD_SPREAD = 0.01  # standard deviation of the head's first weights
@@ -34,10 +41,7 @@ class Reconstruction:
 
     def __init__(self, stack: Stack, *, loss: str | None) -> None:
         self.stack = stack
-        binary = stack.units[0] == "bernoulli"
-        if loss == "cross-entropy" and not binary:
-            raise DataError("loss: got cross-entropy for gaussian visible units, expected squared")
-        self.loss = loss or "squared"
+        self.loss = reconstruction_loss(loss, stack.units[0])
 
     def chain(self) -> list[Step]:
         """Return the unrolled stack."""
@@ -70,6 +74,21 @@ class Reconstruction:
         return Stack(layers, info, self.stack.scaling)
 
 
+def reconstruction_loss(loss: str | None, visible_units: str) -> str:
+    """Return the loss of a reconstruction by units of a kind, ``squared`` if none is asked for.
+
+    Raises
+    ------
+    DataError
+        If it is for values in [0, 1] alone and these are others.
+    """
+    if loss == "cross-entropy" and visible_units != "bernoulli":
+        raise DataError(
+            f"finetune_loss: got cross-entropy for {visible_units} visible units, expected squared"
+        )
+    return loss or "squared"
+
+
 class Supervised:
     """The output is to be a class or numbers, by a head on the code."""
 
@@ -95,10 +114,19 @@ class Supervised:
 
 
 class Labels:
-    """The rows that have a target, and their targets of shape (n_labelled, outputs)."""
+    """The rows that have a target, and their targets of shape (n_labelled, outputs).
 
-    def __init__(self, rows: NDArray[np.intp], targets: Array, classes: tuple[int, ...]) -> None:
-        self.rows, self.targets, self.classes = rows, targets, classes
+    ``others`` are the classes that were met and are none of ``classes``; their targets are zeros.
+    """
+
+    def __init__(
+        self,
+        rows: NDArray[np.intp],
+        targets: Array,
+        classes: tuple[int, ...],
+        others: tuple[int, ...] = (),
+    ) -> None:
+        self.rows, self.targets, self.classes, self.others = rows, targets, classes, others
 
     def head(self, stack: Stack, kind: str, seed: int) -> Head:
         """Return a head to begin with: the stack's own if it has these classes."""
@@ -126,13 +154,13 @@ def labels_of(
 ) -> Labels:
     """Return classes as rows of zeros with a one; rows labelled -1 have no label.
 
-    ``classes`` are those there can be; None takes the ``usual`` ones if these hold all there are,
-    else those there are.
+    ``classes`` are those there can be, and rows of another one have zeros alone. None takes the
+    ``usual`` ones if these hold all there are, else those there are.
 
     Raises
     ------
     DataError
-        If y is not one whole number a row, or has no label, or one of no class.
+        If y is not one whole number a row, or ``classes`` is None and it has fewer than two.
     """
     array = np.asarray(y)
     if array.shape != (examples,):
@@ -150,12 +178,13 @@ def labels_of(
         if classes and set(classes) <= set(usual):
             classes = usual
         if len(classes) < 2:
-            raise DataError(f"{name}: got {len(classes)} classes, expected two or more")
-    known = np.isin(array[rows], classes)
-    if not known.all():
-        raise DataError(f"{name}: got class {array[rows][~known][0]}, expected one of {classes}")
+            raise DataError(
+                f"{name}: got {len(classes)} classes, expected two or more; label training examples"
+                " of another class"
+            )
     targets = np.equal(array[rows, None], np.array(classes)).astype(np.float32)
-    return Labels(rows, targets, classes)
+    others = np.setdiff1d(array[rows], classes)
+    return Labels(rows, targets, classes, tuple(others.tolist()))
 
 
 def numbers_of(y: Any, examples: int, name: str, outputs: int | None = None) -> Labels:
@@ -166,7 +195,7 @@ def numbers_of(y: Any, examples: int, name: str, outputs: int | None = None) -> 
     Raises
     ------
     DataError
-        If y has another shape, is infinite, or has no number at all.
+        If y has another shape, is infinite, or has no number at all where ``outputs`` is None.
     """
     try:
         with np.errstate(over="ignore"):  # what overflows is found below
@@ -181,6 +210,6 @@ def numbers_of(y: Any, examples: int, name: str, outputs: int | None = None) -> 
     if np.isinf(array).any():
         raise DataError(f"{name}: holds infinite values")
     rows = np.flatnonzero(~np.isnan(array).any(axis=1))
-    if not len(rows):
+    if outputs is None and not len(rows):
         raise DataError(f"{name}: got no number in any row")
     return Labels(rows, array[rows], ())

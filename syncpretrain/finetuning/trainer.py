@@ -13,20 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.backends.base import Backend
-from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.order import minibatches, steps_per_epoch
-from syncpretrain.errors import CheckpointError, DivergedError, RunInterrupted, SettingsError
+from syncpretrain.errors import CheckpointError, DivergedError, RunInterrupted
 from syncpretrain.events import Event, FinetuneEpochFinished, FinetuneStarted, Observer, Progress
-from syncpretrain.finetuning.descent import LEARNING_RATES, optimizer_for, scheduled
+from syncpretrain.finetuning.descent import LEARNING_RATES, scheduled
+from syncpretrain.finetuning.options import TuningOptions
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.tasks import Reconstruction, Supervised
 from syncpretrain.learners.chain import Dropout
 from syncpretrain.learners.dataparallel import DataParallelNetwork
 from syncpretrain.learners.epoch import Cursor
 from syncpretrain.learners.network import Network
-from syncpretrain.learners.sharding import Work, in_turn
-from syncpretrain.settings import FinetuneSettings
+from syncpretrain.learners.optimizers import Optimizer
+from syncpretrain.learners.sharding import Work
 from syncpretrain.stack import Stack
 
 __all__ = ["Examples", "Trainer"]
@@ -50,37 +50,34 @@ class Examples(NamedTuple):
 
 
 class Trainer:
-    """One call of :func:`syncpretrain.finetune`, its arguments checked."""
+    """The training of one :class:`syncpretrain.finetuning.prepared.Finetuning`."""
 
     def __init__(
         self,
         task: Reconstruction | Supervised,
         examples: Examples,
         validation: Examples | None,
-        options: FinetuneSettings,
-        seed: int,
+        options: TuningOptions,
+        optimizer: Callable[[Network], Optimizer],
+        *,
         observers: Sequence[Observer],
         stop: Callable[[], bool],
-        save: FinetuneSaver | None = None,
-        team: Callable[[Work, int, int], None] | None = None,
-        backend: Backend | None = None,
+        save: FinetuneSaver | None,
+        team: Callable[[Work, int, int], None],
+        backend: Backend,
     ) -> None:
-        self._team = team
-        self.backend = backend = backend or NumpyBackend()
-        self.task, self.options, self.seed = task, options, seed
-        if options.batch_size > len(examples.inputs):
-            raise SettingsError(
-                f"batch_size: got {options.batch_size}, expected at most {len(examples.inputs)},"
-                " the examples to train on"
-            )
+        self._team, self.backend = team, backend
+        self.task, self.options, self.seed = task, options, options.seed
         self.examples = examples.to(backend.asarray)
         self.observers, self.stop, self.save = observers, stop, save
-        if options.patience is not None and validation is None:
-            raise SettingsError(
-                "patience: got a number without validation examples, expected some to judge by"
-            )
         if validation is not None and options.patience is None:
             validation = validation.to(lambda x: evenly_spaced(x, VALIDATION_ROWS))
+        self.unknown = 0  # validation examples of a class that no training example has
+        if validation is not None and options.objective == "classification":
+            known: NDArray[np.bool_] = np.asarray(validation.targets.any(axis=1))
+            self.unknown = len(known) - int(known.sum())
+            if self.unknown:
+                validation = validation.to(lambda x: x[known])
         self.validation = None if validation is None else validation.to(backend.asarray)
         self.rate = options.learning_rate or LEARNING_RATES[options.optimizer]
         parallel = options.split == "examples" and backend.name == "numpy"
@@ -89,11 +86,11 @@ class Trainer:
             task.chain(),
             loss=task.loss,
             batch_size=options.batch_size,
-            dropout=Dropout(options.input_dropout, options.dropout, seed),
+            dropout=Dropout(options.input_dropout, options.dropout, options.seed),
             shards=options.shards or 1,
             backend=backend,
         )
-        self.optimizer = optimizer_for(self.network, options)
+        self.optimizer = optimizer(self.network)
         batch = options.batch_size
         self.batch = tuple(backend.empty((batch, x.shape[1])) for x in examples)
         self.steps = steps_per_epoch(len(examples.inputs), batch)
@@ -121,7 +118,7 @@ class Trainer:
             begin = Cursor()
             self.check_epoch(epoch, train_error)
             np.copyto(self.good, self.network.parameters)
-            held_out = None if self.validation is None else self.network.error(*self.validation)
+            held_out = self.validation_error()
             now = time.monotonic()
             self.emit(
                 FinetuneEpochFinished(now, epoch, epochs, now - started, train_error, held_out)
@@ -178,10 +175,17 @@ class Trainer:
 
     def run(self, work: Work, shards: int) -> None:
         """Work the phases of a step, with as many workers as there are."""
-        if self._team is None:
-            in_turn(work, shards)
-        else:
-            self._team(work, shards, self.options.replicas or 1)
+        self._team(work, shards, self.options.replicas or 1)
+
+    def validation_error(self) -> float | None:
+        """Return the mean error of the validation examples; one of an unknown class is wrong."""
+        if self.validation is None:
+            return None
+        known = len(self.validation.inputs)
+        error = self.network.error(*self.validation) if known else 0.0
+        if not self.unknown:
+            return error
+        return (error * known + self.unknown) / (known + self.unknown)
 
     def state(self, epoch: int, cursor: Cursor) -> FinetuneState:
         """Return a copy of all that the rest depends on."""

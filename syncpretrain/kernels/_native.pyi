@@ -77,6 +77,7 @@ def run_program(
     behind: int,
     broken: int,
     spin_seconds: float,
+    look_seconds: float,
     timeout_seconds: float,
     /,
 ) -> int: ...

@@ -160,8 +160,27 @@ static void work_operation(const Program *program, const Operation *op, const Va
     }
 }
 
+/* Wait for the other members, for up to `limit` seconds in all.
+ *
+ * Of a look that took longer, only so much counts: the process was suspended meanwhile.
+ */
+static Waited wait_for_others(Wait *wait, double look, double limit)
+{
+    double waited = 0, begun = seconds();
+    wait->spin_until += begun;
+    wait->deadline = begun + 1e9; /* never: `limit` decides */
+    for (;;) {
+        Waited seen = wait_until(wait, begun + (limit - waited < look ? limit - waited : look));
+        if (seen != PAUSED) return seen;
+        double now = seconds();
+        waited += now - begun < look ? now - begun : look;
+        if (waited >= limit) return TIMED_OUT;
+        begun = now;
+    }
+}
+
 static Waited work_program(const Program *program, const Values *values, Py_ssize_t member,
-                           Py_ssize_t members, int64_t *cells, Wait wait)
+                           Py_ssize_t members, int64_t *cells, Wait wait, double look, double limit)
 {
     Py_ssize_t first = program->shards * member / members;
     Py_ssize_t last = program->shards * (member + 1) / members;
@@ -174,9 +193,8 @@ static Waited work_program(const Program *program, const Values *values, Py_ssiz
         if (members == 1) continue;
         Wait own = wait;
         own.target = wait.target + phase + 1;
-        own.spin_until = seconds() + wait.spin_until;
         __atomic_store_n(cells + member, own.target, __ATOMIC_RELEASE);
-        Waited seen = wait_until(&own, own.deadline);
+        Waited seen = wait_for_others(&own, look, limit);
         if (seen != REACHED) return seen;
     }
     return REACHED;
@@ -305,10 +323,10 @@ failed:
 }
 
 /* args: program, numbers (4 float64), words (4 uint64), results (float64), member, members, cells,
- * first, behind, broken, spin seconds, timeout seconds. Return as wait_cells does. */
+ * first, behind, broken, spin, look and timeout seconds. Return as wait_cells does. */
 static PyObject *run_program(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    if (!expect(nargs, 12, "run_program")) return NULL;
+    if (!expect(nargs, 13, "run_program")) return NULL;
     Program *program = PyCapsule_GetPointer(args[0], "syncpretrain.program");
     if (program == NULL) return NULL;
     Py_buffer b[4]; /* numbers, words, results, cells */
@@ -319,9 +337,9 @@ static PyObject *run_program(PyObject *module, PyObject *const *args, Py_ssize_t
     long numbers[5]; /* member, members, first, behind, broken */
     PyObject *const integers[5] = {args[4], args[5], args[7], args[8], args[9]};
     for (int i = 0; i < 5 && !PyErr_Occurred(); i++) numbers[i] = PyLong_AsLong(integers[i]);
-    double d[2];
+    double d[3];
     PyObject *result = NULL;
-    if (PyErr_Occurred() || opened < 4 || !doubles(args + 10, d, 2)) goto end;
+    if (PyErr_Occurred() || opened < 4 || !doubles(args + 10, d, 3)) goto end;
     if (b[0].len < 32 || b[1].len < 32 || numbers[1] < 1 || numbers[0] < 0 || numbers[0] >= numbers[1]
         || (numbers[1] > 1 && b[3].len < 8 * (numbers[2] + numbers[1]))) {
         PyErr_SetString(PyExc_ValueError, "got a place or values that fit no program");
@@ -331,11 +349,12 @@ static PyObject *run_program(PyObject *module, PyObject *const *args, Py_ssize_t
     const uint64_t *w = b[1].buf;
     Values values = {v[0], v[1], v[2], v[3], {w[0], w[1]}, w[2], w[3], b[2].buf};
     int64_t *cells = b[3].buf;
-    Wait wait = {cells + numbers[2], cells + numbers[4], numbers[1], numbers[3], d[0],
-                 seconds() + d[1], 0, 0, SHORTEST_SLEEP};
+    Wait wait = {cells + numbers[2], cells + numbers[4], numbers[1], numbers[3], d[0], 0, 0, 0,
+                 SHORTEST_SLEEP};
     Waited seen;
     Py_BEGIN_ALLOW_THREADS
-    seen = work_program(program, &values, numbers[0], numbers[1], cells + numbers[2], wait);
+    seen = work_program(program, &values, numbers[0], numbers[1], cells + numbers[2], wait, d[1],
+                        d[2]);
     Py_END_ALLOW_THREADS
     result = PyLong_FromLong(seen);
 end:

@@ -84,13 +84,15 @@ def run_program(
     behind: int = 0,
     broken: int = 0,
     spin_seconds: float = 0.0,
+    look_seconds: float = 1.0,
     timeout_seconds: float = 0.0,
 ) -> int:
     """Work a member's shards of every phase of a program, without the interpreter's lock.
 
     After each phase the member stores ``behind`` and the number of phases done in the cell
     ``first + member``, and waits for the other members as ``wait_cells`` does
-    (:mod:`syncpretrain.kernels.waiting`).
+    (:mod:`syncpretrain.kernels.waiting`), for up to ``timeout_seconds`` in each phase. Of a pause
+    longer than ``look_seconds``, in which the process was suspended, only so much counts.
 
     Returns
     -------
@@ -109,6 +111,7 @@ def run_program(
         behind,
         broken,
         spin_seconds,
+        look_seconds,
         timeout_seconds,
     )
     return waited

@@ -9,9 +9,23 @@ from pathlib import Path
 from syncpretrain.atomic import write_atomically
 from syncpretrain.errors import DataError
 
-__all__ = ["save_label_curve"]
+__all__ = ["check_drawing", "save_label_curve"]
 
 Point = tuple[int, float, float | None]
+
+
+def check_drawing() -> None:
+    """Refuse a curve that could not be drawn later.
+
+    Raises
+    ------
+    DataError
+        If Matplotlib is not installed.
+    """
+    try:
+        import matplotlib.figure  # noqa: F401 - whether it is there
+    except ImportError:
+        raise DataError('a curve needs Matplotlib: pip install "syncpretrain[plot]"') from None
 
 
 def save_label_curve(curves: Mapping[str, Sequence[Point]], path: Path) -> None:
@@ -28,12 +42,11 @@ def save_label_curve(curves: Mapping[str, Sequence[Point]], path: Path) -> None:
     DataError
         If Matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import LogLocator
-    except ImportError:
-        raise DataError('a curve needs Matplotlib: pip install "syncpretrain[plot]"') from None
+    check_drawing()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
+
     figure = Figure(figsize=(6, 4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

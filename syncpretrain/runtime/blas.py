@@ -15,10 +15,11 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
+from types import TracebackType
 from typing import TypeVar
 
 from threadpoolctl import ThreadpoolController, threadpool_info, threadpool_limits
@@ -28,8 +29,10 @@ from syncpretrain.errors import SettingsError
 __all__ = ["blas_environment", "blas_limit", "blas_threads", "usable_cores"]
 
 _lock = threading.Lock()
-_active: list[int] = []  # the limit of every run now inside blas_limit, all equal
-_restore: list[Callable[[], None]] = []  # what restores the limit that was found
+_active: list[blas_limit] = []  # of every run now inside one, all of the same number
+_restore: list[
+    tuple[Callable[[], None], list[int]]
+] = []  # the counts found, and what restores them
 
 T = TypeVar("T")
 
@@ -56,56 +59,95 @@ def blas_environment(threads: int) -> dict[str, str]:
     return dict.fromkeys(names, str(threads))
 
 
-@contextmanager
-def blas_limit(threads: int) -> Iterator[None]:
+class blas_limit:  # noqa: N801 - used like a function, in a with statement
     """Hold BLAS at so many threads, in the whole process, as long as the context lasts.
+
+    An interrupt at any moment of entering it leaves no limit behind.
 
     Raises
     ------
     SettingsError
         If another thread of this process holds it at another number.
     """
-    with _lock:
-        if _active and _active[0] != threads:
-            raise SettingsError(
-                f"blas_threads: got {threads}, but another run in this process holds BLAS at"
-                f" {_active[0]}; let it end first, or start this one in a process of its own"
-            )
-        if not _active:
-            _restore.append(_limit(threads))
-        _active.append(threads)
-    # With OpenMP the limit is the calling thread's own.
-    openmp = ThreadpoolController().select(threading_layer="openmp")
-    try:
-        with openmp.limit(limits=threads, user_api="blas"):
-            yield
-    finally:
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._openmp = ExitStack()
+
+    def __enter__(self) -> None:
+        # Not a generator: between its yield and the with block an interrupt would find no handler.
+        try:
+            self._set()
+        except BaseException:
+            self._restore()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self._restore()
+        except BaseException:  # an interrupt, which must not keep it from being restored
+            self._restore()
+            raise
+
+    def _set(self) -> None:
         with _lock:
-            _active.pop()
+            held = next((limit._threads for limit in _active), self._threads)
+            if held != self._threads:
+                raise SettingsError(
+                    f"blas_threads: got {self._threads}, but another run in this process holds"
+                    f" BLAS at {held}; let it end first, or start this one in a process of its own"
+                )
+            _active.append(self)  # before the limit is set, so that an interrupt restores it
+            if len(_active) == 1:
+                _limit(self._threads)
+        # With OpenMP the limit is the calling thread's own.
+        for library in ThreadpoolController().select(threading_layer="openmp").lib_controllers:
+            if library.user_api == "blas":
+                self._openmp.callback(library.set_num_threads, library.num_threads)
+                library.set_num_threads(self._threads)
+
+    def _restore(self) -> None:
+        self._openmp.close()
+        with _lock:
+            if self in _active:
+                _active.remove(self)
             if not _active:
-                _restore.pop()()
+                _restore_found()
 
 
-def _limit(threads: int) -> Callable[[], None]:
-    """Set the limit of the whole process; return what restores the one that was found."""
+def _limit(threads: int) -> None:
+    """Set the limit of the whole process, which :func:`_restore_found` undoes."""
+    _restore_found()  # what an interrupt kept from being restored
     found = _counts()
-    limits = _in_thread(lambda: threadpool_limits(limits=threads, user_api="blas"))
-    if any(count > threads for count in _counts()):  # the caller may hold the control itself
+
+    def limit() -> None:  # where no signal is handled
+        unlimited = ThreadpoolController().limit(limits=None)  # knows what to restore
+        _restore.append((unlimited.restore_original_limits, found))
         threadpool_limits(limits=threads, user_api="blas")
 
-    def restore() -> None:
-        _in_thread(limits.restore_original_limits)
-        if _counts() != found:
-            limits.restore_original_limits()
-
+    _in_thread(limit)
+    if any(count > threads for count in _counts()):  # the caller may hold the control itself
+        threadpool_limits(limits=threads, user_api="blas")
     held = max(_counts(), default=0)
     if held > threads:
-        restore()
         raise SettingsError(
             f"blas_threads: got {threads}, but another thread of this process holds BLAS at {held}"
             " through threadpoolctl; let it end first, or start this run in a process of its own"
         )
-    return restore
+
+
+def _restore_found() -> None:
+    while _restore:
+        restore, found = _restore[-1]
+        _in_thread(restore)
+        if _counts() != found:
+            restore()
+        _restore.pop()  # last, so that after an interrupt the next limit tries again
 
 
 def _counts() -> list[int]:

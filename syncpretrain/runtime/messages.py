@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.errors import DivergedError, WorkerError
+from syncpretrain.errors import DivergedError, StalledError, WorkerError
 from syncpretrain.layer import Layer
 from syncpretrain.learners.epoch import Cursor, Stopped
 from syncpretrain.schedule.machine import Train
@@ -81,7 +81,8 @@ class Failed:
         if isinstance(self.error, DivergedError):
             failure: WorkerError = DivergedError(str(self.error))
         else:
-            failure = WorkerError(
+            kind = StalledError if isinstance(self.error, StalledError) else WorkerError
+            failure = kind(
                 f"layer {self.command.layer} failed in epoch {self.command.epoch}:"
                 f" {type(self.error).__name__}: {self.error}"
             )

@@ -35,6 +35,7 @@ from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.runtime.base import STDERR
 from syncpretrain.runtime.blas import blas_environment
 from syncpretrain.runtime.child import DUMP_SIGNAL, Hire, Job, Order, Report
+from syncpretrain.runtime.descriptors import above_standard, standard_stream
 from syncpretrain.runtime.shared import Cells, Room
 from syncpretrain.runtime.store import MAX_BUFFERS, Split, Versions
 from syncpretrain.runtime.worker import Failed, Message
@@ -175,7 +176,9 @@ class ProcessesRuntime:
 
     def _start(self, layer: int) -> None:
         assert self._cells is not None
-        ours, theirs = socket.socketpair()
+        ours, theirs = (
+            socket.socket(fileno=above_standard(end.detach())) for end in socket.socketpair()
+        )
         with theirs:
             for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
                 ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", TRANSFER_SECONDS, 0))
@@ -189,6 +192,8 @@ class ProcessesRuntime:
                 self._processes[layer] = subprocess.Popen(
                     [spawn.get_executable(), "-c", START, name, descriptor, *path],
                     stdin=subprocess.DEVNULL,
+                    stdout=standard_stream(1),
+                    stderr=standard_stream(2),
                     env={**os.environ, **blas_environment(self._blas_threads)},
                     pass_fds=(theirs.fileno(), self._cells.descriptor, *rooms),
                 )

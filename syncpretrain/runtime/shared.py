@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.errors import SettingsError
+from syncpretrain.runtime.descriptors import nameless_memory
 from syncpretrain.runtime.store import Split
 
 __all__ = ["Cells", "Room", "check_runtime"]
@@ -56,7 +57,7 @@ class Room:
     @classmethod
     def create(cls, rows: tuple[int, int], width: int, splits: int) -> Room:
         """Return a new room, whose pages are yet to be allocated."""
-        room = cls(os.memfd_create("syncpretrain"), rows, width, splits)
+        room = cls(nameless_memory(), rows, width, splits)
         try:
             os.ftruncate(room.descriptor, splits * sum(room._sizes()))
         except BaseException:
@@ -116,7 +117,7 @@ class Cells:
     @classmethod
     def create(cls, count: int) -> Cells:
         """Return new cells, all 0."""
-        cells = cls(os.memfd_create("syncpretrain"), count)
+        cells = cls(nameless_memory(), count)
         os.ftruncate(cells.descriptor, 8 * count)
         return cells
 

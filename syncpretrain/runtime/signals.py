@@ -42,12 +42,13 @@ def stop_on_signals() -> Iterator[StopRequest]:
         request.signum = signum
         restore()
 
-    if threading.current_thread() is threading.main_thread():
-        defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-        for signum, default in defaults.items():
-            if signal.getsignal(signum) == default:
-                found[signum] = signal.signal(signum, ask)
+    defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     try:
+        if threading.current_thread() is threading.main_thread():
+            for signum, default in defaults.items():
+                if not request() and signal.getsignal(signum) == default:
+                    found[signum] = default  # first: from the next line on it may be restored
+                    signal.signal(signum, ask)
         yield request
     finally:
         restore()

@@ -10,6 +10,8 @@ Guarantees:
 * A member that has nothing to do spins for a moment, naps, and after that sleeps without using
   any CPU.
 * A failure of a member is raised by :meth:`Team.run`; the team does not work again after it.
+* A member that waits too long for the others fails. Its own work does not count, however long it
+  takes, nor does the time for which the process was suspended.
 """
 
 from __future__ import annotations
@@ -25,17 +27,43 @@ from syncpretrain.errors import StalledError
 from syncpretrain.kernels.program import Program
 from syncpretrain.kernels.waiting import arrive_and_wait, store_cell, wait_cells
 from syncpretrain.learners.sharding import Phase, Work, in_turn
+from syncpretrain.runtime.watch import STALL_SECONDS
 
-__all__ = ["Team"]
+__all__ = ["TIMES", "Team", "TeamTimes"]
 
-SPIN_SECONDS = 2e-3  # the parts of a phase are about equal: a nap would cost more than it saves
-STAGGER_SECONDS = 10e-6  # what the interpreter does before a product
-LINGER_SECONDS = 0.02  # how long a member stays awake between two steps
-LOOK_SECONDS = 1.0
-STALL_SECONDS = 600.0
-JOIN_SECONDS = 10.0
 READY, LATE = 0, 2  # what waiting ends with
 BROKEN, BEGUN, ARRIVED = 0, 1, 2  # cells: a failure; the newest step; phases done, one a member
+
+
+@dataclass(frozen=True, slots=True)
+class TeamTimes:
+    """How long the members of a team wait, in seconds.
+
+    Parameters
+    ----------
+    stall : float
+        For the others in one phase of a step, before the step fails.
+    spin : float
+        Without a nap. The parts of a phase are about equal: a nap would cost more than it saves.
+    stagger : float
+        Of one member after another: what the interpreter does before a product.
+    linger : float
+        For the next step, before a member sleeps.
+    look : float
+        Without taking signals, or noticing that the process was suspended.
+    join : float
+        For the end of the threads.
+    """
+
+    stall: float = STALL_SECONDS
+    spin: float = 2e-3
+    stagger: float = 10e-6
+    linger: float = 0.02
+    look: float = 1.0
+    join: float = 10.0
+
+
+TIMES = TeamTimes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +85,11 @@ class Team:
     most : int
     name : str
         Of its threads, with their number behind it.
+    times : TeamTimes
     """
 
-    def __init__(self, most: int, name: str) -> None:
-        self._most, self._name = most, name
+    def __init__(self, most: int, name: str, times: TeamTimes = TIMES) -> None:
+        self._most, self._name, self._times = most, name, times
         self._cells = np.zeros(ARRIVED + most, dtype=np.int64)
         self._lock = threading.Lock()  # of what follows; never held while working or waiting
         self._step = _Step(0, (), None, 0, 1, 0, 0)
@@ -78,7 +107,7 @@ class Team:
         BaseException
             Whatever a phase raised first.
         StalledError
-            If a member does not come back.
+            If a member waits longer for the others than ``times.stall``.
         """
         members = min(members, shards, self._most)
         if self._failure is not None:
@@ -115,7 +144,7 @@ class Team:
         threads = [thread for thread in self._threads if thread is not None]
         for door in self._doors:
             door.release()
-        deadline = time.monotonic() + JOIN_SECONDS
+        deadline = time.monotonic() + self._times.join
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         return [thread.name for thread in threads if thread.is_alive()]
@@ -144,9 +173,9 @@ class Team:
                     1,
                     seen + 1,
                     BROKEN,
-                    SPIN_SECONDS,
-                    LINGER_SECONDS,
-                    member * STAGGER_SECONDS,
+                    self._times.spin,
+                    self._times.linger,
+                    member * self._times.stagger,
                 )
                 with self._lock:
                     step = self._step
@@ -171,9 +200,7 @@ class Team:
                 if not self._arrive(step, member, step.behind + done):
                     return
         except BaseException as error:
-            with self._lock:
-                self._failure = self._failure or error
-            store_cell(self._cells, BROKEN, 1)
+            self._fail(error)
 
     def _work_program(self, step: _Step, program: Program, member: int) -> None:
         found = program.work(
@@ -183,18 +210,18 @@ class Team:
             first=ARRIVED,
             behind=step.behind,
             broken=BROKEN,
-            spin_seconds=SPIN_SECONDS,
-            timeout_seconds=STALL_SECONDS,
+            spin_seconds=self._times.spin,
+            look_seconds=self._times.look,
+            timeout_seconds=self._times.stall,
         )
         if found == LATE:
-            with self._lock:
-                told = f"a worker of {self._name} did not come back"
-                self._failure = self._failure or StalledError(told)
+            self._fail(self._stalled())
 
     def _arrive(self, step: _Step, member: int, phases: int) -> bool:
         """Wait until every member has done so many phases; return whether all is well."""
-        deadline = time.monotonic() + STALL_SECONDS
+        times, waited = self._times, 0.0
         while True:
+            begun = time.monotonic()
             found = arrive_and_wait(
                 self._cells,
                 ARRIVED + member,
@@ -202,11 +229,23 @@ class Team:
                 step.members,
                 phases,
                 BROKEN,
-                SPIN_SECONDS,
-                LOOK_SECONDS,
-                member * STAGGER_SECONDS,
+                times.spin,
+                min(times.look, times.stall - waited),
+                member * times.stagger,
             )
             if found != LATE:
                 return found == READY
-            if time.monotonic() > deadline:
-                raise StalledError(f"a worker of {self._name} did not come back")
+            waited += min(time.monotonic() - begun, times.look)  # more: it was suspended
+            if waited >= times.stall:
+                raise self._stalled()
+
+    def _stalled(self) -> StalledError:
+        return StalledError(
+            f"a worker of {self._name} waited {self._times.stall:g} s for the others in a step"
+        )
+
+    def _fail(self, error: BaseException) -> None:
+        """Let every member leave the step, which raises the first failure."""
+        with self._lock:
+            self._failure = self._failure or error
+        store_cell(self._cells, BROKEN, 1)

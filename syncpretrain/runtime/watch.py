@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 from syncpretrain.errors import StalledError
 from syncpretrain.events import Event, Progress
@@ -18,12 +18,16 @@ STALL_SECONDS = 600.0  # without a minibatch anywhere
 class Watch:
     """Looks at the running epochs ten times a second.
 
+    A minibatch that takes longer than the limit is a stall too, if no other layer trains one
+    meanwhile, unless it is trained by the caller's own thread (the serial runtime): that looks
+    between two minibatches only.
+
     Parameters
     ----------
     emit : callable
         Given a Progress event of each running layer.
     stall_seconds : float
-        How long nothing may move; default 600.
+        How long no layer may finish a minibatch; default 600.
     """
 
     def __init__(self, emit: Callable[[Event], None], stall_seconds: float | None = None) -> None:
@@ -33,16 +37,16 @@ class Watch:
         self._silent_seconds = 0.0  # since a minibatch was trained
 
     def tick(
-        self, training: Sequence[int], done: Sequence[int], fraction: Callable[[int], float]
+        self, running: Mapping[int, int], finished: int, fraction: Callable[[int], float]
     ) -> None:
         """Tell how far the running epochs are.
 
         Parameters
         ----------
-        training : sequence of int
-            The layers that train, from 1.
-        done : sequence of int
-            Epochs finished, one entry a layer.
+        running : mapping of int to int
+            The epoch of each layer that trains, both counted from 1.
+        finished : int
+            Epochs finished, of all layers together.
         fraction : callable
             Of a layer's running epoch, in [0, 1].
 
@@ -56,18 +60,18 @@ class Watch:
         if passed < TICK_SECONDS:
             return
         self._last_tick = now
-        trained = float(sum(done))
-        for layer in training:
+        trained = float(finished)
+        for layer, epoch in sorted(running.items()):
             share = fraction(layer)
             trained += share
-            self._emit(Progress(now, layer, done[layer - 1] + 1, share))
+            self._emit(Progress(now, layer, epoch, share))
         if trained != self._trained:
             self._trained, self._silent_seconds = trained, 0.0
             return
         # A process that was suspended comes back to one long tick, which is nobody's fault.
         self._silent_seconds += min(passed, LONGEST_TICK_SECONDS)
         if self._silent_seconds > self._stall_seconds:
-            layers = ", ".join(f"layer {layer}" for layer in training)
+            layers = ", ".join(f"layer {layer}" for layer in sorted(running))
             raise StalledError(
                 f"no minibatch was trained for {self._stall_seconds:g} s, by {layers}"
             )

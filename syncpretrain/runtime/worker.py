@@ -17,7 +17,7 @@ from syncpretrain.learners.epoch import Cursor, Stopped, train_epoch
 from syncpretrain.learners.sharding import Run, Work
 from syncpretrain.runtime.messages import Failed, Finished, LayerState, Message
 from syncpretrain.runtime.store import Split
-from syncpretrain.runtime.team import Team
+from syncpretrain.runtime.team import TIMES, Team, TeamTimes
 from syncpretrain.schedule.machine import Train
 
 __all__ = ["Failed", "Finished", "Inputs", "LayerState", "LayerWorker", "Message"]
@@ -55,6 +55,8 @@ class LayerWorker:
         Whether each epoch ends with a copy of the whole state, for checkpoints.
     replicas : int
         The most workers of this layer, of which this one leads the others.
+    times : TeamTimes
+        Of these workers.
 
     Attributes
     ----------
@@ -74,11 +76,12 @@ class LayerWorker:
         *,
         keep_states: bool = False,
         replicas: int = 1,
+        times: TeamTimes = TIMES,
     ) -> None:
         self.learner = learner
         self.progress = np.zeros(1)
         self.members = np.ones(1)
-        self._team = Team(replicas, f"syncpretrain-layer-{learner.layer}")
+        self._team = Team(replicas, f"syncpretrain-layer-{learner.layer}", times)
         self._inputs = inputs
         self._stopping = stopping
         self._keep_states = keep_states

@@ -2,7 +2,7 @@
 
 Pure: no threads, clocks or arrays. The driver calls :meth:`Schedule.begin` once and
 :meth:`Schedule.finished` after every epoch; both return commands for a runtime to execute.
-Layers are numbered from 1 outside, as in the papers; ``_reads`` and ``_done`` start at index 0.
+Layers are numbered from 1 outside, as in the papers; everything private starts at index 0.
 
 A version n of layer l is its parameters after n epochs together with the activations they make of
 the version of layer l-1 it was last trained on. The activations are made by the first reader, in
@@ -14,6 +14,12 @@ layer l+1, so a version that nobody takes costs nothing. A version is therefore 
    be made by the layer two above.
 
 At most 3 versions of a layer have activations at a time.
+
+Free slots go to the ready layer with the longest way to go, which is the lowest one: every chain of
+epochs from a higher layer to the end is the last part of one from a lower layer.
+
+An event concerns the layer that it is about, its neighbours and the versions held by the two layers
+below, so its cost does not depend on the depth (:mod:`syncpretrain.schedule.layers`).
 """
 
 from __future__ import annotations
@@ -22,6 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from syncpretrain.errors import ScheduleError
+from syncpretrain.schedule.layers import Layers
 from syncpretrain.schedule.pace import Pace
 from syncpretrain.schedule.plan import LayerPlan, Reads
 
@@ -83,40 +90,40 @@ class Schedule:
     def __init__(self, plans: Sequence[LayerPlan], pace: Pace, *, slots: int) -> None:
         if slots < 1:
             raise ScheduleError(f"slots: got {slots}, expected 1 or more")
-        self._plans = tuple(plans)
         self._pace = pace
         self._slots = slots
-        self._reads: list[list[int]] = [[] for _ in plans]
-        self._done = [0] * len(plans)
+        self._depth = len(plans)
         self._epochs = [plan.epochs for plan in plans]
         self._held: list[set[int]] = [set() for _ in plans]
+        self._layers = Layers(pace, [[] for _ in plans], [0] * len(plans))
 
     @property
     def reads(self) -> Reads:
         """For each layer, the upstream version of every epoch begun so far."""
-        return tuple(tuple(layer) for layer in self._reads)
+        return tuple(tuple(layer) for layer in self._layers.reads)
 
     @property
     def done(self) -> tuple[int, ...]:
         """Epochs finished by each layer."""
-        return tuple(self._done)
+        return tuple(self._layers.done)
 
     @property
     def training(self) -> tuple[int, ...]:
         """Layers that are training now, numbered from 1."""
-        return tuple(i + 1 for i in range(len(self._plans)) if self._trains(i))
+        return tuple(i + 1 for i in sorted(self._layers.training))
 
     @property
     def over(self) -> bool:
         """Whether the run has ended: nobody trains and nobody can be woken."""
-        return not self.training and not self._ready()
+        return not self._layers.training and self._layers.next_ready() is None
 
     def ended(self, layer: int) -> bool:
         """Return whether a layer will never train again."""
-        i = layer - 1
-        if self._trains(i) or self._pace.next_read(i, self._reads, self._done) is not None:
-            return False
-        return i == 0 or self._pace.over(self._reads, self._done) or self.ended(layer - 1)
+        return self._layers.ended[layer - 1]
+
+    def ended_since(self, count: int) -> list[int]:
+        """Return the layers that have ended after the first ``count`` that did, lowest first."""
+        return sorted(i + 1 for i in self._layers.order_ended[count:])
 
     @property
     def past(self) -> Past:
@@ -139,16 +146,15 @@ class Schedule:
         ScheduleError
             If it is the past of other layers.
         """
-        if {len(past.reads), len(past.done), len(past.held)} != {len(self._plans)}:
+        if {len(past.reads), len(past.done), len(past.held)} != {self._depth}:
             raise ScheduleError(f"resume: the past is of {len(past.reads)} layers")
         for i, epochs in enumerate(past.epochs):
             if epochs < self._epochs[i]:
                 self._pace.shorten(i, epochs)
                 self._epochs[i] = epochs
-        self._reads = [list(reads) for reads in past.reads]
-        self._done = list(past.done)
         self._held = [set(versions) for versions in past.held]
-        again: list[Command] = [self._train(i) for i in range(len(self._plans)) if self._trains(i)]
+        self._layers = Layers(self._pace, [list(reads) for reads in past.reads], list(past.done))
+        again: list[Command] = [self._train(i) for i in sorted(self._layers.training)]
         return [*again, *self._assign()]
 
     def finished(self, layer: int, *, stops: bool = False) -> list[Command]:
@@ -162,16 +168,18 @@ class Schedule:
         ScheduleError
             If the layer was not training, or if everybody sleeps before the run's end.
         """
-        i = layer - 1
-        if not self._trains(i):
+        i, layers = layer - 1, self._layers
+        if i not in layers.training:
             raise ScheduleError(f"layer {layer} finished without training; {self._story()}")
-        self._done[i] += 1
-        self._held[i].add(self._done[i])
-        if stops and self._done[i] < self._epochs[i]:
-            self._pace.shorten(i, self._done[i])
-            self._epochs[i] = self._done[i]
+        layers.finish(i)
+        version = layers.done[i]
+        self._held[i].add(version)
+        if stops and version < self._epochs[i]:
+            self._epochs[i] = version
+            self._pace.shorten(i, version)
+            layers.note_from(i)
         commands = self._assign()
-        if not self.training and not self._complete():
+        if not layers.training and not all(layers.ended):
             raise ScheduleError(f"every layer sleeps before the end; {self._story()}")
         return commands
 
@@ -183,7 +191,7 @@ class Schedule:
         """
         shares = dict.fromkeys(self.training, 1)
         spare = workers - len(shares)
-        for layer in sorted(shares, key=lambda x: self._critical_path(x - 1), reverse=True):
+        for layer in shares:
             more = max(0, min(spare, most[layer - 1] - 1))
             shares[layer] += more
             spare -= more
@@ -192,70 +200,52 @@ class Schedule:
     def _assign(self) -> list[Command]:
         """Give free slots to the ready layers with the longest way to go; forget the rest."""
         trains: list[Command] = []
-        while len(self.training) < self._slots and (ready := self._ready()):
-            i = max(ready, key=self._critical_path)
-            version = self._pace.next_read(i, self._reads, self._done)
-            if version is None:
-                raise ScheduleError(f"layer {i + 1} is ready to read nothing; {self._story()}")
-            self._reads[i].append(version)
+        layers = self._layers
+        layers.note_ends()
+        while len(layers.training) < self._slots and (ready := layers.next_ready()):
+            i, version = ready
+            layers.begin(i, version)
             trains.append(self._train(i))
+        layers.note_ends()
         return [*self._forget(), *trains]
 
     def _train(self, i: int) -> Train:
         """Return the command of the epoch that a layer has begun."""
-        version = self._reads[i][-1]
-        below_reads = self._reads[i - 1][version - 1] if i else 0
-        return Train(i + 1, len(self._reads[i]), version, below_reads)
-
-    def _trains(self, i: int) -> bool:
-        return len(self._reads[i]) > self._done[i]
-
-    def _ready(self) -> list[int]:
-        return [i for i in range(len(self._plans)) if not self._trains(i) and self._can_start(i)]
-
-    def _can_start(self, i: int) -> bool:
-        version = self._pace.next_read(i, self._reads, self._done)
-        published = version is not None and (i == 0 or version <= self._done[i - 1])
-        return published and self._pace.may_start(i, self._reads, self._done)
-
-    def _critical_path(self, i: int) -> float:
-        """Return the longest chain of epochs from here to the end, each waiting for the last.
-
-        A chain climbs the layers once and spends its repeats in the costliest one.
-        """
-        above = range(i, len(self._plans))
-        climb = sum(self._plans[j].cost for j in above)
-        repeats = (self._plans[j].cost * (self._pace.remaining(j, self._reads) - 1) for j in above)
-        return climb + max(0.0, *repeats)
+        reads = self._layers.reads
+        version = reads[i][-1]
+        below_reads = reads[i - 1][version - 1] if i else 0
+        return Train(i + 1, len(reads[i]), version, below_reads)
 
     def _forget(self) -> list[Command]:
+        """Forget what nobody will read any more of the layers that the event concerned."""
         freed: list[Command] = []
-        for i in range(len(self._plans)):
+        changed = self._layers.changed
+        touched = {j for i in changed for j in range(max(0, i - 2), i + 1)}
+        for i in sorted(touched):
             dropped = self._held[i] - self._live(i)
             self._held[i] -= dropped
             freed += [Forget(i + 1, version) for version in sorted(dropped)]
+        changed.clear()
         return freed
 
     def _live(self, i: int) -> set[int]:
         """Return the versions of a layer that somebody may still read (module docstring)."""
-        if i + 1 == len(self._plans):
+        if i + 1 == self._depth:
             return set()
-        live = set(self._pace.unread(i, self._reads, self._done))  # 2
-        above = self._reads[i + 1]
-        if above and not self.ended(i + 2):
+        layers = self._layers
+        live = set(layers.unread(i))  # 2
+        above = layers.reads[i + 1]
+        if above and not layers.ended[i + 1]:
             live.add(above[-1])  # 1
-        if i + 2 < len(self._plans):
-            pending = set(self._pace.unread(i + 1, self._reads, self._done))
-            if self._trains(i + 2):
-                pending.add(self._reads[i + 2][-1])
+        if i + 2 < self._depth:
+            pending = set(layers.unread(i + 1))
+            if i + 2 in layers.training:
+                pending.add(layers.reads[i + 2][-1])
             live |= {above[version - 1] for version in pending}  # 3
         return live
 
-    def _complete(self) -> bool:
-        return all(self.ended(i + 1) for i in range(len(self._plans)))
-
     def _story(self) -> str:
-        rows = zip(self._done, self._reads, strict=True)
+        rows = zip(self._layers.done, self._layers.reads, strict=True)
         return "so far " + "; ".join(
             f"layer {i}: {done} epochs done, read versions {reads[-8:]}"
             for i, (done, reads) in enumerate(rows, start=1)

@@ -12,13 +12,22 @@ A layer's versions are numbered by the epochs behind them; version 0 is the data
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from syncpretrain.errors import SettingsError
 
-__all__ = ["MAX_EPOCHS", "LayerPlan", "Reads", "greedy_reads", "lockstep_reads", "rounds_reads"]
+__all__ = [
+    "MAX_EPOCHS",
+    "LayerPlan",
+    "Reads",
+    "Row",
+    "Rule",
+    "greedy_row",
+    "lockstep_row",
+    "planned_rows",
+    "rounds_row",
+]
 
 Reads = tuple[tuple[int, ...], ...]
 MAX_EPOCHS = 1_000_000  # of a layer, refreshes included
@@ -29,62 +38,76 @@ class LayerPlan:
     """What is stipulated for one layer.
 
     ``epochs`` is N_l; ``refresh_epochs`` is how many more follow each newer upstream version once
-    they are done; ``cost`` is the work of an epoch relative to the other layers'.
+    they are done.
     """
 
     epochs: int
     refresh_epochs: int = 0
-    cost: float = 1.0
 
 
-def lockstep_reads(plans: Sequence[LayerPlan], *, drain: bool = True) -> Reads:
-    """Return the versions read in lockstep: epoch k on version min(k, N of the layer below).
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The epochs of one layer: which version each reads, and how many are stipulated.
 
-    After its stipulated epochs a layer trains ``refresh_epochs`` on every newer version there
-    will be, in order. Without ``drain``, only the refreshes that begin before layer 1 is done, on
-    a clock on which every epoch takes one tick.
+    The rest counts where the run ends with layer 1: on a clock on which every epoch takes one tick,
+    when each epoch ends, and when the last one of the round's first layer does.
+    """
+
+    reads: tuple[int, ...]
+    epochs: int
+    ticks: tuple[int, ...] = ()
+    last_tick: int = 0
+
+
+Rule = Callable[[int, LayerPlan, Row | None], Row]  # of a layer's index, its plan, the row below
+
+
+def planned_rows(plans: Sequence[LayerPlan], rule: Rule) -> list[Row]:
+    """Return the rows of all layers, from the lowest up."""
+    rows: list[Row] = []
+    for layer, plan in enumerate(plans):
+        rows.append(rule(layer, plan, rows[-1] if rows else None))
+    return rows
+
+
+def lockstep_row(layer: int, plan: LayerPlan, below: Row | None, *, drain: bool = True) -> Row:
+    """Return what a layer reads in lockstep: epoch k version min(k, N of the layer below).
+
+    After its stipulated epochs it trains ``refresh_epochs`` on every newer version there will be,
+    in order. Without ``drain``, only the refreshes that begin before layer 1 is done.
 
     Raises
     ------
     SettingsError
         If refreshes on refreshes add up beyond measure.
     """
-    reads = [(0,) * plans[0].epochs]
-    published: Sequence[int] = range(1, plans[0].epochs + 1)  # the tick of each version below
-    for layer, (below, plan) in enumerate(pairwise(plans), start=2):
-        first = [min(k, below.epochs) for k in range(1, plan.epochs + 1)]
-        newer = range(first[-1] + 1, len(reads[-1]) + 1)
-        total = plan.epochs + len(newer) * plan.refresh_epochs
-        if total > MAX_EPOCHS:
-            raise SettingsError(
-                f"refresh_epochs: got {plan.refresh_epochs} for layer {layer}, which makes"
-                f" {total:,} epochs, as many for each version of the layer below; take fewer"
-            )
-        planned = first + [version for version in newer for _ in range(plan.refresh_epochs)]
-        ticks = _ticks(planned, published)
-        in_time = sum(tick <= plans[0].epochs for tick in ticks)
-        kept = total if drain else max(plan.epochs, in_time)
-        reads.append(tuple(planned[:kept]))
-        published = ticks[:kept]
-    return tuple(reads)
+    if below is None:
+        return _row_on_one_version(plan, 0)
+    first = [min(k, below.epochs) for k in range(1, plan.epochs + 1)]
+    newer = range(first[-1] + 1, len(below.reads) + 1)
+    total = plan.epochs + len(newer) * plan.refresh_epochs
+    if total > MAX_EPOCHS:
+        raise SettingsError(
+            f"refresh_epochs: got {plan.refresh_epochs} for layer {layer + 1}, which makes"
+            f" {total:,} epochs, as many for each version of the layer below; take fewer"
+        )
+    reads = (*first, *(version for version in newer for _ in range(plan.refresh_epochs)))
+    if drain:
+        return Row(reads, plan.epochs)
+    ticks = _ticks(reads, below.ticks)
+    kept = max(plan.epochs, sum(tick <= below.last_tick for tick in ticks))
+    return Row(reads[:kept], plan.epochs, tuple(ticks[:kept]), below.last_tick)
 
 
-def _ticks(reads: Sequence[int], published: Sequence[int]) -> list[int]:
-    """Return when each epoch ends that waits for its version and for the epoch before it."""
-    ticks: list[int] = []
-    for version in reads:
-        ticks.append(max(ticks[-1] if ticks else 0, published[version - 1]) + 1)
-    return ticks
+def greedy_row(layer: int, plan: LayerPlan, below: Row | None) -> Row:
+    """Return what a layer reads in greedy training: in every epoch the finished layer below."""
+    return _row_on_one_version(plan, len(below.reads) if below else 0)
 
 
-def greedy_reads(plans: Sequence[LayerPlan]) -> Reads:
-    """Return the versions read layer by layer: every epoch on the finished layer below."""
-    below = (0, *(plan.epochs for plan in plans))
-    return tuple((version,) * plan.epochs for version, plan in zip(below, plans, strict=False))
-
-
-def rounds_reads(plans: Sequence[LayerPlan], *, group_size: int, drain: bool = True) -> Reads:
-    """Return the versions read in rounds: ``group_size`` layers in lockstep, then the next ones.
+def rounds_row(
+    layer: int, plan: LayerPlan, below: Row | None, *, group_size: int, drain: bool = True
+) -> Row:
+    """Return what a layer reads in rounds: ``group_size`` layers in lockstep, then the next ones.
 
     The first layer of a round reads the last version of the finished layer below in every epoch,
     as layer 1 reads the data. Newer versions come only from layers of the same round, so the first
@@ -96,9 +119,19 @@ def rounds_reads(plans: Sequence[LayerPlan], *, group_size: int, drain: bool = T
     SettingsError
         If refreshes on refreshes add up beyond measure.
     """
-    reads: list[tuple[int, ...]] = []
-    for start in range(0, len(plans), group_size):
-        first, *others = lockstep_reads(plans[start : start + group_size], drain=drain)
-        finished = len(reads[-1]) if reads else 0
-        reads += [(finished,) * len(first), *others]
-    return tuple(reads)
+    if below is None or layer % group_size:
+        return lockstep_row(layer, plan, below, drain=drain)
+    return _row_on_one_version(plan, len(below.reads))
+
+
+def _row_on_one_version(plan: LayerPlan, version: int) -> Row:
+    epochs = plan.epochs
+    return Row((version,) * epochs, epochs, tuple(range(1, epochs + 1)), epochs)
+
+
+def _ticks(reads: Sequence[int], published: Sequence[int]) -> list[int]:
+    """Return when each epoch ends that waits for its version and for the epoch before it."""
+    ticks: list[int] = []
+    for version in reads:
+        ticks.append(max(ticks[-1] if ticks else 0, published[version - 1]) + 1)
+    return ticks

@@ -11,11 +11,11 @@ from syncpretrain.settings.files import (
     preset_path,
     read_settings,
     settings_from,
-    with_pretraining,
     write_settings,
 )
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.settings.momentum import MomentumSchedule
+from syncpretrain.settings.replacing import ELSEWHERE, moved_elsewhere, replaced
 from syncpretrain.settings.running import RunSettings
 from syncpretrain.settings.sections import (
     DataSettings,
@@ -24,6 +24,7 @@ from syncpretrain.settings.sections import (
 )
 
 __all__ = [
+    "ELSEWHERE",
     "DataSettings",
     "FinetuneSettings",
     "MomentumSchedule",
@@ -31,10 +32,11 @@ __all__ = [
     "RunSettings",
     "Settings",
     "checked",
+    "moved_elsewhere",
     "preset_names",
     "preset_path",
     "read_settings",
+    "replaced",
     "settings_from",
-    "with_pretraining",
     "write_settings",
 ]

@@ -26,7 +26,6 @@ __all__ = [
     "preset_path",
     "read_settings",
     "settings_from",
-    "with_pretraining",
     "write_settings",
 ]
 
@@ -132,18 +131,6 @@ def checked(values: dict[str, Any], kind: type[S]) -> S:
         if isinstance(error.__cause__, SettingsError):
             raise error.__cause__ from None
         raise SettingsError(explained(str(error), values, kind)) from None
-
-
-def with_pretraining(settings: Settings, **changes: Any) -> Settings:
-    """Return settings with other values of :class:`PretrainSettings`, checked.
-
-    Raises
-    ------
-    SettingsError
-    """
-    sections: dict[str, Any] = msgspec.to_builtins(settings)
-    sections["pretrain"].update(changes)
-    return checked(sections, Settings)
 
 
 def _plain(value: Any) -> Any:

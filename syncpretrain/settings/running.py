@@ -17,7 +17,7 @@ class RunSettings(Frozen, frozen=True, kw_only=True):
     is written at the end of an epoch once any layer, or fine-tuning, has done so many since the
     last one, or so much time has passed. The newest ``keep`` stay. ``max_restarts`` is how often a
     run whose worker died goes on from its last checkpoint. ``stall_timeout`` is how many seconds
-    may pass without a minibatch anywhere.
+    may pass without a minibatch anywhere, or a worker wait in one for others that share it.
     """
 
     checkpoint_every: str = "60s"

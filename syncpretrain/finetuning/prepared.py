@@ -1,0 +1,250 @@
+"""A fine-tuning that is checked and settled before there is a stack to tune.
+
+What does not depend on the stack's weights is built once, at construction: the targets, the
+options, the optimizer, the backend. So a run refuses before its pretraining whatever its
+fine-tuning would refuse.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any, NamedTuple
+
+from syncpretrain.errors import DataError, RunInterrupted, SettingsError
+from syncpretrain.events import Notice, Observer
+from syncpretrain.finetuning.descent import optimizer_for, optimizer_vectors
+from syncpretrain.finetuning.options import TuningOptions, shared_out
+from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
+from syncpretrain.finetuning.tasks import (
+    Labels,
+    Reconstruction,
+    Supervised,
+    labels_of,
+    numbers_of,
+    reconstruction_loss,
+)
+from syncpretrain.finetuning.trainer import Examples, Trainer
+from syncpretrain.placing import backend_for
+from syncpretrain.runtime.blas import blas_limit
+from syncpretrain.runtime.memory import check_available, finetuning_bytes
+from syncpretrain.runtime.signals import stop_on_signals
+from syncpretrain.runtime.team import Team, TeamTimes
+from syncpretrain.runtime.watch import STALL_SECONDS
+from syncpretrain.stack import Stack
+
+__all__ = ["Finetuning", "Form", "Part"]
+
+
+class Form(NamedTuple):
+    """What is known of a stack before it is trained.
+
+    ``widths`` and ``units`` are those of the input and of each layer, ``classes`` those that a
+    head it may have tells apart.
+    """
+
+    widths: tuple[int, ...]
+    units: tuple[str, ...]
+    classes: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, stack: Stack) -> Form:
+        """Return the form of a stack."""
+        classes = () if stack.head is None else stack.head.classes
+        return cls(stack.widths, stack.units, classes)
+
+
+class Part(NamedTuple):
+    """Examples to train on or to validate with, an array; their targets; what errors call these."""
+
+    X: Any
+    y: Any
+    name: str
+
+
+class Finetuning:
+    """One fine-tuning: everything checked at construction, trained by :meth:`run`.
+
+    The values of the examples are checked by :meth:`run` alone: pretraining has seen the same.
+
+    Parameters
+    ----------
+    form : Form
+        Of the stack that there will be.
+    options : TuningOptions
+    train, validation : Part
+        ``validation`` is None where there are no such examples.
+    copies : int
+        Of the stack's parameters that pretraining still holds, for the check of the memory.
+
+    Raises
+    ------
+    SettingsError, DataError
+        If the settings, the targets, a missing package or the memory do not permit it.
+    """
+
+    def __init__(
+        self,
+        form: Form,
+        options: TuningOptions,
+        train: Part,
+        validation: Part | None = None,
+        *,
+        copies: int = 0,
+    ) -> None:
+        _check_targets(options.objective, train, validation)
+        self.options, self._threads = shared_out(options, form.widths)
+        self._form, self._train, self._validation = form, train, validation
+        self._labels = self._judged = None
+        if options.objective == "reconstruction":
+            reconstruction_loss(options.loss, form.units[0])
+        else:
+            self._labels = _targets(options.objective, train, usual=form.classes)
+            if validation is not None:
+                self._judged = _targets(options.objective, validation, like=self._labels)
+        self._optimizer = optimizer_for(self.options)
+        self._backend = backend_for(self.options.backend)
+        self._check_sizes()
+        self._check_memory(copies)
+
+    @property
+    def examples(self) -> int:
+        """The number of examples to train on: those with a target."""
+        return len(self._train.X) if self._labels is None else len(self._labels.rows)
+
+    def run(
+        self,
+        stack: Stack,
+        *,
+        observers: Sequence[Observer] = (),
+        stop: Callable[[], bool] | None = None,
+        save: FinetuneSaver | None = None,
+        resume: FinetuneState | None = None,
+        stall_seconds: float | None = None,
+    ) -> Stack:
+        """Return a new stack that does its task better; see :func:`syncpretrain.finetune`."""
+        form = Form.of(stack)
+        if form[:2] != self._form[:2]:
+            raise DataError(f"stack: got {form}, expected {self._form}, as it was prepared for")
+        backend = self._backend.for_layer(1)
+        times = TeamTimes(stall=stall_seconds or STALL_SECONDS)
+        workers = Team(self.options.replicas or 1, "syncpretrain-finetune", times)
+        with stop_on_signals() as request:  # outermost: an interrupt leaves no BLAS limit behind
+            with blas_limit(self._threads), closing(workers) as team, backend.stream():
+                trainer = Trainer(
+                    *self._task(stack),
+                    self.options,
+                    self._optimizer,
+                    observers=observers,
+                    stop=lambda: request() or (stop is not None and stop()),
+                    save=save,
+                    team=team.run,
+                    backend=backend,
+                )
+                self._announce(observers)
+                record = {"seed": self.options.seed, "blas_threads": self._threads}
+                try:
+                    tuned = trainer.train(record, resume)
+                except RunInterrupted as stopped:
+                    stopped.signum = request.signum or stopped.signum
+                    raise
+            if request():  # in the last minibatch
+                raise RunInterrupted(
+                    "fine-tuning was stopped at its end", stack=tuned, signum=request.signum or 2
+                )
+        return tuned
+
+    def _task(self, stack: Stack) -> tuple[Reconstruction | Supervised, Examples, Examples | None]:
+        """Return what a stack is tuned for, and the examples as its lowest layer sees them."""
+        X = stack.prepared(self._train.X)
+        V = None if self._validation is None else stack.prepared(self._validation.X, "validation")
+        labels, judged, objective = self._labels, self._judged, self.options.objective
+        if labels is None:
+            unrolled = Reconstruction(stack, loss=self.options.loss)
+            return unrolled, Examples(X, X), None if V is None else Examples(V, V)
+        task = Supervised(stack, labels.head(stack, objective, self.options.seed), objective)
+        everything = len(labels.rows) == len(X)
+        train = Examples(X if everything else X[labels.rows], labels.targets)
+        if V is None or judged is None or not len(judged.rows):
+            return task, train, None
+        return task, train, Examples(V[judged.rows], judged.targets)
+
+    def _check_sizes(self) -> None:
+        """Refuse a minibatch larger than the examples, and patience with nothing to judge by."""
+        options, judged = self.options, self._judged
+        if options.batch_size > self.examples:
+            raise SettingsError(
+                f"finetune_batch_size: got {options.batch_size}, expected at most {self.examples},"
+                " the examples to train on"
+            )
+        without = self._validation is None or (judged is not None and not len(judged.rows))
+        if options.patience is not None and without:
+            targets = "" if self._labels is None else " that have a target"
+            raise SettingsError(
+                f"finetune_patience: got a number without validation examples{targets}, expected"
+                " some to judge by; hold out a larger part for validation"
+            )
+
+    def _check_memory(self, copies: int) -> None:
+        """Refuse what cannot fit into the memory; a device has its own."""
+        if self.options.backend != "numpy":
+            return
+        options, form, labels = self.options, self._form, self._labels
+        outputs = None if labels is None else labels.targets.shape[1]
+        sizes = [len(part.X) for part in (self._train, self._validation) if part is not None]
+        scaled = sum(sizes) if form.units[0] == "gaussian" else 0
+        chosen = self.examples if self.examples < len(self._train.X) else 0
+        if self._judged is not None:
+            chosen += len(self._judged.rows)
+        needed = finetuning_bytes(
+            form.widths,
+            outputs=outputs,
+            rows=scaled + chosen,
+            labelled=0 if labels is None else len(labels.rows),
+            batch_size=options.batch_size,
+            vectors=optimizer_vectors(options),
+            gradients=1 + (options.shards if options.split == "examples" else 0),
+            shards=options.shards,
+            dropout=bool(options.dropout or options.input_dropout),
+            copies=copies,
+        )
+        check_available(needed, f"fine-tuning {','.join(map(str, form.widths))}", sum(sizes))
+
+    def _announce(self, observers: Sequence[Observer]) -> None:
+        """Tell of validation examples whose class no training example has."""
+        if self._judged is None or not self._judged.others:
+            return
+        others, held_out = self._judged.others, len(self._judged.rows)
+        count = int((~self._judged.targets.any(axis=1)).sum())
+        message = (
+            f"warning: {count} of {held_out} labelled validation examples are of classes that no"
+            f" training example has ({', '.join(map(str, others))}); they count as wrong"
+        )
+        for observer in observers:
+            observer(Notice(time.monotonic(), message))
+
+
+def _check_targets(objective: str, train: Part, validation: Part | None) -> None:
+    if objective == "none":
+        raise SettingsError("objective: got none, expected something to fine-tune for")
+    if objective == "reconstruction":
+        if train.y is not None:
+            raise SettingsError("objective: got reconstruction with targets y; leave one out")
+    elif train.y is None:
+        raise SettingsError(f"objective: got {objective} without targets, expected y")
+    elif validation is not None and validation.y is None:
+        raise DataError(
+            f"{validation.name}: got nothing, expected the targets of the validation rows"
+        )
+
+
+def _targets(
+    objective: str, part: Part, *, usual: tuple[int, ...] = (), like: Labels | None = None
+) -> Labels:
+    """Return the targets of a part; those to validate with are ``like`` those to train with."""
+    if objective == "classification":
+        classes = None if like is None else like.classes
+        return labels_of(part.y, len(part.X), part.name, classes, usual=usual)
+    outputs = None if like is None else like.targets.shape[1]
+    return numbers_of(part.y, len(part.X), part.name, outputs)

@@ -1,0 +1,41 @@
+"""File descriptors that another process is given under the same number.
+
+A process started with a closed standard stream (``<&-``, some daemons) makes its first file under
+that stream's number, 0 to 2. In a process that it starts, these are the standard streams.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+
+__all__ = ["above_standard", "nameless_memory", "standard_stream"]
+
+FIRST = 3  # behind stdin, stdout and stderr
+
+
+def above_standard(descriptor: int) -> int:
+    """Return the descriptor; if it has the number of a standard stream, move it first."""
+    if descriptor >= FIRST:
+        return descriptor
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, FIRST)
+    finally:
+        os.close(descriptor)
+
+
+def nameless_memory() -> int:
+    """Return the descriptor of new memory without a name, of size 0."""
+    return above_standard(os.memfd_create("syncpretrain"))
+
+
+def standard_stream(number: int) -> int | None:
+    """Return what ``subprocess.Popen`` is to take for stdout or stderr.
+
+    None, the stream of this process, or ``DEVNULL`` where that is closed or no stream.
+    """
+    try:
+        return None if os.get_inheritable(number) else subprocess.DEVNULL
+    except OSError:
+        return subprocess.DEVNULL

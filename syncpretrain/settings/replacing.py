@@ -1,0 +1,56 @@
+"""Settings with some of their values replaced, and checked again."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from syncpretrain.errors import SettingsError
+from syncpretrain.settings.files import checked
+from syncpretrain.settings.sections import Settings
+
+__all__ = ["ELSEWHERE", "moved_elsewhere", "replaced"]
+
+S = TypeVar("S", bound=msgspec.Struct)
+ELSEWHERE = ("runtime", "workers", "backend")  # what a run may go on with others of
+
+
+def replaced(settings: S, **changes: Any) -> S:
+    """Return settings with other values, every one of them checked.
+
+    ``msgspec.structs.replace`` checks how values go together, not what each of them is.
+
+    Parameters
+    ----------
+    settings : Settings, or a section of them
+    **changes
+        Its fields: sections, or plain values, a list of one a layer where it is so.
+
+    Raises
+    ------
+    SettingsError
+        Naming the setting, what was got and what was expected.
+    """
+    plain = {
+        name: msgspec.to_builtins(value) if isinstance(value, msgspec.Struct) else value
+        for name, value in changes.items()
+    }
+    return checked({**msgspec.to_builtins(settings), **plain}, type(settings))
+
+
+def moved_elsewhere(settings: Settings, **elsewhere: Any) -> Settings:
+    """Return the settings of a run that goes on with another runtime, workers or backend.
+
+    Raises
+    ------
+    SettingsError
+        If another setting is named, which the stopped run decides, or a value is wrong.
+    """
+    for name in elsewhere:
+        if name not in ELSEWHERE:
+            raise SettingsError(
+                f"{name}: got a value for a run that goes on, which decides it; only"
+                f" {', '.join(ELSEWHERE)} can be others"
+            )
+    return replaced(settings, pretrain=replaced(settings.pretrain, **elsewhere))

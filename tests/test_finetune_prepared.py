@@ -1,0 +1,267 @@
+"""What fine-tuning would refuse is refused before pretraining, by the same objects."""
+
+from __future__ import annotations
+
+import sys
+import tracemalloc
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import pytest
+
+import syncpretrain.run as run_module
+from syncpretrain.cli import main
+from syncpretrain.data.dataset import Dataset
+from syncpretrain.driver import Pretraining
+from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.events import FinetuneEpochFinished, Notice
+from syncpretrain.finetuning import finetune
+from syncpretrain.finetuning.options import tuning_options
+from syncpretrain.finetuning.prepared import Finetuning, Form, Part
+from syncpretrain.preparing import check_finetuning
+from syncpretrain.run import train_run
+from syncpretrain.runtime import memory
+from syncpretrain.settings import settings_from
+from syncpretrain.stack import Layer, Stack
+
+WIDTHS = (16, 9, 4)
+
+
+def make_data(**changes):
+    """Return 60 examples of three classes to train on, and 20 to validate with."""
+    X = np.random.default_rng(0).random((80, WIDTHS[0]), dtype=np.float32)
+    y = np.arange(80) % 3
+    parts = {
+        "train": X[:60],
+        "validation": X[60:],
+        "test": X[:0],
+        "train_labels": y[:60],
+        "validation_labels": y[60:],
+    }
+    return Dataset("toy", "here", **{**parts, **changes})
+
+
+def make_settings(finetune=None, **options):
+    tuning = {"objective": "classification", "epochs": 2, "batch_size": 10, **(finetune or {})}
+    return settings_from(WIDTHS, finetune=tuning, **{"epochs": 1, "batch_size": 10, **options})
+
+
+@pytest.fixture
+def refused_early(monkeypatch, tmp_path):
+    """Return a function that runs settings which are to be refused before anything is trained."""
+
+    def work(*arguments, **options):
+        raise AssertionError("work was begun")
+
+    def run(match, settings, data):
+        with monkeypatch.context() as patched:
+            patched.setattr(Pretraining, "run", work)
+            patched.setattr(run_module, "loaded", lambda settings: data)
+            with pytest.raises((SettingsError, DataError), match=match):
+                train_run(settings, out=tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+    return run
+
+
+class TestBeforePretraining:
+    @pytest.mark.parametrize("method", ["cg", "lbfgs"])
+    def test_an_optimizer_without_its_package(self, refused_early, monkeypatch, method):
+        monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+        settings = make_settings({"optimizer": method})
+        refused_early(f"^finetune_optimizer: {method} needs SciPy; pip", settings, make_data())
+
+    def test_a_loss_that_the_visible_units_do_not_have(self, refused_early):
+        settings = make_settings(
+            {"objective": "reconstruction", "loss": "cross-entropy"}, visible_units="gaussian"
+        )
+        refused_early("^finetune_loss: got cross-entropy for gaussian", settings, make_data())
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"validation_labels": np.full(20, -1)},
+            {"validation": np.empty((0, WIDTHS[0]), np.float32), "validation_labels": None},
+        ],
+        ids=["no label", "no example"],
+    )
+    def test_patience_with_nothing_to_judge_by(self, refused_early, changes):
+        match = "^finetune_patience: got a number without validation examples that have a target"
+        refused_early(match, make_settings({"patience": 2}), make_data(**changes))
+
+    @pytest.mark.parametrize(
+        ("y", "match"),
+        [
+            (np.full(60, 4), "^labels: got 1 classes, expected two or more; label"),
+            (np.full(60, -1), "^labels: got 0 classes, expected two or more"),
+            (np.where(np.arange(60) < 9, np.arange(60) % 3, -1), "^finetune_batch_size: got 10, e"),
+        ],
+    )
+    def test_labels_that_are_too_few(self, refused_early, y, match):
+        refused_early(match, make_settings(), make_data(train_labels=y))
+
+    @pytest.mark.parametrize("objective", ["classification", "regression"])
+    def test_no_labels(self, refused_early, objective):
+        settings = make_settings({"objective": objective})
+        match = f"^finetune: got {objective}, but toy has no labels"
+        refused_early(match, settings, make_data(train_labels=None, validation_labels=None))
+
+    @pytest.mark.parametrize("objective", ["reconstruction", "classification"])
+    def test_too_little_memory(self, refused_early, monkeypatch, objective):
+        settings = make_settings({"objective": objective, "batch_size": 60})
+        needed = memory.pretraining_bytes(WIDTHS, examples=80, batch_size=10)
+        monkeypatch.setattr(memory, "available_bytes", lambda: needed)
+        match = "^layers: fine-tuning 16,9,4 on 80 examples need about 0.0 GB"
+        refused_early(match, settings, make_data())
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ("--finetune classification --labels 1", "--labels: got 1 classes, expected two"),
+            ("--finetune reconstruction --finetune-optimizer cg", "--finetune-optimizer: cg needs"),
+            (
+                "--finetune reconstruction --visible-units gaussian --finetune-loss cross-entropy",
+                "--finetune-loss: got cross-entropy for gaussian visible units",
+            ),
+        ],
+    )
+    def test_on_the_command_line(self, tmp_path, monkeypatch, capsys, arguments, message):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+        data = make_data()
+        np.savez(tmp_path / "x.npz", X=data.train, y=data.train_labels)
+        given = ("--layers", "16,9", "--batch-size", "10", "--data", "x.npz", *arguments.split())
+        with pytest.raises(SystemExit) as ended:
+            main(["train", *given])
+        assert ended.value.code == 2
+        assert capsys.readouterr().err.startswith(f"Error: {message}")
+        assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
+
+
+class TestRun:
+    @pytest.fixture
+    def run(self, monkeypatch, tmp_path):
+        """Return a function that runs settings on data; it returns the metrics and the events."""
+
+        def train(settings, data):
+            monkeypatch.setattr(run_module, "loaded", lambda settings: data)
+            events = []
+            return train_run(settings, out=tmp_path / "run", observers=[events.append]), events
+
+        return train
+
+    def test_a_class_that_only_other_parts_have_counts_as_wrong(self, run):
+        others = {"validation_labels": np.full(20, 7), "test": make_data().train}
+        data = make_data(**others, test_labels=np.full(60, 8))
+        report, events = run(make_settings({"patience": 2}), data)
+        errors = [e.validation_error for e in events if isinstance(e, FinetuneEpochFinished)]
+        assert errors == [1.0, 1.0]
+        assert report["accuracy"]["validation"] == report["accuracy"]["test"] == 0
+        assert any("(7); they count as wrong" in e.message for e in events if isinstance(e, Notice))
+
+    def test_validation_examples_without_a_label_judge_nothing(self, run):
+        report, events = run(make_settings(), make_data(validation_labels=np.full(20, -1)))
+        errors = [e.validation_error for e in events if isinstance(e, FinetuneEpochFinished)]
+        assert errors == [None, None]
+        assert report["accuracy"]["validation"] is None
+
+
+def make_stack(widths=WIDTHS, seed=0):
+    draw = np.random.default_rng(seed)
+    shapes = pairwise(widths)
+    arrays = [
+        [draw.normal(size=s).astype(np.float32) for s in ((v, h), (h,), (v,))] for v, h in shapes
+    ]
+    return Stack(tuple(Layer(*layer) for layer in arrays), {})
+
+
+class TestCheckFinetuning:
+    @pytest.mark.parametrize("objective", ["reconstruction", "classification", "regression"])
+    def test_it_tunes_as_the_function_does(self, objective):
+        settings, data = make_settings({"objective": objective}), make_data()
+        tuning = check_finetuning(settings, data)
+        alone = finetune(
+            make_stack(),
+            data.train,
+            None if objective == "reconstruction" else data.train_labels,
+            validation=data.validation,
+            validation_y=None if objective == "reconstruction" else data.validation_labels,
+            seed=settings.pretrain.seed,
+            **msgspec.to_builtins(settings.finetune),
+        )
+        for _ in range(2):  # it is not used up
+            after = tuning.run(make_stack())
+            assert after.parameters_sha256 == alone.parameters_sha256
+            assert after.info == alone.info
+
+    def test_no_label_is_no_number_to_predict(self):
+        y = np.where(np.arange(60) % 2, -1, np.arange(60))
+        settings = make_settings({"objective": "regression"})
+        tuning = check_finetuning(settings, make_data(train_labels=y))
+        data = make_data()
+        some = finetune(
+            make_stack(),
+            data.train[::2],
+            y[::2].astype(float),
+            seed=settings.pretrain.seed,
+            **msgspec.to_builtins(settings.finetune),
+        )
+        assert tuning.examples == 30
+        assert tuning.run(make_stack()).parameters_sha256 == some.parameters_sha256
+
+    def test_without_fine_tuning_there_is_none(self):
+        assert check_finetuning(make_settings({"objective": "none"}), make_data()) is None
+
+    def test_another_stack_than_it_was_prepared_for(self):
+        tuning = check_finetuning(make_settings(), make_data())
+        with pytest.raises(DataError, match=r"^stack: got .*expected .*as it was prepared for"):
+            tuning.run(make_stack((16, 8, 4)))
+
+
+class TestMemory:
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {},
+            {"optimizer": "sgd", "momentum": 0.9},
+            {"optimizer": "cg"},
+            {"optimizer": "lbfgs"},
+            {"split": "examples", "shards": 4},
+            {"split": "units", "shards": 3},
+            {"dropout": 0.5, "input_dropout": 0.2, "patience": 3},
+            {"batch_size": 400},
+        ],
+        ids=str,
+    )
+    @pytest.mark.parametrize("objective", ["reconstruction", "classification", "regression"])
+    def test_what_is_needed_is_an_upper_bound(self, settings, objective, monkeypatch):
+        widths = (300, 200, 100)
+        if settings.get("optimizer") in ("cg", "lbfgs"):
+            pytest.importorskip("scipy.optimize")
+        draw = np.random.default_rng(0)
+        X = draw.random((400, widths[0]), dtype=np.float32)
+        y = np.where(np.arange(400) % 4, np.arange(400) % 3, -1)
+        if objective == "regression":
+            y = np.where(y == -1, np.nan, y)
+        targets = None if objective == "reconstruction" else y
+        given = {"objective": objective, "epochs": 2, "blas_threads": 1, "batch_size": 50}
+        given["learning_rate"] = 1e-4
+        given |= settings
+        if targets is not None:
+            given["batch_size"] = min(given["batch_size"], 300)
+        needed = []
+        module = sys.modules["syncpretrain.finetuning.prepared"]
+        monkeypatch.setattr(module, "check_available", lambda n, *rest: needed.append(n))
+        stack = make_stack(widths)
+        form, options = Form.of(stack), tuning_options(given)
+        small = Finetuning(form, options, Part(X, targets, "y"), Part(X, targets, "y"))
+        small.run(stack)  # what is loaded at first is not fine-tuning's
+        tracemalloc.start()
+        try:
+            Finetuning(form, options, Part(X, targets, "y"), Part(X, targets, "y")).run(stack)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak < needed[-1] + 500_000, "and some hundred kB of objects"
+        assert needed[-1] < 3 * peak, "nor is it far away"
