@@ -5,21 +5,21 @@ from __future__ import annotations
 from importlib.metadata import version as installed_version
 
 project = "syncpretrain"
-author = "the syncpretrain authors"
+author = "the authors of syncpretrain"
 copyright = author
 version = release = installed_version("syncpretrain")
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"]
+extensions = ["sphinx.ext.autodoc", "numpydoc", "sphinx_click"]
 root_doc = "index"
 exclude_patterns = ["_build"]
-nitpicky = False
-default_role = None
+nitpicky = True  # a reference to nothing is a warning
 
 autodoc_typehints = "none"  # numpydoc sections give the types
 autodoc_member_order = "bysource"
-napoleon_google_docstring = False
-napoleon_use_rtype = False
+numpydoc_show_class_members = False
 
 html_theme = "furo"
 html_title = f"syncpretrain {release}"
 html_show_sourcelink = False
+html_static_path = ["_static"]
+html_css_files = ["custom.css"]

@@ -13,7 +13,7 @@ from textwrap import dedent
 
 from syncpretrain.schedule.machine import Command, Schedule, Train
 from syncpretrain.schedule.pace import Free, Pace, Planned
-from syncpretrain.schedule.plan import LayerPlan, greedy_reads, lockstep_reads, rounds_reads
+from syncpretrain.schedule.plan import LayerPlan, greedy_row, lockstep_row, rounds_row
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.rst", ROOT / "CONTRIBUTING.rst", *sorted((ROOT / "docs").glob("*.rst"))]
@@ -83,7 +83,7 @@ def timeline(text: str) -> str:
     depth = len(epochs)
     refresh = _numbers(given.get("refresh", ",".join("0" * depth)))
     ticks = _numbers(given.get("ticks", ",".join("1" * depth)))
-    plans = [LayerPlan(n, r, cost=float(t)) for n, r, t in zip(epochs, refresh, ticks, strict=True)]
+    plans = [LayerPlan(n, r) for n, r in zip(epochs, refresh, strict=True)]
     pace = _pace(given["schedule"], plans, drain=given.get("finish", "drain") == "drain")
     schedule = Schedule(plans, pace, slots=int(given.get("slots", depth)))
     return _drawn(_played(schedule, ticks), depth)
@@ -97,11 +97,11 @@ def _pace(name: str, plans: Sequence[LayerPlan], *, drain: bool) -> Pace:
     if name == "free":
         return Free(plans, drain=drain)
     if name == "greedy":
-        return Planned(plans, greedy_reads)
+        return Planned(plans, greedy_row)
     if name == "rounds":
-        build = partial(rounds_reads, group_size=2, drain=drain)
-        return Planned(plans, build, group_size=2)
-    return Planned(plans, partial(lockstep_reads, drain=drain))
+        rule = partial(rounds_row, group_size=2, drain=drain)
+        return Planned(plans, rule, group_size=2)
+    return Planned(plans, partial(lockstep_row, drain=drain))
 
 
 def _played(schedule: Schedule, ticks: Sequence[int]) -> list[tuple[int, int, Train]]:
