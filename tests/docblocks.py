@@ -18,7 +18,7 @@ from syncpretrain.schedule.plan import LayerPlan, greedy_row, lockstep_row, roun
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.rst", ROOT / "CONTRIBUTING.rst", *sorted((ROOT / "docs").glob("*.rst"))]
 DIRECTIVE = re.compile(r"( *)\.\. code-block:: (\w+)")
-MARK = re.compile(r" *\.\. (timeline|not run|output|tree)(?:: (.+))?")
+MARK = re.compile(r" *\.\. (timeline|not run|output)(?:: (.+))?")
 COLUMN = 6
 
 
@@ -27,7 +27,7 @@ class Block:
     """One code block.
 
     ``marks`` are the comments above it: ``not run: REASON``, ``timeline: SETTINGS`` (it must be
-    what the schedule plays), ``output`` (what the Python block before it prints) and ``tree``.
+    what the schedule plays) and ``output`` (what the Python block before it prints).
     """
 
     page: Path
@@ -70,6 +70,12 @@ def command_lines(block: Block) -> list[str]:
     """Return the commands of a shell block, continued lines joined."""
     joined = block.text.replace("\\\n", " ")
     return [line.strip() for line in joined.splitlines() if line.strip()]
+
+
+def tabled(page: Path) -> list[str]:
+    """Return what the first column of a page's tables names as code."""
+    text = page.read_text(encoding="utf-8")
+    return re.findall(r"^``([^`]+)``  +\S", text, re.MULTILINE)
 
 
 def timeline(text: str) -> str:
