@@ -18,9 +18,10 @@ from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.runtime.memory import check_memory
-from syncpretrain.runtime.store import Split
+from syncpretrain.runtime.messages import LayerState
+from syncpretrain.runtime.recipes import Split
 from syncpretrain.runtime.team import TIMES, TeamTimes
-from syncpretrain.runtime.worker import PROBE_ROWS, Inputs, LayerState, LayerWorker
+from syncpretrain.runtime.worker import PROBE_ROWS, Inputs, LayerWorker
 from syncpretrain.schedule.machine import Schedule
 from syncpretrain.schedule.pace import Fixed, Free, Pace, Planned
 from syncpretrain.schedule.plan import LayerPlan, Reads, greedy_row, lockstep_row, rounds_row

@@ -69,7 +69,7 @@ def _expected(complaint: str, kind: Any) -> str:
         return complaint
     name, bound, limit = found.groups()
     words = KINDS.get(name, name)
-    return words if bound is None else f"{words} {BOUNDS[bound]} {float(limit):g}"
+    return words if bound is None else f"{words} {BOUNDS[bound]} {limit.removesuffix('.0')}"
 
 
 def _field_type(kind: Any, name: str) -> Any:

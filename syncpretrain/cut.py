@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from syncpretrain.layer import Layer
-from syncpretrain.runtime.worker import LayerState
+from syncpretrain.runtime.messages import LayerState
 from syncpretrain.schedule.machine import Past
 
 __all__ = ["Cut"]

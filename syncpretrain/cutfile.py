@@ -14,8 +14,8 @@ from syncpretrain.checkpoint import read_arrays, write_arrays
 from syncpretrain.cut import Cut
 from syncpretrain.errors import CheckpointError
 from syncpretrain.layer import Layer
-from syncpretrain.learners.epoch import Cursor
-from syncpretrain.runtime.worker import LayerState
+from syncpretrain.learners.cursor import Cursor
+from syncpretrain.runtime.messages import LayerState
 from syncpretrain.schedule.machine import Past
 
 __all__ = ["read_cut", "write_cut"]

@@ -22,33 +22,27 @@ from syncpretrain.events import (
     RunStarted,
 )
 from syncpretrain.learned import Learned
-from syncpretrain.learners.epoch import Stopped
-from syncpretrain.placing import backend_for, resolved_backend
+from syncpretrain.learners.cursor import Stopped
+from syncpretrain.placing import backend_for, resolve_backend
 from syncpretrain.runtime.base import Runtime
 from syncpretrain.runtime.blas import blas_limit, blas_threads, usable_cores
-from syncpretrain.runtime.processes import ProcessesRuntime
-from syncpretrain.runtime.serial import SerialRuntime
+from syncpretrain.runtime.messages import Failed, Finished, Message
+from syncpretrain.runtime.select import runtime_for
 from syncpretrain.runtime.shared import check_runtime
 from syncpretrain.runtime.signals import StopRequest, stop_on_signals
 from syncpretrain.runtime.store import Versions
 from syncpretrain.runtime.team import TeamTimes
-from syncpretrain.runtime.threads import ThreadsRuntime
 from syncpretrain.runtime.watch import STALL_SECONDS, TICK_SECONDS, Watch
-from syncpretrain.runtime.worker import Failed, Finished, Message
 from syncpretrain.schedule.machine import Command, Forget
 from syncpretrain.schedule.plan import Reads
 from syncpretrain.settings import PretrainSettings
+from syncpretrain.settings.devices import why_not_on_a_device
 from syncpretrain.stack import Stack
 
 __all__ = ["Pretraining"]
 
 Saver = Callable[..., None]
 
-RUNTIMES: dict[str, Callable[..., Runtime]] = {
-    "serial": SerialRuntime,
-    "threads": ThreadsRuntime,
-    "processes": ProcessesRuntime,
-}
 DRAIN_SECONDS = 10.0  # a stop is seen after one minibatch
 FAILED_DRAIN_SECONDS = 0.3  # a failure is to be told at once; a checkpoint is not written then
 
@@ -89,7 +83,8 @@ class Pretraining:
             # Of one worker at a time, whose last bits depend on them.
             self._blas_threads = blas_threads(settings.blas_threads)
             settings = msgspec.structs.replace(settings, blas_threads=self._blas_threads)
-        settings = msgspec.structs.replace(settings, backend=resolved_backend(settings))
+        backend = resolve_backend(settings.backend, why_not_on_a_device(settings))
+        settings = msgspec.structs.replace(settings, backend=backend)
         self._backend = backend_for(settings.backend)
         self.settings = settings
         self.observers = tuple(observers)
@@ -256,15 +251,19 @@ class Pretraining:
             return request()
 
         name = self.settings.runtime
-        stop: Callable[[], bool] = tick_and_ask if name == "serial" else request
         states = self.resume.states if self.resume else ()
         keeps = self.save is not None
         hires = build_hires(
             self.settings, states, keep_states=keeps, backend=self._backend, times=self._times
         )
-        if name == "processes":
-            return RUNTIMES[name](hires, self._versions, self._blas_threads)
-        return (runtime := RUNTIMES[name]([hire(self._versions) for hire in hires], stop))
+        runtime = runtime_for(
+            name,
+            hires,
+            self._versions,
+            blas_threads=self._blas_threads,
+            stop=tick_and_ask if name == "serial" else request,
+        )
+        return runtime
 
     def _interrupted(self, request: StopRequest) -> RunInterrupted:
         done = ", ".join(f"layer {i}: {n}" for i, n in enumerate(self._schedule.done, start=1))

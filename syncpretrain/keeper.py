@@ -43,16 +43,18 @@ class Keeper:
             If it can be written neither into the run folder nor into the temporary one.
         """
         path = self.folder / name
-        try:
-            write(path)
-            return path
-        except OSError as error:
-            self._reason = f"{path} could not be written: {error.strerror or error}"
+        if self.elsewhere is None:  # or the folder would look complete, without those before
+            try:
+                write(path)
+                return path
+            except OSError as error:
+                self._reason = f"{path} could not be written: {error.strerror or error}"
         try:
             if self.elsewhere is None:
                 self.elsewhere = Path(tempfile.mkdtemp(prefix=f"syncpretrain-{self.folder.name}-"))
             write(self.elsewhere / name)
         except OSError as error:
+            self._leave_empty()
             raise SaveError(
                 f"{self._reason}; nor could it be kept in {tempfile.gettempdir()}:"
                 f" {error.strerror or error}. Its checkpoints are in {self.folder}: make room and"
@@ -60,6 +62,12 @@ class Keeper:
             ) from error
         self._tell(f"warning: {self._reason}; it is in {self.elsewhere / name}")
         return self.elsewhere / name
+
+    def _leave_empty(self) -> None:
+        """Remove the folder of last resort if it took nothing."""
+        if self.elsewhere is not None and not any(self.elsewhere.iterdir()):
+            self.elsewhere.rmdir()
+            self.elsewhere = None
 
     def check(self) -> None:
         """Raise if the run folder lacks a file that is elsewhere now.

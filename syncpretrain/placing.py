@@ -1,19 +1,12 @@
-"""Where a run computes: the settings' backend as it is on this machine, ready for the equations."""
+"""Resolve the backend setting on this machine and register the backend's kernels."""
 
 from __future__ import annotations
 
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.choice import select
-
-# The equations, which a backend's faster forms stand in for, are known once these are imported.
-from syncpretrain.kernels import activations, contrastive_divergence, errors, optimizers
 from syncpretrain.kernels.dispatch import register
-from syncpretrain.settings import FinetuneSettings, PretrainSettings
-from syncpretrain.settings.devices import why_not_on_a_device, why_not_tuned_on_a_device
 
-__all__ = ["EQUATIONS", "backend_for", "resolved_backend", "resolved_tuning"]
-
-EQUATIONS = (activations, contrastive_divergence, errors, optimizers)
+__all__ = ["backend_for", "resolve_backend"]
 
 
 def backend_for(name: str) -> Backend:
@@ -29,32 +22,25 @@ def backend_for(name: str) -> Backend:
     return backend
 
 
-def resolved_backend(pretrain: PretrainSettings, finetune: FinetuneSettings | None = None) -> str:
-    """Return what ``auto`` stands for here, or the backend that was named.
+def resolve_backend(name: str, unless: str | None = None) -> str:
+    """Return the backend that ``auto`` stands for here, or the one that was named.
 
-    That is "numpy" or "cupy": NumPy where there is no GPU to compute on, or where something was
-    asked for that is done on the CPU alone.
+    Parameters
+    ----------
+    name : str
+        As of :class:`syncpretrain.settings.PretrainSettings`.
+    unless : str, optional
+        Why a GPU is not supported, as :mod:`syncpretrain.settings.devices` says; ``auto`` is NumPy
+        then, and "numpy" or "cupy" by what is found otherwise.
 
     Raises
     ------
     SettingsError
         If something is missing for the one that was named.
     """
-    if pretrain.backend != "auto":
-        select(pretrain.backend)
-        return pretrain.backend
-    lacks = why_not_on_a_device(pretrain)
-    if finetune is not None:
-        lacks = lacks or why_not_tuned_on_a_device(finetune)
-    return "numpy" if lacks else _auto()
-
-
-def resolved_tuning(name: str, finetune: FinetuneSettings) -> str:
-    """Return what ``auto`` stands for in a fine-tuning alone, or the backend that was named."""
     if name != "auto":
+        select(name)
         return name
-    return "numpy" if why_not_tuned_on_a_device(finetune) else _auto()
-
-
-def _auto() -> str:
+    if unless is not None:
+        return "numpy"
     return "numpy" if select("auto").name == "numpy" else "cupy"

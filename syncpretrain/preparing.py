@@ -13,9 +13,10 @@ from syncpretrain.data.dataset import UNLABELLED, Dataset
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.options import tuning_options
 from syncpretrain.finetuning.prepared import Finetuning, Form, Part
-from syncpretrain.placing import resolved_backend
+from syncpretrain.placing import resolve_backend
 from syncpretrain.runtime.blas import blas_threads
 from syncpretrain.settings import Settings
+from syncpretrain.settings.devices import why_not_on_a_device, why_not_tuned_on_a_device
 
 __all__ = ["check_finetuning", "found_again", "loaded", "resolved"]
 
@@ -37,7 +38,9 @@ def loaded(settings: Settings) -> Dataset:
 def resolved(settings: Settings) -> Settings:
     """Fix what would else depend on the machine and decides about the last bits."""
     threads = blas_threads(settings.pretrain.blas_threads)
-    backend = resolved_backend(settings.pretrain, settings.finetune)
+    unless = why_not_on_a_device(settings.pretrain)
+    unless = unless or why_not_tuned_on_a_device(settings.finetune)
+    backend = resolve_backend(settings.pretrain.backend, unless)
     pretrain = msgspec.structs.replace(settings.pretrain, blas_threads=threads, backend=backend)
     return msgspec.structs.replace(settings, pretrain=pretrain)
 

@@ -78,6 +78,8 @@ def train_run(
             run.identity.write(out / IDENTITY_NAME)
             write_settings(found_again(settings), out / CONFIG_NAME)
         except OSError as error:
+            for name in (IDENTITY_NAME, CONFIG_NAME):  # half of them would be in the way
+                (out / name).unlink(missing_ok=True)
             raise not_written(out, error) from None
         return run.execute(out, resuming=False)
 

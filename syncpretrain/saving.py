@@ -78,10 +78,17 @@ class Checkpoints:
             )
 
     def save_pretrained(self, stack: Stack) -> None:
-        """Write what pretraining came to; its own checkpoints are needed no more."""
+        """Write what pretraining came to; its own checkpoints are needed no more.
+
+        Those of a fine-tuning before, whose pretrained stack was lost, are not its own.
+        """
         kept = replace(stack, info=stack.info | {IDENTITY_KEY: self._header})
-        path = self._folder / PRETRAINED_NAME
-        self._write_file(path, kept.save, "pretrain", 0)
+
+        def write(path: Path) -> None:
+            checkpoint.prune(self._folder, "finetune", 0)
+            kept.save(path)
+
+        self._write_file(self._folder / PRETRAINED_NAME, write, "pretrain", 0)
         self._last_done = ()
 
     def forget(self) -> None:

@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
+from signal import SIGINT
 from typing import Any
 
 import msgspec
 
-from syncpretrain.atomic import write_atomically
+from syncpretrain.atomic import remove_temporaries, write_atomically
 from syncpretrain.data.dataset import PARTS, Dataset
 from syncpretrain.driver import Pretraining
 from syncpretrain.errors import DivergedError, RunInterrupted, StalledError, WorkerError
@@ -27,6 +28,7 @@ from syncpretrain.observers.history import History
 from syncpretrain.observers.trace import write_trace
 from syncpretrain.preparing import check_finetuning
 from syncpretrain.runfolder import EVENTS_NAME, METRICS_NAME, TRACE_NAME
+from syncpretrain.runtime.signals import interrupted_by_sigterm
 from syncpretrain.saving import Checkpoints
 from syncpretrain.schedule.plan import Reads
 from syncpretrain.settings import Settings
@@ -56,6 +58,7 @@ class Stages:
         self.observers: list[Observer] = [self.history, *observers]
         self.notices: list[str] = []
         self.tuning = check_finetuning(settings, data)
+        self.unsaved: Stack | None = None  # the result of pretraining, until it is saved
         self.pretraining = self.new_pretraining()
 
     def new_pretraining(self) -> Pretraining:
@@ -70,9 +73,10 @@ class Stages:
 
     def execute(self, out: Path, *, resuming: bool) -> dict[str, Any]:
         """Train, measure and write; return the metrics."""
+        remove_temporaries(out)
         keeper = Keeper(out, self.tell)
         log = EventLog(out / EVENTS_NAME, append=resuming, tell=self.tell)
-        with log, self.observed_by(log):
+        with log, self.observed_by(log), interrupted_by_sigterm():
             self.announce(out)
             saved = Checkpoints(out, self.settings, self.data, self.identity, self.tell)
             with self.saving(keeper):
@@ -92,8 +96,9 @@ class Stages:
         """Pretrain, fine-tune and measure; return the stack, its figures and the seconds taken."""
         pretrained = saved.pretrained() if resuming else None
         if pretrained is None:
-            pretrained = self.marked(self.pretrained(saved, resuming))
+            self.unsaved = pretrained = self.marked(self.pretrained(saved, resuming))
             self.save_early(pretrained, keeper.folder)  # whatever becomes of fine-tuning
+            self.unsaved = None
             saved.save_pretrained(pretrained)
             resuming = False
         finetuning = time.monotonic()
@@ -177,6 +182,20 @@ class Stages:
         for observer in self.observers:
             observer(event)
 
+    def interrupted(self, keeper: Keeper, signum: int) -> RunInterrupted:
+        """Save the model of a run that is stopped outside its training; return how it ends."""
+        told = _learned(self.save_learned(keeper), keeper.folder)
+        return RunInterrupted(f"the run was stopped. {told}", signum=signum)
+
+    def save_learned(self, keeper: Keeper) -> Path:
+        """Save the model, unless a later one than that of pretraining is there; return where."""
+        model = keeper.folder / MODEL_NAME
+        if self.unsaved is None and model.is_file():
+            return model
+        return keeper.write(
+            MODEL_NAME, (self.unsaved or self.marked(self.pretraining.stack())).save
+        )
+
     @contextmanager
     def saving(self, keeper: Keeper) -> Iterator[None]:
         """Save the model that a failed or stopped run leaves behind, and its trace in any case."""
@@ -185,20 +204,15 @@ class Stages:
         except (WorkerError, RunInterrupted) as error:
             if error.stack is not None:
                 model = keeper.write(MODEL_NAME, self.marked(error.stack).save)
-                onward = ""
-                if not isinstance(error, DivergedError):
-                    folder = quote(str(keeper.folder))
-                    onward = f"; go on with: syncpretrain train --resume {folder}"
-                error.args = (f"{error.args[0]}. What was learned so far is in {model}{onward}",)
+                told = _learned(model, keeper.folder, onward=not isinstance(error, DivergedError))
+                error.args = (f"{error.args[0]}. {told}",)
+            elif isinstance(error, RunInterrupted):
+                raise self.interrupted(keeper, error.signum) from None
             raise
-        except BaseException as error:  # nothing is lost, whatever it was: a closed pipe, say
-            model = keeper.folder / MODEL_NAME
-            if not model.is_file():
-                keeper.write(MODEL_NAME, self.marked(self.pretraining.stack()).save)
-            elif isinstance(error, KeyboardInterrupt):  # after pretraining, which had been saved
-                raise RunInterrupted(
-                    f"the run was stopped after pretraining. What was learned so far is in {model}"
-                ) from None
+        except KeyboardInterrupt:
+            raise self.interrupted(keeper, SIGINT) from None
+        except BaseException:  # nothing is lost, whatever it was: a closed pipe, say
+            self.save_learned(keeper)
             raise
         finally:
             try:
@@ -206,3 +220,10 @@ class Stages:
             except OSError as error:
                 reason = error.strerror or error
                 self.tell(f"warning: {keeper.folder / TRACE_NAME} could not be written: {reason}")
+
+
+def _learned(model: Path, folder: Path, *, onward: bool = True) -> str:
+    """Return where the model is, and how to go on."""
+    told = f"What was learned so far is in {model}"
+    command = f"; go on with: syncpretrain train --resume {quote(str(folder))}"
+    return told + command if onward else told

@@ -11,10 +11,8 @@ import pytest
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.cupy_backend import CupyBackend, import_cupy, missing
 from syncpretrain.backends.numpy_backend import NumpyBackend
-from syncpretrain.kernels import activations, contrastive_divergence, errors, optimizers
 from syncpretrain.kernels.dispatch import register
 
-EQUATIONS = (activations, contrastive_divergence, errors, optimizers)  # known once imported
 NO_GPU = missing()
 BACKENDS = ["numpy", "double", "cupy"]
 

@@ -25,12 +25,14 @@ from syncpretrain.finetuning.state import read_state, write_state
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
-from syncpretrain.placing import backend_for, resolved_backend, resolved_tuning
+from syncpretrain.placing import backend_for, resolve_backend
+from syncpretrain.preparing import resolved
 from syncpretrain.run import resume_run, train_run
 from syncpretrain.runfolder import CONFIG_NAME, METRICS_NAME
 from syncpretrain.runtime.recipes import Split
 from syncpretrain.runtime.store import Versions
 from syncpretrain.settings import FinetuneSettings, MomentumSchedule, read_settings, settings_from
+from syncpretrain.settings.devices import why_not_tuned_on_a_device
 
 LAYERS = (16, 12, 8, 5)
 BASE = {"layers": LAYERS, "batch_size": 15, "epochs": 3}
@@ -183,7 +185,7 @@ class TestTraining:
                 Pretraining(settings, bits, save=save).run()
         assert {type(array) for array in arrays_of(caught.value.stack)} == {np.ndarray}
         write_cut(tmp_path / "cut.safetensors", cuts[-1], {})
-        again = read_cut(tmp_path / "cut.safetensors", {})
+        again = read_cut(tmp_path / "cut.safetensors")
         resumed = Pretraining(settings, bits, resume=again).run()
         assert resumed.parameters_sha256 == whole.parameters_sha256
 
@@ -269,7 +271,7 @@ class TestTraining:
             finetune(stack, bits, targets, **wanted, save=save, stop=lambda: next(asked) == 13)
         assert {type(array) for array in arrays_of(caught.value.stack)} == {np.ndarray}
         write_state(tmp_path / "state.safetensors", states[-1], {})
-        again = read_state(tmp_path / "state.safetensors", {})
+        again = read_state(tmp_path / "state.safetensors")
         assert again.cursor.minibatches == 3
         resumed = finetune(stack, bits, targets, **wanted, resume=again)
         assert resumed.parameters_sha256 == whole.parameters_sha256
@@ -437,17 +439,19 @@ class TestChoice:
     """Which backend a run takes, and what is refused on a GPU."""
 
     def wanted(self, **settings):
-        return settings_from((16, 8, 4), **settings).pretrain
+        return settings_from((16, 8, 4), **settings)
+
+    def backend_of(self, **settings):
+        return resolved(self.wanted(**settings)).pretrain.backend
 
     def test_auto_is_the_gpu_where_there_is_one_and_numpy_where_there_is_none(
         self, double, monkeypatch
     ):
-        assert resolved_backend(self.wanted()) == "cupy"
-        assert resolved_tuning("auto", FinetuneSettings(objective="reconstruction")) == "cupy"
+        tuned = {"objective": "reconstruction"}
+        assert resolve_backend("auto") == self.backend_of(finetune=tuned) == "cupy"
         monkeypatch.setattr(fakecupy, "DEVICES", 0)
         fakecupy.install(monkeypatch, devices=0)
-        assert resolved_backend(self.wanted()) == "numpy"
-        assert resolved_tuning("auto", FinetuneSettings(objective="reconstruction")) == "numpy"
+        assert resolve_backend("auto") == self.backend_of(finetune=tuned) == "numpy"
 
     @pytest.mark.parametrize(
         "settings",
@@ -459,7 +463,7 @@ class TestChoice:
         ],
     )
     def test_what_only_the_cpu_does(self, double, settings):
-        assert resolved_backend(self.wanted(**settings)) == "numpy"
+        assert self.backend_of(**settings) == "numpy"
         with pytest.raises(SettingsError, match=r"^backend: got cupy:1 with .*backend numpy"):
             self.wanted(**settings, backend="cupy:1")
 
@@ -474,8 +478,9 @@ class TestChoice:
     )
     def test_what_only_the_cpu_does_in_fine_tuning(self, double, bits, settings, message):
         chosen = {"objective": "reconstruction", **settings}
-        assert resolved_backend(self.wanted(), FinetuneSettings(**chosen)) == "numpy"
-        assert resolved_tuning("auto", FinetuneSettings(**chosen)) == "numpy"
+        assert self.backend_of(finetune=chosen) == "numpy"
+        wanted = why_not_tuned_on_a_device(FinetuneSettings(**chosen))
+        assert message in wanted and resolve_backend("auto", wanted) == "numpy"
         with pytest.raises(SettingsError, match=f"backend: got cupy with .*{message}"):
             settings_from((16, 8), backend="cupy", finetune=chosen)
         stack = pretrain(bits, layers=(16, 8), epochs=1, backend="numpy")

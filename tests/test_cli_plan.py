@@ -142,6 +142,24 @@ class TestAuto:
         _, err = call(*self.TRAIN, "--schedule", "auto", f"--{option}", value, status=2)
         assert f"--{option}: got a value with --schedule auto" in err
 
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ("--layers 15,8", "--layers: the first number is 15"),
+            ("--layers 16,1000000,1000000", "--layers: 16,1000000,1000000 on 60 examples need"),
+            ("--batch-size 60", "--batch-size: got 60, expected at most 54"),
+            ("--early-stopping free-energy-gap --validation 0", "--early-stopping: got free-"),
+            ("--finetune reconstruction", "--finetune-batch-size: got 100, expected at most 54"),
+        ],
+    )
+    def test_what_cannot_be_trained_is_not_measured(self, call, monkeypatch, options, message):
+        def measured(*given, **more):
+            raise AssertionError("it was measured")
+
+        monkeypatch.setattr("syncpretrain.planning.choice.plan_for", measured)
+        _, err = call(*self.TRAIN, "--schedule", "auto", *options.split(), status=2)
+        assert err.startswith(f"Error: {message}")
+
     def test_auto_is_for_the_cpu(self, call):
         _, err = call(*self.TRAIN, "--schedule", "auto", "--backend", "cupy", status=2)
         assert "--backend: got cupy with --schedule auto, expected numpy or none" in err

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-import syncpretrain.driver
+import syncpretrain.runtime.select
 from syncpretrain.cli import main
 from syncpretrain.run import train_run
 from syncpretrain.settings import settings_from
@@ -21,7 +21,7 @@ def folder(tmp_path, monkeypatch):
     """A working folder with data in it, where no worker can start."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SYNCPRETRAIN_DATA", str(tmp_path / "nowhere"))
-    monkeypatch.setattr(syncpretrain.driver, "RUNTIMES", {})
+    monkeypatch.setattr(syncpretrain.runtime.select, "RUNTIMES", {})
     X = np.random.default_rng(0).random((40, WIDTH), dtype=np.float32)
     np.save("x.npy", X)
     np.save("big.npy", X * 2)
@@ -106,6 +106,14 @@ OPTIONS = [
         "--finetune-replicas: got 3 for 2 shards, expected no more workers than shards",
     ),
     ("--blas-threads 0", "--blas-threads: got 0, expected a whole number of at least 1"),
+    ("--blas-threads 9999999999", "--blas-threads: got 9999999999, expected a whole number of at"),
+    ("--workers 1000000", "--workers: got 1000000, expected a whole number of at most 1024"),
+    ("--finetune reconstruction --finetune-replicas 2000", "--finetune-replicas: got 2000, exp"),
+    ("--finetune reconstruction --finetune-shards 2000", "--finetune-shards: got 2000, expected"),
+    (
+        "--finetune reconstruction --finetune-epochs 9999999",
+        "--finetune-epochs: got 9999999, expected a whole number of at most 1000000",
+    ),
     ("--validation 1", "--validation: got 1.0, expected a number below 1"),
     ("--validation nan", "--validation: got nan, expected a number of at least 0"),
     ("--schedule x", "--schedule: 'x' is not one of 'synchronized', 'greedy', 'rounds'"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,33 @@ def test_the_benchmark_of_the_readme_runs(capsys, monkeypatch, tmp_path):
     out = capsys.readouterr().out
     assert "784-1000-500-250-30, 200 digits, 1 epochs" in out
     assert out.count("median") == 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits another process, on Linux alone")
+class TestRandomFaults:
+    @pytest.fixture(autouse=True)
+    def importable(self, monkeypatch):
+        monkeypatch.syspath_prepend(str(EXAMPLES))
+        pytest.importorskip("psutil", reason="it looks at processes")
+
+    def test_the_same_seed_gives_the_same_draw(self):
+        from random_faults.draws import draw_for
+
+        draws = [draw_for(seed) for seed in range(50)]
+        assert draws == [draw_for(seed) for seed in range(50)]
+        assert len({draw.layers for draw in draws}) > 10
+
+    def test_a_draw_is_played_to_its_end(self, tmp_path):
+        from random_faults.session import play_one
+
+        outcome = play_one(3, tmp_path, False)
+        assert not outcome.complaint
+        assert outcome.seen
+
+    def test_what_does_not_hold_is_told(self, tmp_path, monkeypatch):
+        from random_faults.session import play_one
+        from random_faults.story import Story
+        from random_faults.surprise import check
+
+        monkeypatch.setattr(Story, "_check_end", lambda story: check(False, "other parameters"))
+        assert play_one(3, tmp_path, False).complaint.startswith("other parameters; before it")

@@ -23,7 +23,7 @@ from syncpretrain.kernels import (
     optimizers,
     waiting,
 )
-from syncpretrain.kernels.dispatch import registered
+from syncpretrain.kernels.dispatch import equations, registered
 
 ROOT = Path(__file__).parent.parent
 compiled = pytest.mark.skipif(not native.available(), reason="the compiled kernels are not in use")
@@ -349,6 +349,10 @@ print(native.available(), len(registered(numpy.ndarray)))
 
 def test_the_environment_chooses_numpy():
     assert python(CHOSEN, SYNCPRETRAIN_KERNELS="numpy").stdout.split() == ["False", "0"]
+
+
+def test_every_registered_form_is_of_an_equation():
+    assert FORMS.keys() <= equations()
 
 
 @compiled

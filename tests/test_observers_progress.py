@@ -34,12 +34,13 @@ def finished(time, layer, epoch, reads, *, error=11.42, validation=11.1, seconds
 class Screen:
     """A terminal whose redrawings can be looked at; its clock jumps a second a look."""
 
-    def __init__(self, width=100, tick=1.0):
+    def __init__(self, width=100, tick=1.0, height=25):
         self.file = StringIO()
         self.console = Console(
             file=self.file,
             force_terminal=True,
             width=width,
+            height=height,
             color_system=None,
             legacy_windows=False,
             _environ={"TERM": "xterm"},
@@ -176,6 +177,25 @@ class TestLive:
             lines = screen.frames[-1].splitlines()
         assert len(lines) == 2
         assert max(map(len, lines)) <= min(width, 100)
+
+    @pytest.mark.parametrize(
+        ("done", "first", "more"), [(0, 1, 193), (150, 151, 43), (199, 194, 0)]
+    )
+    def test_a_deep_run_draws_the_layers_at_work_and_all_in_the_end(self, done, first, more):
+        screen = Screen(height=10)
+        with screen.live() as observer:
+            observer(RunStarted(100.0, (4,) * 201, (3,) * 200, "greedy", "", "threads", 1, 500))
+            for layer in range(1, done + 1):
+                observer(LayerFinished(100.0, layer))
+            observer(EpochStarted(100.0, done + 1, 1, 3))
+            rows = screen.rows
+            assert f"layer {done + 1} 4-4 training epoch 1/3" in rows
+            named = [int(row.split()[1]) for row in rows if row.startswith("layer")]
+            assert named == list(range(first, first + 7))
+            assert (f"{first - 1} layers done" == rows[0]) == (first > 1)
+            assert (f"{more} more" == rows[-1]) == (more > 0)
+            assert len(rows) <= 9
+        assert len(screen.frames[-1].splitlines()) == 200
 
     def test_no_thread_and_nothing_printed_without_events(self):
         screen = Screen()

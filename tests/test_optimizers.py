@@ -169,6 +169,15 @@ class TestLineSearches:
             assert network.loss_of(x, x) < 0.98 * before
 
     @pytest.mark.parametrize("method", ["cg", "lbfgs"])
+    def test_what_overflows_is_no_warning(self, method):
+        pytest.importorskip("scipy")
+        network, x = make_network(np.float32), examples(np.float32)
+        before = network.loss_of(x, x)
+        optimizer = LineSearches(method, weight_decay=1e300)
+        error = optimizer.train(network, x, x, rate=1.0, epoch=1, step=0)
+        assert error / len(x) == pytest.approx(before, rel=1e-5)
+
+    @pytest.mark.parametrize("method", ["cg", "lbfgs"])
     def test_without_scipy_says_what_to_install(self, method, monkeypatch):
         monkeypatch.setitem(sys.modules, "scipy.optimize", None)
         with pytest.raises(SettingsError, match=rf"finetune_optimizer: {method} needs SciPy; pip"):

@@ -8,7 +8,8 @@ import pytest
 
 from syncpretrain.backends.draws import Address, Purpose
 from syncpretrain.errors import DivergedError
-from syncpretrain.learners.epoch import Stopped, train_epoch
+from syncpretrain.learners.cursor import Stopped
+from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.settings import MomentumSchedule
 

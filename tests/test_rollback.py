@@ -14,8 +14,10 @@ from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
-from syncpretrain.runtime.store import Split, Versions
-from syncpretrain.runtime.worker import Failed, Finished, LayerWorker
+from syncpretrain.runtime.messages import Failed, Finished
+from syncpretrain.runtime.recipes import Split
+from syncpretrain.runtime.store import Versions
+from syncpretrain.runtime.worker import LayerWorker
 from syncpretrain.schedule.machine import Train
 from syncpretrain.settings import MomentumSchedule
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,15 +15,17 @@ import numpy as np
 import pytest
 
 from syncpretrain import atomic, load
-from syncpretrain.errors import RunInterrupted, SaveError
-from syncpretrain.events import EpochFinished, Event, Notice
+from syncpretrain.errors import RunInterrupted, SaveError, SettingsError
+from syncpretrain.events import EpochFinished, Event, FinetuneEpochFinished, Notice
 from syncpretrain.keeper import Keeper
 from syncpretrain.modelfile import MODEL_NAME
 from syncpretrain.observers.eventlog import EventLog, read_reads
 from syncpretrain.run import resume_run, train_run
 from syncpretrain.runfolder import EVENTS_NAME, METRICS_NAME
-from syncpretrain.saving import FOLDER_NAME, Checkpoints
+from syncpretrain.saving import FOLDER_NAME, PRETRAINED_NAME, Checkpoints
 from syncpretrain.settings import settings_from
+from syncpretrain.stack import Stack
+from syncpretrain.stages import Stages
 
 LAYERS = (16, 10, 6, 4)
 
@@ -136,6 +139,36 @@ class TestFinalFiles:
         with pytest.raises(SaveError, match="nor could it be kept in"):
             keeper.write("model.safetensors", full)
 
+    def test_a_run_whose_model_is_elsewhere_does_not_look_complete(
+        self, settings, tmp_path, monkeypatch, rescue
+    ):
+        """A disk that refuses the model may have room for the metrics."""
+        whole = train_run(settings, out=tmp_path / "whole")
+        save = Stack.save
+
+        def refuse(stack, path) -> None:
+            if "finetune" in stack.info and Path(path).parent == tmp_path / "run":
+                full()
+            save(stack, path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Stack, "save", refuse)
+            with pytest.raises(SaveError, match="or repeat the last steps with --resume"):
+                train_run(settings, out=tmp_path / "run")
+        (kept,) = rescue.iterdir()
+        assert sorted(x.name for x in kept.iterdir()) == [METRICS_NAME, MODEL_NAME]
+        report = resume_run(tmp_path / "run")
+        assert load(tmp_path / "run").parameters_sha256 == whole["parameters_sha256"]
+        assert report["parameters_sha256"] == whole["parameters_sha256"]
+
+    def test_a_folder_that_takes_nothing_is_not_left(self, tmp_path, monkeypatch, rescue):
+        keeper = Keeper(tmp_path / "run", print)
+        with pytest.raises(SaveError, match="nor could it be kept in"):
+            keeper.write("model.safetensors", full)
+        assert not any(rescue.iterdir())
+        with pytest.raises(SaveError, match="nor could it be kept in"):
+            keeper.write("metrics.json", full)
+
     def test_a_trace_that_cannot_be_written_is_told(self, settings, tmp_path, monkeypatch):
         monkeypatch.setattr("syncpretrain.stages.write_trace", full)
         events: list[Event] = []
@@ -164,14 +197,140 @@ class TestCheckpointsFolder:
             train_run(settings, out=tmp_path / "run", observers=[die])
         folder = tmp_path / "run" / FOLDER_NAME
         (folder / ".pretrain-00000003.safetensors.0123456789abcdef").write_bytes(b"half")
+        (tmp_path / "run" / ".model.safetensors.0123456789abcdef").write_bytes(b"half")
         resume_run(tmp_path / "run")
         assert not folder.exists()
+        assert not list((tmp_path / "run").glob(".*"))
+
+    @pytest.mark.parametrize("name", ["model.safetensors", "metrics.json", "trace.json"])
+    def test_those_beside_the_final_files_are_removed_too(self, settings, tmp_path, name):
+        def die(event) -> None:
+            if isinstance(event, EpochFinished) and event.layer == 2:
+                raise Abort
+
+        with pytest.raises(Abort):
+            train_run(settings, out=tmp_path / "run", observers=[die])
+        (tmp_path / "run" / f".{name}.0123456789abcdef").write_bytes(b"half")
+        (tmp_path / "run" / ".mine").write_text("a user's")
+        resume_run(tmp_path / "run")
+        assert [path.name for path in (tmp_path / "run").glob(".*")] == [".mine"]
 
     def test_a_folder_that_cannot_be_deleted_is_told(self, settings, tmp_path, monkeypatch):
         monkeypatch.setattr("syncpretrain.saving.checkpoint.prune", full)
         events: list[Event] = []
         train_run(settings, out=tmp_path / "run", observers=[events.append])
         assert any("could not be deleted" in x for x in notices_of(events))
+
+    @pytest.mark.parametrize("pace", ["lockstep", "free"])
+    def test_fine_tuning_of_a_lost_pretraining_is_not_gone_on_with(self, tmp_path, bits, pace):
+        """A repeated free pretraining comes to another stack than the lost one."""
+        np.save(tmp_path / "bits.npy", bits)
+        settings = settings_from(
+            LAYERS,
+            data={"name": str(tmp_path / "bits.npy")},
+            finetune={"objective": "reconstruction", "epochs": 8, "batch_size": 40},
+            run={"checkpoint_every": "1"},
+            **{"blas_threads": 1, "epochs": 2, "batch_size": 40, "pace": pace},
+        )
+        folder = tmp_path / "run" / FOLDER_NAME
+
+        def die_at(epoch: int):
+            def die(event) -> None:
+                if isinstance(event, FinetuneEpochFinished) and event.epoch == epoch:
+                    raise Abort
+
+            return die
+
+        with pytest.raises(Abort):
+            train_run(settings, out=tmp_path / "run", observers=[die_at(6)])
+        (folder / PRETRAINED_NAME).write_bytes(b"damaged")
+        with pytest.raises(Abort):
+            resume_run(tmp_path / "run", observers=[die_at(3)])
+        assert [x.name[:17] for x in sorted(folder.glob("finetune-*"))] == [
+            "finetune-00000002",
+            "finetune-00000003",
+        ]
+        report = resume_run(tmp_path / "run")
+        reads = read_reads(tmp_path / "run" / EVENTS_NAME)
+        again = train_run(settings, out=tmp_path / "again", replay=reads)
+        assert again["parameters_sha256"] == report["parameters_sha256"]
+
+
+class TestSigterm:
+    """Between the stages, where nobody asks whether to stop."""
+
+    @pytest.mark.parametrize("name", ["finetuning.prepared.Finetuning.run", "stages.measure"])
+    def test_it_tells_where_the_model_is(self, settings, tmp_path, monkeypatch, name):
+        def end(*arguments, **options):
+            signal.raise_signal(signal.SIGTERM)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(f"syncpretrain.{name}", end)
+            with pytest.raises(RunInterrupted, match=r"stopped\. What was learned") as caught:
+                train_run(settings, out=tmp_path / "run")
+        assert caught.value.signum == signal.SIGTERM
+        assert f"{tmp_path / 'run' / MODEL_NAME}; go on with" in str(caught.value)
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        whole = train_run(settings, out=tmp_path / "whole")
+        assert resume_run(tmp_path / "run")["parameters_sha256"] == whole["parameters_sha256"]
+
+    @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+    def test_before_the_pretrained_stack_is_saved_it_is(
+        self, settings, tmp_path, monkeypatch, signum
+    ):
+        def stop(event) -> None:
+            if isinstance(event, EpochFinished) and event.layer == 1:
+                signal.raise_signal(signal.SIGTERM)
+
+        with pytest.raises(RunInterrupted):
+            train_run(settings, out=tmp_path / "run", observers=[stop])
+        early = load(tmp_path / "run").parameters_sha256
+        with monkeypatch.context() as patch:
+            patch.setattr(Stages, "save_early", lambda *_: signal.raise_signal(signum))
+            with pytest.raises(RunInterrupted, match=r"stopped\. What was learned") as caught:
+                resume_run(tmp_path / "run")
+        assert caught.value.signum == signum
+        assert load(tmp_path / "run").parameters_sha256 != early
+
+    def test_a_handler_of_the_callers_own_stays(self, settings, tmp_path, monkeypatch):
+        seen: list[int] = []
+
+        def own(signum, frame) -> None:
+            seen.append(signum)
+
+        former = signal.signal(signal.SIGTERM, own)
+        try:
+            monkeypatch.setattr(
+                Stages, "save_early", lambda *_: signal.raise_signal(signal.SIGTERM)
+            )
+            train_run(settings, out=tmp_path / "run")
+            assert seen and signal.getsignal(signal.SIGTERM) is own
+        finally:
+            signal.signal(signal.SIGTERM, former)
+
+
+class TestRefusedFolder:
+    @pytest.mark.parametrize("name", ["run.json", "config.toml"])
+    def test_a_refused_run_leaves_nothing_behind(self, settings, tmp_path, monkeypatch, name):
+        """So that the same command works once there is room."""
+        write = Path.write_bytes
+
+        def half(path, content):
+            write(path, content[:100])
+            full()
+
+        def refuse(identity, path) -> None:
+            half(path, b"{")
+
+        with monkeypatch.context() as patch:
+            if name == "run.json":
+                patch.setattr("syncpretrain.identity.RunIdentity.write", refuse)
+            else:
+                patch.setattr(Path, "write_bytes", half)
+            with pytest.raises(SettingsError, match="No space left on device; name another"):
+                train_run(settings, out=tmp_path / "run")
+        assert not any((tmp_path / "run").iterdir())
+        train_run(settings, out=tmp_path / "run")
 
 
 class TestDue:

@@ -25,7 +25,8 @@ from syncpretrain.events import EpochFinished, EpochStarted, Event, Progress
 from syncpretrain.observers.history import History
 from syncpretrain.runtime import processes
 from syncpretrain.runtime.processes import ProcessesRuntime
-from syncpretrain.runtime.store import Split, Versions
+from syncpretrain.runtime.recipes import Split
+from syncpretrain.runtime.store import Versions
 from syncpretrain.runtime.team import TeamTimes
 from syncpretrain.schedule.machine import Train
 from syncpretrain.settings import settings_from

@@ -10,8 +10,8 @@ import pytest
 
 from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
+from syncpretrain.runtime.recipes import Split
 from syncpretrain.runtime.shared import PAGE, Cells, Room
-from syncpretrain.runtime.store import Split
 
 
 def split(train: int, validation: int, width: int = 3) -> Split:

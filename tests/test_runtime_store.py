@@ -12,7 +12,8 @@ from syncpretrain.errors import ScheduleError
 from syncpretrain.kernels.activations import affine
 from syncpretrain.layer import Layer
 from syncpretrain.runtime import recipes
-from syncpretrain.runtime.store import Split, Versions
+from syncpretrain.runtime.recipes import Split
+from syncpretrain.runtime.store import Versions
 
 WIDTHS = (6, 5, 4, 3)
 

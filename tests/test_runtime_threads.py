@@ -11,11 +11,11 @@ from syncpretrain import pretrain
 from syncpretrain.errors import StalledError
 from syncpretrain.events import EpochStarted, Event
 from syncpretrain.layer import Layer
-from syncpretrain.learners.epoch import Stopped
+from syncpretrain.learners.cursor import Stopped
 from syncpretrain.runtime import threads
+from syncpretrain.runtime.messages import Failed, Finished, Message
 from syncpretrain.runtime.serial import SerialRuntime
 from syncpretrain.runtime.threads import ThreadsRuntime
-from syncpretrain.runtime.worker import Failed, Finished, Message
 from syncpretrain.schedule.machine import Train
 
 WAIT = 20.0

@@ -24,7 +24,7 @@ from syncpretrain.planning.bench import random_rows, run_way
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.choice import Plan, plan_for
 from syncpretrain.runtime.blas import usable_cores
-from syncpretrain.runtime.store import Split
+from syncpretrain.runtime.recipes import Split
 from syncpretrain.settings import settings_from
 
 SHAPES = {

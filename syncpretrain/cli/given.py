@@ -79,16 +79,19 @@ def planned(
 
     Raises
     ------
-    SettingsError
-        If the stack cannot be planned for.
+    SettingsError, DataError
+        If the run would be refused, or the stack cannot be planned for.
     """
     import msgspec
 
+    from syncpretrain.driver import Pretraining
     from syncpretrain.planning.candidates import Task
     from syncpretrain.planning.choice import plan_for
     from syncpretrain.preparing import check_finetuning
 
-    check_finetuning(settings, data)  # before time is spent on measuring
+    # Before the seconds that measuring takes, and the memory.
+    check_finetuning(settings, data)
+    Pretraining(settings.pretrain, data.train, data.validation)
     task = Task(settings.pretrain, len(data.train), len(data.validation))
     found = plan_for(task, measure_seconds=measure_seconds)
     return msgspec.structs.replace(settings, pretrain=found.apply(settings.pretrain)), found

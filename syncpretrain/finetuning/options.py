@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from syncpretrain.placing import resolved_tuning
+from syncpretrain.placing import resolve_backend
 from syncpretrain.runtime.blas import blas_threads as resolve_threads
 from syncpretrain.settings import FinetuneSettings, checked
-from syncpretrain.settings.devices import check_tuning_backend
+from syncpretrain.settings.devices import check_tuning_backend, why_not_tuned_on_a_device
 
 __all__ = ["TuningOptions", "shared_out", "tuning_options"]
 
@@ -49,7 +49,7 @@ def shared_out(options: TuningOptions, widths: Sequence[int]) -> tuple[TuningOpt
     ``widths`` are the units of the input and of each layer of the stack.
     """
     replicas, shards = options.replicas, options.shards
-    backend = resolved_tuning(options.backend, options)
+    backend = resolve_backend(options.backend, why_not_tuned_on_a_device(options))
     if backend != "numpy":
         replicas = 1
     if replicas is None:

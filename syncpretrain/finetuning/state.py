@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.checkpoint import read_arrays, write_arrays
 from syncpretrain.errors import CheckpointError
-from syncpretrain.learners.epoch import Cursor
+from syncpretrain.learners.cursor import Cursor
 
 __all__ = ["FinetuneSaver", "FinetuneState", "read_state", "write_state"]
 

@@ -22,8 +22,8 @@ from syncpretrain.finetuning.options import TuningOptions
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.tasks import Reconstruction, Supervised
 from syncpretrain.learners.chain import Dropout
+from syncpretrain.learners.cursor import Cursor
 from syncpretrain.learners.dataparallel import DataParallelNetwork
-from syncpretrain.learners.epoch import Cursor
 from syncpretrain.learners.network import Network
 from syncpretrain.learners.optimizers import Optimizer
 from syncpretrain.learners.sharding import Work

@@ -3,7 +3,11 @@
  * A program is phases of shards of operations. Every member works its shards of a phase, then waits
  * for the others. The operations are the functions of _native.c and the products of NumPy's own
  * BLAS, so the bits are those of the same calls from Python. Included by _native.c alone.
+ *
+ * That the arrays of an operation fit each other is checked in kernels/operations.py, once.
  */
+#include <limits.h>
+
 typedef enum {
     GEMM, MEANS, DRAW, SQUARED_ERROR, DIFFERENCES, MOMENTUM, SUM_ROWS, SCALE, DERIVATIVE, MULTIPLY,
     ADAM, SGD, DECAY, COPY, SOFTMAX, WRONG, KINDS
@@ -44,6 +48,7 @@ typedef struct {
     Operation *operations;
     Py_ssize_t *ends; /* of the operations of each shard of each phase */
     Py_ssize_t phases, shards, count;
+    Py_ssize_t slots; /* results are at least as many */
     void *sgemm;
     int wide; /* its integers have 64 bits */
 } Program;
@@ -239,6 +244,30 @@ static int open_factor(Matrix *m, PyObject *object, int *transposed)
     return 1;
 }
 
+/* Return whether the sizes of a product are integers of its function. */
+static int sizes_fit(const Operation *op, int wide)
+{
+    for (int i = 0; i < 3 && !wide; i++) {
+        if (op->m[i].rows <= INT_MAX && op->m[i].columns <= INT_MAX && op->m[i].stride <= INT_MAX)
+            continue;
+        PyErr_SetString(PyExc_ValueError, "got a product too large for a BLAS of 32-bit integers");
+        return 0;
+    }
+    return 1;
+}
+
+/* Make room for the result of an operation that has one. */
+static int take_slot(Program *program, const Operation *op)
+{
+    if (op->kind != SQUARED_ERROR && op->kind != WRONG) return 1;
+    if (!(op->number[0] >= 0 && op->number[0] < INT_MAX)) {
+        PyErr_SetString(PyExc_ValueError, "got a slot that is none");
+        return 0;
+    }
+    if (op->number[0] >= (double)program->slots) program->slots = (Py_ssize_t)op->number[0] + 1;
+    return 1;
+}
+
 static int open_operation(Operation *op, PyObject *tuple)
 {
     PyObject **items = PySequence_Fast_ITEMS(tuple);
@@ -286,17 +315,19 @@ static PyObject *program(PyObject *module, PyObject *const *args, Py_ssize_t nar
     }
     made->sgemm = PyLong_AsVoidPtr(args[1]);
     made->wide = PyObject_IsTrue(args[2]);
-    made->phases = PyObject_Length(args[0]);
+    if (PyErr_Occurred() || !PyList_Check(args[0])) goto failed;
+    made->phases = PyList_GET_SIZE(args[0]);
     Py_ssize_t total = 0;
     for (Py_ssize_t phase = 0; phase < made->phases; phase++) {
-        PyObject *shards = PyList_GetItem(args[0], phase); /* borrowed */
-        made->shards = shards ? PyObject_Length(shards) : -1;
+        PyObject *shards = PyList_GET_ITEM(args[0], phase); /* borrowed */
+        if (!PyList_Check(shards) || (phase && PyList_GET_SIZE(shards) != made->shards)) goto failed;
+        made->shards = PyList_GET_SIZE(shards);
         for (Py_ssize_t shard = 0; shard < made->shards; shard++) {
-            PyObject *operations = PyList_GetItem(shards, shard);
-            total += operations ? PyObject_Length(operations) : 0;
+            PyObject *operations = PyList_GET_ITEM(shards, shard);
+            if (!PyList_Check(operations)) goto failed;
+            total += PyList_GET_SIZE(operations);
         }
     }
-    if (PyErr_Occurred()) goto failed;
     made->operations = PyMem_Calloc((size_t)total + 1, sizeof *made->operations);
     made->ends = PyMem_Calloc((size_t)(made->phases * made->shards) + 1, sizeof *made->ends);
     if (made->operations == NULL || made->ends == NULL) {
@@ -305,19 +336,21 @@ static PyObject *program(PyObject *module, PyObject *const *args, Py_ssize_t nar
     }
     for (Py_ssize_t at = 0; at < made->phases * made->shards; at++) {
         PyObject *shards = PyList_GET_ITEM(args[0], at / made->shards);
-        PyObject *operations = PyList_GetItem(shards, at % made->shards);
-        for (Py_ssize_t i = 0; operations && i < PyObject_Length(operations); i++) {
-            PyObject *tuple = PyList_GetItem(operations, i);
-            if (tuple == NULL || !PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) < 1
-                || !open_operation(made->operations + made->count, tuple))
+        PyObject *operations = PyList_GET_ITEM(shards, at % made->shards);
+        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(operations); i++) {
+            PyObject *tuple = PyList_GET_ITEM(operations, i);
+            Operation *op = made->operations + made->count;
+            if (made->count == total || !PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) < 1
+                || !open_operation(op, tuple))
                 goto failed;
-            made->count++;
+            made->count++; /* from here on its arrays are closed with the program */
+            if ((op->kind == GEMM && !sizes_fit(op, made->wide)) || !take_slot(made, op)) goto failed;
         }
         made->ends[at] = made->count;
     }
     return capsule;
 failed:
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "got no lists of lists of tuples");
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "got no lists, of one length, of lists of tuples");
     Py_DECREF(capsule);
     return NULL;
 }
@@ -332,8 +365,9 @@ static PyObject *run_program(PyObject *module, PyObject *const *args, Py_ssize_t
     Py_buffer b[4]; /* numbers, words, results, cells */
     PyObject *const objects[4] = {args[1], args[2], args[3], args[6]};
     int opened = 0;
-    while (opened < 4 && PyObject_GetBuffer(objects[opened], b + opened, PyBUF_WRITABLE | PyBUF_ND) == 0)
+    while (opened < 3 && PyObject_GetBuffer(objects[opened], b + opened, PyBUF_WRITABLE | PyBUF_ND) == 0)
         opened++;
+    if (opened == 3 && open_cells(b + 3, objects[3])) opened++;
     long numbers[5]; /* member, members, first, behind, broken */
     PyObject *const integers[5] = {args[4], args[5], args[7], args[8], args[9]};
     for (int i = 0; i < 5 && !PyErr_Occurred(); i++) numbers[i] = PyLong_AsLong(integers[i]);
@@ -341,10 +375,11 @@ static PyObject *run_program(PyObject *module, PyObject *const *args, Py_ssize_t
     PyObject *result = NULL;
     if (PyErr_Occurred() || opened < 4 || !doubles(args + 10, d, 3)) goto end;
     if (b[0].len < 32 || b[1].len < 32 || numbers[1] < 1 || numbers[0] < 0 || numbers[0] >= numbers[1]
-        || (numbers[1] > 1 && b[3].len < 8 * (numbers[2] + numbers[1]))) {
+        || numbers[3] < 0 || b[2].len / (Py_ssize_t)sizeof(double) < program->slots) {
         PyErr_SetString(PyExc_ValueError, "got a place or values that fit no program");
         goto end;
     }
+    if (!are_within(b + 3, numbers[2], numbers[1]) || !are_within(b + 3, numbers[4], 1)) goto end;
     const double *v = b[0].buf;
     const uint64_t *w = b[1].buf;
     Values values = {v[0], v[1], v[2], v[3], {w[0], w[1]}, w[2], w[3], b[2].buf};

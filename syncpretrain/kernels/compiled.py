@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,26 +14,68 @@ from syncpretrain.kernels.native import extension
 
 __all__ = ["compiled_program", "run_program"]
 
-SGEMM_NAMES = ("scipy_cblas_sgemm64_", "cblas_sgemm64_", "scipy_cblas_sgemm", "cblas_sgemm")
+# With NumPy's prefix or not, with the suffix that says integers of 64 bits or not.
+NAMES = ("scipy_cblas_{}64_", "cblas_{}64_", "scipy_cblas_{}", "cblas_{}")
 UNITS = ("bernoulli", "gaussian", "relu")  # as the extension numbers them
+EXACT = 2**24  # integers that a float32 holds
 NO_CELLS = np.zeros(1, dtype=np.int64)
 
 
-@cache
-def _sgemm() -> tuple[int, bool] | None:
-    """Return the address of single-precision matrix product of NumPy's own BLAS.
+class Sgemm(NamedTuple):
+    """The single-precision matrix product of a BLAS: its address, and whether it takes int64."""
 
-    And whether its integers have 64 bits; None where it is not to be found.
-    """
+    address: int
+    wide: bool
+
+
+@cache
+def _sgemm() -> Sgemm | None:
+    """Return the product of NumPy's own BLAS, or None if it is not found or not sure."""
     found = [info["filepath"] for info in threadpool_info() if info["user_api"] == "blas"]
     for path in sorted(found, key=lambda path: "numpy" not in path):
         library = ctypes.CDLL(path)
-        for name in SGEMM_NAMES:
-            if hasattr(library, name):
-                address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-                assert address is not None
-                return address, "64" in name
+        for name in NAMES:
+            if hasattr(library, name.format("sgemm")):
+                return sgemm_of(library, name)
     return None
+
+
+def sgemm_of(library: Any, name: str) -> Sgemm | None:
+    """Return the product of a library, whose names are formed so.
+
+    None if it is not sure that its integers have 32 bits, or that they have 64.
+    """
+    wide = _takes_int64(getattr(library, name.format("scopy"), None))
+    if wide is None or ("64" in name and not wide):
+        return None
+    return Sgemm(_address(getattr(library, name.format("sgemm"))), wide)
+
+
+def _takes_int64(scopy: Any) -> bool | None:
+    """Return whether the integers of a BLAS have 64 bits, as its ``cblas_scopy`` sees them.
+
+    Neither the symbol nor the file is named after them in every build. So a number is copied n
+    times, where n is 1 in its lower 32 bits and negative as a whole: nothing is copied if it is
+    read as a whole. All arguments lie in registers, of which a function may read the lower half.
+    None if it did not copy as it should.
+    """
+    if scopy is None or ctypes.sizeof(ctypes.c_void_p) != 8:
+        return None
+    kinds = (ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
+    copy = ctypes.CFUNCTYPE(None, *kinds)(_address(scopy))
+    given = np.ones(1, dtype=np.float32)
+    taken = np.zeros((2, 1), dtype=np.float32)
+    for n, out in zip((1, 1 - 2**32), taken, strict=True):
+        copy(n, given.ctypes.data, 1, out.ctypes.data, 1)
+    if not taken[0, 0]:
+        return None
+    return not taken[1, 0]
+
+
+def _address(function: Any) -> int:
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None
+    return address
 
 
 def compiled_program(phases: Any) -> Any:
@@ -66,6 +108,8 @@ def _told(name: str, *arguments: Any) -> tuple[Any, ...]:
         return name, x, bias, out, shard
     if name in ("means", "times_derivative"):
         return name, *arguments[:2], UNITS.index(arguments[2])
+    if name == "phase_differences" and arguments[-1] > EXACT:
+        raise ValueError(arguments[-1])
     if name == "adam_step":
         return name, *arguments, 0.9, 0.999
     return name, *arguments

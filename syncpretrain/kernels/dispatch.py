@@ -11,11 +11,12 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
-__all__ = ["accelerated", "register", "registered"]
+__all__ = ["accelerated", "equations", "register", "registered"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _faster: dict[str, dict[type, Callable[..., Any]]] = {}  # by the equation's name
+_equations: set[str] = set()
 
 
 def accelerated(function: F) -> F:
@@ -24,6 +25,7 @@ def accelerated(function: F) -> F:
     The faster form may return ``NotImplemented``, having done nothing: then the equation is
     evaluated as written.
     """
+    _equations.add(function.__name__)
     forms = _faster.setdefault(function.__name__, {})
 
     @wraps(function)
@@ -41,13 +43,15 @@ def accelerated(function: F) -> F:
 def register(array_type: type, forms: dict[str, Callable[..., Any]]) -> None:
     """Let these forms stand in for the equations of their names, for one type of arrays.
 
-    Raises
-    ------
-    KeyError
-        If there is no such equation.
+    The equations may be defined later.
     """
     for name, form in forms.items():
-        _faster[name][array_type] = form
+        _faster.setdefault(name, {})[array_type] = form
+
+
+def equations() -> set[str]:
+    """Return the names of the equations that have been defined."""
+    return set(_equations)
 
 
 def registered(array_type: type) -> dict[str, Callable[..., Any]]:

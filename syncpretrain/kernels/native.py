@@ -21,10 +21,8 @@ from numpy.typing import NDArray
 
 from syncpretrain.backends.draws import Address
 from syncpretrain.errors import SyncpretrainError
-
-# Imported for the equations that they name: a form can be registered only for one that exists.
-from syncpretrain.kernels import activations, contrastive_divergence, errors, optimizers
 from syncpretrain.kernels.dispatch import register
+from syncpretrain.kernels.optimizers import adam_rates
 
 __all__ = [
     "NativeKernelsError",
@@ -34,7 +32,6 @@ __all__ = [
 
 Array = NDArray[np.float32]
 VARIABLE = "SYNCPRETRAIN_KERNELS"
-EQUATIONS = (activations, contrastive_divergence, errors, optimizers)
 
 
 class NativeKernelsError(SyncpretrainError, ImportError):
@@ -134,7 +131,7 @@ def _adam_step(
     beta2: float = 0.999,
     epsilon: float = 1e-8,
 ) -> Any:
-    size, floor = optimizers.adam_rates(step, learning_rate, beta1, beta2, epsilon)
+    size, floor = adam_rates(step, learning_rate, beta1, beta2, epsilon)
     return extension.adam_step(parameters, gradient, first, second, beta1, beta2, size, floor)
 
 

@@ -26,6 +26,7 @@ from syncpretrain.kernels.contrastive_divergence import (
     phase_differences,
 )
 from syncpretrain.kernels.errors import squared_error, wrong
+from syncpretrain.kernels.operations import check_program
 from syncpretrain.kernels.optimizers import adam_rates, adam_step, sgd_step
 
 __all__ = ["Operation", "Phases", "Program"]
@@ -59,9 +60,16 @@ class Program:
     shards, length : int
         Of each phase; of phases.
     results : ndarray of shape (slots,), float64
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an operation is unknown, or its arguments do not fit; see
+        :func:`syncpretrain.kernels.operations.check_program`.
     """
 
     def __init__(self, phases: Phases, slots: int) -> None:
+        check_program(phases, slots)
         self.shards, self.length = len(phases[0]), len(phases)
         self.results = np.zeros(slots)
         self._numbers = np.zeros(4)  # momentum, rate, and the size and floor of Adam's steps

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,31 +12,14 @@ from numpy.typing import NDArray
 from syncpretrain.data.order import minibatches, steps_per_epoch
 from syncpretrain.errors import DivergedError
 from syncpretrain.learners.base import Learner
+from syncpretrain.learners.cursor import Cursor, Stopped
 from syncpretrain.learners.sharding import Run, in_turn
 
-__all__ = ["Cursor", "Stopped", "train_epoch"]
+__all__ = ["train_epoch"]
 
 # A weight of 1000 makes a step function of a unit: learning has stopped, finite or not.
 LARGEST_WEIGHT = 1e3
-
-
-@dataclass(frozen=True, slots=True)
-class Cursor:
-    """How far an epoch is: its minibatches so far, and the sum of their errors."""
-
-    minibatches: int = 0
-    error: float = 0.0
-
-
-class Stopped(Exception):  # noqa: N818 - not an error: the run was asked to stop
-    """The epoch was left after a minibatch because the run is to end.
-
-    ``cursor`` is where, or None if no minibatch of the epoch was looked at.
-    """
-
-    def __init__(self, cursor: Cursor | None = None) -> None:
-        super().__init__()
-        self.cursor = cursor
+BEGINNING = Cursor()
 
 
 def train_epoch(
@@ -47,7 +29,7 @@ def train_epoch(
     epoch: int,
     stop: Callable[[], bool],
     progress: Callable[[float], Any],
-    begin: Cursor = Cursor(),
+    begin: Cursor = BEGINNING,
     run: Run = in_turn,
 ) -> float:
     """Train every row of X once; return the mean squared reconstruction error.

@@ -252,10 +252,9 @@ class LineSearches:
         first_error: list[float] = []
 
         def loss_and_gradient(point: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-            with np.errstate(over="ignore", invalid="ignore"):
-                network.parameters[:] = point
-                loss = network.loss_of(x, target, epoch=epoch, step=step)
-                error = network.gradient(x, target, epoch=epoch, step=step)
+            network.parameters[:] = point
+            loss = network.loss_of(x, target, epoch=epoch, step=step)
+            error = network.gradient(x, target, epoch=epoch, step=step)
             first_error.append(error)
             if self._decay:
                 for (weight, _), (slope, _) in zip(
@@ -265,12 +264,13 @@ class LineSearches:
                     slope += self._decay * weight
             return loss, network.gradients.astype(np.float64)
 
-        found = self._minimize(
-            loss_and_gradient,
-            network.parameters.astype(np.float64),
-            jac=True,
-            method=self._method,
-            options={"maxiter": LINE_SEARCHES},
-        )
-        network.parameters[:] = found.x
+        with np.errstate(all="ignore"):  # in SciPy's arithmetic too; the caller checks the error
+            found = self._minimize(
+                loss_and_gradient,
+                network.parameters.astype(np.float64),
+                jac=True,
+                method=self._method,
+                options={"maxiter": LINE_SEARCHES},
+            )
+            network.parameters[:] = found.x
         return first_error[0]

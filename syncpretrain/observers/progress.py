@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -48,8 +48,9 @@ def progress_observer(
         Where to; standard error where standard output carries results.
     live : bool
         True draws one line a layer and redraws it in place, at most 8 times a second and only
-        when an event arrives, so no thread runs beside the training. False prints one short line
-        an epoch, for files and pipes.
+        when an event arrives, so no thread runs beside the training. As long as the run lasts, only
+        the lines that the console has room for are drawn, from the lowest layer that is not done.
+        False prints one short line an epoch, for files and pipes.
     clock : callable
         What the redrawing is paced by, in seconds.
 
@@ -115,7 +116,7 @@ class _Row:
 
 
 class _Live:
-    """Keeps a row a layer up to date and redraws them now and then."""
+    """Keeps a row a layer up to date and redraws those in sight now and then."""
 
     def __init__(self, console: Console, clock: Callable[[], float]) -> None:
         self._console = console
@@ -123,6 +124,7 @@ class _Live:
         self._rows: dict[int, _Row] = {}  # by layer; fine-tuning is row 0
         self._now = 0.0
         self._drawn = -REFRESH_SECONDS
+        self._stopped = False
         # Redirecting a piped standard output would send its text to the console instead.
         self._live = Live(
             console=console,
@@ -149,7 +151,8 @@ class _Live:
                 self._draw()
 
     def stop(self) -> None:
-        """Draw the last state and give the terminal back."""
+        """Draw the last state of every layer and give the terminal back."""
+        self._stopped = True
         self._live.stop()
 
     def _update(self, event: Event) -> None:
@@ -189,9 +192,25 @@ class _Live:
         table.add_column(ratio=1)  # the bar takes what the text leaves
         for width in (11, 9):
             table.add_column(no_wrap=True, min_width=width)
-        for row in self._rows.values():
+        rows = list(self._rows.values())
+        shown = self._in_sight(rows)
+        if shown.start:
+            table.add_row(Text(f"{shown.start} layers done", style=STYLES["done"]))
+        for row in rows[shown.start : shown.stop]:
             table.add_row(*row.cells(self._now))
+        if shown.stop < len(rows):
+            table.add_row(Text(f"{len(rows) - shown.stop} more", style=STYLES["waiting"]))
         return table
+
+    def _in_sight(self, rows: Sequence[_Row]) -> range:
+        """Return the rows to draw, since drawing takes as long as there are rows."""
+        room = self._console.height - 1
+        if self._stopped or len(rows) <= room:
+            return range(len(rows))
+        room = max(1, room - 2)  # the rest is told in a line below and a line above
+        first = next((i for i, row in enumerate(rows) if row.state != "done"), len(rows))
+        start = min(first, len(rows) - room)
+        return range(start, start + room)
 
 
 class _Plain:

@@ -20,7 +20,7 @@ from syncpretrain.observers.history import History
 from syncpretrain.planning.candidates import Candidate, Task
 from syncpretrain.planning.choice import Plan, plan_for
 from syncpretrain.runtime.blas import blas_limit
-from syncpretrain.runtime.store import Split
+from syncpretrain.runtime.recipes import Split
 from syncpretrain.settings import PretrainSettings
 from syncpretrain.stack import Stack
 

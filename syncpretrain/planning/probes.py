@@ -13,7 +13,7 @@ from syncpretrain.layer import Layer
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.sharding import Run, ShardedStep, in_turn
 from syncpretrain.runtime.blas import blas_limit
-from syncpretrain.runtime.store import Split, transform
+from syncpretrain.runtime.recipes import Split, transform
 from syncpretrain.runtime.team import Team
 
 __all__ = ["Probe", "Steps", "beside", "looking", "measured", "products", "transforming"]

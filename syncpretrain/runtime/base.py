@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Protocol
 
-from syncpretrain.runtime.worker import Message
+from syncpretrain.runtime.messages import Message
 from syncpretrain.schedule.machine import Train
 
 __all__ = ["STDERR", "Runtime"]

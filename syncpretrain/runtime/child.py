@@ -21,12 +21,13 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from syncpretrain.errors import WorkerError
-from syncpretrain.learners.epoch import Stopped
+from syncpretrain.learners.cursor import Stopped
 from syncpretrain.learners.sharding import Run
 from syncpretrain.runtime.blas import blas_limit
+from syncpretrain.runtime.messages import Failed, Message
+from syncpretrain.runtime.recipes import Recipe, Split, follow
 from syncpretrain.runtime.shared import Cells, Room
-from syncpretrain.runtime.store import Recipe, Split, follow
-from syncpretrain.runtime.worker import Failed, Inputs, LayerWorker, Message
+from syncpretrain.runtime.worker import Inputs, LayerWorker
 from syncpretrain.schedule.machine import Train
 
 __all__ = ["DUMP_SIGNAL", "Hire", "Job", "Order", "Report", "main"]

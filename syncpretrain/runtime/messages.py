@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.errors import DivergedError, StalledError, WorkerError
 from syncpretrain.layer import Layer
-from syncpretrain.learners.epoch import Cursor, Stopped
+from syncpretrain.learners.cursor import Cursor, Stopped
 from syncpretrain.schedule.machine import Train
 
 __all__ = ["Failed", "Finished", "LayerState", "Message"]

@@ -36,9 +36,10 @@ from syncpretrain.runtime.base import STDERR
 from syncpretrain.runtime.blas import blas_environment
 from syncpretrain.runtime.child import DUMP_SIGNAL, Hire, Job, Order, Report
 from syncpretrain.runtime.descriptors import above_standard, standard_stream
+from syncpretrain.runtime.messages import Failed, Message
+from syncpretrain.runtime.recipes import Split
 from syncpretrain.runtime.shared import Cells, Room
-from syncpretrain.runtime.store import MAX_BUFFERS, Split, Versions
-from syncpretrain.runtime.worker import Failed, Message
+from syncpretrain.runtime.store import MAX_BUFFERS, Versions
 from syncpretrain.schedule.machine import Train
 
 __all__ = ["ProcessesRuntime"]

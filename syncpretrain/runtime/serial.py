@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from syncpretrain.runtime.base import STDERR
-from syncpretrain.runtime.worker import LayerWorker, Message
+from syncpretrain.runtime.messages import Message
+from syncpretrain.runtime.worker import LayerWorker
 from syncpretrain.schedule.machine import Train
 
 __all__ = ["SerialRuntime"]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.runtime.descriptors import nameless_memory
-from syncpretrain.runtime.store import Split
+from syncpretrain.runtime.recipes import Split
 
 __all__ = ["Cells", "Room", "check_runtime"]
 

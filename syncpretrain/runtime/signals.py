@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-__all__ = ["StopRequest", "stop_on_signals"]
+from syncpretrain.errors import RunInterrupted
+
+__all__ = ["StopRequest", "interrupted_by_sigterm", "stop_on_signals"]
 
 
 class StopRequest:
@@ -42,13 +44,41 @@ def stop_on_signals() -> Iterator[StopRequest]:
         request.signum = signum
         restore()
 
-    defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    known = {
+        signal.SIGINT: (signal.default_int_handler,),
+        signal.SIGTERM: (signal.SIG_DFL, _interrupt),
+    }
     try:
         if threading.current_thread() is threading.main_thread():
-            for signum, default in defaults.items():
-                if not request() and signal.getsignal(signum) == default:
-                    found[signum] = default  # first: from the next line on it may be restored
+            for signum, handlers in known.items():
+                handler = signal.getsignal(signum)
+                if not request() and handler in handlers:
+                    found[signum] = handler  # first: from the next line on it may be restored
                     signal.signal(signum, ask)
         yield request
     finally:
         restore()
+
+
+@contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Raise RunInterrupted at SIGTERM, as SIGINT raises KeyboardInterrupt.
+
+    For what is done between two uses of :func:`stop_on_signals`. Where the caller has a handler of
+    its own, nothing is installed.
+    """
+    is_ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    )
+    if is_ours:
+        signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        if is_ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise RunInterrupted("the run was stopped", signum=signum)

@@ -29,7 +29,7 @@ from syncpretrain.layer import Layer
 from syncpretrain.learners.sharding import Run, in_turn
 from syncpretrain.runtime.recipes import Arrays, Recipe, Split, follow, transform
 
-__all__ = ["MAX_BUFFERS", "Recipe", "Split", "Versions", "follow", "transform"]
+__all__ = ["MAX_BUFFERS", "Versions"]
 
 MAX_BUFFERS = 3  # of a layer
 

@@ -21,7 +21,8 @@ from types import TracebackType
 from syncpretrain.errors import StalledError
 from syncpretrain.runtime.base import STDERR
 from syncpretrain.runtime.mailbox import Broken, Mailbox
-from syncpretrain.runtime.worker import LayerWorker, Message
+from syncpretrain.runtime.messages import Message
+from syncpretrain.runtime.worker import LayerWorker
 from syncpretrain.schedule.machine import Train
 
 __all__ = ["ThreadsRuntime"]

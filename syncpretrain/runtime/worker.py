@@ -13,14 +13,15 @@ from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.errors import DivergedError
 from syncpretrain.evaluation.stopping import EarlyStopping
 from syncpretrain.learners.base import Learner
-from syncpretrain.learners.epoch import Cursor, Stopped, train_epoch
+from syncpretrain.learners.cursor import Cursor, Stopped
+from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.sharding import Run, Work
 from syncpretrain.runtime.messages import Failed, Finished, LayerState, Message
-from syncpretrain.runtime.store import Split
+from syncpretrain.runtime.recipes import Split
 from syncpretrain.runtime.team import TIMES, Team, TeamTimes
 from syncpretrain.schedule.machine import Train
 
-__all__ = ["Failed", "Finished", "Inputs", "LayerState", "LayerWorker", "Message"]
+__all__ = ["Inputs", "LayerWorker"]
 
 MAX_ROLLBACKS = 3  # of one layer in one run
 PROBE_ROWS = 1000  # validation rows looked at after each epoch; more would cost over 1 %

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings.defaults import PER_LAYER
 from syncpretrain.settings.devices import check_backend, why_not_on_a_device
+from syncpretrain.settings.kinds import MAX_EPOCHS
 
 if TYPE_CHECKING:
     from syncpretrain.settings.sections import PretrainSettings
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["check_layers", "check_per_layer", "check_pretraining", "parsed_corruption"]
 
 RBM_ONLY = ("persistent", "sparsity_cost", "hidden_dropout")
-MAX_UNITS = MAX_EPOCHS = 1_000_000  # of a layer; more is a slip of the keyboard
+MAX_UNITS = 1_000_000  # of a layer; more is a slip of the keyboard
 CORRUPTIONS = ("masking", "salt-and-pepper", "gaussian")
 
 

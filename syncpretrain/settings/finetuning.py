@@ -8,11 +8,13 @@ from typing import Literal
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings.kinds import (
     Count,
+    Epochs,
     Fraction,
     Frozen,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
+    Shards,
+    Workers,
 )
 
 __all__ = ["FinetuneSettings"]
@@ -53,7 +55,7 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
     """
 
     objective: Literal["none", "reconstruction", "classification", "regression"] = "none"
-    epochs: Count = 10
+    epochs: Epochs = 10
     optimizer: Literal["adam", "sgd", "cg", "lbfgs"] = "adam"
     learning_rate: PositiveFloat | None = None
     rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -65,9 +67,9 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
     input_dropout: Fraction = 0.0
     patience: Count | None = None
     batch_size: Count = 100
-    replicas: Count | None = None
+    replicas: Workers | None = None
     split: Literal["units", "examples"] = "units"
-    shards: NonNegativeInt = 0
+    shards: Shards = 0
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "weight_decay"):

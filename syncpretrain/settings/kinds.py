@@ -7,15 +7,27 @@ from typing import Annotated
 import msgspec
 
 __all__ = [
+    "MAX_EPOCHS",
+    "MAX_WORKERS",
     "Count",
+    "Epochs",
     "Fraction",
     "Frozen",
     "NonNegativeFloat",
     "NonNegativeInt",
     "PositiveFloat",
+    "Shards",
+    "Workers",
 ]
 
+# More is a slip of the keyboard: a run without end, or a machine that only starts threads.
+MAX_EPOCHS = 1_000_000
+MAX_WORKERS = 1024
+
 Count = Annotated[int, msgspec.Meta(ge=1)]
+Epochs = Annotated[int, msgspec.Meta(ge=1, le=MAX_EPOCHS)]
+Workers = Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)]
+Shards = Annotated[int, msgspec.Meta(ge=0, le=MAX_WORKERS)]  # 0 for as many as replicas
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0)]

@@ -18,6 +18,7 @@ from syncpretrain.settings.kinds import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
+    Workers,
 )
 from syncpretrain.settings.momentum import MomentumSchedule
 from syncpretrain.settings.running import RunSettings
@@ -93,7 +94,7 @@ class PretrainSettings(Frozen, frozen=True, kw_only=True):
     pace: Literal["lockstep", "free"] = "lockstep"
     runtime: Literal["threads", "processes", "serial"] = "threads"
     backend: str = "auto"
-    workers: Count | None = None
+    workers: Workers | None = None
     replicas: tuple[Count, ...]
     split: Literal["examples", "units"] = "examples"
     shards: tuple[NonNegativeInt, ...]
@@ -119,7 +120,7 @@ class PretrainSettings(Frozen, frozen=True, kw_only=True):
         "none"
     )
     patience: Count = 3
-    blas_threads: Count | None = None
+    blas_threads: Workers | None = None
     seed: NonNegativeInt = 0
 
     def __post_init__(self) -> None:

@@ -1,0 +1,173 @@
+"""The operations of a program, and what their arguments must be like.
+
+A compiled program reads and writes where it is told, without another look. So its operations are
+checked here once, when it is made, for both forms of a program alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.kernels.activations import UNITS
+
+__all__ = ["check_program"]
+
+MOST_SHARDS = 2**53  # integers that a float64 holds
+WHOLE = (int, np.integer)
+NUMBERS = (*WHOLE, float, np.floating)
+
+
+class _Array(NamedTuple):
+    name: str
+    axes: str  # a letter an axis, the same letter for the same length; "*": one or two of any
+    written: bool
+
+
+class _Signature(NamedTuple):
+    arrays: tuple[_Array, ...]
+    others: tuple[str, ...]
+    in_place: bool  # whether an output may be one of the inputs
+    rows: int  # of the first array, at least
+    columns: int
+
+
+def _signature(
+    text: str, *others: str, in_place: bool = False, rows: int = 0, columns: int = 0
+) -> _Signature:
+    """Return a signature from words such as ``>out:mn``, where > marks what is written to."""
+    split = ((word, *word.lstrip(">").split(":")) for word in text.split())
+    arrays = tuple(_Array(name, axes, word.startswith(">")) for word, name, axes in split)
+    return _Signature(arrays, others, in_place, rows, columns)
+
+
+SIGNATURES = {
+    "matmul": _signature("a:mk b:kn >out:mn"),
+    "multiply": _signature("x:* y:* >out:*", in_place=True),
+    "means": _signature(">x:mn bias:n", "units"),
+    "softmax": _signature(">x:mn", columns=1),
+    "times_derivative": _signature(">delta:* a:*", "units"),
+    "sum_rows": _signature("x:mn >out:n", rows=1),
+    "scale": _signature(">x:*", "number"),
+    "decay": _signature(">parameters:*", "number"),
+    "copy": _signature("x:* >out:*"),
+    "draw_states": _signature(">x:mn bias:n >noise:mn >out:mn", "units", "shard"),
+    "squared_error": _signature("x:* y:* >out:*", "slot", in_place=True),
+    "wrong": _signature("target:mn y:mn", "slot", columns=1),
+    "phase_differences": _signature(">v:mi h:mj >da:i >db:j >scratch:j", "examples", rows=2),
+    "momentum_step": _signature(">parameter:* >gradient:* >velocity:*", "number", "number"),
+    "adam_step": _signature(">parameters:n gradient:n >first:n >second:n"),
+    "sgd_step": _signature(">parameters:n >gradient:n >velocity:n", "number", "flag"),
+}
+
+
+def check_program(phases: Any, slots: int) -> None:
+    """Check phases of shards of operations, which write to so many slots.
+
+    Raises
+    ------
+    TypeError
+        If these are not sequences of sequences of tuples, with as many shards in each phase, or if
+        an argument of an operation is of another type than its name says.
+    ValueError
+        If an operation is unknown, its arrays do not fit each other, or another argument is out of
+        its range.
+    """
+    if not _is_sequence(phases) or not phases or not all(map(_is_sequence, phases)):
+        raise TypeError("got no phases; expected a sequence of sequences of shards")
+    lengths = {len(shards) for shards in phases}
+    if len(lengths) > 1 or 0 in lengths:
+        raise TypeError(
+            f"got phases of {', '.join(map(str, sorted(lengths)))} shards; expected as many in"
+            " each, at least one"
+        )
+    for shard in chain.from_iterable(phases):
+        if not _is_sequence(shard) or not all(isinstance(op, tuple) and op for op in shard):
+            raise TypeError(f"got the shard {shard!r}; expected a sequence of tuples")
+        for operation in shard:
+            _check_operation(slots, *operation)
+
+
+def _is_sequence(thing: Any) -> bool:
+    return isinstance(thing, Sequence) and not isinstance(thing, str)
+
+
+def _check_operation(slots: int, name: Any, *arguments: Any) -> None:
+    signature = SIGNATURES.get(name) if isinstance(name, str) else None
+    if signature is None:
+        raise ValueError(f"got operation {name!r}; expected one of {', '.join(SIGNATURES)}")
+    expected = signature.arrays
+    wanted = [array.name for array in expected] + list(signature.others)
+    if len(arguments) != len(wanted):
+        raise TypeError(f"{name}: got {len(arguments)} arguments; expected {', '.join(wanted)}")
+    arrays, others = arguments[: len(expected)], arguments[len(expected) :]
+    for kind, value in zip(signature.others, others, strict=True):
+        _check_value(f"{name}: got {kind} {value!r}", kind, value, slots)
+    for array, given in zip(expected, arrays, strict=True):
+        _check_array(f"{name}: {array.name}", array, given)
+    if name == "sgd_step" and not others[0]:
+        expected = expected[:2]  # without momentum there is no velocity
+    pairs = list(zip(expected, arrays, strict=False))
+    _check_shapes(name, signature, pairs)
+    _check_places(name, signature, pairs)
+
+
+def _check_value(got: str, kind: str, value: Any, slots: int) -> None:
+    if kind == "units":
+        if value not in UNITS:
+            raise ValueError(f"{got}; expected one of {', '.join(UNITS)}")
+        return
+    whole = kind in ("slot", "shard")
+    if not isinstance(value, WHOLE if whole else NUMBERS):
+        raise TypeError(f"{got}; expected {'an integer' if whole else 'a number'}")
+    end = {"slot": slots, "shard": MOST_SHARDS}.get(kind)
+    if end is not None and not 0 <= value < end:
+        raise ValueError(f"{got}; expected 0 to {end - 1}, for there are {end}")
+    if kind == "examples" and not value > 0:
+        raise ValueError(f"{got}; expected a number above 0")
+
+
+def _check_array(name: str, array: _Array, given: Any) -> None:
+    if not isinstance(given, np.ndarray) or given.dtype != np.float32:
+        got = f"an array of {given.dtype}" if isinstance(given, np.ndarray) else repr(given)
+        raise TypeError(f"{name}: got {got}; expected an array of float32")
+    axes = (1, 2) if array.axes == "*" else (len(array.axes),)
+    if given.ndim not in axes:
+        raise ValueError(f"{name}: got shape {given.shape}; expected {axes[-1]} axes")
+    if array.written and not given.flags.writeable:
+        raise ValueError(f"{name}: got an array that is read-only; expected one to write to")
+
+
+def _check_shapes(
+    name: str, signature: _Signature, pairs: list[tuple[_Array, NDArray[np.float32]]]
+) -> None:
+    found: dict[str, Any] = {}
+    for array, given in pairs:
+        lengths = (
+            [("*", given.shape)] if array.axes == "*" else zip(array.axes, given.shape, strict=True)
+        )
+        for axis, length in lengths:
+            if found.setdefault(axis, length) != length:
+                shapes = ", ".join(f"{other.name} {x.shape}" for other, x in pairs)
+                raise ValueError(f"{name}: got shapes that do not fit each other: {shapes}")
+    first = pairs[0][1]
+    odd = name == "phase_differences" and len(first) % 2
+    if odd or len(first) < signature.rows or first.shape[-1] < signature.columns:
+        raise ValueError(f"{name}: got {pairs[0][0].name} of shape {first.shape}; it is too small")
+
+
+def _check_places(
+    name: str, signature: _Signature, pairs: list[tuple[_Array, NDArray[np.float32]]]
+) -> None:
+    for (one, a), (other, b) in combinations(pairs, 2):
+        if not (one.written or other.written) or not np.shares_memory(a, b):
+            continue
+        same = a.ctypes.data == b.ctypes.data and a.strides == b.strides
+        if not (same and signature.in_place):
+            raise ValueError(
+                f"{name}: got {one.name} and {other.name} that share memory; expected arrays apart"
+            )

@@ -1,0 +1,155 @@
+"""Strategies for the fuzz of ``train``: a small file of data, and a command line about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from drawnfiles import File, files
+from drawnoptions import (
+    BESIDE,
+    ENCODERS,
+    ODD,
+    RBMS,
+    STEEP,
+    TUNING,
+    options,
+    subset,
+    table_of,
+    words,
+)
+from hypothesis import strategies as st
+
+__all__ = ["Draw", "draws", "others", "steep"]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A command line after ``train``, and the file that it names."""
+
+    file: File
+    arguments: tuple[str, ...]
+
+
+@st.composite
+def draws(draw: Any) -> Draw:
+    """Draw a file and options of ``train`` for it; half of them are meant to fit each other."""
+    file, sound = draw(files()), draw(st.booleans())
+    rows, width = file.X.shape
+    depth = draw(st.integers(1, 6))
+    layers = [width, *draw(st.lists(st.integers(1, 8), min_size=depth, max_size=depth))]
+    model = draw(st.sampled_from(["rbm", "rbm", *ENCODERS.split()]))
+    given = {"--data": file.name, "--layers": ",".join(map(str, layers)), "--model": model}
+    given["--batch-size"] = str(draw(st.integers(1, max(1, rows // 2))))
+    table = table_of(model)
+    names = set(table) - ({"--labels"} if file.labels is None else set())
+    given |= options(draw, ["--epochs", *subset(draw, names, 12)], table, depth, sound=sound)
+    if not file.bounded:
+        given["--visible-units"] = "gaussian"
+    if draw(st.booleans()):
+        given |= tuning(draw, file, depth, sound)
+    if sound:
+        settle(given, file, layers)
+    else:
+        given |= wrong(draw, layers)
+    return Draw(file, words(given))
+
+
+def tuning(draw: Any, file: File, depth: int, sound: bool) -> dict[str, str]:
+    """Draw options of fine-tuning."""
+    objectives = ["reconstruction", *["classification"] * 2 * (file.labels is not None)]
+    if not sound:
+        objectives += ["none", "classification", "regression"]
+    given = {"--finetune": draw(st.sampled_from(objectives))}
+    given["--finetune-batch-size"] = str(draw(st.integers(1, max(1, len(file.X) // 2))))
+    if given["--finetune"] == "classification":
+        given["--finetune-batch-size"] = "1"
+    names = ["--finetune-epochs", *subset(draw, TUNING, 6)]
+    return given | options(draw, names, TUNING, depth, sound=sound)
+
+
+def wrong(draw: Any, layers: list[int]) -> dict[str, str]:
+    """Draw up to 2 options that hardly fit anything."""
+    others = {
+        "--layers": draw(st.sampled_from([*ODD, str(layers[0]), f"{layers[0]},1000000", "99,2"])),
+        "--batch-size": draw(st.sampled_from(["100", "31", *ODD])),
+        "--finetune-batch-size": draw(st.sampled_from(["1", "100", *ODD])),
+        "--labels": "3",
+        "--preset": draw(st.sampled_from(["fast", "label-budget", "none"])),
+        "--config": "missing.toml",
+        "--untied": "on",
+        "--contraction": "0.1",
+        "--persistent": "on",
+    }
+    return {name: others[name] for name in subset(draw, others, 2)}
+
+
+def settle(given: dict[str, str], file: File, layers: list[int]) -> None:
+    """Take options away that contradict others, so that a run is not refused for them."""
+    model, units, held = given["--model"], given.get("--split"), given.get("--validation")
+    gaussian = given.get("--visible-units") == "gaussian"
+    away = set()
+    if given.get("--schedule") != "rounds":
+        away |= {"--group-size"}
+    if given.get("--schedule", "synchronized") != "synchronized":
+        away |= {"--pace"}
+    if given.get("--schedule") == "auto":
+        away |= {"--replicas", "--shards", "--split"}
+    if given.get("--split") == "units" and (
+        model != "rbm" or {"--persistent", "--sparsity-cost", "--hidden-dropout"} & set(given)
+    ):
+        away |= {"--split"}
+    away |= {"--shards"} if "--replicas" in given else set()
+    most = min(layers) if units == "units" else int(given["--batch-size"])
+    away |= {"--replicas", "--shards"} if most < 3 else set()
+    if len(file.X) < 10 and held in (None, "0", "1e-300"):
+        away |= {"--early-stopping", "--finetune-patience"}
+    if given.get("--early-stopping", "none") != "none":
+        away |= {"--finish", "--validation"}
+        if given["--early-stopping"] == "pseudo-likelihood":
+            away |= {"--hidden-units"} if not gaussian else {"--early-stopping"}
+    if held == "0":
+        away |= {"--finetune-patience"}
+    away |= {"--hidden-units"} if "--sparsity-cost" in given else set()
+    away |= {"--loss", "--finetune-loss"} if gaussian else set()
+    away |= {"--finetune-loss"} if given.get("--finetune") == "classification" else set()
+    if given.get("--finetune-optimizer") != "sgd":
+        away |= {"--finetune-momentum", "--finetune-nesterov"}
+    if given.get("--finetune-optimizer") in ("cg", "lbfgs"):
+        away |= {"--finetune-replicas", "--finetune-shards"}
+    away |= {"--finetune-shards", "--finetune-split"} if "--finetune-replicas" in given else set()
+    away |= {"--finetune-split"} if "--finetune-shards" in given else set()
+    for name in away & set(given):
+        del given[name]
+    if "--finetune-nesterov" in given:
+        given["--finetune-momentum"] = "0.9"
+
+
+def others(draw: Any, depth: int) -> tuple[str, ...]:
+    """Draw up to 3 options of any kind, to go on top of a file of settings."""
+    table = table_of(draw(st.sampled_from([RBMS, *ENCODERS.split()]))) | TUNING
+    return words(options(draw, subset(draw, table, 3), table, depth, sound=draw(st.booleans())))
+
+
+@st.composite
+def steep(draw: Any) -> Draw:
+    """Draw a file and options of which one at least is absurd for a rate, a cost or a decay."""
+    file = draw(files())
+    rows, width = file.X.shape
+    model = draw(st.sampled_from([RBMS, *ENCODERS.split()]))
+    depth = draw(st.integers(1, 4))
+    layers = [width, *draw(st.lists(st.integers(1, 8), min_size=depth, max_size=depth))]
+    given = {"--data": file.name, "--layers": ",".join(map(str, layers)), "--model": model}
+    given["--batch-size"] = str(draw(st.integers(1, max(1, rows // 2))))
+    given["--epochs"] = str(draw(st.integers(1, 5)))
+    table = table_of(model)
+    if draw(st.booleans()):
+        table |= TUNING
+        given |= {"--finetune": "reconstruction", "--finetune-batch-size": str(max(1, rows // 3))}
+    given |= options(draw, subset(draw, set(BESIDE) & set(table), 4), table, depth, sound=True)
+    if not file.bounded:
+        given["--visible-units"] = "gaussian"
+    settle(given, file, layers)
+    absurd = sorted(set(STEEP) & set(table))
+    names = draw(st.lists(st.sampled_from(absurd), unique=True, min_size=1, max_size=3))
+    return Draw(file, words(given | options(draw, names, STEEP, depth, sound=True)))

@@ -1,0 +1,104 @@
+"""What an epoch costs beside its training does not grow with the layers: counted, not timed."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import syncpretrain
+from syncpretrain import pretrain
+from syncpretrain.building import build_schedule
+from syncpretrain.observers.eventlog import EventLog
+from syncpretrain.observers.history import History
+from syncpretrain.schedule.machine import Train
+from syncpretrain.settings import settings_from
+
+ROOT = Path(syncpretrain.__file__).parent
+FEW, MANY = 20, 200  # layers
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "lockstep": {"refresh_epochs": 0},
+    "lockstep with refreshes": {"refresh_epochs": 1},
+    "greedy": {"schedule": "greedy"},
+    "rounds": {"schedule": "rounds"},
+    "free": {"pace": "free"},
+    "free, to the end of layer 1": {"pace": "free", "finish": "first-layer"},
+}
+
+
+def count_steps(call: Callable[[], object], *places: str) -> int:
+    """Return how many bytecode instructions of some files or folders of the library a call took."""
+    prefixes = tuple(str(ROOT / place) for place in places)
+    steps = 0
+
+    def local(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal steps
+        steps += event == "opcode"
+        return local
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        if not frame.f_code.co_filename.startswith(prefixes):
+            return None
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        return local
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return steps
+
+
+def play(depth: int, *, stops: bool, **given: Any) -> float:
+    """Play a schedule of two layers at a time; return its steps an epoch."""
+    settings = settings_from([4] * (depth + 1), epochs=4, **given).pretrain
+    schedule = build_schedule(settings, slots=2)
+    epochs = 0
+
+    def to_the_end() -> None:
+        nonlocal epochs
+        running = deque(schedule.begin())
+        while not schedule.over:
+            command = running.popleft()
+            if isinstance(command, Train):
+                epochs += 1
+                enough = stops and command.epoch == 3 and command.layer % 10 == 0
+                running.extend(schedule.finished(command.layer, stops=enough))
+
+    return count_steps(to_the_end, "schedule") / epochs
+
+
+@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_deep_schedule_takes_no_more_steps_an_epoch(name, stops):
+    few, many = (play(depth, stops=stops, **SCHEDULES[name]) for depth in (FEW, MANY))
+    assert many < 1.5 * few
+
+
+@pytest.mark.parametrize("name", ["lockstep", "greedy", "free"])
+def test_a_deep_run_takes_no_more_steps_an_epoch_beside_the_training(name, tmp_path):
+    X = np.zeros((8, 4), dtype=np.float32)
+
+    def run(depth: int) -> float:
+        layers, history = [4] * (depth + 1), History()
+        with EventLog(tmp_path / "events.jsonl") as log:
+            observers = [history, log]
+            steps = count_steps(
+                lambda: pretrain(
+                    X, layers=layers, observers=observers, **SCHEDULES[name], **common
+                ),
+                *("driver.py", "learned.py", "schedule", "observers"),
+                *("runtime/store.py", "runtime/watch.py", "runtime/serial.py"),
+            )
+        return steps / sum(history.epochs)
+
+    common: dict[str, Any] = {"epochs": 3, "batch_size": 8, "workers": 2, "runtime": "serial"}
+    assert run(MANY) < 1.5 * run(FEW)

@@ -1,0 +1,292 @@
+"""Programs: what is refused when one is made, and which BLAS works its products."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import as_strided
+
+from syncpretrain.kernels import compiled, native, program
+from syncpretrain.kernels.compiled import Sgemm, sgemm_of
+from syncpretrain.kernels.operations import SIGNATURES
+from syncpretrain.kernels.program import Program
+
+COMPILED = pytest.mark.skipif(native.extension is None, reason="the compiled kernels are not there")
+INT_MAX = 2**31 - 1
+
+
+@pytest.fixture(params=["numpy", pytest.param("compiled", marks=COMPILED)])
+def form(request, monkeypatch):
+    """Make programs that are interpreted, or compiled where they can be."""
+    if request.param == "numpy":
+        monkeypatch.setattr(program, "compiled_program", lambda phases: None)
+    return request.param
+
+
+def floats(*shape):
+    return np.ones(shape, dtype=np.float32)
+
+
+def read_only(*shape):
+    array = floats(*shape)
+    array.setflags(write=False)
+    return array
+
+
+X, WIDE, SQUARE = floats(4, 6), floats(4, 10), floats(6, 6)
+LINE = floats(20)
+
+GOOD = {
+    "matmul": [(X, floats(6, 3), floats(4, 3)), (X.T, X, SQUARE), (X[:, :0], SQUARE[:0], X.copy())],
+    "multiply": [(X, X.copy(), X.copy()), (X, X.copy(), X), (X.copy(), X, X)],
+    "means": [(X, floats(6), "bernoulli"), (floats(4, 0), floats(0), "relu")],
+    "softmax": [(X,)],
+    "times_derivative": [(X, X.copy(), "gaussian")],
+    "sum_rows": [(X, floats(6))],
+    "scale": [(X, 2), (LINE, 0.5)],
+    "decay": [(LINE, 0.5)],
+    "copy": [(WIDE[:, :4], WIDE[:, 4:8])],
+    "draw_states": [(X, floats(6), X.copy(), X.copy(), "bernoulli", 1 | 3 << 32)],
+    "squared_error": [(X, X.copy(), X.copy(), 1), (X, X.copy(), X, 0)],
+    "wrong": [(X, X.copy(), 1), (X, X, 0)],
+    "phase_differences": [(X, floats(4, 3), floats(6), floats(3), floats(3), 2)],
+    "momentum_step": [(X, X.copy(), X.copy(), 0.1, 0.0)],
+    "adam_step": [tuple(floats(5) for _ in range(4))],
+    "sgd_step": [
+        (floats(5), floats(5), floats(5), 0.9, True),
+        (floats(5), floats(5), floats(0), 0.0, 0),
+    ],
+}
+
+BAD = {
+    "no such operation": ("divide", X, X),
+    "no name": (5,),
+    "too few arguments": ("matmul", X, SQUARE),
+    "too many arguments": ("softmax", X, X),
+    "a product of other sizes": ("matmul", floats(4, 5), floats(7, 3), floats(2, 2)),
+    "a product into another shape": ("matmul", X, SQUARE, floats(6, 4)),
+    "a product into its factor": ("matmul", SQUARE, SQUARE.copy(), SQUARE),
+    "a product into a part of its factor": ("matmul", WIDE[:, :6], SQUARE, WIDE[:, 2:8]),
+    "a product of vectors": ("matmul", LINE, LINE.copy(), floats(20)),
+    "a copy to another shape": ("copy", floats(300, 300), floats(2, 2)),
+    "a copy of fewer axes": ("copy", floats(1, 6), floats(6)),
+    "a copy onto itself": ("copy", X, X),
+    "a copy to its neighbours": ("copy", LINE[:10], LINE[5:15]),
+    "float64": ("copy", X.astype(np.float64), X),
+    "a list": ("scale", [1.0, 2.0], 2.0),
+    "nothing to write to": ("scale", read_only(4, 6), 2.0),
+    "a factor that is none": ("scale", X, "2"),
+    "a bias of another length": ("means", X, floats(4), "bernoulli"),
+    "a bias among its units": ("means", X, X[0], "bernoulli"),
+    "unknown units": ("means", X, floats(6), "tanh"),
+    "units by number": ("means", X, floats(6), 0),
+    "softmax without a class": ("softmax", floats(4, 0)),
+    "a derivative of itself": ("times_derivative", X, X, "relu"),
+    "a sum of no rows": ("sum_rows", floats(0, 6), floats(6)),
+    "a sum into a matrix": ("sum_rows", X, floats(1, 6)),
+    "a mask of another shape": ("multiply", X, floats(4, 5), X.copy()),
+    "a shifted mask": ("multiply", WIDE[:, :6], X, WIDE[:, 1:7]),
+    "no noise for all": ("draw_states", X, floats(6), floats(6), X.copy(), "bernoulli", 0),
+    "states in place": ("draw_states", X, floats(6), SQUARE[:4], X, "bernoulli", 0),
+    "a negative shard": ("draw_states", X, floats(6), SQUARE[:4], X.copy(), "bernoulli", -1),
+    "half a shard": ("draw_states", X, floats(6), SQUARE[:4], X.copy(), "bernoulli", 0.5),
+    "a slot too far": ("squared_error", X, X.copy(), X.copy(), 2),
+    "a slot very far": ("squared_error", X, X.copy(), X.copy(), 10**9),
+    "a negative slot": ("wrong", X, X.copy(), -1),
+    "a slot that is no integer": ("wrong", X, X.copy(), 1.0),
+    "targets of another number": ("wrong", X, floats(5, 6), 0),
+    "an odd number of phases": (
+        *("phase_differences", floats(5, 6), floats(5, 3)),
+        *(floats(6), floats(3), floats(3), 2),
+    ),
+    "no examples": ("phase_differences", X, floats(4, 3), floats(6), floats(3), floats(3), 0),
+    "small scratch": ("phase_differences", X, floats(4, 3), floats(6), floats(3), floats(2), 2),
+    "a velocity of another shape": ("momentum_step", X, X.copy(), floats(4, 5), 0.0, 0.0),
+    "moments that are one": ("adam_step", floats(5), floats(5), LINE[:5], LINE[:5]),
+    "a matrix of moments": ("adam_step", *(X.copy() for _ in range(4))),
+    "no velocity": ("sgd_step", floats(5), floats(5), floats(0), 0.9, False),
+}
+TYPES = {
+    *("too few arguments", "too many arguments", "float64", "a list", "a factor that is none"),
+    *("half a shard", "a slot that is no integer"),
+}
+
+
+def test_every_operation_has_its_good_arguments_and_both_forms():
+    assert GOOD.keys() == SIGNATURES.keys() == program._INTERPRETED.keys()
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_what_fits_is_worked(form, name):
+    for arguments in GOOD[name]:
+        own = Program([[[(name, *arguments)]]], 2)
+        own.prepare(rate=0.1, steps=1)
+        assert own.is_compiled == (form == "compiled")
+        if own.is_compiled:
+            assert own.work() == 0
+        else:
+            own.phases[0](0)
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_does_not_fit_is_refused_at_once_by_both_forms(form, what):
+    expected = TypeError if what in TYPES else ValueError
+    name = BAD[what][0] if isinstance(BAD[what][0], str) else "operation"
+    with pytest.raises(expected, match=rf"{name}.*(got|expected)"):
+        Program([[[("scale", floats(3), 1.0), BAD[what]]]], 2)
+
+
+SCALE = ("scale", floats(3), 2.0)
+NO_PHASES = {
+    "nothing": [],
+    "no shards": [[]],
+    "ragged shards": [[[SCALE], []], [[SCALE]]],
+    "none": None,
+    "an array": floats(2, 2),
+    "a phase that is none": [None],
+    "a shard that is an operation": [[SCALE]],
+    "an operation that is a list": [[[list(SCALE)]]],
+    "an operation of nothing": [[[()]]],
+}
+
+
+@pytest.mark.parametrize("what", NO_PHASES)
+def test_what_is_no_phases_is_refused(form, what):
+    with pytest.raises(TypeError, match="expected"):
+        Program(NO_PHASES[what], 1)
+
+
+def test_phases_may_be_tuples(form):
+    assert Program((((SCALE,), ()),), 0).shards == 2
+
+
+@COMPILED
+@pytest.mark.parametrize(
+    "phases", [(), ([[SCALE]],), [([SCALE],)], [[(SCALE,)]], [[[list(SCALE)]]]]
+)
+def test_the_extension_takes_lists_of_lists_of_tuples(phases):
+    with pytest.raises(TypeError, match="lists"):
+        native.extension.program(phases, *compiled._sgemm())
+
+
+@COMPILED
+def test_the_extension_refuses_ragged_shards():
+    for phases in ([[[], []], [[]]], [[[]], [[], []]]):
+        with pytest.raises(TypeError, match="of one length"):
+            native.extension.program(phases, *compiled._sgemm())
+
+
+CELLS = np.zeros(5, dtype=np.int64)
+PLACES = {
+    "a member that is none": {"member": 2},
+    "a negative member": {"member": -1},
+    "no members": {"members": 0},
+    "too many members": {"members": 4},
+    "a far cell": {"first": 10**12},
+    "cells from before the first": {"first": -1},
+    "a failure's cell that is none": {"broken": 10**12},
+    "a failure's cell before the first": {"broken": -1},
+    "fewer than no phases": {"behind": -1},
+    "cells of float64": {"cells": np.zeros(5)},
+    "cells apart": {"cells": np.zeros(10, dtype=np.int64)[::2]},
+    "no cells": {"cells": None},
+}
+
+
+@COMPILED
+@pytest.mark.parametrize("what", PLACES)
+def test_a_place_that_is_none_is_refused(what):
+    own = Program([[[SCALE], [SCALE]]], 0)
+    place = {"member": 0, "members": 2, "cells": CELLS, "first": 2, "broken": 0, **PLACES[what]}
+    with pytest.raises((ValueError, IndexError, BufferError)):
+        own.work(place.pop("member"), place.pop("members"), place.pop("cells"), **place)
+    assert not CELLS.any()
+
+
+@COMPILED
+def test_results_that_are_too_few_are_refused():
+    own = Program([[[("wrong", X, X, 1)]]], 2)
+    own.results = np.zeros(1)
+    with pytest.raises(ValueError, match="fit no program"):
+        own.work()
+
+
+def far_apart(rows: int, columns: int, stride: int) -> np.ndarray:
+    """Return rows so far from each other that there is no such memory; not to be looked at."""
+    return as_strided(floats(1), (rows, columns), (4 * stride, 4), writeable=True)
+
+
+@COMPILED
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (far_apart(2, 2, INT_MAX + 1), floats(2, 2)),
+        (far_apart(2, 2, INT_MAX + 1).T, floats(2, 2)),
+        (far_apart(2, INT_MAX + 1, INT_MAX + 1), far_apart(INT_MAX + 1, 2, 2)),
+    ],
+)
+def test_products_too_large_for_a_narrow_blas_are_left_to_numpy(a, b, monkeypatch):
+    address = compiled._sgemm().address
+    phases = [[[("matmul", a, b, floats(2, 2))]]]
+    for wide in (False, True):
+        monkeypatch.setattr(compiled, "_sgemm", lambda wide=wide: Sgemm(address, wide))
+        assert (compiled.compiled_program(phases) is not None) == wide
+    monkeypatch.setattr(compiled, "_sgemm", lambda: Sgemm(address, False))
+    small = [[[("matmul", floats(2, 2), floats(2, 2), floats(2, 2))]]]
+    assert compiled.compiled_program(small) is not None
+
+
+def blas(integer, *, template="cblas_{}", copies=True, has_copy=True) -> SimpleNamespace:
+    """Return a BLAS whose integers are of a type, as ctypes opens one."""
+    pointer = ctypes.POINTER(ctypes.c_float)
+
+    @ctypes.CFUNCTYPE(None, integer, pointer, integer, pointer, integer)
+    def scopy(n, x, x_step, y, y_step):
+        for i in range(n if copies else 0):
+            y[i * y_step] = x[i * x_step]
+
+    @ctypes.CFUNCTYPE(None)
+    def sgemm():
+        raise AssertionError("it was called")
+
+    functions = {"sgemm": sgemm, "scopy": scopy} if has_copy else {"sgemm": sgemm}
+    return SimpleNamespace(**{template.format(name): f for name, f in functions.items()})
+
+
+@pytest.mark.parametrize("template", compiled.NAMES)
+def test_the_width_of_integers_is_what_the_library_does(template):
+    wide = sgemm_of(blas(ctypes.c_int64, template=template), template)
+    assert wide is not None
+    assert wide.wide, "whatever its name"
+    narrow = sgemm_of(blas(ctypes.c_int32, template=template), template)
+    if "64" in template:
+        assert narrow is None, "the name and the library contradict each other"
+    else:
+        assert narrow is not None
+        assert not narrow.wide
+
+
+@pytest.mark.parametrize("integer", [ctypes.c_int32, ctypes.c_int64])
+@pytest.mark.parametrize("changed", [{"copies": False}, {"has_copy": False}])
+def test_an_unsure_blas_is_left_to_numpy(integer, changed):
+    assert sgemm_of(blas(integer, **changed), "cblas_{}") is None
+
+
+def test_the_products_of_scipy_are_of_the_width_that_it_says():
+    linalg = pytest.importorskip("scipy.linalg", reason="SciPy is not installed")
+    found = [
+        info["filepath"]
+        for info in compiled.threadpool_info()
+        if info["prefix"] == "libscipy_openblas" and "64_" not in info["filepath"]
+    ]
+    if not found:
+        pytest.skip(f"{linalg.__name__} has no OpenBLAS of its own")
+    library = ctypes.CDLL(found[0])
+    config = library.scipy_openblas_get_config
+    config.restype = ctypes.c_char_p
+    sgemm = sgemm_of(library, "scipy_cblas_{}")
+    assert sgemm is not None
+    assert sgemm.wide == (b"USE64BITINT" in config())
