@@ -67,9 +67,10 @@ def _indented(lines: Sequence[str], margin: int) -> str:
 
 
 def command_lines(block: Block) -> list[str]:
-    """Return the commands of a shell block, continued lines joined."""
+    """Return the commands of a shell block: continued lines joined, without comments."""
     joined = block.text.replace("\\\n", " ")
-    return [line.strip() for line in joined.splitlines() if line.strip()]
+    lines = [re.sub(r"\s# .*", "", line) for line in joined.splitlines()]
+    return [" ".join(line.split()) for line in lines if line.strip()]
 
 
 def tabled(page: Path) -> list[str]:

@@ -27,12 +27,13 @@ BLOCKS = [block for page in PAGES for block in blocks(page)]
 RUN = [block for block in BLOCKS if "not run" not in block.marks]
 NOT_RUN = {"needs a GPU": 1, "needs a C compiler": 1}  # reason: blocks
 PYTHON = [block for block in RUN if block.language == "python"]
-LINES = [
-    pytest.param(line, id=f"{block}-{i}")
-    for block in RUN
+SHELL = {  # each line once, though several pages show it
+    line: f"{block}-{i}"
+    for block in reversed(RUN)
     if block.language == "shell"
     for i, line in enumerate(command_lines(block), start=1)
-]
+}
+LINES = [pytest.param(line, id=where) for line, where in reversed(SHELL.items())]
 CI = (ROOT / ".ci" / "run").read_text(encoding="utf-8") + TEXTS[ROOT / "README.rst"]
 RUN_BY_CI = ("python3 -m venv", "pip install", "python -m pytest", "ruff", "mypy", "sphinx-build")
 SEEN_IN_HELP = re.compile(r"^ +(syncpretrain .*)$", re.MULTILINE)
