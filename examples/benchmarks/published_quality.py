@@ -4,7 +4,7 @@
     python examples/benchmarks/published_quality.py --seeds 3 santara2016-greedy santara2016
 
 Trains on all of MNIST (``SYNCPRETRAIN_DATA``, or a download) and prints the error on the 10,000
-test digits of every seed, and the mean. README.rst has the table.
+test digits of every seed, and the mean. docs/benchmarks.rst has the table.
 """
 
 from __future__ import annotations

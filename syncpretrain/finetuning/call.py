@@ -62,7 +62,7 @@ def finetune(
         Asked before each minibatch whether to stop.
     save : callable, optional
         Called after each epoch, and at a stop with ``final=True``: given a function that returns
-        a :class:`FinetuneState`, and ``done``, the number of finished epochs.
+        a ``FinetuneState``, and ``done``, the number of finished epochs.
     resume : FinetuneState, optional
         Where a call with the same arguments goes on, to the same bits.
     stall_seconds : float, optional

@@ -25,7 +25,7 @@ class Layer:
     ``weight`` has shape (visible, hidden), ``hidden_bias`` (hidden,), ``visible_bias`` (visible,).
     ``decoder_weight`` of shape (hidden, visible) is None as long as the way down uses the
     transposed ``weight``. Units are "bernoulli", "gaussian" or "relu"
-    (:data:`syncpretrain.kernels.activations.UNITS`); ``model`` is "rbm" or "autoencoder".
+    (``UNITS`` of ``kernels/activations.py``); ``model`` is "rbm" or "autoencoder".
     """
 
     weight: Array

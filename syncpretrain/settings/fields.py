@@ -49,7 +49,8 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     visible_units, hidden_units : str, tuple of str
         Of the input, and of each layer: ``bernoulli``, ``gaussian`` or (hidden) ``relu``.
     schedule, group_size, pace, refresh_epochs, finish
-        Which layer trains when, on which version (README, ``pretraining/schedule/reads.py``).
+        Which layer trains when, on which version (docs/schedules.rst,
+        ``pretraining/schedule/reads.py``).
     runtime, workers, blas_threads, replicas
         What executes it; only ``blas_threads`` can change the last bits, and of greedy alone.
     backend : str
