@@ -49,7 +49,12 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["syncpretrain", "syncpretrain.*"]),
     package_data={
-        "syncpretrain": ["py.typed", "presets/*.toml", "backends/*.cu", "kernels/_native.pyi"]
+        "syncpretrain": [
+            "py.typed",
+            "settings/presets/*.toml",
+            "backends/*.cu",
+            "kernels/_native.pyi",
+        ]
     },
     ext_modules=[NATIVE],
     install_requires=[

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.averaging import GradientAverager, Handle
+from syncpretrain.parallel import GradientAverager, Handle
 
 SHARDS = 4  # of every minibatch; the result depends on it, and not on the number of members
 BATCH = 200

@@ -13,13 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from syncpretrain.finetuning import finetune
-    from syncpretrain.pretraining import pretrain
-    from syncpretrain.stack import Stack, load
+    from syncpretrain.models.stack import Stack, load
+    from syncpretrain.pretraining.call import pretrain
 
 __version__ = "0.1.0"
 __all__ = ["Stack", "__version__", "finetune", "load", "pretrain"]
 
-_HOMES = {"Stack": "stack", "finetune": "finetuning", "load": "stack", "pretrain": "pretraining"}
+_HOMES = {
+    "Stack": "models.stack",
+    "finetune": "finetuning",
+    "load": "models.stack",
+    "pretrain": "pretraining.call",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -9,8 +9,11 @@ from collections.abc import Iterator
 import numpy as np
 import psutil
 import pytest
+from hypothesis import settings
 
 PROCESS = psutil.Process()
+settings.register_profile("untimed", deadline=None)  # other programs may be running
+settings.load_profile("untimed")
 
 
 def left_behind(descriptors: int) -> list[str]:

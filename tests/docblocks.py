@@ -11,9 +11,9 @@ from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
 
-from syncpretrain.schedule.machine import Command, Schedule, Train
-from syncpretrain.schedule.pace import Free, Pace, Planned
-from syncpretrain.schedule.plan import LayerPlan, greedy_row, lockstep_row, rounds_row
+from syncpretrain.pretraining.schedule.machine import Command, Schedule, Train
+from syncpretrain.pretraining.schedule.pace import Free, Pace, Planned
+from syncpretrain.pretraining.schedule.reads import LayerPlan, greedy_row, lockstep_row, rounds_row
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.rst", ROOT / "CONTRIBUTING.rst", *sorted((ROOT / "docs").glob("*.rst"))]

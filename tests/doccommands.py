@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from syncpretrain.events import EpochFinished, Event
-from syncpretrain.run import train_run
+from syncpretrain.runs.run import train_run
 from syncpretrain.settings import preset_path, read_settings, settings_from
 
 CAPS = {  # of the numbers that an option is given

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 
-from syncpretrain import building
+from syncpretrain.pretraining import build as building
 
 PLACE = (2, 3)  # epoch and step
 

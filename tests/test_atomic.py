@@ -8,7 +8,7 @@ import stat
 
 import pytest
 
-from syncpretrain.atomic import remove_temporaries, write_atomically
+from syncpretrain.storage import remove_temporaries, write_atomically
 
 NO_NAMELESS = "O_TMPFILE"
 

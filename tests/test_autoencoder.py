@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from syncpretrain.backends.draws import Purpose, generator
 from syncpretrain.kernels.autoencoder import contraction, corrupt
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.epoch import train_epoch
+from syncpretrain.rng import Purpose, generator
 from syncpretrain.settings import MomentumSchedule
 
 VISIBLE, HIDDEN, BATCH = 5, 4, 8

@@ -10,10 +10,10 @@ import numpy as np
 import psutil
 import pytest
 
-from syncpretrain.averaging import AveragingError, GradientAverager
-from syncpretrain.averaging import averager as averagers
-from syncpretrain.averaging import room as rooms
 from syncpretrain.errors import SettingsError, SyncpretrainError
+from syncpretrain.parallel import AveragingError, GradientAverager
+from syncpretrain.parallel import averager as averagers
+from syncpretrain.parallel import gradient_memory as rooms
 
 SHAPES = [(7, 5), (3,), (), (2, 3, 11), (0, 4)]  # 7 * 5 + 3 + 1 + 66 = 105 numbers
 SECONDS = 20  # for what takes milliseconds

@@ -20,8 +20,9 @@ import psutil
 import pytest
 from test_averaging import SECONDS, assert_equal_bits, beginning, train, trained
 
-from syncpretrain.averaging import AveragingError, GradientAverager, lives
-from syncpretrain.averaging.lives import Lives, started
+from syncpretrain.parallel import AveragingError, GradientAverager
+from syncpretrain.parallel import process_watch as lives
+from syncpretrain.parallel.process_watch import Lives, started
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "memfd_create"), reason="processes need memfd_create of Linux"
@@ -199,7 +200,7 @@ def test_nothing_is_left_when_all_are_killed(tmp_path):
     script = tmp_path / "killed.py"
     script.write_text(
         "import os, signal\n"
-        "from syncpretrain.averaging import GradientAverager\n"
+        "from syncpretrain.parallel import GradientAverager\n"
         "averager = GradientAverager([(1000, 1000)], shards=4, members=2)\n"
         "assert averager.parameters[0].sum() == 0\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n",

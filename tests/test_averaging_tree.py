@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncpretrain.averaging import tree, tree_mean
+from syncpretrain.kernels import averaging as tree
 from syncpretrain.kernels.averaging import add_tree
+from syncpretrain.parallel import tree_mean
 
 
 def parts_of(seed: int, shards: int, size: int) -> list[np.ndarray]:

@@ -7,7 +7,6 @@ import pytest
 from backends import BACKENDS, backend_of
 
 from syncpretrain.backends.base import device_of
-from syncpretrain.backends.draws import Address, Purpose
 from syncpretrain.kernels.activations import UNITS, affine, means, times_derivative
 from syncpretrain.kernels.autoencoder import corrupt
 from syncpretrain.kernels.backprop import backward, forward, output_delta
@@ -18,8 +17,9 @@ from syncpretrain.kernels.contrastive_divergence import (
     phase_differences,
     statistics,
 )
-from syncpretrain.kernels.errors import squared_error
+from syncpretrain.kernels.losses import squared_error
 from syncpretrain.kernels.optimizers import adam_step, sgd_step
+from syncpretrain.rng import Address, Purpose
 
 ADDRESS = Address(2**63 + 5, Purpose.HIDDEN, layer=3, epoch=600, step=7, shard=1 << 32 | 2)
 SHAPES = [(1, 1), (3, 5), (7, 33), (100, 30), (13, 257)]

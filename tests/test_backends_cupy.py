@@ -18,7 +18,6 @@ from backends import backend_of
 
 from syncpretrain.backends.choice import select
 from syncpretrain.backends.cupy_backend import CupyBackend
-from syncpretrain.backends.draws import Address, Purpose
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.activations import means, times_derivative
 from syncpretrain.kernels.contrastive_divergence import (
@@ -27,7 +26,8 @@ from syncpretrain.kernels.contrastive_divergence import (
     phase_differences,
 )
 from syncpretrain.kernels.dispatch import registered
-from syncpretrain.kernels.errors import squared_error
+from syncpretrain.kernels.losses import squared_error
+from syncpretrain.rng import Address, Purpose
 
 ADDRESS = Address(11, Purpose.HIDDEN, layer=1, epoch=2, step=3)
 SOURCE = files("syncpretrain.backends").joinpath("kernels.cu").read_text(encoding="utf-8")

@@ -14,23 +14,23 @@ from backends import BACKENDS, backend_of
 from test_transparency import KINDS, VARIANTS
 
 from syncpretrain import finetune, load, pretrain
+from syncpretrain.backends.choice import backend_for, resolve_backend
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.cli import main
-from syncpretrain.cutfile import read_cut, write_cut
 from syncpretrain.data.order import minibatches
-from syncpretrain.driver import Pretraining
 from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError
 from syncpretrain.events import EpochFinished, FinetuneEpochFinished, Notice
 from syncpretrain.finetuning.state import read_state, write_state
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
-from syncpretrain.placing import backend_for, resolve_backend
-from syncpretrain.preparing import resolved
-from syncpretrain.run import resume_run, train_run
-from syncpretrain.runfolder import CONFIG_NAME, METRICS_NAME
-from syncpretrain.runtime.recipes import Split
-from syncpretrain.runtime.store import Versions
+from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.pretraining.runtime.activations import Split
+from syncpretrain.pretraining.runtime.versions import Versions
+from syncpretrain.pretraining.state_file import read_cut, write_cut
+from syncpretrain.runs.folder import CONFIG_NAME, METRICS_NAME
+from syncpretrain.runs.prepare import resolved
+from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import FinetuneSettings, MomentumSchedule, read_settings, settings_from
 from syncpretrain.settings.devices import why_not_tuned_on_a_device
 
@@ -180,7 +180,9 @@ class TestTraining:
                 cuts.append(make())
 
         with monkeypatch.context() as patch:
-            stopping_on(patch, "syncpretrain.driver", minibatches, Learner, "train_step")
+            stopping_on(
+                patch, "syncpretrain.pretraining.driver", minibatches, Learner, "train_step"
+            )
             with pytest.raises(RunInterrupted) as caught:
                 Pretraining(settings, bits, save=save).run()
         assert {type(array) for array in arrays_of(caught.value.stack)} == {np.ndarray}
@@ -296,7 +298,7 @@ class TestTraining:
         assert whole["backend"] == name
         assert json.loads((tmp_path / "whole" / METRICS_NAME).read_text())["backend"] == name
         with monkeypatch.context() as patch:
-            stopping_on(patch, "syncpretrain.driver", 12, Learner, "train_step")
+            stopping_on(patch, "syncpretrain.pretraining.driver", 12, Learner, "train_step")
             with pytest.raises(RunInterrupted):
                 train_run(settings, out=tmp_path / "run")
         assert read_settings(tmp_path / "run" / CONFIG_NAME).pretrain.backend == name
@@ -517,7 +519,7 @@ class TestChoice:
         settings = settings_from((16, 8), **given)
         train_run(settings_from((16, 8), **given, backend="numpy"), out=tmp_path / "whole")
         with monkeypatch.context() as patch:
-            stopping_on(patch, "syncpretrain.driver", 12, Learner, "train_step")
+            stopping_on(patch, "syncpretrain.pretraining.driver", 12, Learner, "train_step")
             with pytest.raises(RunInterrupted):
                 train_run(settings, out=tmp_path / "run")
         assert read_settings(tmp_path / "run" / CONFIG_NAME).pretrain.backend == "cupy"

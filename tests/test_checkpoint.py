@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from syncpretrain import atomic
-from syncpretrain.checkpoint import newest, numbered, prune, read_arrays, write_arrays
+from syncpretrain import storage
 from syncpretrain.errors import CheckpointError
+from syncpretrain.runs.checkpoints import newest, numbered, prune
+from syncpretrain.storage import read_arrays, write_arrays
 
 ARRAYS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.float32([np.nan, np.inf])}
 HEADER = {"epoch": 3, "name": "x", "nested": {"list": [1, 2.5, None]}}
@@ -202,7 +203,7 @@ def test_whichever_write_fails_the_checkpoint_before_it_is_intact(tmp_path, monk
     written(tmp_path, 1, header={"number": 1})
     if again:
         written(tmp_path, 2, header={"number": "old"})
-    monkeypatch.setattr(atomic, "os", Failing(os, n))
+    monkeypatch.setattr(storage, "os", Failing(os, n))
     try:
         written(tmp_path, 2, header={"number": 2})
     except OSError as error:

@@ -14,7 +14,7 @@ import syncpretrain
 from syncpretrain.cli import main
 from syncpretrain.cli.program import COMMANDS
 from syncpretrain.data import load_dataset
-from syncpretrain.run import train_run
+from syncpretrain.runs.run import train_run
 from syncpretrain.settings import settings_from
 
 WIDTH, TOP, EXAMPLES = 64, 5, 50

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import syncpretrain.comparing as comparing
+import syncpretrain.runs.compare as comparing
 from syncpretrain.cli import main
 from syncpretrain.data.dataset import Dataset
-from syncpretrain.report.curves import save_label_curve
+from syncpretrain.runs.report.curves import save_label_curve
 from syncpretrain.settings import preset_path, read_settings
 
 TINY = ("--layers", "64,8", "--data", "digits", "--epochs", 1, "--finetune-epochs", 1)

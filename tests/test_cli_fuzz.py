@@ -30,11 +30,11 @@ from drawnoptions import FLAG, HUGE, ODD, TUNING, rare, table_of
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
 
-import syncpretrain.cli.given
+import syncpretrain.cli.settings_from_options
 from syncpretrain.cli import main
 from syncpretrain.settings import FinetuneSettings, PretrainSettings
+from syncpretrain.settings.fields import DataSettings
 from syncpretrain.settings.running import RunSettings
-from syncpretrain.settings.sections import DataSettings
 
 AT_ONCE = 60
 PARTS = range(-(-int(os.environ.get("SYNCPRETRAIN_DRAWS", AT_ONCE)) // AT_ONCE))
@@ -122,7 +122,7 @@ class Ended(NamedTuple):
 def quick(monkeypatch, tmp_path):
     """Let ``--schedule auto`` measure one round only, and let nothing be downloaded."""
     monkeypatch.setenv("SYNCPRETRAIN_DATA", str(tmp_path / "nowhere"))
-    usual = syncpretrain.cli.given.planned
+    usual = syncpretrain.cli.settings_from_options.planned
     monkeypatch.setattr("syncpretrain.cli.train.planned", partial(usual, measure_seconds=0))
 
 

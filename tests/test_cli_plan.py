@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-import syncpretrain.cli.given as given_module
+import syncpretrain.cli.settings_from_options as given_module
 from syncpretrain.cli import main
 from syncpretrain.settings import read_settings
 
@@ -104,7 +104,7 @@ class TestAuto:
     TRAIN = ("train", "--data", "x.npy", *STACK)
 
     def test_the_data_is_loaded_once(self, call, quick, monkeypatch):
-        from syncpretrain import preparing
+        from syncpretrain.runs import prepare as preparing
 
         names, load = [], preparing.load_dataset
 

@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
-import syncpretrain.runtime.select
+import syncpretrain.pretraining.runtime.select
 from syncpretrain.cli import main
-from syncpretrain.run import train_run
+from syncpretrain.runs.run import train_run
 from syncpretrain.settings import settings_from
 
 WIDTH = 16
@@ -21,7 +21,7 @@ def folder(tmp_path, monkeypatch):
     """A working folder with data in it, where no worker can start."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SYNCPRETRAIN_DATA", str(tmp_path / "nowhere"))
-    monkeypatch.setattr(syncpretrain.runtime.select, "RUNTIMES", {})
+    monkeypatch.setattr(syncpretrain.pretraining.runtime.select, "RUNTIMES", {})
     X = np.random.default_rng(0).random((40, WIDTH), dtype=np.float32)
     np.save("x.npy", X)
     np.save("big.npy", X * 2)
@@ -275,7 +275,7 @@ class TestOthers:
     def test_no_shape_that_is_square(self, folder, capsys, tmp_path):
         np.save("narrow.npy", np.zeros((20, 3), np.float32))
         (tmp_path / "run").mkdir()
-        from syncpretrain.stack import Layer, Stack
+        from syncpretrain.models.stack import Layer, Stack
 
         zeros = (np.zeros((3, 2), np.float32), np.zeros(2, np.float32), np.zeros(3, np.float32))
         Stack((Layer(*zeros),)).save("run/model.safetensors")
@@ -290,7 +290,7 @@ class TestOthers:
         def full(*arguments):
             raise OSError(28, "No space left on device", "z.npy")
 
-        monkeypatch.setattr("syncpretrain.atomic.write_atomically", full)
+        monkeypatch.setattr("syncpretrain.storage.write_atomically", full)
         with pytest.raises(SystemExit) as ended:
             main(["encode", str(trained), "--out", "z.npy", "--data", "x.npy"])
         assert ended.value.code == 1

@@ -11,7 +11,7 @@ import pytest
 
 import syncpretrain
 from syncpretrain.cli import main
-from syncpretrain.cli.tables import print_errors, print_run
+from syncpretrain.cli.output import print_errors, print_run
 
 LAYERS = ("--layers", "16,9,4")
 KEYS = (

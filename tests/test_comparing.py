@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import syncpretrain.comparing as comparing
-from syncpretrain.comparing import STARTS, Outcome, compare, random_stack, summarized
+import syncpretrain.runs.compare as comparing
 from syncpretrain.data.dataset import Dataset
-from syncpretrain.driver import Pretraining
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.finetuning.prepared import Finetuning
+from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.runs.compare import STARTS, Outcome, compare, random_stack, summarized
 from syncpretrain.settings import settings_from
 
 WIDTH = 16
@@ -233,7 +233,7 @@ class TestRefused:
         assert not begun
 
     def test_fine_tuning_that_does_not_fit_the_memory(self, monkeypatch):
-        monkeypatch.setattr("syncpretrain.runtime.memory.available_bytes", lambda: 9_000)
+        monkeypatch.setattr("syncpretrain.parallel.available_memory.available_bytes", lambda: 9_000)
         with pytest.raises(SettingsError, match=r"^layers: fine-tuning 16,8,4 on 60 examples need"):
             compare(make_settings(), make_data())
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from syncpretrain import Stack, driver, pretrain
+from syncpretrain import Stack, pretrain
 from syncpretrain.errors import (
     DivergedError,
     RunInterrupted,
@@ -29,8 +29,10 @@ from syncpretrain.events import (
     RunStarted,
 )
 from syncpretrain.learners.rbm import RBM
-from syncpretrain.runtime import threads, watch
-from syncpretrain.runtime.team import Team
+from syncpretrain.parallel.team import Team
+from syncpretrain.pretraining import driver
+from syncpretrain.pretraining import stall_watch as watch
+from syncpretrain.pretraining.runtime import threads
 from syncpretrain.settings import settings_from
 
 LAYERS = (16, 12, 8, 5)

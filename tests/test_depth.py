@@ -14,10 +14,10 @@ import pytest
 
 import syncpretrain
 from syncpretrain import pretrain
-from syncpretrain.building import build_schedule
-from syncpretrain.observers.eventlog import EventLog
-from syncpretrain.observers.history import History
-from syncpretrain.schedule.machine import Train
+from syncpretrain.pretraining.build import build_schedule
+from syncpretrain.pretraining.schedule.machine import Train
+from syncpretrain.runs.observers.event_log import EventLog
+from syncpretrain.runs.observers.history import History
 from syncpretrain.settings import settings_from
 
 ROOT = Path(syncpretrain.__file__).parent
@@ -73,7 +73,7 @@ def play(depth: int, *, stops: bool, **given: Any) -> float:
                 enough = stops and command.epoch == 3 and command.layer % 10 == 0
                 running.extend(schedule.finished(command.layer, stops=enough))
 
-    return count_steps(to_the_end, "schedule") / epochs
+    return count_steps(to_the_end, "pretraining/schedule") / epochs
 
 
 @pytest.mark.parametrize("stops", [False, True])
@@ -95,8 +95,13 @@ def test_a_deep_run_takes_no_more_steps_an_epoch_beside_the_training(name, tmp_p
                 lambda: pretrain(
                     X, layers=layers, observers=observers, **SCHEDULES[name], **common
                 ),
-                *("driver.py", "learned.py", "schedule", "observers"),
-                *("runtime/store.py", "runtime/watch.py", "runtime/serial.py"),
+                *("pretraining/driver.py", "pretraining/trained_layers.py"),
+                *("pretraining/schedule", "runs/observers"),
+                *(
+                    "pretraining/runtime/versions.py",
+                    "pretraining/stall_watch.py",
+                    "pretraining/runtime/serial.py",
+                ),
             )
         return steps / sum(history.epochs)
 

@@ -17,10 +17,10 @@ from docblocks import PAGES, ROOT, Block, blocks, command_lines, tabled, timelin
 from doccommands import Program, make_folder, words_of
 from test_architecture import NAMES, own_imports, package
 
-import syncpretrain.cli.given as given_module
+import syncpretrain.cli.settings_from_options as given_module
 from syncpretrain.cli import main
 from syncpretrain.cli.program import COMMANDS
-from syncpretrain.report.curves import save_label_curve
+from syncpretrain.runs.report.curves import save_label_curve
 
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 BLOCKS = [block for page in PAGES for block in blocks(page)]
@@ -251,7 +251,7 @@ def test_every_promise_names_its_tests():
     assert all("``tests/test_" in section for section in sections)
 
 
-@pytest.mark.parametrize("module", ["syncpretrain.pretraining"])
+@pytest.mark.parametrize("module", ["syncpretrain.pretraining.call"])
 def test_docstring_examples(module):
     results = doctest.testmod(importlib.import_module(module))
     assert results.attempted

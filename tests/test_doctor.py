@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
-from syncpretrain.runtime import doctor
-from syncpretrain.runtime.doctor import diagnose
-from syncpretrain.runtime.gpu import driver_version
+from syncpretrain.planning import doctor
+from syncpretrain.planning.doctor import diagnose
+from syncpretrain.planning.gpu import driver_version
 
 TOPICS = ["versions", "platform", "cores", "blas", "kernels", "products", "speed", "gpu"]
 

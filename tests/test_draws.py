@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from syncpretrain.backends.draws import Purpose, generator
+from syncpretrain.rng import Purpose, generator
 
 
 def words(seed: int, purpose: Purpose, **address: int) -> tuple[int, ...]:

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from syncpretrain import Stack, building, pretrain
-from syncpretrain.evaluation.stopping import METRICS, EarlyStopping
+from syncpretrain import Stack, pretrain
 from syncpretrain.events import EpochFinished, Event, LayerFinished, RunFinished
-from syncpretrain.layer import Layer
-from syncpretrain.schedule.plan import LayerPlan, lockstep_row, planned_rows
+from syncpretrain.learners.early_stopping import METRICS, EarlyStopping
+from syncpretrain.models.layer import Layer
+from syncpretrain.pretraining import build as building
+from syncpretrain.pretraining.schedule.reads import LayerPlan, lockstep_row, planned_rows
 from syncpretrain.settings import settings_from
 
 RUNTIMES = ["serial", "threads"]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from syncpretrain import Stack
-from syncpretrain.evaluation.reconstruction import layer_errors, stack_error
-from syncpretrain.stack import Layer
+from syncpretrain.models.reconstruction import layer_errors, stack_error
+from syncpretrain.models.stack import Layer
 
 WIDTHS = (7, 5, 3)
 

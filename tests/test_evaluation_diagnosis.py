@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from syncpretrain.data.scaling import Scaling
-from syncpretrain.evaluation.diagnosis import diagnose_layers
-from syncpretrain.evaluation.likelihood import free_energy, log_z
 from syncpretrain.kernels.activations import affine
-from syncpretrain.stack import Layer, Stack
+from syncpretrain.models.diagnosis import diagnose_layers
+from syncpretrain.models.likelihood import free_energy, log_z
+from syncpretrain.models.stack import Layer, Stack
 
 NONE = np.empty((0, 6), dtype=np.float32)
 RBM_FIGURES = ("free_energy_gap", "pseudo_likelihood", "log_z", "log_likelihood")

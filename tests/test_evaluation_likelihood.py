@@ -9,15 +9,15 @@ from itertools import product
 import numpy as np
 import pytest
 
-from syncpretrain.backends.draws import Purpose, generator
 from syncpretrain.errors import DataError
-from syncpretrain.evaluation.likelihood import (
+from syncpretrain.models.likelihood import (
     free_energy,
     log_z,
     log_z_ais,
     pseudo_likelihood,
 )
-from syncpretrain.stack import Layer
+from syncpretrain.models.stack import Layer
+from syncpretrain.rng import Purpose, generator
 
 VISIBLE, HIDDEN = 7, 5
 

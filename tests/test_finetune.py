@@ -18,12 +18,12 @@ from syncpretrain.errors import (
 )
 from syncpretrain.events import FinetuneEpochFinished, FinetuneStarted, Progress
 from syncpretrain.finetuning import finetune
+from syncpretrain.finetuning.chain import Step
+from syncpretrain.finetuning.network import Network
+from syncpretrain.finetuning.optimizers import GradientDescent
 from syncpretrain.finetuning.tasks import Reconstruction
-from syncpretrain.learners.chain import Step
-from syncpretrain.learners.network import Network
-from syncpretrain.learners.optimizers import GradientDescent
-from syncpretrain.runtime.team import Team
-from syncpretrain.stack import Layer, Stack
+from syncpretrain.models.stack import Layer, Stack
+from syncpretrain.parallel.team import Team
 
 trainer = import_module("syncpretrain.finetuning.trainer")
 SIDE = 4

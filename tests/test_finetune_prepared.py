@@ -10,20 +10,21 @@ import msgspec
 import numpy as np
 import pytest
 
-import syncpretrain.run as run_module
+import syncpretrain.runs.run as run_module
 from syncpretrain.cli import main
 from syncpretrain.data.dataset import Dataset
-from syncpretrain.driver import Pretraining
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.events import FinetuneEpochFinished, Notice
 from syncpretrain.finetuning import finetune
 from syncpretrain.finetuning.options import tuning_options
 from syncpretrain.finetuning.prepared import Finetuning, Form, Part
-from syncpretrain.preparing import check_finetuning
-from syncpretrain.run import train_run
-from syncpretrain.runtime import memory
+from syncpretrain.models.stack import Layer, Stack
+from syncpretrain.parallel import available_memory as memory_module
+from syncpretrain.pretraining import memory
+from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.runs.prepare import check_finetuning
+from syncpretrain.runs.run import train_run
 from syncpretrain.settings import settings_from
-from syncpretrain.stack import Layer, Stack
 
 WIDTHS = (16, 9, 4)
 
@@ -111,7 +112,7 @@ class TestBeforePretraining:
     def test_too_little_memory(self, refused_early, monkeypatch, objective):
         settings = make_settings({"objective": objective, "batch_size": 60})
         needed = memory.pretraining_bytes(WIDTHS, examples=80, batch_size=10)
-        monkeypatch.setattr(memory, "available_bytes", lambda: needed)
+        monkeypatch.setattr(memory_module, "available_bytes", lambda: needed)
         match = "^layers: fine-tuning 16,9,4 on 80 examples need about 0.0 GB"
         refused_early(match, settings, make_data())
 

@@ -10,12 +10,12 @@ import pytest
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError, DivergedError, SettingsError
-from syncpretrain.evaluation.prediction import accuracies
 from syncpretrain.events import FinetuneEpochFinished, FinetuneStarted, Notice
 from syncpretrain.finetuning import finetune
-from syncpretrain.learners.network import Network
-from syncpretrain.learners.optimizers import GradientDescent
-from syncpretrain.stack import Layer, Stack
+from syncpretrain.finetuning.network import Network
+from syncpretrain.finetuning.optimizers import GradientDescent
+from syncpretrain.models.prediction import accuracies
+from syncpretrain.models.stack import Layer, Stack
 
 CLASSES = np.array([3, 7, 11])
 
@@ -335,7 +335,7 @@ class TestSchedule:
                 seen.append(rate)
                 return super().train(*args, rate=rate, **kwargs)
 
-        monkeypatch.setattr("syncpretrain.finetuning.descent.GradientDescent", Recorded)
+        monkeypatch.setattr("syncpretrain.finetuning.optimizers.GradientDescent", Recorded)
         settings = {"optimizer": "sgd", "learning_rate": 0.2, "rate_schedule": schedule}
         tuned(epochs=2, batch_size=30, **settings)
         assert seen == pytest.approx(rates)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from syncpretrain.kernels.backprop import backward, forward, output_delta
-from syncpretrain.kernels.errors import squared_error
+from syncpretrain.kernels.losses import squared_error
 from syncpretrain.kernels.optimizers import adam_step, sgd_step
 
 WIDTHS = (6, 5, 3, 5, 6)

@@ -15,7 +15,7 @@ from syncpretrain.kernels.contrastive_divergence import (
     momentum_step,
     statistics,
 )
-from syncpretrain.kernels.errors import squared_error
+from syncpretrain.kernels.losses import squared_error
 
 VISIBLE, HIDDEN = 6, 4
 

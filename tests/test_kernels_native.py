@@ -14,16 +14,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from syncpretrain.backends.draws import Address, Purpose
 from syncpretrain.kernels import (
     activations,
     contrastive_divergence,
-    errors,
     native,
     optimizers,
-    waiting,
+)
+from syncpretrain.kernels import (
+    losses as errors,
 )
 from syncpretrain.kernels.dispatch import equations, registered
+from syncpretrain.parallel import waiting
+from syncpretrain.rng import Address, Purpose
 
 ROOT = Path(__file__).parent.parent
 compiled = pytest.mark.skipif(not native.available(), reason="the compiled kernels are not in use")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_schedule import free, greedy, layer_plans, lockstep, rounds
 
 from syncpretrain.backends.numpy_backend import NumpyBackend
-from syncpretrain.cut import Cut
-from syncpretrain.learned import Learned
-from syncpretrain.schedule.machine import Command, Forget, Past, Schedule, Train
+from syncpretrain.pretraining.schedule.machine import Command, Forget, Past, Schedule, Train
+from syncpretrain.pretraining.state import Cut
+from syncpretrain.pretraining.trained_layers import Learned
 from syncpretrain.settings import settings_from
 
 
@@ -34,7 +34,6 @@ def retained(past: Past) -> set[tuple[int, int]]:
     return kept
 
 
-@settings(deadline=None)
 @given(
     plans=layer_plans,
     pace=st.sampled_from([lockstep, greedy, rounds, free]),

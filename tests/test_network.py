@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from syncpretrain.learners.chain import Dropout, Step
-from syncpretrain.learners.network import Network
+from syncpretrain.finetuning.chain import Dropout, Step
+from syncpretrain.finetuning.network import Network
 
 CHAINS = {  # units of each layer, loss
     "bernoulli": (("bernoulli", "bernoulli", "bernoulli"), "squared"),

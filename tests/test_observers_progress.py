@@ -20,7 +20,7 @@ from syncpretrain.events import (
     RunFinished,
     RunStarted,
 )
-from syncpretrain.observers.progress import progress_observer
+from syncpretrain.runs.observers.progress import progress_observer
 
 RUN = RunStarted(100.0, (784, 1000, 500), (4, 10), "synchronized", "lockstep", "threads", 2, 500)
 FRAME = re.compile(r"\r\x1b\[2K(?:\x1b\[1A\x1b\[2K)*")

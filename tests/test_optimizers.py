@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.finetuning.descent import scheduled
+from syncpretrain.finetuning.chain import Step
+from syncpretrain.finetuning.line_search import LineSearches
+from syncpretrain.finetuning.network import Network
+from syncpretrain.finetuning.optimizers import Adam, GradientDescent, scheduled
 from syncpretrain.kernels.optimizers import sgd_step
-from syncpretrain.learners.chain import Step
-from syncpretrain.learners.network import Network
-from syncpretrain.learners.optimizers import Adam, GradientDescent, LineSearches
 
 CURVATURE = np.linspace(0.1, 3, 50)
 RATE, MOMENTUM, STEPS = 0.05, 0.9, 12

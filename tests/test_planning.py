@@ -21,7 +21,7 @@ from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.choice import plan_for
 from syncpretrain.planning.measure import measure, sizes
 from syncpretrain.planning.timings import LayerTimings, Timings
-from syncpretrain.runtime.recipes import Split
+from syncpretrain.pretraining.runtime.activations import Split
 from syncpretrain.settings import PretrainSettings, settings_from
 
 EXAMPLES, BATCH = 1000, 100

@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 import pytest
 
-from syncpretrain.schedule.machine import Command, Forget, Past, Schedule, Train
-from syncpretrain.schedule.pace import Free, Pace, Planned
-from syncpretrain.schedule.plan import LayerPlan, greedy_row, lockstep_row, rounds_row
+from syncpretrain.pretraining.schedule.machine import Command, Forget, Past, Schedule, Train
+from syncpretrain.pretraining.schedule.pace import Free, Pace, Planned
+from syncpretrain.pretraining.schedule.reads import LayerPlan, greedy_row, lockstep_row, rounds_row
 
 SLOTS, MAX_BUFFERS = 2, 3
 Plans = list[LayerPlan]

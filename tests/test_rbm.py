@@ -6,11 +6,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from syncpretrain.backends.draws import Address, Purpose
 from syncpretrain.errors import DivergedError
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings import MomentumSchedule
 
 VISIBLE, HIDDEN = 6, 4

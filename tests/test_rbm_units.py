@@ -7,9 +7,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from syncpretrain.backends.draws import Address, Purpose
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings import MomentumSchedule
 
 VISIBLE, HIDDEN, BATCH = 5, 4, 10

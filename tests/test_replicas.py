@@ -9,10 +9,10 @@ import pytest
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.errors import WorkerError
-from syncpretrain.learners.sharding import ByExamples
-from syncpretrain.schedule.machine import Schedule
-from syncpretrain.schedule.pace import Planned
-from syncpretrain.schedule.plan import LayerPlan, greedy_row, lockstep_row
+from syncpretrain.learners.by_examples import ByExamples
+from syncpretrain.pretraining.schedule.machine import Schedule
+from syncpretrain.pretraining.schedule.pace import Planned
+from syncpretrain.pretraining.schedule.reads import LayerPlan, greedy_row, lockstep_row
 
 LAYERS = (16, 12, 8, 5)
 KINDS = {
@@ -117,7 +117,7 @@ def test_greedy_layers_take_turns_with_all_workers():
 
 def test_members_are_given_and_taken_while_a_run_goes_on(train, monkeypatch):
     """The lowest layer has both workers until layer 2 wakes, and the top one at its end."""
-    from syncpretrain.runtime.threads import ThreadsRuntime
+    from syncpretrain.pretraining.runtime.threads import ThreadsRuntime
 
     given: list[tuple[int, int]] = []
     allot = ThreadsRuntime.allot

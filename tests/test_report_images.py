@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from syncpretrain.errors import DataError, SettingsError
-from syncpretrain.report.images import BACKGROUND, ENLARGE, image_grid, image_shape, save_png
+from syncpretrain.runs.report.images import BACKGROUND, ENLARGE, image_grid, image_shape, save_png
 
 
 class TestShape:

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 from syncpretrain import Stack, finetune, load
-from syncpretrain.cutfile import read_cut, write_cut
-from syncpretrain.driver import Pretraining
 from syncpretrain.errors import (
     CheckpointError,
     RunInterrupted,
@@ -22,8 +20,10 @@ from syncpretrain.errors import (
 from syncpretrain.events import EpochFinished, Notice
 from syncpretrain.finetuning.state import FinetuneState, read_state, write_state
 from syncpretrain.learners.rbm import RBM
-from syncpretrain.run import resume_run, train_run
-from syncpretrain.saving import FOLDER_NAME
+from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.pretraining.state_file import read_cut, write_cut
+from syncpretrain.runs.checkpoints import FOLDER_NAME
+from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from
 
 LAYERS = (16, 10, 6, 4)
@@ -76,7 +76,7 @@ def stopped_after(bits: np.ndarray, variant: str, minibatches: int, monkeypatch,
 
     with monkeypatch.context() as patch:
         patch.setattr(learner, counted)
-        patch.setattr("syncpretrain.driver.stop_on_signals", on_signals)
+        patch.setattr("syncpretrain.pretraining.driver.stop_on_signals", on_signals)
 
         def save(make, *, done, final):
             if final:
@@ -319,7 +319,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on(tmp_path, bits, monkeypatch):
     def full(path, header, arrays) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("syncpretrain.cutfile.write_arrays", full)
+    monkeypatch.setattr("syncpretrain.pretraining.state_file.write_arrays", full)
     told = []
     train_run(settings(tmp_path, bits), out=tmp_path / "run", observers=[told.append])
     messages = [event.message for event in told if isinstance(event, Notice)]

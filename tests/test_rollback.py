@@ -14,11 +14,11 @@ from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
-from syncpretrain.runtime.messages import Failed, Finished
-from syncpretrain.runtime.recipes import Split
-from syncpretrain.runtime.store import Versions
-from syncpretrain.runtime.worker import LayerWorker
-from syncpretrain.schedule.machine import Train
+from syncpretrain.pretraining.runtime.activations import Split
+from syncpretrain.pretraining.runtime.messages import Failed, Finished
+from syncpretrain.pretraining.runtime.versions import Versions
+from syncpretrain.pretraining.runtime.worker import LayerWorker
+from syncpretrain.pretraining.schedule.machine import Train
 from syncpretrain.settings import MomentumSchedule
 
 LAYERS = (16, 12, 8)

@@ -12,11 +12,17 @@ from hypothesis import strategies as st
 from test_schedule import layer_plans, planned_reads, play, shortened, stops_after
 
 from syncpretrain import pretrain
-from syncpretrain.building import GROUP_SIZE, build_schedule
 from syncpretrain.errors import SettingsError
-from syncpretrain.schedule.machine import Schedule
-from syncpretrain.schedule.pace import Planned
-from syncpretrain.schedule.plan import LayerPlan, Reads, greedy_row, lockstep_row, rounds_row
+from syncpretrain.pretraining.build import GROUP_SIZE, build_schedule
+from syncpretrain.pretraining.schedule.machine import Schedule
+from syncpretrain.pretraining.schedule.pace import Planned
+from syncpretrain.pretraining.schedule.reads import (
+    LayerPlan,
+    Reads,
+    greedy_row,
+    lockstep_row,
+    rounds_row,
+)
 from syncpretrain.settings import PretrainSettings, settings_from
 
 LAYERS = (16, 12, 10, 8, 5)

@@ -8,19 +8,19 @@ import msgspec
 import numpy as np
 import pytest
 
-import syncpretrain.run as run_module
-import syncpretrain.runfolder
-import syncpretrain.stages as stages_module
+import syncpretrain.runs.folder
+import syncpretrain.runs.run as run_module
+import syncpretrain.runs.stages as stages_module
 from syncpretrain.data import load_dataset
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
 from syncpretrain.events import EpochFinished
 from syncpretrain.finetuning.prepared import Finetuning
-from syncpretrain.metrics import measure
-from syncpretrain.modelfile import MODEL_NAME
-from syncpretrain.run import train_run
-from syncpretrain.runfolder import CONFIG_NAME
+from syncpretrain.models.model_file import MODEL_NAME
+from syncpretrain.models.stack import load
+from syncpretrain.runs.folder import CONFIG_NAME
+from syncpretrain.runs.metrics import measure
+from syncpretrain.runs.run import train_run
 from syncpretrain.settings import read_settings, settings_from
-from syncpretrain.stack import load
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ class TestFolder:
 
                 return datetime(2026, 1, 2, 3, 4, 5)
 
-        monkeypatch.setattr(syncpretrain.runfolder, "datetime", Clock)
+        monkeypatch.setattr(syncpretrain.runs.folder, "datetime", Clock)
         monkeypatch.chdir(tmp_path)
         outs = [train_run(settings)["out"] for _ in range(2)]
         assert outs == ["runs/20260102-030405-16-9-4", "runs/20260102-030405-16-9-4-2"]

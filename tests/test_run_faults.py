@@ -14,18 +14,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from syncpretrain import atomic, load
+from syncpretrain import load, storage
 from syncpretrain.errors import RunInterrupted, SaveError, SettingsError
 from syncpretrain.events import EpochFinished, Event, FinetuneEpochFinished, Notice
-from syncpretrain.keeper import Keeper
-from syncpretrain.modelfile import MODEL_NAME
-from syncpretrain.observers.eventlog import EventLog, read_reads
-from syncpretrain.run import resume_run, train_run
-from syncpretrain.runfolder import EVENTS_NAME, METRICS_NAME
-from syncpretrain.saving import FOLDER_NAME, PRETRAINED_NAME, Checkpoints
+from syncpretrain.models.model_file import MODEL_NAME
+from syncpretrain.models.stack import Stack
+from syncpretrain.runs.checkpoints import FOLDER_NAME, PRETRAINED_NAME, Checkpoints
+from syncpretrain.runs.final_files import Keeper
+from syncpretrain.runs.folder import EVENTS_NAME, METRICS_NAME
+from syncpretrain.runs.observers.event_log import EventLog, read_reads
+from syncpretrain.runs.run import resume_run, train_run
+from syncpretrain.runs.stages import Stages
 from syncpretrain.settings import settings_from
-from syncpretrain.stack import Stack
-from syncpretrain.stages import Stages
 
 LAYERS = (16, 10, 6, 4)
 
@@ -67,14 +67,14 @@ class Disk:
 
     def __init__(self, monkeypatch, folder: Path) -> None:
         self.is_full = False
-        write = atomic.write_atomically
+        write = storage.write_atomically
 
         def write_atomically(path, content, **options):
             if self.is_full and folder in Path(path).parents:
                 full()
             return write(path, content, **options)
 
-        for module in ("checkpoint", "modelfile", "stages"):
+        for module in ("storage", "models.model_file", "runs.stages"):
             monkeypatch.setattr(f"syncpretrain.{module}.write_atomically", write_atomically)
 
 
@@ -134,9 +134,12 @@ class TestFinalFiles:
         assert load(kept).widths == LAYERS
 
     def test_where_nothing_can_be_written_it_says_so(self, tmp_path, monkeypatch, rescue):
-        monkeypatch.setattr(tempfile, "mkdtemp", full)
+        def none_is_usable() -> str:
+            raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+        monkeypatch.setattr(tempfile, "gettempdir", none_is_usable)
         keeper = Keeper(tmp_path / "run", print)
-        with pytest.raises(SaveError, match="nor could it be kept in"):
+        with pytest.raises(SaveError, match="nor could it be kept in a temporary folder"):
             keeper.write("model.safetensors", full)
 
     def test_a_run_whose_model_is_elsewhere_does_not_look_complete(
@@ -163,14 +166,14 @@ class TestFinalFiles:
 
     def test_a_folder_that_takes_nothing_is_not_left(self, tmp_path, monkeypatch, rescue):
         keeper = Keeper(tmp_path / "run", print)
-        with pytest.raises(SaveError, match="nor could it be kept in"):
+        with pytest.raises(SaveError, match="nor could it be kept in a temporary folder"):
             keeper.write("model.safetensors", full)
         assert not any(rescue.iterdir())
-        with pytest.raises(SaveError, match="nor could it be kept in"):
+        with pytest.raises(SaveError, match="nor could it be kept in a temporary folder"):
             keeper.write("metrics.json", full)
 
     def test_a_trace_that_cannot_be_written_is_told(self, settings, tmp_path, monkeypatch):
-        monkeypatch.setattr("syncpretrain.stages.write_trace", full)
+        monkeypatch.setattr("syncpretrain.runs.stages.write_trace", full)
         events: list[Event] = []
         train_run(settings, out=tmp_path / "run", observers=[events.append])
         assert any("trace.json could not be written" in x for x in notices_of(events))
@@ -216,7 +219,7 @@ class TestCheckpointsFolder:
         assert [path.name for path in (tmp_path / "run").glob(".*")] == [".mine"]
 
     def test_a_folder_that_cannot_be_deleted_is_told(self, settings, tmp_path, monkeypatch):
-        monkeypatch.setattr("syncpretrain.saving.checkpoint.prune", full)
+        monkeypatch.setattr("syncpretrain.runs.checkpoints.prune", full)
         events: list[Event] = []
         train_run(settings, out=tmp_path / "run", observers=[events.append])
         assert any("could not be deleted" in x for x in notices_of(events))
@@ -259,7 +262,7 @@ class TestCheckpointsFolder:
 class TestSigterm:
     """Between the stages, where nobody asks whether to stop."""
 
-    @pytest.mark.parametrize("name", ["finetuning.prepared.Finetuning.run", "stages.measure"])
+    @pytest.mark.parametrize("name", ["finetuning.prepared.Finetuning.run", "runs.stages.measure"])
     def test_it_tells_where_the_model_is(self, settings, tmp_path, monkeypatch, name):
         def end(*arguments, **options):
             signal.raise_signal(signal.SIGTERM)
@@ -324,7 +327,7 @@ class TestRefusedFolder:
 
         with monkeypatch.context() as patch:
             if name == "run.json":
-                patch.setattr("syncpretrain.identity.RunIdentity.write", refuse)
+                patch.setattr("syncpretrain.runs.identity.RunIdentity.write", refuse)
             else:
                 patch.setattr(Path, "write_bytes", half)
             with pytest.raises(SettingsError, match="No space left on device; name another"):
@@ -381,14 +384,14 @@ class TestDue:
 
     def test_by_time(self, tmp_path, bits, monkeypatch):
         now = iter(range(0, 10**6, 20))
-        monkeypatch.setattr("syncpretrain.saving.time.monotonic", lambda: next(now))
+        monkeypatch.setattr("syncpretrain.runs.checkpoints.time.monotonic", lambda: next(now))
         settings = self.settings(tmp_path, bits, "1s", runtime="serial")
         done = self.saved(settings, tmp_path, monkeypatch)
         assert len([x for x in done if len(x) == 3]) == 8
         assert len([x for x in done if len(x) == 1]) == 4
 
     def test_no_cut_is_made_that_is_not_written(self, tmp_path, bits, monkeypatch):
-        from syncpretrain.driver import Pretraining
+        from syncpretrain.pretraining.driver import Pretraining
 
         made = []
         cut = Pretraining.cut
@@ -435,7 +438,7 @@ class TestEventLog:
                 (tmp_path / "run" / EVENTS_NAME).unlink()
                 (tmp_path / "run" / EVENTS_NAME).symlink_to("/dev/full")
 
-        monkeypatch.setattr("syncpretrain.stages.EVENTS_NAME", EVENTS_NAME)
+        monkeypatch.setattr("syncpretrain.runs.stages.EVENTS_NAME", EVENTS_NAME)
         (tmp_path / "run").mkdir()
         enter = EventLog.__enter__
 
@@ -448,6 +451,21 @@ class TestEventLog:
         report = train_run(settings, out=tmp_path / "run", observers=[events.append])
         assert report["parameters_sha256"] == whole["parameters_sha256"]
         assert any("lacks the last" in x for x in notices_of(events))
+
+    def test_it_is_on_the_disk_before_the_pretrained_stack(self, settings, tmp_path, monkeypatch):
+        """A lost machine loses the end of a log that was not flushed; a replay needs it."""
+        log, pretrained = tmp_path / "run" / EVENTS_NAME, tmp_path / "run" / FOLDER_NAME
+        pretrained /= PRETRAINED_NAME
+        fsync, flushed = os.fsync, []
+
+        def note(descriptor: int) -> None:
+            if log.exists() and os.path.samestat(os.fstat(descriptor), log.stat()):
+                flushed.append((log.read_bytes().count(b"EpochFinished"), pretrained.exists()))
+            fsync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", note)
+        train_run(settings, out=tmp_path / "run")
+        assert flushed == [(9, False)]
 
     @pytest.mark.parametrize("tail", [b'{"event":"EpochFin', b"\0" * 70_000, b"\xff"])
     def test_half_a_line_is_dropped_when_a_file_is_added_to(self, tmp_path, tail):

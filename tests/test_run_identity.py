@@ -13,7 +13,7 @@ import pytest
 import tomli_w
 import tomllib
 
-from syncpretrain import identity, load
+from syncpretrain import load
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.data.record import record_of
 from syncpretrain.errors import CheckpointError, SettingsError
@@ -24,11 +24,12 @@ from syncpretrain.events import (
     Notice,
     RunStarted,
 )
-from syncpretrain.observers.eventlog import read_reads
-from syncpretrain.run import resume_run, train_run
-from syncpretrain.runfolder import CONFIG_NAME, EVENTS_NAME, IDENTITY_NAME
-from syncpretrain.runlock import LOCK_NAME, owned
-from syncpretrain.saving import FOLDER_NAME, PRETRAINED_NAME
+from syncpretrain.runs import identity
+from syncpretrain.runs.checkpoints import FOLDER_NAME, PRETRAINED_NAME
+from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME, IDENTITY_NAME
+from syncpretrain.runs.lock import LOCK_NAME, owned
+from syncpretrain.runs.observers.event_log import read_reads
+from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from
 
 LAYERS = (16, 10, 6, 4)
@@ -285,7 +286,7 @@ class TestOldRuns:
 
 class TestFiles:
     def test_every_checkpoint_and_the_pretrained_stack_tell_their_run(self, tmp_path, bits):
-        from syncpretrain.checkpoint import read_arrays
+        from syncpretrain.storage import read_arrays
 
         folder = died(settings_of(tmp_path, bits), tmp_path / "run", FinetuneEpochFinished, 3)
         written = json.loads((folder / IDENTITY_NAME).read_text())
@@ -362,7 +363,7 @@ class TestOwner:
         def refuse(*arguments):
             raise OSError(errno.ENOLCK, "No locks available")
 
-        monkeypatch.setattr("syncpretrain.runlock.fcntl.flock", refuse)
+        monkeypatch.setattr("syncpretrain.runs.lock.fcntl.flock", refuse)
         told: list[str] = []
         with owned(tmp_path, told.append):
             assert (tmp_path / LOCK_NAME).is_file()

@@ -15,8 +15,8 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from syncpretrain import finetune, pretrain
 from syncpretrain.errors import RunInterrupted, SettingsError
 from syncpretrain.events import EpochFinished, Event
-from syncpretrain.runtime import blas, signals
-from syncpretrain.runtime.blas import blas_limit, blas_threads, usable_cores
+from syncpretrain.parallel import blas, signals
+from syncpretrain.parallel.blas import blas_limit, blas_threads, usable_cores
 
 CPU_MAX = "/sys/fs/cgroup/cpu.max"
 

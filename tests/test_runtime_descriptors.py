@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from syncpretrain import pretrain
-from syncpretrain.runtime.descriptors import above_standard, standard_stream
+from syncpretrain.parallel.descriptors import above_standard, standard_stream
 
 CLOSED = pytest.mark.parametrize("closed", [[0], [1], [2], [0, 1, 2]], ids=str)
 
@@ -43,7 +43,7 @@ def serve(handle):
 
 def work():
     import multiprocessing
-    from syncpretrain.averaging import GradientAverager
+    from syncpretrain.parallel import GradientAverager
     context = multiprocessing.get_context("spawn")
     with GradientAverager([(3,)], shards=3, members=2, timeout=30) as averager:
         other = context.Process(target=serve, args=(averager.member(1),))

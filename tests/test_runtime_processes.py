@@ -17,18 +17,19 @@ import psutil
 import pytest
 import sabotage
 
-from syncpretrain import Stack, building, pretrain
-from syncpretrain.cut import Cut
-from syncpretrain.driver import Pretraining
+from syncpretrain import Stack, pretrain
 from syncpretrain.errors import DivergedError, RunInterrupted, StalledError, WorkerError
 from syncpretrain.events import EpochFinished, EpochStarted, Event, Progress
-from syncpretrain.observers.history import History
-from syncpretrain.runtime import processes
-from syncpretrain.runtime.processes import ProcessesRuntime
-from syncpretrain.runtime.recipes import Split
-from syncpretrain.runtime.store import Versions
-from syncpretrain.runtime.team import TeamTimes
-from syncpretrain.schedule.machine import Train
+from syncpretrain.parallel.team import TeamTimes
+from syncpretrain.pretraining import build as building
+from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.pretraining.runtime import processes
+from syncpretrain.pretraining.runtime.activations import Split
+from syncpretrain.pretraining.runtime.processes import ProcessesRuntime
+from syncpretrain.pretraining.runtime.versions import Versions
+from syncpretrain.pretraining.schedule.machine import Train
+from syncpretrain.pretraining.state import Cut
+from syncpretrain.runs.observers.history import History
 from syncpretrain.settings import settings_from
 
 LAYERS = (16, 12, 8, 5)
@@ -288,7 +289,7 @@ def test_the_end_does_not_wait_for_a_process_that_is_suspended_or_still_starts(b
 
 def test_a_stuck_minibatch_holds_nobody_up(bits, monkeypatch):
     monkeypatch.setattr(building, "build_worker", partial(sabotage.build_worker, "stuck", 1))
-    monkeypatch.setattr("syncpretrain.driver.DRAIN_SECONDS", 0.2)
+    monkeypatch.setattr("syncpretrain.pretraining.driver.DRAIN_SECONDS", 0.2)
 
     def observe(event: Event) -> None:
         if isinstance(event, Progress) and event.layer == 1 and event.epoch == 2 and not asked:
@@ -428,7 +429,7 @@ def test_a_cut_of_any_runtime_is_resumed_by_any(bits):
 
 def test_a_stall_is_told_with_the_stacks_of_all_processes(bits, monkeypatch, capfd):
     monkeypatch.setattr(building, "build_worker", partial(sabotage.build_worker, "stuck", 1))
-    monkeypatch.setattr("syncpretrain.runtime.watch.STALL_SECONDS", 5.0)
+    monkeypatch.setattr("syncpretrain.pretraining.stall_watch.STALL_SECONDS", 5.0)
     with pytest.raises(StalledError, match="no minibatch was trained for 5 s, by layer 1"):
         run(bits)
     written = capfd.readouterr().err

@@ -10,8 +10,8 @@ import pytest
 
 from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
-from syncpretrain.runtime.recipes import Split
-from syncpretrain.runtime.shared import PAGE, Cells, Room
+from syncpretrain.pretraining.runtime.activations import Split
+from syncpretrain.pretraining.runtime.shared_activations import PAGE, Cells, Room
 
 
 def split(train: int, validation: int, width: int = 3) -> Split:
@@ -72,7 +72,7 @@ def test_another_process_sees_the_cells():
     cells = Cells.create(4)
     numbers = cells.map()
     code = (
-        "from syncpretrain.runtime.shared import Cells\n"
+        "from syncpretrain.pretraining.runtime.shared_activations import Cells\n"
         f"Cells({cells.descriptor}, 4).map()[2] = 0.5"
     )
     subprocess.run(

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from syncpretrain.runtime.signals import stop_on_signals
+from syncpretrain.parallel.signals import stop_on_signals
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 

@@ -10,10 +10,10 @@ import pytest
 from syncpretrain import pretrain
 from syncpretrain.errors import ScheduleError
 from syncpretrain.kernels.activations import affine
-from syncpretrain.layer import Layer
-from syncpretrain.runtime import recipes
-from syncpretrain.runtime.recipes import Split
-from syncpretrain.runtime.store import Versions
+from syncpretrain.models.layer import Layer
+from syncpretrain.pretraining.runtime import activations as recipes
+from syncpretrain.pretraining.runtime.activations import Split
+from syncpretrain.pretraining.runtime.versions import Versions
 
 WIDTHS = (6, 5, 4, 3)
 

@@ -11,9 +11,9 @@ import pytest
 from syncpretrain.errors import StalledError
 from syncpretrain.kernels import native
 from syncpretrain.kernels.program import Program
-from syncpretrain.kernels.waiting import store_cell, wait_cells
-from syncpretrain.runtime import team as module
-from syncpretrain.runtime.team import Team, TeamTimes
+from syncpretrain.parallel import team as module
+from syncpretrain.parallel.team import Team, TeamTimes
+from syncpretrain.parallel.waiting import store_cell, wait_cells
 
 WAIT = 20.0
 

@@ -10,13 +10,13 @@ import pytest
 from syncpretrain import pretrain
 from syncpretrain.errors import StalledError
 from syncpretrain.events import EpochStarted, Event
-from syncpretrain.layer import Layer
 from syncpretrain.learners.cursor import Stopped
-from syncpretrain.runtime import threads
-from syncpretrain.runtime.messages import Failed, Finished, Message
-from syncpretrain.runtime.serial import SerialRuntime
-from syncpretrain.runtime.threads import ThreadsRuntime
-from syncpretrain.schedule.machine import Train
+from syncpretrain.models.layer import Layer
+from syncpretrain.pretraining.runtime import threads
+from syncpretrain.pretraining.runtime.messages import Failed, Finished, Message
+from syncpretrain.pretraining.runtime.serial import SerialRuntime
+from syncpretrain.pretraining.runtime.threads import ThreadsRuntime
+from syncpretrain.pretraining.schedule.machine import Train
 
 WAIT = 20.0
 Work = Callable[[Callable[[], bool]], None]

@@ -9,7 +9,7 @@ from syncpretrain import Stack, pretrain
 from syncpretrain.data.examples import check_examples
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError, SettingsError
-from syncpretrain.layer import Layer
+from syncpretrain.models.layer import Layer
 
 
 def column(*values: float) -> np.ndarray:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncpretrain.errors import ScheduleError, SettingsError
-from syncpretrain.schedule.machine import Command, Forget, Schedule, Train
-from syncpretrain.schedule.pace import Fixed, Free, Pace, Planned
-from syncpretrain.schedule.plan import (
+from syncpretrain.pretraining.schedule.machine import Command, Forget, Schedule, Train
+from syncpretrain.pretraining.schedule.pace import Fixed, Free, Pace, Planned
+from syncpretrain.pretraining.schedule.reads import (
     LayerPlan,
     Reads,
     Rule,

@@ -10,13 +10,13 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_schedule import free, greedy, layer_plans, lockstep, rounds, stops_after
 
-from syncpretrain.schedule.machine import Command, Forget, Past, Schedule, Train
-from syncpretrain.schedule.pace import Fixed, Pace
-from syncpretrain.schedule.plan import LayerPlan
+from syncpretrain.pretraining.schedule.machine import Command, Forget, Past, Schedule, Train
+from syncpretrain.pretraining.schedule.pace import Fixed, Pace
+from syncpretrain.pretraining.schedule.reads import LayerPlan
 
 
 @dataclass
@@ -152,7 +152,6 @@ def check_against_definition(
     assert schedule.over
 
 
-@settings(deadline=None)
 @given(
     plans=layer_plans,
     pace=st.sampled_from([lockstep, greedy, rounds, free]),
@@ -167,7 +166,6 @@ def test_every_answer_is_that_of_the_definition(plans, pace, costs, last, slots,
     check_against_definition(schedule, definition, random.Random(seed), last)
 
 
-@settings(deadline=None)
 @given(
     plans=layer_plans,
     pace=st.sampled_from([lockstep, greedy, rounds, free]),

@@ -3,17 +3,18 @@
 import numpy as np
 import pytest
 
+from syncpretrain.finetuning import optimizers
+from syncpretrain.finetuning.chain import Dropout, Step
+from syncpretrain.finetuning.data_parallel import DataParallelNetwork
+from syncpretrain.finetuning.network import Network
+from syncpretrain.finetuning.optimizers import Adam, GradientDescent
 from syncpretrain.kernels.averaging import add_tree
+from syncpretrain.kernels.phases import cuts, in_turn
 from syncpretrain.kernels.program import Program
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner
-from syncpretrain.learners.chain import Dropout, Step
-from syncpretrain.learners.dataparallel import DataParallelNetwork
-from syncpretrain.learners.network import Network
-from syncpretrain.learners.optimizers import Adam, GradientDescent
+from syncpretrain.learners.by_units import ByUnits
 from syncpretrain.learners.rbm import RBM, RBMSettings
-from syncpretrain.learners.sharding import cuts, in_turn
-from syncpretrain.learners.units import ByUnits
 from syncpretrain.settings import MomentumSchedule
 
 VISIBLE, HIDDEN, BATCH = 13, 9, 12
@@ -296,6 +297,6 @@ def test_a_step_as_a_program_is_the_step_in_phases(units, monkeypatch):
         for step in range(4):
             error = optimizer.train(network, x, t, rate=0.01, epoch=1, step=step)
         found.append((error, network.parameters))
-        monkeypatch.setattr(Network, "program", lambda *others: None)
+        monkeypatch.setattr(optimizers, "network_program", lambda *others: None)
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-4)
     np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-3, atol=1e-5)

@@ -10,8 +10,8 @@ from syncpretrain import Stack
 from syncpretrain.data.dataset import UNLABELLED, Dataset
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
-from syncpretrain.evaluation.prediction import accuracies
-from syncpretrain.stack import Head, Layer
+from syncpretrain.models.prediction import accuracies
+from syncpretrain.models.stack import Head, Layer
 
 WIDTHS = (6, 5, 4, 3)
 

@@ -11,7 +11,7 @@ import pytest
 
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
-from syncpretrain.stack import Layer, Stack
+from syncpretrain.models.stack import Layer, Stack
 
 VISIBLE, HIDDEN = 5, 4
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from syncpretrain import Stack, pretrain
-from syncpretrain.driver import Pretraining
 from syncpretrain.errors import SettingsError
 from syncpretrain.events import (
     EpochFinished,
@@ -20,11 +19,12 @@ from syncpretrain.events import (
     RunFinished,
     RunStarted,
 )
-from syncpretrain.layer import Layer
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
-from syncpretrain.observers.history import History
-from syncpretrain.runtime.blas import blas_limit
+from syncpretrain.models.layer import Layer
+from syncpretrain.parallel.blas import blas_limit
+from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.runs.observers.history import History
 from syncpretrain.settings import MomentumSchedule, settings_from
 
 LAYERS = (16, 12, 8, 5)

@@ -25,7 +25,7 @@ from typing import TypedDict
 import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from syncpretrain.runtime.blas import blas_environment, usable_cores
+from syncpretrain.parallel.blas import blas_environment, usable_cores
 
 __all__ = [
     "Outcome",

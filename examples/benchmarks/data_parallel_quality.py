@@ -19,7 +19,7 @@ from _timing import machine, rst_table
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.data import load_dataset
-from syncpretrain.runtime.blas import usable_cores
+from syncpretrain.parallel.blas import usable_cores
 
 
 def main() -> None:

@@ -54,11 +54,11 @@ from numpy.typing import NDArray
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.data import load_dataset
-from syncpretrain.evaluation.reconstruction import stack_error
-from syncpretrain.layer import Layer
-from syncpretrain.runtime.blas import usable_cores
+from syncpretrain.models.layer import Layer
+from syncpretrain.models.reconstruction import stack_error
+from syncpretrain.models.stack import Stack
+from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.settings import settings_from
-from syncpretrain.stack import Stack
 
 __all__ = ["FINETUNING", "FLOOR", "PARTS", "PRETRAINING", "RBM", "Size", "main"]
 

@@ -35,10 +35,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from syncpretrain.layer import Layer
-from syncpretrain.runtime.blas import usable_cores
+from syncpretrain.models.layer import Layer
+from syncpretrain.models.stack import Stack
+from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.settings import MomentumSchedule, PretrainSettings
-from syncpretrain.stack import Stack
 
 __all__ = ["finetuned", "finetuned_by_hand", "pretrained"]
 

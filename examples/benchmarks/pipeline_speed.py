@@ -23,8 +23,8 @@ from threadpoolctl import threadpool_info
 
 from syncpretrain import pretrain
 from syncpretrain.data import load_dataset
-from syncpretrain.runtime.blas import usable_cores
-from syncpretrain.stack import Stack
+from syncpretrain.models.stack import Stack
+from syncpretrain.parallel.blas import usable_cores
 
 LAYERS = [784, 1000, 500, 250, 30]
 Runs = dict[str, Callable[[], Stack]]

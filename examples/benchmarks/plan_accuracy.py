@@ -20,11 +20,11 @@ from statistics import median
 import numpy as np
 from threadpoolctl import threadpool_info
 
+from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.planning.bench import random_rows, run_way
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.choice import Plan, plan_for
-from syncpretrain.runtime.blas import usable_cores
-from syncpretrain.runtime.recipes import Split
+from syncpretrain.pretraining.runtime.activations import Split
 from syncpretrain.settings import settings_from
 
 SHAPES = {

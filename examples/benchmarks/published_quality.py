@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from syncpretrain.run import train_run
+from syncpretrain.runs.run import train_run
 from syncpretrain.settings import preset_path, read_settings
 
 PUBLISHED = {  # the test figure to reach, and where it is printed

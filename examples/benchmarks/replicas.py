@@ -20,8 +20,8 @@ import numpy as np
 from _timing import busy, machine, rst_table, spread
 
 from syncpretrain.learners.rbm import RBM, RBMSettings
-from syncpretrain.runtime.blas import blas_limit, usable_cores
-from syncpretrain.runtime.team import Team
+from syncpretrain.parallel.blas import blas_limit, usable_cores
+from syncpretrain.parallel.team import Team
 from syncpretrain.settings import MomentumSchedule
 
 SHAPES = ((784, 1000), (2000, 2000))

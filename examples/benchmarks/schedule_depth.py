@@ -2,10 +2,10 @@
 
     python examples/benchmarks/schedule_depth.py
 
-First plays schedules without training: two layers at a time, the epochs finish in the order they
-began. Where a version of layer l wakes layer l+1 for a refresh, layers of 20 and 19 epochs in turns
-have more epochs the higher they are, so time is told by the event, the end of an epoch. Then trains
-layers of 32 units on 2,000 rows, where what is not training shows best.
+First plays schedules without training, in CPU time: two layers train at a time, and their epochs
+finish in the order they began. Time is told by the event, the end of an epoch, since with refreshes
+the layers (of 20 and 19 epochs in turns) have more epochs the higher they are. Then trains layers
+of 32 units on 2,000 rows, where what is not training shows best.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from __future__ import annotations
 import argparse
 from collections import deque
 from collections.abc import Sequence
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
 from _timing import busy, machine, rst_table
 
 from syncpretrain import pretrain
-from syncpretrain.building import build_schedule
-from syncpretrain.schedule.machine import Command, Train
+from syncpretrain.pretraining.build import build_schedule
+from syncpretrain.pretraining.schedule.machine import Command, Train
 from syncpretrain.settings import settings_from
 
 PLAYED: dict[str, dict[str, Any]] = {
@@ -76,12 +76,12 @@ def _played(name: str, depth: int) -> list[str]:
     def execute(commands: Sequence[Command]) -> None:
         running.extend(command for command in commands if isinstance(command, Train))
 
-    started = perf_counter()
+    started = process_time()
     execute(schedule.begin())
     while running:
         execute(schedule.finished(running.popleft().layer))
         events += 1
-    seconds = perf_counter() - started
+    seconds = process_time() - started
     return [name, f"{depth:,}", f"{events:,}", f"{1e6 * seconds / events:.0f}", f"{seconds:.2f}"]
 
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from syncpretrain.data import load_dataset
-from syncpretrain.run import train_run
+from syncpretrain.runs.run import train_run
 from syncpretrain.settings import preset_path, read_settings
 
 TARGET = 8.19

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -17,8 +18,8 @@ from random_faults.surprise import Surprise, check
 
 __all__ = ["Command", "Ended"]
 
-MODULE = [sys.executable, "-m", "syncpretrain"]
-DEADLINE = 120.0  # of anything that is waited for
+MODULE = [sys.executable, "-X", "faulthandler", "-m", "syncpretrain"]
+DEADLINE = 300.0  # of anything that is waited for
 GONE_SECONDS = 5.0
 LOOK_SECONDS = 0.002
 
@@ -63,8 +64,7 @@ class Command:
             if self._process.poll() is not None:
                 return False
             if time.monotonic() > deadline:
-                self.kill()
-                raise Surprise(f"nothing came of it within {DEADLINE:g} s: a hang")
+                raise self._hang()
             time.sleep(LOOK_SECONDS)
         return self._process.poll() is None
 
@@ -74,7 +74,7 @@ class Command:
 
     def kill(self) -> None:
         """Kill the whole group."""
-        if self._process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def children(self) -> list[int]:
@@ -89,9 +89,7 @@ class Command:
         try:
             out, err = self._process.communicate(timeout=DEADLINE)
         except subprocess.TimeoutExpired:
-            self.kill()
-            out, err = self._process.communicate(timeout=DEADLINE)
-            raise Surprise(f"it did not end within {DEADLINE:g} s; stderr: {err}") from None
+            raise self._hang() from None
         self._check_gone()
         ended = Ended(self._process.returncode, out, err)
         check("Traceback" not in err, f"a traceback, status {ended.status}: {err}")
@@ -100,6 +98,16 @@ class Command:
         if ended.status in (1, 2):
             check(ended.message.startswith("Error: "), f"status {ended.status} without one: {err}")
         return ended
+
+    def _hang(self) -> Surprise:
+        """End a command that hangs; return where it did."""
+        self.signal(signal.SIGABRT)  # faulthandler writes the stacks of all threads
+        for child in self.children():
+            os.kill(child, signal.SIGABRT)
+        time.sleep(1)
+        self.kill()
+        _, err = self._process.communicate(timeout=DEADLINE)
+        return Surprise(f"it hangs for {DEADLINE:g} s, here: {err}")
 
     def _check_gone(self) -> None:
         """Check that every process of the session has ended."""

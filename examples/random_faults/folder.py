@@ -10,8 +10,8 @@ from typing import Any
 
 from random_faults.surprise import Surprise, check
 from syncpretrain import load
-from syncpretrain.cutfile import read_cut
 from syncpretrain.errors import SyncpretrainError
+from syncpretrain.pretraining.state_file import read_cut
 
 __all__ = ["Progress", "RunFolder"]
 

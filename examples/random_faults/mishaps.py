@@ -48,20 +48,23 @@ class Mishaps:
         self.story, self.run, self.chance = story, story.run, story.draw.chance
         self.strays: set[str] = set()
         self.kept: set[Path] = set()  # folders of last resort that were told of
-        self.damaged: set[Path] = set()
+        self.damaged: set[tuple[Path, int]] = set()  # as written then; it may be written again
 
     def standing(self) -> Standing:
         """Return where the next command must go on."""
-        good = [path for path in self.run.saved() if path not in self.damaged]
+        good = [path for path in self.run.saved() if self._is_good(path)]
         pretrained = self.run.checkpoints / "pretrained.safetensors"
 
         def newest(stem: str) -> int:
             found = [int(x.stem.split("-")[1]) for x in good if x.name.startswith(stem)]
             return max(found, default=0)
 
-        has_pretrained = pretrained.is_file() and pretrained not in self.damaged
+        has_pretrained = pretrained.is_file() and self._is_good(pretrained)
         tuned = newest("finetune") if has_pretrained else 0
         return Standing(len(self.run.lines()), has_pretrained, newest("pretrain"), tuned)
+
+    def _is_good(self, path: Path) -> bool:
+        return (path, path.stat().st_mtime_ns) not in self.damaged
 
     def apply(self, kind: str) -> None:
         """Let one happen; check what it leads to at once."""
@@ -107,7 +110,7 @@ class Mishaps:
         if path is None or not callable(damage):
             return None
         damage(path, self.chance)
-        self.damaged.add(path)
+        self.damaged.add((path, path.stat().st_mtime_ns))
         return "-"
 
     def _stray(self) -> str | None:

@@ -9,8 +9,8 @@ import msgspec
 from random_faults.folder import RunFolder
 from random_faults.surprise import Surprise, check
 from syncpretrain.errors import SyncpretrainError
-from syncpretrain.observers.eventlog import read_reads
-from syncpretrain.run import train_run
+from syncpretrain.runs.observers.event_log import read_reads
+from syncpretrain.runs.run import train_run
 from syncpretrain.settings import Settings, read_settings
 
 __all__ = ["check_replay", "record", "undisturbed"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
 import time
@@ -58,6 +59,8 @@ def play_random(times: int, seed: int, only: int | None) -> None:
 
 def play_one(seed: int, folder: Path, mounts: bool) -> Outcome:
     """Play one draw in a folder of its own."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what it runs behind
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     draw = draw_for(seed)
     with tempfile.TemporaryDirectory(dir=folder) as name:
         shared = set(SHARED.iterdir())

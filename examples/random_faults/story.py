@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import time
@@ -38,6 +39,7 @@ class Story:
         self.environment = {"TMPDIR": str(folder / "tmp")}
         self.settings = draw.settings(str(self.data))
         self.is_exact = True  # false once other kernels were accepted
+        self.is_tidy = False  # true once a command came to its own end
         self.has_record = True  # false once events were lost and told
         self.expected: str | None = None
 
@@ -106,6 +108,11 @@ class Story:
             check(str(path) in ended.err or path in self.mishaps.kept, f"{path} is not told")
         self.mishaps.kept.update(kept)
         check(ended.status not in (75, -6, -11), f"status {ended.status}: {ended.err}")
+        if ended.status != 2:  # killed once it was complete, it deletes nothing
+            self.is_tidy = ended.status == 0
+        if ended.status == 0:
+            printed = json.loads(ended.out)["parameters_sha256"]
+            check(printed == self.run.report()["parameters_sha256"], f"it printed {printed}")
 
     def _disturbed(self, fault: Live) -> None:
         """Start or resume the run with one fault."""
@@ -238,8 +245,9 @@ class Story:
         run = self.run
         found = run.report()["parameters_sha256"]
         check(sha_of(run.model) == found, "the model is not that of the metrics")
-        check(not run.temporaries(), f"temporary files are left: {run.temporaries()}")
-        if run.checkpoints.exists():
+        if self.is_tidy:
+            check(not run.temporaries(), f"temporary files are left: {run.temporaries()}")
+        if self.is_tidy and run.checkpoints.exists():
             left = {path.name for path in run.checkpoints.iterdir()}
             check(left and left <= self.mishaps.strays, f"left in checkpoints/: {left}")
         if not self.is_exact:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from syncpretrain.backends.draws import Address
+from syncpretrain.rng import Address
 
 __all__ = ["Backend", "Draws", "Stream", "device_of"]
 

@@ -1,4 +1,4 @@
-"""Which backend a name means on this machine."""
+"""The backend that a name stands for on this machine, its kernels registered."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import re
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.errors import SettingsError
+from syncpretrain.kernels.dispatch import register
 
-__all__ = ["select"]
+__all__ = ["backend_for", "resolve_backend", "select"]
 
 
 def select(name: str = "auto") -> Backend:
@@ -37,3 +38,40 @@ def select(name: str = "auto") -> Backend:
             return NumpyBackend()
         raise SettingsError(f"backend: got {name}, but {lacks}. Or take --backend numpy")
     return CupyBackend(import_cupy(), device or 0, None if device is None else (device,))
+
+
+def backend_for(name: str) -> Backend:
+    """Return the backend of a name, its forms of the equations registered.
+
+    Raises
+    ------
+    SettingsError
+        If something is missing for it; see :func:`select`.
+    """
+    backend = select(name)
+    register(backend.array_type, dict(backend.forms))
+    return backend
+
+
+def resolve_backend(name: str, unless: str | None = None) -> str:
+    """Return the backend that ``auto`` stands for here, or the one that was named.
+
+    Parameters
+    ----------
+    name : str
+        As of :class:`syncpretrain.settings.PretrainSettings`.
+    unless : str, optional
+        Why a GPU is not supported, as :mod:`syncpretrain.settings.devices` says; ``auto`` is NumPy
+        then, and "numpy" or "cupy" by what is found otherwise.
+
+    Raises
+    ------
+    SettingsError
+        If something is missing for the one that was named.
+    """
+    if name != "auto":
+        select(name)
+        return name
+    if unless is not None:
+        return "numpy"
+    return "numpy" if select("auto").name == "numpy" else "cupy"

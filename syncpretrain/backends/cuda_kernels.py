@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from syncpretrain.backends.device_draws import DeviceDraws
-from syncpretrain.backends.draws import Address
+from syncpretrain.rng import Address
 
 __all__ = ["CudaKernels"]
 

@@ -21,7 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from syncpretrain.backends.base import Draws, Stream, device_of
 from syncpretrain.backends.cuda_kernels import CudaKernels
-from syncpretrain.backends.draws import Address
+from syncpretrain.rng import Address
 
 __all__ = ["CupyBackend", "import_cupy", "missing"]
 

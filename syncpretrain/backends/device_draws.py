@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from syncpretrain.backends.draws import Address
+from syncpretrain.rng import Address
 
 __all__ = ["DeviceDraws"]
 

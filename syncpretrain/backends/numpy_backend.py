@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from syncpretrain.backends.base import Draws, Stream
-from syncpretrain.backends.draws import Address
+from syncpretrain.rng import Address
 
 __all__ = ["NumpyBackend"]
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.given import given_settings
 from syncpretrain.cli.options import at_least, json_option, words
-from syncpretrain.cli.trainoptions import setting_options
+from syncpretrain.cli.settings_from_options import given_settings
+from syncpretrain.cli.train_options import setting_options
 from syncpretrain.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -80,16 +80,16 @@ def command(
       syncpretrain compare --layers 784,500,30 --finetune reconstruction --seeds 2
       syncpretrain compare --layers 64,100,50 --data digits --labels 50,200 --epochs 20
     """
-    from syncpretrain.cli.compared import (
+    from syncpretrain.cli.compare_output import (
         as_report,
         print_comparison,
         tell_outcome,
         write_comparison,
     )
-    from syncpretrain.comparing import compare
-    from syncpretrain.preparing import found_again, loaded
-    from syncpretrain.report.curves import check_drawing
-    from syncpretrain.runfolder import check_folder, made_folder, new_folder
+    from syncpretrain.runs.compare import compare
+    from syncpretrain.runs.folder import check_folder, made_folder, new_folder
+    from syncpretrain.runs.prepare import found_again, loaded
+    from syncpretrain.runs.report.curves import check_drawing
 
     check_folder(out)
     settings = _settings(preset, config, labels, given)

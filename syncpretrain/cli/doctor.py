@@ -25,7 +25,7 @@ def command(as_json: bool) -> None:
     """
     from dataclasses import asdict
 
-    from syncpretrain.runtime.doctor import diagnose
+    from syncpretrain.planning.doctor import diagnose
 
     findings = diagnose()
     if as_json:

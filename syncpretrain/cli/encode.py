@@ -39,11 +39,11 @@ def command(run: Path, data: str | None, part: str | None, layer: int | None, ou
     """
     import numpy as np
 
-    from syncpretrain.atomic import write_atomically
-    from syncpretrain.cli.examples import examples_of
     from syncpretrain.cli.files import check_target
+    from syncpretrain.cli.run_data import examples_of
     from syncpretrain.errors import SettingsError
-    from syncpretrain.stack import load
+    from syncpretrain.models.stack import load
+    from syncpretrain.storage import write_atomically
 
     check_target(out)
     stack = load(run)

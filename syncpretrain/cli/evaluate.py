@@ -39,12 +39,12 @@ def command(run: Path, data: str | None, partition: bool, as_json: bool) -> None
       syncpretrain evaluate runs/NAME --data other.npy --json
       syncpretrain evaluate runs/NAME --log-z
     """
-    from syncpretrain.cli.examples import dataset_of
-    from syncpretrain.cli.tables import print_errors
+    from syncpretrain.cli.output import print_errors
+    from syncpretrain.cli.run_data import dataset_of
     from syncpretrain.data.dataset import PARTS
-    from syncpretrain.evaluation.diagnosis import diagnose_layers
-    from syncpretrain.metrics import measure
-    from syncpretrain.stack import load
+    from syncpretrain.models.diagnosis import diagnose_layers
+    from syncpretrain.models.stack import load
+    from syncpretrain.runs.metrics import measure
 
     stack = load(run)
     examples = dataset_of(run, data, stack=stack)

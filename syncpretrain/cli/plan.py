@@ -9,8 +9,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.given import given_settings
 from syncpretrain.cli.options import at_least, integers, json_option
+from syncpretrain.cli.settings_from_options import given_settings
 
 if TYPE_CHECKING:
     from syncpretrain.planning import Plan

@@ -54,11 +54,11 @@ def command(
     """
     import numpy as np
 
-    from syncpretrain.cli.examples import examples_of
     from syncpretrain.cli.files import check_target
+    from syncpretrain.cli.run_data import examples_of
     from syncpretrain.errors import DataError
-    from syncpretrain.report.images import image_grid, image_shape, save_png
-    from syncpretrain.stack import load
+    from syncpretrain.models.stack import load
+    from syncpretrain.runs.report.images import image_grid, image_shape, save_png
 
     target = out or (run if run.is_dir() else run.parent) / "reconstructions.png"
     stack = load(run)

@@ -56,10 +56,10 @@ def command(
     """
     import numpy as np
 
-    from syncpretrain.cli.examples import examples_of
     from syncpretrain.cli.files import check_target
-    from syncpretrain.report.images import image_grid, image_shape, save_png
-    from syncpretrain.stack import load
+    from syncpretrain.cli.run_data import examples_of
+    from syncpretrain.models.stack import load
+    from syncpretrain.runs.report.images import image_grid, image_shape, save_png
 
     if start == "noise" and (data or part):
         raise click.UsageError("--data and --part say where chains start; add --start data")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.given import AUTO, given_settings, planned
 from syncpretrain.cli.options import json_option
-from syncpretrain.cli.trainoptions import setting_options
+from syncpretrain.cli.settings_from_options import AUTO, given_settings, planned
+from syncpretrain.cli.train_options import setting_options
 from syncpretrain.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -117,10 +117,10 @@ def command(
       syncpretrain train --resume runs/NAME
       syncpretrain train --replay runs/NAME
     """
-    from syncpretrain.cli.tables import announce, print_run
-    from syncpretrain.observers.eventlog import read_reads
-    from syncpretrain.run import resume_run
-    from syncpretrain.runfolder import CONFIG_NAME, EVENTS_NAME
+    from syncpretrain.cli.output import announce, print_run
+    from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME
+    from syncpretrain.runs.observers.event_log import read_reads
+    from syncpretrain.runs.run import resume_run
 
     if inexact and resume is None:
         raise SettingsError("inexact: got it without --resume, expected a run to go on with")
@@ -150,12 +150,12 @@ def _train(
     from time import monotonic
 
     from syncpretrain.events import Notice
-    from syncpretrain.run import train_run
-    from syncpretrain.runfolder import check_folder
+    from syncpretrain.runs.folder import check_folder
+    from syncpretrain.runs.run import train_run
 
     if auto:
         from syncpretrain.planning.choice import options
-        from syncpretrain.preparing import loaded
+        from syncpretrain.runs.prepare import loaded
 
         check_folder(others["out"])
         others["data"] = data = loaded(settings)
@@ -177,7 +177,7 @@ def _check_resume(other: str | Path | None, given: dict[str, Any]) -> None:
 
 
 def _check_replay(replay: Path, config: str | Path | None, given: dict[str, Any]) -> None:
-    from syncpretrain.runfolder import CONFIG_NAME, EVENTS_NAME
+    from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME
 
     if not all((replay / name).is_file() for name in (CONFIG_NAME, EVENTS_NAME)):
         raise SettingsError(

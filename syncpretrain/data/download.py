@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from syncpretrain.atomic import write_atomically
 from syncpretrain.data.idx import read_idx
 from syncpretrain.errors import DataError
+from syncpretrain.storage import write_atomically
 
 __all__ = ["cache_folder", "download"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.backends.draws import Purpose, generator
+from syncpretrain.rng import Purpose, generator
 
 __all__ = ["minibatches", "steps_per_epoch"]
 

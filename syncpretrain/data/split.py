@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.backends.draws import Purpose, generator
 from syncpretrain.errors import DataError
+from syncpretrain.rng import Purpose, generator
 
 __all__ = ["stratified_split"]
 

@@ -13,7 +13,7 @@ from syncpretrain.events import Observer
 from syncpretrain.finetuning.options import tuning_options
 from syncpretrain.finetuning.prepared import Finetuning, Form, Part
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
-from syncpretrain.stack import Stack
+from syncpretrain.models.stack import Stack
 
 __all__ = ["finetune"]
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from syncpretrain.placing import resolve_backend
-from syncpretrain.runtime.blas import blas_threads as resolve_threads
+from syncpretrain.backends.choice import resolve_backend
+from syncpretrain.parallel.blas import blas_threads as resolve_threads
 from syncpretrain.settings import FinetuneSettings, checked
 from syncpretrain.settings.devices import check_tuning_backend, why_not_tuned_on_a_device
 

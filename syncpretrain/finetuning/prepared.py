@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 
+from syncpretrain.backends.choice import backend_for
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
 from syncpretrain.events import Notice, Observer
-from syncpretrain.finetuning.descent import optimizer_for, optimizer_vectors
+from syncpretrain.finetuning.memory import finetuning_bytes
+from syncpretrain.finetuning.optimizers import optimizer_for, optimizer_vectors
 from syncpretrain.finetuning.options import TuningOptions, shared_out
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.tasks import (
@@ -26,13 +28,11 @@ from syncpretrain.finetuning.tasks import (
     reconstruction_loss,
 )
 from syncpretrain.finetuning.trainer import Examples, Trainer
-from syncpretrain.placing import backend_for
-from syncpretrain.runtime.blas import blas_limit
-from syncpretrain.runtime.memory import check_available, finetuning_bytes
-from syncpretrain.runtime.signals import stop_on_signals
-from syncpretrain.runtime.team import Team, TeamTimes
-from syncpretrain.runtime.watch import STALL_SECONDS
-from syncpretrain.stack import Stack
+from syncpretrain.models.stack import Stack
+from syncpretrain.parallel.available_memory import check_available
+from syncpretrain.parallel.blas import blas_limit
+from syncpretrain.parallel.signals import stop_on_signals
+from syncpretrain.parallel.team import STALL_SECONDS, Team, TeamTimes
 
 __all__ = ["Finetuning", "Form", "Part"]
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.backends.draws import Purpose, generator
 from syncpretrain.data.dataset import UNLABELLED
 from syncpretrain.errors import DataError
+from syncpretrain.finetuning.chain import Step
 from syncpretrain.kernels.backprop import Pair
-from syncpretrain.learners.chain import Step
-from syncpretrain.stack import Head, Stack
+from syncpretrain.models.stack import Head, Stack
+from syncpretrain.rng import Purpose, generator
 
 __all__ = [
     "Labels",

@@ -17,17 +17,16 @@ from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.order import minibatches, steps_per_epoch
 from syncpretrain.errors import CheckpointError, DivergedError, RunInterrupted
 from syncpretrain.events import Event, FinetuneEpochFinished, FinetuneStarted, Observer, Progress
-from syncpretrain.finetuning.descent import LEARNING_RATES, scheduled
+from syncpretrain.finetuning.chain import Dropout
+from syncpretrain.finetuning.data_parallel import DataParallelNetwork
+from syncpretrain.finetuning.network import Network
+from syncpretrain.finetuning.optimizers import LEARNING_RATES, Optimizer, scheduled
 from syncpretrain.finetuning.options import TuningOptions
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.tasks import Reconstruction, Supervised
-from syncpretrain.learners.chain import Dropout
+from syncpretrain.kernels.phases import Work
 from syncpretrain.learners.cursor import Cursor
-from syncpretrain.learners.dataparallel import DataParallelNetwork
-from syncpretrain.learners.network import Network
-from syncpretrain.learners.optimizers import Optimizer
-from syncpretrain.learners.sharding import Work
-from syncpretrain.stack import Stack
+from syncpretrain.models.stack import Stack
 
 __all__ = ["Examples", "Trainer"]
 

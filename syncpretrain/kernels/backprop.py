@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import affine, times_derivative
-from syncpretrain.kernels.errors import squared_error
+from syncpretrain.kernels.losses import squared_error
 
 __all__ = ["Pair", "backward", "delta_below", "forward", "output_delta", "weight_gradient"]
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.backends.draws import Address
 from syncpretrain.kernels.activations import sigmoid
 from syncpretrain.kernels.dispatch import accelerated
+from syncpretrain.rng import Address
 
 __all__ = [
     "draw_noise",

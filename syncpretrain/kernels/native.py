@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.backends.draws import Address
 from syncpretrain.errors import SyncpretrainError
 from syncpretrain.kernels.dispatch import register
 from syncpretrain.kernels.optimizers import adam_rates
+from syncpretrain.rng import Address
 
 __all__ = [
     "NativeKernelsError",

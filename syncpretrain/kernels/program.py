@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.backends.draws import Address, Purpose
 from syncpretrain.kernels.activations import means, softmax, times_derivative
 from syncpretrain.kernels.compiled import compiled_program, run_program
 from syncpretrain.kernels.contrastive_divergence import (
@@ -25,9 +24,10 @@ from syncpretrain.kernels.contrastive_divergence import (
     momentum_step,
     phase_differences,
 )
-from syncpretrain.kernels.errors import squared_error, wrong
+from syncpretrain.kernels.losses import squared_error, wrong
 from syncpretrain.kernels.operations import check_program
 from syncpretrain.kernels.optimizers import adam_rates, adam_step, sgd_step
+from syncpretrain.rng import Address, Purpose
 
 __all__ = ["Operation", "Phases", "Program"]
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.backends.draws import Address, Purpose
 from syncpretrain.kernels.activations import affine, times_derivative
 from syncpretrain.kernels.autoencoder import contraction, corrupt
 from syncpretrain.kernels.backprop import output_delta
 from syncpretrain.learners.base import Learner, LearnerSettings
+from syncpretrain.rng import Address, Purpose
 
 __all__ = ["Autoencoder", "AutoencoderSettings"]
 

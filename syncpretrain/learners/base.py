@@ -1,13 +1,11 @@
-"""What every learner is: one layer's parameters, and a step in two halves.
+"""The base of all learners: one layer's parameters, and a step in two halves.
 
 :meth:`Learner.gradient` fills the gradient arrays from a minibatch, :meth:`Learner.update` moves
 the parameters, so that averaging can stand between them. All arrays are allocated in the
-constructor. A learner is a function of its seed and of what it is shown: no clocks, no threads.
+constructor. A learner is a function of its seed and of its inputs: no clocks, no threads.
 
-:meth:`Learner.on` takes one to a device. There, a step returns an array that nobody has waited for
-yet, and whoever calls is in a ``with`` block of the learner's stream, where all work is queued.
-
-A step may be cut into shards (:mod:`syncpretrain.learners.sharding`), for several workers.
+On a device (:meth:`Learner.on`) a step returns an array that is not synchronized, and the caller is
+in a ``with`` block of the learner's stream, where all work is queued.
 """
 
 from __future__ import annotations
@@ -21,15 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.backends.base import Backend, Stream
-from syncpretrain.backends.draws import Purpose, generator
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.kernels.contrastive_divergence import momentum_step
-from syncpretrain.kernels.errors import squared_error
+from syncpretrain.kernels.losses import squared_error
+from syncpretrain.kernels.phases import BLOCK, Run, in_turn
 from syncpretrain.kernels.program import Operation
-from syncpretrain.layer import Layer
+from syncpretrain.learners.by_examples import ByExamples
 from syncpretrain.learners.learnersettings import LearnerSettings
 from syncpretrain.learners.logodds import log_odds
-from syncpretrain.learners.sharding import BLOCK, ByExamples, Run, ShardedStep, in_turn
+from syncpretrain.learners.steps import ShardedStep
+from syncpretrain.models.layer import Layer
+from syncpretrain.rng import Purpose, generator
 
 __all__ = ["Learner", "LearnerSettings"]
 

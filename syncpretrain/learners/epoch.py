@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.order import minibatches, steps_per_epoch
 from syncpretrain.errors import DivergedError
+from syncpretrain.kernels.phases import Run, in_turn
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.cursor import Cursor, Stopped
-from syncpretrain.learners.sharding import Run, in_turn
 
 __all__ = ["train_epoch"]
 

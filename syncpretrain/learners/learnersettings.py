@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from syncpretrain.settings import MomentumSchedule
+from syncpretrain.settings.momentum import MomentumSchedule
 
 __all__ = ["LearnerSettings"]
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.backends.draws import Address, Purpose
 from syncpretrain.kernels.activations import affine, means
 from syncpretrain.kernels.contrastive_divergence import (
     draw_states,
     sparsity_step,
     statistics,
 )
-from syncpretrain.kernels.errors import squared_error
+from syncpretrain.kernels.losses import squared_error
 from syncpretrain.learners.base import Learner, LearnerSettings
-from syncpretrain.learners.sharding import ShardedStep
-from syncpretrain.learners.units import ByUnits
+from syncpretrain.learners.by_units import ByUnits
+from syncpretrain.learners.steps import ShardedStep
+from syncpretrain.rng import Address, Purpose
 
 __all__ = ["RBM", "RBMSettings"]
 

@@ -12,17 +12,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.driver import Pretraining
 from syncpretrain.errors import RunInterrupted
 from syncpretrain.events import Event, FinetuneEpochFinished
 from syncpretrain.finetuning import finetune
-from syncpretrain.observers.history import History
+from syncpretrain.models.stack import Stack
+from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.planning.candidates import Candidate, Task
 from syncpretrain.planning.choice import Plan, plan_for
-from syncpretrain.runtime.blas import blas_limit
-from syncpretrain.runtime.recipes import Split
+from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.pretraining.runtime.activations import Split
+from syncpretrain.runs.observers.history import History
 from syncpretrain.settings import PretrainSettings
-from syncpretrain.stack import Stack
 
 __all__ = ["Bench", "Reached", "bench", "random_rows", "run_way", "seconds_to", "sgemm_peak"]
 

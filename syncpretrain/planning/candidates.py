@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from syncpretrain.building import build_schedule
 from syncpretrain.errors import SettingsError
 from syncpretrain.planning.measure import sizes
 from syncpretrain.planning.simulate import EpochCost, Simulated, simulate
 from syncpretrain.planning.timings import LayerTimings, Timings
-from syncpretrain.runtime.memory import pretraining_bytes
-from syncpretrain.runtime.worker import PROBE_ROWS
+from syncpretrain.pretraining.build import build_schedule
+from syncpretrain.pretraining.memory import pretraining_bytes
+from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.settings import PretrainSettings
 
 __all__ = ["Candidate", "Task", "candidates", "floor_seconds"]

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
+from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.planning.candidates import Candidate, Task, candidates, floor_seconds
 from syncpretrain.planning.measure import measure
 from syncpretrain.planning.timings import LayerTimings, Timings
-from syncpretrain.runtime.blas import usable_cores
 from syncpretrain.settings import PretrainSettings, settings_from
 
 __all__ = ["LEARNS", "Plan", "options", "plan", "plan_for"]

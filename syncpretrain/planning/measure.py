@@ -10,11 +10,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.building import build_learners
+from syncpretrain.kernels.phases import Run
+from syncpretrain.kernels.phases import Work as Shared
+from syncpretrain.learners.by_examples import ByExamples
+from syncpretrain.learners.by_units import ByUnits
 from syncpretrain.learners.rbm import RBM
-from syncpretrain.learners.sharding import ByExamples, Run, ShardedStep
-from syncpretrain.learners.sharding import Work as Shared
-from syncpretrain.learners.units import ByUnits
+from syncpretrain.learners.steps import ShardedStep
+from syncpretrain.parallel.blas import blas_threads
+from syncpretrain.parallel.team import Team
 from syncpretrain.planning.probes import (
     Probe,
     Steps,
@@ -26,9 +29,8 @@ from syncpretrain.planning.probes import (
     transforming,
 )
 from syncpretrain.planning.timings import LayerTimings, Timings
-from syncpretrain.runtime.blas import blas_threads
-from syncpretrain.runtime.team import Team
-from syncpretrain.runtime.worker import PROBE_ROWS
+from syncpretrain.pretraining.build import build_learners
+from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.settings import PretrainSettings
 
 __all__ = ["measure", "sizes"]

@@ -9,12 +9,13 @@ from time import perf_counter, sleep
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.layer import Layer
+from syncpretrain.kernels.phases import Run, in_turn
 from syncpretrain.learners.base import Learner
-from syncpretrain.learners.sharding import Run, ShardedStep, in_turn
-from syncpretrain.runtime.blas import blas_limit
-from syncpretrain.runtime.recipes import Split, transform
-from syncpretrain.runtime.team import Team
+from syncpretrain.learners.steps import ShardedStep
+from syncpretrain.models.layer import Layer
+from syncpretrain.parallel.blas import blas_limit
+from syncpretrain.parallel.team import Team
+from syncpretrain.pretraining.runtime.activations import Split, transform
 
 __all__ = ["Probe", "Steps", "beside", "looking", "measured", "products", "transforming"]
 

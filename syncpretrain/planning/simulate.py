@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from syncpretrain.schedule.machine import Command, Forget, Schedule, Train
+from syncpretrain.pretraining.schedule.machine import Command, Forget, Schedule, Train
 
 __all__ = ["EpochCost", "Simulated", "simulate"]
 

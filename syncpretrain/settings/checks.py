@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings.defaults import PER_LAYER
 from syncpretrain.settings.devices import check_backend, why_not_on_a_device
+from syncpretrain.settings.fields import PretrainFields
 from syncpretrain.settings.kinds import MAX_EPOCHS
-
-if TYPE_CHECKING:
-    from syncpretrain.settings.sections import PretrainSettings
 
 __all__ = ["check_layers", "check_per_layer", "check_pretraining", "parsed_corruption"]
 
@@ -45,7 +43,7 @@ def parsed_corruption(text: str) -> tuple[str, float] | None:
     return kind, amount
 
 
-def check_pretraining(settings: PretrainSettings) -> None:
+def check_pretraining(settings: PretrainFields) -> None:
     """Refuse values that do not go together.
 
     Raises
@@ -63,7 +61,7 @@ def check_pretraining(settings: PretrainSettings) -> None:
         raise SettingsError(f"backend: got {settings.backend} {lacks}")
 
 
-def _check_model(settings: PretrainSettings) -> None:
+def _check_model(settings: PretrainFields) -> None:
     """Refuse what the model has no use for."""
     model = settings.model
     if settings.visible_units == "relu":
@@ -94,11 +92,11 @@ def _check_model(settings: PretrainSettings) -> None:
         )
 
 
-def _sparse(settings: PretrainSettings) -> Sequence[tuple[float, str]]:
+def _sparse(settings: PretrainFields) -> Sequence[tuple[float, str]]:
     return list(zip(settings.sparsity_cost, settings.hidden_units, strict=True))
 
 
-def _check_replicas(settings: PretrainSettings) -> None:
+def _check_replicas(settings: PretrainFields) -> None:
     for layer, replicas in enumerate(settings.replicas, start=1):
         shards = settings.shards_of(layer)
         if replicas > shards:
@@ -125,7 +123,7 @@ def _check_replicas(settings: PretrainSettings) -> None:
                 raise SettingsError(f"split: got units with {name}, expected examples")
 
 
-def _check_early_stopping(settings: PretrainSettings) -> None:
+def _check_early_stopping(settings: PretrainFields) -> None:
     metric = settings.early_stopping
     if metric == "none":
         return

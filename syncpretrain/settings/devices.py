@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from syncpretrain.errors import SettingsError
-
-if TYPE_CHECKING:
-    from syncpretrain.settings.finetuning import FinetuneSettings
-    from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.settings.fields import PretrainFields
+from syncpretrain.settings.finetuning import FinetuneSettings
 
 __all__ = [
     "check_backend",
@@ -44,7 +41,7 @@ def check_tuning_backend(name: str, settings: FinetuneSettings) -> None:
         raise SettingsError(f"backend: got {name} {lacks}")
 
 
-def why_not_on_a_device(settings: PretrainSettings) -> str | None:
+def why_not_on_a_device(settings: PretrainFields) -> str | None:
     """Return why this pretraining is done on the CPU alone, None if it is not."""
     layers = range(1, len(settings.layers))
     if max(map(settings.shards_of, layers)) > 1:

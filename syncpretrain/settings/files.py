@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from syncpretrain.complaints import explained
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings.defaults import MODEL_DEFAULTS, PER_LAYER, UNBOUNDED_RATE
+from syncpretrain.settings.explain import explained
 from syncpretrain.settings.sections import Settings
 
 if sys.version_info >= (3, 11):
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 S = TypeVar("S", bound=msgspec.Struct)
-PRESETS = Path(__file__).parent.parent / "presets"
+PRESETS = Path(__file__).parent / "presets"
 
 
 def preset_names() -> list[str]:

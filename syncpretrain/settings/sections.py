@@ -1,127 +1,26 @@
-"""The sections of a run's settings and what each value may be."""
+"""The settings of a run: its sections, checked as a whole."""
 
 from __future__ import annotations
-
-from typing import Annotated, Literal
-
-import msgspec
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings.checks import check_layers, check_per_layer, check_pretraining
 from syncpretrain.settings.defaults import PER_LAYER
 from syncpretrain.settings.devices import check_tuning_backend
+from syncpretrain.settings.fields import DataSettings, PretrainFields
 from syncpretrain.settings.finetuning import FinetuneSettings
-from syncpretrain.settings.kinds import (
-    Count,
-    Fraction,
-    Frozen,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    Workers,
-)
+from syncpretrain.settings.kinds import Frozen
 from syncpretrain.settings.momentum import MomentumSchedule
 from syncpretrain.settings.running import RunSettings
 
 __all__ = [
-    "MODELS",
     "DataSettings",
     "PretrainSettings",
     "Settings",
 ]
 
-Units = Literal["bernoulli", "gaussian", "relu"]
 
-MODELS = ("rbm", "autoencoder", "denoising", "contractive")
-MAX_CD_STEPS = 1000  # a minibatch cannot be interrupted
-
-
-class DataSettings(Frozen, frozen=True, kw_only=True):
-    """Which data is trained on and how it is split.
-
-    ``validation`` is the fraction of the training examples held out; None takes the data set's
-    own split (10,000 of MNIST's 60,000), or a tenth. ``labels`` is how many training examples
-    keep their labels, as many of each class as far as there are; None keeps all.
-    """
-
-    name: str = "mnist"
-    validation: Fraction | None = None
-    labels: Count | None = None
-
-
-class PretrainSettings(Frozen, frozen=True, kw_only=True):
-    """How a stack is pretrained. A tuple has one value a layer.
-
-    Attributes
-    ----------
-    layers : tuple of int
-        Values of an example, then the units of each layer.
-    model : str
-        ``rbm``, ``autoencoder``, ``denoising`` or ``contractive``.
-    visible_units, hidden_units : str, tuple of str
-        Of the input, and of each layer: ``bernoulli``, ``gaussian`` or (hidden) ``relu``.
-    schedule, group_size, pace, refresh_epochs, finish
-        Which layer trains when, on which version (docs/schedules.rst, ``schedule/plan.py``).
-    runtime, workers, blas_threads, replicas
-        What executes it; only ``blas_threads`` can change the last bits, and of greedy alone.
-    backend : str
-        What computes: ``numpy``, ``cupy`` with the layers dealt to all GPUs, ``cupy:1`` for that
-        GPU alone, or ``auto``, CuPy where it can compute and is asked for nothing that only the CPU
-        does. The last bits depend on it.
-    split, shards
-        How each minibatch of a layer is cut for its replicas: by ``examples`` or ``units``, into
-        so many shards, on which the result depends; 0 for as many as the layer has replicas.
-    epochs, batch_size, learning_rate, momentum, weight_decay, l1
-        Of each layer's gradient steps; momentum as in :class:`MomentumSchedule`.
-    visible_bias : str
-        Visible biases start from ``zero`` or the ``log-odds`` of the units' means.
-    cd_steps, persistent, sparsity_target, sparsity_cost, hidden_dropout
-        Of RBMs: see :class:`syncpretrain.learners.rbm.RBMSettings`.
-    tied, loss, corruption, contraction
-        Of autoencoders: see :class:`syncpretrain.learners.autoencoder.AutoencoderSettings`.
-    early_stopping, patience : str, int
-        What ends a layer's own epochs: see :class:`syncpretrain.evaluation.stopping.EarlyStopping`.
-    seed : int
-        Of everything that is drawn.
-    """
-
-    layers: tuple[Count, ...]
-    model: Literal["rbm", "autoencoder", "denoising", "contractive"] = "rbm"
-    visible_units: Units = "bernoulli"
-    hidden_units: tuple[Units, ...]
-    schedule: Literal["synchronized", "greedy", "rounds"] = "synchronized"
-    group_size: Count | None = None
-    pace: Literal["lockstep", "free"] = "lockstep"
-    runtime: Literal["threads", "processes", "serial"] = "threads"
-    backend: str = "auto"
-    workers: Workers | None = None
-    replicas: tuple[Count, ...]
-    split: Literal["examples", "units"] = "examples"
-    shards: tuple[NonNegativeInt, ...]
-    epochs: tuple[Count, ...]
-    refresh_epochs: tuple[NonNegativeInt, ...]
-    finish: Literal["drain", "first-layer"] = "drain"
-    batch_size: Count = 100
-    learning_rate: tuple[PositiveFloat, ...]
-    momentum: tuple[str, ...]
-    weight_decay: tuple[NonNegativeFloat, ...]
-    l1: tuple[NonNegativeFloat, ...]
-    visible_bias: Literal["zero", "log-odds"] = "zero"
-    cd_steps: tuple[Annotated[int, msgspec.Meta(ge=1, le=MAX_CD_STEPS)], ...]
-    persistent: tuple[bool, ...]
-    sparsity_target: tuple[Fraction, ...]
-    sparsity_cost: tuple[NonNegativeFloat, ...]
-    hidden_dropout: tuple[Fraction, ...]
-    tied: bool = True
-    loss: Literal["squared", "cross-entropy"] | None = None
-    corruption: tuple[str, ...]
-    contraction: tuple[NonNegativeFloat, ...]
-    early_stopping: Literal["none", "free-energy-gap", "pseudo-likelihood", "validation-error"] = (
-        "none"
-    )
-    patience: Count = 3
-    blas_threads: Workers | None = None
-    seed: NonNegativeInt = 0
+class PretrainSettings(PretrainFields, frozen=True, kw_only=True):
+    """Pretraining: the fields of :class:`syncpretrain.settings.fields.PretrainFields`, checked."""
 
     def __post_init__(self) -> None:
         check_layers(self.layers)
@@ -142,21 +41,6 @@ class PretrainSettings(Frozen, frozen=True, kw_only=True):
             )
         if self.seed >= 2**63:
             raise SettingsError(f"seed: got {self.seed}, expected a number below 2**63")
-
-    def shards_of(self, layer: int) -> int:
-        """Return into how many shards the minibatches of a layer, counted from 1, are cut."""
-        return self.shards[layer - 1] or self.replicas[layer - 1]
-
-    def visible_units_of(self, layer: int) -> str:
-        """Return the visible units of a layer, counted from 1.
-
-        Those of the input, or what suits the hidden units below: a Gaussian unit stands for any
-        that is not binary.
-        """
-        if layer == 1:
-            return self.visible_units
-        below = self.hidden_units[layer - 2]
-        return "bernoulli" if below == "bernoulli" else "gaussian"
 
 
 class Settings(Frozen, frozen=True, kw_only=True):

@@ -1,0 +1,121 @@
+"""The examples that a command on a finished run works on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.data import DATASETS, load_dataset, located
+from syncpretrain.data.dataset import Dataset, from_rows
+from syncpretrain.data.examples import scale_examples
+from syncpretrain.data.readers import divided, read_file
+from syncpretrain.data.record import record_in, record_of
+from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.models.model_file import MODEL_NAME
+from syncpretrain.models.stack import Stack
+from syncpretrain.runs.folder import CONFIG_NAME
+from syncpretrain.settings import DataSettings, read_settings
+
+__all__ = ["Examples", "dataset_of", "examples_of"]
+
+
+class Examples(NamedTuple):
+    """Examples of shape (n, width), and what to call them."""
+
+    rows: NDArray[np.float32]
+    name: str
+
+
+def dataset_of(run: Path, data: str | None, *, stack: Stack) -> Dataset:
+    """Return the data the run was trained on, divided in the same way, or another data set.
+
+    It is checked as the stack's visible units ask. A file that the run was not trained on has
+    only a test part.
+    """
+    settings = _data_settings(run)
+    name = _name(run, data, settings)
+    if settings is not None and located(name) == located(settings.name):
+        dataset = _loaded(settings, stack)
+        _compare(run, stack, dataset)
+        return dataset
+    return _loaded(DataSettings(name=name), stack) if name in DATASETS else _test_set(name, stack)
+
+
+def examples_of(run: Path, data: str | None, part: str | None, *, stack: Stack) -> Examples:
+    """Return a part of a data set, or without ``part`` all rows of a file in their order."""
+    settings = _data_settings(run)
+    name = _name(run, data, settings)
+    if part is None and name not in DATASETS:
+        X, labels = _rows(name, stack)
+        if settings is not None and located(name) == located(settings.name):
+            _compare(run, stack, divided(name, X, labels, validation=settings.validation))
+        return Examples(scale_examples(X), name)
+    part = part or "test"
+    rows: NDArray[np.float32] = getattr(dataset_of(run, data, stack=stack), part)
+    if not len(rows):
+        raise DataError(f"part: got {part}, but {name} has no such part; leave --part out")
+    return Examples(rows, f"the {part} part of {name}")
+
+
+def _data_settings(run: Path) -> DataSettings | None:
+    """Return what the run was trained on, as far as it is known."""
+    folder = run.parent if run.name == MODEL_NAME else run
+    config = folder / CONFIG_NAME
+    return read_settings(config).data if config.is_file() else None
+
+
+def _name(run: Path, data: str | None, settings: DataSettings | None) -> str:
+    if data is not None:
+        return data
+    if settings is None:
+        raise SettingsError(f"data: got nothing, and {run} names no data; expected a name or file")
+    return settings.name
+
+
+def _loaded(settings: DataSettings, stack: Stack) -> Dataset:
+    dataset = load_dataset(
+        settings.name, validation=settings.validation, bounded=_is_bounded(stack)
+    )
+    for notice in dataset.notices:
+        click.echo(notice, err=True)
+    _check_width(settings.name, dataset.width, stack.widths[0])
+    return dataset
+
+
+def _compare(run: Path, stack: Stack, dataset: Dataset) -> None:
+    """Tell if a run was trained on other data than is there now under that name."""
+    before = record_in(stack.info)
+    if before is not None and before.sha256 != dataset.sha256:
+        click.echo(
+            f"warning: {run} was trained on other data: {before}. {dataset.name} is now"
+            f" {record_of(dataset)}, whose parts may hold examples of any part of the former",
+            err=True,
+        )
+
+
+def _test_set(name: str, stack: Stack) -> Dataset:
+    X, labels = _rows(name, stack)
+    rows = np.arange(len(X))
+    source = f"the {len(X):,} examples of {name}"
+    return from_rows(name, X, labels, source=source, parts=(rows[:0], rows[:0], rows))
+
+
+def _rows(name: str, stack: Stack) -> tuple[NDArray[Any], NDArray[np.int64] | None]:
+    if not Path(name).expanduser().exists():
+        load_dataset(name)  # refuses it, and says which data sets there are
+    X, labels = read_file(name, bounded=_is_bounded(stack))
+    _check_width(name, X.shape[1], stack.widths[0])
+    return X, labels
+
+
+def _is_bounded(stack: Stack) -> bool:
+    return stack.units[0] == "bernoulli"
+
+
+def _check_width(name: str, got: int, expected: int) -> None:
+    if got != expected:
+        raise DataError(f"data: {name} has {got} values an example, but the stack takes {expected}")

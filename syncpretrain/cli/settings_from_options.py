@@ -1,0 +1,157 @@
+"""The settings that the options of a command make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from syncpretrain.errors import SettingsError
+
+if TYPE_CHECKING:
+    from syncpretrain.data.dataset import Dataset
+    from syncpretrain.planning import Plan
+    from syncpretrain.settings import Settings
+
+__all__ = ["AUTO", "given_settings", "planned"]
+
+AUTO = "auto"  # a schedule that is none: it is settled before there are settings to keep
+
+FINETUNE = "finetune_"
+GROUPED = ("data", "validation", "labels")
+SAFETY = ("checkpoint_every", "keep", "max_restarts", "stall_timeout")
+PLANNED = ("group_size", "replicas", "split", "shards")
+
+
+def given_settings(preset: str | None, config: Path | None, given: dict[str, Any]) -> Settings:
+    """Return the settings of a preset or a file, with the options given on top.
+
+    Those of the schedule ``auto`` are for :func:`planned` to complete.
+
+    Raises
+    ------
+    SettingsError
+        If they are wrong, or do not fit each other.
+    """
+    import msgspec
+
+    from syncpretrain.settings import preset_path, read_settings, settings_from
+
+    if preset is not None:
+        if config is not None:
+            raise SettingsError("preset: got one beside --config, expected one of the two")
+        config = preset_path(preset)
+
+    base: dict[str, Any] = {"data": {}, "pretrain": {}, "finetune": {}, "run": {}}
+    if config is not None:
+        base = msgspec.to_builtins(read_settings(config))
+        if given["layers"] and len(given["layers"]) != len(base["pretrain"]["layers"]):
+            _forget_depth(base["pretrain"])
+        if given["model"] not in (None, base["pretrain"]["model"]):
+            _forget_model(base["pretrain"])
+    for name, value in given.items():
+        if value is None:
+            continue
+        section, field = _place(name)
+        base[section][field] = value
+    pretrain = base["pretrain"]
+    if given.get("schedule") == AUTO:
+        _leave_open(pretrain, given)
+    if "layers" not in pretrain:
+        raise SettingsError(
+            "layers: got nothing, expected the units of the input and of each layer, such as"
+            " --layers 784,1000,500,250,30"
+        )
+    settings = settings_from(
+        pretrain.pop("layers"),
+        data=base["data"],
+        finetune=base["finetune"],
+        run=base["run"],
+        **pretrain,
+    )
+    _check_finetuning(settings, given)
+    return settings
+
+
+def planned(
+    settings: Settings, data: Dataset, *, measure_seconds: float = 7.0
+) -> tuple[Settings, Plan]:
+    """Return settings with the schedule that is fastest here for the data, and the plan.
+
+    Raises
+    ------
+    SettingsError, DataError
+        If the run would be refused, or the stack cannot be planned for.
+    """
+    import msgspec
+
+    from syncpretrain.planning.candidates import Task
+    from syncpretrain.planning.choice import plan_for
+    from syncpretrain.pretraining.driver import Pretraining
+    from syncpretrain.runs.prepare import check_finetuning
+
+    # Before the seconds that measuring takes, and the memory.
+    check_finetuning(settings, data)
+    Pretraining(settings.pretrain, data.train, data.validation)
+    task = Task(settings.pretrain, len(data.train), len(data.validation))
+    found = plan_for(task, measure_seconds=measure_seconds)
+    return msgspec.structs.replace(settings, pretrain=found.apply(settings.pretrain)), found
+
+
+def _leave_open(pretrain: dict[str, Any], given: dict[str, Any]) -> None:
+    """Drop what the plan will decide; refuse it as an option."""
+    for name in PLANNED:
+        if given.get(name) is not None:
+            raise SettingsError(
+                f"{name}: got a value with --schedule auto, expected none; auto finds it"
+            )
+        pretrain.pop(name, None)
+    if str(given.get("backend")).startswith("cupy"):
+        raise SettingsError(
+            f"backend: got {given['backend']} with --schedule auto, expected numpy or none; auto"
+            " times the cores of this machine"
+        )
+    pretrain["backend"] = "numpy"
+    pretrain.pop("schedule")
+
+
+def _check_finetuning(settings: Settings, given: dict[str, Any]) -> None:
+    """Refuse options of a fine-tuning that will not be."""
+    if settings.finetune.objective != "none":
+        return
+    for name, value in given.items():
+        if value is not None and name.startswith(FINETUNE):
+            raise SettingsError(
+                f"{name}: got {value} without fine-tuning; add --finetune reconstruction or"
+                " classification"
+            )
+
+
+def _forget_depth(pretrain: dict[str, Any]) -> None:
+    """Make one value of each list of equal values, so that it suits another number of layers."""
+    from syncpretrain.settings.defaults import PER_LAYER
+
+    for name in PER_LAYER:
+        if len(set(pretrain[name])) == 1:
+            pretrain[name] = pretrain[name][0]
+
+
+def _forget_model(pretrain: dict[str, Any]) -> None:
+    """Drop what the model had no use for, so that another model takes its own default."""
+    from syncpretrain.settings.defaults import MODEL_DEFAULTS, PER_LAYER
+
+    for name in {name for defaults in MODEL_DEFAULTS.values() for name in defaults}:
+        if all(value == PER_LAYER[name] for value in pretrain[name]):
+            del pretrain[name]
+
+
+def _place(option: str) -> tuple[str, str]:
+    """Return the section and the field of the settings that an option sets."""
+    if option == "finetune":
+        return "finetune", "objective"
+    if option.startswith(FINETUNE):
+        return "finetune", option.removeprefix(FINETUNE)
+    if option in GROUPED:
+        return "data", "name" if option == "data" else option
+    if option in SAFETY:
+        return "run", option
+    return "pretrain", option

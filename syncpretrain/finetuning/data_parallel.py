@@ -1,0 +1,82 @@
+"""Data parallelism for the network that is fine-tuned: each shard has a part of every minibatch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.finetuning.network import Move, Network
+from syncpretrain.kernels.averaging import add_tree
+from syncpretrain.kernels.phases import BLOCK, Phase, Run, cuts, in_turn
+
+__all__ = ["DataParallelNetwork"]
+
+Array = NDArray[np.float32]
+
+
+class DataParallelNetwork(Network):
+    """A network whose minibatches are cut into shards of examples; see :class:`Network`.
+
+    Each shard computes the gradient of its part in a vector of its own. They are added up in a
+    fixed tree, a slice of the flat vector a shard, which then moves that slice.
+    """
+
+    splits_examples = True
+
+    def __init__(self, chain: Any, *, batch_size: int, shards: int, **options: Any) -> None:
+        super().__init__(chain, batch_size=batch_size, **options)
+        self.shards = shards
+        part_size = -(-batch_size // shards)
+        self._parts = [Network(chain, batch_size=part_size, **options) for _ in range(shards)]
+        for number, part in enumerate(self._parts):
+            part.parameters, part.chain, part.shard_number = self.parameters, self.chain, number
+        self._blocks = self._cut()
+
+    def _cut(self) -> list[list[tuple[slice, bool]]]:
+        """Return each shard's slices of the flat vector, and whether they are of weights."""
+        blocks: list[list[tuple[slice, bool]]] = [[] for _ in range(self.shards)]
+        at = 0
+        for array in (array for pair in self.chain for array in pair):
+            for shard, own in enumerate(cuts(array.size, self.shards)):
+                blocks[shard] += [
+                    (slice(at + start, min(at + start + BLOCK, at + own.stop)), array.ndim == 2)
+                    for start in range(own.start, own.stop, BLOCK)
+                ]
+            at += array.size
+        return blocks
+
+    def step(
+        self,
+        x: Array,
+        target: Array,
+        *,
+        epoch: int,
+        step: int,
+        move: Move | None = None,
+        run: Run = in_turn,
+        examples: int | None = None,
+    ) -> float:
+        """Fill the gradients, shard by shard, and let them be followed; see :class:`Network`."""
+        rows, errors = cuts(len(x), self.shards), [0.0] * self.shards
+
+        def gradient(shard: int) -> None:
+            own, part = rows[shard], self._parts[shard]
+            if own.start == own.stop:  # the last minibatch may be smaller than the shards are many
+                part.gradients.fill(0)
+                return
+            errors[shard] = part.step(
+                x[own], target[own], epoch=epoch, step=step, examples=examples or len(x)
+            )
+
+        def follow(shard: int) -> None:
+            for block, is_weight in self._blocks[shard]:
+                total = add_tree([part.gradients[block] for part in self._parts])
+                np.copyto(self.gradients[block], total)
+                if move is not None:
+                    move(shard, block, is_weight)
+
+        phases: tuple[Phase, ...] = (gradient, follow)
+        run(phases, self.shards)
+        return sum(errors)

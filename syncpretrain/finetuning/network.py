@@ -1,0 +1,290 @@
+"""The network that is fine-tuned: one flat vector of parameters, and its gradient.
+
+Everything a step touches is allocated before the first one. The parameters are one flat vector,
+so that an optimizer knows nothing of layers; each weight and bias is a view of it, and so are
+their gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.backends.base import Backend
+from syncpretrain.backends.numpy_backend import NumpyBackend
+from syncpretrain.finetuning.chain import Dropout, Step, views
+from syncpretrain.kernels.activations import affine
+from syncpretrain.kernels.backprop import (
+    delta_below,
+    forward,
+    output_delta,
+    weight_gradient,
+)
+from syncpretrain.kernels.losses import cross_entropy, squared_error, wrong
+from syncpretrain.kernels.phases import Phase, Run, cuts, in_turn
+from syncpretrain.kernels.program import Program
+from syncpretrain.rng import Address, Purpose
+
+__all__ = ["Network"]
+
+Array = NDArray[np.float32]
+Move = Callable[[int, slice, bool], None]
+
+
+@dataclass(slots=True)
+class _Minibatch:
+    """What the phases of a step share."""
+
+    x: Array
+    target: Array
+    activations: list[Array]
+    deltas: list[Array]
+    masks: list[Array | None]
+    inputs: list[Array | None]  # with units left out
+    move: Move | None
+    share: float
+
+    def read(self, layer: int) -> Array:
+        """Return what a layer reads."""
+        dropped = self.inputs[layer]
+        if dropped is not None:
+            return dropped
+        return self.activations[layer - 1] if layer else self.x
+
+
+class Network:
+    """A chain of layers, trained so that its output comes near to a target.
+
+    Parameters
+    ----------
+    chain : sequence of Step
+        Weights of shape (fan in, fan out), biases of shape (fan out,); where the parameters
+        start. They are copied, and their type, float32 or float64, is that of all arithmetic.
+    loss : str
+        "squared", or "cross-entropy" of a last layer of bernoulli or softmax units.
+    batch_size : int
+        The most examples that a minibatch can have.
+    dropout : Dropout, optional
+    shards : int
+        Into how many parts the units of each layer are dealt, for workers to share.
+    backend : Backend, optional
+        Where its arrays are; on a device errors are arrays too, for which nobody has waited.
+
+    Attributes
+    ----------
+    parameters, gradients : ndarray of shape (n_parameters,)
+        In the order of the chain; weight, then bias.
+    chain, chain_gradients : list of (weight, bias)
+        Views of ``parameters`` and of ``gradients``.
+    """
+
+    splits_examples = False  # programs are not supported with shards of examples
+
+    def __init__(
+        self,
+        chain: Sequence[Step],
+        *,
+        loss: str,
+        batch_size: int,
+        dropout: Dropout | None = None,
+        shards: int = 1,
+        backend: Backend | None = None,
+    ) -> None:
+        self.backend = backend = backend or NumpyBackend()
+        kind = chain[0].weight.dtype
+        count = sum(step.weight.size + step.bias.size for step in chain)
+        self.units = [step.units for step in chain]
+        self.loss = loss
+        self.parameters = backend.zeros(count, kind)
+        self.gradients = backend.zeros(count, kind)
+        self.chain = list(views(self.parameters, chain))
+        self.chain_gradients = list(views(self.gradients, chain))
+        self._dropout = dropout or Dropout()
+        shapes = [(batch_size, len(step.bias)) for step in chain]
+        self.activations = [backend.empty(shape, kind) for shape in shapes]
+        self.deltas = [backend.empty(shape, kind) for shape in shapes]
+        # What each layer reads: the data, then the activations below, with units left out.
+        shapes = [(batch_size, len(chain[0].weight)), *shapes[:-1]]
+        shares = [self._dropout.input] + [self._dropout.hidden] * (len(chain) - 1)
+        self.masks = [
+            backend.empty(shape) if share else None
+            for shape, share in zip(shapes, shares, strict=True)
+        ]
+        self._shares = shares
+        self.inputs = [
+            backend.empty(shape, kind) if share else None
+            for shape, share in zip(shapes, shares, strict=True)
+        ]
+        self.shards, self.shard_number = shards, 0
+        self.reads = [cuts(len(weight), shards) for weight, _ in self.chain]
+        self.owns = [cuts(len(bias), shards) for _, bias in self.chain]
+        if self.units[-1] == "softmax":  # whose units need one another
+            self.owns[-1] = [slice(0, len(self.chain[-1][1])), *[slice(0, 0)] * (shards - 1)]
+        sizes = (step.weight.size + step.bias.size for step in chain)
+        self.starts = list(accumulate(sizes, initial=0))
+        self._squared = [0.0] * shards
+        self._wrong: float | None = None
+        self._phases = self._plan()
+        for mine, given in zip(self.chain, chain, strict=True):
+            np.copyto(mine[0], backend.asarray(given.weight))
+            np.copyto(mine[1], backend.asarray(given.bias))
+
+    def gradient(self, x: Array, target: Array, *, epoch: int = 0, step: int = 0) -> float:
+        """Fill the gradients of the loss on a minibatch of shape (B, inputs).
+
+        ``target`` has shape (B, outputs); ``epoch`` and ``step`` are the address of what dropout
+        draws.
+
+        Returns
+        -------
+        float
+            The error summed over the examples: squared, or 1 for each wrong class; NaN where the
+            output is not finite.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller checks the error
+            return self.step(x, target, epoch=epoch, step=step)
+
+    def step(
+        self,
+        x: Array,
+        target: Array,
+        *,
+        epoch: int,
+        step: int,
+        move: Move | None = None,
+        run: Run = in_turn,
+        examples: int | None = None,
+    ) -> float:
+        """Fill the gradients as :meth:`gradient` does, shard by shard, and let them be followed.
+
+        Parameters
+        ----------
+        move : callable, optional
+            Given a shard, a slice of the flat vectors and whether it is of weights, as soon as the
+            gradient there is known and the parameters there are no longer needed.
+        examples : int, optional
+            Of the minibatch that these are a part of; the gradient is this part's share of it.
+        run : callable
+            Works the phases; see :mod:`syncpretrain.kernels.phases`.
+        """
+        n = len(x)
+        masks, buffers = self._drawn_masks(n, epoch, step), self.inputs
+        self._minibatch = _Minibatch(
+            x,
+            target,
+            [buffer[:n] for buffer in self.activations],
+            [buffer[:n] for buffer in self.deltas],
+            masks or [None] * len(self.chain),
+            [None if buffer is None else buffer[:n] for buffer in buffers],
+            move,
+            n / (examples or n),
+        )
+        run(self._phases, self.shards)
+        squared, is_wrong = sum(self._squared), self._wrong
+        # NaN where the output is not finite, without a look at it, for which a device must wait
+        return squared if is_wrong is None else is_wrong + 0 * squared
+
+    def _plan(self) -> tuple[Phase, ...]:
+        """Return the phases of a step: up through the layers, and down again."""
+        layers = range(len(self.chain))
+        first: list[Phase] = [] if self.masks[0] is None else [self._mask_input]
+        up: list[Phase] = [partial(self._forward, layer) for layer in layers]
+        down: list[Phase] = [partial(self._backward, layer) for layer in reversed(layers)]
+        return (*first, *up, *down)
+
+    def _mask_input(self, shard: int) -> None:
+        at, own = self._minibatch, self.reads[0][shard]
+        mask, out = at.masks[0], at.inputs[0]
+        assert mask is not None and out is not None
+        np.multiply(at.x[:, own], mask[:, own], out=out[:, own])
+
+    def _forward(self, layer: int, shard: int) -> None:
+        """Fill a part of a layer's activations; at the top, of its delta too."""
+        at, own = self._minibatch, self.owns[layer][shard]
+        if own.start == own.stop:
+            return
+        (weight, bias), units, out = self.chain[layer], self.units[layer], at.activations[layer]
+        affine(at.read(layer), weight[:, own], bias[own], units, out=out[:, own])
+        if layer + 1 == len(self.chain):
+            target, y = at.target[:, own], out[:, own]
+            if units == "softmax" and shard == 0:
+                self._wrong = wrong(target, y)
+            delta = at.deltas[-1][:, own]
+            self._squared[shard] = output_delta(target, y, units, self.loss, out=delta)
+            if at.share != 1:
+                delta *= at.share
+        elif (mask := at.masks[layer + 1]) is not None:
+            read = at.inputs[layer + 1]
+            assert read is not None
+            np.multiply(out[:, own], mask[:, own], out=read[:, own])
+
+    def _backward(self, layer: int, shard: int) -> None:
+        """Fill a part of a layer's gradients, and of delta below; let it be followed."""
+        at, reads, owns = self._minibatch, self.reads[layer][shard], self.owns[layer][shard]
+        (weight, _), (dW, db) = self.chain[layer], self.chain_gradients[layer]
+        delta = at.deltas[layer]
+        weight_gradient(at.read(layer), delta, reads, out=dW)
+        np.sum(delta[:, owns], axis=0, out=db[owns])
+        if layer:
+            below, out = at.activations[layer - 1], at.deltas[layer - 1]
+            units, mask = self.units[layer - 1], at.masks[layer]
+            delta_below(delta, weight, reads, below, units, mask, out=out)
+        if at.move is not None:
+            start, width = self.starts[layer], len(db)
+            at.move(shard, slice(start + reads.start * width, start + reads.stop * width), True)
+            start += weight.size
+            at.move(shard, slice(start + owns.start, start + owns.stop), False)
+
+    def stepwise(self, program: Program, *, epoch: int, step: int, run: Run = in_turn) -> float:
+        """Work a compiled step of :func:`network_program`; return what :meth:`step` does."""
+        self._drawn_masks(0, epoch, step)
+        run(program, self.shards)
+        squared = float(program.results[:-1].sum())
+        return squared if self.units[-1] != "softmax" else program.results[-1] + 0 * squared
+
+    def loss_of(self, x: Array, target: Array, *, epoch: int = 0, step: int = 0) -> float:
+        """Return the loss that :meth:`gradient` differentiates, with the same units left out."""
+        n = len(x)
+        y = forward(
+            x,
+            self.chain,
+            self.units,
+            out=[buffer[:n] for buffer in self.activations],
+            masks=self._drawn_masks(n, epoch, step),
+            inputs=[None if buffer is None else buffer[:n] for buffer in self.inputs],
+        )
+        if self.loss == "squared":
+            return squared_error(target, y, out=y) / n
+        return cross_entropy(target, y, self.units[-1]) / n
+
+    def error(self, X: Array, target: Array) -> float:
+        """Return the mean error of the rows of X: squared, or the share of wrong classes."""
+        total, size = 0.0, len(self.activations[0])
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start in range(0, len(X), size):
+                x, t = X[start : start + size], target[start : start + size]
+                y = forward(x, self.chain, self.units, out=[a[: len(x)] for a in self.activations])
+                if self.units[-1] == "softmax":
+                    total += wrong(t, y)
+                else:
+                    total += squared_error(t, y, out=y)
+        return float(total) / len(X)
+
+    def _drawn_masks(self, n: int, epoch: int, step: int) -> list[Array | None]:
+        """Draw which units stay, each 0 or the factor that makes up for those left out."""
+        if all(mask is None for mask in self.masks):
+            return []
+        draws = self.backend.generator(
+            Address(self._dropout.seed, Purpose.DROPOUT, 0, epoch, step, self.shard_number)
+        )
+        for mask, share in zip(self.masks, self._shares, strict=True):
+            if mask is not None:
+                draws.random(out=mask, dtype=np.float32)
+                np.greater_equal(mask, np.float32(share), out=mask)
+                mask *= np.float32(1 / (1 - share))
+        return [None if mask is None else mask[:n] for mask in self.masks]

@@ -1,0 +1,247 @@
+"""How a network's parameters follow its gradient: their state, and one step on a minibatch."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.finetuning.line_search import LineSearches
+from syncpretrain.finetuning.network import Network
+from syncpretrain.finetuning.network_program import network_program
+from syncpretrain.kernels.optimizers import BLOCK, adam_step, sgd_step
+from syncpretrain.kernels.phases import Run, in_turn
+from syncpretrain.kernels.program import Operation, Program
+from syncpretrain.settings import FinetuneSettings
+
+__all__ = [
+    "LEARNING_RATES",
+    "Adam",
+    "GradientDescent",
+    "Optimizer",
+    "optimizer_for",
+    "optimizer_vectors",
+    "scheduled",
+]
+
+Array = NDArray[np.float32]
+MOST_PROGRAMS = 4  # of minibatches: a whole one and the last lie in the same arrays each epoch
+LEARNING_RATES = {"adam": 0.001, "sgd": 0.1, "cg": 1.0, "lbfgs": 1.0}  # the last two have none
+
+# SciPy's are of float64: for cg points, gradients and directions, old and new; for lbfgs also the
+# last 10 steps and changes of the gradient.
+VECTORS = {"adam": 2, "sgd": 1, "cg": 28, "lbfgs": 80}
+
+
+class Optimizer(Protocol):
+    """Trains a network on one minibatch after another."""
+
+    def train(
+        self,
+        network: Network,
+        x: Array,
+        target: Array,
+        *,
+        rate: float,
+        epoch: int,
+        step: int,
+        run: Run = in_turn,
+    ) -> float:
+        """Move the parameters; return the error before that, summed over the examples.
+
+        ``run`` works the phases of a step.
+        """
+        ...
+
+    def memory(self) -> dict[str, Array]:
+        """Return by name what the next step depends on beside the parameters; live arrays."""
+        ...
+
+    def recall(self, memory: Mapping[str, Array], *, steps: int) -> None:
+        """Go back to what :meth:`memory` held after so many steps."""
+        ...
+
+
+class _Stepping(ABC):
+    """What the optimizers have in common that take one step along the gradient.
+
+    Weight decay is decoupled from the gradient: each step shrinks the weights, not the biases, by
+    rate * decay (Loshchilov and Hutter 2019).
+    """
+
+    def __init__(self, network: Network, *, weight_decay: float = 0.0) -> None:
+        self._decay = weight_decay
+        block = min(BLOCK, len(network.parameters))
+        self._scratch = network.backend.empty((network.shards, block), network.parameters.dtype)
+        self._programs: dict[tuple[int, int, int], Program | None] = {}
+        self.steps = 0
+
+    def train(
+        self,
+        network: Network,
+        x: Array,
+        target: Array,
+        *,
+        rate: float,
+        epoch: int,
+        step: int,
+        run: Run = in_turn,
+    ) -> float:
+        """Take one step; return the error before it, summed over the examples."""
+        program = self._program(network, x, target)
+        if program is not None:
+            self.steps += 1
+            program.prepare(rate=rate, steps=self.steps)
+            return network.stepwise(program, epoch=epoch, step=step, run=run)
+        parameters, gradients = network.parameters, network.gradients
+
+        def move(shard: int, part: slice, is_weight: bool) -> None:
+            if self._decay and is_weight:
+                weights = parameters[part]
+                weights *= 1 - rate * self._decay
+            self._move(parameters[part], gradients[part], part, rate, self._scratch[shard])
+
+        self.steps += 1
+        with np.errstate(over="ignore", invalid="ignore"):
+            return network.step(x, target, epoch=epoch, step=step, move=move, run=run)
+
+    @abstractmethod
+    def memory(self) -> dict[str, Array]:
+        """Return by name what the next step depends on beside the parameters; live arrays."""
+
+    def recall(self, memory: Mapping[str, Array], *, steps: int) -> None:
+        """Go back to what :meth:`memory` held after so many steps."""
+        for name, array in self.memory().items():
+            np.copyto(array, memory[name])
+        self.steps = steps
+
+    def _program(self, network: Network, x: Array, target: Array) -> Program | None:
+        """Return the step on a minibatch in these arrays as a program, if there is one."""
+        if not isinstance(x, np.ndarray):
+            return None
+        place = (x.ctypes.data, target.ctypes.data, len(x))
+        if place not in self._programs and len(self._programs) < MOST_PROGRAMS:
+            # Its operations hold the arrays, so that no others will lie there.
+            follow = partial(self._operations, network)
+            self._programs[place] = network_program(network, x, target, follow)
+        return self._programs.get(place)
+
+    def _operations(self, network: Network, part: slice, is_weight: bool) -> list[Operation]:
+        """Return what moves a part of the parameters, as operations of a program."""
+        parameters, gradients = network.parameters[part], network.gradients[part]
+        decay: list[Operation] = [("decay", parameters, self._decay)]
+        own = self._own_operation(parameters, gradients, part)
+        return [*(decay if self._decay and is_weight else []), own]
+
+    @abstractmethod
+    def _own_operation(self, parameters: Array, gradients: Array, part: slice) -> Operation:
+        """Return the operation that moves parameters along their gradients."""
+
+    @abstractmethod
+    def _move(
+        self, parameters: Array, gradients: Array, part: slice, rate: float, scratch: Array
+    ) -> None:
+        """Change a part of the parameters along its gradients."""
+
+
+class GradientDescent(_Stepping):
+    """Stochastic gradient descent, with momentum, Nesterov's if asked."""
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        weight_decay: float = 0.0,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+    ) -> None:
+        super().__init__(network, weight_decay=weight_decay)
+        self._momentum, self._nesterov = momentum, nesterov
+        count = len(network.parameters) if momentum else 0
+        self._velocity = network.backend.zeros(count, network.parameters.dtype)
+
+    def memory(self) -> dict[str, Array]:
+        """Return the velocities."""
+        return {"velocity": self._velocity}
+
+    def _own_operation(self, parameters: Array, gradients: Array, part: slice) -> Operation:
+        velocity = self._velocity[part]
+        return "sgd_step", parameters, gradients, velocity, self._momentum, self._nesterov
+
+    def _move(
+        self, parameters: Array, gradients: Array, part: slice, rate: float, scratch: Array
+    ) -> None:
+        sgd_step(
+            parameters,
+            gradients,
+            self._velocity[part],
+            learning_rate=rate,
+            scratch=scratch,
+            momentum=self._momentum,
+            nesterov=self._nesterov,
+        )
+
+
+class Adam(_Stepping):
+    """Adam (Kingma and Ba 2015)."""
+
+    def __init__(self, network: Network, *, weight_decay: float = 0.0) -> None:
+        super().__init__(network, weight_decay=weight_decay)
+        self._first, self._second = (np.zeros_like(network.parameters) for _ in range(2))
+
+    def memory(self) -> dict[str, Array]:
+        """Return the moments."""
+        return {"first": self._first, "second": self._second}
+
+    def _own_operation(self, parameters: Array, gradients: Array, part: slice) -> Operation:
+        return "adam_step", parameters, gradients, self._first[part], self._second[part]
+
+    def _move(
+        self, parameters: Array, gradients: Array, part: slice, rate: float, scratch: Array
+    ) -> None:
+        adam_step(
+            parameters,
+            gradients,
+            self._first[part],
+            self._second[part],
+            step=self.steps,
+            learning_rate=rate,
+            scratch=scratch,
+        )
+
+
+def scheduled(schedule: str, done: float) -> float:
+    """Return the share of the learning rate left once a share ``done`` of all is trained."""
+    if schedule == "linear":
+        return 1 - done
+    if schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * done))
+    return 1.0
+
+
+def optimizer_for(options: FinetuneSettings) -> Callable[[Network], Optimizer]:
+    """Return what builds the optimizer that the settings name.
+
+    Raises
+    ------
+    SettingsError
+        If a package that it needs is missing.
+    """
+    decay = options.weight_decay
+    if options.optimizer == "adam":
+        return partial(Adam, weight_decay=decay)
+    if options.optimizer == "sgd":
+        momentum, nesterov = options.momentum, options.nesterov
+        return partial(GradientDescent, weight_decay=decay, momentum=momentum, nesterov=nesterov)
+    searches = LineSearches(options.optimizer, weight_decay=decay)
+    return lambda network: searches
+
+
+def optimizer_vectors(options: FinetuneSettings) -> int:
+    """Return how many vectors of the parameters' size, float32, the optimizer holds at most."""
+    return VECTORS[options.optimizer]

@@ -1,0 +1,38 @@
+"""The phases and shards of a step, which may be executed in parallel.
+
+A step is a sequence of phases. A phase is a function of a shard's number; all its shards may run
+at once, and the next phase begins when all are done. What is computed depends on the number of
+shards, never on how many workers there are for them or on their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from syncpretrain.kernels.program import Program
+
+__all__ = ["BLOCK", "Phase", "Run", "Work", "cuts", "in_turn"]
+
+Phase = Callable[[int], None]
+Work = Sequence[Phase] | Program  # of which a program knows its own phases
+Run = Callable[[Work, int], None]  # works phases of so many shards
+BLOCK = 2**18  # float32 numbers; smaller ones pass the lock of the interpreter around too often
+
+
+def in_turn(work: Work, shards: int) -> None:
+    """Work all shards of all phases, one after another."""
+    if isinstance(work, Program):
+        if work.is_compiled:
+            work.work()
+            return
+        work = work.phases
+    for phase in work:
+        for shard in range(shards):
+            phase(shard)
+
+
+def cuts(size: int, shards: int) -> list[slice]:
+    """Return slices of about equal length that make up ``range(size)``; some may be empty."""
+    ends = [size * i // shards for i in range(shards + 1)]
+    return [slice(start, end) for start, end in pairwise(ends)]

@@ -1,0 +1,97 @@
+"""Data parallelism: the shards of a step are parts of its minibatch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.kernels.averaging import add_tree
+from syncpretrain.kernels.phases import BLOCK, Phase, Run, cuts
+
+__all__ = ["ByExamples"]
+
+Array = NDArray[np.float32]
+
+
+class Divisible(Protocol):
+    """A learner whose gradient can be computed for parts of a minibatch."""
+
+    @property
+    def parameters(self) -> Sequence[Array]:
+        """Arrays that are moved along their gradients."""
+        ...
+
+    def part(self, shard: int, shards: int) -> Any:
+        """Return a learner of the same parameters with gradients of its own."""
+        ...
+
+    def move(self, i: int, block: slice, gradient: Array, *, epoch: int) -> None:
+        """Move a block of a parameter along its gradient."""
+        ...
+
+
+class ByExamples:
+    """Data parallelism: each shard has a part of every minibatch.
+
+    Each computes its part's gradient in arrays of its own. These are added up in a fixed tree, a
+    slice of the parameters a shard, which then moves that slice along its gradient: nothing is
+    copied back.
+
+    Parameters
+    ----------
+    learner : Divisible
+        Whose parameters are trained.
+    shards : int
+    """
+
+    def __init__(self, learner: Divisible, shards: int) -> None:
+        self._learner = learner
+        self._parts = [learner.part(shard, shards) for shard in range(shards)]
+        self._errors = [0.0] * shards
+        self._phases: tuple[Phase, ...] = (self._gradient, self._move)
+
+    def train_step(
+        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: Run
+    ) -> float:
+        """Train on some rows of X; return their summed squared reconstruction error."""
+        self._X, self._rows, self._epoch, self._step = X, rows, epoch, step
+        self._own_rows = cuts(len(rows), len(self._parts))
+        run(self._phases, len(self._parts))
+        return sum(self._errors)
+
+    def memory(self) -> dict[str, Array]:
+        """Return what each shard keeps from one minibatch to the next."""
+        return {
+            f"shard{shard}.{name}": array
+            for shard, part in enumerate(self._parts)
+            for name, array in part.own_memory().items()
+        }
+
+    def restart(self) -> None:
+        """Forget what :meth:`memory` tells of."""
+        for part in self._parts:
+            part.restart()
+
+    def _gradient(self, shard: int) -> None:
+        part, rows = self._parts[shard], self._rows[self._own_rows[shard]]
+        self._errors[shard] = 0.0
+        if len(rows):
+            self._errors[shard] = part.gradient(
+                self._X, rows, epoch=self._epoch, step=self._step, examples=len(self._rows)
+            )
+        else:  # the last minibatch may be smaller than the shards are many
+            for gradient in part.gradients:
+                gradient.fill(0)
+
+    def _move(self, shard: int) -> None:
+        """Add up the gradients of a slice of the parameters, and move it, block by block."""
+        for i, parameter in enumerate(self._learner.parameters):
+            own = cuts(parameter.size, len(self._parts))[shard]
+            parts = [part.gradients[i].reshape(-1) for part in self._parts]
+            for start in range(own.start, own.stop, BLOCK):
+                block = slice(start, min(start + BLOCK, own.stop))
+                total = add_tree([gradient[block] for gradient in parts])
+                self._learner.move(i, block, total, epoch=self._epoch)

@@ -1,0 +1,121 @@
+"""Contrastive divergence as a program, with the units of an RBM dealt out to shards.
+
+Model parallelism inside a layer, as the columns of Yadan et al. 2013, in shared memory: a shard
+computes its hidden units of all examples, then its visible ones, and moves the weights of its
+visible units itself. No gradient is exchanged, which serves small minibatches, where averaging
+costs most beside the products. With one shard it is the whole step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.kernels.phases import Run, cuts
+from syncpretrain.kernels.program import Operation, Program
+from syncpretrain.rng import Address, Purpose
+
+if TYPE_CHECKING:
+    from syncpretrain.learners.rbm import RBM
+
+__all__ = ["ByUnits"]
+
+Array = NDArray[np.float32]
+
+
+class ByUnits:
+    """The steps of an RBM by CD-k.
+
+    Parameters
+    ----------
+    rbm : RBM
+        Without persistent chains, sparsity or dropout.
+    shards : int
+    """
+
+    def __init__(self, rbm: RBM, shards: int) -> None:
+        self._rbm = rbm
+        self._v, self._h, self._states, noise, self._difference = rbm.buffers
+        self._noise = noise.reshape(-1)
+        visible, hidden = rbm.weight.shape
+        self._scratch = np.empty(hidden, dtype=np.float32)
+        self._own = list(zip(cuts(visible, shards), cuts(hidden, shards), strict=True))
+        self._programs: dict[int, Program] = {}  # by the size of a minibatch
+
+    def train_step(
+        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: Run
+    ) -> float:
+        """Train on some rows of X; return their summed squared reconstruction error."""
+        rbm, n = self._rbm, len(rows)
+        if n not in self._programs:
+            self._programs[n] = self._program(n)
+        program = self._programs[n]
+        np.take(X, rows, axis=0, out=self._v[:n], mode="clip")  # "raise" would buffer
+        program.prepare(
+            rate=rbm.learning_rate,
+            momentum=rbm.settings.momentum.at(epoch),
+            address=Address(rbm.seed, Purpose.HIDDEN, rbm.layer, epoch, step),
+        )
+        run(program, program.shards)
+        return float(program.results.sum())
+
+    def memory(self) -> dict[str, Array]:
+        """Return nothing: the units remember nothing from one minibatch to the next."""
+        return {}
+
+    def restart(self) -> None:
+        """Do nothing."""
+
+    def _program(self, n: int) -> Program:
+        """Return the step on minibatches of n examples."""
+        shards = range(len(self._own))
+        phases = [[self._draw(n, 0, s) for s in shards], [self._down(n, s) for s in shards]]
+        for k in range(1, self._rbm.settings.cd_steps):
+            phases += [[self._draw(n, k, s) for s in shards], [self._down(n, s) for s in shards]]
+        phases += [[self._up(n, s) for s in shards], [self._move(n, s) for s in shards]]
+        return Program(phases, len(self._own))
+
+    def _draw(self, n: int, k: int, shard: int) -> list[Operation]:
+        """Draw a part of the hidden states for the k-th way down, from v0 or v1."""
+        rbm, (_, own) = self._rbm, self._own[shard]
+        half = slice(n, 2 * n) if k else slice(n)
+        inputs, states, units = self._h[half, own], self._states[:n, own], rbm.settings.hidden_units
+        rows = len(self._states)
+        noise = self._noise[rows * own.start :][: inputs.size].reshape(inputs.shape)
+        bias = rbm.hidden_bias[own]
+        return [
+            ("matmul", self._v[half], rbm.weight[:, own], inputs),
+            ("draw_states", inputs, bias, noise, states, units, shard | k << 32),
+        ]
+
+    def _down(self, n: int, shard: int) -> list[Operation]:
+        """Reconstruct a part of the visible units."""
+        rbm, (own, _) = self._rbm, self._own[shard]
+        v0, v1 = self._v[:n, own], self._v[n : 2 * n, own]
+        return [
+            ("matmul", self._states[:n], rbm.weight[own].T, v1),
+            ("means", v1, rbm.visible_bias[own], rbm.settings.visible_units),
+            ("squared_error", v0, v1, self._difference[:n, own], shard),
+        ]
+
+    def _up(self, n: int, shard: int) -> list[Operation]:
+        """Find a part of the hidden means of the reconstruction."""
+        rbm, (_, own) = self._rbm, self._own[shard]
+        h1 = self._h[n : 2 * n, own]
+        return [
+            ("matmul", self._v[n : 2 * n], rbm.weight[:, own], h1),
+            ("means", h1, rbm.hidden_bias[own], rbm.settings.hidden_units),
+        ]
+
+    def _move(self, n: int, shard: int) -> list[Operation]:
+        """Move the weights of a part of the visible units, and both parts' biases."""
+        rbm, (visible, hidden) = self._rbm, self._own[shard]
+        v, h, (dW, da, db) = self._v[: 2 * n, visible], self._h[: 2 * n], rbm.gradients
+        own_h, scratch = h[:, hidden], self._scratch[hidden]
+        return [
+            ("phase_differences", v, own_h, da[visible], db[hidden], scratch, n),
+            ("matmul", v.T, h, dW[visible]),
+            *(rbm.moves(i, own) for i, own in enumerate((visible, visible, hidden))),
+        ]

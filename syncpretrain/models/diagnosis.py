@@ -1,0 +1,80 @@
+"""What is known of each layer beside its reconstruction error: overfitting, likelihood, idle units.
+
+The reconstruction error alone says little about how well an RBM models its data (Hinton 2010,
+section 5); these figures say more.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.data.examples import evenly_spaced
+from syncpretrain.models.layer import Layer
+from syncpretrain.models.likelihood import free_energy, log_z, pseudo_likelihood
+from syncpretrain.models.stack import Stack
+
+__all__ = ["diagnose_layers"]
+
+Array = NDArray[np.float32]
+ROWS = 1000  # of each part, evenly spaced: enough for these means
+OFF, ON = 0.01, 0.99  # a unit beyond them on every example says nothing about any
+
+
+def diagnose_layers(
+    stack: Stack, train: Array, held_out: Array, *, partition: bool = False, seed: int = 0
+) -> list[dict[str, Any]]:
+    """Return, a layer each, JSON values measured on at most 1,000 examples of each part.
+
+    ``free_energy_gap`` is the mean free energy of held-out examples minus that of training
+    examples, in nats: it grows as a layer overfits (Hinton 2010, section 6).
+    ``pseudo_likelihood`` is that of held-out examples, or of training ones where there are no
+    others. ``dead_units`` and ``saturated_units`` are the hidden units that are off, or on, for
+    every example; None for units without such limits. With ``partition``, ``log_z`` has its value
+    and its error bar, and ``log_likelihood`` is that of the examples under it. An autoencoder, and
+    a layer that was fine-tuned, is no RBM, and has None for what only an RBM has.
+    """
+    below, held_out = (
+        stack.prepared(rows) if len(rows) else rows
+        for rows in (evenly_spaced(train, ROWS), evenly_spaced(held_out, ROWS))
+    )
+    found = []
+    for layer in stack.layers:
+        found.append(_rbm_figures(layer, below, held_out, partition=partition, seed=seed))
+        below, held_out = layer.up(below), layer.up(held_out)
+        hidden = held_out if len(held_out) else below
+        found[-1]["dead_units"], found[-1]["saturated_units"] = _idle(layer.hidden_units, hidden)
+    return found
+
+
+def _rbm_figures(
+    layer: Layer, train: Array, held_out: Array, *, partition: bool, seed: int
+) -> dict[str, Any]:
+    names = ("free_energy_gap", "pseudo_likelihood", "log_z", "log_likelihood")
+    figures: dict[str, Any] = dict.fromkeys(names)
+    if layer.model != "rbm":
+        return figures
+    rows = held_out if len(held_out) else train
+    energy = float(free_energy(layer, rows).mean())
+    if len(train) and len(held_out):
+        figures["free_energy_gap"] = energy - float(free_energy(layer, train).mean())
+    if layer.visible_units == "bernoulli":
+        figures["pseudo_likelihood"] = pseudo_likelihood(layer, rows, seed=seed)
+    if partition and {layer.visible_units, layer.hidden_units} == {"bernoulli"}:
+        estimate = log_z(layer, seed=seed)
+        bounds = (estimate.low, estimate.high)
+        low, high = (bound if math.isfinite(bound) else None for bound in bounds)
+        figures["log_z"] = {"value": estimate.value, "low": low, "high": high}
+        figures["log_likelihood"] = -energy - estimate.value
+    return figures
+
+
+def _idle(units: str, hidden: Array) -> tuple[int | None, int | None]:
+    """Return how many units are off, and on, for every row; None where that has no meaning."""
+    if units == "gaussian":
+        return None, None
+    dead = int((hidden < OFF).all(axis=0).sum())
+    return dead, int((hidden > ON).all(axis=0).sum()) if units == "bernoulli" else None

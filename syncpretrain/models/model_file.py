@@ -1,0 +1,237 @@
+"""Model files: safetensors with a checksum, written whole or not at all, read with suspicion.
+
+The format is a table of named float32 arrays (``layers.1.weight`` of shape (visible, hidden),
+``input.shift``, ``head.weight`` and so on) and a text table that holds ``info`` and what the units
+of each layer are as JSON, and the SHA-256 of the parameters and of both texts. Nothing in it is
+ever executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from syncpretrain.data.scaling import Scaling
+from syncpretrain.errors import ModelFileError
+from syncpretrain.kernels.activations import UNITS
+from syncpretrain.models.layer import Head, Layer, parameters_sha256
+from syncpretrain.storage import write_atomically
+
+__all__ = ["MODEL_NAME", "Model", "read_model", "write_model"]
+
+MODEL_NAME = "model.safetensors"
+FORMAT = "syncpretrain 2"
+
+
+class Model(NamedTuple):
+    """The parts of a stack."""
+
+    layers: tuple[Layer, ...]
+    info: dict[str, Any]
+    scaling: Scaling | None
+    head: Head | None
+
+
+def write_model(path: Path, model: Model) -> None:
+    """Write a model; a file that was there before stays until the new one is complete."""
+    tensors = {
+        # safetensors would write a transposed or strided array as garbage (its issue 825)
+        f"layers.{number}.{name}": np.ascontiguousarray(array, dtype="<f4")
+        for number, layer in enumerate(model.layers, start=1)
+        for name, array in layer.parameters()
+    }
+    if model.scaling is not None:
+        tensors |= {"input.shift": model.scaling.shift, "input.scale": model.scaling.scale}
+    if model.head is not None:
+        tensors |= {"head.weight": model.head.weight, "head.bias": model.head.bias}
+    info, meaning = json.dumps(model.info), json.dumps(_meaning(model))
+    metadata = {
+        "format": FORMAT,
+        "sha256": parameters_sha256(model.layers, model.scaling, model.head),
+        "info": info,
+        "info_sha256": _sha256(info),
+        "meaning": meaning,
+        "meaning_sha256": _sha256(meaning),
+    }
+    write_atomically(path, safetensors.numpy.save(tensors, metadata))
+
+
+def read_model(path: Path) -> Model:
+    """Read a model from a model file, or from the one in a run folder.
+
+    Raises
+    ------
+    ModelFileError
+        One sentence on what is missing or wrong.
+    """
+    file = _model_file(path)
+    try:
+        with safetensors.safe_open(file, framework="numpy") as opened:
+            metadata = opened.metadata() or {}
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except (  # an AttributeError names a type of numbers that NumPy lacks
+        safetensors.SafetensorError,
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+    ) as error:
+        raise ModelFileError(f"{file}: cannot be read as a model: {error}") from error
+    if any(array.dtype != np.float32 for array in tensors.values()):
+        raise ModelFileError(f"{file}: holds arrays that are not float32")
+    if metadata.get("format") != FORMAT:
+        raise ModelFileError(
+            f"{file}: its format is {metadata.get('format')!r}, expected {FORMAT!r}; it was not"
+            " written by Stack.save"
+        )
+    info, meaning = _text(file, metadata, "info"), _text(file, metadata, "meaning")
+    scaling, head = _scaling(file, tensors), _head(file, tensors, meaning)
+    layers = _layers(file, tensors, meaning)
+    _check_ends(file, layers, scaling, head)
+    if parameters_sha256(layers, scaling, head) != metadata.get("sha256"):
+        raise ModelFileError(f"{file}: is damaged: its parameters do not match their checksum")
+    return Model(layers, info, scaling, head)
+
+
+def _model_file(path: Path) -> Path:
+    try:
+        file = path / MODEL_NAME if path.is_dir() else path
+        found = file.is_file()
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be read as a model: {error.strerror}") from error
+    if not found:
+        raise ModelFileError(
+            f"{path}: holds no model; expected a .safetensors file, or the folder of a run with"
+            f" {MODEL_NAME} in it"
+        )
+    return file
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _meaning(model: Model) -> dict[str, Any]:
+    """Return what the parameters mean: the kinds of units, and of the head."""
+    names = ("hidden_units", "visible_units", "model")
+    layers = [{name: getattr(layer, name) for name in names} for layer in model.layers]
+    if model.head is None:
+        return {"layers": layers, "head": None}
+    return {
+        "layers": layers,
+        "head": {"kind": model.head.kind, "classes": list(model.head.classes)},
+    }
+
+
+def _scaling(file: Path, tensors: dict[str, NDArray[Any]]) -> Scaling | None:
+    shift, scale = (tensors.pop(name, None) for name in ("input.shift", "input.scale"))
+    if shift is None or scale is None:
+        if shift is not scale:
+            raise ModelFileError(f"{file}: lacks half of the input's scaling")
+        return None
+    good = shift.shape == scale.shape and np.isfinite(shift).all() and np.isfinite(scale).all()
+    if not good or not (scale > 0).all():
+        raise ModelFileError(f"{file}: the input's scaling is damaged")
+    return Scaling(shift, scale)
+
+
+def _head(file: Path, tensors: dict[str, NDArray[Any]], meaning: dict[str, Any]) -> Head | None:
+    weight, bias = tensors.pop("head.weight", None), tensors.pop("head.bias", None)
+    wanted = meaning.get("head")
+    if weight is None or bias is None or wanted is None:
+        if not weight is bias is wanted:
+            raise ModelFileError(f"{file}: lacks a part of its head")
+        return None
+    try:
+        head = Head(weight, bias, str(wanted["kind"]), tuple(map(int, wanted["classes"])))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ModelFileError(f"{file}: its head is damaged: {error}") from error
+    outputs = len(head.classes) if head.kind == "classification" else bias.size
+    fits = weight.ndim == 2 and bias.shape == (outputs,) == weight.shape[1:]
+    if head.kind not in ("classification", "regression") or not fits or not bias.size:
+        raise ModelFileError(f"{file}: its head is damaged: its arrays do not fit each other")
+    if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+        raise ModelFileError(f"{file}: its head holds NaN or infinite parameters")
+    return head
+
+
+def _check_ends(
+    file: Path, layers: tuple[Layer, ...], scaling: Scaling | None, head: Head | None
+) -> None:
+    """Check that the input's scaling and the head fit the layers."""
+    if scaling is not None and scaling.shift.shape != layers[0].visible_bias.shape:
+        raise ModelFileError(f"{file}: the input's scaling does not fit layer 1")
+    if head is not None and head.weight.shape[0] != len(layers[-1].hidden_bias):
+        raise ModelFileError(f"{file}: the head does not fit the top layer")
+
+
+def _layers(
+    file: Path, tensors: dict[str, NDArray[Any]], meaning: dict[str, Any]
+) -> tuple[Layer, ...]:
+    untied = {
+        number: tensors.pop(name)
+        for number in range(1, len(tensors))
+        if (name := f"layers.{number}.decoder_weight") in tensors
+    }
+    try:
+        depth = max(int(name.split(".")[1]) for name in tensors)
+        layers = tuple(
+            Layer(
+                tensors.pop(f"layers.{number}.weight"),
+                tensors.pop(f"layers.{number}.hidden_bias"),
+                tensors.pop(f"layers.{number}.visible_bias"),
+                untied.get(number),
+                **_units(meaning["layers"][number - 1]),
+            )
+            for number in range(1, depth + 1)
+        )
+    except (KeyError, IndexError, ValueError, TypeError) as error:
+        raise ModelFileError(f"{file}: lacks an array of a layer: {error}") from error
+    if tensors:
+        raise ModelFileError(f"{file}: holds arrays of no layer: {', '.join(sorted(tensors))}")
+    _check_shapes(file, layers)
+    return layers
+
+
+def _units(kinds: dict[str, str]) -> dict[str, str]:
+    known = {"hidden_units": UNITS, "visible_units": UNITS, "model": ("rbm", "autoencoder")}
+    for name, values in known.items():
+        if kinds[name] not in values:
+            raise ValueError(f"{name} {kinds[name]!r} is unknown")
+    return {name: kinds[name] for name in known}
+
+
+def _check_shapes(file: Path, layers: tuple[Layer, ...]) -> None:
+    for number, layer in enumerate(layers, start=1):
+        shape = layer.weight.shape
+        fits = len(shape) == 2 and layer.decoding.shape == shape[::-1]
+        fits = fits and (*layer.visible_bias.shape, *layer.hidden_bias.shape) == shape
+        if not fits:
+            raise ModelFileError(f"{file}: the arrays of layer {number} do not fit each other")
+        if not all(np.isfinite(array).all() for _, array in layer.parameters()):
+            raise ModelFileError(f"{file}: layer {number} holds NaN or infinite parameters")
+    for number, (lower, upper) in enumerate(pairwise(layers), start=1):
+        if lower.weight.shape[1] != upper.weight.shape[0]:
+            raise ModelFileError(f"{file}: layers {number} and {number + 1} do not fit each other")
+
+
+def _text(file: Path, metadata: dict[str, str], name: str) -> dict[str, Any]:
+    """Return a table that is kept as JSON beside its checksum."""
+    text = metadata.get(name, "")
+    if _sha256(text) != metadata.get(f"{name}_sha256"):
+        raise ModelFileError(f"{file}: is damaged: its {name} does not match its checksum")
+    try:
+        table = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError(f"{file}: its {name} is damaged: {error}") from error
+    if not isinstance(table, dict):
+        raise ModelFileError(f"{file}: its {name} is damaged: expected a table")
+    return table

@@ -1,0 +1,65 @@
+"""The reconstruction error of the papers, of each layer and of the whole stack.
+
+Squared error summed over the units of an example, averaged over examples, without sampling. For
+Gaussian visible units it is that of the standardized examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.kernels.losses import squared_error
+from syncpretrain.models.stack import Stack
+
+__all__ = ["layer_errors", "stack_error"]
+
+Array = NDArray[np.float32]
+ROWS_AT_ONCE = 1000
+
+
+def layer_errors(stack: Stack, X: Array) -> tuple[float, ...] | None:
+    """Return each layer's error: up this layer and down again, from its own input.
+
+    Parameters
+    ----------
+    stack : Stack
+    X : ndarray of shape (n_examples, input units), float32
+
+    Returns
+    -------
+    tuple of float, one a layer, or None where there are no examples
+    """
+    if not len(X):
+        return None
+    sums = [0.0] * len(stack.layers)
+    for rows in _chunks(X):
+        below = stack.prepared(rows)
+        for i, layer in enumerate(stack.layers):
+            above = layer.up(below)
+            down = layer.down(above)
+            sums[i] += squared_error(below, down, out=down)
+            below = above
+    return tuple(total / len(X) for total in sums)
+
+
+def stack_error(stack: Stack, X: Array) -> float | None:
+    """Return the error of going up all layers and down again (Santara et al. 2016, table 2).
+
+    None where there are no examples.
+    """
+    if not len(X):
+        return None
+    total = 0.0
+    for rows in _chunks(X):
+        rows = stack.prepared(rows)
+        down = stack.down(stack.up(rows))
+        total += squared_error(rows, down, out=down)
+    return total / len(X)
+
+
+def _chunks(X: Array) -> Iterator[Array]:
+    for start in range(0, len(X), ROWS_AT_ONCE):
+        yield X[start : start + ROWS_AT_ONCE]

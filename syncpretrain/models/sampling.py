@@ -1,0 +1,38 @@
+"""Gibbs chains of one RBM."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.kernels.contrastive_divergence import draw_noise, fire
+from syncpretrain.models.layer import Layer
+
+__all__ = ["gibbs_chains"]
+
+Array = NDArray[np.float32]
+
+
+def gibbs_chains(rbm: Layer, visible: Array, steps: int, draws: np.random.Generator) -> Array:
+    """Return the visible means at the end of chains that start at visible means.
+
+    Each step draws hidden states, then visible ones; ``visible`` has shape (chains, V).
+    """
+    states = visible.copy()
+    if rbm.visible_units == "bernoulli":
+        np.less(draws.random(visible.shape, dtype=np.float32), visible, out=states)
+    hidden = np.empty((len(visible), rbm.weight.shape[1]), dtype=np.float32)
+    for _ in range(steps):
+        _fire(states, rbm.weight, rbm.hidden_bias, rbm.hidden_units, draws, hidden)
+        visible = _fire(hidden, rbm.weight.T, rbm.visible_bias, rbm.visible_units, draws, states)
+    return visible
+
+
+def _fire(
+    x: Array, weight: Array, bias: Array, units: str, draws: np.random.Generator, states: Array
+) -> Array:
+    """Draw states of units whose input is x W + b; return their means."""
+    means: Array = x @ weight
+    means += bias
+    fire(means, units, draw_noise(draws, units, out=np.empty_like(states)), out=states)
+    return means

@@ -1,0 +1,273 @@
+"""The fitted layers: encode, decode, predict, save and load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from syncpretrain.data.examples import as_examples, check_examples
+from syncpretrain.data.scaling import Scaling
+from syncpretrain.errors import DataError
+from syncpretrain.kernels.activations import affine, softmax
+from syncpretrain.models.layer import Head, Layer, parameters_sha256
+from syncpretrain.models.model_file import Model, read_model, write_model
+from syncpretrain.models.sampling import gibbs_chains
+from syncpretrain.rng import Purpose, generator
+
+__all__ = ["Head", "Layer", "Stack", "load"]
+
+Array = NDArray[np.float32]
+ROWS_AT_ONCE = 2000
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """A pretrained deep network: an encoder up the layers and a decoder down again.
+
+    Attributes
+    ----------
+    layers : tuple of Layer
+        From the input up.
+    info : dict
+        What made it (JSON values): the epochs each layer trained, the settings, the version.
+    scaling : Scaling or None
+        How Gaussian visible units see the input; decoding takes it back.
+    head : Head or None
+        What predicts from the code, once fine-tuning gave the stack one.
+    """
+
+    layers: tuple[Layer, ...]
+    info: dict[str, Any] = field(default_factory=dict)
+    scaling: Scaling | None = None
+    head: Head | None = None
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Units of the input and of each layer, such as (784, 1000, 500, 250, 30)."""
+        return (self.layers[0].weight.shape[0], *(x.weight.shape[1] for x in self.layers))
+
+    @property
+    def parameters_sha256(self) -> str:
+        """SHA-256 over all parameters in layer order, as little-endian float32 in C order."""
+        return parameters_sha256(self.layers, self.scaling, self.head)
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """The kind of units of the input and of each layer."""
+        return (self.layers[0].visible_units, *(layer.hidden_units for layer in self.layers))
+
+    def prepared(self, X: ArrayLike, name: str = "X") -> Array:
+        """Return examples as the lowest layer sees them: checked, and standardized if it is so.
+
+        Raises
+        ------
+        DataError
+            If the width is not the stack's, or a value is not finite, or outside [0, 1] where
+            the visible units are binary.
+        """
+        bounded = self.layers[0].visible_units == "bernoulli"
+        examples = _checked_width(check_examples(X, name, bounded=bounded), self.widths[0], name)
+        return examples if self.scaling is None else self.scaling.apply(examples)
+
+    def encode(self, X: ArrayLike, *, layer: int | None = None) -> Array:
+        """Return the code of each example.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_examples, input units)
+            Values in [0, 1], or bytes, which are divided by 255.
+        layer : int, optional
+            Stop at this layer, counted from 1; default the top one.
+
+        Returns
+        -------
+        ndarray of shape (n_examples, units of that layer), float32
+
+        Raises
+        ------
+        DataError
+            If the width is not the stack's, or a value is not finite or outside [0, 1].
+        """
+        depth = len(self.layers) if layer is None else layer
+        if not 1 <= depth <= len(self.layers):
+            raise DataError(f"layer: got {layer}, expected 1 to {len(self.layers)}")
+        return self.up(self.prepared(X), layer=depth)
+
+    def decode(self, codes: ArrayLike) -> Array:
+        """Return the input that each code of the top layer stands for.
+
+        Parameters
+        ----------
+        codes : array-like of shape (n_examples, top units)
+
+        Returns
+        -------
+        ndarray of shape (n_examples, input units), float32
+            In [0, 1] for Bernoulli visible units, in the units of the data for Gaussian ones.
+
+        Raises
+        ------
+        DataError
+            If the width is not that of the top layer, or a value is not finite.
+        """
+        with np.errstate(over="ignore"):  # what overflows is found below
+            array = np.ascontiguousarray(as_examples(codes, "codes"), dtype=np.float32)
+        if not np.isfinite(array).all():
+            raise DataError("codes: holds NaN or infinite values")
+        down = self.down(_checked_width(array, self.widths[-1], "codes"))
+        return down if self.scaling is None else self.scaling.invert(down)
+
+    def down(self, codes: Array, *, layer: int | None = None) -> Array:
+        """Return what codes of a layer, default the top one, make of the lowest visible units.
+
+        The units of each layer on the way are those that the layer has on the way up.
+        """
+        layers = self.layers[:layer]
+        kinds = self.units[: len(layers)]
+        steps = [
+            (x.decoding, x.visible_bias, units)
+            for x, units in zip(reversed(layers), reversed(kinds), strict=True)
+        ]
+        return _through(steps, codes)
+
+    def up(self, prepared: Array, *, layer: int | None = None) -> Array:
+        """Return the codes of prepared examples at a layer, default the top one."""
+        layers = self.layers[:layer]
+        return _through([(x.weight, x.hidden_bias, x.hidden_units) for x in layers], prepared)
+
+    def predict_proba(self, X: ArrayLike) -> Array:
+        """Return the probability of each class for each row of X, in the order of the classes.
+
+        Raises
+        ------
+        DataError
+            If the stack is no classifier, or X does not fit.
+        """
+        if self.head is None or self.head.kind != "classification":
+            raise DataError("the stack is no classifier; fine-tune it for classification")
+        return softmax(self._outputs(X, self.head))
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """Return the most probable label of each row of X, or a regression's numbers.
+
+        Returns
+        -------
+        ndarray of shape (n_examples,), or (n_examples, outputs) for several numbers
+
+        Raises
+        ------
+        DataError
+            If the stack has no head, or X does not fit.
+        """
+        if self.head is None:
+            raise DataError("the stack predicts nothing; fine-tune it with labels first")
+        outputs = self._outputs(X, self.head)
+        if self.head.kind == "regression":
+            return outputs[:, 0] if outputs.shape[1] == 1 else outputs
+        labels: NDArray[Any] = np.array(self.head.classes)[outputs.argmax(axis=1)]
+        return labels
+
+    def _outputs(self, X: ArrayLike, head: Head) -> Array:
+        return affine(self.up(self.prepared(X)), head.weight, head.bias, "gaussian")
+
+    def reconstruct(self, X: ArrayLike) -> Array:
+        """Encode and decode: the stack's reconstruction of each example, of X's shape."""
+        return self.decode(self.encode(X))
+
+    def sample(
+        self, count: int, *, steps: int = 1000, seed: int = 0, start: ArrayLike | None = None
+    ) -> Array:
+        """Dream: run Gibbs chains in the top RBM, then go down to the input.
+
+        Parameters
+        ----------
+        count : int
+            Independent chains.
+        steps : int
+            Up and down again in the top RBM, each time drawing binary states; the last time down
+            keeps the probabilities (Hinton, Osindero and Teh 2006, section 4).
+        seed : int
+            Of the chains.
+        start : array-like of shape (count, input units), optional
+            Examples to start at; default noise.
+
+        Returns
+        -------
+        ndarray of shape (count, input units), float32
+
+        Raises
+        ------
+        DataError
+            If ``count`` or ``steps`` is below 1, ``start`` does not fit, or the top layer is no
+            RBM, as after fine-tuning.
+        """
+        if count < 1 or steps < 1:
+            raise DataError(f"count and steps: got {count} and {steps}, expected 1 or more")
+        top = self.layers[-1]
+        if top.model != "rbm":
+            raise DataError(
+                "the top layer is an autoencoder, or was fine-tuned, and is no RBM; sample a stack"
+                " of RBMs as it was before fine-tuning"
+            )
+        draws = generator(seed, Purpose.SAMPLE)
+        if start is None:
+            visible = draws.random((count, self.widths[-2]), dtype=np.float32)
+        else:
+            visible = self._input_of_top(start, count)
+        visible = gibbs_chains(top, visible, steps, draws)
+        down = self.down(visible, layer=len(self.layers) - 1) if len(self.layers) > 1 else visible
+        return down if self.scaling is None else self.scaling.invert(down)
+
+    def _input_of_top(self, start: ArrayLike, count: int) -> Array:
+        X = self.prepared(start, "start")
+        if len(X) != count:
+            raise DataError(f"start: got {len(X)} examples for {count} chains; give one a chain")
+        return X if len(self.layers) == 1 else self.up(X, layer=len(self.layers) - 1)
+
+    def save(self, path: str | Path) -> None:
+        """Write the stack to a safetensors file, whole or not at all.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be written; a file that was there before stays as it was.
+        """
+        write_model(Path(path), Model(self.layers, self.info, self.scaling, self.head))
+
+
+def load(path: str | Path) -> Stack:
+    """Read a stack from a model file or a run folder.
+
+    Parameters
+    ----------
+    path : str or Path
+        A ``.safetensors`` file that :meth:`Stack.save` wrote, or the folder of a run.
+
+    Raises
+    ------
+    ModelFileError
+        If it is missing, damaged or of another format. Nothing in it is ever executed.
+    """
+    model = read_model(Path(path))
+    return Stack(model.layers, model.info, model.scaling, model.head)
+
+
+def _checked_width(X: Array, width: int, name: str) -> Array:
+    if X.shape[1] != width:
+        raise DataError(f"{name}: got shape {X.shape}, expected (examples, {width})")
+    return X
+
+
+def _through(steps: Sequence[tuple[Array, Array, str]], X: Array) -> Array:
+    result = np.empty((len(X), steps[-1][0].shape[1]), dtype=np.float32)
+    for start in range(0, len(X), ROWS_AT_ONCE):
+        rows = X[start : start + ROWS_AT_ONCE]
+        for step in steps[:-1]:
+            rows = affine(rows, *step)
+        affine(rows, *steps[-1], out=result[start : start + ROWS_AT_ONCE])
+    return result

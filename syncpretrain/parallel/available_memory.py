@@ -1,0 +1,46 @@
+"""The memory that is available to this process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from syncpretrain.errors import SettingsError
+
+__all__ = ["available_bytes", "check_available"]
+
+
+def available_bytes() -> int:
+    """Return the memory that can be had: the system's, cut by the control group's limit."""
+    free = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    try:
+        table = dict(row.split(":") for row in Path("/proc/meminfo").read_text().splitlines())
+        free.append(int(table["MemAvailable"].split()[0]) * 1024)
+    except (OSError, KeyError, ValueError):
+        pass  # no Linux: the physical memory has to do
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        rows = Path("/sys/fs/cgroup/memory.stat").read_text().splitlines()
+        cached = int(dict(row.split() for row in rows)["inactive_file"])
+        free.append(limit - used + cached)  # cached files make room where it is needed
+    except (OSError, KeyError, ValueError):
+        pass  # no control group, or no limit ("max")
+    return max(0, min(free))
+
+
+def check_available(needed: int, what: str, examples: int) -> None:
+    """Refuse layers on so many examples that need more bytes than there are.
+
+    Raises
+    ------
+    SettingsError
+        Naming what they need and what there is.
+    """
+    available = available_bytes()
+    if needed > available:
+        raise SettingsError(
+            f"layers: {what} on {examples} examples need about"
+            f" {needed / 1e9:.1f} GB, and {available / 1e9:.1f} GB are free; take fewer units,"
+            " or fewer examples"
+        )

@@ -1,0 +1,285 @@
+"""Data parallelism in shared memory: each member computes its shards' gradients, all are averaged.
+
+One step of two members with two shards each, where each row is a member::
+
+    gradients of shards 0, 1  |  mean of the lower half  ->  update of that half  |  next step
+    gradients of shards 2, 3  |  mean of the upper half  ->  update of that half  |  next step
+                           barrier                                             barrier
+
+Behind the first barrier all gradients are there. Behind the second nobody reads them any more,
+and everybody sees the new parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.errors import AveragingError, SettingsError
+from syncpretrain.kernels.averaging import tree_mean
+from syncpretrain.parallel.available_memory import available_bytes
+from syncpretrain.parallel.barrier import Barrier, abort, cells_for, described
+from syncpretrain.parallel.gradient_memory import Layout, Room
+
+__all__ = ["GradientAverager", "Handle", "Member", "Update"]
+
+TIMEOUT_SECONDS = 60.0
+
+Array = NDArray[np.float32]
+Update = Callable[[Array, Array, slice], object]
+"""Moves a slice of the flat parameters: (parameters, mean gradient, which slice they are)."""
+
+
+class GradientAverager:
+    """Parameters and gradients that several threads or processes share.
+
+    Parameters
+    ----------
+    arrays : sequence of arrays or of shapes
+        The parameters begin as copies of the arrays, rounded to float32. A shape, which is a tuple
+        of integers, stands for zeros.
+    shards : int
+        Into how many parts every minibatch is cut. The results depend on it.
+    members : int
+        How many threads or processes share them, at most ``shards``. The results do not depend on
+        it.
+    timeout : float
+        Seconds that a member waits for the others before all give up.
+
+    Raises
+    ------
+    SettingsError
+        For arrays that are not of floats, or numbers out of range; or if there is not enough
+        memory, of which (2 + shards) times the parameters' size is needed.
+    OSError
+        If the system refuses the memory all the same.
+    """
+
+    def __init__(
+        self,
+        arrays: Sequence[NDArray[Any] | tuple[int, ...]],
+        *,
+        shards: int,
+        members: int,
+        timeout: float = TIMEOUT_SECONDS,
+    ) -> None:
+        _check(arrays, shards, members, timeout)
+        shapes = tuple(a if isinstance(a, tuple) else a.shape for a in arrays)
+        self._members, self._timeout = members, timeout
+        layout = Layout(shapes, shards, cells=cells_for(members), texts=members + 1)
+        _check_memory(layout)
+        self._room: Room | None = Room.create(layout)
+        for own, given in zip(self.parameters, arrays, strict=True):
+            if not isinstance(given, tuple):
+                own[...] = given
+
+    def __enter__(self) -> GradientAverager:
+        self._opened()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.abort(f"who made the averager failed: {described(error)}")
+        self.close()
+
+    @property
+    def parameters(self) -> list[Array]:
+        """Views of the shared memory; copy what is to outlive the averager's ``with`` block.
+
+        Raises
+        ------
+        AveragingError
+            Behind that block.
+        """
+        room = self._opened()
+        return room.layout.arrays(room.parameters)
+
+    def member(self, rank: int) -> Handle:
+        """Return the member of a rank from 0, to be entered by the thread or process that is it.
+
+        Raises
+        ------
+        SettingsError
+            If there is no such rank.
+        AveragingError
+            Behind the ``with`` block.
+        """
+        if not 0 <= rank < self._members:
+            raise SettingsError(f"rank: got {rank}, expected 0 to {self._members - 1}")
+        return Handle(self._opened(), rank, self._members, self._timeout)
+
+    def abort(self, reason: str) -> None:
+        """Make all members raise AveragingError with this reason, as soon as they wait.
+
+        Say so when a process ended before it took its member over: nobody else can know.
+        """
+        room = self._opened()
+        abort(room.cells, room.texts, self._members, reason)
+
+    def close(self) -> None:
+        """Give the memory back, as far as no member and no view uses it; abort who still waits."""
+        if self._room is not None:
+            self.abort("the with block of the averager has ended")
+            self._room.close()
+            self._room = None
+
+    def _opened(self) -> Room:
+        if self._room is None:
+            raise AveragingError(
+                "the averager is closed; use it, and copy its parameters, inside its with block"
+            )
+        return self._room
+
+
+class Handle:
+    """A member that nobody is yet; ``with handle as member`` makes the calling thread that member.
+
+    It may be an argument of a thread, or of a process that is being started.
+    """
+
+    def __init__(self, room: Room, rank: int, members: int, timeout: float) -> None:
+        self._room, self._rank, self._members, self._timeout = room, rank, members, timeout
+        self._barrier = Barrier(room.cells, room.texts, rank, members, timeout=timeout)
+
+    def __enter__(self) -> Member:
+        self._barrier.join()
+        return Member(self._room, self._barrier, self._rank, self._members)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._barrier.fail(error)
+        self._barrier.leave()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (self._room, self._rank, self._members, self._timeout)
+
+
+def _received(room: Room, rank: int, members: int, timeout: float) -> Handle:
+    """Take a member over in another process, which is that member's from now on."""
+    handle = Handle(room, rank, members, timeout)
+    handle._barrier.claim()
+    return handle
+
+
+class Member:
+    """One of the threads or processes.
+
+    Attributes
+    ----------
+    rank : int
+    shards : range
+        This member's parts of every minibatch.
+    parameters : list of arrays, float32
+        Shared by all members. They change in :meth:`average` only.
+    gradients : mapping of a shard to a list of arrays like the parameters
+        To be filled before each :meth:`average`, for this member's shards. Each keeps its values
+        until it is filled again.
+    slice : slice
+        Which part of the flat vector, that is all arrays raveled, one after another, this member
+        updates. It may be empty.
+    """
+
+    def __init__(self, room: Room, barrier: Barrier, rank: int, members: int) -> None:
+        layout = room.layout
+        self.rank = rank
+        self.shards = range(layout.shards * rank // members, layout.shards * (rank + 1) // members)
+        self.parameters = layout.arrays(room.parameters)
+        self.gradients: Mapping[int, list[Array]] = {
+            shard: layout.arrays(room.gradients[shard]) for shard in self.shards
+        }
+        self.slice = layout.slices(members)[rank]
+        self._barrier, self._weights = barrier, room.weights
+        self._own = room.parameters[self.slice]
+        self._parts = [gradient[self.slice] for gradient in room.gradients]
+        self._mean = np.empty_like(self._own)
+
+    def average(self, update: Update, *, weights: Sequence[float] | None = None) -> None:
+        """Average all shards' gradients, and move this member's slice of the parameters.
+
+        All members call this equally often. It returns when the parameters are moved as a whole.
+
+        Parameters
+        ----------
+        update : callable
+            Is called with this member's slice of the flat parameters, to be changed in place, that
+            of the mean gradient, which it may overwrite, and which slice this is. Is not called if
+            that is empty. What it computes for an element may depend on that element only, or
+            results will depend on the number of members.
+        weights : sequence of numbers, optional
+            What the gradients of each of this member's shards count, such as examples, if they
+            are means of unequal parts. A shard of weight 0 is left out. Default: 1 each.
+
+        Raises
+        ------
+        AveragingError
+            If another member failed, died, left, or did not come in time. It says which and why.
+        ValueError
+            For weights that are negative, not finite, too many or too few, or 0 for all shards.
+        """
+        try:
+            self._weights[self.shards.start : self.shards.stop] = self._checked(weights)
+            self._barrier.wait()
+            if len(self._own):
+                every = self._weights.tolist()
+                update(self._own, tree_mean(self._parts, out=self._mean, weights=every), self.slice)
+            self._barrier.wait()
+        except BaseException as error:
+            self._barrier.fail(error)  # or it would be a barrier behind the others from now on
+            raise
+
+    def _checked(self, weights: Sequence[float] | None) -> Sequence[float]:
+        if weights is None:
+            return [1.0] * len(self.shards)
+        if len(weights) != len(self.shards) or not all(0 <= w < math.inf for w in weights):
+            raise ValueError(
+                f"weights: got {list(weights)}, expected {len(self.shards)} finite numbers >= 0, "
+                f"one for each of this member's shards"
+            )
+        return weights
+
+
+def _check(arrays: Sequence[object], shards: int, members: int, timeout: float) -> None:
+    if not 1 <= members <= shards:
+        raise SettingsError(
+            f"members: got {members} for {shards} shards, expected 1 to {shards}; "
+            "each member needs a shard"
+        )
+    if not 0 < timeout < math.inf:
+        raise SettingsError(f"timeout: got {timeout}, expected a number of seconds above 0")
+    if not arrays:
+        raise SettingsError("arrays: got none; give at least one array or shape")
+    for i, given in enumerate(arrays):
+        if isinstance(given, tuple) and all(isinstance(n, int) and n >= 0 for n in given):
+            continue
+        if not (isinstance(given, np.ndarray) and np.issubdtype(given.dtype, np.floating)):
+            got = f"an array of {given.dtype}" if isinstance(given, np.ndarray) else repr(given)
+            raise SettingsError(
+                f"arrays[{i}]: got {got}, expected an array of floats, or a shape as a tuple"
+            )
+
+
+def _check_memory(layout: Layout) -> None:
+    """Refuse what cannot fit: where memory is allocated on trust, processes would be killed."""
+    means = 4 * layout.numbers  # of the members' slices, together
+    needed, available = layout.offsets()[-1] + means, available_bytes()
+    if needed > available:
+        raise SettingsError(
+            f"arrays: {layout.numbers} numbers with the gradients of {layout.shards} shards need"
+            f" about {needed / 1e9:.1f} GB, and {available / 1e9:.1f} GB are free; take smaller"
+            " arrays or fewer shards"
+        )

@@ -1,0 +1,211 @@
+"""Where the members wait for each other, and learn why they need not wait any longer.
+
+Guarantees:
+
+* There is no lock: each cell has one writer, so a member that is killed at any moment holds nothing
+  that others need. Only the cell "broken" has several; whichever writes last, the reason it points
+  to is whole.
+* A member arrives by counting its own cell up, and goes on when all cells have come as far. It
+  may be one barrier ahead of another that is slow to notice, never two.
+* A waiting member looks every 50 ms after those it misses. One that has left or whose process has
+  ended will not arrive any more: the waiter breaks the barrier, and all members raise.
+
+Assumption: a process whose member is in its ``with`` block runs or ends. One that is stopped is
+found by the deadline only.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.errors import AveragingError
+from syncpretrain.parallel.process_watch import Lives, started
+from syncpretrain.parallel.waiting import arrive_and_wait, store_cell, wait_cells
+
+__all__ = ["Barrier", "abort", "cells_for", "described"]
+
+SPIN_SECONDS = 200e-6  # what it costs to nap and be late
+LOOK_SECONDS = 0.05
+READY = 0  # what waiting ends with
+MEMBER_ROWS = 5  # arrived, process, its start, thread, left: cells of each member, row by row
+BROKEN_CELL = 0  # 0, or 1 + the row of the reason
+FIRST = 8  # where the members' cells begin: in another cache line
+
+
+def cells_for(members: int) -> int:
+    """Return how many cells a barrier of so many members needs."""
+    return FIRST + MEMBER_ROWS * members
+
+
+def abort(cells: NDArray[np.int64], texts: NDArray[np.uint8], writer: int, reason: str) -> None:
+    """Break the barrier for all members, unless it is broken; nobody waits in it again.
+
+    ``writer`` is the row of ``texts`` that only the caller writes: a member's rank, or the last
+    for who made the averager.
+    """
+    if cells[BROKEN_CELL]:
+        return
+    text = reason.encode("utf-8", "replace")[: texts.shape[1]]
+    texts[writer, : len(text)] = np.frombuffer(text, np.uint8)
+    store_cell(cells, BROKEN_CELL, writer + 1)
+
+
+def described(error: BaseException) -> str:
+    """Return an exception's type and text."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+class Barrier:
+    """A barrier as one member sees it.
+
+    Parameters
+    ----------
+    cells : array of shape (cells_for(members),), int64
+        Shared, 0 at first.
+    texts : array of shape (members + 1, n), uint8
+        Shared, 0 at first.
+    rank, members : int
+    timeout : float
+        Seconds that a wait may last.
+    """
+
+    def __init__(
+        self,
+        cells: NDArray[np.int64],
+        texts: NDArray[np.uint8],
+        rank: int,
+        members: int,
+        *,
+        timeout: float,
+    ) -> None:
+        self._cells, self._texts, self._rank, self._members = cells, texts, rank, members
+        self._timeout, self._lives = timeout, Lives()
+        self._arrived, self._process, self._start, self._thread, self._left = (
+            FIRST + row * members for row in range(MEMBER_ROWS)
+        )
+        crowded = members > _usable_cores()  # then who spins keeps another from arriving
+        self._spin = 0.0 if crowded else SPIN_SECONDS
+
+    def claim(self) -> None:
+        """Tell the others that this member is this process's, so that they see it end.
+
+        Raises
+        ------
+        AveragingError
+            If another process has this member.
+        """
+        pid = int(self._cells[self._process + self._rank])
+        if pid not in (0, os.getpid()):
+            raise AveragingError(
+                f"member {self._rank} was given to process {pid} and to process {os.getpid()}; "
+                "give each member to one"
+            )
+        store_cell(self._cells, self._start + self._rank, started(os.getpid()))
+        store_cell(self._cells, self._process + self._rank, os.getpid())
+
+    def join(self) -> None:
+        """Take part, from this thread.
+
+        Raises
+        ------
+        AveragingError
+            If this member has taken part already, or the barrier is broken.
+        """
+        if self._cells[self._thread + self._rank]:
+            raise AveragingError(
+                f"{self._name(self._rank)} has entered its with block before; "
+                "make a new averager to begin again"
+            )
+        self.claim()
+        store_cell(self._cells, self._thread + self._rank, threading.get_native_id())
+        self.check()
+
+    def wait(self) -> None:
+        """Wait until all members are here.
+
+        Raises
+        ------
+        AveragingError
+            If the barrier is broken, or if a member has left, died, or does not come in time: then
+            this breaks it.
+        """
+        if self._cells[self._left + self._rank]:
+            raise AveragingError(f"{self._name(self._rank)} has left; stay in its with block")
+        self.check()  # before arriving: what this member has broken it does not complete
+        own = self._arrived + self._rank
+        target = int(self._cells[own]) + 1
+        deadline, left = time.monotonic() + self._timeout, self._timeout
+        among = (self._arrived, self._members, target, BROKEN_CELL)
+        found = arrive_and_wait(self._cells, own, *among, self._spin, min(LOOK_SECONDS, left))
+        while found != READY:
+            self.check()
+            self._look(target)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                self._give_up(target)
+                return
+            found = wait_cells(self._cells, *among, 0.0, min(LOOK_SECONDS, left))
+
+    def abort(self, reason: str) -> None:
+        """Break the barrier for all members, unless it is broken."""
+        abort(self._cells, self._texts, self._rank, reason)
+
+    def fail(self, error: BaseException) -> None:
+        """Break the barrier because of an exception of this member."""
+        self.abort(f"{self._name(self._rank)} failed: {described(error)}")
+
+    def check(self) -> None:
+        """Raise AveragingError with the reason if the barrier is broken."""
+        writer = int(self._cells[BROKEN_CELL]) - 1
+        if writer >= 0:
+            text = self._texts[writer].tobytes().rstrip(b"\0")
+            raise AveragingError(text.decode("utf-8", "replace"))
+
+    def leave(self) -> None:
+        """Take part no longer. Who waits for this member raises; who does not, is not disturbed."""
+        store_cell(self._cells, self._left + self._rank, 1)
+        self._lives.close()
+
+    def _give_up(self, target: int) -> None:
+        missing = ", ".join(self._name(rank) for rank in self._missing(target))
+        if missing:  # or the last one came this moment
+            self.abort(f"{self._name(self._rank)} waited {self._timeout:g} s for {missing}")
+            self.check()
+
+    def _look(self, target: int) -> None:
+        """Break the barrier and raise if a member that has not arrived never will."""
+        for rank in self._missing(target):
+            why = self._gone(rank)
+            # What it did before it ended counts, so its cell is read again.
+            if why and self._cells[self._arrived + rank] < target:
+                self.abort(f"{self._name(rank)} {why}")
+                self.check()
+
+    def _gone(self, rank: int) -> str | None:
+        if self._cells[self._left + rank]:
+            return "has left"
+        pid = int(self._cells[self._process + rank])
+        return self._lives.ended(pid, int(self._cells[self._start + rank])) if pid else None
+
+    def _missing(self, target: int) -> list[int]:
+        arrived = self._cells[self._arrived : self._arrived + self._members]
+        return [int(rank) for rank in np.flatnonzero(arrived < target)]
+
+    def _name(self, rank: int) -> str:
+        pid, thread = (int(self._cells[row + rank]) for row in (self._process, self._thread))
+        if not pid:
+            return f"member {rank} (which has never come)"
+        if thread in (0, pid):
+            return f"member {rank} (process {pid})"
+        return f"member {rank} (process {pid}, thread {thread})"
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,252 @@
+"""The workers of one layer: they work the shards of its steps at the same time.
+
+The layer's own thread leads. It calls :meth:`Team.run`, step after step, with as many members as
+it is given then, and the others take their shares of every phase. Which member works a shard
+changes nothing in what is computed, so members may come and go between two steps.
+
+Guarantees:
+
+* Threads are started when they are first needed, and joined by :meth:`Team.close`.
+* A member that has nothing to do spins for a moment, naps, and after that sleeps without using
+  any CPU.
+* A failure of a member is raised by :meth:`Team.run`; the team does not work again after it.
+* A member that waits too long for the others fails. Its own work does not count, however long it
+  takes, nor does the time for which the process was suspended.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from syncpretrain.errors import StalledError
+from syncpretrain.kernels.phases import Phase, Work, in_turn
+from syncpretrain.kernels.program import Program
+from syncpretrain.parallel.waiting import arrive_and_wait, store_cell, wait_cells
+
+__all__ = ["STALL_SECONDS", "TIMES", "Team", "TeamTimes"]
+
+STALL_SECONDS = 600.0  # without a minibatch anywhere
+
+READY, LATE = 0, 2  # what waiting ends with
+BROKEN, BEGUN, ARRIVED = 0, 1, 2  # cells: a failure; the newest step; phases done, one a member
+
+
+@dataclass(frozen=True, slots=True)
+class TeamTimes:
+    """How long the members of a team wait, in seconds.
+
+    Parameters
+    ----------
+    stall : float
+        For the others in one phase of a step, before the step fails.
+    spin : float
+        Without a nap. The parts of a phase are about equal: a nap would cost more than it saves.
+    stagger : float
+        Of one member after another: what the interpreter does before a product.
+    linger : float
+        For the next step, before a member sleeps.
+    look : float
+        Without taking signals, or noticing that the process was suspended.
+    join : float
+        For the end of the threads.
+    """
+
+    stall: float = STALL_SECONDS
+    spin: float = 2e-3
+    stagger: float = 10e-6
+    linger: float = 0.02
+    look: float = 1.0
+    join: float = 10.0
+
+
+TIMES = TeamTimes()
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    number: int
+    phases: Sequence[Phase]
+    program: Program | None  # if it is compiled: then there are only so many phases
+    shards: int
+    members: int
+    behind: int  # phases that were done before it
+    ahead: int  # that will have been done after it
+
+
+class Team:
+    """Up to ``most`` members, of which the caller of :meth:`run` is one.
+
+    Parameters
+    ----------
+    most : int
+    name : str
+        Of its threads, with their number behind it.
+    times : TeamTimes
+    """
+
+    def __init__(self, most: int, name: str, times: TeamTimes = TIMES) -> None:
+        self._most, self._name, self._times = most, name, times
+        self._cells = np.zeros(ARRIVED + most, dtype=np.int64)
+        self._lock = threading.Lock()  # of what follows; never held while working or waiting
+        self._step = _Step(0, (), None, 0, 1, 0, 0)
+        self._asleep = [True] * most
+        self._doors = [threading.Semaphore(0) for _ in range(most)]
+        self._threads: list[threading.Thread | None] = [None] * most
+        self._failure: BaseException | None = None
+        self._closed = False
+
+    def run(self, work: Work, shards: int, members: int) -> None:
+        """Work all shards of one phase after another, with so many members if there are as many.
+
+        Raises
+        ------
+        BaseException
+            Whatever a phase raised first.
+        StalledError
+            If a member waits longer for the others than ``times.stall``.
+        """
+        members = min(members, shards, self._most)
+        if self._failure is not None:
+            raise self._failure
+        if members == 1:
+            in_turn(work, shards)
+            return
+        program: Program | None = None
+        if not isinstance(work, Program):
+            phases, count = work, len(work)
+        elif work.is_compiled:
+            program, phases, count = work, (), work.length
+        else:
+            phases, count = work.phases, work.length
+        number, behind = self._step.number + 1, self._step.ahead
+        step = _Step(number, phases, program, shards, members, behind, behind + count)
+        with self._lock:
+            self._step = step
+            awaited = [member for member in range(1, members) if self._asleep[member]]
+            for member in awaited:
+                self._asleep[member] = False
+        for member in awaited:
+            self._wake(member)
+        store_cell(self._cells, BEGUN, step.number)
+        self._work(step, 0)
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> list[str]:
+        """Send every member home; return the names of those that did not go in time."""
+        with self._lock:
+            self._closed = True
+        store_cell(self._cells, BROKEN, 1)
+        threads = [thread for thread in self._threads if thread is not None]
+        for door in self._doors:
+            door.release()
+        deadline = time.monotonic() + self._times.join
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return [thread.name for thread in threads if thread.is_alive()]
+
+    def _wake(self, member: int) -> None:
+        if self._threads[member] is None:
+            thread = threading.Thread(
+                target=self._serve, args=(member,), name=f"{self._name}-{member + 1}", daemon=True
+            )
+            self._threads[member] = thread
+            thread.start()
+        self._doors[member].release()
+
+    def _serve(self, member: int) -> None:
+        """Take part in every step that has a place for this member; sleep meanwhile."""
+        seen, rests = 0, True
+        with np.errstate(all="ignore"):  # as in the epoch: what overflows is found there
+            while not self._closed:
+                if rests:
+                    self._doors[member].acquire()
+                    rests = False
+                    continue
+                found = wait_cells(
+                    self._cells,
+                    BEGUN,
+                    1,
+                    seen + 1,
+                    BROKEN,
+                    self._times.spin,
+                    self._times.linger,
+                    member * self._times.stagger,
+                )
+                with self._lock:
+                    step = self._step
+                    mine = step.number > seen and member < step.members
+                    rests = not mine and (found != READY or step.number > seen)
+                    self._asleep[member] = rests
+                    seen = step.number
+                if mine:
+                    self._work(step, member)
+
+    def _work(self, step: _Step, member: int) -> None:
+        """Do a member's share of every phase, and wait for the others after each."""
+        if step.program is not None:
+            self._work_program(step, step.program, member)
+            return
+        first = step.shards * member // step.members
+        last = step.shards * (member + 1) // step.members
+        try:
+            for done, phase in enumerate(step.phases, start=1):
+                for shard in range(first, last):
+                    phase(shard)
+                if not self._arrive(step, member, step.behind + done):
+                    return
+        except BaseException as error:
+            self._fail(error)
+
+    def _work_program(self, step: _Step, program: Program, member: int) -> None:
+        found = program.work(
+            member,
+            step.members,
+            self._cells,
+            first=ARRIVED,
+            behind=step.behind,
+            broken=BROKEN,
+            spin_seconds=self._times.spin,
+            look_seconds=self._times.look,
+            timeout_seconds=self._times.stall,
+        )
+        if found == LATE:
+            self._fail(self._stalled())
+
+    def _arrive(self, step: _Step, member: int, phases: int) -> bool:
+        """Wait until every member has done so many phases; return whether all is well."""
+        times, waited = self._times, 0.0
+        while True:
+            begun = time.monotonic()
+            found = arrive_and_wait(
+                self._cells,
+                ARRIVED + member,
+                ARRIVED,
+                step.members,
+                phases,
+                BROKEN,
+                times.spin,
+                min(times.look, times.stall - waited),
+                member * times.stagger,
+            )
+            if found != LATE:
+                return found == READY
+            waited += min(time.monotonic() - begun, times.look)  # more: it was suspended
+            if waited >= times.stall:
+                raise self._stalled()
+
+    def _stalled(self) -> StalledError:
+        return StalledError(
+            f"a worker of {self._name} waited {self._times.stall:g} s for the others in a step"
+        )
+
+    def _fail(self, error: BaseException) -> None:
+        """Let every member leave the step, which raises the first failure."""
+        with self._lock:
+            self._failure = self._failure or error
+        store_cell(self._cells, BROKEN, 1)

@@ -1,0 +1,1 @@
+"""Pretraining: the schedule decides, the runtime executes, the driver connects them."""

@@ -1,0 +1,254 @@
+"""What settings ask for: the data as layer 1 sees it, the schedule, the learners of the layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from syncpretrain.backends.base import Backend
+from syncpretrain.data.examples import check_examples, evenly_spaced
+from syncpretrain.data.scaling import Scaling
+from syncpretrain.errors import CheckpointError, SettingsError
+from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
+from syncpretrain.learners.base import Learner
+from syncpretrain.learners.early_stopping import EarlyStopping
+from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.parallel.team import TIMES, TeamTimes
+from syncpretrain.pretraining.memory import check_memory
+from syncpretrain.pretraining.runtime.activations import Split
+from syncpretrain.pretraining.runtime.messages import LayerState
+from syncpretrain.pretraining.runtime.worker import PROBE_ROWS, Inputs, LayerWorker
+from syncpretrain.pretraining.schedule.machine import Schedule
+from syncpretrain.pretraining.schedule.pace import Fixed, Free, Pace, Planned
+from syncpretrain.pretraining.schedule.reads import (
+    LayerPlan,
+    Reads,
+    greedy_row,
+    lockstep_row,
+    rounds_row,
+)
+from syncpretrain.settings import MomentumSchedule, PretrainSettings
+from syncpretrain.settings.checks import parsed_corruption
+
+__all__ = [
+    "build_data",
+    "build_hires",
+    "build_learners",
+    "build_schedule",
+    "build_stopping",
+    "build_worker",
+    "layer_plans",
+]
+
+# Of the schedule in rounds. The paper has as many layers in a group as there are devices; here the
+# result may not depend on the machine, and 2 are the fewest that train in parallel.
+GROUP_SIZE = 2
+
+
+def build_schedule(
+    settings: PretrainSettings, *, slots: int, replay: Reads | None = None
+) -> Schedule:
+    """Return the schedule of a run, or of the replay of recorded reads.
+
+    Raises
+    ------
+    SettingsError
+        If the recorded reads are those of another number of layers.
+    """
+    plans = layer_plans(settings)
+    return Schedule(plans, _pace(settings, plans, replay), slots=slots)
+
+
+def build_data(
+    settings: PretrainSettings, X: ArrayLike, validation: ArrayLike | None
+) -> tuple[Split, Scaling | None]:
+    """Return the examples as layer 1 is to see them, and how they were standardized, if they were.
+
+    Raises
+    ------
+    SettingsError, DataError
+        If they cannot be trained on, or do not fit the settings, or the stack not the memory.
+    """
+    data = _checked_data(settings, X, validation)
+    check_memory(
+        settings.layers,
+        examples=sum(map(len, data)),
+        batch_size=settings.batch_size,
+        processes=settings.runtime == "processes",
+    )
+    if settings.visible_units == "bernoulli":
+        return data, None
+    scaling = Scaling.of(data.train)
+    return Split(*map(scaling.apply, data)), scaling
+
+
+def build_learners(settings: PretrainSettings) -> list[Learner]:
+    """Return one learner a layer, from the lowest up, each with its arrays allocated."""
+    return [_learner(settings, layer) for layer in range(1, len(settings.layers))]
+
+
+def _learner(settings: PretrainSettings, layer: int, backend: Backend | None = None) -> Learner:
+    build = _rbm if settings.model == "rbm" else _autoencoder
+    learner = build(settings, layer - 1, *settings.layers[layer - 1 : layer + 1])
+    if backend is not None:
+        learner.on(backend.for_layer(layer))
+    learner.shard(settings.shards_of(layer), settings.split)
+    return learner
+
+
+def _rbm(settings: PretrainSettings, i: int, visible: int, hidden: int) -> Learner:
+    own = RBMSettings(
+        **_common(settings, i),
+        cd_steps=settings.cd_steps[i],
+        persistent=settings.persistent[i],
+        sparsity_target=settings.sparsity_target[i],
+        sparsity_cost=settings.sparsity_cost[i],
+        hidden_dropout=settings.hidden_dropout[i],
+    )
+    return RBM(i + 1, visible, hidden, own)
+
+
+def _autoencoder(settings: PretrainSettings, i: int, visible: int, hidden: int) -> Learner:
+    common = _common(settings, i)
+    binary = common["visible_units"] == "bernoulli"
+    own = AutoencoderSettings(
+        **common,
+        tied=settings.tied,
+        loss=(settings.loss or "cross-entropy") if binary else "squared",
+        corruption=parsed_corruption(settings.corruption[i]),
+        contraction=settings.contraction[i],
+    )
+    return Autoencoder(i + 1, visible, hidden, own)
+
+
+def _common(settings: PretrainSettings, i: int) -> dict[str, Any]:
+    return {
+        "batch_size": settings.batch_size,
+        "learning_rate": settings.learning_rate[i],
+        "momentum": MomentumSchedule(settings.momentum[i]),
+        "weight_decay": settings.weight_decay[i],
+        "l1": settings.l1[i],
+        "hidden_units": settings.hidden_units[i],
+        "visible_units": settings.visible_units_of(i + 1),
+        "visible_bias": settings.visible_bias,
+        "seed": settings.seed,
+    }
+
+
+def build_worker(
+    settings: PretrainSettings,
+    layer: int,
+    state: LayerState | None,
+    keep_states: bool,
+    backend: Backend | None,
+    times: TeamTimes,
+    inputs: Inputs,
+) -> LayerWorker:
+    """Return the worker of one layer, where its state says it is, if it has one.
+
+    ``backend`` is where the layers are trained, None NumPy.
+    """
+    stopping = build_stopping(settings)[layer - 1]
+    worker = LayerWorker(
+        _learner(settings, layer, backend),
+        inputs,
+        stopping,
+        keep_states=keep_states,
+        replicas=settings.replicas[layer - 1],
+        times=times,
+    )
+    if state is not None:
+        try:
+            worker.recall(state)
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(
+                f"resume: the state of layer {layer} is of another layer: {error}"
+            ) from error
+    return worker
+
+
+def build_hires(
+    settings: PretrainSettings,
+    states: Sequence[LayerState | None] = (),
+    *,
+    keep_states: bool,
+    backend: Backend | None = None,
+    times: TeamTimes = TIMES,
+) -> list[Callable[[Inputs], LayerWorker]]:
+    """Return one function a layer that builds its worker.
+
+    It is fit to be sent to another process, as long as the backend is NumPy.
+    """
+    depth = len(settings.layers) - 1
+    return [
+        partial(build_worker, settings, layer, state, keep_states, backend, times)
+        for layer, state in zip(range(1, depth + 1), states or [None] * depth, strict=True)
+    ]
+
+
+def build_stopping(settings: PretrainSettings) -> list[EarlyStopping | None]:
+    """Return what stops each layer early, if anything is to."""
+    metric, depth = settings.early_stopping, len(settings.layers) - 1
+    if metric == "none":
+        return [None] * depth
+    return [EarlyStopping(metric, settings.patience, seed=settings.seed) for _ in range(depth)]
+
+
+def layer_plans(settings: PretrainSettings) -> list[LayerPlan]:
+    """Return the plan of each layer."""
+    return list(map(LayerPlan, settings.epochs, settings.refresh_epochs))
+
+
+def _pace(settings: PretrainSettings, plans: list[LayerPlan], replay: Reads | None) -> Pace:
+    if replay is not None:
+        if len(replay) != len(plans):
+            raise SettingsError(
+                f"replay: the recorded run has {len(replay)} layers, this one {len(plans)}"
+            )
+        if not 1 <= len(replay[0]) <= plans[0].epochs:  # fewer are those of a run that was stopped
+            raise SettingsError(
+                f"replay: layer 1 has {len(replay[0])} recorded epochs, expected 1 to"
+                f" {plans[0].epochs}"
+            )
+        return Fixed(replay)
+    drain = settings.finish == "drain"
+    if settings.pace == "free":
+        return Free(plans, drain=drain)
+    if settings.schedule == "greedy":
+        return Planned(plans, greedy_row)
+    if settings.schedule == "rounds":
+        size = settings.group_size or GROUP_SIZE
+        rule = partial(rounds_row, group_size=size, drain=drain)
+        return Planned(plans, rule, group_size=size)
+    return Planned(plans, partial(lockstep_row, drain=drain))
+
+
+def _checked_data(settings: PretrainSettings, X: ArrayLike, validation: ArrayLike | None) -> Split:
+    bounded = settings.visible_units == "bernoulli"
+    train = check_examples(X, bounded=bounded)
+    width, batch = settings.layers[0], settings.batch_size
+    if train.shape[1] != width:
+        raise SettingsError(
+            f"layers: the first number is {width}, but an example has {train.shape[1]} values;"
+            f" begin with {train.shape[1]}"
+        )
+    if batch > len(train):
+        raise SettingsError(
+            f"batch_size: got {batch}, expected at most {len(train)}, the examples to train on"
+        )
+    if validation is None or not np.size(validation):
+        if settings.early_stopping != "none":
+            raise SettingsError(
+                f"early_stopping: got {settings.early_stopping} without validation examples,"
+                " expected some to judge by"
+            )
+        return Split(train, np.empty((0, width), dtype=np.float32))
+    held_out = check_examples(validation, name="validation", bounded=bounded)
+    if held_out.shape[1] != width:
+        raise SettingsError(f"validation: got {held_out.shape[1]} columns, expected {width}")
+    # No more of them are ever looked at, and all would be made anew of every version.
+    return Split(train, evenly_spaced(held_out, PROBE_ROWS))

@@ -1,0 +1,71 @@
+"""``pretrain``: the library's first function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from numpy.typing import ArrayLike
+
+from syncpretrain.errors import SettingsError
+from syncpretrain.events import Observer
+from syncpretrain.models.stack import Stack
+from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.pretraining.schedule.reads import Reads
+from syncpretrain.settings import settings_from
+
+__all__ = ["pretrain"]
+
+
+def pretrain(
+    X: ArrayLike,
+    *,
+    layers: Sequence[int],
+    validation: ArrayLike | None = None,
+    observers: Iterable[Observer] = (),
+    replay: Reads | None = None,
+    **settings: Any,
+) -> Stack:
+    """Pretrain a stack of RBMs or autoencoders, the layers in parallel (Santara et al. 2016).
+
+    Parameters
+    ----------
+    X : array-like of shape (n_examples, layers[0])
+        Values in [0, 1], or bytes, which are divided by 255; for Gaussian visible units any
+        finite values, which are standardized.
+    layers : sequence of int
+        Units of the input and of each layer, such as [784, 1000, 500, 250, 30].
+    validation : array-like of shape (n_held_out, layers[0]), optional
+        Held-out examples; each layer's error on them is told after every epoch.
+    observers : iterable of callable
+        Called with each event of :mod:`syncpretrain.events`, in this thread.
+    replay : tuple of tuple of int, optional
+        For each layer, the upstream version of each of its epochs, as a run recorded them.
+    **settings
+        Fields of :class:`syncpretrain.settings.PretrainSettings`, such as ``schedule``, ``epochs``,
+        ``workers``, ``learning_rate`` and ``seed``. One value stands for all layers.
+
+    Returns
+    -------
+    Stack
+
+    Raises
+    ------
+    SettingsError, DataError
+        For a wrong argument, before any worker starts.
+    DivergedError, WorkerError, StalledError
+        If a layer fails; ``stack`` of the error holds every layer's last finite state.
+    RunInterrupted
+        On Ctrl-C or SIGTERM, after the running minibatch; ``stack`` holds what was learned.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> X = np.eye(8, dtype=np.float32).repeat(4, axis=0)
+    >>> pretrain(X, layers=[8, 4, 2], epochs=2, batch_size=8).widths
+    (8, 4, 2)
+    """
+    if others := settings.keys() & {"data", "finetune"}:
+        raise SettingsError(f"{min(others)}: is no setting of pretrain(); see finetune() for that")
+    wanted = settings_from(layers, **settings).pretrain
+    return Pretraining(wanted, X, validation, observers=observers, replay=replay).run()

@@ -1,0 +1,290 @@
+"""The one driver: settings and data in, schedule and runtime at work, a Stack out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+import msgspec
+from numpy.typing import ArrayLike
+
+from syncpretrain.backends.choice import backend_for, resolve_backend
+from syncpretrain.errors import RunInterrupted, StalledError, WorkerError
+from syncpretrain.events import (
+    EpochFinished,
+    EpochStarted,
+    Event,
+    LayerFinished,
+    Notice,
+    Observer,
+    RunFinished,
+    RunStarted,
+)
+from syncpretrain.learners.cursor import Stopped
+from syncpretrain.models.stack import Stack
+from syncpretrain.parallel.blas import blas_limit, blas_threads, usable_cores
+from syncpretrain.parallel.signals import StopRequest, stop_on_signals
+from syncpretrain.parallel.team import STALL_SECONDS, TeamTimes
+from syncpretrain.pretraining.build import build_data, build_hires, build_schedule
+from syncpretrain.pretraining.runtime.base import Runtime
+from syncpretrain.pretraining.runtime.messages import Failed, Finished, Message
+from syncpretrain.pretraining.runtime.select import runtime_for
+from syncpretrain.pretraining.runtime.shared_activations import check_runtime
+from syncpretrain.pretraining.runtime.versions import Versions
+from syncpretrain.pretraining.schedule.machine import Command, Forget
+from syncpretrain.pretraining.schedule.reads import Reads
+from syncpretrain.pretraining.stall_watch import TICK_SECONDS, Watch
+from syncpretrain.pretraining.state import Cut
+from syncpretrain.pretraining.trained_layers import Learned
+from syncpretrain.settings import PretrainSettings
+from syncpretrain.settings.devices import why_not_on_a_device
+
+__all__ = ["Pretraining"]
+
+Saver = Callable[..., None]
+
+DRAIN_SECONDS = 10.0  # a stop is seen after one minibatch
+FAILED_DRAIN_SECONDS = 0.3  # a failure is to be told at once; a checkpoint is not written then
+
+
+class Pretraining:
+    """One run: everything checked at construction, trained by :meth:`run`.
+
+    Parameters
+    ----------
+    settings : PretrainSettings
+    X, validation, observers, replay
+        See :func:`syncpretrain.pretrain`.
+    save : callable, optional
+        Called after each epoch, and at a stop with ``final=True``: given a function that makes the
+        run's :class:`Cut`, and how many epochs each layer has done.
+    resume : Cut, optional
+        Where a run of the same settings and data goes on.
+    stall_seconds : float, optional
+        How long no minibatch may be trained anywhere, nor a worker wait in one for others that
+        share it; default 600.
+    """
+
+    def __init__(
+        self,
+        settings: PretrainSettings,
+        X: ArrayLike,
+        validation: ArrayLike | None = None,
+        *,
+        observers: Iterable[Observer] = (),
+        replay: Reads | None = None,
+        save: Saver | None = None,
+        resume: Cut | None = None,
+        stall_seconds: float | None = None,
+    ) -> None:
+        self._blas_threads = 1
+        layers = range(1, len(settings.layers))
+        if settings.schedule == "greedy" and max(map(settings.shards_of, layers)) == 1:
+            # Of one worker at a time, whose last bits depend on them.
+            self._blas_threads = blas_threads(settings.blas_threads)
+            settings = msgspec.structs.replace(settings, blas_threads=self._blas_threads)
+        backend = resolve_backend(settings.backend, why_not_on_a_device(settings))
+        settings = msgspec.structs.replace(settings, backend=backend)
+        self._backend = backend_for(settings.backend)
+        self.settings = settings
+        self.observers = tuple(observers)
+        check_runtime(settings.runtime)
+        data, self._scaling = build_data(settings, X, validation)
+        workers = 1 if settings.runtime == "serial" else settings.workers or usable_cores()
+        self.slots = min(workers, len(settings.layers) - 1)
+        self._workers = workers
+        self._shares: dict[int, int] = {}
+        self._schedule = build_schedule(settings, slots=self.slots, replay=replay)
+        self._data = data
+        self._versions = Versions(data, settings.layers[1:], backend=self._backend)
+        self._learned = Learned(settings, self._backend)
+        depth = len(settings.layers) - 1
+        self.save, self.resume = save, resume
+        self._running: dict[int, int] = {}  # the epoch of each layer whose message is awaited
+        self._finished = 0  # epochs of all layers
+        self._busy = [0.0] * depth
+        self._ended = 0  # layers whose end the observers know of
+        self._watch = Watch(self._emit, stall_seconds)
+        self._times = TeamTimes(stall=stall_seconds or STALL_SECONDS)
+
+    def run(self) -> Stack:
+        """Train until the schedule ends; see :func:`pretrain` for what it raises."""
+        with stop_on_signals() as request:  # outermost: an interrupt leaves no BLAS limit behind
+            started = time.monotonic()
+            try:
+                with blas_limit(self._blas_threads):
+                    self._emit_start(started)
+                    self._train(request)
+                if request():  # while the workers were joined
+                    raise Stopped
+            except WorkerError as error:
+                error.stack = self.stack()
+                raise
+            except Stopped:
+                if self.save is not None:
+                    self.save(self.cut, done=self._schedule.done, final=True)
+                raise self._interrupted(request) from None
+        now = time.monotonic()
+        self._emit(RunFinished(now, now - started, tuple(self._busy)))
+        return self.stack()
+
+    def stack(self) -> Stack:
+        """Return the newest layers."""
+        return self._learned.stack(self._schedule.done, self._scaling)
+
+    def cut(self) -> Cut:
+        """Return all that the rest of the run depends on."""
+        return self._learned.cut(self._schedule.past, self._versions.made())
+
+    def _train(self, request: StopRequest) -> None:
+        with self._runtime(request) as runtime:
+            try:
+                self._drive(runtime, request)
+            except StalledError:
+                runtime.dump_stacks()
+                raise
+            except (Stopped, WorkerError) as end:
+                stopped = isinstance(end, Stopped)
+                self._drain(runtime, DRAIN_SECONDS if stopped else FAILED_DRAIN_SECONDS)
+                raise
+
+    def _drive(self, runtime: Runtime, request: StopRequest) -> None:
+        """Carry events to the schedule and its commands to the runtime, until it is over."""
+        self._execute(self._first_commands(), runtime)
+        while not self._schedule.over:
+            message = runtime.wait(TICK_SECONDS)
+            if message is not None:
+                commands = self._take(message)
+                if isinstance(message, Failed):
+                    raise message.failure()
+                self._execute(commands, runtime)
+                if self.save is not None and not self._schedule.over:
+                    self.save(self.cut, done=self._schedule.done, final=False)
+            self._watch.tick(self._running, self._finished, runtime.fraction)
+            if request():
+                raise Stopped
+
+    def _first_commands(self) -> list[Command]:
+        """Return how the schedule begins, or goes on with its versions made again."""
+        if self.resume is None:
+            return self._schedule.begin()
+        cut, past = self.resume, self.resume.past
+        self._learned.resume(cut)
+        for i, versions in enumerate(past.held, start=1):
+            for version in versions:
+                self._versions.publish(i, version, cut.snapshots[i, version])
+        for layer, version in cut.made:
+            self._versions.make(layer, version, cut.ancestry(layer, version))
+        return self._schedule.resume(past)
+
+    def _take(self, message: Message) -> list[Command]:
+        """Note what a worker did; return what follows."""
+        layer, version = message.command.layer, message.command.epoch
+        self._running.pop(layer, None)
+        for warning in message.warnings:
+            self._emit(Notice(time.monotonic(), f"warning: {warning}"))
+        if message.state is not None:
+            self._learned.note(layer, message.state)
+        if isinstance(message, Failed):
+            return []
+        self._note(message)
+        self._finished += 1
+        self._learned.publish(message.command, message.layer)
+        self._versions.publish(layer, version, message.layer)
+        commands = self._schedule.finished(layer, stops=message.stops)
+        self._emit_ended()
+        return commands
+
+    def _drain(self, runtime: Runtime, seconds: float) -> None:
+        """Stop the workers and take what each of them has."""
+        runtime.stop()
+        deadline = time.monotonic() + seconds
+        while self._running and time.monotonic() < deadline:
+            message = runtime.wait(TICK_SECONDS)
+            if message is not None:
+                for command in self._take(message):
+                    if isinstance(command, Forget):  # the others are begun again at a resume
+                        self._forget(command)
+
+    def _execute(self, commands: Iterable[Command], runtime: Runtime) -> None:
+        for command in commands:
+            if isinstance(command, Forget):
+                self._forget(command)
+                continue
+            now = time.monotonic()
+            self._emit(EpochStarted(now, command.layer, command.epoch, command.reads))
+            self._running[command.layer] = command.epoch
+            runtime.submit(command)
+        self._allot(runtime)
+
+    def _allot(self, runtime: Runtime) -> None:
+        """Give workers without a layer of their own to layers that take more than one."""
+        shares = self._schedule.shares(self._workers, self.settings.replicas)
+        for layer, members in shares.items():
+            if self._shares.get(layer) != members:
+                runtime.allot(layer, members)
+        self._shares = shares
+
+    def _forget(self, command: Forget) -> None:
+        self._versions.forget(command.layer, command.version)
+        self._learned.forget(command)
+
+    def _note(self, message: Finished) -> None:
+        command = message.command
+        self._busy[command.layer - 1] += message.ended - message.started
+        self._emit(
+            EpochFinished(
+                time=message.ended,
+                layer=command.layer,
+                epoch=command.epoch,
+                reads=command.reads,
+                started=message.started,
+                transform_seconds=message.trained_from - message.started,
+                train_error=message.train_error,
+                validation_error=message.validation_error,
+            )
+        )
+
+    def _runtime(self, request: StopRequest) -> Runtime:
+        def tick_and_ask() -> bool:  # the caller's thread is the one that trains
+            self._watch.tick(self._running, self._finished, runtime.fraction)
+            return request()
+
+        name = self.settings.runtime
+        states = self.resume.states if self.resume else ()
+        keeps = self.save is not None
+        hires = build_hires(
+            self.settings, states, keep_states=keeps, backend=self._backend, times=self._times
+        )
+        runtime = runtime_for(
+            name,
+            hires,
+            self._versions,
+            blas_threads=self._blas_threads,
+            stop=tick_and_ask if name == "serial" else request,
+        )
+        return runtime
+
+    def _interrupted(self, request: StopRequest) -> RunInterrupted:
+        done = ", ".join(f"layer {i}: {n}" for i, n in enumerate(self._schedule.done, start=1))
+        message = f"pretraining was stopped; epochs finished: {done}"
+        return RunInterrupted(message, stack=self.stack(), signum=request.signum or 2)
+
+    def _emit(self, event: Event) -> None:
+        for observer in self.observers:
+            observer(event)
+
+    def _emit_start(self, now: float) -> None:
+        s, n = self.settings, len(self._data.train)
+        past: Reads = ((),) * len(s.epochs)
+        if self.resume is not None:
+            had = self.resume.past
+            past = tuple(r[:done] for r, done in zip(had.reads, had.done, strict=True))
+        self._emit(
+            RunStarted(now, s.layers, s.epochs, s.schedule, s.pace, s.runtime, self.slots, n, past)
+        )
+
+    def _emit_ended(self) -> None:
+        for layer in self._schedule.ended_since(self._ended):
+            self._ended += 1
+            self._emit(LayerFinished(time.monotonic(), layer))

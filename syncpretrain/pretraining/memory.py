@@ -1,0 +1,40 @@
+"""Estimate the memory that pretraining needs, and refuse what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from syncpretrain.parallel.available_memory import check_available
+
+__all__ = ["check_memory", "pretraining_bytes"]
+
+FLOAT = 4
+VERSIONS = 3  # a layer's activations at a time, at most
+PROCESS_BYTES = 60_000_000  # an interpreter with NumPy
+COPIES = 8  # parameters, gradient, velocity and up to 5 published snapshots, the newest included
+
+
+def pretraining_bytes(layers: Sequence[int], *, examples: int, batch_size: int) -> int:
+    """Return an upper bound of the bytes that pretraining allocates beside the data."""
+    widths = list(layers)
+    activations = VERSIONS * examples * sum(widths[1:-1])
+    parameters = COPIES * sum(v * h + v + h for v, h in pairwise(widths))
+    minibatches = batch_size * sum(3 * v + 4 * h for v, h in pairwise(widths))
+    return FLOAT * (activations + parameters + minibatches)
+
+
+def check_memory(
+    layers: Sequence[int], *, examples: int, batch_size: int, processes: bool = False
+) -> None:
+    """Refuse a stack that cannot fit; ``processes`` share a copy of the data and need their own.
+
+    Raises
+    ------
+    SettingsError
+        Naming what it needs and what there is.
+    """
+    needed = pretraining_bytes(layers, examples=examples, batch_size=batch_size)
+    if processes:
+        needed += FLOAT * examples * layers[0] + PROCESS_BYTES * (len(layers) - 1)
+    check_available(needed, ",".join(map(str, layers)), examples)

@@ -1,0 +1,105 @@
+"""How the activations of a version are made from those of the version below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.kernels.phases import Run, in_turn
+from syncpretrain.models.layer import Layer
+
+__all__ = ["Arrays", "Place", "Recipe", "Split", "follow", "transform"]
+
+Array = NDArray[np.float32]
+ROWS_AT_ONCE = 1000  # of a chunk: some ms of work
+CHUNKS_AT_ONCE = 4  # between two looks whether to stop
+
+
+class Split(NamedTuple):
+    """Training and validation rows of one layer's input, which are transformed alike."""
+
+    train: Array
+    validation: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Where the activations of a version of a layer are, or how to make them.
+
+    ``layer`` 0 is the data. ``buffer`` is the number of the layer's array. If ``snapshot`` is not
+    None, that array is first to be filled through it from the array ``source`` of the layer below.
+    """
+
+    layer: int
+    buffer: int = 0
+    snapshot: Layer | None = None
+    source: int = 0
+
+
+Place = Callable[[Any], Any]  # returns an array where it is to be
+Arrays = Callable[[int, int], Split]  # by layer and number; those of layer 0 are the data
+
+
+def follow(
+    recipe: Recipe,
+    arrays: Arrays,
+    stop: Callable[[], bool],
+    run: Run = in_turn,
+    place: Place | None = None,
+) -> Split | None:
+    """Return the activations that a recipe tells of, or None if ``stop`` turned true."""
+    target = arrays(recipe.layer, recipe.buffer)
+    if recipe.snapshot is not None:
+        source = arrays(recipe.layer - 1, recipe.source)
+        if not transform([recipe.snapshot], source, target, stop, run, place):
+            return None
+    return target
+
+
+def transform(
+    snapshots: Sequence[Layer],
+    source: Split,
+    target: Split,
+    stop: Callable[[], bool],
+    run: Run = in_turn,
+    place: Place | None = None,
+) -> bool:
+    """Fill ``target`` with what layers make of ``source``; return False if ``stop`` turned true.
+
+    Chunk by chunk, whose bits do not depend on who works which. ``place`` brings the snapshots and
+    each chunk to where ``target`` is, if they may be elsewhere.
+    """
+    if place is not None:
+        snapshots = [snapshot.to(place) for snapshot in snapshots]
+    chunks = list(_chunks(source, target))
+    for start in range(0, len(chunks), CHUNKS_AT_ONCE):
+        if stop():
+            return False
+        some = chunks[start : start + CHUNKS_AT_ONCE]
+        run([partial(_fill, snapshots, some, place)], len(some))
+    return True
+
+
+def _fill(
+    snapshots: Sequence[Layer],
+    chunks: Sequence[tuple[Array, Array]],
+    place: Place | None,
+    i: int,
+) -> None:
+    rows_in, rows_out = chunks[i]
+    if place is not None:
+        rows_in = place(rows_in)
+    for snapshot in snapshots[:-1]:
+        rows_in = snapshot.up(rows_in)
+    snapshots[-1].up(rows_in, out=rows_out)
+
+
+def _chunks(source: Split, target: Split) -> Iterator[tuple[Array, Array]]:
+    for rows_in, rows_out in zip(source, target, strict=True):
+        for start in range(0, len(rows_in), ROWS_AT_ONCE):
+            yield rows_in[start : start + ROWS_AT_ONCE], rows_out[start : start + ROWS_AT_ONCE]

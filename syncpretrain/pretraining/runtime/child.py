@@ -1,0 +1,175 @@
+"""What a layer's process does: it starts, follows its orders, and ends with its parent.
+
+The process is a new interpreter that imports only what the worker needs, never the caller's
+script. One socket connects it with its parent; that it is closed is how each learns of the
+other's death.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import queue
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+from syncpretrain.errors import WorkerError
+from syncpretrain.kernels.phases import Run
+from syncpretrain.learners.cursor import Stopped
+from syncpretrain.parallel.blas import blas_limit
+from syncpretrain.pretraining.runtime.activations import Recipe, Split, follow
+from syncpretrain.pretraining.runtime.messages import Failed, Message
+from syncpretrain.pretraining.runtime.shared_activations import Cells, Room
+from syncpretrain.pretraining.runtime.worker import Inputs, LayerWorker
+from syncpretrain.pretraining.schedule.machine import Train
+
+__all__ = ["DUMP_SIGNAL", "Hire", "Job", "Order", "Report", "main"]
+
+LOOK_SECONDS = 5.0  # how often a sleeping process looks whether its parent still lives
+FAILED = 1
+DUMP_SIGNAL = signal.SIGUSR1  # asks for the stacks of all threads on stderr
+
+Hire = Callable[[Inputs], LayerWorker]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a process is told at its start.
+
+    ``rooms`` are the data's and the layers' by number, as far as this layer reads them; it writes
+    that of the layer below. Cell 0 is 1 once the workers are to stop, the others are how far each
+    layer's epoch is. ``parent`` is a process identifier.
+    """
+
+    layer: int
+    hire: Hire
+    rooms: dict[int, Room]
+    cells: Cells
+    blas_threads: int
+    parent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An epoch to train, and where its input is."""
+
+    command: Train
+    recipe: Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the worker says after an order.
+
+    ``made`` tells whether the input is made; ``trace`` is the traceback of an error.
+    """
+
+    message: Message
+    made: bool = False
+    trace: str = ""
+
+
+class _Rooms:
+    """The inputs of a worker that is told by each order where they are."""
+
+    def __init__(self, job: Job) -> None:
+        self._splits = {
+            number: room.map(write=0 < number == job.layer - 1)
+            for number, room in job.rooms.items()
+        }
+        self.recipe = Recipe(0)
+        self.made = False
+
+    def activations(
+        self,
+        layer: int,
+        version: int,
+        below: int,
+        stop: Callable[[], bool],
+        run: Run,
+    ) -> Split | None:
+        """Return the activations that the order tells of, or None if ``stop`` turned true."""
+        found = follow(self.recipe, lambda number, i: self._splits[number][i], stop, run)
+        self.made = found is not None
+        return found
+
+
+def main(descriptor: int) -> None:
+    """Work for the parent at the other end of a socket, until it closes that."""
+    # A terminal's Ctrl-C reaches all processes; the parent, which gets it too, says what to do.
+    # Both signals were blocked when it started this process.
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    faulthandler.register(DUMP_SIGNAL)
+    connection = Connection(descriptor)
+    try:
+        job: Job = connection.recv()
+        orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        threading.Thread(target=_receive, args=(connection, orders, job), daemon=True).start()
+        _work(connection, orders, job)
+    except EOFError:
+        os._exit(0)  # the run ended before this began
+    except BaseException as error:  # it could not be hired: the parent tells of it
+        with contextlib.suppress(OSError):
+            report = Report(Failed(Train(0, 0, 0, 0), error))
+            connection.send_bytes(_packed(report))
+        os._exit(FAILED)
+
+
+def _work(connection: Connection, orders: queue.SimpleQueue[Order], job: Job) -> None:
+    cells = job.cells.map()
+    inputs = _Rooms(job)
+    with blas_limit(job.blas_threads):
+        worker = job.hire(inputs)
+        layers = len(cells) // 2
+        worker.progress = cells[job.layer : job.layer + 1]
+        worker.members = cells[layers + job.layer : layers + job.layer + 1]
+        while True:
+            order = orders.get()
+            inputs.recipe, inputs.made = order.recipe, False
+            message = worker.execute(order.command, lambda: bool(cells[0]))
+            connection.send_bytes(_packed(Report(message, inputs.made)))
+
+
+def _receive(connection: Connection, orders: queue.SimpleQueue[Order], job: Job) -> None:
+    """Take orders; end the process at once, whatever it does, when the parent has ended."""
+    try:
+        while True:
+            # A fork of the parent may hold the socket open after its death.
+            while not connection.poll(LOOK_SECONDS):
+                if os.getppid() != job.parent:
+                    os._exit(0)
+            orders.put(connection.recv())
+    except (EOFError, OSError):
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(FAILED)
+
+
+def _packed(report: Report) -> Any:
+    """Return a report's bytes, of which a failure is always fit to be sent."""
+    message = report.message
+    if not isinstance(message, Failed):
+        return ForkingPickler.dumps(report)
+    error = message.error
+    if not isinstance(error, Stopped):
+        report = replace(report, trace="".join(traceback.format_exception(error)))
+    try:
+        packed = ForkingPickler.dumps(report)
+        ForkingPickler.loads(packed)
+    except BaseException:  # whatever its own methods raise
+        told = WorkerError(
+            f"layer {message.command.layer} failed in epoch {message.command.epoch}:"
+            f" {type(error).__name__}: {error!r}"
+        )
+        return ForkingPickler.dumps(replace(report, message=replace(message, error=told)))
+    return packed

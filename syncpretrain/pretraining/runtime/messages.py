@@ -1,0 +1,93 @@
+"""What a layer's worker answers a command with, and the state that it may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.errors import DivergedError, StalledError, WorkerError
+from syncpretrain.learners.cursor import Cursor, Stopped
+from syncpretrain.models.layer import Layer
+from syncpretrain.pretraining.schedule.machine import Train
+
+__all__ = ["Failed", "Finished", "LayerState", "Message"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerState:
+    """Everything that a layer's next minibatch depends on: what a checkpoint keeps of it.
+
+    ``good`` is the layer at its last epoch's end, where a roll-back goes. ``cursor`` is where in
+    the epoch after that it stands; ``stopping`` what early stopping remembers.
+    """
+
+    layer: Layer
+    memory: dict[str, NDArray[np.float32]]
+    good: Layer
+    cursor: Cursor
+    learning_rate: float
+    rollbacks: int
+    stopping: tuple[float, int] | None
+
+    def to(self, place: Callable[[Any], Any]) -> LayerState:
+        """Return the state with every array where ``place`` brings it."""
+        memory = {name: place(array) for name, array in self.memory.items()}
+        return replace(self, layer=self.layer.to(place), memory=memory, good=self.good.to(place))
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A worker finished its epoch. Times as in ``time.monotonic``.
+
+    ``layer`` is the version to publish. ``warnings`` tell of each time the layer was taken back to
+    its last epoch; ``stops`` says that it has learned enough. ``state`` is None unless states are
+    asked for.
+    """
+
+    command: Train
+    started: float
+    trained_from: float
+    ended: float
+    train_error: float
+    validation_error: float | None
+    layer: Layer
+    warnings: tuple[str, ...] = ()
+    stops: bool = False
+    state: LayerState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A worker failed in an epoch, or was stopped in it; ``warnings`` as of :class:`Finished`.
+
+    ``state`` is what it has: where it was stopped, or else its last epoch's end; None if it died.
+    """
+
+    command: Train
+    error: BaseException
+    warnings: tuple[str, ...] = ()
+    state: LayerState | None = None
+
+    def failure(self) -> BaseException:
+        """Return what the caller is to see: the layer, the epoch, and the error as its cause."""
+        if isinstance(self.error, (Stopped, KeyboardInterrupt)):
+            return self.error
+        if type(self.error) is WorkerError:  # a process that ended says it all itself
+            return self.error
+        if isinstance(self.error, DivergedError):
+            failure: WorkerError = DivergedError(str(self.error))
+        else:
+            kind = StalledError if isinstance(self.error, StalledError) else WorkerError
+            failure = kind(
+                f"layer {self.command.layer} failed in epoch {self.command.epoch}:"
+                f" {type(self.error).__name__}: {self.error}"
+            )
+        failure.__cause__ = self.error
+        return failure
+
+
+Message = Finished | Failed

@@ -1,0 +1,137 @@
+"""Arrays that several processes see: memory with a file descriptor and no name.
+
+A file without a name is gone with the last process that has it open or mapped, however that ended,
+and is not bound by the size of ``/dev/shm``. Its pages are allocated when they are first touched.
+Only a descriptor is kept open; a mapping lives as long as an array on it.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.errors import SettingsError
+from syncpretrain.parallel.descriptors import nameless_memory
+from syncpretrain.pretraining.runtime.activations import Split
+
+__all__ = ["Cells", "Room", "check_runtime"]
+
+PAGE = 4096  # where each array begins, so that it is aligned as others are
+AT_ONCE = 1 << 24  # bytes written in a call
+FLOAT = 4
+
+
+def check_runtime(name: str) -> None:
+    """Refuse processes where there is no memory without a name.
+
+    Raises
+    ------
+    SettingsError
+        On any system but Linux and FreeBSD.
+    """
+    if name == "processes" and not hasattr(os, "memfd_create"):
+        raise SettingsError(
+            "runtime: got processes, which need memfd_create of Linux; take threads"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Shared memory for a number of splits of the same shape.
+
+    ``rows`` are those for training and for validation. A room may be told to another process that
+    was given the descriptor under the same number.
+    """
+
+    descriptor: int
+    rows: tuple[int, int]
+    width: int
+    splits: int
+
+    @classmethod
+    def create(cls, rows: tuple[int, int], width: int, splits: int) -> Room:
+        """Return a new room, whose pages are yet to be allocated."""
+        room = cls(nameless_memory(), rows, width, splits)
+        try:
+            os.ftruncate(room.descriptor, splits * sum(room._sizes()))
+        except BaseException:
+            room.close()
+            raise
+        return room
+
+    @classmethod
+    def of(cls, split: Split) -> Room:
+        """Return a new room with a copy of one split.
+
+        Raises
+        ------
+        OSError
+            If there is not enough memory.
+        """
+        room = cls.create((len(split.train), len(split.validation)), split.train.shape[1], 1)
+        try:
+            for offset, rows in zip((0, room._sizes()[0]), split, strict=True):
+                # Written, not mapped: without memory this is an error, not a signal.
+                left = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
+                while len(left):
+                    written = os.pwrite(room.descriptor, left[:AT_ONCE], offset)
+                    left, offset = left[written:], offset + written
+        except BaseException:
+            room.close()
+            raise
+        return room
+
+    def map(self, *, write: bool = False) -> list[Split]:
+        """Return the splits, read-only unless ``write``."""
+        memory = _mapped(self.descriptor, self.splits * sum(self._sizes()), write=write)
+        return [Split(*self._arrays(memory, i)) for i in range(self.splits)]
+
+    def close(self) -> None:
+        """Close the descriptor; what is mapped stays."""
+        os.close(self.descriptor)
+
+    def _arrays(self, memory: mmap.mmap, i: int) -> Iterator[NDArray[np.float32]]:
+        offset = i * sum(self._sizes())
+        for rows, size in zip(self.rows, self._sizes(), strict=True):
+            shape = (rows, self.width)
+            yield np.ndarray(shape, np.float32, memory, offset)
+            offset += size
+
+    def _sizes(self) -> list[int]:
+        return [PAGE * math.ceil(FLOAT * rows * self.width / PAGE) for rows in self.rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Shared numbers, each with one writer: read and written without a lock."""
+
+    descriptor: int
+    count: int
+
+    @classmethod
+    def create(cls, count: int) -> Cells:
+        """Return new cells, all 0."""
+        cells = cls(nameless_memory(), count)
+        os.ftruncate(cells.descriptor, 8 * count)
+        return cells
+
+    def map(self) -> NDArray[np.float64]:
+        """Return the numbers."""
+        memory = _mapped(self.descriptor, 8 * self.count, write=True)
+        cells: NDArray[np.float64] = np.ndarray((self.count,), np.float64, memory)
+        return cells
+
+    def close(self) -> None:
+        """Close the descriptor; what is mapped stays."""
+        os.close(self.descriptor)
+
+
+def _mapped(descriptor: int, size: int, *, write: bool) -> mmap.mmap:
+    access = mmap.PROT_READ | mmap.PROT_WRITE if write else mmap.PROT_READ
+    return mmap.mmap(descriptor, size, mmap.MAP_SHARED, access)

@@ -1,0 +1,240 @@
+"""What a layer's worker does with one command, whatever runs it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.data.examples import evenly_spaced
+from syncpretrain.errors import DivergedError
+from syncpretrain.kernels.phases import Run, Work
+from syncpretrain.learners.base import Learner
+from syncpretrain.learners.cursor import Cursor, Stopped
+from syncpretrain.learners.early_stopping import EarlyStopping
+from syncpretrain.learners.epoch import train_epoch
+from syncpretrain.parallel.team import TIMES, Team, TeamTimes
+from syncpretrain.pretraining.runtime.activations import Split
+from syncpretrain.pretraining.runtime.messages import Failed, Finished, LayerState, Message
+from syncpretrain.pretraining.schedule.machine import Train
+
+__all__ = ["Inputs", "LayerWorker"]
+
+MAX_ROLLBACKS = 3  # of one layer in one run
+PROBE_ROWS = 1000  # validation rows looked at after each epoch; more would cost over 1 %
+
+
+class Inputs(Protocol):
+    """Where a worker's input comes from."""
+
+    def activations(
+        self,
+        layer: int,
+        version: int,
+        below: int,
+        stop: Callable[[], bool],
+        run: Run,
+    ) -> Split | None:
+        """Return the activations of a version, or None if ``stop`` turned true; see Versions."""
+        ...
+
+
+class LayerWorker:
+    """Trains one layer, epoch by epoch, on the versions it is told to read.
+
+    Parameters
+    ----------
+    learner : Learner
+    inputs : Inputs
+        The versions of the layer below.
+    stopping : EarlyStopping, optional
+        Asked after each epoch whether the layer has learned enough.
+    keep_states : bool
+        Whether each epoch ends with a copy of the whole state, for checkpoints.
+    replicas : int
+        The most workers of this layer, of which this one leads the others.
+    times : TeamTimes
+        Of these workers.
+
+    Attributes
+    ----------
+    progress : ndarray of shape (1,), float64
+        How far the running epoch is; written here, read by whoever shows progress. May be replaced
+        by one in shared memory.
+    members : ndarray of shape (1,), float64
+        How many workers the layer may have now; read here before every step, set by the runtime.
+        May be replaced as well.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        inputs: Inputs,
+        stopping: EarlyStopping | None = None,
+        *,
+        keep_states: bool = False,
+        replicas: int = 1,
+        times: TeamTimes = TIMES,
+    ) -> None:
+        self.learner = learner
+        self.progress = np.zeros(1)
+        self.members = np.ones(1)
+        self._team = Team(replicas, f"syncpretrain-layer-{learner.layer}", times)
+        self._inputs = inputs
+        self._stopping = stopping
+        self._keep_states = keep_states
+        with learner.stream:
+            self._last_good = learner.snapshot()
+        self._cursor = Cursor()
+        self._rollbacks = 0
+        self._warnings: list[str] = []  # of the running epoch
+
+    @property
+    def fraction(self) -> float:
+        """How far the running epoch is, in [0, 1]."""
+        return float(self.progress[0])
+
+    @fraction.setter
+    def fraction(self, value: float) -> None:
+        self.progress[0] = value
+
+    def execute(self, command: Train, stop: Callable[[], bool]) -> Message:
+        """Train an epoch; never raises.
+
+        A stop keeps what the learner has, as long as that is finite; any other failure takes it
+        back to its last epoch. The arrays in the message are where the layer is trained, and ready.
+        """
+        self._warnings.clear()
+        try:
+            with self.learner.stream:
+                message = self._execute(command, stop)
+                # The one wait: other streams read the message, and the memory this one let go of.
+                self.learner.stream.synchronize()
+                return message
+        except BaseException as error:  # of the device itself: there is nothing to go back to
+            return Failed(command, error, tuple(self._warnings))
+
+    def _execute(self, command: Train, stop: Callable[[], bool]) -> Message:
+        try:
+            return self._train(command, stop)
+        except Stopped as stopped:
+            self._cursor = stopped.cursor or self._cursor
+            if not self.learner.is_finite():  # the next minibatch would have diverged
+                self._roll_back()
+            return Failed(command, stopped, tuple(self._warnings), self.state())
+        except BaseException as error:  # the worker boundary: the driver raises it
+            self._roll_back()
+            return Failed(command, error, tuple(self._warnings), self.state())
+
+    def state(self) -> LayerState:
+        """Return a copy of everything that the next minibatch depends on."""
+        begun = self._cursor.minibatches > 0
+        return LayerState(
+            self.learner.snapshot() if begun else self._last_good,
+            {name: array.copy() for name, array in self.learner.memory().items()},
+            self._last_good,
+            self._cursor,
+            self.learner.learning_rate,
+            self._rollbacks,
+            self._stopping.memory if self._stopping else None,
+        )
+
+    def recall(self, state: LayerState) -> None:
+        """Go on from a state, bit for bit."""
+        with self.learner.stream:
+            state = state.to(self.learner.backend.asarray)
+            self.learner.recall(state.layer, state.memory)
+        self.learner.learning_rate = state.learning_rate
+        self._last_good, self._cursor, self._rollbacks = state.good, state.cursor, state.rollbacks
+        if self._stopping is not None and state.stopping is not None:
+            self._stopping.memory = state.stopping
+
+    def close(self) -> list[str]:
+        """Send the layer's other workers home; return the names of those that did not go."""
+        return self._team.close()
+
+    def _run(self, work: Work, shards: int) -> None:
+        self._team.run(work, shards, int(self.members[0]))
+
+    def _roll_back(self) -> None:
+        self.learner.restore(self._last_good)
+        self._cursor = Cursor()
+
+    def _train(self, command: Train, stop: Callable[[], bool]) -> Finished:
+        self.fraction = 0.0
+        started = time.monotonic()
+        reads, below = command.reads, command.below_reads
+        X = self._inputs.activations(command.layer - 1, reads, below, stop, self._run)
+        if X is None:
+            raise Stopped
+        trained_from = time.monotonic()
+        train_error = self._epoch(X.train, command.epoch, stop)
+        self._last_good, self._cursor = self.learner.snapshot(), Cursor()
+        held_out = self._probe(X.validation)
+        held_out_error = self.learner.validation_error(held_out) if len(held_out) else None
+        stops = self._stops(X.train, held_out)
+        return Finished(
+            command,
+            started,
+            trained_from,
+            time.monotonic(),
+            train_error,
+            held_out_error,
+            self._last_good,
+            tuple(self._warnings),
+            stops,
+            self.state() if self._keep_states else None,
+        )
+
+    def _epoch(self, X: NDArray[np.float32], epoch: int, stop: Callable[[], bool]) -> float:
+        """Train an epoch; where it diverges, take the layer back and halve its learning rate.
+
+        Raises
+        ------
+        DivergedError
+            If that has been done :data:`MAX_ROLLBACKS` times.
+        """
+        while True:
+            try:
+                return train_epoch(
+                    self.learner,
+                    X,
+                    epoch=epoch,
+                    stop=stop,
+                    progress=self._note,
+                    begin=self._cursor,
+                    run=self._run,
+                )
+            except DivergedError as diverged:
+                if self._rollbacks == MAX_ROLLBACKS:
+                    raise
+                self._rollbacks += 1
+                self._roll_back()
+                self.learner.learning_rate /= 2
+                self._warnings.append(
+                    f"{diverged}. Back to the end of epoch {epoch - 1}, with half the learning"
+                    f" rate, {self.learner.learning_rate:g}"
+                )
+
+    def _probe(self, X: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return some rows of X, evenly spaced."""
+        if len(X) <= PROBE_ROWS:
+            return X
+        backend, rows = self.learner.backend, evenly_spaced(np.arange(len(X)), PROBE_ROWS)
+        probe: NDArray[np.float32] = backend.gather(
+            X, rows, out=backend.empty((PROBE_ROWS, X.shape[1]))
+        )
+        return probe
+
+    def _stops(self, train: NDArray[np.float32], held_out: NDArray[np.float32]) -> bool:
+        if self._stopping is None or not len(held_out):
+            return False
+        host = self.learner.backend.tohost  # where likelihoods are computed, in float64
+        last, samples = self._last_good.to(host), map(host, (self._probe(train), held_out))
+        return self._stopping.stops(last, *samples)
+
+    def _note(self, fraction: float) -> None:
+        self.fraction = fraction

@@ -1,0 +1,252 @@
+"""The schedule: which layer trains when, on which version, and when a version may be forgotten.
+
+Pure: no threads, clocks or arrays. The driver calls :meth:`Schedule.begin` once and
+:meth:`Schedule.finished` after every epoch; both return commands for a runtime to execute.
+Layers are numbered from 1 outside, as in the papers; everything private starts at index 0.
+
+A version n of layer l is its parameters after n epochs together with the activations they make of
+the version of layer l-1 it was last trained on. The activations are made by the first reader, in
+layer l+1, so a version that nobody takes costs nothing. A version is therefore *held* as long as
+
+1. the layer above trains on it, or may do so once more;
+2. the layer above has not begun it yet but will;
+3. the layer above published a version that was trained on it and whose activations are still to
+   be made by the layer two above.
+
+At most 3 versions of a layer have activations at a time.
+
+Free slots go to the ready layer with the longest way to go, which is the lowest one: every chain of
+epochs from a higher layer to the end is the last part of one from a lower layer.
+
+An event concerns the layer that it is about, its neighbours and the versions held by the two layers
+below, so its cost does not depend on the depth (:mod:`syncpretrain.pretraining.schedule.layers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from syncpretrain.errors import ScheduleError
+from syncpretrain.pretraining.schedule.layers import Layers
+from syncpretrain.pretraining.schedule.pace import Pace
+from syncpretrain.pretraining.schedule.reads import LayerPlan, Reads
+
+__all__ = ["Command", "Forget", "Past", "Schedule", "Train"]
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """Train one epoch of a layer on version ``reads`` of the layer below, then publish it.
+
+    ``below_reads`` is the version of the layer two below that ``reads`` was trained on: its
+    activations are what those of ``reads`` are made from. It is 0 where ``reads`` is the data.
+    """
+
+    layer: int
+    epoch: int
+    reads: int
+    below_reads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Forget a version of a layer; nobody will read it again."""
+
+    layer: int
+    version: int
+
+
+Command = Train | Forget
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What a schedule has decided and seen so far: all it needs to go on.
+
+    For each layer the upstream version of every epoch begun, how many of these are finished, which
+    versions are held, and the epochs stipulated, fewer than planned if it stopped early.
+    """
+
+    reads: Reads
+    done: tuple[int, ...]
+    held: Reads
+    epochs: tuple[int, ...]
+
+
+class Schedule:
+    """The state machine of one run.
+
+    Parameters
+    ----------
+    plans : sequence of LayerPlan
+        From the lowest layer up.
+    pace : Pace
+        What each epoch reads.
+    slots : int
+        How many layers may train at a time.
+    """
+
+    def __init__(self, plans: Sequence[LayerPlan], pace: Pace, *, slots: int) -> None:
+        if slots < 1:
+            raise ScheduleError(f"slots: got {slots}, expected 1 or more")
+        self._pace = pace
+        self._slots = slots
+        self._depth = len(plans)
+        self._epochs = [plan.epochs for plan in plans]
+        self._held: list[set[int]] = [set() for _ in plans]
+        self._layers = Layers(pace, [[] for _ in plans], [0] * len(plans))
+
+    @property
+    def reads(self) -> Reads:
+        """For each layer, the upstream version of every epoch begun so far."""
+        return tuple(tuple(layer) for layer in self._layers.reads)
+
+    @property
+    def done(self) -> tuple[int, ...]:
+        """Epochs finished by each layer."""
+        return tuple(self._layers.done)
+
+    @property
+    def training(self) -> tuple[int, ...]:
+        """Layers that are training now, numbered from 1."""
+        return tuple(i + 1 for i in sorted(self._layers.training))
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended: nobody trains and nobody can be woken."""
+        return not self._layers.training and self._layers.next_ready() is None
+
+    def ended(self, layer: int) -> bool:
+        """Return whether a layer will never train again."""
+        return self._layers.ended[layer - 1]
+
+    def ended_since(self, count: int) -> list[int]:
+        """Return the layers that have ended after the first ``count`` that did, lowest first."""
+        return sorted(i + 1 for i in self._layers.order_ended[count:])
+
+    @property
+    def past(self) -> Past:
+        """What has been so far; :meth:`resume` goes on from it."""
+        held = tuple(tuple(sorted(versions)) for versions in self._held)
+        return Past(self.reads, self.done, held, tuple(self._epochs))
+
+    def begin(self) -> list[Command]:
+        """Return the first commands."""
+        return self._assign()
+
+    def resume(self, past: Past) -> list[Command]:
+        """Go on from a past; return the first commands: the epochs that were begun, then others.
+
+        Where more were begun than there are slots now, they all train; others wait until slots are
+        free.
+
+        Raises
+        ------
+        ScheduleError
+            If it is the past of other layers.
+        """
+        if {len(past.reads), len(past.done), len(past.held)} != {self._depth}:
+            raise ScheduleError(f"resume: the past is of {len(past.reads)} layers")
+        for i, epochs in enumerate(past.epochs):
+            if epochs < self._epochs[i]:
+                self._pace.shorten(i, epochs)
+                self._epochs[i] = epochs
+        self._held = [set(versions) for versions in past.held]
+        self._layers = Layers(self._pace, [list(reads) for reads in past.reads], list(past.done))
+        again: list[Command] = [self._train(i) for i in sorted(self._layers.training)]
+        return [*again, *self._assign()]
+
+    def finished(self, layer: int, *, stops: bool = False) -> list[Command]:
+        """Take note that a layer finished its epoch and published it; return what follows.
+
+        ``stops`` says that the layer has learned enough: its stipulated epochs end here. Newer
+        versions below still wake it for refreshes.
+
+        Raises
+        ------
+        ScheduleError
+            If the layer was not training, or if everybody sleeps before the run's end.
+        """
+        i, layers = layer - 1, self._layers
+        if i not in layers.training:
+            raise ScheduleError(f"layer {layer} finished without training; {self._story()}")
+        layers.finish(i)
+        version = layers.done[i]
+        self._held[i].add(version)
+        if stops and version < self._epochs[i]:
+            self._epochs[i] = version
+            self._pace.shorten(i, version)
+            layers.note_from(i)
+        commands = self._assign()
+        if not layers.training and not all(layers.ended):
+            raise ScheduleError(f"every layer sleeps before the end; {self._story()}")
+        return commands
+
+    def shares(self, workers: int, most: Sequence[int]) -> dict[int, int]:
+        """Return how many workers each training layer has.
+
+        Each has one. What is left over goes to those with the longest way to go, up to the
+        ``most`` that each layer takes.
+        """
+        shares = dict.fromkeys(self.training, 1)
+        spare = workers - len(shares)
+        for layer in shares:
+            more = max(0, min(spare, most[layer - 1] - 1))
+            shares[layer] += more
+            spare -= more
+        return shares
+
+    def _assign(self) -> list[Command]:
+        """Give free slots to the ready layers with the longest way to go; forget the rest."""
+        trains: list[Command] = []
+        layers = self._layers
+        layers.note_ends()
+        while len(layers.training) < self._slots and (ready := layers.next_ready()):
+            i, version = ready
+            layers.begin(i, version)
+            trains.append(self._train(i))
+        layers.note_ends()
+        return [*self._forget(), *trains]
+
+    def _train(self, i: int) -> Train:
+        """Return the command of the epoch that a layer has begun."""
+        reads = self._layers.reads
+        version = reads[i][-1]
+        below_reads = reads[i - 1][version - 1] if i else 0
+        return Train(i + 1, len(reads[i]), version, below_reads)
+
+    def _forget(self) -> list[Command]:
+        """Forget what nobody will read any more of the layers that the event concerned."""
+        freed: list[Command] = []
+        changed = self._layers.changed
+        touched = {j for i in changed for j in range(max(0, i - 2), i + 1)}
+        for i in sorted(touched):
+            dropped = self._held[i] - self._live(i)
+            self._held[i] -= dropped
+            freed += [Forget(i + 1, version) for version in sorted(dropped)]
+        changed.clear()
+        return freed
+
+    def _live(self, i: int) -> set[int]:
+        """Return the versions of a layer that somebody may still read (module docstring)."""
+        if i + 1 == self._depth:
+            return set()
+        layers = self._layers
+        live = set(layers.unread(i))  # 2
+        above = layers.reads[i + 1]
+        if above and not layers.ended[i + 1]:
+            live.add(above[-1])  # 1
+        if i + 2 < self._depth:
+            pending = set(layers.unread(i + 1))
+            if i + 2 in layers.training:
+                pending.add(layers.reads[i + 2][-1])
+            live |= {above[version - 1] for version in pending}  # 3
+        return live
+
+    def _story(self) -> str:
+        rows = zip(self._layers.done, self._layers.reads, strict=True)
+        return "so far " + "; ".join(
+            f"layer {i}: {done} epochs done, read versions {reads[-8:]}"
+            for i, (done, reads) in enumerate(rows, start=1)
+        )

@@ -1,0 +1,77 @@
+"""Progress of the running epochs, and the alarm when none of them moves any more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from syncpretrain.errors import StalledError
+from syncpretrain.events import Event, Progress
+from syncpretrain.parallel.team import STALL_SECONDS
+
+__all__ = ["TICK_SECONDS", "Watch"]
+
+TICK_SECONDS = 0.1  # how often progress is told and a stop is looked for
+LONGEST_TICK_SECONDS = 1.0
+
+
+class Watch:
+    """Looks at the running epochs ten times a second.
+
+    A minibatch that takes longer than the limit is a stall too, if no other layer trains one
+    meanwhile, unless it is trained by the caller's own thread (the serial runtime): that looks
+    between two minibatches only.
+
+    Parameters
+    ----------
+    emit : callable
+        Given a Progress event of each running layer.
+    stall_seconds : float
+        How long no layer may finish a minibatch; default 600.
+    """
+
+    def __init__(self, emit: Callable[[Event], None], stall_seconds: float | None = None) -> None:
+        self._emit, self._stall_seconds = emit, stall_seconds or STALL_SECONDS
+        self._last_tick = time.monotonic()
+        self._trained = -1.0  # epochs of all layers, by the last tick
+        self._silent_seconds = 0.0  # since a minibatch was trained
+
+    def tick(
+        self, running: Mapping[int, int], finished: int, fraction: Callable[[int], float]
+    ) -> None:
+        """Tell how far the running epochs are.
+
+        Parameters
+        ----------
+        running : mapping of int to int
+            The epoch of each layer that trains, both counted from 1.
+        finished : int
+            Epochs finished, of all layers together.
+        fraction : callable
+            Of a layer's running epoch, in [0, 1].
+
+        Raises
+        ------
+        StalledError
+            If none of them has moved for long.
+        """
+        now = time.monotonic()
+        passed = now - self._last_tick
+        if passed < TICK_SECONDS:
+            return
+        self._last_tick = now
+        trained = float(finished)
+        for layer, epoch in sorted(running.items()):
+            share = fraction(layer)
+            trained += share
+            self._emit(Progress(now, layer, epoch, share))
+        if trained != self._trained:
+            self._trained, self._silent_seconds = trained, 0.0
+            return
+        # A process that was suspended comes back to one long tick, which is nobody's fault.
+        self._silent_seconds += min(passed, LONGEST_TICK_SECONDS)
+        if self._silent_seconds > self._stall_seconds:
+            layers = ", ".join(f"layer {layer}" for layer in sorted(running))
+            raise StalledError(
+                f"no minibatch was trained for {self._stall_seconds:g} s, by {layers}"
+            )

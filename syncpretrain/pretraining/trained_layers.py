@@ -1,0 +1,120 @@
+"""What a run has learned so far: each layer's newest version and state, and what it may need again.
+
+The arrays are where the layers are trained; what is handed out, a stack or a cut, is on the host.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from syncpretrain import __version__
+from syncpretrain.backends.base import Backend
+from syncpretrain.data.scaling import Scaling
+from syncpretrain.models.layer import Layer
+from syncpretrain.models.stack import Stack
+from syncpretrain.pretraining.build import build_learners
+from syncpretrain.pretraining.runtime.messages import LayerState
+from syncpretrain.pretraining.schedule.machine import Forget, Past, Train
+from syncpretrain.pretraining.state import Cut
+from syncpretrain.settings import PretrainSettings
+
+__all__ = ["Learned"]
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A version that is held, or that a held one's activations were made through."""
+
+    snapshot: Layer
+    below: tuple[int, int]  # layer and version that it was trained on
+    uses: int  # 1 if it is held, and 1 for each kept version that was trained on it
+
+
+class Learned:
+    """What the layers of one run have learned.
+
+    Parameters
+    ----------
+    settings : PretrainSettings
+    backend : Backend
+        Where the layers are trained.
+    """
+
+    def __init__(self, settings: PretrainSettings, backend: Backend) -> None:
+        self._settings, self._backend = settings, backend
+        depth = len(settings.layers) - 1
+        self._layers: list[Layer | None] = [None] * depth  # the newest of each
+        self._states: list[LayerState | None] = [None] * depth
+        self._kept: dict[tuple[int, int], _Kept] = {}  # by layer and version
+
+    def resume(self, cut: Cut) -> None:
+        """Begin with what a cut holds."""
+        held = {(i, version) for i, row in enumerate(cut.past.held, start=1) for version in row}
+        uses = Counter(held)
+        for layer, version in sorted(cut.snapshots, reverse=True):
+            if uses[layer, version]:
+                below = layer - 1, cut.past.reads[layer - 1][version - 1]
+                snapshot = cut.snapshots[layer, version]
+                self._kept[layer, version] = _Kept(snapshot, below, uses[layer, version])
+                uses[below] += 1
+        self._states = list(cut.states)
+        self._layers = [None if state is None else state.layer for state in cut.states]
+
+    def note(self, layer: int, state: LayerState) -> None:
+        """Take note of the state of a layer, counted from 1."""
+        self._states[layer - 1], self._layers[layer - 1] = state, state.layer
+
+    def publish(self, command: Train, snapshot: Layer) -> None:
+        """Take note of a version of a layer, its newest, that an epoch came to."""
+        self._layers[command.layer - 1] = snapshot
+        below = command.layer - 1, command.reads
+        self._kept[command.layer, command.epoch] = _Kept(snapshot, below, uses=1)
+        if below in self._kept:  # it is a version, not the data
+            self._kept[below].uses += 1
+
+    def forget(self, command: Forget) -> None:
+        """Drop a version, and those below that were kept for its sake, once no other needs them."""
+        key = command.layer, command.version
+        while key in self._kept:
+            kept = self._kept[key]
+            kept.uses -= 1
+            if kept.uses:
+                break
+            del self._kept[key]
+            key = kept.below
+
+    def stack(self, epochs: Sequence[int], scaling: Scaling | None) -> Stack:
+        """Return the newest layers; ``epochs`` is how many each has trained."""
+        fresh = build_learners(self._settings) if None in self._layers else []
+        layers = [
+            fresh[i].snapshot() if layer is None else layer.to(self._host(i + 1))
+            for i, layer in enumerate(self._layers)
+        ]
+        return Stack(
+            tuple(layers),
+            {
+                "syncpretrain": __version__,
+                "epochs": list(epochs),
+                "pretrain": msgspec.json.decode(msgspec.json.encode(self._settings)),
+            },
+            scaling,
+        )
+
+    def cut(self, past: Past, made: list[tuple[int, int]]) -> Cut:
+        """Return all that the rest of the run depends on."""
+        snapshots = {
+            key: kept.snapshot.to(self._host(key[0])) for key, kept in sorted(self._kept.items())
+        }
+        states = [
+            None if state is None else state.to(self._host(layer))
+            for layer, state in enumerate(self._states, start=1)
+        ]
+        return Cut(past, snapshots, made, tuple(states))
+
+    def _host(self, layer: int) -> Callable[[Any], Any]:
+        return self._backend.for_layer(layer).tohost

@@ -1,0 +1,225 @@
+"""When checkpoints are written, and how a run finds its own again."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from syncpretrain.data.dataset import Dataset
+from syncpretrain.errors import CheckpointError, ModelFileError
+from syncpretrain.finetuning.state import FinetuneState, read_state, write_state
+from syncpretrain.models.stack import Stack, load
+from syncpretrain.pretraining.state import Cut
+from syncpretrain.pretraining.state_file import read_cut, write_cut
+from syncpretrain.runs.identity import RunIdentity, check_header
+from syncpretrain.settings import Settings
+from syncpretrain.storage import remove_temporaries
+
+__all__ = ["FOLDER_NAME", "Checkpoints", "newest", "numbered", "prune"]
+
+T = TypeVar("T")
+
+FOLDER_NAME = "checkpoints"
+REFUSED = ".refused"  # behind the name of a checkpoint that cannot be used
+PRETRAINED_NAME = "pretrained.safetensors"
+IDENTITY_KEY = "run"  # in the info of the pretrained stack
+
+
+class Checkpoints:
+    """The checkpoints of one run, whose folder this process owns.
+
+    Parameters
+    ----------
+    folder : Path
+        That of the run; they lie in ``checkpoints/`` in it.
+    settings : Settings
+    data : Dataset
+    identity : RunIdentity
+        Written into each of them, and compared when they are read.
+    tell : callable
+        Given a sentence that the user should read.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: Settings,
+        data: Dataset,
+        identity: RunIdentity,
+        tell: Callable[[str], Any],
+    ) -> None:
+        self._folder = folder / FOLDER_NAME
+        self._settings, self._data = settings, data
+        self._tell = tell
+        self._keep = settings.run.keep
+        self._epochs, self._seconds = settings.run.interval()
+        self._identity = identity
+        self._header: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(identity))
+        self._last_time = time.monotonic()
+        self._last_done: tuple[int, ...] = ()  # epochs of each layer at the newest checkpoint
+        if self._folder.is_dir():
+            remove_temporaries(self._folder)
+
+    def save_cut(self, make: Callable[[], Cut], *, done: Sequence[int], final: bool) -> None:
+        """Write where pretraining stands, if it is time to, or at a stop."""
+        if final or self._is_due(done):
+            self._write(
+                "pretrain", sum(done), lambda path: write_cut(path, make(), self._header), done
+            )
+
+    def save_finetuning(self, make: Callable[[], FinetuneState], *, done: int, final: bool) -> None:
+        """Write where fine-tuning stands, if it is time to, or at a stop."""
+        if final or self._is_due([done]):
+            self._write(
+                "finetune", done + 1, lambda path: write_state(path, make(), self._header), [done]
+            )
+
+    def save_pretrained(self, stack: Stack) -> None:
+        """Write what pretraining came to; its own checkpoints are needed no more.
+
+        Those of a fine-tuning before, whose pretrained stack was lost, are not its own.
+        """
+        kept = replace(stack, info=stack.info | {IDENTITY_KEY: self._header})
+
+        def write(path: Path) -> None:
+            prune(self._folder, "finetune", 0)
+            kept.save(path)
+
+        self._write_file(self._folder / PRETRAINED_NAME, write, "pretrain", 0)
+        self._last_done = ()
+
+    def forget(self) -> None:
+        """Delete the checkpoints of a run that is done, and the folder if nothing else is in it."""
+        try:
+            for stem in ("pretrain", "finetune"):
+                prune(self._folder, stem, 0)
+            (self._folder / PRETRAINED_NAME).unlink(missing_ok=True)
+            if self._folder.is_dir():
+                remove_temporaries(self._folder)
+                if not any(self._folder.iterdir()):
+                    self._folder.rmdir()
+        except OSError as error:
+            self._tell(
+                f"warning: {self._folder} could not be deleted: {error.strerror}; the run is"
+                " complete and does not need it"
+            )
+
+    def newest_cut(self) -> Cut | None:
+        """Return the newest good cut, None if there is none."""
+        cut = newest(self._folder, "pretrain", lambda path: read_cut(path, self._check), self._tell)
+        self._last_done = cut.past.done if cut is not None else ()
+        return cut
+
+    def newest_finetuning(self) -> FinetuneState | None:
+        """Return the newest good state of fine-tuning, None if there is none."""
+        state = newest(
+            self._folder, "finetune", lambda path: read_state(path, self._check), self._tell
+        )
+        self._last_done = (state.epoch - 1,) if state is not None else ()
+        return state
+
+    def pretrained(self) -> Stack | None:
+        """Return what pretraining came to, None if it is not over."""
+        path = self._folder / PRETRAINED_NAME
+        if not path.is_file():
+            return None
+        try:
+            stack = load(path)
+            info = dict(stack.info)
+            header = info.pop(IDENTITY_KEY, None)
+            if header is not None:  # the oldest lack it
+                self._check(header)
+            return replace(stack, info=info)
+        except (ModelFileError, CheckpointError) as error:
+            where = "" if str(error).startswith(str(path)) else f"{path}: "
+            self._tell(f"warning: {where}{error}; pretraining is repeated")
+            return None
+
+    def _check(self, header: dict[str, Any]) -> None:
+        check_header(header, self._identity, self._settings, self._data)
+
+    def _is_due(self, done: Sequence[int]) -> bool:
+        if self._seconds is not None:
+            return time.monotonic() - self._last_time >= self._seconds
+        before = self._last_done or (0,) * len(done)
+        most = max(now - then for now, then in zip(done, before, strict=True))
+        return most >= (self._epochs or 1)
+
+    def _write(
+        self, stem: str, number: int, write: Callable[[Path], Any], done: Sequence[int]
+    ) -> None:
+        path = numbered(self._folder, stem, number)
+        if self._write_file(path, write, stem, self._keep):
+            self._last_done = tuple(done)
+
+    def _write_file(self, path: Path, write: Callable[[Path], Any], stem: str, keep: int) -> bool:
+        """Write a file, then delete what it makes needless; tell where that fails."""
+        self._last_time = time.monotonic()
+        try:
+            self._folder.mkdir(exist_ok=True)
+            write(path)
+            prune(self._folder, stem, keep)
+        except OSError as error:
+            self._tell(
+                f"warning: no checkpoint could be written to {path}:"
+                f" {error.strerror or error}; those before it are kept"
+            )
+            return False
+        self._last_time = time.monotonic()
+        return True
+
+
+def numbered(folder: Path, stem: str, number: int) -> Path:
+    """Return the file of a checkpoint; a higher number is a newer one."""
+    return folder / f"{stem}-{number:08d}.safetensors"
+
+
+def newest(
+    folder: Path, stem: str, read: Callable[[Path], T], tell: Callable[[str], Any]
+) -> T | None:
+    """Return the newest checkpoint that can be read, None if there is none.
+
+    ``tell`` is given a sentence for each newer one that is refused. Such a file is renamed, so
+    that :func:`prune` does not count it among those that are kept.
+    """
+    found = _found(folder, stem)
+    for number, path in enumerate(reversed(found), start=1):
+        try:
+            return read(path)
+        except CheckpointError as error:
+            onward = "the one before it is used" if number < len(found) else "none is before it"
+            tell(f"warning: {error}; {onward}")
+            _set_aside(path, tell)
+    return None
+
+
+def prune(folder: Path, stem: str, keep: int) -> None:
+    """Delete all but the ``keep`` newest checkpoints; with 0 the refused ones as well."""
+    found = _found(folder, stem)
+    for path in found[: max(0, len(found) - keep)]:
+        path.unlink(missing_ok=True)
+    if keep == 0:
+        for path in _found(folder, stem, REFUSED):
+            path.unlink(missing_ok=True)
+
+
+def _set_aside(path: Path, tell: Callable[[str], Any]) -> None:
+    try:
+        path.replace(path.with_name(path.name + REFUSED))
+    except OSError as error:
+        tell(f"warning: {path} could not be renamed: {error.strerror}; delete it by hand")
+
+
+def _found(folder: Path, stem: str, suffix: str = "") -> list[Path]:
+    """Return the checkpoints, from the oldest to the newest."""
+    pattern = re.compile(re.escape(stem) + r"-(\d{8,})\.safetensors" + re.escape(suffix))
+    if not folder.is_dir():
+        return []
+    found = [(m, path) for path in folder.iterdir() if (m := pattern.fullmatch(path.name))]
+    return [path for _, path in sorted((int(m[1]), path) for m, path in found)]

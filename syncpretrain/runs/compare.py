@@ -1,0 +1,285 @@
+"""Does pretraining help me? Several starts, several seeds, the same fine-tuning for all."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from syncpretrain.data.dataset import UNLABELLED, Dataset
+from syncpretrain.data.scaling import Scaling
+from syncpretrain.errors import SettingsError
+from syncpretrain.finetuning.options import tuning_options
+from syncpretrain.finetuning.prepared import Finetuning, Form, Part
+from syncpretrain.models.layer import Layer
+from syncpretrain.models.prediction import accuracies
+from syncpretrain.models.reconstruction import stack_error
+from syncpretrain.models.stack import Stack
+from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.rng import Purpose, generator
+from syncpretrain.settings import PretrainSettings, Settings, replaced
+
+__all__ = ["STARTS", "Outcome", "Summary", "compare", "random_stack", "summarized"]
+
+STARTS = ("greedy", "synchronized", "random")
+FEWEST_STEPS = 2000  # of fine-tuning, however few labels there are
+SMALLEST_BATCH = 10
+
+Told = Callable[["Outcome"], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One fine-tuned stack.
+
+    ``labels`` is the number of labelled examples, None where none were used. ``test`` is the
+    share of wrong classes, or the reconstruction error, on the test examples, ``validation`` that
+    on the validation examples.
+    """
+
+    start: str
+    seed: int
+    labels: int | None
+    validation: float | None
+    test: float | None
+    pretrain_seconds: float
+    finetune_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What the seeds of one start and one number of labels have in common.
+
+    ``spread`` is the sample standard deviation of ``test``, None for a single seed; ``gain`` how
+    much less than the random start's the mean is, None for itself or without one.
+    """
+
+    start: str
+    labels: int | None
+    seeds: int
+    test: float
+    spread: float | None
+    gain: float | None
+    pretrain_seconds: float
+    finetune_seconds: float
+
+
+def compare(
+    settings: Settings,
+    data: Dataset,
+    *,
+    starts: Sequence[str] = STARTS,
+    seeds: Sequence[int] = (0, 1, 2),
+    labels: Sequence[int | None] = (None,),
+    begin: Callable[[], Any] = lambda: None,
+    tell: Told = lambda outcome: None,
+) -> list[Outcome]:
+    """Fine-tune from every start with every seed and number of labels; return what came out.
+
+    Each stack is pretrained on all training examples, whatever the labels. A classifier with few
+    labels takes smaller minibatches and more epochs, the same ones for every start, so that none
+    takes fewer than 2,000 steps.
+
+    Parameters
+    ----------
+    settings : Settings
+        With an ``objective`` of fine-tuning; the schedule and the seed are those compared.
+    data : Dataset
+        With a test part, and labels for classification.
+    starts : sequence of str
+        "greedy" and "synchronized" pretraining, or "random" weights.
+    seeds : sequence of int
+        Of weights, minibatches, and of which labels are kept.
+    labels : sequence of int or None
+        How many of the training labels are kept; None for all. Ignored for reconstruction.
+    begin : callable
+        Called once all is checked, before any work starts.
+    tell : callable
+        Given each outcome as soon as it is there.
+
+    Raises
+    ------
+    SettingsError, DataError
+        Before any work starts, if something is missing, or one of the fine-tunings is not possible.
+    """
+    _check(settings, data, starts, labels)
+    pretrains = [
+        (start, _pretrain_settings(start, settings.pretrain, seed))
+        for seed in seeds
+        for start in starts
+    ]
+    supervised = settings.finetune.objective == "classification"
+    tunings = {
+        seed: [_tuning(settings, data, seed, n) for n in (labels if supervised else (None,))]
+        for seed in seeds
+    }
+    for start, pretrain in pretrains[: len(starts)]:
+        if start != "random":
+            Pretraining(pretrain, data.train, data.validation)  # refuses what it cannot train
+    begin()
+    outcomes = []
+    for start, pretrain in pretrains:
+        began = time.monotonic()
+        stack = _started(start, pretrain, data)
+        seconds = time.monotonic() - began
+        for tuning in tunings[pretrain.seed]:
+            outcomes.append(_fine_tuned(stack, tuning, data, start, seconds))
+            tell(outcomes[-1])
+    return outcomes
+
+
+def summarized(outcomes: Iterable[Outcome]) -> list[Summary]:
+    """Return one row for each number of labels and start, fewest labels first."""
+    groups: dict[tuple[int | None, str], list[Outcome]] = {}
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.labels or 0):
+        groups.setdefault((outcome.labels, outcome.start), []).append(outcome)
+    means = {key: float(np.mean([_test(x) for x in group])) for key, group in groups.items()}
+    return [
+        Summary(
+            start,
+            labels,
+            len(group),
+            means[labels, start],
+            float(np.std([_test(x) for x in group], ddof=1)) if len(group) > 1 else None,
+            _gain(means, labels, start),
+            float(np.mean([x.pretrain_seconds for x in group])),
+            float(np.mean([x.finetune_seconds for x in group])),
+        )
+        for (labels, start), group in groups.items()
+    ]
+
+
+def random_stack(settings: PretrainSettings, data: Dataset, *, seed: int) -> Stack:
+    """Return a stack whose weights are random and whose biases are 0.
+
+    Normal with variance 2 / (fan in + fan out) (Glorot and Bengio 2010), or 2 / fan in below
+    rectified units (He et al. 2015).
+    """
+    layers = []
+    shapes = zip(pairwise(settings.layers), settings.hidden_units, strict=True)
+    for number, ((visible, hidden), units) in enumerate(shapes, start=1):
+        draws = generator(seed, Purpose.WEIGHTS, layer=number)
+        variance = 2 / visible if units == "relu" else 2 / (visible + hidden)
+        weight = draws.standard_normal((visible, hidden), dtype=np.float32)
+        layers.append(
+            Layer(
+                weight * np.float32(math.sqrt(variance)),
+                np.zeros(hidden, dtype=np.float32),
+                np.zeros(visible, dtype=np.float32),
+                hidden_units=units,
+                visible_units=settings.visible_units_of(number),
+                model="autoencoder",
+            )
+        )
+    gaussian = settings.visible_units == "gaussian"
+    return Stack(tuple(layers), {}, Scaling.of(data.train) if gaussian else None)
+
+
+def _pretrain_settings(start: str, settings: PretrainSettings, seed: int) -> PretrainSettings:
+    """Return the settings of a start with a seed."""
+    settings = replaced(settings, seed=seed)
+    if start == "random":
+        return settings
+    pace = settings.pace if start == "synchronized" else "lockstep"
+    return replaced(settings, schedule=start, pace=pace, group_size=None)
+
+
+def _started(start: str, settings: PretrainSettings, data: Dataset) -> Stack:
+    if start == "random":
+        return random_stack(settings, data, seed=settings.seed)
+    return Pretraining(settings, data.train, data.validation).run()
+
+
+def _tuning(settings: Settings, data: Dataset, seed: int, count: int | None) -> Finetuning:
+    """Return the fine-tuning with so many labels, ready for a stack."""
+    pretrain = settings.pretrain
+    options = msgspec.to_builtins(settings.finetune)
+    y = None
+    if options["objective"] == "classification":
+        chosen = data if count is None else data.with_labels(count, seed=seed)
+        y = chosen.train_labels
+        assert y is not None
+        labelled = int((y != UNLABELLED).sum())
+        options |= _budget(labelled, options["batch_size"], options["epochs"])
+    options |= {"seed": seed, "blas_threads": pretrain.blas_threads, "backend": pretrain.backend}
+    form = Form(pretrain.layers, (pretrain.visible_units, *pretrain.hidden_units))
+    return Finetuning(form, tuning_options(options), Part(data.train, y, "labels"), copies=1)
+
+
+def _fine_tuned(
+    stack: Stack, tuning: Finetuning, data: Dataset, start: str, pretrain_seconds: float
+) -> Outcome:
+    supervised = tuning.options.objective == "classification"
+    began = time.monotonic()
+    tuned = tuning.run(stack)
+    seconds = time.monotonic() - began
+    if supervised:
+        right = accuracies(tuned, data) or {}
+        errors = {part: None if share is None else 1 - share for part, share in right.items()}
+    else:
+        errors = {part: stack_error(tuned, getattr(data, part)) for part in ("validation", "test")}
+    return Outcome(
+        start,
+        tuning.options.seed,
+        tuning.examples if supervised else None,
+        errors["validation"],
+        errors["test"],
+        pretrain_seconds,
+        seconds,
+    )
+
+
+def _budget(labelled: int, batch_size: int, epochs: int) -> dict[str, int]:
+    """Return the minibatch and the epochs for so many labels."""
+    batch = min(batch_size, max(SMALLEST_BATCH, labelled // 10), labelled)
+    steps = math.ceil(labelled / batch)
+    return {"batch_size": batch, "epochs": max(epochs, math.ceil(FEWEST_STEPS / steps))}
+
+
+def _gain(
+    means: dict[tuple[int | None, str], float], labels: int | None, start: str
+) -> float | None:
+    if start == "random" or (labels, "random") not in means:
+        return None
+    return means[labels, "random"] - means[labels, start]
+
+
+def _test(outcome: Outcome) -> float:
+    return math.nan if outcome.test is None else outcome.test
+
+
+def _check(
+    settings: Settings, data: Dataset, starts: Sequence[str], labels: Sequence[int | None]
+) -> None:
+    objective = settings.finetune.objective
+    if objective not in ("reconstruction", "classification"):
+        raise SettingsError(
+            f"finetune: got {objective}, expected reconstruction or classification to compare by"
+        )
+    for start in starts:
+        if start not in STARTS:
+            raise SettingsError(f"starts: got {start!r}, expected {' or '.join(STARTS)}")
+    for name, values in (("starts", starts), ("labels", labels)):
+        if len(set(values)) < len(values):
+            raise SettingsError(f"{name}: got one of them twice, expected each once")
+    if not len(data.test):
+        raise SettingsError(f"data: {data.name} has no test examples to compare by")
+    if settings.finetune.patience is not None:
+        raise SettingsError(
+            "finetune_patience: got a number, expected none; all starts are trained alike"
+        )
+    if objective != "classification":
+        return
+    if data.train_labels is None or data.test_labels is None:
+        raise SettingsError(f"data: {data.name} has no labels to classify by")
+    if (data.test_labels == UNLABELLED).all():
+        raise SettingsError(f"data: {data.name} has no labelled test examples to compare by")
+    for count in labels:
+        if count is not None:
+            data.with_labels(count)  # refuses what there is not

@@ -1,0 +1,73 @@
+"""The folder of a run: what its files are called, and how it comes to be."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from syncpretrain.errors import SettingsError
+from syncpretrain.runs.lock import LOCK_NAME
+
+__all__ = [
+    "CONFIG_NAME",
+    "EVENTS_NAME",
+    "IDENTITY_NAME",
+    "METRICS_NAME",
+    "TRACE_NAME",
+    "check_folder",
+    "made_folder",
+    "new_folder",
+    "not_written",
+]
+
+CONFIG_NAME = "config.toml"
+EVENTS_NAME = "events.jsonl"
+IDENTITY_NAME = "run.json"
+METRICS_NAME = "metrics.json"
+TRACE_NAME = "trace.json"
+
+
+def check_folder(out: Path | None) -> None:
+    """Refuse what cannot become the run folder before time is spent on the data."""
+    try:
+        if out is not None and out.exists():
+            if not out.is_dir():
+                raise SettingsError(f"out: {out} is a file; name a new folder")
+            if any(path.name != LOCK_NAME for path in out.iterdir()):
+                raise SettingsError(f"out: {out} is not empty; name a new folder, to lose nothing")
+    except OSError as error:
+        raise not_written(out, error) from None
+
+
+def made_folder(out: Path) -> Path:
+    """Make the folder, unless it is there and empty."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        check_folder(out)
+    except OSError as error:
+        raise not_written(out, error) from None
+    return out
+
+
+def new_folder(layers: Sequence[int]) -> Path:
+    """Make a folder in ``runs/`` that is named by date, time and layers."""
+    shape = "-".join(map(str, layers)) if len(layers) < 8 else f"{len(layers) - 1}-layers"
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{shape}"
+    for number in itertools.count(1):
+        out = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            out.mkdir(parents=True)
+        except FileExistsError:
+            continue  # of a run that began in the same second
+        except OSError as error:
+            raise not_written(out, error) from None
+        return out
+    raise AssertionError  # numbers do not end
+
+
+def not_written(out: Path | None, error: OSError) -> SettingsError:
+    """Return the refusal of a folder that cannot be written to."""
+    reason = error.strerror or str(error)
+    return SettingsError(f"out: cannot write to {out}: {reason}; name another folder with --out")

@@ -1,0 +1,242 @@
+"""The identity of a run: what must be the same for it to go on to the same bits.
+
+It is written to ``run.json`` in the run folder before training starts, and into every checkpoint,
+so that a run never goes on silently with other data, settings, kernels or recorded reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from threadpoolctl import threadpool_info
+
+from syncpretrain.data.dataset import Dataset
+from syncpretrain.data.examples import evenly_spaced
+from syncpretrain.data.record import DataRecord, record_of
+from syncpretrain.errors import CheckpointError, SettingsError
+from syncpretrain.kernels.native import available
+from syncpretrain.pretraining.schedule.reads import Reads
+from syncpretrain.settings import ELSEWHERE, Settings
+from syncpretrain.storage import write_atomically
+
+__all__ = [
+    "Difference",
+    "RunIdentity",
+    "check_header",
+    "check_resumable",
+    "differences",
+    "identity_of",
+    "read_identity",
+]
+
+FORMAT = "syncpretrain run 1"
+BLAS_FIELDS = ("internal_api", "version", "architecture")
+LEGACY_ROWS = 1000  # of each part, in the checkpoints of format 1 without an identity
+
+
+class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides the bits of a run.
+
+    Attributes
+    ----------
+    settings : dict
+        The sections ``pretrain`` (without what executes it), ``finetune`` and ``data`` as JSON
+        values.
+    data : DataRecord
+    kernels : str
+        ``compiled`` or ``numpy``: their sigmoids differ in the last bits.
+    arithmetic : dict
+        Versions of NumPy and its BLAS, and the kind of CPU that BLAS computes for. They may
+        differ in the last bits as well; that is told, and not refused.
+    replay : tuple of tuple of int, optional
+        The recorded reads that the run repeats.
+    """
+
+    settings: dict[str, Any]
+    data: DataRecord
+    kernels: str
+    arithmetic: dict[str, str]
+    replay: Reads | None = None
+    format: str = FORMAT
+
+    def write(self, path: Path) -> None:
+        """Write it as JSON.
+
+        Raises
+        ------
+        OSError
+        """
+        write_atomically(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """Something in which two identities differ: ``kind`` is data, settings, kernels or replay."""
+
+    kind: str
+    was: str
+    now: str
+
+
+def identity_of(settings: Settings, data: Dataset, replay: Reads | None = None) -> RunIdentity:
+    """Return the identity of a run that starts now."""
+    sections = msgspec.json.decode(msgspec.json.encode(settings))
+    return RunIdentity(
+        settings={
+            "pretrain": {k: v for k, v in sections["pretrain"].items() if k not in ELSEWHERE},
+            "finetune": sections["finetune"],
+            "data": {k: v for k, v in sections["data"].items() if k != "name"},
+        },
+        data=record_of(data),
+        kernels="compiled" if available() else "numpy",
+        arithmetic=_arithmetic(),
+        replay=replay,
+    )
+
+
+def read_identity(path: Path) -> RunIdentity | None:
+    """Return the identity in a ``run.json``; None where there is no such file.
+
+    Raises
+    ------
+    CheckpointError
+        If the file cannot be read.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RunIdentity)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(
+            f"{path}: cannot be read ({error}); put it back, or begin a new run"
+        ) from error
+
+
+def differences(was: RunIdentity, now: RunIdentity) -> list[Difference]:
+    """Return in what a run differs from what it was.
+
+    Settings that ``was`` does not know came with a later version, whose defaults change nothing.
+    """
+    found = []
+    if was.data.sha256 != now.data.sha256:
+        found.append(Difference("data", str(was.data), str(now.data)))
+    for section, fields in was.settings.items():
+        for name, value in fields.items():
+            current = now.settings.get(section, {}).get(name)
+            if current != value:
+                label = f"{section}.{name}"
+                found.append(Difference("settings", f"{label} {value}", f"{label} {current}"))
+    if was.kernels != now.kernels:
+        found.append(Difference("kernels", was.kernels, now.kernels))
+    if was.replay != now.replay:
+        found.append(Difference("replay", _reads_text(was.replay), _reads_text(now.replay)))
+    return found
+
+
+def check_resumable(
+    folder: Path, was: RunIdentity, now: RunIdentity, *, inexact: bool = False
+) -> list[str]:
+    """Refuse to go on with a run that would not come to the same bits; return warnings.
+
+    With ``inexact``, kernels of another kind are a warning instead.
+
+    Raises
+    ------
+    SettingsError
+        Naming both sides, and what to do.
+    """
+    warnings = []
+    remedies = {
+        "data": "put the former data back in its place",
+        "settings": "put the former setting back",
+        "kernels": "set SYNCPRETRAIN_KERNELS or install syncpretrain again, with a C compiler for"
+        " compiled kernels; or add --inexact to go on to other last bits",
+        "replay": "put run.json back",
+    }
+    for found in differences(was, now):
+        if inexact and found.kind == "kernels":
+            warnings.append(
+                f"warning: the run was begun with {found.was} kernels and goes on with {found.now}"
+                " ones: its last bits differ from those of a run that was not stopped"
+            )
+            continue
+        raise SettingsError(
+            f"resume: the run in {folder} cannot go on to the same bits: its {found.kind} was"
+            f" {found.was}, and is now {found.now}; {remedies[found.kind]}, or begin a new run"
+        )
+    changed = [
+        f"{name} {value}, now {now.arithmetic.get(name)}"
+        for name, value in was.arithmetic.items()
+        if now.arithmetic.get(name) != value
+    ]
+    if changed:
+        warnings.append(
+            f"warning: the run was begun with {'; '.join(changed)}: its last bits may differ from"
+            " those of a run that was not stopped"
+        )
+    return warnings
+
+
+def check_header(
+    header: dict[str, Any], now: RunIdentity, settings: Settings, data: Dataset
+) -> None:
+    """Refuse a checkpoint of another run by the identity in its header.
+
+    Kernels are not compared: a run whose user accepts others has checkpoints of both kinds.
+
+    Raises
+    ------
+    CheckpointError
+        Naming both sides.
+    """
+    if "format" not in header:
+        _check_legacy(header, settings, data)
+        return
+    try:
+        was = msgspec.convert(header, RunIdentity)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"its identity is damaged: {error}") from error
+    for found in differences(was, now):
+        if found.kind != "kernels":
+            raise CheckpointError(
+                f"is of another run: {found.kind} was {found.was}, now {found.now}"
+            )
+
+
+def _check_legacy(header: dict[str, Any], settings: Settings, data: Dataset) -> None:
+    """Check a header from before there were identities: settings, and a hash of some rows."""
+    sections = msgspec.json.decode(msgspec.json.encode(settings))
+    digest = hashlib.sha256()
+    for part in (data.train, data.validation):
+        digest.update(str(part.shape).encode())
+        digest.update(np.ascontiguousarray(evenly_spaced(part, LEGACY_ROWS)).data)
+    now = {
+        "pretrain": {k: v for k, v in sections["pretrain"].items() if k not in ELSEWHERE},
+        "finetune": sections["finetune"],
+        "labels": sections["data"]["labels"],
+        "data": digest.hexdigest(),
+    }
+    for name, value in header.items():
+        if now.get(name) != value:
+            raise CheckpointError(f"is of another run: {name} was {value!r}, now {now.get(name)!r}")
+
+
+def _arithmetic() -> dict[str, str]:
+    """Return the versions of what computes, by name."""
+    libraries = [info for info in threadpool_info() if info["user_api"] == "blas"]
+    libraries.sort(key=lambda info: "numpy" not in info["filepath"])  # SciPy brings its own
+    blas = [
+        " ".join(str(info[name]) for name in BLAS_FIELDS if info.get(name))
+        for info in libraries[:1]
+    ]
+    return {"numpy": np.__version__, "blas": blas[0] if blas else "unknown"}
+
+
+def _reads_text(reads: Reads | None) -> str:
+    if reads is None:
+        return "none"
+    digest = hashlib.sha256(str(reads).encode()).hexdigest()[:12]
+    return f"{sum(map(len, reads))} recorded reads ({digest})"

@@ -1,0 +1,104 @@
+"""What a run came to, as JSON values: ``metrics.json`` and what ``--json`` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from syncpretrain.data.dataset import PARTS, Dataset
+from syncpretrain.data.examples import evenly_spaced
+from syncpretrain.models.prediction import accuracies
+from syncpretrain.models.reconstruction import layer_errors, stack_error
+from syncpretrain.models.stack import Stack
+from syncpretrain.parallel.blas import blas_limit, blas_threads
+from syncpretrain.runs.observers.history import History
+from syncpretrain.settings import Settings
+
+__all__ = ["measure", "report_of"]
+
+TRAIN_ROWS = 10_000  # evenly spaced: all of them would take as long as an epoch, to tell little
+
+
+def measure(
+    stack: Stack,
+    data: Dataset,
+    *,
+    pretrained: Stack | None = None,
+    layer_parts: Sequence[str] = ("train", "validation"),
+    blas: int | None = None,
+) -> dict[str, Any]:
+    """Return the data's size, the reconstruction errors on its parts and a classifier's accuracy.
+
+    The layers' own errors, on ``layer_parts``, are those of ``pretrained``, since fine-tuning gives
+    the layers up for the whole; default the stack itself. So is the whole stack's if it became a
+    classifier, whose way down was left behind; without ``pretrained`` it is None. Figures of the
+    training part are those of 10,000 of its examples, evenly spaced.
+    """
+    sizes = {part: len(getattr(data, part)) for part in PARTS}
+    sha256 = data.sha256
+    labels = data.train_labels
+    data = replace(
+        data,
+        train=evenly_spaced(data.train, TRAIN_ROWS),
+        train_labels=None if labels is None else evenly_spaced(labels, TRAIN_ROWS),
+    )
+    with blas_limit(blas_threads(blas)):
+        unrolled = stack if stack.head is None else pretrained
+        whole = {part: unrolled and stack_error(unrolled, getattr(data, part)) for part in PARTS}
+        right = accuracies(stack, data) if stack.head is not None else None
+        by_part = {
+            part: layer_errors(pretrained or stack, getattr(data, part)) for part in layer_parts
+        }
+    layers = [
+        {
+            "layer": i + 1,
+            "visible": stack.widths[i],
+            "hidden": stack.widths[i + 1],
+            "reconstruction_error": {
+                part: errors[i] if errors else None for part, errors in by_part.items()
+            },
+        }
+        for i in range(len(stack.layers))
+    ]
+    return {
+        "data": {"name": data.name, "source": data.source, **sizes, "sha256": sha256},
+        "layers": layers,
+        "reconstruction_error": whole,
+        "accuracy": right,
+    }
+
+
+def report_of(
+    settings: Settings,
+    workers: int,
+    metrics: dict[str, Any],
+    history: History,
+    stack: Stack,
+    seconds: dict[str, float],
+    out: Path,
+) -> dict[str, Any]:
+    """Return what ``--json`` prints."""
+    pretrain = settings.pretrain
+    nothing = (0.0,) * len(metrics["layers"])  # where a resumed run had only to fine-tune
+    busy, idle = history.busy_seconds or nothing, history.idle_seconds or nothing
+    layers = [
+        row | {"epochs": stack.info["epochs"][i], "busy_seconds": busy[i], "idle_seconds": idle[i]}
+        for i, row in enumerate(metrics["layers"])
+    ]
+    return {
+        "schedule": pretrain.schedule,
+        "pace": pretrain.pace,
+        "runtime": pretrain.runtime,
+        "backend": pretrain.backend,
+        "workers": workers,
+        "seed": pretrain.seed,
+        "data": metrics["data"],
+        "layers": layers,
+        "reconstruction_error": metrics["reconstruction_error"],
+        "accuracy": metrics["accuracy"],
+        "seconds": seconds,
+        "parameters_sha256": stack.parameters_sha256,
+        "out": str(out),
+    }

@@ -1,0 +1,240 @@
+"""``events.jsonl``: a run's events as lines of JSON, and what a replay needs of them."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import fields
+from io import SEEK_END, FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any
+
+import msgspec
+
+from syncpretrain.errors import ModelFileError
+from syncpretrain.events import Event, Progress
+
+__all__ = ["EventLog", "read_reads"]
+
+CHUNK = 1 << 16
+TIMES = ("time", "started")  # fields on the clock of the run, as opposed to durations
+
+
+class EventLog:
+    """Write each event but Progress as one line of JSON, at once; ``append`` adds to a file.
+
+    ``with EventLog(path) as log:`` gives an observer. A line is an object of the event's class
+    name under ``event`` and its fields; times are seconds since the first event, and a number
+    that is not finite is null. Half a line at the end of a file that is added to, left by a
+    process or machine that died, is dropped.
+
+    Events that the disk does not take wait in memory, and are written as soon as it does; ``tell``
+    is given a sentence about it, once.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be opened.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        append: bool = False,
+        tell: Callable[[str], Any] = lambda message: None,
+    ) -> None:
+        self._path = Path(path)
+        self._append, self._tell = append, tell
+        self._file: FileIO | None = None
+        self._origin: float | None = None
+        self._waiting: deque[bytes] = deque()
+        self._end = 0  # of the last whole line
+        self._has_told = False
+
+    def __enter__(self) -> EventLog:
+        self._file = FileIO(self._path, "a" if self._append else "w")
+        if self._append:
+            self._end = _whole_lines(self._path)
+            self._file.truncate(self._end)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._file is not None:
+            self._write()
+            if self._waiting:
+                lost = len(self._waiting)
+                self._tell(f"warning: {self._path} lacks the last {lost} events of this run")
+            self._file.close()
+            self._file = None
+
+    def __call__(self, event: Event) -> None:
+        """Write the event; Progress is left out."""
+        if self._file is None:
+            raise RuntimeError("EventLog: got an event outside its with block")
+        if isinstance(event, Progress):
+            return
+        if self._origin is None:
+            self._origin = event.time
+        line = msgspec.json.encode(_as_dict(event, self._origin), enc_hook=float)
+        self._waiting.append(line + b"\n")
+        self._write()
+
+    def flush_to_disk(self) -> None:
+        """Let what was written outlive a lost machine, before a file that relies on it."""
+        if self._file is not None:
+            with suppress(OSError):  # as of a pipe; the lines are written all the same
+                os.fsync(self._file.fileno())
+
+    def _write(self) -> None:
+        """Write the lines that wait, unbuffered, so that a killed run has told what it did."""
+        assert self._file is not None
+        try:
+            while self._waiting:
+                rest = memoryview(self._waiting[0])
+                while rest:
+                    rest = rest[self._file.write(rest) :]
+                self._end += len(self._waiting.popleft())
+        except OSError as error:
+            with suppress(OSError):  # on a full disk half a line may have been written
+                self._file.truncate(self._end)
+            if not self._has_told:
+                self._has_told = True
+                self._tell(
+                    f"warning: {self._path} could not be written: {error.strerror or error}; the"
+                    " run goes on, and its events are written once they can be"
+                )
+
+
+def _whole_lines(path: Path) -> int:
+    """Return where the last whole line of a file ends."""
+    with path.open("rb") as file:
+        end = file.seek(0, SEEK_END)
+        while end:
+            start = max(0, end - CHUNK)
+            file.seek(start)
+            found = file.read(end - start).rfind(b"\n")
+            if found >= 0:
+                return start + found + 1
+            end = start
+    return 0
+
+
+def read_reads(path: str | Path) -> tuple[tuple[int, ...], ...]:
+    """Return the upstream version that each layer's each finished epoch used, for a replay.
+
+    Parameters
+    ----------
+    path : str or Path
+        An ``events.jsonl`` that :class:`EventLog` wrote.
+
+    Returns
+    -------
+    tuple of one tuple a layer
+        Entry k of layer l is the version of layer l - 1 that epoch k + 1 trained on.
+
+    Raises
+    ------
+    ModelFileError
+        If the file is missing, empty or damaged; the message names the line.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot read these events: {error}") from error
+    reads: list[list[int]] = []
+    starts, repeats = 0, False
+    for number, line in enumerate(lines, start=1):
+        try:
+            decoded = msgspec.json.decode(line, type=_Line)
+            if decoded.event == "RunStarted":
+                _start(decoded, reads)
+                repeats = starts > 0 and decoded.past_reads is None
+                starts += 1
+            else:
+                _take(decoded, reads, repeats=repeats)
+        except (ValueError, RecursionError, msgspec.DecodeError) as error:
+            raise ModelFileError(
+                f"{path}, line {number}: not an event of a recorded run ({error})"
+            ) from None
+    if not reads:
+        raise ModelFileError(
+            f"{path}, line {len(lines) + 1}: the file ends before a run has started"
+        )
+    return tuple(map(tuple, reads))
+
+
+class _Line(msgspec.Struct):
+    """What a replay wants to know of a line; other fields are ignored."""
+
+    event: str
+    layers: tuple[Annotated[int, msgspec.Meta(ge=1)], ...] = ()
+    past_reads: tuple[tuple[int, ...], ...] | None = None  # None in the oldest logs
+    layer: int = 0
+    epoch: int = 0
+    reads: int = -1
+
+
+def _start(line: _Line, reads: list[list[int]]) -> None:
+    """Begin with what a run has behind it: nothing, or what its checkpoint knows.
+
+    What was told of later epochs counts no more. The oldest logs do not say what a checkpoint knew;
+    there the resumed run overwrites what it does again.
+    """
+    depth = len(line.layers) - 1
+    if depth < 1:
+        raise ValueError("RunStarted without layers")
+    if reads and len(reads) != depth:
+        raise ValueError("a run of other layers starts")
+    if line.past_reads is None:
+        reads.extend([] for _ in range(depth - len(reads)))
+        return
+    past = line.past_reads or ((),) * depth
+    if len(past) != depth:
+        raise ValueError(f"got the past of {len(past)} layers, expected {depth}")
+    reads[:] = [[] for _ in past]
+    for layer, versions in enumerate(past, start=1):
+        for version in versions:
+            _check_version(layer, version, reads)
+            reads[layer - 1].append(version)
+
+
+def _take(line: _Line, reads: list[list[int]], *, repeats: bool) -> None:
+    """Add a line to the reads of each layer; ValueError if it cannot follow those before it.
+
+    With ``repeats`` it may take the place of what was told of the same epoch before.
+    """
+    if line.event == "EpochFinished":
+        if not 1 <= line.layer <= len(reads):
+            raise ValueError(f"got layer {line.layer} of {len(reads)}")
+        mine = reads[line.layer - 1]
+        least = 1 if repeats else len(mine) + 1
+        if not least <= line.epoch <= len(mine) + 1:
+            raise ValueError(f"got epoch {line.epoch}, expected {len(mine) + 1}")
+        del mine[line.epoch - 1 :]
+        _check_version(line.layer, line.reads, reads)
+        mine.append(line.reads)
+
+
+def _check_version(layer: int, version: int, reads: list[list[int]]) -> None:
+    # version 0 of layer 0 is the data; above, a version must have been published to be read
+    first, last = (0, 0) if layer == 1 else (1, len(reads[layer - 2]))
+    if not first <= version <= last:
+        raise ValueError(f"layer {layer} reads version {version}, which was not there")
+
+
+def _as_dict(event: Event, origin: float) -> dict[str, Any]:
+    values = {field.name: getattr(event, field.name) for field in fields(event)}
+    for name in TIMES:
+        if name in values:
+            values[name] = round(values[name] - origin, 6)
+    return {"event": type(event).__name__, **values}

@@ -1,0 +1,90 @@
+"""What is settled before a run's first minibatch: its data, and the settings in full."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.backends.choice import resolve_backend
+from syncpretrain.data import load_dataset, located
+from syncpretrain.data.dataset import UNLABELLED, Dataset
+from syncpretrain.errors import SettingsError
+from syncpretrain.finetuning.options import tuning_options
+from syncpretrain.finetuning.prepared import Finetuning, Form, Part
+from syncpretrain.parallel.blas import blas_threads
+from syncpretrain.settings import Settings
+from syncpretrain.settings.devices import why_not_on_a_device, why_not_tuned_on_a_device
+
+__all__ = ["check_finetuning", "found_again", "loaded", "resolved"]
+
+PRETRAINED_COPIES = 4  # of the stack: itself, and the states of its layers, until the run is over
+
+
+def loaded(settings: Settings) -> Dataset:
+    """Return the data that settings name, with the labels that they keep."""
+    data = load_dataset(
+        settings.data.name,
+        validation=settings.data.validation,
+        bounded=settings.pretrain.visible_units == "bernoulli",
+    )
+    if settings.data.labels is not None:
+        data = data.with_labels(settings.data.labels, seed=settings.pretrain.seed)
+    return data
+
+
+def resolved(settings: Settings) -> Settings:
+    """Fix what would else depend on the machine and decides about the last bits."""
+    threads = blas_threads(settings.pretrain.blas_threads)
+    unless = why_not_on_a_device(settings.pretrain)
+    unless = unless or why_not_tuned_on_a_device(settings.finetune)
+    backend = resolve_backend(settings.pretrain.backend, unless)
+    pretrain = msgspec.structs.replace(settings.pretrain, blas_threads=threads, backend=backend)
+    return msgspec.structs.replace(settings, pretrain=pretrain)
+
+
+def found_again(settings: Settings) -> Settings:
+    """Name the data in a way that holds from every folder."""
+    data = msgspec.structs.replace(settings.data, name=located(settings.data.name))
+    return msgspec.structs.replace(settings, data=data)
+
+
+def check_finetuning(settings: Settings, data: Dataset) -> Finetuning | None:
+    """Return the run's fine-tuning, ready for the stack that is to be pretrained; None for none.
+
+    Raises
+    ------
+    SettingsError, DataError
+        If the settings, the data, a missing package or the memory do not permit it.
+    """
+    wanted, pretrain = settings.finetune, settings.pretrain
+    if wanted.objective == "none":
+        return None
+    options = tuning_options(
+        wanted, seed=pretrain.seed, blas_threads=pretrain.blas_threads, backend=pretrain.backend
+    )
+    supervised = wanted.objective != "reconstruction"
+    if supervised and data.train_labels is None:
+        raise SettingsError(
+            f"finetune: got {wanted.objective}, but {data.name} has no labels; take"
+            " reconstruction, or a file with labels beside the examples (.npz with X and y)"
+        )
+    train, validation = (
+        Part(getattr(data, part), _targets(data, part, wanted.objective), name)
+        for part, name in (("train", "labels"), ("validation", "labels of validation"))
+    )
+    form = Form(pretrain.layers, (pretrain.visible_units, *pretrain.hidden_units))
+    held_out = validation if len(data.validation) else None
+    return Finetuning(form, options, train, held_out, copies=PRETRAINED_COPIES)
+
+
+def _targets(data: Dataset, part: str, objective: str) -> NDArray[Any] | None:
+    """Return what a part is trained or judged by; None for reconstruction."""
+    labels: NDArray[np.int64] | None = getattr(data, f"{part}_labels")
+    if objective == "reconstruction" or labels is None:
+        return None
+    if objective == "regression" and (labels == UNLABELLED).any():
+        return np.where(labels == UNLABELLED, np.nan, labels)
+    return labels

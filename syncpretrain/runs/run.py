@@ -1,0 +1,147 @@
+"""One run from settings to run folder: data, pretraining, fine-tuning, evaluation, files.
+
+A run folder holds ``config.toml`` (every setting), ``run.json`` (its identity),
+``events.jsonl`` (what happened),
+``model.safetensors``, ``metrics.json`` and ``trace.json`` (Chrome trace format), and while the run
+goes on, or was stopped, ``checkpoints/``, from which :func:`resume_run` goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from syncpretrain.data.dataset import Dataset
+from syncpretrain.errors import SettingsError
+from syncpretrain.events import Observer
+from syncpretrain.pretraining.schedule.reads import Reads
+from syncpretrain.runs.folder import (
+    CONFIG_NAME,
+    IDENTITY_NAME,
+    METRICS_NAME,
+    check_folder,
+    made_folder,
+    new_folder,
+    not_written,
+)
+from syncpretrain.runs.identity import check_resumable, read_identity
+from syncpretrain.runs.lock import owned
+from syncpretrain.runs.prepare import found_again, loaded, resolved
+from syncpretrain.runs.stages import Stages
+from syncpretrain.settings import Settings, moved_elsewhere, read_settings, write_settings
+
+__all__ = ["resume_run", "train_run"]
+
+
+def train_run(
+    settings: Settings,
+    *,
+    out: Path | None = None,
+    observers: Iterable[Observer] = (),
+    replay: Reads | None = None,
+    data: Dataset | None = None,
+) -> dict[str, Any]:
+    """Pretrain, fine-tune and evaluate; write the run folder and return its metrics.
+
+    Parameters
+    ----------
+    settings : Settings
+    out : Path, optional
+        A folder that is new or empty; None makes one in ``runs/``.
+    observers : iterable of callable
+    replay : tuple of tuple of int, optional
+        The recorded reads to repeat.
+    data : Dataset, optional
+        What the settings name, if it is loaded already.
+
+    Raises
+    ------
+    SettingsError, DataError
+        Before any worker starts and before the folder is made.
+    WorkerError, RunInterrupted
+        After the model so far, and in the second case a checkpoint, was saved; the message says
+        where.
+    SaveError
+        If the run is complete but its folder did not take a file; the message says where it is.
+    """
+    started = time.monotonic()
+    check_folder(out)
+    settings = resolved(settings)
+    run = Stages(settings, loaded(settings) if data is None else data, observers, started, replay)
+    out = new_folder(settings.pretrain.layers) if out is None else made_folder(out)
+    with owned(out, run.tell):
+        try:
+            run.identity.write(out / IDENTITY_NAME)
+            write_settings(found_again(settings), out / CONFIG_NAME)
+        except OSError as error:
+            for name in (IDENTITY_NAME, CONFIG_NAME):  # half of them would be in the way
+                (out / name).unlink(missing_ok=True)
+            raise not_written(out, error) from None
+        return run.execute(out, resuming=False)
+
+
+def resume_run(
+    folder: Path,
+    *,
+    observers: Iterable[Observer] = (),
+    inexact: bool = False,
+    **elsewhere: Any,
+) -> dict[str, Any]:
+    """Go on with a run that was stopped, to the bits that it would have come to.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the run. Its newest good checkpoint counts; without one the run begins again.
+    observers : iterable of callable
+    inexact : bool
+        Go on also with kernels of another kind than the run was begun with, which compute other
+        last bits.
+    **elsewhere
+        ``runtime``, ``workers`` and ``backend``, if others than those of the run.
+
+    Raises
+    ------
+    SettingsError
+        If it is no run's folder, the run is over, or another process is at work on it; or if its
+        data, settings or kernels are not those that it was begun with.
+    Others
+        As of :func:`train_run`.
+    """
+    started = time.monotonic()
+    _check_unfinished(folder)
+    settings = read_settings(folder / CONFIG_NAME)
+    before = "numpy" if settings.pretrain.backend == "auto" else settings.pretrain.backend
+    settings = resolved(moved_elsewhere(settings, **{"backend": before, **elsewhere}))
+    notices: list[str] = []
+    with owned(folder, notices.append):
+        _check_unfinished(folder)  # its former owner may have ended it just now
+        was = read_identity(folder / IDENTITY_NAME)
+        replay = None if was is None else was.replay
+        run = Stages(settings, loaded(settings), observers, started, replay)
+        if was is None:
+            run.identity.write(folder / IDENTITY_NAME)
+        else:
+            notices += check_resumable(folder, was, run.identity, inexact=inexact)
+            run.identity = msgspec.structs.replace(run.identity, data=was.data)
+        if settings.pretrain.backend != before:
+            notices.append(
+                f"warning: the run was begun with backend {before} and goes on with"
+                f" {settings.pretrain.backend}: its last bits differ from those of a run that was"
+                " not stopped"
+            )
+        run.notices += notices
+        return run.execute(folder, resuming=True)
+
+
+def _check_unfinished(folder: Path) -> None:
+    if not (folder / CONFIG_NAME).is_file():
+        raise SettingsError(
+            f"resume: got {folder}, expected the folder of a run, with {CONFIG_NAME} in it"
+        )
+    if (folder / METRICS_NAME).is_file():
+        raise SettingsError(f"resume: the run in {folder} is over; nothing is left to do")

@@ -1,0 +1,230 @@
+"""The stages of one run: pretraining, fine-tuning and evaluation, and the files each leaves."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from shlex import quote
+from signal import SIGINT
+from typing import Any
+
+import msgspec
+
+from syncpretrain.data.dataset import PARTS, Dataset
+from syncpretrain.errors import DivergedError, RunInterrupted, StalledError, WorkerError
+from syncpretrain.events import Event, Notice, Observer
+from syncpretrain.models.model_file import MODEL_NAME
+from syncpretrain.models.stack import Stack
+from syncpretrain.parallel.signals import interrupted_by_sigterm
+from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.pretraining.schedule.reads import Reads
+from syncpretrain.runs.checkpoints import Checkpoints
+from syncpretrain.runs.final_files import Keeper
+from syncpretrain.runs.folder import EVENTS_NAME, METRICS_NAME, TRACE_NAME
+from syncpretrain.runs.identity import identity_of
+from syncpretrain.runs.metrics import measure, report_of
+from syncpretrain.runs.observers.event_log import EventLog
+from syncpretrain.runs.observers.history import History
+from syncpretrain.runs.observers.trace import write_trace
+from syncpretrain.runs.prepare import check_finetuning
+from syncpretrain.settings import Settings
+from syncpretrain.storage import remove_temporaries, write_atomically
+
+__all__ = ["Stages"]
+
+
+class Stages:
+    """Settings at work on data in a folder.
+
+    Everything that can be checked or built before there is a folder is, here.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        data: Dataset,
+        observers: Iterable[Observer],
+        started: float,
+        replay: Reads | None,
+    ) -> None:
+        self.settings, self.data, self.started = settings, data, started
+        self.identity = identity_of(settings, data, replay)
+        self.loaded = time.monotonic()
+        self.history = History()
+        self.observers: list[Observer] = [self.history, *observers]
+        self.notices: list[str] = []
+        self.tuning = check_finetuning(settings, data)
+        self.unsaved: Stack | None = None  # the result of pretraining, until it is saved
+        self.pretraining = self.new_pretraining()
+
+    def new_pretraining(self) -> Pretraining:
+        """Return the pretraining, checked and ready to run."""
+        return Pretraining(
+            self.settings.pretrain,
+            self.data.train,
+            self.data.validation,
+            replay=self.identity.replay,
+            stall_seconds=self.settings.run.stall_timeout,
+        )
+
+    def execute(self, out: Path, *, resuming: bool) -> dict[str, Any]:
+        """Train, measure and write; return the metrics."""
+        remove_temporaries(out)
+        keeper = Keeper(out, self.tell)
+        log = EventLog(out / EVENTS_NAME, append=resuming, tell=self.tell)
+        with log, self.observed_by(log), interrupted_by_sigterm():
+            self.announce(out)
+            saved = Checkpoints(out, self.settings, self.data, self.identity, self.tell)
+            with self.saving(keeper):
+                stack, metrics, seconds = self.trained(keeper, saved, log, resuming)
+            slots = self.pretraining.slots
+            seconds["total"] = time.monotonic() - self.started
+            report = report_of(self.settings, slots, metrics, self.history, stack, seconds, out)
+            text = json.dumps(report, indent=2).encode()
+            keeper.write(METRICS_NAME, lambda path: write_atomically(path, text))
+            keeper.check()
+            saved.forget()
+            return report
+
+    def trained(
+        self, keeper: Keeper, saved: Checkpoints, log: EventLog, resuming: bool
+    ) -> tuple[Stack, dict[str, Any], dict[str, float]]:
+        """Pretrain, fine-tune and measure; return the stack, its figures and the seconds taken."""
+        pretrained = saved.pretrained() if resuming else None
+        if pretrained is None:
+            self.unsaved = pretrained = self.marked(self.pretrained(saved, resuming))
+            self.save_early(pretrained, keeper.folder)  # whatever becomes of fine-tuning
+            self.unsaved = None
+            log.flush_to_disk()  # a run that resumes from here tells nothing of pretraining
+            saved.save_pretrained(pretrained)
+            resuming = False
+        finetuning = time.monotonic()
+        stack = self.finetuned(pretrained, saved, resuming)
+        evaluating = time.monotonic()
+        keeper.write(MODEL_NAME, stack.save)
+        threads = self.settings.pretrain.blas_threads
+        metrics = measure(stack, self.data, pretrained=pretrained, blas=threads)
+        seconds = {
+            "data": self.loaded - self.started,
+            "pretrain": self.history.pretrain_seconds,
+            "finetune": evaluating - finetuning,
+        }
+        return stack, metrics, seconds
+
+    @contextmanager
+    def observed_by(self, observer: Observer) -> Iterator[None]:
+        """Send the events to one more observer, as long as the context lasts."""
+        self.observers.append(observer)
+        try:
+            yield
+        finally:
+            self.observers.remove(observer)
+
+    def marked(self, stack: Stack) -> Stack:
+        """Return the stack with a record of the data that it was trained on."""
+        record = msgspec.to_builtins(self.identity.data)
+        return replace(stack, info=stack.info | {"data": record})
+
+    def save_early(self, stack: Stack, out: Path) -> None:
+        """Save a model that is to be trained further; training goes on where that fails."""
+        try:
+            stack.save(out / MODEL_NAME)
+        except OSError as error:
+            reason = error.strerror or error
+            self.tell(f"warning: {out / MODEL_NAME} could not be written: {reason}")
+
+    def pretrained(self, saved: Checkpoints, resuming: bool) -> Stack:
+        """Pretrain, from the newest checkpoint if one is there; again if a worker dies."""
+        restarts = self.settings.run.max_restarts
+        while True:
+            self.pretraining.observers = tuple(self.observers)
+            self.pretraining.save = saved.save_cut
+            self.pretraining.resume = saved.newest_cut() if resuming else None
+            if resuming and self.pretraining.resume is None:
+                self.tell("no checkpoint of pretraining was found; it begins again")
+            try:
+                return self.pretraining.run()
+            except (DivergedError, StalledError):
+                raise
+            except WorkerError as error:
+                if not restarts:
+                    raise
+                restarts -= 1
+                self.tell(f"warning: {error}; going on from the last checkpoint")
+                self.pretraining, resuming = self.new_pretraining(), True
+
+    def finetuned(self, stack: Stack, saved: Checkpoints, resuming: bool) -> Stack:
+        """Fine-tune, if it is asked for."""
+        if self.tuning is None:
+            return stack
+        return self.tuning.run(
+            stack,
+            observers=self.observers,
+            save=saved.save_finetuning,
+            resume=saved.newest_finetuning() if resuming else None,
+            stall_seconds=self.settings.run.stall_timeout,
+        )
+
+    def announce(self, out: Path) -> None:
+        """Say which data and which folder it is."""
+        data = self.data
+        sizes = ", ".join(f"{len(getattr(data, part)):,} {part}" for part in PARTS)
+        self.tell(f"data: {data.name}, {data.source} ({sizes})")
+        for message in (*data.notices, f"run folder: {out}", *self.notices):
+            self.tell(message)
+
+    def tell(self, message: str) -> None:
+        """Give the observers something that the user should read."""
+        event: Event = Notice(time.monotonic(), message)
+        for observer in self.observers:
+            observer(event)
+
+    def interrupted(self, keeper: Keeper, signum: int) -> RunInterrupted:
+        """Save the model of a run that is stopped outside its training; return how it ends."""
+        told = _learned(self.save_learned(keeper), keeper.folder)
+        return RunInterrupted(f"the run was stopped. {told}", signum=signum)
+
+    def save_learned(self, keeper: Keeper) -> Path:
+        """Save the model, unless a later one than that of pretraining is there; return where."""
+        model = keeper.folder / MODEL_NAME
+        if self.unsaved is None and model.is_file():
+            return model
+        return keeper.write(
+            MODEL_NAME, (self.unsaved or self.marked(self.pretraining.stack())).save
+        )
+
+    @contextmanager
+    def saving(self, keeper: Keeper) -> Iterator[None]:
+        """Save the model that a failed or stopped run leaves behind, and its trace in any case."""
+        try:
+            yield
+        except (WorkerError, RunInterrupted) as error:
+            if error.stack is not None:
+                model = keeper.write(MODEL_NAME, self.marked(error.stack).save)
+                told = _learned(model, keeper.folder, onward=not isinstance(error, DivergedError))
+                error.args = (f"{error.args[0]}. {told}",)
+            elif isinstance(error, RunInterrupted):
+                raise self.interrupted(keeper, error.signum) from None
+            raise
+        except KeyboardInterrupt:
+            raise self.interrupted(keeper, SIGINT) from None
+        except BaseException:  # nothing is lost, whatever it was: a closed pipe, say
+            self.save_learned(keeper)
+            raise
+        finally:
+            try:
+                write_trace(self.history.events, keeper.folder / TRACE_NAME)
+            except OSError as error:
+                reason = error.strerror or error
+                self.tell(f"warning: {keeper.folder / TRACE_NAME} could not be written: {reason}")
+
+
+def _learned(model: Path, folder: Path, *, onward: bool = True) -> str:
+    """Return where the model is, and how to go on."""
+    told = f"What was learned so far is in {model}"
+    command = f"; go on with: syncpretrain train --resume {quote(str(folder))}"
+    return told + command if onward else told

@@ -1,0 +1,208 @@
+"""Files that appear whole or not at all, and arrays in them under a checksum.
+
+A file of arrays is safetensors: numbered float32 arrays, and a text table with a JSON header that
+says what each array is, and the SHA-256 over header and arrays. An array that has several names is
+stored once. Nothing in a file is ever executed, and no size it claims is believed.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import safetensors
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from syncpretrain.errors import CheckpointError
+
+__all__ = ["read_arrays", "remove_temporaries", "write_arrays", "write_atomically"]
+
+Array = NDArray[np.float32]
+FORMAT = "syncpretrain checkpoint 1"
+
+RANDOM_BYTES = 8  # of a temporary file's name
+TEMPORARY = re.compile(rf"\..+\.[0-9a-f]{{{2 * RANDOM_BYTES}}}")
+# Where a folder cannot be flushed, on some network, FUSE and shared file systems, renaming has to
+# do; PostgreSQL's fsync_fname_ext ignores the same. A full or broken disk is never ignored.
+NOT_OPENED = {errno.EACCES, errno.EISDIR}
+NOT_FLUSHED = {errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+
+
+def write_atomically(
+    path: Path, content: bytes, *, check: Callable[[Path], Any] | None = None
+) -> None:
+    """Write a file beside its place, flush it to the disk, and rename it into place.
+
+    ``check`` may raise on the file before it takes its place; then, as after any failure, what
+    was there before stays. Where the system can, the file has no name until it is whole, so that
+    a killed process leaves no temporary file behind, or only a whole one in the moment before it
+    replaces another. Elsewhere see :func:`remove_temporaries`.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written or flushed. That a folder cannot be flushed is ignored where
+        the file system does not support it.
+    """
+    # Not tempfile's, which only its owner may read, whatever the umask says.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(RANDOM_BYTES)}")
+    written = path if check is None and not path.exists() else temporary
+    try:
+        if not _written_nameless(written, content):
+            written = temporary
+            _write_named(written, content)
+        if check is not None:
+            check(written)
+        if written is not path:
+            written.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _flush_folder(path.parent)
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Delete the temporary files in a folder that killed calls of :func:`write_atomically` left.
+
+    A file that is still being written has the same kind of name: call it only as the one owner of
+    the folder, while no other process or thread writes into it. Nothing happens where there is no
+    such folder; what is no regular file stays.
+
+    Raises
+    ------
+    OSError
+        If the folder cannot be read, or a file in it not be deleted.
+    """
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        if TEMPORARY.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+            path.unlink(missing_ok=True)
+
+
+def _write_named(path: Path, content: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _written_nameless(path: Path, content: bytes) -> bool:
+    """Write a new file that gets its name last; return False where that cannot be done."""
+    nameless = getattr(os, "O_TMPFILE", None)  # Linux
+    if nameless is None:
+        return False
+    try:
+        descriptor = os.open(path.parent, nameless | os.O_WRONLY, 0o666)
+    except OSError:
+        return False  # by this file system; a full disk or a lack of rights shows in the other way
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        own = file.fileno()
+        try:  # src_dir_fd makes it linkat, which alone follows the link in /proc
+            os.link(f"/proc/self/fd/{own}", path, src_dir_fd=own, follow_symlinks=True)
+        except OSError:
+            return False
+    return True
+
+
+def _flush_folder(folder: Path) -> None:
+    """Flush the names in a folder to the disk, where its file system can."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        if error.errno in NOT_OPENED:
+            return
+        raise
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NOT_FLUSHED:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write_arrays(path: Path, header: dict[str, Any], arrays: Mapping[str, Array]) -> None:
+    """Write a header (JSON values) and named arrays; one that was there before stays until then.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written.
+    """
+    kept: dict[int, str] = {}
+    tensors: dict[str, Array] = {}
+    index = {}
+    for name, array in arrays.items():
+        if id(array) not in kept:
+            kept[id(array)] = key = f"{len(tensors):05d}"
+            # safetensors would write a transposed or strided array as garbage (its issue 825)
+            tensors[key] = np.ascontiguousarray(array, dtype="<f4")
+        index[name] = kept[id(array)]
+    text = msgspec.json.encode({"header": header, "arrays": index}).decode()
+    metadata = {"format": FORMAT, "text": text, "sha256": _digest(text, tensors)}
+    write_atomically(path, safetensors.numpy.save(tensors, metadata))
+
+
+class _Text(msgspec.Struct):
+    header: dict[str, Any]
+    arrays: dict[str, str]
+
+
+def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Return what :func:`write_arrays` wrote.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is missing, damaged or of another format.
+    """
+    try:
+        with safetensors.safe_open(path, framework="numpy") as opened:
+            metadata = opened.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise CheckpointError(
+                    f"{path}: its format is {metadata.get('format')!r}, expected {FORMAT!r}"
+                )
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        text = metadata.get("text", "")
+        if any(array.dtype != np.float32 for array in tensors.values()):
+            raise CheckpointError(f"{path}: holds arrays that are not float32")
+        if _digest(text, tensors) != metadata.get("sha256"):
+            raise CheckpointError(f"{path}: is damaged: it does not match its checksum")
+        table = msgspec.json.decode(text, type=_Text)
+        return table.header, {name: tensors[key] for name, key in table.arrays.items()}
+    except CheckpointError:
+        raise
+    except (  # an AttributeError names a type of numbers that NumPy lacks
+        safetensors.SafetensorError,
+        msgspec.DecodeError,
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        RecursionError,
+    ) as error:
+        raise CheckpointError(f"{path}: cannot be read as a checkpoint: {error}") from error
+
+
+def _digest(text: str, tensors: Mapping[str, Array]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        array = tensors[name]
+        digest.update(f"{name}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
