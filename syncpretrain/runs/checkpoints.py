@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from syncpretrain.storage import remove_temporaries
-from syncpretrain.pretraining.state import Cut
-from syncpretrain.pretraining.state_file import read_cut, write_cut
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.errors import CheckpointError, ModelFileError
 from syncpretrain.finetuning.state import FinetuneState, read_state, write_state
+from syncpretrain.models.stack import Stack, load
+from syncpretrain.pretraining.state import Cut
+from syncpretrain.pretraining.state_file import read_cut, write_cut
 from syncpretrain.runs.identity import RunIdentity, check_header
 from syncpretrain.settings import Settings
-from syncpretrain.models.stack import Stack, load
+from syncpretrain.storage import remove_temporaries
 
 __all__ = ["FOLDER_NAME", "Checkpoints", "newest", "numbered", "prune"]
 
@@ -112,9 +112,7 @@ class Checkpoints:
 
     def newest_cut(self) -> Cut | None:
         """Return the newest good cut, None if there is none."""
-        cut = newest(
-            self._folder, "pretrain", lambda path: read_cut(path, self._check), self._tell
-        )
+        cut = newest(self._folder, "pretrain", lambda path: read_cut(path, self._check), self._tell)
         self._last_done = cut.past.done if cut is not None else ()
         return cut
 

@@ -12,18 +12,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from syncpretrain.rng import Purpose, generator
 from syncpretrain.data.dataset import UNLABELLED, Dataset
 from syncpretrain.data.scaling import Scaling
-from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.errors import SettingsError
-from syncpretrain.models.prediction import accuracies
-from syncpretrain.models.reconstruction import stack_error
 from syncpretrain.finetuning.options import tuning_options
 from syncpretrain.finetuning.prepared import Finetuning, Form, Part
 from syncpretrain.models.layer import Layer
-from syncpretrain.settings import PretrainSettings, Settings, replaced
+from syncpretrain.models.prediction import accuracies
+from syncpretrain.models.reconstruction import stack_error
 from syncpretrain.models.stack import Stack
+from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.rng import Purpose, generator
+from syncpretrain.settings import PretrainSettings, Settings, replaced
 
 __all__ = ["STARTS", "Outcome", "Summary", "compare", "random_stack", "summarized"]
 

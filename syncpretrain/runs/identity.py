@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 from threadpoolctl import threadpool_info
 
-from syncpretrain.storage import write_atomically
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.record import DataRecord, record_of
@@ -22,6 +21,7 @@ from syncpretrain.errors import CheckpointError, SettingsError
 from syncpretrain.kernels.native import available
 from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.settings import ELSEWHERE, Settings
+from syncpretrain.storage import write_atomically
 
 __all__ = [
     "Difference",

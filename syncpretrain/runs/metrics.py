@@ -11,10 +11,10 @@ from syncpretrain.data.dataset import PARTS, Dataset
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.models.prediction import accuracies
 from syncpretrain.models.reconstruction import layer_errors, stack_error
-from syncpretrain.runs.observers.history import History
-from syncpretrain.parallel.blas import blas_limit, blas_threads
-from syncpretrain.settings import Settings
 from syncpretrain.models.stack import Stack
+from syncpretrain.parallel.blas import blas_limit, blas_threads
+from syncpretrain.runs.observers.history import History
+from syncpretrain.settings import Settings
 
 __all__ = ["measure", "report_of"]
 

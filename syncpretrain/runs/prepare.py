@@ -8,12 +8,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.backends.choice import resolve_backend
 from syncpretrain.data import load_dataset, located
 from syncpretrain.data.dataset import UNLABELLED, Dataset
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.options import tuning_options
 from syncpretrain.finetuning.prepared import Finetuning, Form, Part
-from syncpretrain.backends.choice import resolve_backend
 from syncpretrain.parallel.blas import blas_threads
 from syncpretrain.settings import Settings
 from syncpretrain.settings.devices import why_not_on_a_device, why_not_tuned_on_a_device

@@ -18,8 +18,7 @@ import msgspec
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.errors import SettingsError
 from syncpretrain.events import Observer
-from syncpretrain.runs.identity import check_resumable, read_identity
-from syncpretrain.runs.prepare import found_again, loaded, resolved
+from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.runs.folder import (
     CONFIG_NAME,
     IDENTITY_NAME,
@@ -29,10 +28,11 @@ from syncpretrain.runs.folder import (
     new_folder,
     not_written,
 )
+from syncpretrain.runs.identity import check_resumable, read_identity
 from syncpretrain.runs.lock import owned
-from syncpretrain.pretraining.schedule.reads import Reads
-from syncpretrain.settings import Settings, moved_elsewhere, read_settings, write_settings
+from syncpretrain.runs.prepare import found_again, loaded, resolved
 from syncpretrain.runs.stages import Stages
+from syncpretrain.settings import Settings, moved_elsewhere, read_settings, write_settings
 
 __all__ = ["resume_run", "train_run"]
 

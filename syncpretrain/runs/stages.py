@@ -14,25 +14,25 @@ from typing import Any
 
 import msgspec
 
-from syncpretrain.storage import remove_temporaries, write_atomically
 from syncpretrain.data.dataset import PARTS, Dataset
-from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.errors import DivergedError, RunInterrupted, StalledError, WorkerError
 from syncpretrain.events import Event, Notice, Observer
-from syncpretrain.runs.identity import identity_of
-from syncpretrain.runs.final_files import Keeper
-from syncpretrain.runs.metrics import measure, report_of
 from syncpretrain.models.model_file import MODEL_NAME
+from syncpretrain.models.stack import Stack
+from syncpretrain.parallel.signals import interrupted_by_sigterm
+from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.pretraining.schedule.reads import Reads
+from syncpretrain.runs.checkpoints import Checkpoints
+from syncpretrain.runs.final_files import Keeper
+from syncpretrain.runs.folder import EVENTS_NAME, METRICS_NAME, TRACE_NAME
+from syncpretrain.runs.identity import identity_of
+from syncpretrain.runs.metrics import measure, report_of
 from syncpretrain.runs.observers.event_log import EventLog
 from syncpretrain.runs.observers.history import History
 from syncpretrain.runs.observers.trace import write_trace
 from syncpretrain.runs.prepare import check_finetuning
-from syncpretrain.runs.folder import EVENTS_NAME, METRICS_NAME, TRACE_NAME
-from syncpretrain.parallel.signals import interrupted_by_sigterm
-from syncpretrain.runs.checkpoints import Checkpoints
-from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.settings import Settings
-from syncpretrain.models.stack import Stack
+from syncpretrain.storage import remove_temporaries, write_atomically
 
 __all__ = ["Stages"]
 

@@ -49,8 +49,7 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     visible_units, hidden_units : str, tuple of str
         Of the input, and of each layer: ``bernoulli``, ``gaussian`` or (hidden) ``relu``.
     schedule, group_size, pace, refresh_epochs, finish
-        Which layer trains when, on which version (docs/schedules.rst,
-        ``pretraining/schedule/reads.py``).
+        Which layer trains when, on which version (docs/schedules.rst).
     runtime, workers, blas_threads, replicas
         What executes it; only ``blas_threads`` can change the last bits, and of greedy alone.
     backend : str
@@ -61,7 +60,8 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
         How each minibatch of a layer is cut for its replicas: by ``examples`` or ``units``, into
         so many shards, on which the result depends; 0 for as many as the layer has replicas.
     epochs, batch_size, learning_rate, momentum, weight_decay, l1
-        Of each layer's gradient steps; momentum as in :class:`syncpretrain.settings.MomentumSchedule`.
+        Of each layer's gradient steps; momentum as in
+        :class:`syncpretrain.settings.MomentumSchedule`.
     visible_bias : str
         Visible biases start from ``zero`` or the ``log-odds`` of the units' means.
     cd_steps, persistent, sparsity_target, sparsity_cost, hidden_dropout

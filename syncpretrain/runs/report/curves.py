@@ -6,8 +6,8 @@ import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from syncpretrain.storage import write_atomically
 from syncpretrain.errors import DataError
+from syncpretrain.storage import write_atomically
 
 __all__ = ["check_drawing", "save_label_curve"]
 

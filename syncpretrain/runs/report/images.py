@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.storage import write_atomically
 from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.storage import write_atomically
 
 __all__ = ["image_grid", "image_shape", "save_png"]
 
