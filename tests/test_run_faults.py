@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -416,7 +417,7 @@ class TestEventLog:
                         return whole.write(line[:50])  # the disk has room for half a line
                     return full()
 
-                truncate = whole.truncate
+                seek, truncate = whole.seek, whole.truncate
 
             log._file = Full()
             log(self.EVENT)
@@ -424,7 +425,8 @@ class TestEventLog:
             assert path.read_bytes().count(b"\n") == 1 and path.read_bytes().endswith(b"\n")
             log._file = whole
             log(self.EVENT)
-        assert path.read_bytes().count(b"\n") == 4
+        lines = path.read_bytes().splitlines()
+        assert [json.loads(line)["event"] for line in lines] == ["Notice"] * 4
         assert len(told) == 1 and "No space left on device" in told[0]
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
