@@ -56,7 +56,7 @@ class Keeper:
         except OSError as error:
             self._leave_empty()
             raise SaveError(
-                f"{self._reason}; nor could it be kept in {tempfile.gettempdir()}:"
+                f"{self._reason}; nor could it be kept in {_temporary()}:"
                 f" {error.strerror or error}. Its checkpoints are in {self.folder}: make room and"
                 " go on with --resume"
             ) from error
@@ -83,3 +83,11 @@ class Keeper:
                 f" {self.elsewhere}; make room, then move it there, or repeat the last steps with"
                 f" --resume {self.folder}"
             )
+
+
+def _temporary() -> str:
+    """Return where temporary files go, in words where no folder takes any."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        return "a temporary folder"
