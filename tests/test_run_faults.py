@@ -143,6 +143,16 @@ class TestFinalFiles:
         with pytest.raises(SaveError, match="nor could it be kept in a temporary folder"):
             keeper.write("model.safetensors", full)
 
+    def test_where_no_folder_takes_temporary_files_it_says_so(self, tmp_path, monkeypatch):
+        def none() -> str:
+            raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in [...]")
+
+        monkeypatch.setattr(tempfile, "gettempdir", none)
+        monkeypatch.setattr(tempfile, "_get_default_tempdir", none)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        with pytest.raises(SaveError, match=r"kept in a temporary folder: No usable .* make room"):
+            Keeper(tmp_path / "run", print).write("model.safetensors", full)
+
     def test_a_run_whose_model_is_elsewhere_does_not_look_complete(
         self, settings, tmp_path, monkeypatch, rescue
     ):
