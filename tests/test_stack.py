@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from syncpretrain import Stack
+from syncpretrain import Stack, finetune, pretrain
 from syncpretrain.data.dataset import UNLABELLED, Dataset
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
@@ -276,3 +276,24 @@ def test_accuracies_are_those_of_labelled_rows():
     assert found == {"train": pytest.approx(2 / 3), "validation": None, "test": None}
     assert accuracies(Stack((layer,)), data) is None
     assert accuracies(Stack((layer,), head=replace(head, kind="regression")), data) is None
+
+
+class TestRepr:
+    def test_a_line_a_layer_and_no_weight(self, bits):
+        stack = pretrain(bits, layers=[16, 9, 4], epochs=2)
+        lines = repr(stack).splitlines()
+        assert lines == [
+            "Stack of 2 layers",
+            "  layer 1: 16-9 bernoulli to bernoulli rbm 2 epochs",
+            "  layer 2: 9-4 bernoulli to bernoulli rbm 2 epochs",
+        ]
+
+    def test_a_classifier_has_its_head(self, bits):
+        stack = pretrain(bits, layers=[16, 9], epochs=1)
+        tuned = finetune(stack, bits, np.arange(200) % 3, epochs=1, batch_size=20)
+        assert repr(tuned).splitlines()[-1] == "  head: 9-3 classification"
+
+    def test_html_for_notebooks(self, bits):
+        html = pretrain(bits, layers=[16, 9], epochs=1)._repr_html_()
+        assert html.count("<tr>") == 1
+        assert "<td>16-9</td>" in html

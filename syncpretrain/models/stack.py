@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ Array = NDArray[np.float32]
 ROWS_AT_ONCE = 2000
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Stack:
     """A pretrained deep network: an encoder up the layers and a decoder down again.
 
@@ -45,6 +46,31 @@ class Stack:
     info: dict[str, Any] = field(default_factory=dict)
     scaling: Scaling | None = None
     head: Head | None = None
+
+    def __repr__(self) -> str:
+        """Return one line a layer, without the weights."""
+        rows = (" ".join(row).rstrip() for row in self._rows())
+        return "\n".join([f"Stack of {len(self.layers)} layers", *(f"  {row}" for row in rows)])
+
+    def _repr_html_(self) -> str:
+        """Return the same as a table, for notebooks."""
+        cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in self._rows())
+        rows = "".join(f"<tr>{row}</tr>" for row in cells)
+        return f"<table><caption>Stack of {len(self.layers)} layers</caption>{rows}</table>"
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        """Return the name, shape, kind of units, and model of each layer, and of the head."""
+        rows: list[tuple[str, ...]] = []
+        epochs = self.info.get("epochs", [])
+        for number, layer in enumerate(self.layers, start=1):
+            visible, hidden = layer.weight.shape
+            trained = f"{epochs[number - 1]} epochs" if number <= len(epochs) else ""
+            units = f"{layer.visible_units} to {layer.hidden_units}"
+            rows.append((f"layer {number}:", f"{visible}-{hidden}", units, layer.model, trained))
+        if self.head is not None:
+            inputs, outputs = self.head.weight.shape
+            rows.append(("head:", f"{inputs}-{outputs}", self.head.kind, "", ""))
+        return rows
 
     @property
     def widths(self) -> tuple[int, ...]:
