@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import threading
 from io import StringIO
@@ -242,3 +244,29 @@ class TestPlain:
 
     def test_progress_prints_nothing(self, lines):
         assert lines(RUN, Progress(1.0, 1, 1, 0.5), RunFinished(2.0, 1.0, (1.0, 1.0))) == []
+
+
+class Refusing(StringIO):
+    """A file that takes nothing."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error, self.asked = error, 0
+
+    def write(self, text):
+        self.asked += 1
+        raise self.error
+
+
+class TestWhatCannotBePrinted:
+    @pytest.mark.parametrize("live", [False, True])
+    @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+    def test_does_not_stop_a_run(self, number, live):
+        file = Refusing(OSError(number, os.strerror(number)))
+        console = Console(file=file, force_terminal=live, _environ={"TERM": "xterm"})
+        with progress_observer(console, live=live) as observer:
+            for event in (RUN, Notice(100.5, "read me"), finished(102.0, 1, 1, 0)):
+                observer(event)
+            asked = file.asked
+            observer(Notice(103.0, "read me"))
+            assert file.asked == asked > 0

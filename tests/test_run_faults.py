@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -141,6 +142,16 @@ class TestFinalFiles:
         keeper = Keeper(tmp_path / "run", print)
         with pytest.raises(SaveError, match="nor could it be kept in a temporary folder"):
             keeper.write("model.safetensors", full)
+
+    def test_where_no_folder_takes_temporary_files_it_says_so(self, tmp_path, monkeypatch):
+        def none() -> str:
+            raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in [...]")
+
+        monkeypatch.setattr(tempfile, "gettempdir", none)
+        monkeypatch.setattr(tempfile, "_get_default_tempdir", none)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        with pytest.raises(SaveError, match=r"kept in a temporary folder: No usable .* make room"):
+            Keeper(tmp_path / "run", print).write("model.safetensors", full)
 
     def test_a_run_whose_model_is_elsewhere_does_not_look_complete(
         self, settings, tmp_path, monkeypatch, rescue
@@ -416,7 +427,7 @@ class TestEventLog:
                         return whole.write(line[:50])  # the disk has room for half a line
                     return full()
 
-                truncate = whole.truncate
+                seek, truncate = whole.seek, whole.truncate
 
             log._file = Full()
             log(self.EVENT)
@@ -424,7 +435,8 @@ class TestEventLog:
             assert path.read_bytes().count(b"\n") == 1 and path.read_bytes().endswith(b"\n")
             log._file = whole
             log(self.EVENT)
-        assert path.read_bytes().count(b"\n") == 4
+        lines = path.read_bytes().splitlines()
+        assert [json.loads(line)["event"] for line in lines] == ["Notice"] * 4
         assert len(told) == 1 and "No space left on device" in told[0]
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")

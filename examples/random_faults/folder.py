@@ -81,21 +81,25 @@ class RunFolder:
         """Return the numbers of the checkpoints, from the oldest."""
         return [int(x.stem.partition("-")[2]) for x in self.saved() if x.name.startswith(stem)]
 
-    def unsaved(self) -> int:
-        """Return how many epochs the newest checkpoint lacks of any layer, or of fine-tuning."""
-        told, newest = self.progress(), self.newest()
-        if newest is None:
-            return max(told.done, default=0)
-        if newest.name.startswith("pretrain-"):
-            saved = read_cut(newest).past.done
-            return max(now - then for now, then in zip(told.done, saved, strict=True))
+    def unsaved(self, skip: int) -> int:
+        """Return how many epochs that were told, from a line on, the newest checkpoint lacks.
+
+        It is the most of any layer, or of fine-tuning.
+        """
+        told, newest = self.progress(skip), self.newest()
+        if newest is None or newest.name.startswith("pretrain-"):
+            saved = (0,) * len(told.done) if newest is None else read_cut(newest).past.done
+            return max((now - then for now, then in zip(told.done, saved, strict=False)), default=0)
         return told.tuned - max([0, *(n - 1 for n in self.numbers("finetune"))])
 
     def progress(self, skip: int = 0) -> Progress:
         """Return what the event log tells, from a line on."""
         found = Progress()
         for line in self.lines()[skip:]:
-            event = json.loads(line)
+            try:
+                event = json.loads(line)
+            except ValueError:
+                raise Surprise(f"{self.events} holds {line!r}") from None
             match event["event"]:
                 case "RunStarted":
                     found.done = [len(reads) for reads in event["past_reads"]]

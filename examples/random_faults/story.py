@@ -136,9 +136,9 @@ class Story:
         self.note(ended)
         name = kind if has_struck or kind.endswith("at start") else "over before"
         self.seen.append((name, str(ended.status)))
-        self._check_status(kind, ended, has_struck=has_struck)
+        self._check_status(kind, ended, before.lines)
         if ended.status == -signal.SIGKILL:
-            self._check_cadence()
+            self._check_cadence(before.lines)
         if self.run.is_begun:
             before.check(self.run)
 
@@ -195,7 +195,7 @@ class Story:
         left = 0 if done.is_pretrained else sum(epochs) - sum(done.done)
         return 4 + 2 * left + int(self.draw.finetune.get("epochs", 0)) - done.tuned
 
-    def _check_status(self, kind: str, ended: Ended, *, has_struck: bool) -> None:
+    def _check_status(self, kind: str, ended: Ended, lines: int) -> None:
         """Check that the status is documented for what happened."""
         status, told = ended.status, f"{kind}: status {ended.status}: {ended.err}"
         if status == 0:
@@ -204,7 +204,7 @@ class Story:
         if kind in ("kill parent", "kill group"):
             check(status == -9, told)
         elif kind in KILLED:
-            self._check_stopped(KILLED[kind], ended, told)
+            self._check_stopped(KILLED[kind], ended, lines)
         elif kind == "kill child":
             check(status == 1, told)
             check(re.search(r"layer \d+ failed .*process \d+ was killed by SIGKILL", told), told)
@@ -214,10 +214,15 @@ class Story:
         else:
             raise Surprise(told)
 
-    def _check_stopped(self, signum: signal.Signals, ended: Ended, told: str) -> None:
+    def _check_stopped(self, signum: signal.Signals, ended: Ended, lines: int) -> None:
+        """Check the status after a signal, and what it tells once training had started."""
+        told = f"{signum.name}: status {ended.status}: {ended.err}"
         check(ended.status in STOPPED[signum], told)
-        if not self.run.is_complete:  # else it came while the interpreter ended
-            check(ended.status > 0, told)
+        if self.run.is_complete:  # it came while the interpreter ended
+            return
+        check(ended.status > 0, told)
+        progress = self.run.progress(lines)
+        if progress.starts or progress.tunings:
             check("What was learned so far is in" in ended.message, told)
             check(self.run.model.is_file(), f"no model; {told}")
 
@@ -233,11 +238,11 @@ class Story:
         if model is not None and model.is_file() and self.expected and self.is_exact:
             check(sha_of(model) == self.expected, f"other parameters in {model}; {told}")
 
-    def _check_cadence(self) -> None:
+    def _check_cadence(self, lines: int) -> None:
         """Check that a killed run has lost no more epochs than lie between two checkpoints."""
         every = self.draw.run["checkpoint_every"]
         if every.isdigit():
-            lost = self.run.unsaved()
+            lost = self.run.unsaved(lines)
             check(lost <= int(every), f"{lost} epochs are lost, with a checkpoint every {every}")
 
     def _check_end(self) -> None:

@@ -105,7 +105,8 @@ class EventLog:
                 self._end += len(self._waiting.popleft())
         except OSError as error:
             with suppress(OSError):  # on a full disk half a line may have been written
-                self._file.truncate(self._end)
+                self._file.seek(self._end)  # or zeros would fill what is cut off
+                self._file.truncate()
             if not self._has_told:
                 self._has_told = True
                 self._tell(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -50,7 +50,8 @@ def progress_observer(
         True draws one line a layer and redraws it in place, at most 8 times a second and only
         when an event arrives, so no thread runs beside the training. As long as the run lasts, only
         the lines that the console has room for are drawn, from the lowest layer that is not done.
-        False prints one short line an epoch, for files and pipes.
+        False prints one short line an epoch, for files and pipes. Either ends, and the run goes on,
+        where printing fails for another reason than a closed pipe.
     clock : callable
         What the redrawing is paced by, in seconds.
 
@@ -60,13 +61,33 @@ def progress_observer(
         To be called with each event of the run.
     """
     if not live:
-        yield _Plain(console)
+        yield _Lasting(_Plain(console))
         return
     observer = _Live(console, clock)
     try:
-        yield observer
+        yield _Lasting(observer)
     finally:
-        observer.stop()
+        with suppress(OSError):
+            observer.stop()
+
+
+class _Lasting:
+    """Falls silent where progress cannot be printed any more: a full disk, a terminal that is gone.
+
+    A pipe that nobody reads ends the run: rich turns that into SystemExit.
+    """
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._is_silent = False
+
+    def __call__(self, event: Event) -> None:
+        if self._is_silent:
+            return
+        try:
+            self._observer(event)
+        except OSError:
+            self._is_silent = True
 
 
 @dataclass(slots=True)
