@@ -211,7 +211,7 @@ def follow(folder: Path, first: Ended, draw: Draw, data: st.DataObject) -> None:
         if first.report["pace"] == "lockstep":
             assert again["parameters_sha256"] == first.report["parameters_sha256"]
     elif how == "others":
-        more = others(data.draw, len(first.report["layers"]))
+        more = others(data.draw, draw.file, len(first.report["layers"]))
         train(folder, "again", "--config=run/config.toml", *more)
 
 
