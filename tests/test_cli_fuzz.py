@@ -35,8 +35,8 @@ from syncpretrain.settings import FinetuneSettings, PretrainSettings
 from syncpretrain.settings.running import RunSettings
 from syncpretrain.settings.sections import DataSettings
 
-AT_ONCE = 60
-PARTS = range(-(-int(os.environ.get("SYNCPRETRAIN_DRAWS", AT_ONCE)) // AT_ONCE))
+AT_ONCE = 20  # hypothesis varies what it drew, so that many short series are more unlike
+PARTS = range(-(-int(os.environ.get("SYNCPRETRAIN_DRAWS", 60)) // AT_ONCE))
 FILES = ["config.toml", "events.jsonl", "metrics.json", "model.safetensors", "trace.json"]
 DIVERGED = re.compile(r"Error: (layer \d+|fine-tuning) diverged in epoch \d+: [^\n]+\Z")
 
