@@ -14,11 +14,14 @@ from drawnoptions import (
     STEEP,
     TUNING,
     options,
+    rare,
     subset,
     table_of,
     words,
 )
 from hypothesis import strategies as st
+
+from syncpretrain.settings import preset_names
 
 __all__ = ["Draw", "draws", "others", "steep"]
 
@@ -48,6 +51,8 @@ def draws(draw: Any) -> Draw:
         given["--visible-units"] = "gaussian"
     if draw(st.booleans()):
         given |= tuning(draw, file, depth, sound)
+    if rare(draw, 8):
+        given |= preset(draw, given)
     if sound:
         settle(given, file, layers)
     else:
@@ -68,6 +73,16 @@ def tuning(draw: Any, file: File, depth: int, sound: bool) -> dict[str, str]:
     return given | options(draw, names, TUNING, depth, sound=sound)
 
 
+def preset(draw: Any, given: dict[str, str]) -> dict[str, str]:
+    """Draw a preset, with what small data needs of it."""
+    small = {"--finetune-batch-size": "1", "--finetune-epochs": "1"}
+    if draw(st.booleans()):
+        del given["--model"]
+    if "--finetune" not in given:
+        small = {"--finetune": "none"}
+    return {"--preset": draw(st.sampled_from(preset_names())), **small}
+
+
 def wrong(draw: Any, layers: list[int]) -> dict[str, str]:
     """Draw up to 2 options that hardly fit anything."""
     others = {
@@ -86,7 +101,7 @@ def wrong(draw: Any, layers: list[int]) -> dict[str, str]:
 
 def settle(given: dict[str, str], file: File, layers: list[int]) -> None:
     """Take options away that contradict others, so that a run is not refused for them."""
-    model, units, held = given["--model"], given.get("--split"), given.get("--validation")
+    model, units, held = given.get("--model"), given.get("--split"), given.get("--validation")
     gaussian = given.get("--visible-units") == "gaussian"
     away = set()
     if given.get("--schedule") != "rounds":
@@ -125,10 +140,21 @@ def settle(given: dict[str, str], file: File, layers: list[int]) -> None:
         given["--finetune-momentum"] = "0.9"
 
 
-def others(draw: Any, depth: int) -> tuple[str, ...]:
-    """Draw up to 3 options of any kind, to go on top of a file of settings."""
-    table = table_of(draw(st.sampled_from([RBMS, *ENCODERS.split()]))) | TUNING
-    return words(options(draw, subset(draw, table, 3), table, depth, sound=draw(st.booleans())))
+def others(draw: Any, file: File, depth: int) -> tuple[str, ...]:
+    """Draw another model, other layers and options of any kind, to go on top of settings."""
+    model = draw(st.sampled_from([RBMS, *ENCODERS.split()]))
+    given = {"--model": model} if draw(st.booleans()) else {}
+    if draw(st.booleans()):
+        depth = draw(st.integers(1, 6))
+        given["--layers"] = ",".join(["3"] * depth) if rare(draw, 8) else layers_of(file, depth)
+    table = table_of(model) | TUNING
+    given |= options(draw, subset(draw, table, 3), table, depth, sound=draw(st.booleans()))
+    return words(given)
+
+
+def layers_of(file: File, depth: int) -> str:
+    """Return layers of falling widths."""
+    return ",".join(map(str, [file.X.shape[1], *range(depth + 1, 1, -1)]))
 
 
 @st.composite

@@ -36,8 +36,8 @@ from syncpretrain.settings import FinetuneSettings, PretrainSettings
 from syncpretrain.settings.fields import DataSettings
 from syncpretrain.settings.running import RunSettings
 
-AT_ONCE = 60
-PARTS = range(-(-int(os.environ.get("SYNCPRETRAIN_DRAWS", AT_ONCE)) // AT_ONCE))
+AT_ONCE = 20  # hypothesis varies what it drew, so that many short series are more unlike
+PARTS = range(-(-int(os.environ.get("SYNCPRETRAIN_DRAWS", 60)) // AT_ONCE))
 FILES = [
     *("config.toml", "events.jsonl", "metrics.json", "model.safetensors", "run.json", "trace.json")
 ]
@@ -212,7 +212,7 @@ def follow(folder: Path, first: Ended, draw: Draw, data: st.DataObject) -> None:
         if first.report["pace"] == "lockstep":
             assert again["parameters_sha256"] == first.report["parameters_sha256"]
     elif how == "others":
-        more = others(data.draw, len(first.report["layers"]))
+        more = others(data.draw, draw.file, len(first.report["layers"]))
         train(folder, "again", "--config=run/config.toml", *more)
 
 

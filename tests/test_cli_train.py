@@ -12,6 +12,7 @@ import pytest
 import syncpretrain
 from syncpretrain.cli import main
 from syncpretrain.cli.output import print_errors, print_run
+from syncpretrain.settings import read_settings
 
 LAYERS = ("--layers", "16,9,4")
 KEYS = (
@@ -167,6 +168,13 @@ class TestRepeating:
         train_json(*SMALL, "--out", "a")
         report = train_json("--config", "a/config.toml", "--layers", "16,8,4,2", "--out", "b")
         assert [row["epochs"] for row in report["layers"]] == [2, 2, 2]
+
+    def test_another_model_and_other_layers_at_once(self, folder, train_json):
+        train_json(*SMALL, "--out", "a")
+        other = ("--layers", "16,8,4,2", "--model", "contractive")
+        report = train_json("--config", "a/config.toml", *other, "--out", "b")
+        assert [row["hidden"] for row in report["layers"]] == [8, 4, 2]
+        assert read_settings(folder / "b" / "config.toml").pretrain.contraction == (0.1,) * 3
 
     @pytest.mark.parametrize("other", [("--workers", 1), ("--runtime", "serial")])
     def test_lockstep_gives_the_same_bits_in_any_order(self, train_json, other):
