@@ -168,6 +168,13 @@ class TestRepeating:
         report = train_json("--config", "a/config.toml", "--layers", "16,8,4,2", "--out", "b")
         assert [row["epochs"] for row in report["layers"]] == [2, 2, 2]
 
+    @pytest.mark.parametrize("model", ["autoencoder", "denoising", "contractive"])
+    def test_another_depth_and_another_model(self, folder, train_json, model):
+        train_json(*SMALL, "--out", "a")
+        other = ("--layers", "16,8,4,2", "--model", model)
+        report = train_json("--config", "a/config.toml", *other, "--out", "b")
+        assert [row["epochs"] for row in report["layers"]] == [2, 2, 2]
+
     @pytest.mark.parametrize("other", [("--workers", 1), ("--runtime", "serial")])
     def test_lockstep_gives_the_same_bits_in_any_order(self, train_json, other):
         first = train_json(*SMALL, "--out", "a")

@@ -44,10 +44,10 @@ def given_settings(preset: str | None, config: Path | None, given: dict[str, Any
     base: dict[str, Any] = {"data": {}, "pretrain": {}, "finetune": {}, "run": {}}
     if config is not None:
         base = msgspec.to_builtins(read_settings(config))
-        if given["layers"] and len(given["layers"]) != len(base["pretrain"]["layers"]):
-            _forget_depth(base["pretrain"])
         if given["model"] not in (None, base["pretrain"]["model"]):
             _forget_model(base["pretrain"])
+        if given["layers"] and len(given["layers"]) != len(base["pretrain"]["layers"]):
+            _forget_depth(base["pretrain"])
     for name, value in given.items():
         if value is None:
             continue
@@ -130,7 +130,7 @@ def _forget_depth(pretrain: dict[str, Any]) -> None:
     """Make one value of each list of equal values, so that it suits another number of layers."""
     from syncpretrain.settings.defaults import PER_LAYER
 
-    for name in PER_LAYER:
+    for name in PER_LAYER.keys() & pretrain.keys():
         if len(set(pretrain[name])) == 1:
             pretrain[name] = pretrain[name][0]
 
