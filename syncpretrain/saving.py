@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,17 @@ import msgspec
 
 from syncpretrain import checkpoint
 from syncpretrain.atomic import remove_temporaries
+from syncpretrain.checkpoint import read_arrays
 from syncpretrain.cut import Cut
 from syncpretrain.cutfile import read_cut, write_cut
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.errors import CheckpointError, ModelFileError
 from syncpretrain.finetuning.state import FinetuneState, read_state, write_state
-from syncpretrain.identity import RunIdentity, check_header
+from syncpretrain.identity import RunIdentity, check_header, identity_from
 from syncpretrain.settings import Settings
 from syncpretrain.stack import Stack, load
 
-__all__ = ["FOLDER_NAME", "Checkpoints"]
+__all__ = ["FOLDER_NAME", "Checkpoints", "identity_in"]
 
 FOLDER_NAME = "checkpoints"
 PRETRAINED_NAME = "pretrained.safetensors"
@@ -172,3 +174,20 @@ class Checkpoints:
             return False
         self._last_time = time.monotonic()
         return True
+
+
+def identity_in(folder: Path, tell: Callable[[str], Any]) -> RunIdentity | None:
+    """Return the identity that a run's newest good checkpoint tells, where ``run.json`` is lost.
+
+    None where no checkpoint does: without any, and in those from before there were identities.
+    """
+    saved = folder / FOLDER_NAME
+
+    def read(path: Path) -> RunIdentity | None:
+        header = read_arrays(path)[0].get("run", {})
+        return identity_from(header) if "format" in header else None
+
+    with suppress(ModelFileError):
+        header = load(saved / PRETRAINED_NAME).info.get(IDENTITY_KEY, {})
+        return identity_from(header) if "format" in header else None
+    return checkpoint.newest(saved, "pretrain", read, tell)
