@@ -327,10 +327,9 @@ class TestRefusedFolder:
     @pytest.mark.parametrize("name", ["run.json", "config.toml"])
     def test_a_refused_run_leaves_nothing_behind(self, settings, tmp_path, monkeypatch, name):
         """So that the same command works once there is room."""
-        write = Path.write_bytes
 
         def half(path, content):
-            write(path, content[:100])
+            path.write_bytes(content[:100])
             full()
 
         def refuse(identity, path) -> None:
@@ -340,7 +339,7 @@ class TestRefusedFolder:
             if name == "run.json":
                 patch.setattr("syncpretrain.runs.identity.RunIdentity.write", refuse)
             else:
-                patch.setattr(Path, "write_bytes", half)
+                patch.setattr("syncpretrain.settings.files.write_atomically", half)
             with pytest.raises(SettingsError, match="No space left on device; name another"):
                 train_run(settings, out=tmp_path / "run")
         assert not any((tmp_path / "run").iterdir())

@@ -30,7 +30,7 @@ from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME, IDENTITY_NAME
 from syncpretrain.runs.lock import LOCK_NAME, owned
 from syncpretrain.runs.observers.event_log import read_reads
 from syncpretrain.runs.run import resume_run, train_run
-from syncpretrain.settings import settings_from
+from syncpretrain.settings import settings_from, write_settings
 
 LAYERS = (16, 10, 6, 4)
 OLD_RUNS = Path(__file__).parent / "data" / "run_4a28c1a"
@@ -72,6 +72,13 @@ def died(settings, out: Path, kind=EpochFinished, n: int = 6, **options) -> Path
     with pytest.raises(Abort):
         train_run(settings, out=out, observers=[DieAt(kind, n)], **options)
     return out
+
+
+def died_again(folder: Path) -> Path:
+    """Resume a run that dies at once."""
+    with pytest.raises(Abort):
+        resume_run(folder, observers=[DieAt(Notice, 1)])
+    return folder
 
 
 def told_by(function, *arguments, **options) -> tuple[dict, list[str]]:
@@ -220,6 +227,18 @@ class TestReplay:
         shutil.rmtree(folder / FOLDER_NAME)
         assert resume_run(folder)["parameters_sha256"] == whole["parameters_sha256"]
 
+    @pytest.mark.parametrize("kind", [EpochFinished, FinetuneEpochFinished])
+    def test_it_goes_on_as_one_without_run_json(self, tmp_path, bits, kind):
+        """Its checkpoints know it as well."""
+        settings = settings_of(tmp_path, bits, **self.FREE)
+        whole = train_run(settings, out=tmp_path / "whole", replay=self.READS)
+        folder = died(settings, tmp_path / "run", kind, 3, replay=self.READS)
+        written = (folder / IDENTITY_NAME).read_bytes()
+        (folder / IDENTITY_NAME).unlink()
+        again = died_again(folder)
+        assert (again / IDENTITY_NAME).read_bytes() == written
+        assert resume_run(folder)["parameters_sha256"] == whole["parameters_sha256"]
+
     @pytest.mark.parametrize("finish", ["drain", "first-layer"])
     @pytest.mark.parametrize("n", [2, 5, 7, 9, 12])
     def test_a_killed_and_resumed_free_run_repeats_from_its_log(self, tmp_path, bits, finish, n):
@@ -324,6 +343,24 @@ class TestFiles:
         folder = died(settings_of(tmp_path, bits), tmp_path / "run")
         (folder / IDENTITY_NAME).write_bytes(content)
         with pytest.raises(CheckpointError, match=r"run\.json: cannot be read"):
+            resume_run(folder)
+
+    @pytest.mark.parametrize("kind", [EpochFinished, FinetuneEpochFinished])
+    def test_other_data_is_refused_also_without_run_json(self, tmp_path, bits, kind):
+        folder = died(settings_of(tmp_path, bits), tmp_path / "run", kind, 3)
+        (folder / IDENTITY_NAME).unlink()
+        saved_data(tmp_path, 1 - bits)
+        with pytest.raises(SettingsError, match=r"its data was .*, and is now "):
+            resume_run(folder)
+        saved_data(tmp_path, bits)
+        assert resume_run(folder)["seed"] == 3
+
+    def test_settings_alone_are_no_run(self, tmp_path, bits):
+        """As in the folder of a comparison."""
+        folder = tmp_path / "compared"
+        folder.mkdir()
+        write_settings(settings_of(tmp_path, bits), folder / CONFIG_NAME)
+        with pytest.raises(SettingsError, match=r"with run\.json in it; .* take --config"):
             resume_run(folder)
 
 

@@ -300,6 +300,19 @@ class TestFiles:
         write_settings(settings, path)
         assert read_settings(path) == settings
 
+    def test_they_are_written_whole_or_not_at_all(self, tmp_path, monkeypatch):
+        """Half a config.toml, left by a killed process or machine, could not be resumed."""
+        path = tmp_path / "config.toml"
+        path.write_text("before")
+
+        def fail(descriptor):
+            raise OSError("disk error")
+
+        monkeypatch.setattr("os.fsync", fail)
+        with pytest.raises(OSError, match="disk error"):
+            write_settings(settings_from([9, 4]), path)
+        assert path.read_text() == "before"
+
     @pytest.mark.parametrize(
         "pretrain",
         [

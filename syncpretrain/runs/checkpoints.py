@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,11 +18,11 @@ from syncpretrain.finetuning.state import FinetuneState, read_state, write_state
 from syncpretrain.models.stack import Stack, load
 from syncpretrain.pretraining.state import Cut
 from syncpretrain.pretraining.state_file import read_cut, write_cut
-from syncpretrain.runs.identity import RunIdentity, check_header
+from syncpretrain.runs.identity import RunIdentity, check_header, identity_from
 from syncpretrain.settings import Settings
-from syncpretrain.storage import remove_temporaries
+from syncpretrain.storage import read_arrays, remove_temporaries
 
-__all__ = ["FOLDER_NAME", "Checkpoints", "newest", "numbered", "prune"]
+__all__ = ["FOLDER_NAME", "Checkpoints", "identity_in", "newest", "numbered", "prune"]
 
 T = TypeVar("T")
 
@@ -223,3 +224,20 @@ def _found(folder: Path, stem: str, suffix: str = "") -> list[Path]:
         return []
     found = [(m, path) for path in folder.iterdir() if (m := pattern.fullmatch(path.name))]
     return [path for _, path in sorted((int(m[1]), path) for m, path in found)]
+
+
+def identity_in(folder: Path, tell: Callable[[str], Any]) -> RunIdentity | None:
+    """Return the identity that a run's newest good checkpoint tells, where ``run.json`` is lost.
+
+    None where no checkpoint does: without any, and in those from before there were identities.
+    """
+    saved = folder / FOLDER_NAME
+
+    def read(path: Path) -> RunIdentity | None:
+        header = read_arrays(path)[0].get("run", {})
+        return identity_from(header) if "format" in header else None
+
+    with suppress(ModelFileError):
+        header = load(saved / PRETRAINED_NAME).info.get(IDENTITY_KEY, {})
+        return identity_from(header) if "format" in header else None
+    return newest(saved, "pretrain", read, tell)

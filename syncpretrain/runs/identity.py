@@ -29,6 +29,7 @@ __all__ = [
     "check_header",
     "check_resumable",
     "differences",
+    "identity_from",
     "identity_of",
     "read_identity",
 ]
@@ -195,15 +196,25 @@ def check_header(
     if "format" not in header:
         _check_legacy(header, settings, data)
         return
-    try:
-        was = msgspec.convert(header, RunIdentity)
-    except msgspec.ValidationError as error:
-        raise CheckpointError(f"its identity is damaged: {error}") from error
-    for found in differences(was, now):
+    for found in differences(identity_from(header), now):
         if found.kind != "kernels":
             raise CheckpointError(
                 f"is of another run: {found.kind} was {found.was}, now {found.now}"
             )
+
+
+def identity_from(header: dict[str, Any]) -> RunIdentity:
+    """Return the identity in the header of a checkpoint.
+
+    Raises
+    ------
+    CheckpointError
+        If it is none.
+    """
+    try:
+        return msgspec.convert(header, RunIdentity)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"its identity is damaged: {error}") from error
 
 
 def _check_legacy(header: dict[str, Any], settings: Settings, data: Dataset) -> None:

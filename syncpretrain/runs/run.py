@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import msgspec
@@ -19,8 +20,10 @@ from syncpretrain.data.dataset import Dataset
 from syncpretrain.errors import SettingsError
 from syncpretrain.events import Observer
 from syncpretrain.pretraining.schedule.reads import Reads
+from syncpretrain.runs.checkpoints import identity_in
 from syncpretrain.runs.folder import (
     CONFIG_NAME,
+    EVENTS_NAME,
     IDENTITY_NAME,
     METRICS_NAME,
     check_folder,
@@ -120,14 +123,14 @@ def resume_run(
     notices: list[str] = []
     with owned(folder, notices.append):
         _check_unfinished(folder)  # its former owner may have ended it just now
-        was = read_identity(folder / IDENTITY_NAME)
+        was = read_identity(folder / IDENTITY_NAME) or identity_in(folder, notices.append)
         replay = None if was is None else was.replay
         run = Stages(settings, loaded(settings), observers, started, replay)
-        if was is None:
-            run.identity.write(folder / IDENTITY_NAME)
-        else:
+        if was is not None:
             notices += check_resumable(folder, was, run.identity, inexact=inexact)
             run.identity = msgspec.structs.replace(run.identity, data=was.data)
+        if not (folder / IDENTITY_NAME).is_file():
+            (was or run.identity).write(folder / IDENTITY_NAME)
         if settings.pretrain.backend != before:
             notices.append(
                 f"warning: the run was begun with backend {before} and goes on with"
@@ -142,6 +145,11 @@ def _check_unfinished(folder: Path) -> None:
     if not (folder / CONFIG_NAME).is_file():
         raise SettingsError(
             f"resume: got {folder}, expected the folder of a run, with {CONFIG_NAME} in it"
+        )
+    if not any((folder / name).is_file() for name in (IDENTITY_NAME, EVENTS_NAME)):
+        raise SettingsError(
+            f"resume: got {folder}, expected the folder of a run, with {IDENTITY_NAME} in it; for"
+            f" its settings alone take --config {quote(str(folder / CONFIG_NAME))}"
         )
     if (folder / METRICS_NAME).is_file():
         raise SettingsError(f"resume: the run in {folder} is over; nothing is left to do")

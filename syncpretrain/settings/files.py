@@ -14,6 +14,7 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.settings.defaults import MODEL_DEFAULTS, PER_LAYER, UNBOUNDED_RATE
 from syncpretrain.settings.explain import explained
 from syncpretrain.settings.sections import Settings
+from syncpretrain.storage import write_atomically
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -106,14 +107,20 @@ def read_settings(path: Path) -> Settings:
 
 
 def write_settings(settings: Settings, path: Path) -> None:
-    """Write every setting that is not None as TOML."""
+    """Write every setting that is not None as TOML, the file whole or not at all.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    """
     import tomli_w  # only a run that keeps its settings needs it
 
     sections = {
         section: {name: value for name, value in fields.items() if value is not None}
         for section, fields in msgspec.to_builtins(settings).items()
     }
-    path.write_bytes(tomli_w.dumps(sections).encode())
+    write_atomically(path, tomli_w.dumps(sections).encode())
 
 
 def checked(values: dict[str, Any], kind: type[S]) -> S:
