@@ -297,3 +297,23 @@ class TestRefusals:
         X[0, 0] = np.nan
         with pytest.raises(DataError, match="X"):
             tuned(X=X)
+
+
+def test_more_replicas_than_cores_start_no_more_threads_than_help(bits, monkeypatch):
+    from syncpretrain import pretrain
+    from syncpretrain.finetuning import prepared
+
+    asked = []
+    team = prepared.Team
+
+    def noted(most, *others):
+        asked.append(most)
+        return team(most, *others)
+
+    monkeypatch.setattr(prepared, "Team", noted)
+    monkeypatch.setattr(prepared, "usable_cores", lambda: 2)
+    stack = pretrain(bits, layers=[16, 9], epochs=1)
+    many = finetune(stack, bits, epochs=1, batch_size=100, replicas=8, split="examples")
+    few = finetune(stack, bits, epochs=1, batch_size=100, replicas=2, shards=8, split="examples")
+    assert asked == [4, 2]
+    assert many.parameters_sha256 == few.parameters_sha256

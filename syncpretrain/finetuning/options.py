@@ -13,9 +13,9 @@ from syncpretrain.parallel.blas import blas_threads as resolve_threads
 from syncpretrain.settings import FinetuneSettings, checked
 from syncpretrain.settings.devices import check_tuning_backend, why_not_tuned_on_a_device
 
-__all__ = ["TuningOptions", "shared_out", "tuning_options"]
+__all__ = ["STEPPING", "TuningOptions", "shared_out", "tuning_options"]
 
-STEPPING = ("adam", "sgd")
+STEPPING = ("adam", "sgd")  # the others search along lines
 WORTH_SHARING = 10**7  # examples of a minibatch times weights: some tenths of a ms a step
 
 

@@ -30,11 +30,13 @@ from syncpretrain.finetuning.tasks import (
 from syncpretrain.finetuning.trainer import Examples, Trainer
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.available_memory import check_available
-from syncpretrain.parallel.blas import blas_limit
+from syncpretrain.parallel.blas import blas_limit, usable_cores
 from syncpretrain.parallel.signals import stop_on_signals
 from syncpretrain.parallel.team import STALL_SECONDS, Team, TeamTimes
 
 __all__ = ["Finetuning", "Form", "Part"]
+
+THREADS_PER_CORE = 2
 
 
 class Form(NamedTuple):
@@ -129,7 +131,9 @@ class Finetuning:
             raise DataError(f"stack: got {form}, expected {self._form}, as it was prepared for")
         backend = self._backend.for_layer(1)
         times = TeamTimes(stall=stall_seconds or STALL_SECONDS)
-        workers = Team(self.options.replicas or 1, "syncpretrain-finetune", times)
+        # More threads than cores only wait for each other; the bits depend on the shards.
+        members = min(self.options.replicas or 1, THREADS_PER_CORE * usable_cores())
+        workers = Team(members, "syncpretrain-finetune", times)
         with stop_on_signals() as request:  # outermost: an interrupt leaves no BLAS limit behind
             with blas_limit(self._threads), closing(workers) as team, backend.stream():
                 trainer = Trainer(

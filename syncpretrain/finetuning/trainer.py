@@ -21,7 +21,7 @@ from syncpretrain.finetuning.chain import Dropout
 from syncpretrain.finetuning.data_parallel import DataParallelNetwork
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import LEARNING_RATES, Optimizer, scheduled
-from syncpretrain.finetuning.options import TuningOptions
+from syncpretrain.finetuning.options import STEPPING, TuningOptions
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.tasks import Reconstruction, Supervised
 from syncpretrain.kernels.phases import Work
@@ -256,9 +256,11 @@ class Trainer:
         if epoch > 1:
             np.copyto(self.network.parameters, self.good)
             stack = self.result(epochs=epoch - 1)
+        searches = self.options.optimizer not in STEPPING
+        remedy = "a smaller weight decay" if searches else f"a learning rate below {self.rate:g}"
         return DivergedError(
-            f"fine-tuning diverged in epoch {epoch}: {cause}; try a learning rate below"
-            f" {self.rate:g}, and inputs scaled to [0, 1]",
+            f"fine-tuning diverged in epoch {epoch}: {cause}; try {remedy}, and inputs scaled to"
+            " [0, 1]",
             stack=stack,
         )
 

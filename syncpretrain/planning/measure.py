@@ -30,6 +30,7 @@ from syncpretrain.planning.probes import (
 )
 from syncpretrain.planning.timings import LayerTimings, Timings
 from syncpretrain.pretraining.build import build_learners
+from syncpretrain.pretraining.memory import check_memory
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.settings import PretrainSettings
 
@@ -85,8 +86,10 @@ def measure(
     Raises
     ------
     SettingsError
-        If another run in this process holds BLAS at a number of threads.
+        If the stack does not fit the memory, or another run in this process holds BLAS at a number
+        of threads.
     """
+    check_memory(settings.layers, examples=0, batch_size=settings.batch_size)
     started = perf_counter()
     threads = min(workers, blas_threads(settings.blas_threads))
     plain = msgspec.structs.replace(
