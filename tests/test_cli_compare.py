@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 
@@ -39,6 +40,10 @@ def call(tmp_path, monkeypatch, capsys):
         return out, err
 
     return run
+
+
+def sabotaged(text):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 class TestResults:
@@ -97,6 +102,39 @@ class TestResults:
         save_label_curve({"random": [(10, 0.0, None), (20, 0.0, 0.0)]}, tmp_path / "x.png")
         with Image.open(tmp_path / "x.png") as image:
             image.load()
+
+
+class TestUnfinished:
+    def test_a_stopped_one_keeps_its_results(self, call, tmp_path, monkeypatch):
+        tuned, seen = comparing._fine_tuned, []
+
+        def stop_third(*arguments):
+            seen.append(arguments)
+            if len(seen) == 3:
+                raise KeyboardInterrupt
+            return tuned(*arguments)
+
+        monkeypatch.setattr(comparing, "_fine_tuned", stop_third)
+        _, err = call(*TINY, "--labels", "50", "--out", "new", status=130)
+        assert err.splitlines()[-2:] == ["2 results so far are in new/compare.json", "Stopped"]
+        table = json.loads((tmp_path / "new" / "compare.json").read_text())
+        assert [run["start"] for run in table["runs"]] == ["greedy", "synchronized"]
+
+    def test_one_that_cannot_be_written_is_printed(self, call, monkeypatch):
+        def full(*arguments):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr("syncpretrain.cli.compare_output.write_atomically", full)
+        given = ("--finetune", "reconstruction", "--starts", "random", "--seeds", 1, "--json")
+        out, err = call(*TINY, *given, status=1)
+        assert json.loads(out)["runs"][0]["start"] == "random"
+        assert err.endswith("Error: No space left on device\n")
+
+    def test_a_full_log_does_not_end_it(self, call, monkeypatch):
+        monkeypatch.setattr(sys.stderr, "write", sabotaged, raising=False)
+        given = ("--finetune", "reconstruction", "--starts", "random", "--seeds", 1, "--json")
+        out, _ = call(*TINY, *given)
+        assert json.loads(out)["runs"][0]["start"] == "random"
 
 
 class TestPreset:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -295,6 +298,36 @@ class TestOthers:
             main(["encode", str(trained), "--out", "z.npy", "--data", "x.npy"])
         assert ended.value.code == 1
         assert capsys.readouterr().err == "Error: z.npy: No space left on device\n"
+
+
+class TestPaths:
+    @pytest.mark.skipif(sys.platform != "linux", reason="names are always text there")
+    @pytest.mark.parametrize("option", ["out", "data", "resume"])
+    def test_a_name_that_is_no_text(self, folder, capsys, option):
+        name = os.fsdecode(b"bad\xff.npy")
+        np.save(name, np.zeros((60, 16), np.float32))
+        given = {"out": "run", "data": "x.npy"} | {option: name}
+        if option == "out":
+            given["out"] = os.fsdecode(b"run\xff")
+        if option == "resume":
+            line = refusal(capsys, "train", "--resume", name)
+        else:
+            line = refusal(
+                capsys,
+                *TRAIN,
+                "--layers=16,4",
+                *(f"--{key}={value}" for key, value in given.items()),
+            )
+        assert line.startswith(f"Error: --{option}: got ")
+        assert line.endswith("whose bytes are no UTF-8 text; rename it, or take another")
+
+    def test_a_run_in_a_folder_that_cannot_be_read(self, folder, capsys, monkeypatch):
+        def refuse(path):
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(Path, "is_dir", refuse)
+        line = refusal(capsys, "train", "--resume", "secret/run")
+        assert line == "Error: --resume: cannot read secret/run: Permission denied"
 
 
 def test_the_metrics_are_the_only_object_in_their_file(trained):

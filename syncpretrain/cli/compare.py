@@ -15,6 +15,8 @@ from syncpretrain.cli.train_options import setting_options
 from syncpretrain.errors import SettingsError
 
 if TYPE_CHECKING:
+    from syncpretrain.data.dataset import Dataset
+    from syncpretrain.runs.compare import Outcome
     from syncpretrain.settings import Settings
 
 __all__ = ["command"]
@@ -72,7 +74,8 @@ def command(
     Each start is pretrained on all training examples (random weights are not), then fine-tuned in
     the same way, with the same examples, and measured on the test examples. Without --layers,
     --preset or --config the settings are those of the preset label-budget. --labels draws a curve
-    of the error against the number of labelled examples.
+    of the error against the number of labelled examples. If it is stopped, the table of what was
+    measured by then is kept.
 
     \b
     Examples:
@@ -80,14 +83,8 @@ def command(
       syncpretrain compare --layers 784,500,30 --finetune reconstruction --seeds 2
       syncpretrain compare --layers 64,100,50 --data digits --labels 50,200 --epochs 20
     """
-    from syncpretrain.cli.compare_output import (
-        as_report,
-        print_comparison,
-        tell_outcome,
-        write_comparison,
-    )
-    from syncpretrain.runs.compare import compare
-    from syncpretrain.runs.folder import check_folder, made_folder, new_folder
+    from syncpretrain.cli.compare_output import as_report, print_comparison, write_comparison
+    from syncpretrain.runs.folder import check_folder
     from syncpretrain.runs.prepare import found_again, loaded
     from syncpretrain.runs.report.curves import check_drawing
 
@@ -97,26 +94,49 @@ def command(
         check_drawing()
     data = loaded(settings)
     first = settings.pretrain.seed
+    compared = {
+        "starts": starts or STARTS,
+        "seeds": range(first, first + seeds),
+        "labels": labels or (None,),
+    }
+    folder, outcomes = _outcomes(settings, data, out, quiet=quiet, **compared)
+    report = as_report(settings, data, outcomes, folder)
+    try:
+        write_comparison(found_again(settings), report, outcomes, folder)
+    finally:
+        if as_json:
+            click.echo(json.dumps(report))
+        elif not quiet:
+            print_comparison(report, sys.stdout)
+
+
+def _outcomes(
+    settings: Settings, data: Dataset, out: Path | None, *, quiet: bool, **compared: Any
+) -> tuple[Path, list[Outcome]]:
+    """Compare; return the folder that was made, and what came out."""
+    from syncpretrain.cli.compare_output import keep_unfinished, tell_outcome
+    from syncpretrain.runs.compare import compare
+    from syncpretrain.runs.folder import made_folder, new_folder
+    from syncpretrain.runs.prepare import found_again
+
     made: list[Path] = []
+    outcomes: list[Outcome] = []
 
     def begin() -> None:
         made.append(new_folder(settings.pretrain.layers) if out is None else made_folder(out))
 
-    outcomes = compare(
-        settings,
-        data,
-        starts=starts or STARTS,
-        seeds=range(first, first + seeds),
-        labels=labels or (None,),
-        begin=begin,
-        tell=(lambda outcome: None) if quiet else tell_outcome,
-    )
-    report = as_report(settings, data, outcomes, made[0])
-    write_comparison(found_again(settings), report, outcomes, made[0])
-    if as_json:
-        click.echo(json.dumps(report))
-    elif not quiet:
-        print_comparison(report, sys.stdout)
+    def note(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        if not quiet:
+            tell_outcome(outcome)
+
+    try:
+        compare(settings, data, begin=begin, tell=note, **compared)
+    except BaseException:  # hours of work may be in them
+        if outcomes:
+            keep_unfinished(found_again(settings), data, outcomes, made[0])
+        raise
+    return made[0], outcomes
 
 
 def _settings(

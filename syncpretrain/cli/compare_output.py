@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -20,7 +21,7 @@ from syncpretrain.runs.report.curves import save_label_curve
 from syncpretrain.settings import Settings, write_settings
 from syncpretrain.storage import write_atomically
 
-__all__ = ["as_report", "print_comparison", "tell_outcome", "write_comparison"]
+__all__ = ["as_report", "keep_unfinished", "print_comparison", "tell_outcome", "write_comparison"]
 
 CURVE_NAME = "label-budget.png"
 TABLE_NAME = "compare.json"
@@ -33,7 +34,10 @@ def tell_outcome(outcome: Outcome) -> None:
     seconds = (
         f"pretrain {outcome.pretrain_seconds:.1f} s, finetune {outcome.finetune_seconds:.1f} s"
     )
-    click.echo(f"seed {outcome.seed}  {outcome.start}{labels}  test {test}  {seconds}", err=True)
+    with suppress(OSError):  # a log on a full disk
+        click.echo(
+            f"seed {outcome.seed}  {outcome.start}{labels}  test {test}  {seconds}", err=True
+        )
 
 
 def as_report(
@@ -92,6 +96,19 @@ def write_comparison(
             curves.setdefault(row.start, []).append((row.labels, row.test, row.spread))
     if curves:
         save_label_curve(curves, out / CURVE_NAME)
+
+
+def keep_unfinished(
+    settings: Settings, data: Dataset, outcomes: Sequence[Outcome], out: Path
+) -> None:
+    """Write what a comparison that fails or is stopped came to by then, and tell where."""
+    try:
+        write_comparison(settings, as_report(settings, data, outcomes, out), outcomes, out)
+        told = f"{len(outcomes)} results so far are in {out / TABLE_NAME}"
+    except OSError as error:
+        told = f"warning: {out} could not be written: {error.strerror or error}"
+    with suppress(OSError):
+        click.echo(told, err=True)
 
 
 def _figure(value: float | None, labels: int | None) -> str:

@@ -17,6 +17,7 @@ __all__ = [
     "METRICS_NAME",
     "TRACE_NAME",
     "check_folder",
+    "check_text",
     "made_folder",
     "new_folder",
     "not_written",
@@ -29,8 +30,25 @@ METRICS_NAME = "metrics.json"
 TRACE_NAME = "trace.json"
 
 
+def check_text(setting: str, path: Path | str) -> None:
+    """Refuse a path whose bytes are no UTF-8, which no file of a run could name.
+
+    Raises
+    ------
+    SettingsError
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        shown = str(path).encode(errors="backslashreplace").decode()
+        raise SettingsError(
+            f"{setting}: got {shown}, whose bytes are no UTF-8 text; rename it, or take another"
+        ) from None
+
+
 def check_folder(out: Path | None) -> None:
     """Refuse what cannot become the run folder before time is spent on the data."""
+    check_text("out", out or "")
     try:
         if out is not None and out.exists():
             if not out.is_dir():

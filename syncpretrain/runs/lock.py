@@ -83,8 +83,8 @@ def _locked(path: Path, tell: Callable[[str], Any]) -> int:
 
 def _refusal(path: Path, error: OSError) -> SettingsError:
     return SettingsError(
-        f"out: cannot write to {path.parent}: {error.strerror}; make room or make it writable, or"
-        " name another folder with --out"
+        f"cannot write to {path.parent}: {error.strerror}; make room or make it writable, or begin"
+        " a new run with another --out"
     )
 
 

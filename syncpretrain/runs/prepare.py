@@ -15,6 +15,7 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.options import tuning_options
 from syncpretrain.finetuning.prepared import Finetuning, Form, Part
 from syncpretrain.parallel.blas import blas_threads
+from syncpretrain.runs.folder import check_text
 from syncpretrain.settings import Settings
 from syncpretrain.settings.devices import why_not_on_a_device, why_not_tuned_on_a_device
 
@@ -25,6 +26,7 @@ PRETRAINED_COPIES = 4  # of the stack: itself, and the states of its layers, unt
 
 def loaded(settings: Settings) -> Dataset:
     """Return the data that settings name, with the labels that they keep."""
+    check_text("data", located(settings.data.name))
     data = load_dataset(
         settings.data.name,
         validation=settings.data.validation,

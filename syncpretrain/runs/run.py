@@ -27,6 +27,7 @@ from syncpretrain.runs.folder import (
     IDENTITY_NAME,
     METRICS_NAME,
     check_folder,
+    check_text,
     made_folder,
     new_folder,
     not_written,
@@ -142,14 +143,19 @@ def resume_run(
 
 
 def _check_unfinished(folder: Path) -> None:
-    if not (folder / CONFIG_NAME).is_file():
+    check_text("resume", folder)
+    try:
+        there = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
+    except OSError as error:
+        raise SettingsError(f"resume: cannot read {folder}: {error.strerror}") from None
+    if CONFIG_NAME not in there:
         raise SettingsError(
             f"resume: got {folder}, expected the folder of a run, with {CONFIG_NAME} in it"
         )
-    if not any((folder / name).is_file() for name in (IDENTITY_NAME, EVENTS_NAME)):
+    if not there & {IDENTITY_NAME, EVENTS_NAME}:
         raise SettingsError(
             f"resume: got {folder}, expected the folder of a run, with {IDENTITY_NAME} in it; for"
             f" its settings alone take --config {quote(str(folder / CONFIG_NAME))}"
         )
-    if (folder / METRICS_NAME).is_file():
+    if METRICS_NAME in there:
         raise SettingsError(f"resume: the run in {folder} is over; nothing is left to do")
