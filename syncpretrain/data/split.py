@@ -1,4 +1,4 @@
-"""Which examples are held out: the same share of every class where there are labels."""
+"""Choice of held-out examples: the same share of every class where there are labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a fine-tuning stands: all that the rest of it depends on."""
+"""State of a fine-tuning: all that is needed to resume it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an RBM thinks of data: free energy, pseudo-likelihood, and the partition function.
+"""Likelihood of data under an RBM: free energy, pseudo-likelihood, and the partition function.
 
 Symbols as in Hinton 2010: v visible, h hidden, W of shape (V, H), a the visible and b the hidden
 biases. The energy is E(v, h) = -v W h - a v - b h for binary units; a Gaussian visible unit has

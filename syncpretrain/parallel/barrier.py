@@ -1,17 +1,17 @@
-"""Where the members wait for each other, and learn why they need not wait any longer.
+"""A barrier in shared memory that can be broken with a reason.
 
 Guarantees:
 
-* There is no lock: each cell has one writer, so a member that is killed at any moment holds nothing
-  that others need. Only the cell "broken" has several; whichever writes last, the reason it points
-  to is whole.
-* A member arrives by counting its own cell up, and goes on when all cells have come as far. It
-  may be one barrier ahead of another that is slow to notice, never two.
-* A waiting member looks every 50 ms after those it misses. One that has left or whose process has
-  ended will not arrive any more: the waiter breaks the barrier, and all members raise.
+* There is no lock: each cell has one writer, so a rank that is killed at any moment holds nothing
+  that others need. Only the cell "broken" has several writers; whichever writes last, the reason
+  that it points to is complete.
+* A rank arrives by incrementing its own cell, and continues when all cells have reached that
+  count. It may be one barrier ahead of a slower rank, never two.
+* A waiting rank checks the missing ones every 50 ms. One that has left, or whose process has
+  ended, will never arrive: the waiting rank breaks the barrier, and all ranks raise.
 
-Assumption: a process whose member is in its ``with`` block runs or ends. One that is stopped is
-found by the deadline only.
+Assumption: a process whose rank is in its ``with`` block runs or ends. One that is suspended is
+detected by the deadline only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether another process still lives, and how it ended.
+"""Watch on another process: its existence and its exit status.
 
 A process's number may be given to another one after its end. So a process is known by its number
 and the time it was started at, and is watched through a descriptor, which stays its own.

@@ -1,4 +1,4 @@
-"""How near to the machine's limit each schedule really runs."""
+"""Benchmark of each schedule against the machine's limit."""
 
 from __future__ import annotations
 

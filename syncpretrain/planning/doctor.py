@@ -1,4 +1,4 @@
-"""Whether this machine and installation are fit for parallel training, as plain findings.
+"""Checks that this machine and installation are fit for parallel training, as findings.
 
 Nothing is printed here and nothing raises: a check that fails is a finding too.
 """

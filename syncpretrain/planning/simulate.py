@@ -1,10 +1,10 @@
-"""How long a run takes, foretold: the real schedule plays through it on a clock of its own.
+"""Predict the duration of a run by simulating its schedule on a clock of its own.
 
 Pure: no threads, clocks or arrays. An epoch is made of parts that follow each other: making the
-activations that it reads, where nobody has made them yet; the training steps; a look at the layer
-afterwards. Each part has its seconds for so many workers, with no other core at work. How many
-workers a layer has, and how many cores are busy, is asked anew whenever a part ends, as the driver
-asks whenever an epoch does:
+activations that it reads, where they do not exist yet; the training steps; the validation pass
+afterwards. Each part has a duration for each number of workers, with no other core at work. The
+number of workers of a layer, and that of busy cores, is determined anew whenever a part ends, as
+the driver does whenever an epoch ends:
 
     time ->    0         4    6
     layer 1    ====2====|-1--|             two workers, then one, since layer 2 woke

@@ -1,4 +1,4 @@
-"""What was measured of a stack on a machine: all that a plan needs to know of both."""
+"""Timings measured of a stack on a machine: all that a plan needs to know of both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run has learned so far: each layer's newest version and state, and what it may need again.
+"""Trained layers of a run so far: each layer's newest version and state, and its retained versions.
 
 The arrays are where the layers are trained; what is handed out, a stack or a cut, is on the host.
 """

@@ -1,4 +1,4 @@
-"""When checkpoints are written, and how a run finds its own again."""
+"""Checkpoints of a run: write those that are due, find the newest, delete old ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run came to, as JSON values: ``metrics.json`` and what ``--json`` prints."""
+"""Results of a run, as JSON values: for ``metrics.json`` and ``--json``."""
 
 from __future__ import annotations
 

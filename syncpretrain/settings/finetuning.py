@@ -1,4 +1,4 @@
-"""How a stack is fine-tuned."""
+"""Settings of fine-tuning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run keeps itself safe; nothing here changes its result."""
+"""Settings for checkpoints and restarts of a run; none of them changes its result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the activations of a version are made from those of the version below."""
+"""Compute the activations of a version from those of the version below."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the driver asks of a runtime. The schedule decides, a runtime only executes."""
+"""The runtime interface, as the driver uses it: the schedule decides, a runtime executes."""
 
 from __future__ import annotations
 

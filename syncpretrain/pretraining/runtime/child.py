@@ -1,8 +1,8 @@
-"""What a layer's process does: it starts, follows its orders, and ends with its parent.
+"""The process of one layer: it starts, follows its orders, and ends with its parent.
 
 The process is a new interpreter that imports only what the worker needs, never the caller's
-script. One socket connects it with its parent; that it is closed is how each learns of the
-other's death.
+script. One socket connects it with its parent; each detects the end of the other by the closed
+socket.
 """
 
 from __future__ import annotations

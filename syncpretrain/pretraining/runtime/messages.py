@@ -1,4 +1,4 @@
-"""What a layer's worker answers a command with, and the state that it may hold."""
+"""Messages of a layer's worker in answer to a command, and the state that they may hold."""
 
 from __future__ import annotations
 

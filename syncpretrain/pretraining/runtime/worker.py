@@ -1,4 +1,4 @@
-"""What a layer's worker does with one command, whatever runs it."""
+"""A layer's worker: it executes one command, in any runtime."""
 
 from __future__ import annotations
 
