@@ -66,7 +66,7 @@ class Program(click.Group):
         except KeyboardInterrupt:
             return _end(ctx, "Stopped", SIGNAL + signal.SIGINT)
         except BrokenPipeError:
-            raise  # click ends quietly where nobody reads on
+            raise  # click ends quietly when the reader of a pipe is gone
         except click.UsageError as error:
             return _end(ctx, f"Error: {_usage(error, ctx)}", REFUSED)
         except SyncpretrainError as error:

@@ -38,15 +38,15 @@ FIRST = 8  # where the members' cells begin: in another cache line
 
 
 def cells_for(members: int) -> int:
-    """Return how many cells a barrier of so many members needs."""
+    """Return the number of cells that a barrier of ``members`` ranks needs."""
     return FIRST + MEMBER_ROWS * members
 
 
 def abort(cells: NDArray[np.int64], texts: NDArray[np.uint8], writer: int, reason: str) -> None:
-    """Break the barrier for all members, unless it is broken; nobody waits in it again.
+    """Break the barrier for all ranks, unless it is broken; no rank waits in it again.
 
-    ``writer`` is the row of ``texts`` that only the caller writes: a member's rank, or the last
-    for who made the averager.
+    ``writer`` is the row of ``texts`` that only the caller writes: a rank, or the last
+    row for the creator of the averager.
     """
     if cells[BROKEN_CELL]:
         return
@@ -92,7 +92,7 @@ class Barrier:
         self._spin = 0.0 if crowded else SPIN_SECONDS
 
     def claim(self) -> None:
-        """Tell the others that this member is this process's, so that they see it end.
+        """Bind this rank to this process, so that the other ranks detect its end.
 
         Raises
         ------

@@ -26,7 +26,7 @@ BySize = Mapping[int, float]  # seconds by the number of workers
 
 @dataclass(frozen=True, slots=True)
 class EpochCost:
-    """What an epoch of one layer takes, in seconds.
+    """Duration of an epoch of one layer, in seconds.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class EpochCost:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What a run comes to.
+    """Predicted result of a run.
 
     ``buffers`` is how many arrays of activations each layer needs; ``epochs`` counts those that
     each layer trains.
@@ -72,11 +72,11 @@ class _Epoch:
         return not self._parts
 
     def cores(self, members: int) -> int:
-        """Return how many cores it keeps busy with so many workers at hand."""
+        """Return the number of cores that it keeps busy, given the number of workers."""
         return max(size for size in self._parts[0] if size <= members)
 
     def speed(self, members: int, busy: int, workers: int) -> float:
-        """Return the share of its part that it does in a second, with so many cores busy in all."""
+        """Return the share of its part done in a second, given the number of busy cores."""
         own = self.cores(members)
         slower = self._slowdown(busy, workers) / self._slowdown(own, workers)
         seconds = self._parts[0][own] * slower

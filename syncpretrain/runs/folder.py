@@ -1,4 +1,4 @@
-"""The folder of a run: what its files are called, and how it comes to be."""
+"""The folder of a run: the names of its files, and its creation."""
 
 from __future__ import annotations
 

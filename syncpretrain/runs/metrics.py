@@ -18,7 +18,7 @@ from syncpretrain.settings import Settings
 
 __all__ = ["measure", "report_of"]
 
-TRAIN_ROWS = 10_000  # evenly spaced: all of them would take as long as an epoch, to tell little
+TRAIN_ROWS = 10_000  # evenly spaced: all of them would take as long as an epoch, for little more
 
 
 def measure(

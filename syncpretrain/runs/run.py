@@ -91,7 +91,7 @@ def resume_run(
     inexact: bool = False,
     **elsewhere: Any,
 ) -> dict[str, Any]:
-    """Go on with a run that was stopped, to the bits that it would have come to.
+    """Resume a stopped run; the result is bit-identical to an uninterrupted one.
 
     Parameters
     ----------

@@ -34,7 +34,7 @@ class Runtime(Protocol):
         ...
 
     def allot(self, layer: int, members: int) -> None:
-        """Let a layer have so many workers from its next step on."""
+        """Set the number of workers of a layer from its next step on."""
         ...
 
     def fraction(self, layer: int) -> float:

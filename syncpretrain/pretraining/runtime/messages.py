@@ -43,7 +43,7 @@ class LayerState:
 class Finished:
     """A worker finished its epoch. Times as in ``time.monotonic``.
 
-    ``layer`` is the version to publish. ``warnings`` tell of each time the layer was taken back to
+    ``layer`` is the version to publish. ``warnings`` report each time the layer was taken back to
     its last epoch; ``stops`` says that it has learned enough. ``state`` is None unless states are
     asked for.
     """

@@ -32,7 +32,7 @@ class EventLog:
     process or machine that died, is dropped.
 
     Events that the disk does not take wait in memory, and are written as soon as it does; ``tell``
-    is given a sentence about it, once.
+    is called with a sentence about it, once.
 
     Raises
     ------
@@ -95,7 +95,7 @@ class EventLog:
                 os.fsync(self._file.fileno())
 
     def _write(self) -> None:
-        """Write the lines that wait, unbuffered, so that a killed run has told what it did."""
+        """Write the lines that wait, unbuffered, so that the log of a killed run is complete."""
         assert self._file is not None
         try:
             while self._waiting:
@@ -188,8 +188,8 @@ class _Line(msgspec.Struct):
 def _start(line: _Line, reads: list[list[int]]) -> None:
     """Begin with what a run has behind it: nothing, or what its checkpoint knows.
 
-    What was told of later epochs counts no more. The oldest logs do not say what a checkpoint knew;
-    there the resumed run overwrites what it does again.
+    Records of later epochs are ignored. The oldest logs do not say what a checkpoint contained;
+    there the resumed run overwrites the epochs that it repeats.
     """
     depth = len(line.layers) - 1
     if depth < 1:
@@ -212,7 +212,7 @@ def _start(line: _Line, reads: list[list[int]]) -> None:
 def _take(line: _Line, reads: list[list[int]], *, repeats: bool) -> None:
     """Add a line to the reads of each layer; ValueError if it cannot follow those before it.
 
-    With ``repeats`` it may take the place of what was told of the same epoch before.
+    With ``repeats`` it may replace an earlier record of the same epoch.
     """
     if line.event == "EpochFinished":
         if not 1 <= line.layer <= len(reads):
