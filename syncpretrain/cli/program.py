@@ -14,11 +14,11 @@ __all__ = ["main"]
 COMMANDS = {
     "train": "Pretrain a stack of layers in parallel, and fine-tune it.",
     "plan": "Measure a stack on this machine, and pick the schedule that is fastest.",
-    "compare": "Tell whether pretraining helps: several starts, the same fine-tuning.",
+    "compare": "Compare starts, pretrained or not, with the same fine-tuning.",
     "evaluate": "Measure the reconstruction error of each layer and of the stack.",
     "encode": "Write the codes of examples to a .npy file.",
     "reconstruct": "Draw examples above their reconstructions as a PNG.",
-    "sample": "Draw what the top RBM of a stack dreams as a PNG.",
+    "sample": "Sample from the top RBM and draw the samples as a PNG.",
     "presets": "List the presets of train, settings with the papers they come from.",
     "bench": "Measure how near to this machine's limit each schedule runs.",
     "doctor": "Check this machine: versions, BLAS and its threads, GPU.",

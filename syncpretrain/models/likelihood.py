@@ -104,7 +104,7 @@ def pseudo_likelihood(layer: Layer, X: Array, *, seed: int = 0) -> float:
     if layer.visible_units != "bernoulli":
         raise DataError(
             f"layer: got {layer.visible_units} visible units, expected bernoulli ones, which a"
-            " pseudo-likelihood flips; look at the free-energy gap instead"
+            " pseudo-likelihood flips; use the free-energy gap instead"
         )
     draws = generator(seed, Purpose.PROBE)
     rows, units = np.arange(len(X)), draws.integers(X.shape[1], size=len(X))

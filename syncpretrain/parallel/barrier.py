@@ -102,8 +102,8 @@ class Barrier:
         pid = int(self._cells[self._process + self._rank])
         if pid not in (0, os.getpid()):
             raise AveragingError(
-                f"member {self._rank} was given to process {pid} and to process {os.getpid()}; "
-                "give each member to one"
+                f"rank {self._rank} was given to process {pid} and to process {os.getpid()}; "
+                "give each rank to one"
             )
         store_cell(self._cells, self._start + self._rank, started(os.getpid()))
         store_cell(self._cells, self._process + self._rank, os.getpid())
@@ -199,10 +199,10 @@ class Barrier:
     def _name(self, rank: int) -> str:
         pid, thread = (int(self._cells[row + rank]) for row in (self._process, self._thread))
         if not pid:
-            return f"member {rank} (which has never come)"
+            return f"rank {rank} (never started)"
         if thread in (0, pid):
-            return f"member {rank} (process {pid})"
-        return f"member {rank} (process {pid}, thread {thread})"
+            return f"rank {rank} (process {pid})"
+        return f"rank {rank} (process {pid}, thread {thread})"
 
 
 def _usable_cores() -> int:

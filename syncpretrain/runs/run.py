@@ -144,4 +144,4 @@ def _check_unfinished(folder: Path) -> None:
             f"resume: got {folder}, expected the folder of a run, with {CONFIG_NAME} in it"
         )
     if (folder / METRICS_NAME).is_file():
-        raise SettingsError(f"resume: the run in {folder} is over; nothing is left to do")
+        raise SettingsError(f"resume: the run in {folder} is finished; nothing is left to do")
