@@ -267,7 +267,8 @@ def holdings(process: psutil.Process) -> tuple[int, int, int, int]:
 
 
 def names_in(folder: str) -> set[str]:
-    return {path.name for path in Path(folder).iterdir()}
+    """Return the names in a folder, without the semaphores of other programs' process pools."""
+    return {path.name for path in Path(folder).iterdir() if not path.name.startswith("sem.mp-")}
 
 
 def remove(folder: Path) -> None:

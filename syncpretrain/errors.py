@@ -48,7 +48,7 @@ class SaveError(SyncpretrainError, OSError):
 
 
 class ScheduleError(SyncpretrainError, RuntimeError):
-    """The schedule was asked for an illegal move; the message tells the story so far."""
+    """The schedule was asked for an illegal move; the message contains the moves so far."""
 
 
 class WorkerError(SyncpretrainError, RuntimeError):

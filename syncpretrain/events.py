@@ -1,4 +1,4 @@
-"""What happens during a run, as frozen dataclasses, in the order it happens.
+"""Events of a run, as frozen dataclasses, in the order in which they happen.
 
 Events flow one way, from the driver to its observers (``syncpretrain.runs.observers``), always in
 the thread that called :func:`syncpretrain.pretrain` and never under a lock. Layers count from 1,

@@ -30,6 +30,7 @@ ROWS = [
 ]
 RANK = {name: rank for rank, row in enumerate(ROWS) for name in row}
 THREADS = {"threading", "_thread", "multiprocessing", "concurrent", "asyncio", "subprocess"}
+QUESTION_WORDS = {"What", "Where", "Which", "How", "Who", "Whether", "When"}
 INPUT_OUTPUT = {"pathlib", "os", "io", "sys", "json", "socket", "tempfile", "logging", "shutil"}
 
 
@@ -207,6 +208,12 @@ def test_every_module_has_a_docstring_and_says_what_it_exports(name):
     ]
     targets += [node.target for node in tree.body if isinstance(node, ast.AnnAssign)]
     assert "__all__" in {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_module_docstring_begins_with_a_question_word(name):
+    first = (ast.get_docstring(parsed(name)) or "").split(maxsplit=1)[0]
+    assert first.rstrip(",.:;") not in QUESTION_WORDS
 
 
 @pytest.mark.parametrize("name", NAMES)

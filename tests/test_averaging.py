@@ -181,7 +181,7 @@ def test_an_exception_in_one_member_is_told_to_all_others():
     for error in outcomes:
         assert isinstance(error, AveragingError)
         assert isinstance(error, SyncpretrainError)
-        assert str(error).startswith("member 2 (process ")
+        assert str(error).startswith("rank 2 (process ")
         assert str(error).endswith(" failed: OverflowError: the loss is nan")
 
 
@@ -202,9 +202,7 @@ def test_an_update_that_fails_breaks_the_barrier_even_if_its_member_goes_on():
         with ThreadPoolExecutor(2) as pool:
             futures = [pool.submit(work, handle) for handle in (first, second)]
             for future in futures:
-                with pytest.raises(
-                    AveragingError, match=r"^member 0 .* failed: ZeroDivisionError$"
-                ):
+                with pytest.raises(AveragingError, match=r"^rank 0 .* failed: ZeroDivisionError$"):
                     future.result(SECONDS)
 
 
@@ -218,7 +216,7 @@ def test_who_leaves_while_others_still_wait_is_named():
         outcomes = together(averager, 2, work)
     assert outcomes[0] is None, "it did nothing wrong by its own lights"
     assert isinstance(outcomes[1], AveragingError)
-    assert str(outcomes[1]).startswith("member 0 (process ")
+    assert str(outcomes[1]).startswith("rank 0 (process ")
     assert str(outcomes[1]).endswith(" has left")
 
 
@@ -231,9 +229,9 @@ def test_who_is_late_is_named():
     ):
         member.average(lambda *_: None)
     text = str(caught.value)
-    assert text.startswith("member 0 (process ")
-    assert "waited 0.2 s for member 1 (process " in text
-    assert text.endswith(", member 2 (which has never come)")
+    assert text.startswith("rank 0 (process ")
+    assert "waited 0.2 s for rank 1 (process " in text
+    assert text.endswith(", rank 2 (never started)")
 
 
 def test_who_comes_when_it_is_over_is_told_why():

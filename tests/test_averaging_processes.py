@@ -132,7 +132,7 @@ def test_ways_to_go(way, text, capfd):
                 for_ever(averager.member(0))
             pid = process.pid
         found = str(caught.value)
-    assert found.startswith(f"member 1 (process {pid}) ")
+    assert found.startswith(f"rank 1 (process {pid}) ")
     assert text in found
 
 
@@ -164,7 +164,7 @@ def test_a_process_killed_at_any_moment_ends_all_others(descriptors, monkeypatch
             at, text = receiver.recv()
             took.append(at - killed)
     for found in (str(caught.value), text):
-        assert found.startswith("member 1 (process ")
+        assert found.startswith("rank 1 (process ")
         assert ") died" in found
     assert max(took) < 10
     print(f"heard of the death after {took[0]:.3f} s and {took[1]:.3f} s")
@@ -174,7 +174,7 @@ def test_a_process_that_dies_before_it_enters_is_seen():
     with (
         GradientAverager([(40,)], shards=2, members=2, timeout=START_SECONDS) as averager,
         processes(averager, [1], never_enter),
-        pytest.raises(AveragingError, match=r"^member 1 \(process \d+\) died"),
+        pytest.raises(AveragingError, match=r"^rank 1 \(process \d+\) died"),
     ):
         for_ever(averager.member(0))
 

@@ -140,7 +140,7 @@ class TestAuto:
     )
     def test_what_it_decides_cannot_be_given(self, call, option, value):
         _, err = call(*self.TRAIN, "--schedule", "auto", f"--{option}", value, status=2)
-        assert f"--{option}: got a value with --schedule auto" in err
+        assert f"--{option}: cannot be combined with --schedule auto" in err
 
     @pytest.mark.parametrize(
         ("options", "message"),

@@ -144,7 +144,7 @@ OPTIONS = [
     ("--max-restarts -1", "--max-restarts: got -1, expected a whole number of at least 0"),
     ("--stall-timeout 0", "--stall-timeout: got 0.0, expected a number above 0"),
     ("--group-size 2", "--group-size: got 2 with schedule synchronized"),
-    ("--resume full", "--resume: got another source of settings beside it"),
+    ("--resume full", "--resume: cannot be combined with another source of settings"),
     ("--nonsense 3", "No such option"),
     ("--seed", "Option '--seed' requires an argument; see syncpretrain train --help"),
     ("extra", "Got unexpected extra argument (extra); see syncpretrain train --help"),
@@ -199,7 +199,8 @@ class TestTrain:
     )
     def test_what_a_replay_decides(self, folder, capsys, trained, option):
         line = refusal(capsys, *TRAIN, "--replay", trained, option)
-        assert line.startswith(f"Error: {option.partition('=')[0]}: got a value beside --replay")
+        name = option.partition("=")[0]
+        assert line.startswith(f"Error: {name}: cannot be combined with --replay")
 
     def test_a_replay_of_damaged_events(self, folder, capsys, trained):
         for name in ("config.toml", "events.jsonl"):

@@ -120,4 +120,4 @@ class TestTrain:
     def test_a_preset_beside_a_replay_is_refused(self, call, tmp_path):
         call("train", *TINY, "--out", "run", "--quiet")
         _, err = call("train", "--preset", "fast", "--replay", "run", status=2)
-        assert re.match(r"Error: --(config|preset): got a value beside --replay", err)
+        assert re.match(r"Error: --(config|preset): cannot be combined with --replay", err)

@@ -284,7 +284,7 @@ def test_a_run_that_died_at_any_event_is_resumed(tmp_path, bits, at):
 
 def test_a_run_that_is_over_or_none_is_not_resumed(tmp_path, bits):
     train_run(settings(tmp_path, bits), out=tmp_path / "run")
-    with pytest.raises(SettingsError, match=r"resume: the run in .* is over"):
+    with pytest.raises(SettingsError, match=r"resume: the run in .* is finished"):
         resume_run(tmp_path / "run")
     with pytest.raises(SettingsError, match=r"resume: got .*, expected the folder of a run"):
         resume_run(tmp_path)

@@ -22,7 +22,7 @@ from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
 from syncpretrain.runs.checkpoints import FOLDER_NAME, PRETRAINED_NAME, Checkpoints
 from syncpretrain.runs.final_files import Keeper
-from syncpretrain.runs.folder import EVENTS_NAME, METRICS_NAME
+from syncpretrain.runs.folder import EVENTS_NAME, IDENTITY_NAME, METRICS_NAME
 from syncpretrain.runs.observers.event_log import EventLog, read_reads
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.runs.stages import Stages
@@ -346,6 +346,12 @@ class TestRefusedFolder:
         train_run(settings, out=tmp_path / "run")
 
 
+def test_a_run_killed_before_its_settings_were_written_is_not_in_the_way(settings, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / IDENTITY_NAME).write_text("{}")
+    assert train_run(settings, out=tmp_path / "run")["parameters_sha256"]
+
+
 class TestDue:
     """A checkpoint is due by the epochs of any layer, or by time, in every schedule."""
 
@@ -477,6 +483,16 @@ class TestEventLog:
         monkeypatch.setattr(os, "fsync", note)
         train_run(settings, out=tmp_path / "run")
         assert flushed == [(9, False)]
+
+    def test_a_file_that_cannot_be_opened_is_written_once_it_can(self, tmp_path):
+        told: list[str] = []
+        path = tmp_path / "missing" / "events.jsonl"
+        with EventLog(path, tell=told.append) as log:
+            log(self.EVENT)
+            path.parent.mkdir()
+            log(self.EVENT)
+        assert path.read_bytes().count(b"\n") == 2
+        assert len(told) == 1 and "could not be written: No such file" in told[0]
 
     @pytest.mark.parametrize("tail", [b'{"event":"EpochFin', b"\0" * 70_000, b"\xff"])
     def test_half_a_line_is_dropped_when_a_file_is_added_to(self, tmp_path, tail):

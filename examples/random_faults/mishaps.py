@@ -92,7 +92,7 @@ class Mishaps:
                 second = self._resume()
                 check(second.status == 2, f"a second resume: {second.status} {second.err}")
                 told = f"is at work in process {command.pid}"
-                check(told in second.err or "is over" in second.err, second.err)
+                check(told in second.err or "is finished" in second.err, second.err)
                 self.story.seen.append(("a second resume", "2"))
         finally:
             command.signal(signal.SIGCONT)
@@ -139,7 +139,7 @@ class Mishaps:
         told = [one.err for one in ended]
         check(statuses == [0, 2], f"two resumes at once: {statuses}: {told}")
         refusal = next(one.err for one in ended if one.status == 2)
-        check("is at work in" in refusal or "is over" in refusal, refusal)
+        check("is at work in" in refusal or "is finished" in refusal, refusal)
         before.check(self.run)
         return "0, 2"
 

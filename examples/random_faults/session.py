@@ -77,7 +77,8 @@ def play_one(seed: int, folder: Path, mounts: bool) -> Outcome:
 
 
 def _new_names(before: set[Path]) -> set[Path]:
-    return set(SHARED.iterdir()) - before
+    """Return what is new in shared memory, without the semaphores of other process pools."""
+    return {path for path in SHARED.iterdir() if not path.name.startswith("sem.mp-")} - before
 
 
 def _table(seen: Counter[tuple[str, str]]) -> str:

@@ -1,1 +1,1 @@
-"""Where arrays and random numbers come from."""
+"""Backends: memory for arrays, random numbers, and kernels for one kind of device."""

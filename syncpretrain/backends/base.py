@@ -1,13 +1,13 @@
-"""What a backend is: where arrays live, and what computes on them.
+"""The backend interface: memory for arrays, random numbers, streams and kernels.
 
 The equations are written once (:mod:`syncpretrain.kernels`) and act on arrays of any backend. What
-differs is how arrays come to be, how rows are gathered, where draws are made, and what is waited
-for: that is a :class:`Backend`.
+differs is how arrays are allocated, how rows are gathered, where random numbers are drawn, and
+how to synchronize: that is a :class:`Backend`.
 
-On a device, work is queued on a *stream* and done in its order; two streams know nothing of each
-other. So whoever hands an array to another stream waits for its own first. One wait at the end of
-each epoch, before its version is published, is enough: a version is read after it was published,
-and its memory is used again after its reader's epoch has ended.
+On a device, work is queued on a *stream* and done in its order; two streams are not synchronized.
+So a caller that passes an array to another stream waits for its own stream first. One wait at the
+end of each epoch, before its version is published, is enough: a version is read after it was
+published, and its memory is used again after its reader's epoch has ended.
 """
 
 from __future__ import annotations

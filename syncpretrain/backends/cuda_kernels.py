@@ -2,9 +2,9 @@
 
 Each form has the signature of the equation of its name in :mod:`syncpretrain.kernels`, and returns
 ``NotImplemented``, having done nothing, for arrays that its kernel does not take: others than
-float32 whose rows are contiguous. The differences: scratch that the equation uses up is often left
-alone here, and :func:`squared_error` returns an array of shape () on the device, for which nobody
-has waited yet.
+float32 whose rows are contiguous. The differences: scratch that the equation overwrites is often
+left unchanged here, and :func:`squared_error` returns a zero-dimensional device array, not
+synchronized.
 
 The source was compiled by NVRTC 12 and nvcc 13, and is run on the CPU by the tests. It has never
 run on a GPU.
@@ -100,7 +100,7 @@ class CudaKernels:
         function(grid, block, args)
 
     def _flat(self, name: str, items: int, *args: Any) -> None:
-        """Launch a kernel with a thread for each of so many items."""
+        """Launch a kernel with one thread for each item."""
         if items:
             self._launch(name, _grid(items), (THREADS,), *args)
 

@@ -16,7 +16,7 @@ __all__ = ["NumpyBackend"]
 
 
 class _NullStream(nullcontext[None]):
-    """The stream of a machine that has finished what it was told when the call returns."""
+    """The stream of a machine whose calls return when their work is finished."""
 
     def synchronize(self) -> None:
         """Return at once."""

@@ -20,7 +20,7 @@ __all__ = ["command"]
 
 LAYERS = "784,1000,500,250,30"
 EPOCHS, EXAMPLES = 5, 5000  # enough to fill a pipeline, and under a minute for these layers
-HELD_OUT = 50  # of so many training rows one more is looked at, as 1,000 beside MNIST's 50,000
+HELD_OUT = 50  # one validation row for this many training rows, as 1,000 beside MNIST's 50,000
 
 
 @click.command("bench")
@@ -51,8 +51,8 @@ HELD_OUT = 50  # of so many training rows one more is looked at, as 1,000 beside
     "--target",
     type=float,
     metavar="X",
-    help="Also tell the seconds until the reconstruction error of validation examples is X, with"
-    " all examples of --data, the schedule picked, and fine-tuning.",
+    help="Also report the seconds until the reconstruction error of validation examples is X, with"
+    " all examples of --data, the chosen schedule, and fine-tuning.",
 )
 @json_option
 def command(
@@ -67,7 +67,7 @@ def command(
     """Measure how near to this machine's limit each schedule runs, in about a minute.
 
     The limit is the time of the steps' matrix products alone, spread over all cores. Each schedule
-    is really run, and told relative to greedy training on one core and on all cores.
+    is run, and reported relative to greedy training on one core and on all cores.
 
     \b
     Examples:

@@ -69,7 +69,7 @@ def command(
     quiet: bool,
     **given: Any,
 ) -> None:
-    """Tell whether pretraining helps: several starts, the same fine-tuning.
+    """Compare starts, pretrained or not, with the same fine-tuning.
 
     Each start is pretrained on all training examples (random weights are not), then fine-tuned in
     the same way, with the same examples, and measured on the test examples. Without --layers,

@@ -1,4 +1,4 @@
-"""What ``compare`` found, as JSON, as a table and as a curve."""
+"""Results of ``compare``, as JSON, as a table and as a curve."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def command(run: Path, data: str | None, partition: bool, as_json: bool) -> None
     trained on counts as test data, all of it.
 
     For a layer that is still an RBM, the free-energy gap between held-out and training examples
-    tells overfitting, and the pseudo-likelihood how well it models them (both in nats; values
+    shows overfitting, and the pseudo-likelihood how well it models them (both in nats; values
     between 0 and 1 are taken as probabilities of binary units). Dead and saturated units are off,
     or on, for every example. --log-z estimates the partition function by annealed importance
     sampling, or enumerates it where a side has at most 20 units.

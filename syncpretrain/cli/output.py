@@ -32,7 +32,7 @@ def announce(*, live: bool, quiet: bool) -> Iterator[list[Observer]]:
 
 
 def print_run(report: dict[str, Any], file: IO[str]) -> None:
-    """Print what a run of ``train`` came to."""
+    """Print the result of a run of ``train``."""
     console = Console(file=file, highlight=False)
     table = _print_data(console, report)
     for name in ("\nepochs", "busy\nseconds", "asleep\nseconds"):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-HELD_OUT = 5  # of so many training examples one more is held out, as of MNIST's
+HELD_OUT = 5  # one held-out example for this many training examples, as of MNIST's
 
 
 @click.command("plan")
@@ -49,7 +49,7 @@ HELD_OUT = 5  # of so many training examples one more is held out, as of MNIST's
     help="To train on. Default 50000, as of MNIST.",
 )
 @click.option(
-    "--workers", type=int, metavar="P", help="There may be so many. Default the usable cores."
+    "--workers", type=int, metavar="P", help="Maximum number of workers. Default the usable cores."
 )
 @click.option(
     "--seconds",

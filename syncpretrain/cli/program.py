@@ -14,11 +14,11 @@ __all__ = ["main"]
 COMMANDS = {
     "train": "Pretrain a stack of layers in parallel, and fine-tune it.",
     "plan": "Measure a stack on this machine, and pick the schedule that is fastest.",
-    "compare": "Tell whether pretraining helps: several starts, the same fine-tuning.",
+    "compare": "Compare starts, pretrained or not, with the same fine-tuning.",
     "evaluate": "Measure the reconstruction error of each layer and of the stack.",
     "encode": "Write the codes of examples to a .npy file.",
     "reconstruct": "Draw examples above their reconstructions as a PNG.",
-    "sample": "Draw what the top RBM of a stack dreams as a PNG.",
+    "sample": "Sample from the top RBM and draw the samples as a PNG.",
     "presets": "List the presets of train, settings with the papers they come from.",
     "bench": "Measure how near to this machine's limit each schedule runs.",
     "doctor": "Check this machine: versions, BLAS and its threads, GPU.",
@@ -66,7 +66,7 @@ class Program(click.Group):
         except KeyboardInterrupt:
             return _end(ctx, "Stopped", SIGNAL + signal.SIGINT)
         except BrokenPipeError:
-            raise  # click ends quietly where nobody reads on
+            raise  # click ends quietly when the reader of a pipe is gone
         except click.UsageError as error:
             return _end(ctx, f"Error: {_usage(error, ctx)}", REFUSED)
         except SyncpretrainError as error:

@@ -64,7 +64,7 @@ def command(
     stack = load(run)
     if stack.head is not None:
         raise DataError(
-            f"{run}: is a classifier now, whose way down was left behind; reconstruct a run without"
+            f"{run}: was fine-tuned as a classifier and has no decoder; reconstruct a run without"
             " --finetune classification"
         )
     check_target(target)

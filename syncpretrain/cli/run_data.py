@@ -87,7 +87,7 @@ def _loaded(settings: DataSettings, stack: Stack) -> Dataset:
 
 
 def _compare(run: Path, stack: Stack, dataset: Dataset) -> None:
-    """Tell if a run was trained on other data than is there now under that name."""
+    """Report a run that was trained on other data than is there now under that name."""
     before = record_in(stack.info)
     if before is not None and before.sha256 != dataset.sha256:
         click.echo(

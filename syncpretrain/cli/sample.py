@@ -44,7 +44,7 @@ def command(
     seed: int,
     out: Path | None,
 ) -> None:
-    """Draw what the top RBM dreams, brought down to the input, as a PNG.
+    """Sample from the top RBM, decode the samples to the input, and draw them as a PNG.
 
     The run must not be fine-tuned, which leaves no RBM. Chains that start at data are drawn under
     the examples that they start at.

@@ -102,7 +102,7 @@ def _leave_open(pretrain: dict[str, Any], given: dict[str, Any]) -> None:
     for name in PLANNED:
         if given.get(name) is not None:
             raise SettingsError(
-                f"{name}: got a value with --schedule auto, expected none; auto finds it"
+                f"{name}: cannot be combined with --schedule auto, which chooses it"
             )
         pretrain.pop(name, None)
     if str(given.get("backend")).startswith("cupy"):

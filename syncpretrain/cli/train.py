@@ -41,7 +41,7 @@ RECORDED = (
     "--labels",
     type=int,
     metavar="N",
-    help="Keep the labels of so many training examples only. Default all.",
+    help="Keep the labels of N training examples only. Default all.",
 )
 @click.option(
     "--out",
@@ -73,7 +73,7 @@ RECORDED = (
     "--max-restarts",
     type=int,
     metavar="N",
-    help="Go on from the last checkpoint if a worker dies, so many times. Default 0.",
+    help="Resume from the last checkpoint if a worker dies, at most N times. Default 0.",
 )
 @click.option(
     "--stall-timeout",
@@ -168,11 +168,11 @@ def _train(
 
 def _check_resume(other: str | Path | None, given: dict[str, Any]) -> None:
     if other is not None:
-        raise SettingsError("resume: got another source of settings beside it, expected none")
+        raise SettingsError("resume: cannot be combined with another source of settings")
     for name, value in given.items():
         if value is not None and name not in ELSEWHERE:
             raise SettingsError(
-                f"{name}: got a value beside --resume, expected none; the stopped run decides it"
+                f"{name}: cannot be combined with --resume; the stopped run's value is used"
             )
 
 
@@ -187,5 +187,5 @@ def _check_replay(replay: Path, config: str | Path | None, given: dict[str, Any]
     for name in RECORDED:
         if given.get(name) is not None or (name == "config" and config is not None):
             raise SettingsError(
-                f"{name}: got a value beside --replay, expected none; the recorded run decides it"
+                f"{name}: cannot be combined with --replay; the recorded run's settings are used"
             )

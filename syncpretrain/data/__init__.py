@@ -73,7 +73,7 @@ def located(name: str) -> str:
 
 
 def _exists(name: str | os.PathLike[str]) -> bool:
-    """Tell whether there may be such a file; an unreadable one is for the reader to report."""
+    """Return whether there may be such a file; an unreadable one is for the reader to report."""
     try:
         Path(name).expanduser().stat()
     except (FileNotFoundError, NotADirectoryError, ValueError, RuntimeError):

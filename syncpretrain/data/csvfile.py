@@ -31,7 +31,7 @@ def read_csv(path: Path) -> tuple[NDArray[np.float32], list[str]]:
     -------
     X : float32 array of shape (n_examples, width)
     notices : list of str
-        What the user should be told: a first line that counts may be names or an example.
+        Messages for the user: a first line of numbers may be names or an example.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def read_csv(path: Path) -> tuple[NDArray[np.float32], list[str]]:
 
 
 def _header(first: str, second: str, delimiter: str) -> tuple[bool, str | None]:
-    """Return whether the first line holds names, and what to tell where that is a guess."""
+    """Return whether the first line holds names, and a notice where that is a guess."""
     fields = [field.strip() for field in first.split(delimiter)]
     if not any(map(_is_number, fields)):
         return True, None

@@ -35,7 +35,7 @@ class Dataset:
         C-contiguous, values in [0, 1]; validation and test may have no rows.
     train_labels, validation_labels, test_labels : int64 arrays of shape (n_examples,), or None
     notices : tuple of str
-        What the user should be told, such as that a smaller set was used.
+        Messages for the user, such as that a smaller set was used.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Dataset:
         return int(self.train.shape[1])
 
     def with_labels(self, count: int, *, seed: int = 0) -> Dataset:
-        """Return the data with so many labelled training examples, as many of each class.
+        """Return the data with ``count`` labelled training examples, as many of each class.
 
         The labels of the others become -1, which stands for none. Fewer labelled examples are a
         part of more, for one seed and as far as the classes' sizes permit.
@@ -82,7 +82,7 @@ class Dataset:
         Raises
         ------
         DataError
-            If there are no labels, or not so many.
+            If there are fewer labels, or none.
         """
         if self.train_labels is None:
             raise DataError(f"labels: got {count}, but {self.name} has no labels")

@@ -114,7 +114,7 @@ def scale_examples(X: NDArray[Any], *, rows: NDArray[np.intp] | None = None) -> 
 
 
 def evenly_spaced(X: NDArray[T], most: int) -> NDArray[T]:
-    """Return at most so many rows of X, evenly spaced, since a file may be sorted by class."""
+    """Return at most ``most`` rows of X, evenly spaced, since a file may be sorted by class."""
     if len(X) <= most:
         return X
     return X[np.arange(most) * len(X) // most]

@@ -27,7 +27,7 @@ Stream = BinaryIO | gzip.GzipFile
 
 
 def is_idx(head: bytes) -> bool:
-    """Tell from its first 4 bytes whether a file is IDX: 0, 0, the type, the dimensions."""
+    """Return whether a file is IDX, judged by its first 4 bytes: 0, 0, the type, the dimensions."""
     return (
         len(head) >= 4
         and head[:2] == b"\0\0"

@@ -67,7 +67,7 @@ def read_file(
 
 
 def _read(path: Path, *, bounded: bool) -> tuple[NDArray[Any], Labels | None, list[str]]:
-    """Return what :func:`read_file` does, and what the user should be told."""
+    """Return what :func:`read_file` does, and messages for the user."""
     head = _head(path)
     labels, notices = None, list[str]()
     if path.suffix.lower() == ".npy":

@@ -38,7 +38,7 @@ class DataRecord(msgspec.Struct, frozen=True):
     sha256: str
 
     def __str__(self) -> str:
-        """Return one phrase that tells two data sets apart."""
+        """Return one phrase that identifies the data set."""
         sizes = ", ".join(f"{getattr(self, part):,} {part}" for part in PARTS)
         return f"{self.source} ({sizes}; {self.width} columns; SHA-256 {self.sha256[:12]})"
 

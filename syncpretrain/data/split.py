@@ -1,4 +1,4 @@
-"""Which examples are held out: the same share of every class where there are labels."""
+"""Choice of held-out examples: the same share of every class where there are labels."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def stratified_split(
         Hold out as many rows of one class as of another, as far as the classes' sizes permit
         (1,000 of each of MNIST's). Otherwise in proportion to their sizes, to within one row.
     step : int
-        Tells apart several splits under one seed.
+        Number that distinguishes several splits under one seed.
 
     Returns
     -------

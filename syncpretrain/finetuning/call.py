@@ -52,8 +52,8 @@ def finetune(
         After each epoch the error is measured on it: on all rows where ``patience`` depends on
         it, else on 1,000 evenly spaced ones.
     validation_y : array-like, optional
-        Its targets, if there is a ``y``. A class that y has not counts as wrong; observers are
-        told of it with a ``Notice``.
+        Its targets, if there is a ``y``. A class that y has not counts as wrong, and is
+        reported to the observers with a ``Notice``.
     observers : sequence of callable
         Each is called with ``FinetuneStarted``, ``Progress`` (of layer 0, the whole stack) and
         ``FinetuneEpochFinished`` events, in this thread. The training error is the running one of

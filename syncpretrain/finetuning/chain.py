@@ -1,4 +1,4 @@
-"""What a network that is fine-tuned consists of."""
+"""Steps of a network that is fine-tuned: dense layers and dropout."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class LineSearches:
     """Conjugate gradient or L-BFGS, a few line searches on each large minibatch.
 
     As Hinton and Salakhutdinov 2006, who took 3 on minibatches of 1000. The methods are SciPy's,
-    in float64; the loss and its gradient stay float32. The learning rate has no say.
+    in float64; the loss and its gradient stay float32. The learning rate is ignored.
 
     Parameters
     ----------

@@ -73,7 +73,7 @@ class Network:
     shards : int
         Into how many parts the units of each layer are dealt, for workers to share.
     backend : Backend, optional
-        Where its arrays are; on a device errors are arrays too, for which nobody has waited.
+        Where its arrays are; on a device errors are arrays too, not synchronized.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""How a network's parameters follow its gradient: their state, and one step on a minibatch."""
+"""Optimizers: their state, and one update of a network's parameters on a minibatch."""
 
 from __future__ import annotations
 

@@ -40,10 +40,10 @@ THREADS_PER_CORE = 2
 
 
 class Form(NamedTuple):
-    """What is known of a stack before it is trained.
+    """Shape of a stack, known before it is trained.
 
-    ``widths`` and ``units`` are those of the input and of each layer, ``classes`` those that a
-    head it may have tells apart.
+    ``widths`` and ``units`` are those of the input and of each layer, ``classes`` those of its
+    head, if it has one.
     """
 
     widths: tuple[int, ...]
@@ -216,7 +216,7 @@ class Finetuning:
         check_available(needed, f"fine-tuning {','.join(map(str, form.widths))}", sum(sizes))
 
     def _announce(self, observers: Sequence[Observer]) -> None:
-        """Tell of validation examples whose class no training example has."""
+        """Report validation examples whose class no training example has."""
         if self._judged is None or not self._judged.others:
             return
         others, held_out = self._judged.others, len(self._judged.rows)

@@ -1,4 +1,4 @@
-"""Where a fine-tuning stands: all that the rest of it depends on."""
+"""State of a fine-tuning: all that is needed to resume it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def read_state(
 ) -> FinetuneState:
     """Return the state in a file.
 
-    ``check`` is given the run that its header tells, and raises CheckpointError on another one.
+    ``check`` is called with the run that the header names, and raises CheckpointError on another.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What a stack is fine-tuned for: the chain, its targets, and the stack it becomes again.
+"""Fine-tuning tasks: the chain of a stack, its targets, and the stack made of the result.
 
 For reconstruction the stack is unrolled into encoder and decoder (Hinton and Salakhutdinov 2006):
 layers 1..K up, then K..1 down with weights of their own, which start as the transposed ones of a

@@ -287,7 +287,7 @@ class Trainer:
         return self.task.stack_of([(host(w), host(b)) for w, b in self.network.chain], info)
 
     def emit(self, event: Event) -> None:
-        """Tell the observers."""
+        """Pass an event to the observers."""
         for observer in self.observers:
             observer(event)
 

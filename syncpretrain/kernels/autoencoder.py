@@ -1,4 +1,4 @@
-"""What tells autoencoders apart: the noise of denoising ones, the penalty of contractive ones.
+"""Noise of denoising autoencoders and penalty of contractive ones.
 
 x of shape (B, V) is a minibatch, z its corrupted copy, W of shape (V, H) the weights and b the
 biases of the code h = f(z W + b).

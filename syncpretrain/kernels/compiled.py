@@ -136,7 +136,7 @@ def run_program(
     After each phase the member stores ``behind`` and the number of phases done in the cell
     ``first + member``, and waits for the other members as ``wait_cells`` does
     (:mod:`syncpretrain.parallel.waiting`), for up to ``timeout_seconds`` in each phase. Of a pause
-    longer than ``look_seconds``, in which the process was suspended, only so much counts.
+    longer than ``look_seconds``, in which the process was suspended, only that much counts.
 
     Returns
     -------

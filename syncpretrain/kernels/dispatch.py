@@ -1,4 +1,4 @@
-"""How a kernel finds the fastest form there is for its arrays.
+"""Dispatch of each kernel to the fastest form that exists for its arrays.
 
 Each equation is written once in NumPy, which works everywhere. A backend may hold a faster form of
 it, for its own type of arrays: the compiled one for NumPy's arrays of float32, or one that runs

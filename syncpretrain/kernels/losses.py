@@ -38,7 +38,7 @@ def cross_entropy(x: Array, y: Array, units: str) -> float:
 def wrong(x: Array, y: Array) -> float:
     """Return how many rows of y have their largest value elsewhere than those of x.
 
-    Of arrays on a device, an array of shape () for which nobody has waited.
+    For arrays on a device: a zero-dimensional device array, not synchronized.
     """
     count: float = (x.argmax(axis=1) != y.argmax(axis=1)).sum(dtype=np.float64)
     return count

@@ -1,7 +1,7 @@
-"""The operations of a program, and what their arguments must be like.
+"""The operations of a program, and the requirements on their arguments.
 
-A compiled program reads and writes where it is told, without another look. So its operations are
-checked here once, when it is made, for both forms of a program alike.
+A compiled program reads and writes at the addresses it was given, unchecked. So its operations are
+checked here once, when it is built, for both forms of a program.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ SIGNATURES = {
 
 
 def check_program(phases: Any, slots: int) -> None:
-    """Check phases of shards of operations, which write to so many slots.
+    """Check phases of shards of operations, which write to ``slots`` slots.
 
     Raises
     ------

@@ -43,10 +43,10 @@ class Program:
     scratch, examples), ``times_derivative`` (delta, a, units) are equations of this package, and
     so are ``draw_states`` (x, bias, noise, out, units, shard), ``momentum_step`` (parameter,
     gradient, velocity, weight decay, l1), ``adam_step`` (parameters, gradient, moments) and
-    ``sgd_step`` (parameters, gradient, velocity, momentum, nesterov), which also take what
-    :meth:`prepare` was told. ``sum_rows`` (x, out), ``scale`` (x, factor), ``decay`` (parameters,
-    amount) by 1 - rate * amount, ``copy`` (x, out), ``softmax`` (x) and ``wrong`` (target, y, slot)
-    are what they say.
+    ``sgd_step`` (parameters, gradient, velocity, momentum, nesterov), which also take the
+    values given to :meth:`prepare`. ``sum_rows`` (x, out), ``scale`` (x, factor), ``decay``
+    (parameters, amount) by 1 - rate * amount, ``copy`` (x, out), ``softmax`` (x) and ``wrong``
+    (target, y, slot) are what they say.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""When a layer has learned enough: early stopping on held-out examples, for one layer."""
+"""Early stopping of one layer on held-out examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every learner needs to be told."""
+"""Settings that every learner has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where visible biases may start from."""
+"""Initial visible biases from the mean of the data."""
 
 from __future__ import annotations
 

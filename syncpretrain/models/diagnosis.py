@@ -1,4 +1,4 @@
-"""What is known of each layer beside its reconstruction error: overfitting, likelihood, idle units.
+"""Diagnosis of each layer: overfitting, likelihood and idle units.
 
 The reconstruction error alone says little about how well an RBM models its data (Hinton 2010,
 section 5); these figures say more.

@@ -1,4 +1,4 @@
-"""What an RBM thinks of data: free energy, pseudo-likelihood, and the partition function.
+"""Likelihood of data under an RBM: free energy, pseudo-likelihood, and the partition function.
 
 Symbols as in Hinton 2010: v visible, h hidden, W of shape (V, H), a the visible and b the hidden
 biases. The energy is E(v, h) = -v W h - a v - b h for binary units; a Gaussian visible unit has
@@ -104,7 +104,7 @@ def pseudo_likelihood(layer: Layer, X: Array, *, seed: int = 0) -> float:
     if layer.visible_units != "bernoulli":
         raise DataError(
             f"layer: got {layer.visible_units} visible units, expected bernoulli ones, which a"
-            " pseudo-likelihood flips; look at the free-energy gap instead"
+            " pseudo-likelihood flips; use the free-energy gap instead"
         )
     draws = generator(seed, Purpose.PROBE)
     rows, units = np.arange(len(X)), draws.integers(X.shape[1], size=len(X))

@@ -1,4 +1,4 @@
-"""How often a fine-tuned stack predicts right."""
+"""Accuracy of a fine-tuned stack."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def available_bytes() -> int:
 
 
 def check_available(needed: int, what: str, examples: int) -> None:
-    """Refuse layers on so many examples that need more bytes than there are.
+    """Refuse layers that need more bytes for this number of examples than are available.
 
     Raises
     ------

@@ -6,8 +6,8 @@ One step of two members with two shards each, where each row is a member::
     gradients of shards 2, 3  |  mean of the upper half  ->  update of that half  |  next step
                            barrier                                             barrier
 
-Behind the first barrier all gradients are there. Behind the second nobody reads them any more,
-and everybody sees the new parameters.
+After the first barrier all gradients are complete. After the second no rank reads them any more,
+and every rank sees the new parameters.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class GradientAverager:
     def abort(self, reason: str) -> None:
         """Make all members raise AveragingError with this reason, as soon as they wait.
 
-        Say so when a process ended before it took its member over: nobody else can know.
+        Call this when a process ended before it became its rank: no rank can detect that.
         """
         room = self._opened()
         abort(room.cells, room.texts, self._members, reason)
@@ -142,7 +142,7 @@ class GradientAverager:
 
 
 class Handle:
-    """A member that nobody is yet; ``with handle as member`` makes the calling thread that member.
+    """A rank not yet bound to a thread or process; ``with handle as member`` binds the thread.
 
     It may be an argument of a thread, or of a process that is being started.
     """

@@ -1,17 +1,17 @@
-"""Where the members wait for each other, and learn why they need not wait any longer.
+"""A barrier in shared memory that can be broken with a reason.
 
 Guarantees:
 
-* There is no lock: each cell has one writer, so a member that is killed at any moment holds nothing
-  that others need. Only the cell "broken" has several; whichever writes last, the reason it points
-  to is whole.
-* A member arrives by counting its own cell up, and goes on when all cells have come as far. It
-  may be one barrier ahead of another that is slow to notice, never two.
-* A waiting member looks every 50 ms after those it misses. One that has left or whose process has
-  ended will not arrive any more: the waiter breaks the barrier, and all members raise.
+* There is no lock: each cell has one writer, so a rank that is killed at any moment holds nothing
+  that others need. Only the cell "broken" has several writers; whichever writes last, the reason
+  that it points to is complete.
+* A rank arrives by incrementing its own cell, and continues when all cells have reached that
+  count. It may be one barrier ahead of a slower rank, never two.
+* A waiting rank checks the missing ones every 50 ms. One that has left, or whose process has
+  ended, will never arrive: the waiting rank breaks the barrier, and all ranks raise.
 
-Assumption: a process whose member is in its ``with`` block runs or ends. One that is stopped is
-found by the deadline only.
+Assumption: a process whose rank is in its ``with`` block runs or ends. One that is suspended is
+detected by the deadline only.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ FIRST = 8  # where the members' cells begin: in another cache line
 
 
 def cells_for(members: int) -> int:
-    """Return how many cells a barrier of so many members needs."""
+    """Return the number of cells that a barrier of ``members`` ranks needs."""
     return FIRST + MEMBER_ROWS * members
 
 
 def abort(cells: NDArray[np.int64], texts: NDArray[np.uint8], writer: int, reason: str) -> None:
-    """Break the barrier for all members, unless it is broken; nobody waits in it again.
+    """Break the barrier for all ranks, unless it is broken; no rank waits in it again.
 
-    ``writer`` is the row of ``texts`` that only the caller writes: a member's rank, or the last
-    for who made the averager.
+    ``writer`` is the row of ``texts`` that only the caller writes: a rank, or the last
+    row for the creator of the averager.
     """
     if cells[BROKEN_CELL]:
         return
@@ -92,7 +92,7 @@ class Barrier:
         self._spin = 0.0 if crowded else SPIN_SECONDS
 
     def claim(self) -> None:
-        """Tell the others that this member is this process's, so that they see it end.
+        """Bind this rank to this process, so that the other ranks detect its end.
 
         Raises
         ------
@@ -102,8 +102,8 @@ class Barrier:
         pid = int(self._cells[self._process + self._rank])
         if pid not in (0, os.getpid()):
             raise AveragingError(
-                f"member {self._rank} was given to process {pid} and to process {os.getpid()}; "
-                "give each member to one"
+                f"rank {self._rank} was given to process {pid} and to process {os.getpid()}; "
+                "give each rank to one"
             )
         store_cell(self._cells, self._start + self._rank, started(os.getpid()))
         store_cell(self._cells, self._process + self._rank, os.getpid())
@@ -199,10 +199,10 @@ class Barrier:
     def _name(self, rank: int) -> str:
         pid, thread = (int(self._cells[row + rank]) for row in (self._process, self._thread))
         if not pid:
-            return f"member {rank} (which has never come)"
+            return f"rank {rank} (never started)"
         if thread in (0, pid):
-            return f"member {rank} (process {pid})"
-        return f"member {rank} (process {pid}, thread {thread})"
+            return f"rank {rank} (process {pid})"
+        return f"rank {rank} (process {pid}, thread {thread})"
 
 
 def _usable_cores() -> int:

@@ -54,13 +54,13 @@ def blas_threads(requested: int | None = None) -> int:
 
 
 def blas_environment(threads: int) -> dict[str, str]:
-    """Return the environment of a process whose BLAS is to start no more than so many threads."""
+    """Return the environment of a process whose BLAS is to start at most ``threads`` threads."""
     names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
     return dict.fromkeys(names, str(threads))
 
 
 class blas_limit:  # noqa: N801 - used like a function, in a with statement
-    """Hold BLAS at so many threads, in the whole process, as long as the context lasts.
+    """Limit the number of BLAS threads, in the whole process, as long as the context lasts.
 
     An interrupt at any moment of entering it leaves no limit behind.
 

@@ -1,4 +1,4 @@
-"""Whether another process still lives, and how it ended.
+"""Watch on another process: its existence and its exit status.
 
 A process's number may be given to another one after its end. So a process is known by its number
 and the time it was started at, and is watched through a descriptor, which stays its own.
@@ -82,7 +82,7 @@ def _exists(pid: int) -> bool:
 
 
 def _fields(pid: int) -> list[str] | None:
-    """Return what the kernel tells of a process; None if it is gone or nothing is told."""
+    """Return what the kernel reports of a process; None if it is gone or cannot be read."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -90,7 +90,7 @@ def _fields(pid: int) -> list[str] | None:
 
 
 def _how(fields: list[str] | None) -> str:
-    """Say how a process ended that nobody has waited for yet."""
+    """Describe how a process ended whose exit status has not been collected."""
     if fields is None or fields[STATE] != "Z" or len(fields) <= STATUS:
         return ""
     status = int(fields[STATUS])  # 0 also if we may not know

@@ -71,7 +71,7 @@ TIMES = TeamTimes()
 class _Step:
     number: int
     phases: Sequence[Phase]
-    program: Program | None  # if it is compiled: then there are only so many phases
+    program: Program | None  # if it is compiled: the number of phases is fixed then
     shards: int
     members: int
     behind: int  # phases that were done before it
@@ -101,7 +101,7 @@ class Team:
         self._closed = False
 
     def run(self, work: Work, shards: int, members: int) -> None:
-        """Work all shards of one phase after another, with so many members if there are as many.
+        """Work all shards of one phase after another, with at most ``members`` workers.
 
         Raises
         ------
@@ -138,7 +138,7 @@ class Team:
             raise self._failure
 
     def close(self) -> list[str]:
-        """Send every member home; return the names of those that did not go in time."""
+        """Stop the helper threads; return the names of those still alive after the deadline."""
         with self._lock:
             self._closed = True
         store_cell(self._cells, BROKEN, 1)
@@ -219,7 +219,7 @@ class Team:
             self._fail(self._stalled())
 
     def _arrive(self, step: _Step, member: int, phases: int) -> bool:
-        """Wait until every member has done so many phases; return whether all is well."""
+        """Wait until every worker has done ``phases`` phases; return False on a failure."""
         times, waited = self._times, 0.0
         while True:
             begun = time.monotonic()

@@ -28,7 +28,7 @@ def wait_cells(
 ) -> int:
     """Wait, without the interpreter's lock, until some cells have all reached a target.
 
-    First spinning, then giving way to others, then sleeping. Whoever sees a value that
+    It spins, then yields to others, then sleeps. A thread that sees a value that
     :func:`store_cell` put into a cell also sees all that was written before it. Where the extension
     is missing, this looks and sleeps in turn.
 

@@ -1,4 +1,4 @@
-"""Which schedule suits a stack on this machine: measured, foretold, picked."""
+"""Planning: measure a stack on this machine, predict each schedule, and choose one."""
 
 from syncpretrain.planning.choice import Plan, plan
 

@@ -1,4 +1,4 @@
-"""How near to the machine's limit each schedule really runs."""
+"""Benchmark of each schedule against the machine's limit."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Bench:
     seconds: dict[str, list[float]]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return what each schedule came to, with its speed relative to greedy training."""
+        """Return the results of each schedule, with its speed relative to greedy training."""
         medians = {name: median(runs) for name, runs in self.seconds.items()}
         greedy = [
             way.name
@@ -90,7 +90,7 @@ def bench(
     measure_seconds: float = 7.0,
     tell: Callable[[str], object] = lambda message: None,
 ) -> Bench:
-    """Measure the machine, plan, and run each schedule, one after another, so many times round.
+    """Measure the machine, plan, and run each schedule in turn, ``rounds`` times.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def bench(
     measure_seconds : float
         As of :func:`syncpretrain.planning.plan`.
     tell : callable
-        Given a line on each step.
+        Called with a line about each step.
     """
     tell("measuring the layers")
     plan = plan_for(task, measure_seconds=measure_seconds)

@@ -1,4 +1,4 @@
-"""The ways to train a stack on so many workers, each with the time that it is expected to take."""
+"""Candidate schedules for a stack on a number of workers, each with its predicted duration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FLOAT = 4
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A stack to train: its settings, on so many training and held-out rows."""
+    """A stack to train: its settings, and the numbers of training and held-out rows."""
 
     settings: PretrainSettings
     examples: int
@@ -146,7 +146,7 @@ def _with_replicas(task: Task, settings: PretrainSettings, timings: Timings) -> 
 def _with_size(
     settings: PretrainSettings, i: int, size: int, timings: LayerTimings
 ) -> PretrainSettings | None:
-    """Return the settings with so many workers for a layer, None where that was not measured."""
+    """Return the settings with ``size`` workers for a layer, None where that was not measured."""
     if size > 1 and (settings.split, size) not in timings.sharded:
         return None
     replicas = (*settings.replicas[:i], size, *settings.replicas[i + 1 :])

@@ -1,4 +1,4 @@
-"""``plan``: measure a stack on this machine, foretell each way to train it, and pick one."""
+"""``plan``: measure a stack on this machine, predict each schedule, and choose one."""
 
 from __future__ import annotations
 

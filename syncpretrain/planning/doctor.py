@@ -1,4 +1,4 @@
-"""Whether this machine and installation are fit for parallel training, as plain findings.
+"""Checks that this machine and installation are fit for parallel training, as findings.
 
 Nothing is printed here and nothing raises: a check that fails is a finding too.
 """
@@ -269,7 +269,7 @@ def _rate(pairs: Sequence[Pair]) -> float:
 
 
 def _trial(pairs: Sequence[Pair], outs: Sequence[Array], repeats: int) -> float:
-    """Return the seconds of so many products of each pair, a thread a pair."""
+    """Return the seconds of ``repeats`` products of each pair, a thread a pair."""
 
     def work(index: int) -> None:
         for _ in range(repeats):

@@ -1,4 +1,4 @@
-"""What can be seen of the GPUs of this machine, for the doctor."""
+"""Descriptions of the GPUs of this machine, for the doctor."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""How long a run takes, foretold: the real schedule plays through it on a clock of its own.
+"""Predict the duration of a run by simulating its schedule on a clock of its own.
 
 Pure: no threads, clocks or arrays. An epoch is made of parts that follow each other: making the
-activations that it reads, where nobody has made them yet; the training steps; a look at the layer
-afterwards. Each part has its seconds for so many workers, with no other core at work. How many
-workers a layer has, and how many cores are busy, is asked anew whenever a part ends, as the driver
-asks whenever an epoch does:
+activations that it reads, where they do not exist yet; the training steps; the validation pass
+afterwards. Each part has a duration for each number of workers, with no other core at work. The
+number of workers of a layer, and that of busy cores, is determined anew whenever a part ends, as
+the driver does whenever an epoch ends:
 
     time ->    0         4    6
     layer 1    ====2====|-1--|             two workers, then one, since layer 2 woke
@@ -26,7 +26,7 @@ BySize = Mapping[int, float]  # seconds by the number of workers
 
 @dataclass(frozen=True, slots=True)
 class EpochCost:
-    """What an epoch of one layer takes, in seconds.
+    """Duration of an epoch of one layer, in seconds.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class EpochCost:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What a run comes to.
+    """Predicted result of a run.
 
     ``buffers`` is how many arrays of activations each layer needs; ``epochs`` counts those that
     each layer trains.
@@ -72,11 +72,11 @@ class _Epoch:
         return not self._parts
 
     def cores(self, members: int) -> int:
-        """Return how many cores it keeps busy with so many workers at hand."""
+        """Return the number of cores that it keeps busy, given the number of workers."""
         return max(size for size in self._parts[0] if size <= members)
 
     def speed(self, members: int, busy: int, workers: int) -> float:
-        """Return the share of its part that it does in a second, with so many cores busy in all."""
+        """Return the share of its part done in a second, given the number of busy cores."""
         own = self.cores(members)
         slower = self._slowdown(busy, workers) / self._slowdown(own, workers)
         seconds = self._parts[0][own] * slower

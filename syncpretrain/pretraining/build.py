@@ -1,4 +1,4 @@
-"""What settings ask for: the data as layer 1 sees it, the schedule, the learners of the layers."""
+"""Build from settings: the data as layer 1 sees it, the schedule, the learners of the layers."""
 
 from __future__ import annotations
 

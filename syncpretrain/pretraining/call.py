@@ -36,7 +36,7 @@ def pretrain(
     layers : sequence of int
         Units of the input and of each layer, such as [784, 1000, 500, 250, 30].
     validation : array-like of shape (n_held_out, layers[0]), optional
-        Held-out examples; each layer's error on them is told after every epoch.
+        Held-out examples; each layer's error on them is reported after every epoch.
     observers : iterable of callable
         Called with each event of :mod:`syncpretrain.events`, in this thread.
     replay : tuple of tuple of int, optional

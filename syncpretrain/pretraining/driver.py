@@ -44,7 +44,7 @@ __all__ = ["Pretraining"]
 Saver = Callable[..., None]
 
 DRAIN_SECONDS = 10.0  # a stop is seen after one minibatch
-FAILED_DRAIN_SECONDS = 0.3  # a failure is to be told at once; a checkpoint is not written then
+FAILED_DRAIN_SECONDS = 0.3  # a failure is reported at once; no checkpoint is written then
 
 
 class Pretraining:

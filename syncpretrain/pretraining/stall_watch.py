@@ -11,7 +11,7 @@ from syncpretrain.parallel.team import STALL_SECONDS
 
 __all__ = ["TICK_SECONDS", "Watch"]
 
-TICK_SECONDS = 0.1  # how often progress is told and a stop is looked for
+TICK_SECONDS = 0.1  # how often progress is reported and a stop is looked for
 LONGEST_TICK_SECONDS = 1.0
 
 
@@ -39,7 +39,7 @@ class Watch:
     def tick(
         self, running: Mapping[int, int], finished: int, fraction: Callable[[int], float]
     ) -> None:
-        """Tell how far the running epochs are.
+        """Report the progress of the running epochs.
 
         Parameters
         ----------
@@ -68,7 +68,7 @@ class Watch:
         if trained != self._trained:
             self._trained, self._silent_seconds = trained, 0.0
             return
-        # A process that was suspended comes back to one long tick, which is nobody's fault.
+        # A process that was suspended sees one long tick, during which no worker was stalled.
         self._silent_seconds += min(passed, LONGEST_TICK_SECONDS)
         if self._silent_seconds > self._stall_seconds:
             layers = ", ".join(f"layer {layer}" for layer in sorted(running))

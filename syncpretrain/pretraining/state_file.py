@@ -73,7 +73,7 @@ def write_cut(path: Path, cut: Cut, run: Mapping[str, Any]) -> None:
 def read_cut(path: Path, check: Callable[[dict[str, Any]], Any] = lambda run: None) -> Cut:
     """Return the cut in a file.
 
-    ``check`` is given the run that its header tells, and raises CheckpointError on another one.
+    ``check`` is called with the run that the header names, and raises CheckpointError on another.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What a run has learned so far: each layer's newest version and state, and what it may need again.
+"""Trained layers of a run so far: each layer's newest version and state, and its retained versions.
 
 The arrays are where the layers are trained; what is handed out, a stack or a cut, is on the host.
 """
@@ -36,7 +36,7 @@ class _Kept:
 
 
 class Learned:
-    """What the layers of one run have learned.
+    """Trained layers of one run.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class Learned:
         self._states[layer - 1], self._layers[layer - 1] = state, state.layer
 
     def publish(self, command: Train, snapshot: Layer) -> None:
-        """Take note of a version of a layer, its newest, that an epoch came to."""
+        """Record the version of a layer that an epoch resulted in, its newest."""
         self._layers[command.layer - 1] = snapshot
         below = command.layer - 1, command.reads
         self._kept[command.layer, command.epoch] = _Kept(snapshot, below, uses=1)

@@ -1,4 +1,4 @@
-"""When checkpoints are written, and how a run finds its own again."""
+"""Checkpoints of a run: write those that are due, find the newest, delete old ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Checkpoints:
     identity : RunIdentity
         Written into each of them, and compared when they are read.
     tell : callable
-        Given a sentence that the user should read.
+        Called with a sentence that the user should read.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Checkpoints:
             )
 
     def save_pretrained(self, stack: Stack) -> None:
-        """Write what pretraining came to; its own checkpoints are needed no more.
+        """Write the result of pretraining; its own checkpoints are no longer needed.
 
         Those of a fine-tuning before, whose pretrained stack was lost, are not its own.
         """
@@ -126,7 +126,7 @@ class Checkpoints:
         return state
 
     def pretrained(self) -> Stack | None:
-        """Return what pretraining came to, None if it is not over."""
+        """Return the result of pretraining, None if it is not finished."""
         path = self._folder / PRETRAINED_NAME
         if not path.is_file():
             return None
@@ -160,7 +160,7 @@ class Checkpoints:
             self._last_done = tuple(done)
 
     def _write_file(self, path: Path, write: Callable[[Path], Any], stem: str, keep: int) -> bool:
-        """Write a file, then delete what it makes needless; tell where that fails."""
+        """Write a file, then delete what it replaces; report a failure."""
         self._last_time = time.monotonic()
         try:
             self._folder.mkdir(exist_ok=True)
@@ -186,8 +186,8 @@ def newest(
 ) -> T | None:
     """Return the newest checkpoint that can be read, None if there is none.
 
-    ``tell`` is given a sentence for each newer one that is refused. Such a file is renamed, so
-    that :func:`prune` does not count it among those that are kept.
+    ``tell`` is called with a sentence for each newer one that is refused. Such a file is renamed,
+    so that :func:`prune` does not count it among those that are kept.
     """
     found = _found(folder, stem)
     for number, path in enumerate(reversed(found), start=1):

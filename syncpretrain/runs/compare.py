@@ -80,7 +80,7 @@ def compare(
     begin: Callable[[], Any] = lambda: None,
     tell: Told = lambda outcome: None,
 ) -> list[Outcome]:
-    """Fine-tune from every start with every seed and number of labels; return what came out.
+    """Fine-tune from every start with every seed and number of labels; return the results.
 
     Each stack is pretrained on all training examples, whatever the labels. A classifier with few
     labels takes smaller minibatches and more epochs, the same ones for every start, so that none
@@ -101,7 +101,7 @@ def compare(
     begin : callable
         Called once all is checked, before any work starts.
     tell : callable
-        Given each outcome as soon as it is there.
+        Called with each outcome as soon as it is known.
 
     Raises
     ------
@@ -197,7 +197,7 @@ def _started(start: str, settings: PretrainSettings, data: Dataset) -> Stack:
 
 
 def _tuning(settings: Settings, data: Dataset, seed: int, count: int | None) -> Finetuning:
-    """Return the fine-tuning with so many labels, ready for a stack."""
+    """Return the fine-tuning with ``count`` labels, ready for a stack."""
     pretrain = settings.pretrain
     options = msgspec.to_builtins(settings.finetune)
     y = None
@@ -236,7 +236,7 @@ def _fine_tuned(
 
 
 def _budget(labelled: int, batch_size: int, epochs: int) -> dict[str, int]:
-    """Return the minibatch and the epochs for so many labels."""
+    """Return the minibatch size and the epochs for a number of labels."""
     batch = min(batch_size, max(SMALLEST_BATCH, labelled // 10), labelled)
     steps = math.ceil(labelled / batch)
     return {"batch_size": batch, "epochs": max(epochs, math.ceil(FEWEST_STEPS / steps))}

@@ -20,7 +20,7 @@ class Keeper:
     folder : Path
         That of the run.
     tell : callable
-        Given a sentence that the user should read.
+        Called with a sentence that the user should read.
 
     Attributes
     ----------

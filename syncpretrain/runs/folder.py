@@ -1,4 +1,4 @@
-"""The folder of a run: what its files are called, and how it comes to be."""
+"""The folder of a run: the names of its files, and its creation."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ EVENTS_NAME = "events.jsonl"
 IDENTITY_NAME = "run.json"
 METRICS_NAME = "metrics.json"
 TRACE_NAME = "trace.json"
+OF_NO_RUN = {LOCK_NAME, IDENTITY_NAME}  # of a run that was killed before it had settings
 
 
 def check_text(setting: str, path: Path | str) -> None:
@@ -53,7 +54,7 @@ def check_folder(out: Path | None) -> None:
         if out is not None and out.exists():
             if not out.is_dir():
                 raise SettingsError(f"out: {out} is a file; name a new folder")
-            if any(path.name != LOCK_NAME for path in out.iterdir()):
+            if any(path.name not in OF_NO_RUN for path in out.iterdir()):
                 raise SettingsError(f"out: {out} is not empty; name a new folder, to lose nothing")
     except OSError as error:
         raise not_written(out, error) from None

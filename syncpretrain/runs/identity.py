@@ -52,7 +52,7 @@ class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
         ``compiled`` or ``numpy``: their sigmoids differ in the last bits.
     arithmetic : dict
         Versions of NumPy and its BLAS, and the kind of CPU that BLAS computes for. They may
-        differ in the last bits as well; that is told, and not refused.
+        differ in the last bits as well; that is reported, and not refused.
     replay : tuple of tuple of int, optional
         The recorded reads that the run repeats.
     """
@@ -140,7 +140,7 @@ def differences(was: RunIdentity, now: RunIdentity) -> list[Difference]:
 def check_resumable(
     folder: Path, was: RunIdentity, now: RunIdentity, *, inexact: bool = False
 ) -> list[str]:
-    """Refuse to go on with a run that would not come to the same bits; return warnings.
+    """Refuse to resume a run whose result would not be bit-identical; return warnings.
 
     With ``inexact``, kernels of another kind are a warning instead.
 

@@ -27,7 +27,7 @@ def owned(folder: Path, tell: Callable[[str], Any]) -> Iterator[None]:
 
     The lock is the kernel's, on a file that names its owner. It ends with the process, however
     that ends; the file of a killed owner stays and is taken over. On a file system without locks
-    the run goes on, and ``tell`` is given a warning.
+    the run goes on, and ``tell`` is called with a warning.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What a run came to, as JSON values: ``metrics.json`` and what ``--json`` prints."""
+"""Results of a run, as JSON values: for ``metrics.json`` and ``--json``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from syncpretrain.settings import Settings
 
 __all__ = ["measure", "report_of"]
 
-TRAIN_ROWS = 10_000  # evenly spaced: all of them would take as long as an epoch, to tell little
+TRAIN_ROWS = 10_000  # evenly spaced: all of them would take as long as an epoch, for little more
 
 
 def measure(

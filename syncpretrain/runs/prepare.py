@@ -1,4 +1,4 @@
-"""What is settled before a run's first minibatch: its data, and the settings in full."""
+"""Prepare a run before its first minibatch: load its data, complete its settings."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def resume_run(
     inexact: bool = False,
     **elsewhere: Any,
 ) -> dict[str, Any]:
-    """Go on with a run that was stopped, to the bits that it would have come to.
+    """Resume a stopped run; the result is bit-identical to an uninterrupted one.
 
     Parameters
     ----------
@@ -158,4 +158,4 @@ def _check_unfinished(folder: Path) -> None:
             f" its settings alone take --config {quote(str(folder / CONFIG_NAME))}"
         )
     if METRICS_NAME in there:
-        raise SettingsError(f"resume: the run in {folder} is over; nothing is left to do")
+        raise SettingsError(f"resume: the run in {folder} is finished; nothing is left to do")

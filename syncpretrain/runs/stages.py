@@ -99,7 +99,7 @@ class Stages:
             self.unsaved = pretrained = self.marked(self.pretrained(saved, resuming))
             self.save_early(pretrained, keeper.folder)  # whatever becomes of fine-tuning
             self.unsaved = None
-            log.flush_to_disk()  # a run that resumes from here tells nothing of pretraining
+            log.flush_to_disk()  # a run that resumes from here records nothing of pretraining
             saved.save_pretrained(pretrained)
             resuming = False
         finetuning = time.monotonic()
@@ -178,7 +178,7 @@ class Stages:
             self.tell(message)
 
     def tell(self, message: str) -> None:
-        """Give the observers something that the user should read."""
+        """Send the observers a message for the user."""
         event: Event = Notice(time.monotonic(), message)
         for observer in self.observers:
             observer(event)
@@ -224,7 +224,7 @@ class Stages:
 
 
 def _learned(model: Path, folder: Path, *, onward: bool = True) -> str:
-    """Return where the model is, and how to go on."""
+    """Return the path of the model, and the command to resume."""
     told = f"What was learned so far is in {model}"
     command = f"; go on with: syncpretrain train --resume {quote(str(folder))}"
     return told + command if onward else told

@@ -1,4 +1,4 @@
-"""What values of the settings go together."""
+"""Checks of settings whose values depend on each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a setting of each layer is where nothing is said."""
+"""Defaults of the settings of each layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done on the CPU alone, and may not be asked of a GPU."""
+"""Settings that are supported on the CPU only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What msgspec finds wrong with settings, in plain words: what was got, and what was expected."""
+"""Plain messages for the errors that msgspec finds in settings: value given, value expected."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
         does. The last bits depend on it.
     split, shards
         How each minibatch of a layer is cut for its replicas: by ``examples`` or ``units``, into
-        so many shards, on which the result depends; 0 for as many as the layer has replicas.
+        this number of shards, on which the result depends; 0 for as many as the layer has replicas.
     epochs, batch_size, learning_rate, momentum, weight_decay, l1
         Of each layer's gradient steps; momentum as in
         :class:`syncpretrain.settings.MomentumSchedule`.

@@ -1,4 +1,4 @@
-"""How a stack is fine-tuned."""
+"""Settings of fine-tuning."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
         Workers that share every minibatch; None takes one for each usable core where the network
         is large enough. Of adam and sgd.
     split, shards
-        How a minibatch is cut for them: by ``units`` of every layer or by ``examples``, into so
-        many shards, on which the last bits depend; 0 for as many as there are replicas.
+        How a minibatch is cut for them: by ``units`` of every layer or by ``examples``, into
+        this number of shards, on which the last bits depend; 0 for as many as there are replicas.
     patience : int or None
-        Stop after so many epochs without a better validation error, and keep the best weights.
+        Stop after this number of epochs without a better validation error; keep the best weights.
     """
 
     objective: Literal["none", "reconstruction", "classification", "regression"] = "none"

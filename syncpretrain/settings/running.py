@@ -1,4 +1,4 @@
-"""How a run keeps itself safe; nothing here changes its result."""
+"""Settings for checkpoints and restarts of a run; none of them changes its result."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ class RunSettings(Frozen, frozen=True, kw_only=True):
     """Checkpoints, restarts and the stall watch.
 
     ``checkpoint_every`` is a number of epochs, or of seconds with an ``s`` behind it: a checkpoint
-    is written at the end of an epoch once any layer, or fine-tuning, has done so many since the
-    last one, or so much time has passed. The newest ``keep`` stay. ``max_restarts`` is how often a
-    run whose worker died goes on from its last checkpoint. ``stall_timeout`` is how many seconds
-    may pass without a minibatch anywhere, or a worker wait in one for others that share it.
+    is written at the end of an epoch once any layer, or fine-tuning, has done that many since
+    the last one, or that much time has passed. The newest ``keep`` are kept. ``max_restarts`` is
+    how often a run whose worker died resumes from its last checkpoint. ``stall_timeout`` is the
+    number of seconds that may pass without a minibatch in any layer, or that a worker may wait for
+    others within one.
     """
 
     checkpoint_every: str = "60s"

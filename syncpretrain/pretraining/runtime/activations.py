@@ -1,4 +1,4 @@
-"""How the activations of a version are made from those of the version below."""
+"""Compute the activations of a version from those of the version below."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def follow(
     run: Run = in_turn,
     place: Place | None = None,
 ) -> Split | None:
-    """Return the activations that a recipe tells of, or None if ``stop`` turned true."""
+    """Return the activations that a recipe describes, or None if ``stop`` turned true."""
     target = arrays(recipe.layer, recipe.buffer)
     if recipe.snapshot is not None:
         source = arrays(recipe.layer - 1, recipe.source)

@@ -1,4 +1,4 @@
-"""What the driver asks of a runtime. The schedule decides, a runtime only executes."""
+"""The runtime interface, as the driver uses it: the schedule decides, a runtime executes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Runtime(Protocol):
         ...
 
     def allot(self, layer: int, members: int) -> None:
-        """Let a layer have so many workers from its next step on."""
+        """Set the number of workers of a layer from its next step on."""
         ...
 
     def fraction(self, layer: int) -> float:

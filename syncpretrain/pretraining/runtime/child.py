@@ -1,8 +1,8 @@
-"""What a layer's process does: it starts, follows its orders, and ends with its parent.
+"""The process of one layer: it starts, follows its orders, and ends with its parent.
 
 The process is a new interpreter that imports only what the worker needs, never the caller's
-script. One socket connects it with its parent; that it is closed is how each learns of the
-other's death.
+script. One socket connects it with its parent; each detects the end of the other by the closed
+socket.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Hire = Callable[[Inputs], LayerWorker]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a process is told at its start.
+    """Message to a process at its start.
 
     ``rooms`` are the data's and the layers' by number, as far as this layer reads them; it writes
     that of the layer below. Cell 0 is 1 once the workers are to stop, the others are how far each
@@ -66,9 +66,9 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the worker says after an order.
+    """Message of the worker after an order.
 
-    ``made`` tells whether the input is made; ``trace`` is the traceback of an error.
+    ``made`` is whether the input was computed; ``trace`` is the traceback of an error.
     """
 
     message: Message
@@ -77,7 +77,7 @@ class Report:
 
 
 class _Rooms:
-    """The inputs of a worker that is told by each order where they are."""
+    """The inputs of a worker, as located by each order."""
 
     def __init__(self, job: Job) -> None:
         self._splits = {
@@ -95,7 +95,7 @@ class _Rooms:
         stop: Callable[[], bool],
         run: Run,
     ) -> Split | None:
-        """Return the activations that the order tells of, or None if ``stop`` turned true."""
+        """Return the activations that the order describes, or None if ``stop`` turned true."""
         found = follow(self.recipe, lambda number, i: self._splits[number][i], stop, run)
         self.made = found is not None
         return found
@@ -117,7 +117,7 @@ def main(descriptor: int) -> None:
         _work(connection, orders, job)
     except EOFError:
         os._exit(0)  # the run ended before this began
-    except BaseException as error:  # it could not be hired: the parent tells of it
+    except BaseException as error:  # construction failed; the parent reports it
         with contextlib.suppress(OSError):
             report = Report(Failed(Train(0, 0, 0, 0), error))
             connection.send_bytes(_packed(report))

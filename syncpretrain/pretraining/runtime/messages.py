@@ -1,4 +1,4 @@
-"""What a layer's worker answers a command with, and the state that it may hold."""
+"""Messages of a layer's worker in answer to a command, and the state that they may hold."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LayerState:
 class Finished:
     """A worker finished its epoch. Times as in ``time.monotonic``.
 
-    ``layer`` is the version to publish. ``warnings`` tell of each time the layer was taken back to
+    ``layer`` is the version to publish. ``warnings`` report each time the layer was taken back to
     its last epoch; ``stops`` says that it has learned enough. ``state`` is None unless states are
     asked for.
     """

@@ -3,8 +3,8 @@
 Guarantees:
 
 * A sleeping process waits for its socket and uses no CPU.
-* A process that dies is a failure like any other, told within a tick of the driver. It holds no
-  lock that anybody waits for: there is none.
+* A process that dies is a failure like any other, reported within a tick of the driver. It
+  holds no lock: there is none.
 * The data and the activations are in memory that all see; only snapshots of layers are sent.
 * Leaving the context ends every process, within a deadline. A process whose parent dies ends too.
 
@@ -78,7 +78,7 @@ class ProcessesRuntime:
         self._hires = hires
         self._versions = versions
         self._blas_threads = blas_threads
-        self._progress = np.zeros(2 * len(hires) + 1)  # as told in Job
+        self._progress = np.zeros(2 * len(hires) + 1)  # as described in Job
         self._rooms: list[Room] = []
         self._cells: Cells | None = None
         self._connections: dict[int, Connection] = {}  # by layer, of those that live
@@ -120,7 +120,7 @@ class ProcessesRuntime:
         self._send(layer, Order(command, recipe))
 
     def allot(self, layer: int, members: int) -> None:
-        """Let a layer have so many workers from its next step on."""
+        """Set the number of workers of a layer from its next step on."""
         self._progress[len(self._hires) + layer] = members
 
     def fraction(self, layer: int) -> float:
@@ -156,7 +156,7 @@ class ProcessesRuntime:
         versions = self._versions
         data = Room.of(versions.data)
         self._rooms.append(data)
-        for units in versions.hidden[:-1]:  # nobody reads those of the top layer
+        for units in versions.hidden[:-1]:  # no layer reads those of the top layer
             self._rooms.append(Room.create(data.rows, units, MAX_BUFFERS))
         self._cells = Cells.create(2 * len(self._hires) + 1)
         self._progress = self._cells.map()
@@ -202,7 +202,7 @@ class ProcessesRuntime:
                 signal.pthread_sigmask(signal.SIG_SETMASK, found)
 
     def _send(self, layer: int, thing: Job | Order) -> None:
-        """Send something to a process; if it has died, or is stuck, wait() tells of it."""
+        """Send something to a process; if it has died, or is stuck, wait() reports it."""
         channel = self._connections.get(layer)
         if channel is None:
             return
@@ -253,7 +253,7 @@ class ProcessesRuntime:
         return Failed(command, WorkerError(told))
 
     def _close(self) -> list[int]:
-        """End every process, give back all that was shared; return who did not end in time."""
+        """End every process, release the shared memory; return those that did not end in time."""
         for channel in self._connections.values():
             channel.close()
         self._connections.clear()

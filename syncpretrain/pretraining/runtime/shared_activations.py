@@ -45,8 +45,8 @@ def check_runtime(name: str) -> None:
 class Room:
     """Shared memory for a number of splits of the same shape.
 
-    ``rows`` are those for training and for validation. A room may be told to another process that
-    was given the descriptor under the same number.
+    ``rows`` are those for training and for validation. A room may be sent to another process that
+    has the descriptor under the same number.
     """
 
     descriptor: int

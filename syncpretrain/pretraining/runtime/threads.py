@@ -86,7 +86,7 @@ class ThreadsRuntime:
         self._inboxes[command.layer - 1].put(command)
 
     def allot(self, layer: int, members: int) -> None:
-        """Let a layer have so many workers from its next step on."""
+        """Set the number of workers of a layer from its next step on."""
         self._workers[layer - 1].members[0] = members
 
     def fraction(self, layer: int) -> float:

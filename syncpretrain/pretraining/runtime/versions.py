@@ -13,7 +13,7 @@ Guarantees, as long as every ``forget`` follows from the schedule:
   it makes them from: the snapshot, and the activations below chunk by chunk.
 
 A reader in this process calls :meth:`Versions.activations`. One in another process is sent the
-:class:`Recipe` that this follows, and what it made is told by :meth:`Versions.note_made`.
+:class:`Recipe` that this follows, and what it computed is recorded by :meth:`Versions.note_made`.
 """
 
 from __future__ import annotations

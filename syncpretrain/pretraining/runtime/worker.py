@@ -1,4 +1,4 @@
-"""What a layer's worker does with one command, whatever runs it."""
+"""A layer's worker: it executes one command, in any runtime."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Inputs(Protocol):
 
 
 class LayerWorker:
-    """Trains one layer, epoch by epoch, on the versions it is told to read.
+    """Trains one layer, epoch by epoch, on the versions that its commands name.
 
     Parameters
     ----------
@@ -62,8 +62,8 @@ class LayerWorker:
     Attributes
     ----------
     progress : ndarray of shape (1,), float64
-        How far the running epoch is; written here, read by whoever shows progress. May be replaced
-        by one in shared memory.
+        Progress of the running epoch; written here, read to show it. May be replaced by an array in
+        shared memory.
     members : ndarray of shape (1,), float64
         How many workers the layer may have now; read here before every step, set by the runtime.
         May be replaced as well.
@@ -153,7 +153,7 @@ class LayerWorker:
             self._stopping.memory = state.stopping
 
     def close(self) -> list[str]:
-        """Send the layer's other workers home; return the names of those that did not go."""
+        """Stop the helper threads; return the names of those still alive."""
         return self._team.close()
 
     def _run(self, work: Work, shards: int) -> None:

@@ -1,4 +1,4 @@
-"""What each layer of a run has begun and finished, and who trains, may train, or has ended.
+"""Progress of each layer of a run: epochs begun and finished; layers training, ready or ended.
 
 An event costs about the same at any depth, since a layer depends on its neighbours only:
 

@@ -6,7 +6,7 @@ Layers are numbered from 1 outside, as in the papers; everything private starts 
 
 A version n of layer l is its parameters after n epochs together with the activations they make of
 the version of layer l-1 it was last trained on. The activations are made by the first reader, in
-layer l+1, so a version that nobody takes costs nothing. A version is therefore *held* as long as
+layer l+1, so a version that no layer reads costs nothing. A version is therefore *held* as long as
 
 1. the layer above trains on it, or may do so once more;
 2. the layer above has not begun it yet but will;
@@ -51,7 +51,7 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Forget a version of a layer; nobody will read it again."""
+    """Release a version of a layer; no layer will read it again."""
 
     layer: int
     version: int
@@ -114,7 +114,7 @@ class Schedule:
 
     @property
     def over(self) -> bool:
-        """Whether the run has ended: nobody trains and nobody can be woken."""
+        """Whether the run has ended: no layer trains and none can be woken."""
         return not self._layers.training and self._layers.next_ready() is None
 
     def ended(self, layer: int) -> bool:
@@ -217,7 +217,7 @@ class Schedule:
         return Train(i + 1, len(reads[i]), version, below_reads)
 
     def _forget(self) -> list[Command]:
-        """Forget what nobody will read any more of the layers that the event concerned."""
+        """Release versions that no layer will read again, of layers that the event concerned."""
         freed: list[Command] = []
         changed = self._layers.changed
         touched = {j for i in changed for j in range(max(0, i - 2), i + 1)}

@@ -128,7 +128,7 @@ class Planned(Fixed):
         return layer - layer % self._group_size
 
     def shorten(self, layer: int, epochs: int) -> None:
-        """Plan anew from the layer up, with so many epochs for it; each row when it is needed."""
+        """Plan anew from the layer up, with ``epochs`` for it; each row when it is needed."""
         if epochs < self._plans[layer].epochs:
             self._plans[layer] = replace(self._plans[layer], epochs=epochs)
             self._fresh = min(self._fresh, layer)
@@ -145,7 +145,7 @@ class Planned(Fixed):
 class Free:
     """An awake layer takes the newest upstream version there is (Santara et al. 2016).
 
-    A newer version replaces one that nobody took, so no layer waits for its reader.
+    A newer version replaces one that was not read, so no layer waits for its reader.
     """
 
     max_unread = None

@@ -1,4 +1,4 @@
-"""Which upstream version each epoch of each layer trains on, where that is known beforehand.
+"""Upstream version that each epoch of each layer trains on, where it is known beforehand.
 
 A run of 4 layers in lockstep; a row is a layer, a cell an epoch on the version in brackets:
 

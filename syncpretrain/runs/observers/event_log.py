@@ -32,12 +32,7 @@ class EventLog:
     process or machine that died, is dropped.
 
     Events that the disk does not take wait in memory, and are written as soon as it does; ``tell``
-    is given a sentence about it, once.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be opened.
+    is called with a sentence about it, once. So do all events of a file that cannot be opened.
     """
 
     def __init__(
@@ -50,16 +45,15 @@ class EventLog:
         self._path = Path(path)
         self._append, self._tell = append, tell
         self._file: FileIO | None = None
+        self._is_entered = False
         self._origin: float | None = None
         self._waiting: deque[bytes] = deque()
         self._end = 0  # of the last whole line
         self._has_told = False
 
     def __enter__(self) -> EventLog:
-        self._file = FileIO(self._path, "a" if self._append else "w")
-        if self._append:
-            self._end = _whole_lines(self._path)
-            self._file.truncate(self._end)
+        self._is_entered = True
+        self._write()
         return self
 
     def __exit__(
@@ -68,17 +62,17 @@ class EventLog:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._write()
+        if self._waiting:
+            lost = len(self._waiting)
+            self._tell(f"warning: {self._path} lacks the last {lost} events of this run")
         if self._file is not None:
-            self._write()
-            if self._waiting:
-                lost = len(self._waiting)
-                self._tell(f"warning: {self._path} lacks the last {lost} events of this run")
             self._file.close()
-            self._file = None
+        self._file, self._is_entered = None, False
 
     def __call__(self, event: Event) -> None:
         """Write the event; Progress is left out."""
-        if self._file is None:
+        if not self._is_entered:
             raise RuntimeError("EventLog: got an event outside its with block")
         if isinstance(event, Progress):
             return
@@ -94,19 +88,33 @@ class EventLog:
             with suppress(OSError):  # as of a pipe; the lines are written all the same
                 os.fsync(self._file.fileno())
 
-    def _write(self) -> None:
-        """Write the lines that wait, unbuffered, so that a killed run has told what it did."""
-        assert self._file is not None
+    def _opened(self) -> FileIO:
+        """Return the file, ready for the next line."""
+        if not self._append:
+            return FileIO(self._path, "w")
+        file = FileIO(self._path, "a")
         try:
+            self._end = _whole_lines(self._path)
+            file.truncate(self._end)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def _write(self) -> None:
+        """Write the lines that wait, unbuffered, so that the log of a killed run is complete."""
+        try:
+            self._file = file = self._file or self._opened()
             while self._waiting:
                 rest = memoryview(self._waiting[0])
                 while rest:
-                    rest = rest[self._file.write(rest) :]
+                    rest = rest[file.write(rest) :]
                 self._end += len(self._waiting.popleft())
         except OSError as error:
-            with suppress(OSError):  # on a full disk half a line may have been written
-                self._file.seek(self._end)  # or zeros would fill what is cut off
-                self._file.truncate()
+            if self._file is not None:
+                with suppress(OSError):  # on a full disk half a line may have been written
+                    self._file.seek(self._end)  # or zeros would fill what is cut off
+                    self._file.truncate()
             if not self._has_told:
                 self._has_told = True
                 self._tell(
@@ -188,8 +196,8 @@ class _Line(msgspec.Struct):
 def _start(line: _Line, reads: list[list[int]]) -> None:
     """Begin with what a run has behind it: nothing, or what its checkpoint knows.
 
-    What was told of later epochs counts no more. The oldest logs do not say what a checkpoint knew;
-    there the resumed run overwrites what it does again.
+    Records of later epochs are ignored. The oldest logs do not say what a checkpoint contained;
+    there the resumed run overwrites the epochs that it repeats.
     """
     depth = len(line.layers) - 1
     if depth < 1:
@@ -212,7 +220,7 @@ def _start(line: _Line, reads: list[list[int]]) -> None:
 def _take(line: _Line, reads: list[list[int]], *, repeats: bool) -> None:
     """Add a line to the reads of each layer; ValueError if it cannot follow those before it.
 
-    With ``repeats`` it may take the place of what was told of the same epoch before.
+    With ``repeats`` it may replace an earlier record of the same epoch.
     """
     if line.event == "EpochFinished":
         if not 1 <= line.layer <= len(reads):

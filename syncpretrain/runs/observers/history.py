@@ -1,4 +1,4 @@
-"""What happened in a run, kept for its metrics, its trace and its replay."""
+"""History of a run, kept for its metrics, its trace and its replay."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def progress_observer(
 class _Lasting:
     """Falls silent where progress cannot be printed any more: a full disk, a terminal that is gone.
 
-    A pipe that nobody reads ends the run: rich turns that into SystemExit.
+    A pipe without a reader ends the run: rich turns that into SystemExit.
     """
 
     def __init__(self, observer: Observer) -> None:
@@ -228,7 +228,7 @@ class _Live:
         room = self._console.height - 1
         if self._stopped or len(rows) <= room:
             return range(len(rows))
-        room = max(1, room - 2)  # the rest is told in a line below and a line above
+        room = max(1, room - 2)  # the rest is summarized in a line below and a line above
         first = next((i for i, row in enumerate(rows) if row.state != "done"), len(rows))
         start = min(first, len(rows) - room)
         return range(start, start + room)
