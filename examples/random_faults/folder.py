@@ -87,6 +87,8 @@ class RunFolder:
         It is the most of any layer, or of fine-tuning.
         """
         told, newest = self.progress(skip), self.newest()
+        if not told.starts and not told.tunings:
+            return 0
         if newest is None or newest.name.startswith("pretrain-"):
             saved = (0,) * len(told.done) if newest is None else read_cut(newest).past.done
             return max((now - then for now, then in zip(told.done, saved, strict=False)), default=0)
