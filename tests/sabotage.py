@@ -48,18 +48,17 @@ def fail(kind: str) -> None:
 def build_worker(kind, failing, settings, layer, state, keep_states, backend, times, inputs):
     if kind == "hire" and layer == failing:
         raise MemoryError("out of luck")
-    worker = building.LayerWorker(
-        building._learner(settings, layer), inputs, replicas=2, times=times
-    )
+    learner = building._learner(settings, layer)
+    training = building.step_for(learner, settings.shards_of(layer), settings.split)
+    worker = building.LayerWorker(learner, training, inputs, replicas=2, times=times)
     if kind == "alone":
         worker._team._wake = lambda member: None
-    learner = worker.learner
-    train_step = learner.train_step
+    train_step = training.train_step
 
     def step(X, rows, *, epoch, step, **how):
         if layer == failing and (epoch, step) == PLACE:
             fail(kind)
         return train_step(X, rows, epoch=epoch, step=step, **how)
 
-    learner.train_step = step
+    training.train_step = step
     return worker

@@ -106,8 +106,7 @@ def knowledge(name: str) -> frozenset[str]:
 @cache
 def height(name: str) -> int:
     """Return how many modules the longest chain of imports below a module has, itself included."""
-    below = knowledge(name) - ({"learners.rbm"} if name == "learners.by_units" else set())
-    return 1 + max(map(height, below), default=0)
+    return 1 + max(map(height, knowledge(name)), default=0)
 
 
 NAMES = list(MODULES)
@@ -130,9 +129,7 @@ def test_imports_go_downward(name):
 
 def test_there_is_no_cycle_of_knowledge():
     """Imports for types and inside functions count."""
-    # The exception goes with the split of Learner into parameters and step.
-    known = {("learners.by_units", "learners.rbm")}
-    graph = {name: {x for x in knowledge(name) if (name, x) not in known} for name in NAMES}
+    graph = {name: knowledge(name) for name in NAMES}
     while graph:
         leaves = [name for name, needs in graph.items() if not needs & graph.keys()]
         assert leaves, f"a cycle among {sorted(graph)}"

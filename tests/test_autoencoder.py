@@ -6,6 +6,7 @@ import pytest
 from syncpretrain.kernels.autoencoder import contraction, corrupt
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.epoch import train_epoch
+from syncpretrain.learners.steps import WholeStep
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.settings import MomentumSchedule
 
@@ -184,6 +185,12 @@ def test_the_examples_themselves_stay_clean():
 # Training
 
 
+def train_whole(learner: Autoencoder, X: np.ndarray, epoch: int) -> None:
+    train_epoch(
+        learner, WholeStep(learner), X, epoch=epoch, stop=lambda: False, progress=lambda _: None
+    )
+
+
 @pytest.mark.parametrize(
     "kind",
     [
@@ -200,7 +207,7 @@ def test_training_lowers_the_error(bits, kind):
     """Four noisy prototypes: a code of 6 units tells them apart, one of their mean does not."""
     learner = make(16, 6, **kind)
     for epoch in range(1, 31):
-        train_epoch(learner, bits, epoch=epoch, stop=lambda: False, progress=lambda _: None)
+        train_whole(learner, bits, epoch)
     of_the_mean = float(np.square(bits - bits.mean(axis=0)).sum()) / len(bits)
     assert learner.validation_error(bits) < 0.6 * of_the_mean
 
@@ -209,7 +216,7 @@ def test_the_penalty_makes_the_code_flatter(bits):
     def jacobian(penalty: float) -> float:
         learner = make(16, 6, loss="cross-entropy", contraction=penalty)
         for epoch in range(1, 11):
-            train_epoch(learner, bits, epoch=epoch, stop=lambda: False, progress=lambda _: None)
+            train_whole(learner, bits, epoch)
         now = learner.current()
         slope = now.up(bits) * (1 - now.up(bits))
         return float((np.square(slope) @ np.square(now.weight).sum(axis=0)).mean())
@@ -220,7 +227,7 @@ def test_the_penalty_makes_the_code_flatter(bits):
 def test_an_untied_one_starts_as_its_tied_twin_and_goes_its_own_way(bits):
     tied, untied = make(16, 6, tied=True), make(16, 6, tied=False)
     np.testing.assert_array_equal(untied.decoder_weight, tied.weight.T)
-    untied.train_step(bits, np.arange(BATCH), epoch=1, step=0)
+    WholeStep(untied).train_step(bits, np.arange(BATCH), epoch=1, step=0)
     assert not np.allclose(untied.decoder_weight, untied.weight.T)
     assert tied.snapshot().decoder_weight is None
 
@@ -231,12 +238,14 @@ def test_a_snapshot_is_a_copy_and_can_be_restored(tied):
     set_parameters(learner)
     snapshot, before = learner.snapshot(), [p.copy() for p in learner.parameters]
     X = examples()
-    learner.train_step(X, np.arange(BATCH), epoch=1, step=0)
-    learner.train_step(X, np.arange(BATCH), epoch=1, step=1)
+    training = WholeStep(learner)
+    training.train_step(X, np.arange(BATCH), epoch=1, step=0)
+    training.train_step(X, np.arange(BATCH), epoch=1, step=1)
     assert all(
         not np.array_equal(now, then) for now, then in zip(learner.parameters, before, strict=True)
     )
     learner.restore(snapshot)
+    learner.restart()
     for now, then in zip(learner.parameters, before, strict=True):
         np.testing.assert_array_equal(now, then)
     assert not any(velocity.any() for velocity in learner._velocities), "they start anew"

@@ -11,6 +11,7 @@ import fakecupy
 import numpy as np
 import pytest
 from backends import BACKENDS, backend_of
+from disturbedsteps import after_steps, before_steps
 from test_transparency import KINDS, VARIANTS
 
 from syncpretrain import finetune, load, pretrain
@@ -24,6 +25,7 @@ from syncpretrain.finetuning.state import read_state, write_state
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.steps import WholeStep
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.runtime.activations import Split
 from syncpretrain.pretraining.runtime.versions import Versions
@@ -76,9 +78,9 @@ def alike(actual, expected, tolerance=3e-6):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=tolerance)
 
 
-def stopping_on(monkeypatch, where: str, minibatches: int, learner, step: str) -> None:
-    """Let the caller's signals be found set after so many minibatches."""
-    seen, real = itertools.count(1), getattr(learner, step)
+def stopping_on(monkeypatch, minibatches: int) -> None:
+    """Let the caller's signals be found set after so many minibatches of pretraining."""
+    seen = itertools.count(1)
 
     class Request:
         signum: int | None = None
@@ -88,18 +90,16 @@ def stopping_on(monkeypatch, where: str, minibatches: int, learner, step: str) -
 
     request = Request()
 
-    def counted(self, *args, **options):
-        error = real(self, *args, **options)
+    def count() -> None:
         if next(seen) == minibatches:
             request.signum = 2
-        return error
 
     @contextmanager
     def on_signals():
         yield request
 
-    monkeypatch.setattr(learner, step, counted)
-    monkeypatch.setattr(f"{where}.stop_on_signals", on_signals)
+    after_steps(monkeypatch, count)
+    monkeypatch.setattr("syncpretrain.pretraining.driver.stop_on_signals", on_signals)
 
 
 class TestTraining:
@@ -180,9 +180,7 @@ class TestTraining:
                 cuts.append(make())
 
         with monkeypatch.context() as patch:
-            stopping_on(
-                patch, "syncpretrain.pretraining.driver", minibatches, Learner, "train_step"
-            )
+            stopping_on(patch, minibatches)
             with pytest.raises(RunInterrupted) as caught:
                 Pretraining(settings, bits, save=save).run()
         assert {type(array) for array in arrays_of(caught.value.stack)} == {np.ndarray}
@@ -298,7 +296,7 @@ class TestTraining:
         assert whole["backend"] == name
         assert json.loads((tmp_path / "whole" / METRICS_NAME).read_text())["backend"] == name
         with monkeypatch.context() as patch:
-            stopping_on(patch, "syncpretrain.pretraining.driver", 12, Learner, "train_step")
+            stopping_on(patch, 12)
             with pytest.raises(RunInterrupted):
                 train_run(settings, out=tmp_path / "run")
         assert read_settings(tmp_path / "run" / CONFIG_NAME).pretrain.backend == name
@@ -343,13 +341,11 @@ class TestOnADevice:
         self, double, bits, monkeypatch, runtime
     ):
         places: dict[int, set[tuple[int, str]]] = {1: set(), 2: set(), 3: set()}
-        real = Learner.train_step
 
-        def noted(self, *args, **options):
-            places[self.layer].add((fakecupy.current_device(), fakecupy.current_stream()))
-            return real(self, *args, **options)
+        def note(learner: Learner, epoch: int, step: int) -> None:
+            places[learner.layer].add((fakecupy.current_device(), fakecupy.current_stream()))
 
-        monkeypatch.setattr(Learner, "train_step", noted)
+        before_steps(monkeypatch, note)
         fakecupy.log.clear()
         pretrain(bits, **BASE, backend="cupy", runtime=runtime)
         assert [len(places[layer]) for layer in (1, 2, 3)] == [1, 1, 1]
@@ -423,6 +419,7 @@ class TestOnADevice:
             with learner.stream, pytest.raises(DivergedError, match=f"after {seen} minibatches"):
                 train_epoch(
                     learner,
+                    WholeStep(learner),
                     X[: steps * 10],
                     epoch=2,
                     stop=lambda: False,
@@ -519,7 +516,7 @@ class TestChoice:
         settings = settings_from((16, 8), **given)
         train_run(settings_from((16, 8), **given, backend="numpy"), out=tmp_path / "whole")
         with monkeypatch.context() as patch:
-            stopping_on(patch, "syncpretrain.pretraining.driver", 12, Learner, "train_step")
+            stopping_on(patch, 12)
             with pytest.raises(RunInterrupted):
                 train_run(settings, out=tmp_path / "run")
         assert read_settings(tmp_path / "run" / CONFIG_NAME).pretrain.backend == "cupy"

@@ -6,10 +6,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from disturbedsteps import before_steps
 
 from syncpretrain import Stack, pretrain
 from syncpretrain.errors import (
@@ -39,22 +41,13 @@ LAYERS = (16, 12, 8, 5)
 WAIT = 20.0
 RUNTIMES = ["serial", "threads"]
 
-Sabotage = Callable[[RBM, int, int], None]
+Sabotage = Callable[[RBM, int, int], float | None]
 
 
 @pytest.fixture
 def sabotage(monkeypatch) -> Callable[[Sabotage], None]:
     """Do something before each minibatch: called with the learner, the epoch and the step."""
-    original = RBM.train_step
-
-    def install(before: Sabotage) -> None:
-        def train_step(self, X, rows, *, epoch, step, **how):
-            before(self, epoch, step)
-            return original(self, X, rows, epoch=epoch, step=step, **how)
-
-        monkeypatch.setattr(RBM, "train_step", train_step)
-
-    return install
+    return partial(before_steps, monkeypatch)
 
 
 def run(bits: np.ndarray, **settings) -> Stack:
@@ -163,12 +156,11 @@ def test_a_layer_stopped_on_the_brink_of_divergence_is_taken_back_too(bits, sabo
         failed.set()
         return original(self)
 
-    def fail(rbm: RBM, epoch: int, step: int) -> None:
+    def fail(rbm: RBM, epoch: int, step: int) -> float | None:
         if (rbm.layer, epoch) == (2, 1):
             assert broken.wait(WAIT)
             raise RuntimeError
-        if (rbm.layer, epoch) == (1, 2):
-            rbm.train_step = lambda X, rows, **address: overflow(rbm)
+        return overflow(rbm) if (rbm.layer, epoch, step) == (1, 2, 1) else None
 
     def overflow(rbm: RBM) -> float:
         rbm.weight[0, 0] = np.inf

@@ -10,6 +10,7 @@ from syncpretrain.errors import DivergedError
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.steps import WholeStep
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings import MomentumSchedule
 
@@ -141,7 +142,7 @@ def test_a_step_is_gradient_then_update():
     whole, halves = make_rbm(), make_rbm()
     X = np.random.default_rng(3).random((10, VISIBLE)).astype(np.float32)
     rows = np.arange(10)
-    whole.train_step(X, rows, epoch=1, step=0)
+    WholeStep(whole).train_step(X, rows, epoch=1, step=0)
     before = halves.snapshot()
     run_gradient(halves, X)
     np.testing.assert_array_equal(halves.weight, before.weight, "gradient moves nothing")
@@ -154,6 +155,7 @@ def test_a_step_is_gradient_then_update():
 def test_training_equals_its_float64_transcription():
     """Momentum by epoch, weight decay of the weights alone, over 4 epochs of 3 minibatches."""
     rbm = make_rbm()
+    training = WholeStep(rbm)
     W, a, b = parameters = list(set_parameters(rbm))
     velocities = [np.zeros_like(p) for p in parameters]
     X = np.random.default_rng(4).random((28, VISIBLE)).astype(np.float32)
@@ -168,7 +170,7 @@ def test_training_equals_its_float64_transcription():
                 velocity *= 0.5 if epoch <= 2 else 0.9
                 velocity += 0.1 * (gradient - decay * parameter)
                 parameter += velocity
-            rbm.train_step(X, rows, epoch=epoch, step=step)
+            training.train_step(X, rows, epoch=epoch, step=step)
             np.testing.assert_allclose(rbm.weight, W, atol=2e-5)
     np.testing.assert_allclose(rbm.visible_bias, a, atol=2e-5)
     np.testing.assert_allclose(rbm.hidden_bias, b, atol=2e-5)
@@ -195,7 +197,9 @@ def exact_log_likelihood(rbm: RBM, data: np.ndarray) -> float:
 
 def train(rbm: RBM, X: np.ndarray, epochs: range) -> float:
     for epoch in epochs:
-        error = train_epoch(rbm, X, epoch=epoch, stop=lambda: False, progress=lambda _: None)
+        error = train_epoch(
+            rbm, WholeStep(rbm), X, epoch=epoch, stop=lambda: False, progress=lambda _: None
+        )
     return error
 
 
@@ -216,14 +220,15 @@ def test_it_learns_bars_and_stripes():
 def test_an_epoch_trains_every_row_once_the_smaller_last_minibatch_too():
     rbm, seen, told = make_rbm(), [], []
     X = np.random.default_rng(5).random((27, VISIBLE)).astype(np.float32)
-    original = rbm.train_step
+    training = WholeStep(rbm)
+    original = training.train_step
 
     def train_step(X, rows, *, run, **address):
         seen.append((rows, address))
         return original(X, rows, run=run, **address)
 
-    rbm.train_step = train_step
-    train_epoch(rbm, X, epoch=2, stop=lambda: False, progress=told.append)
+    training.train_step = train_step
+    train_epoch(rbm, training, X, epoch=2, stop=lambda: False, progress=told.append)
     assert [len(rows) for rows, _ in seen] == [10, 10, 7]
     assert sorted(np.concatenate([rows for rows, _ in seen])) == list(range(27))
     assert [address for _, address in seen] == [{"epoch": 2, "step": step} for step in range(3)]
@@ -233,13 +238,13 @@ def test_an_epoch_trains_every_row_once_the_smaller_last_minibatch_too():
 def test_a_step_allocates_no_big_array():
     rbm = make_rbm(500, 400, batch_size=100)
     X = np.random.default_rng(6).random((200, 500)).astype(np.float32)
-    rows = np.arange(0, 200, 2)
-    rbm.train_step(X, rows, epoch=1, step=0)
+    rows, training = np.arange(0, 200, 2), WholeStep(rbm)
+    training.train_step(X, rows, epoch=1, step=0)
     buffers = [id(x) for x in vars(rbm).values()]
     tracemalloc.start()
     try:
         for step in range(3):
-            rbm.train_step(X, rows, epoch=1, step=step)
+            training.train_step(X, rows, epoch=1, step=step)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -251,7 +256,9 @@ def test_a_stop_is_seen_after_the_running_minibatch():
     rbm, told = make_rbm(), []
     X = np.random.default_rng(7).random((30, VISIBLE)).astype(np.float32)
     with pytest.raises(Stopped):
-        train_epoch(rbm, X, epoch=1, stop=lambda: len(told) == 2, progress=told.append)
+        train_epoch(
+            rbm, WholeStep(rbm), X, epoch=1, stop=lambda: len(told) == 2, progress=told.append
+        )
     assert told == [1 / 3, 2 / 3]
 
 
@@ -269,6 +276,7 @@ def test_a_snapshot_is_a_copy_and_can_be_restored():
     train(rbm, np.ones((20, VISIBLE), dtype=np.float32), range(1, 3))
     np.testing.assert_array_equal(snapshot.weight, weight)
     rbm.restore(snapshot)
+    rbm.restart()
     np.testing.assert_array_equal(rbm.weight, weight)
     assert not any(velocity.any() for velocity in rbm._velocities), "the velocities start anew"
 

@@ -9,6 +9,7 @@ import pytest
 
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.steps import WholeStep
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings import MomentumSchedule
 
@@ -29,6 +30,10 @@ def make_rbm(visible: int = VISIBLE, hidden: int = HIDDEN, *, scale: float = 0.4
     rbm.visible_bias[:] = rng.normal(0, 0.5, rbm.visible_bias.shape)
     rbm.hidden_bias[:] = rng.normal(0, 0.5, rbm.hidden_bias.shape)
     return rbm
+
+
+def train_whole(rbm: RBM, X: np.ndarray, epoch: int) -> None:
+    train_epoch(rbm, WholeStep(rbm), X, epoch=epoch, stop=lambda: False, progress=lambda _: None)
 
 
 def examples(n: int = BATCH, units: str = "bernoulli", seed: int = 1) -> np.ndarray:
@@ -134,24 +139,25 @@ def test_the_error_is_that_of_the_reconstruction(visible_units):
 @pytest.mark.parametrize("cd_steps", [1, 2])
 def test_persistent_chains_go_on_from_step_to_step_the_smaller_last_minibatch_too(cd_steps):
     rbm = make_rbm(persistent=True, cd_steps=cd_steps)
-    expected = Transcription(rbm)
+    expected, training = Transcription(rbm), WholeStep(rbm)
     for step, n in enumerate((10, 7, 10)):
         X = examples(n, seed=step)
-        rbm.train_step(X, np.arange(n), epoch=1, step=step)
+        training.train_step(X, np.arange(n), epoch=1, step=step)
         expected.train_step(np.float64(X), epoch=1, step=step)
         np.testing.assert_allclose(rbm._states, expected.chains, atol=1e-5)
     assert_close(rbm.parameters, (expected.W, expected.a, expected.b))
 
 
-def test_persistent_chains_start_anew_after_restore():
+def test_persistent_chains_start_anew_after_restart():
     fresh, used = make_rbm(persistent=True), make_rbm(persistent=True)
     start, X = used.snapshot(), examples()
     first = gradient(fresh, X)
-    used.train_step(X, np.arange(BATCH), epoch=1, step=0)
+    WholeStep(used).train_step(X, np.arange(BATCH), epoch=1, step=0)
     used.restore(start)
+    used.restart()
     assert_close(gradient(used, X), first)
     second = gradient(used, X)
-    assert not np.allclose(second[0], first[0]), "without restore they go on"
+    assert not np.allclose(second[0], first[0]), "without restart they go on"
 
 
 def test_persistent_chains_come_to_the_distribution_of_the_model():
@@ -244,7 +250,7 @@ def test_sparsity_pulls_the_mean_activity_to_the_target(bits, target, dropout):
         rbm = make_rbm(16, 12, scale=0.01, **sparsity)
         rbm.hidden_bias.fill(0)
         for epoch in range(1, 41):
-            train_epoch(rbm, bits, epoch=epoch, stop=lambda: False, progress=lambda _: None)
+            train_whole(rbm, bits, epoch)
         return rbm.snapshot().up(bits).mean(axis=0)
 
     assert np.abs(activity(5.0) - target).max() < 0.05
@@ -308,7 +314,7 @@ def test_the_first_epoch_alone_begins_with_the_start(start):
     rbm = make_rbm(visible_bias=start, learning_rate=1e-30)
     before, X = rbm.visible_bias.copy(), np.full((20, VISIBLE), 0.75, dtype=np.float32)
     for epoch in (1, 2):
-        train_epoch(rbm, X, epoch=epoch, stop=lambda: False, progress=lambda _: None)
+        train_whole(rbm, X, epoch)
         expected = before if start == "zero" else np.full(VISIBLE, np.log(3))
         np.testing.assert_allclose(rbm.visible_bias, expected, rtol=1e-6)
         X = X / 3

@@ -75,7 +75,7 @@ def test_a_failure_of_a_second_worker_names_its_layer(train, monkeypatch):
     healthy = ByExamples._move
 
     def broken(self, shard):
-        if shard == 1 and self._learner.layer == 2 and self._epoch == 2:
+        if shard == 1 and self.learner.layer == 2 and self._epoch == 2:
             raise ZeroDivisionError("in the second shard")
         healthy(self, shard)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from disturbedsteps import after_steps, before_steps
 
 from syncpretrain import Stack, finetune, load
 from syncpretrain.errors import (
@@ -19,7 +20,7 @@ from syncpretrain.errors import (
 )
 from syncpretrain.events import EpochFinished, Notice
 from syncpretrain.finetuning.state import FinetuneState, read_state, write_state
-from syncpretrain.learners.rbm import RBM
+from syncpretrain.learners.base import Learner
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.state_file import read_cut, write_cut
 from syncpretrain.runs.checkpoints import FOLDER_NAME
@@ -49,16 +50,10 @@ def stopped_after(bits: np.ndarray, variant: str, minibatches: int, monkeypatch,
     """Return the cut of a run that was stopped so early, None if it was over before."""
     cuts = []
     seen = itertools.count(1)
-    learner = "syncpretrain.learners.base.Learner.train_step"
-    from syncpretrain.learners.base import Learner
 
-    step = Learner.train_step
-
-    def counted(self, *args, **kwargs):
-        error = step(self, *args, **kwargs)
+    def count() -> None:
         if next(seen) == minibatches:
             stop.signum = 2
-        return error
 
     class Stop:
         signum = None
@@ -75,7 +70,7 @@ def stopped_after(bits: np.ndarray, variant: str, minibatches: int, monkeypatch,
         yield stop
 
     with monkeypatch.context() as patch:
-        patch.setattr(learner, counted)
+        after_steps(patch, count)
         patch.setattr("syncpretrain.pretraining.driver.stop_on_signals", on_signals)
 
         def save(make, *, done, final):
@@ -330,16 +325,14 @@ def test_a_full_disk_is_told_and_the_run_goes_on(tmp_path, bits, monkeypatch):
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_a_run_whose_worker_fails_is_restarted(tmp_path, bits, monkeypatch, restarts):
     whole = train_run(settings(tmp_path, bits), out=tmp_path / "whole")
-    step, failed = RBM.train_step, []
+    failed = []
 
-    def fail(self, *args, epoch, step: int, **kwargs):
-        if self.layer == 2 and epoch == 2 and not failed:
+    def fail(learner: Learner, epoch: int, step: int) -> None:
+        if learner.layer == 2 and epoch == 2 and not failed:
             failed.append(True)
             raise RuntimeError("out of luck")
-        return original(self, *args, epoch=epoch, step=step, **kwargs)
 
-    original = step
-    monkeypatch.setattr(RBM, "train_step", fail)
+    before_steps(monkeypatch, fail)
     wanted = settings(tmp_path, bits, max_restarts=restarts)
     if not restarts:
         with pytest.raises(WorkerError, match="layer 2 failed in epoch 2"):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from disturbedsteps import before_steps
 
 from syncpretrain import Stack, pretrain
 from syncpretrain.errors import DivergedError
@@ -14,6 +15,7 @@ from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.steps import WholeStep
 from syncpretrain.pretraining.runtime.activations import Split
 from syncpretrain.pretraining.runtime.messages import Failed, Finished
 from syncpretrain.pretraining.runtime.versions import Versions
@@ -29,15 +31,13 @@ BOTH = pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.fixture
 def too_fast(monkeypatch) -> Callable[[float], None]:
     """From epoch 2 on, any learning rate above a limit makes layer 2 diverge."""
-    original = RBM.train_step
 
     def install(limit: float) -> None:
-        def train_step(self, X, rows, *, epoch, step, **how):
-            if self.layer == 2 and (epoch, step) >= (2, 3) and self.learning_rate > limit:
-                self.weight.fill(np.inf)
-            return original(self, X, rows, epoch=epoch, step=step, **how)
+        def overflow(rbm: Learner, epoch: int, step: int) -> None:
+            if rbm.layer == 2 and (epoch, step) >= (2, 3) and rbm.learning_rate > limit:
+                rbm.weight.fill(np.inf)
 
-        monkeypatch.setattr(RBM, "train_step", train_step)
+        before_steps(monkeypatch, overflow)
 
     return install
 
@@ -86,18 +86,17 @@ def test_the_fourth_time_is_the_last(bits, too_fast, runtime):
 
 @BOTH
 def test_a_layer_that_diverges_in_its_first_epoch_starts_anew(bits, monkeypatch, runtime):
-    original, fallen = RBM.train_step, []
+    fallen = []
 
-    def train_step(self, X, rows, *, epoch, step, **how):
-        if self.layer == 1 and (epoch, step) == (1, 5) and not fallen:
+    def overflow(rbm: Learner, epoch: int, step: int) -> None:
+        if rbm.layer == 1 and (epoch, step) == (1, 5) and not fallen:
             fallen.append(True)
-            self.weight.fill(np.nan)
-        return original(self, X, rows, epoch=epoch, step=step, **how)
+            rbm.weight.fill(np.nan)
 
     halved = pretrain(
         bits, layers=LAYERS, epochs=3, batch_size=20, learning_rate=[0.05, 0.1]
     ).parameters_sha256
-    monkeypatch.setattr(RBM, "train_step", train_step)
+    before_steps(monkeypatch, overflow)
     stack, notices = run(bits, runtime)
     assert stack.parameters_sha256 == halved, "as if the rate had been that from the start"
     assert len(notices) == 1
@@ -119,19 +118,25 @@ def autoencoder() -> Learner:
 
 
 def epoch(learner: Learner, X: np.ndarray, number: int) -> float:
-    return train_epoch(learner, X, epoch=number, stop=lambda: False, progress=lambda _: None)
+    return train_epoch(
+        learner, WholeStep(learner), X, epoch=number, stop=lambda: False, progress=lambda _: None
+    )
+
+
+def layer_worker(learner: Learner, X: np.ndarray) -> LayerWorker:
+    return LayerWorker(learner, WholeStep(learner), Versions(Split(X, X[:0]), (8,)))
 
 
 @pytest.mark.parametrize("make", [rbm, autoencoder])
 def test_a_worker_goes_on_exactly_from_its_last_epoch(bits, make):
-    worker = LayerWorker(make(), Versions(Split(bits, bits[:0]), (8,)))
+    worker = layer_worker(make(), bits)
     assert isinstance(worker.execute(Train(1, 1, 0, 0), lambda: False), Finished)
     worker.learner.visible_bias.fill(np.nan)  # what was left over from the epoch is broken
     message = worker.execute(Train(1, 2, 0, 0), lambda: False)
 
     expected = make()
     epoch(expected, bits, 1)
-    expected.restore(expected.snapshot())  # momentum and chains start anew
+    expected.restart()  # momentum and chains start anew
     expected.learning_rate = 0.05
     error = epoch(expected, bits, 2)
     assert isinstance(message, Finished)
@@ -143,7 +148,7 @@ def test_a_worker_goes_on_exactly_from_its_last_epoch(bits, make):
 
 
 def test_three_times_are_for_all_epochs_together(bits):
-    worker = LayerWorker(rbm(), Versions(Split(bits, bits[:0]), (8,)))
+    worker = layer_worker(rbm(), bits)
     for number in (1, 2, 3):
         worker.learner.weight.fill(np.nan)
         message = worker.execute(Train(1, number, 0, 0), lambda: False)

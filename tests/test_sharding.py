@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from syncpretrain.finetuning import optimizers
-from syncpretrain.finetuning.chain import Dropout, Step
+from syncpretrain.finetuning.chain import Dropout
+from syncpretrain.finetuning.chain import Step as ChainStep
 from syncpretrain.finetuning.data_parallel import DataParallelNetwork
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import Adam, GradientDescent
@@ -15,6 +16,8 @@ from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_units import ByUnits
 from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.select import step_for
+from syncpretrain.learners.steps import Step, WholeStep, recall
 from syncpretrain.settings import MomentumSchedule
 
 VISIBLE, HIDDEN, BATCH = 13, 9, 12
@@ -51,11 +54,11 @@ def interpreted(work, shards):
     in_turn(work.phases if isinstance(work, Program) else work, shards)
 
 
-def trained(learner: Learner, run=in_turn, *, steps: int = 6, rows: int = BATCH) -> list[float]:
+def trained(training: Step, run=in_turn, *, steps=range(6), rows: int = BATCH) -> list[float]:
     X = examples()
     return [
-        learner.train_step(X, np.arange(step, step + rows), epoch=1, step=step, run=run)
-        for step in range(steps)
+        training.train_step(X, np.arange(step, step + rows), epoch=1, step=step, run=run)
+        for step in steps
     ]
 
 
@@ -95,9 +98,8 @@ def test_the_order_of_the_shards_changes_no_bit(shards, split, cd_steps, hidden_
         make("rbm", cd_steps=cd_steps, hidden_units=hidden_units, learning_rate=0.001)
         for _ in range(2)
     )
-    for learner in (one, other):
-        learner.shard(shards, split)
-    assert trained(one, interpreted) == trained(other, backwards)
+    steps = [step_for(learner, shards, split) for learner in (one, other)]
+    assert trained(steps[0], interpreted) == trained(steps[1], backwards)
     assert_same_bits(one, other)
 
 
@@ -105,17 +107,15 @@ def test_the_order_of_the_shards_changes_no_bit(shards, split, cd_steps, hidden_
 @pytest.mark.parametrize("visible_units", ["bernoulli", "gaussian"])
 def test_a_compiled_step_is_the_interpreted_one(shards, visible_units):
     one, other = (make("rbm", cd_steps=2, visible_units=visible_units) for _ in range(2))
-    for learner in (one, other):
-        learner._sharded = ByUnits(learner, shards)
-    np.testing.assert_allclose(trained(one), trained(other, interpreted), rtol=1e-5)
+    errors = trained(ByUnits(one, shards)), trained(ByUnits(other, shards), interpreted)
+    np.testing.assert_allclose(*errors, rtol=1e-5)
     for mine, theirs in zip(one.parameters, other.parameters, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
 def test_one_shard_of_units_is_the_whole_step():
     whole, one = make("rbm"), make("rbm")
-    one._sharded = ByUnits(one, 1)
-    np.testing.assert_allclose(trained(whole), trained(one), rtol=1e-5)
+    np.testing.assert_allclose(trained(WholeStep(whole)), trained(ByUnits(one, 1)), rtol=1e-5)
     for mine, theirs in zip(whole.parameters, one.parameters, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
 
@@ -136,8 +136,8 @@ class Certain(RBM):
 def test_shards_do_what_the_whole_step_does(shards, split, cd_steps, rows):
     settings = RBMSettings(**(COMMON | {"cd_steps": cd_steps}))
     whole, cut = (Certain(2, VISIBLE, HIDDEN, settings) for _ in range(2))
-    cut.shard(shards, split)
-    errors = trained(whole, rows=rows), trained(cut, rows=rows)
+    steps = WholeStep(whole), step_for(cut, shards, split)
+    errors = [trained(training, rows=rows) for training in steps]
     np.testing.assert_allclose(*errors, rtol=1e-5)
     for mine, theirs in zip(whole.parameters, cut.parameters, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
@@ -148,19 +148,19 @@ def test_shards_do_what_the_whole_step_does(shards, split, cd_steps, rows):
 @pytest.mark.parametrize("changed", [{}, {"contraction": 0.2}, {"loss": "cross-entropy"}])
 def test_an_autoencoder_in_shards_of_examples(shards, tied, changed):
     whole, cut = (make("autoencoder", tied=tied, **changed) for _ in range(2))
-    cut.shard(shards, "examples")
-    np.testing.assert_allclose(trained(whole), trained(cut), rtol=1e-5)
+    errors = trained(WholeStep(whole)), trained(step_for(cut, shards, "examples"))
+    np.testing.assert_allclose(*errors, rtol=1e-5)
     for mine, theirs in zip(whole.parameters, cut.parameters, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
 def test_the_first_shard_of_units_draws_other_numbers_than_the_second():
     rbm = make("rbm")
-    rbm.shard(2, "units")
+    training = step_for(rbm, 2, "units")
     rbm.weight.fill(0)
     X = np.zeros((BATCH, VISIBLE), dtype=np.float32)
-    rbm.train_step(X, np.arange(BATCH), epoch=1, step=1)
-    states = rbm._sharded._states
+    training.train_step(X, np.arange(BATCH), epoch=1, step=1)
+    states = training._states
     half = HIDDEN // 2
     assert 0.2 < states.mean() < 0.8
     assert (states[:, :half] != states[:, half : 2 * half]).any()
@@ -168,41 +168,60 @@ def test_the_first_shard_of_units_draws_other_numbers_than_the_second():
 
 def test_an_autoencoder_is_not_split_by_units():
     with pytest.raises(ValueError, match="expected examples"):
-        make("autoencoder").shard(2, "units")
+        step_for(make("autoencoder"), 2, "units")
+
+
+@pytest.mark.parametrize("option", ["persistent", "sparsity_cost", "hidden_dropout"])
+def test_a_whole_step_is_a_program_where_it_is_plain(option):
+    assert isinstance(step_for(make("rbm"), 1, "examples"), ByUnits)
+    assert isinstance(step_for(make("rbm", **{option: 0.5}), 1, "examples"), WholeStep)
+    assert isinstance(step_for(make("autoencoder"), 1, "units"), WholeStep)
 
 
 @pytest.mark.parametrize("changed", [{"persistent": True}, {"sparsity_cost": 0.1}])
 def test_memory_brings_a_sharded_learner_back(changed):
     """What the shards keep of their own goes into checkpoints too."""
-    straight, stopped, resumed = (make("rbm", **changed) for _ in range(3))
-    for learner in (straight, stopped, resumed):
-        learner.shard(3, "examples")
-    trained(straight, steps=6)
-    trained(stopped, steps=4)
+    learners = [make("rbm", **changed) for _ in range(3)]
+    straight, stopped, resumed = (step_for(learner, 3, "examples") for learner in learners)
+    trained(straight)
+    trained(stopped, steps=range(4))
     memory = {name: array.copy() for name, array in stopped.memory().items()}
-    assert any(name.startswith("shard2.") for name in memory)
-    resumed.recall(stopped.snapshot(), memory)
-    X = examples()
-    for step in (4, 5):
-        resumed.train_step(X, np.arange(step, step + BATCH), epoch=1, step=step)
-    assert_same_bits(straight, resumed)
+    (own,) = learners[0].own_memory()
+    assert memory.keys() == {
+        *(f"velocity.{i}" for i in range(3)),
+        *(f"shard{shard}.{own}" for shard in range(3)),
+    }
+    recall(learners[2], resumed, learners[1].snapshot(), memory)
+    trained(resumed, steps=(4, 5))
+    assert_same_bits(learners[0], learners[2])
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("changed", [{}, {"persistent": True, "sparsity_cost": 0.1}])
+def test_a_restart_starts_the_memory_anew(changed, shards):
+    fresh, used = (make("rbm", **changed) for _ in range(2))
+    start, training = used.snapshot(), step_for(used, shards, "examples")
+    trained(training, steps=range(3))
+    used.restore(start)
+    training.restart()
+    assert trained(training) == trained(step_for(fresh, shards, "examples"))
+    assert_same_bits(fresh, used)
 
 
 def test_sparsity_in_shards_pulls_as_much_as_in_the_whole():
     settings = RBMSettings(**(COMMON | {"sparsity_cost": 0.5, "sparsity_target": 0.3}))
     whole, cut = (Certain(2, VISIBLE, HIDDEN, settings) for _ in range(2))
-    cut.shard(2, "examples")
-    for learner in (whole, cut):
-        learner.train_step(examples(), np.arange(BATCH), epoch=1, step=0)
+    for training in (WholeStep(whole), step_for(cut, 2, "examples")):
+        training.train_step(examples(), np.arange(BATCH), epoch=1, step=0)
     for mine, theirs in zip(whole.parameters, cut.parameters, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
-def chain(units: str = "bernoulli") -> list[Step]:
+def chain(units: str = "bernoulli") -> list[ChainStep]:
     rng = np.random.default_rng(1)
     widths, kinds = (11, 7, 3, 8), ("bernoulli", "relu", units)
     return [
-        Step(
+        ChainStep(
             rng.normal(0, 0.5, (i, o)).astype(np.float32),
             rng.normal(0, 0.1, o).astype(np.float32),
             kind,

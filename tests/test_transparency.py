@@ -21,6 +21,7 @@ from syncpretrain.events import (
 )
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.steps import WholeStep
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.pretraining.driver import Pretraining
@@ -194,8 +195,11 @@ def test_greedy_equals_training_layer_by_layer_by_hand(train, bits):
                     seed=7,
                 ),
             )
+            training = WholeStep(rbm)
             for epoch in range(1, (3, 2, 4)[number - 1] + 1):
-                train_epoch(rbm, X, epoch=epoch, stop=lambda: False, progress=lambda _: None)
+                train_epoch(
+                    rbm, training, X, epoch=epoch, stop=lambda: False, progress=lambda _: None
+                )
             layers.append(Layer(rbm.weight, rbm.hidden_bias, rbm.visible_bias))
             X = rbm.snapshot().up(X)
     assert Stack(tuple(layers)).parameters_sha256 == stack.parameters_sha256

@@ -20,6 +20,8 @@ import numpy as np
 from _timing import busy, machine, rst_table, spread
 
 from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.select import step_for
+from syncpretrain.learners.steps import WholeStep
 from syncpretrain.parallel.blas import blas_limit, usable_cores
 from syncpretrain.parallel.team import Team
 from syncpretrain.settings import MomentumSchedule
@@ -49,8 +51,7 @@ def step_seconds(shape: tuple[int, int], batch: int, case: Case) -> Iterator[flo
         weight_decay=0.0002,
     )
     rbm = RBM(1, *shape, settings)
-    if workers > 1:
-        rbm.shard(workers, split)
+    training = step_for(rbm, workers, split) if workers > 1 else WholeStep(rbm)
     X = np.random.default_rng(0).random((batch, shape[0]), dtype=np.float32)
     rows = np.arange(batch)
     while True:
@@ -62,7 +63,7 @@ def step_seconds(shape: tuple[int, int], batch: int, case: Case) -> Iterator[flo
             took: list[float] = []
             while sum(took) < SECONDS or len(took) < 5:
                 started = perf_counter()
-                rbm.train_step(X, rows, epoch=1, step=len(took), run=run)
+                training.train_step(X, rows, epoch=1, step=len(took), run=run)
                 took.append(perf_counter() - started)
         yield median(took[1:])
 

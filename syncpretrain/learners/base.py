@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -22,19 +22,32 @@ from syncpretrain.backends.base import Backend, Stream
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.kernels.contrastive_divergence import momentum_step
 from syncpretrain.kernels.losses import squared_error
-from syncpretrain.kernels.phases import BLOCK, Run, in_turn
+from syncpretrain.kernels.phases import BLOCK
 from syncpretrain.kernels.program import Operation
-from syncpretrain.learners.by_examples import ByExamples
-from syncpretrain.learners.learnersettings import LearnerSettings
-from syncpretrain.learners.logodds import log_odds
-from syncpretrain.learners.steps import ShardedStep
 from syncpretrain.models.layer import Layer
 from syncpretrain.rng import Purpose, generator
+from syncpretrain.settings.momentum import MomentumSchedule
 
 __all__ = ["Learner", "LearnerSettings"]
 
 Array = NDArray[np.float32]
 L = TypeVar("L", bound="Learner")
+MOST_CERTAIN = 0.01  # a mean below it, or as near to 1, starts no larger bias than its log-odds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerSettings:
+    """Settings of one layer's training that every model has."""
+
+    batch_size: int
+    learning_rate: float
+    momentum: MomentumSchedule
+    weight_decay: float = 0.0
+    l1: float = 0.0
+    hidden_units: str = "bernoulli"
+    visible_units: str = "bernoulli"
+    visible_bias: str = "zero"
+    seed: int = 0
 
 
 class Learner(ABC):
@@ -81,7 +94,6 @@ class Learner(ABC):
         self._common = settings
         self.backend: Backend = NumpyBackend()
         self.stream: Stream = self.backend.stream()
-        self._sharded: ShardedStep | None = None
         start = generator(settings.seed, Purpose.WEIGHTS, layer=layer)
         self.weight = start.standard_normal((visible, hidden), dtype=np.float32)
         self.weight *= np.float32(spread)
@@ -91,7 +103,7 @@ class Learner(ABC):
         self._arrange()
 
     def on(self, backend: Backend) -> None:
-        """Go to where the layer is to be trained, before :meth:`shard` and the first step."""
+        """Go to where the layer is to be trained, before a step of it is made."""
         if backend.name == self.backend.name:
             return
         self.backend, self.stream = backend, backend.stream()
@@ -144,23 +156,11 @@ class Learner(ABC):
         """
         if self._common.visible_bias == "zero":
             return
-        self.visible_bias[:] = log_odds(X, self._common.visible_units)
-
-    def shard(self, shards: int, split: str) -> None:
-        """Cut every step into so many shards from now on, by "examples" or by "units".
-
-        Raises
-        ------
-        ValueError
-            If this learner cannot be split so.
-        """
-        if shards > 1:
-            self._sharded = self._split(shards, split)
-
-    def _split(self, shards: int, split: str) -> ShardedStep:
-        if split != "examples":
-            raise ValueError(f"split: got {split} for {self.model}, expected examples")
-        return ByExamples(self, shards)
+        mean: NDArray[np.float64] = X.mean(axis=0, dtype=np.float64)
+        if self._common.visible_units == "bernoulli":
+            mean = np.clip(mean, MOST_CERTAIN, 1 - MOST_CERTAIN)
+            mean = np.log(mean / (1 - mean))
+        self.visible_bias[:] = mean
 
     def part(self: L, shard: int, shards: int) -> L:
         """Return a learner of the same parameters, with gradients and draws of its own."""
@@ -170,25 +170,6 @@ class Learner(ABC):
         part._velocities = []
         part._allocate(-(-self.batch_size // shards))
         return part
-
-    def train_step(
-        self,
-        X: Array,
-        rows: NDArray[np.intp],
-        *,
-        epoch: int,
-        step: int,
-        run: Run = in_turn,
-    ) -> float:
-        """Train on some rows of X; return their summed squared reconstruction error.
-
-        ``run`` works the phases of a step that is cut into shards.
-        """
-        if self._sharded is not None:
-            return self._sharded.train_step(X, rows, epoch=epoch, step=step, run=run)
-        error = self.gradient(X, rows, epoch=epoch, step=step)
-        self.update(epoch=epoch)
-        return error
 
     def update(self, *, epoch: int) -> None:
         """Move the parameters along the gradients, with this epoch's momentum."""
@@ -261,39 +242,26 @@ class Learner(ABC):
 
     def memory(self) -> dict[str, Array]:
         """Return by name what the next step depends on beside the parameters; live arrays."""
-        velocities = {f"velocity.{i}": velocity for i, velocity in enumerate(self._velocities)}
-        rest = self._sharded.memory() if self._sharded is not None else self.own_memory()
-        return velocities | rest
+        return self.velocities() | self.own_memory()
+
+    def velocities(self) -> dict[str, Array]:
+        """Return the velocity of each parameter by name; a part of a learner has none."""
+        return {f"velocity.{i}": velocity for i, velocity in enumerate(self._velocities)}
 
     def own_memory(self) -> dict[str, Array]:
-        """Return what the next gradient depends on beside the parameters; live arrays."""
+        """Return by name what the next gradient depends on beside the parameters; live arrays."""
         return {}
 
     def restart(self) -> None:
-        """Forget what :meth:`own_memory` tells of."""
-        for array in self.own_memory().values():
+        """Set :meth:`memory` to what it was before the first step."""
+        for array in self.memory().values():
             array.fill(0)
 
-    def recall(self, snapshot: Layer, memory: Mapping[str, Array]) -> None:
-        """Go back to a snapshot and to what :meth:`memory` held then, to go on bit for bit.
-
-        Raises
-        ------
-        ValueError, KeyError
-            If they are those of another learner.
-        """
-        self.restore(snapshot)
-        for name, array in self.memory().items():
-            np.copyto(array, self.backend.asarray(memory[name]))
-
     def restore(self, snapshot: Layer) -> None:
-        """Take the parameters of a snapshot; the velocities start anew."""
+        """Take the parameters of a snapshot."""
         snapshot = snapshot.to(self.backend.asarray)
         np.copyto(self.weight, snapshot.weight)
         np.copyto(self.hidden_bias, snapshot.hidden_bias)
         np.copyto(self.visible_bias, snapshot.visible_bias)
         if self.decoder_weight is not None:
             np.copyto(self.decoder_weight, snapshot.decoding)
-        for velocity in self._velocities:
-            velocity.fill(0)
-        (self._sharded or self).restart()

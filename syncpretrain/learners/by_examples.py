@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
-
 import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.averaging import add_tree
-from syncpretrain.kernels.phases import BLOCK, Phase, Run, cuts
+from syncpretrain.kernels.phases import BLOCK, Phase, Run, cuts, in_turn
+from syncpretrain.learners.base import Learner
 
 __all__ = ["ByExamples"]
 
 Array = NDArray[np.float32]
-
-
-class Divisible(Protocol):
-    """A learner whose gradient can be computed for parts of a minibatch."""
-
-    @property
-    def parameters(self) -> Sequence[Array]:
-        """Arrays that are moved along their gradients."""
-        ...
-
-    def part(self, shard: int, shards: int) -> Any:
-        """Return a learner of the same parameters with gradients of its own."""
-        ...
-
-    def move(self, i: int, block: slice, gradient: Array, *, epoch: int) -> None:
-        """Move a block of a parameter along its gradient."""
-        ...
 
 
 class ByExamples:
@@ -42,19 +23,19 @@ class ByExamples:
 
     Parameters
     ----------
-    learner : Divisible
+    learner : Learner
         Whose parameters are trained.
     shards : int
     """
 
-    def __init__(self, learner: Divisible, shards: int) -> None:
-        self._learner = learner
+    def __init__(self, learner: Learner, shards: int) -> None:
+        self.learner = learner
         self._parts = [learner.part(shard, shards) for shard in range(shards)]
         self._errors = [0.0] * shards
         self._phases: tuple[Phase, ...] = (self._gradient, self._move)
 
     def train_step(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: Run
+        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: Run = in_turn
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error."""
         self._X, self._rows, self._epoch, self._step = X, rows, epoch, step
@@ -63,16 +44,16 @@ class ByExamples:
         return sum(self._errors)
 
     def memory(self) -> dict[str, Array]:
-        """Return what each shard keeps from one minibatch to the next."""
-        return {
+        """Return the learner's velocities, and what each shard's gradient depends on."""
+        return self.learner.velocities() | {
             f"shard{shard}.{name}": array
             for shard, part in enumerate(self._parts)
             for name, array in part.own_memory().items()
         }
 
     def restart(self) -> None:
-        """Forget what :meth:`memory` tells of."""
-        for part in self._parts:
+        """Set :meth:`memory` to what it was before the first step."""
+        for part in (self.learner, *self._parts):
             part.restart()
 
     def _gradient(self, shard: int) -> None:
@@ -88,10 +69,10 @@ class ByExamples:
 
     def _move(self, shard: int) -> None:
         """Add up the gradients of a slice of the parameters, and move it, block by block."""
-        for i, parameter in enumerate(self._learner.parameters):
+        for i, parameter in enumerate(self.learner.parameters):
             own = cuts(parameter.size, len(self._parts))[shard]
             parts = [part.gradients[i].reshape(-1) for part in self._parts]
             for start in range(own.start, own.stop, BLOCK):
                 block = slice(start, min(start + BLOCK, own.stop))
                 total = add_tree([gradient[block] for gradient in parts])
-                self._learner.move(i, block, total, epoch=self._epoch)
+                self.learner.move(i, block, total, epoch=self._epoch)

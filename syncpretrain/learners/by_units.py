@@ -8,17 +8,13 @@ costs most beside the products. With one shard it is the whole step.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.kernels.phases import Run, cuts
+from syncpretrain.kernels.phases import Run, cuts, in_turn
 from syncpretrain.kernels.program import Operation, Program
+from syncpretrain.learners.rbm import RBM
 from syncpretrain.rng import Address, Purpose
-
-if TYPE_CHECKING:
-    from syncpretrain.learners.rbm import RBM
 
 __all__ = ["ByUnits"]
 
@@ -36,7 +32,7 @@ class ByUnits:
     """
 
     def __init__(self, rbm: RBM, shards: int) -> None:
-        self._rbm = rbm
+        self.learner = rbm
         self._v, self._h, self._states, noise, self._difference = rbm.buffers
         self._noise = noise.reshape(-1)
         visible, hidden = rbm.weight.shape
@@ -45,10 +41,10 @@ class ByUnits:
         self._programs: dict[int, Program] = {}  # by the size of a minibatch
 
     def train_step(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: Run
+        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: Run = in_turn
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error."""
-        rbm, n = self._rbm, len(rows)
+        rbm, n = self.learner, len(rows)
         if n not in self._programs:
             self._programs[n] = self._program(n)
         program = self._programs[n]
@@ -62,24 +58,25 @@ class ByUnits:
         return float(program.results.sum())
 
     def memory(self) -> dict[str, Array]:
-        """Return nothing: the units remember nothing from one minibatch to the next."""
-        return {}
+        """Return the memory of the RBM; the shards keep nothing of their own."""
+        return self.learner.memory()
 
     def restart(self) -> None:
-        """Do nothing."""
+        """Set :meth:`memory` to what it was before the first step."""
+        self.learner.restart()
 
     def _program(self, n: int) -> Program:
         """Return the step on minibatches of n examples."""
         shards = range(len(self._own))
         phases = [[self._draw(n, 0, s) for s in shards], [self._down(n, s) for s in shards]]
-        for k in range(1, self._rbm.settings.cd_steps):
+        for k in range(1, self.learner.settings.cd_steps):
             phases += [[self._draw(n, k, s) for s in shards], [self._down(n, s) for s in shards]]
         phases += [[self._up(n, s) for s in shards], [self._move(n, s) for s in shards]]
         return Program(phases, len(self._own))
 
     def _draw(self, n: int, k: int, shard: int) -> list[Operation]:
         """Draw a part of the hidden states for the k-th way down, from v0 or v1."""
-        rbm, (_, own) = self._rbm, self._own[shard]
+        rbm, (_, own) = self.learner, self._own[shard]
         half = slice(n, 2 * n) if k else slice(n)
         inputs, states, units = self._h[half, own], self._states[:n, own], rbm.settings.hidden_units
         rows = len(self._states)
@@ -92,7 +89,7 @@ class ByUnits:
 
     def _down(self, n: int, shard: int) -> list[Operation]:
         """Reconstruct a part of the visible units."""
-        rbm, (own, _) = self._rbm, self._own[shard]
+        rbm, (own, _) = self.learner, self._own[shard]
         v0, v1 = self._v[:n, own], self._v[n : 2 * n, own]
         return [
             ("matmul", self._states[:n], rbm.weight[own].T, v1),
@@ -102,7 +99,7 @@ class ByUnits:
 
     def _up(self, n: int, shard: int) -> list[Operation]:
         """Find a part of the hidden means of the reconstruction."""
-        rbm, (_, own) = self._rbm, self._own[shard]
+        rbm, (_, own) = self.learner, self._own[shard]
         h1 = self._h[n : 2 * n, own]
         return [
             ("matmul", self._v[n : 2 * n], rbm.weight[:, own], h1),
@@ -111,7 +108,7 @@ class ByUnits:
 
     def _move(self, n: int, shard: int) -> list[Operation]:
         """Move the weights of a part of the visible units, and both parts' biases."""
-        rbm, (visible, hidden) = self._rbm, self._own[shard]
+        rbm, (visible, hidden) = self.learner, self._own[shard]
         v, h, (dW, da, db) = self._v[: 2 * n, visible], self._h[: 2 * n], rbm.gradients
         own_h, scratch = h[:, hidden], self._scratch[hidden]
         return [

@@ -14,6 +14,7 @@ from syncpretrain.errors import DivergedError
 from syncpretrain.kernels.phases import Run, in_turn
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.cursor import Cursor, Stopped
+from syncpretrain.learners.steps import Step
 
 __all__ = ["train_epoch"]
 
@@ -24,6 +25,7 @@ BEGINNING = Cursor()
 
 def train_epoch(
     learner: Learner,
+    training: Step,
     X: NDArray[np.float32],
     *,
     epoch: int,
@@ -34,7 +36,8 @@ def train_epoch(
 ) -> float:
     """Train every row of X once; return the mean squared reconstruction error.
 
-    ``begin`` is where an epoch that was left goes on; ``run`` works the steps' shards.
+    ``training`` is the learner's step, whose shards ``run`` executes; ``begin`` is where an epoch
+    that was interrupted resumes.
 
     Raises
     ------
@@ -62,7 +65,7 @@ def train_epoch(
                 continue
             if stop():
                 raise Stopped(Cursor(step, float(total)))
-            total += learner.train_step(X, rows, epoch=epoch, step=step, run=run)
+            total += training.train_step(X, rows, epoch=epoch, step=step, run=run)
             # On a device the sum is an array, and to look at it is to wait for all that is queued.
             looks = (step + 1) % between == 0 or step + 1 == steps
             if looks and not math.isfinite(total):

@@ -15,8 +15,6 @@ from syncpretrain.kernels.contrastive_divergence import (
 )
 from syncpretrain.kernels.losses import squared_error
 from syncpretrain.learners.base import Learner, LearnerSettings
-from syncpretrain.learners.by_units import ByUnits
-from syncpretrain.learners.steps import ShardedStep
 from syncpretrain.rng import Address, Purpose
 
 __all__ = ["RBM", "RBMSettings"]
@@ -78,18 +76,6 @@ class RBM(Learner):
         and the difference of v0 and v1.
         """
         return self._v, self._h, self._states, self._noise, self._difference
-
-    def shard(self, shards: int, split: str) -> None:
-        """Cut every step into shards; where it is plain CD on the host, make a program of it."""
-        settings = self.settings
-        plain = not (settings.persistent or settings.sparsity_cost or settings.hidden_dropout)
-        if shards == 1 and plain and self.backend.name == "numpy":
-            self._sharded = ByUnits(self, 1)
-        else:
-            super().shard(shards, split)
-
-    def _split(self, shards: int, split: str) -> ShardedStep:
-        return ByUnits(self, shards) if split == "units" else super()._split(shards, split)
 
     def gradient(
         self,
@@ -207,6 +193,7 @@ class RBM(Learner):
         return memory
 
     def restart(self) -> None:
-        """Start persistent chains and mean activities anew."""
+        """Start velocities, persistent chains and mean activities anew."""
+        super().restart()
         self._states.fill(0)
         self._activity.fill(self._target)

@@ -1,32 +1,80 @@
-"""The protocol of a step in shards."""
+"""The protocol of a training step, and the step that is not cut into shards."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.kernels.phases import Run
+from syncpretrain.kernels.phases import Run, in_turn
+from syncpretrain.learners.base import Learner
+from syncpretrain.models.layer import Layer
 
-__all__ = ["ShardedStep"]
+__all__ = ["Step", "WholeStep", "recall"]
 
 Array = NDArray[np.float32]
 
 
-class ShardedStep(Protocol):
-    """One learner's step in shards."""
+class Step(Protocol):
+    """A step of one learner on a minibatch."""
 
     def train_step(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: Run
+        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: Run = in_turn
     ) -> float:
-        """Train on some rows of X; return their summed squared reconstruction error."""
+        """Train on some rows of X; return their summed squared reconstruction error.
+
+        ``run`` executes the phases of a step that is cut into shards.
+        """
         ...
 
     def memory(self) -> dict[str, Array]:
-        """Return by name what the next step depends on beside the learner's own memory."""
+        """Return by name what the next step depends on beside the parameters; live arrays."""
         ...
 
     def restart(self) -> None:
-        """Forget what :meth:`memory` tells of."""
+        """Set :meth:`memory` to what it was before the first step."""
         ...
+
+
+class WholeStep:
+    """The gradient of a whole minibatch, then the update.
+
+    Parameters
+    ----------
+    learner : Learner
+        Whose parameters are trained.
+    """
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner = learner
+
+    def train_step(
+        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: Run = in_turn
+    ) -> float:
+        """Train on some rows of X; return their summed squared reconstruction error."""
+        error = self.learner.gradient(X, rows, epoch=epoch, step=step)
+        self.learner.update(epoch=epoch)
+        return error
+
+    def memory(self) -> dict[str, Array]:
+        """Return the memory of the learner."""
+        return self.learner.memory()
+
+    def restart(self) -> None:
+        """Set :meth:`memory` to what it was before the first step."""
+        self.learner.restart()
+
+
+def recall(learner: Learner, step: Step, snapshot: Layer, memory: Mapping[str, Array]) -> None:
+    """Go back to a snapshot and to what ``step.memory()`` held then; the result is bit-identical.
+
+    Raises
+    ------
+    ValueError, KeyError
+        If they are those of another learner, or of another step.
+    """
+    learner.restore(snapshot)
+    for name, array in step.memory().items():
+        np.copyto(array, learner.backend.asarray(memory[name]))

@@ -15,7 +15,7 @@ from syncpretrain.kernels.phases import Work as Shared
 from syncpretrain.learners.by_examples import ByExamples
 from syncpretrain.learners.by_units import ByUnits
 from syncpretrain.learners.rbm import RBM
-from syncpretrain.learners.steps import ShardedStep
+from syncpretrain.learners.steps import Step
 from syncpretrain.parallel.blas import blas_threads
 from syncpretrain.parallel.team import Team
 from syncpretrain.planning.probes import (
@@ -188,14 +188,14 @@ class _Bench:
         work = beside(self._steps[i].work(), others, self._team)
         return Probe(work, cores=len(others) + 1)
 
-    def _cuts(self, i: int) -> dict[str, Callable[[int], ShardedStep | None]]:
+    def _cuts(self, i: int) -> dict[str, Callable[[int], Step | None]]:
         """Return how a layer's step is cut into shards, as far as it can be."""
         settings, learner = self._settings, self._steps[i].learner
 
-        def by_examples(shards: int) -> ShardedStep | None:
+        def by_examples(shards: int) -> Step | None:
             return ByExamples(learner, shards) if shards <= settings.batch_size else None
 
-        def by_units(shards: int) -> ShardedStep | None:
+        def by_units(shards: int) -> Step | None:
             special = (*settings.persistent, *settings.sparsity_cost, *settings.hidden_dropout)
             if not isinstance(learner, RBM) or any(special):
                 return None

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from syncpretrain.kernels.phases import Run, in_turn
 from syncpretrain.learners.base import Learner
-from syncpretrain.learners.steps import ShardedStep
+from syncpretrain.learners.select import step_for
+from syncpretrain.learners.steps import Step
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.parallel.team import Team
@@ -95,13 +96,14 @@ class Steps:
 
     def __init__(self, learner: Learner, X: Array) -> None:
         self.learner, self.X = learner, X
+        self._whole = step_for(learner, 1, "examples")
         learner.learning_rate = 1e-9  # the weights stay where they are, however often it is timed
         self._order = np.random.default_rng(0).permutation(len(X))
         self._step = 0
 
-    def work(self, sharded: ShardedStep | None = None, run: Run = in_turn) -> Work:
+    def work(self, sharded: Step | None = None, run: Run = in_turn) -> Work:
         """Return the steps as work, cut into shards if they are."""
-        train_step = self.learner.train_step if sharded is None else sharded.train_step
+        train_step = (sharded or self._whole).train_step
 
         def work(times: int) -> float:
             started = perf_counter()

@@ -17,6 +17,7 @@ from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.early_stopping import EarlyStopping
 from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.select import step_for
 from syncpretrain.parallel.team import TIMES, TeamTimes
 from syncpretrain.pretraining.memory import check_memory
 from syncpretrain.pretraining.runtime.activations import Split
@@ -96,7 +97,6 @@ def _learner(settings: PretrainSettings, layer: int, backend: Backend | None = N
     learner = build(settings, layer - 1, *settings.layers[layer - 1 : layer + 1])
     if backend is not None:
         learner.on(backend.for_layer(layer))
-    learner.shard(settings.shards_of(layer), settings.split)
     return learner
 
 
@@ -152,9 +152,11 @@ def build_worker(
 
     ``backend`` is where the layers are trained, None NumPy.
     """
+    learner = _learner(settings, layer, backend)
     stopping = build_stopping(settings)[layer - 1]
     worker = LayerWorker(
-        _learner(settings, layer, backend),
+        learner,
+        step_for(learner, settings.shards_of(layer), settings.split),
         inputs,
         stopping,
         keep_states=keep_states,

@@ -16,6 +16,7 @@ from syncpretrain.learners.base import Learner
 from syncpretrain.learners.cursor import Cursor, Stopped
 from syncpretrain.learners.early_stopping import EarlyStopping
 from syncpretrain.learners.epoch import train_epoch
+from syncpretrain.learners.steps import Step, recall
 from syncpretrain.parallel.team import TIMES, Team, TeamTimes
 from syncpretrain.pretraining.runtime.activations import Split
 from syncpretrain.pretraining.runtime.messages import Failed, Finished, LayerState, Message
@@ -48,6 +49,8 @@ class LayerWorker:
     Parameters
     ----------
     learner : Learner
+    step : Step
+        How the learner trains on a minibatch.
     inputs : Inputs
         The versions of the layer below.
     stopping : EarlyStopping, optional
@@ -72,6 +75,7 @@ class LayerWorker:
     def __init__(
         self,
         learner: Learner,
+        step: Step,
         inputs: Inputs,
         stopping: EarlyStopping | None = None,
         *,
@@ -79,7 +83,7 @@ class LayerWorker:
         replicas: int = 1,
         times: TeamTimes = TIMES,
     ) -> None:
-        self.learner = learner
+        self.learner, self.step = learner, step
         self.progress = np.zeros(1)
         self.members = np.ones(1)
         self._team = Team(replicas, f"syncpretrain-layer-{learner.layer}", times)
@@ -134,7 +138,7 @@ class LayerWorker:
         begun = self._cursor.minibatches > 0
         return LayerState(
             self.learner.snapshot() if begun else self._last_good,
-            {name: array.copy() for name, array in self.learner.memory().items()},
+            {name: array.copy() for name, array in self.step.memory().items()},
             self._last_good,
             self._cursor,
             self.learner.learning_rate,
@@ -146,7 +150,7 @@ class LayerWorker:
         """Go on from a state, bit for bit."""
         with self.learner.stream:
             state = state.to(self.learner.backend.asarray)
-            self.learner.recall(state.layer, state.memory)
+            recall(self.learner, self.step, state.layer, state.memory)
         self.learner.learning_rate = state.learning_rate
         self._last_good, self._cursor, self._rollbacks = state.good, state.cursor, state.rollbacks
         if self._stopping is not None and state.stopping is not None:
@@ -161,6 +165,7 @@ class LayerWorker:
 
     def _roll_back(self) -> None:
         self.learner.restore(self._last_good)
+        self.step.restart()
         self._cursor = Cursor()
 
     def _train(self, command: Train, stop: Callable[[], bool]) -> Finished:
@@ -201,6 +206,7 @@ class LayerWorker:
             try:
                 return train_epoch(
                     self.learner,
+                    self.step,
                     X,
                     epoch=epoch,
                     stop=stop,

@@ -1,0 +1,38 @@
+"""The step of a learner: whole, or cut into shards by examples or by units."""
+
+from __future__ import annotations
+
+from typing import TypeGuard
+
+from syncpretrain.learners.base import Learner
+from syncpretrain.learners.by_examples import ByExamples
+from syncpretrain.learners.by_units import ByUnits
+from syncpretrain.learners.rbm import RBM
+from syncpretrain.learners.steps import Step, WholeStep
+
+__all__ = ["step_for"]
+
+
+def step_for(learner: Learner, shards: int, split: str) -> Step:
+    """Return the step of a learner in ``shards`` shards, split by "examples" or by "units".
+
+    Raises
+    ------
+    ValueError
+        If the learner cannot be split so.
+    """
+    if shards == 1:
+        return ByUnits(learner, 1) if _is_plain(learner) else WholeStep(learner)
+    if split == "examples":
+        return ByExamples(learner, shards)
+    if isinstance(learner, RBM):
+        return ByUnits(learner, shards)
+    raise ValueError(f"split: got {split} for {learner.model}, expected examples")
+
+
+def _is_plain(learner: Learner) -> TypeGuard[RBM]:
+    """Return whether the learner does CD-k on the host, whose whole step is a program too."""
+    if not isinstance(learner, RBM) or learner.backend.name != "numpy":
+        return False
+    own = learner.settings
+    return not (own.persistent or own.sparsity_cost or own.hidden_dropout)

@@ -1,0 +1,44 @@
+"""Training steps of every kind, each preceded by what a test wants to happen there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from syncpretrain.learners.base import Learner
+from syncpretrain.learners.by_examples import ByExamples
+from syncpretrain.learners.by_units import ByUnits
+from syncpretrain.learners.steps import WholeStep
+
+Before = Callable[[Learner, int, int], Any]
+
+
+def before_steps(monkeypatch, before: Before) -> None:
+    """Call ``before`` with the learner, the epoch and the step; a value of it replaces the step."""
+    for kind in (WholeStep, ByExamples, ByUnits):
+        monkeypatch.setattr(kind, "train_step", _preceded(kind.train_step, before))
+
+
+def after_steps(monkeypatch, after: Callable[[], None]) -> None:
+    """Call ``after`` at the end of every step."""
+    for kind in (WholeStep, ByExamples, ByUnits):
+        monkeypatch.setattr(kind, "train_step", _followed(kind.train_step, after))
+
+
+def _preceded(original, before: Before):
+    def train_step(self, X, rows, *, epoch, step, **how):
+        error = before(self.learner, epoch, step)
+        if error is None:
+            error = original(self, X, rows, epoch=epoch, step=step, **how)
+        return error
+
+    return train_step
+
+
+def _followed(original, after: Callable[[], None]):
+    def train_step(self, *args, **how):
+        error = original(self, *args, **how)
+        after()
+        return error
+
+    return train_step
