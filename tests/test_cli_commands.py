@@ -6,13 +6,16 @@ import json
 import subprocess
 import sys
 
+import click
 import numpy as np
 import pytest
 from PIL import Image
 
 import syncpretrain
 from syncpretrain.cli import main
+from syncpretrain.cli.help_texts import SECTIONS
 from syncpretrain.cli.program import COMMANDS
+from syncpretrain.cli.train_options import PLACES
 from syncpretrain.data import load_dataset
 from syncpretrain.runs.run import train_run
 from syncpretrain.settings import settings_from
@@ -245,17 +248,47 @@ class TestHelp:
 
     @pytest.mark.parametrize("command", [(), *((command,) for command in COMMANDS)])
     def test_nothing_heavy_is_imported_for_it(self, command):
+        heavy = {"numpy", "rich", "sklearn", "safetensors", "scipy"}
+        if command not in {("train",), ("compare",), ("plan",)}:  # their options are its fields
+            heavy |= {"msgspec"}
         code = (
             "import sys; from syncpretrain.cli import main\n"
             f"try: main({[*command, '--help']!r})\n"
             "except SystemExit as ended: assert not ended.code\n"
-            "heavy = {'numpy', 'rich', 'msgspec', 'sklearn', 'safetensors'} & sys.modules.keys()\n"
+            f"heavy = {heavy} & sys.modules.keys()\n"
             "sys.exit(f'imported: {heavy}' if heavy else 0)"
         )
         found = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
         )
         assert (found.returncode, found.stderr) == (0, "")
+
+    @pytest.mark.parametrize("command", ["train", "compare"])
+    def test_each_section_fits_a_screen(self, monkeypatch, call, command):
+        monkeypatch.setenv("COLUMNS", "80")
+        text = call(command, "--help")
+        blocks = text.split("\n\n")
+        sections = {block.partition(":")[0]: block.splitlines() for block in blocks[1:]}
+        assert list(sections)[-6:] == [
+            "Data and settings",
+            "Model",
+            "Learning",
+            "Schedule and workers",
+            "Fine-tuning",
+            "Run folder and output",
+        ]
+        for lines in list(sections.values())[-6:]:
+            assert len(lines) <= 24
+            assert max(map(len, lines)) <= 80
+        monkeypatch.setenv("COLUMNS", "200")
+        assert max(map(len, call(command, "--help").splitlines())) <= 100
+
+    def test_every_setting_has_an_option_and_a_text_in_one_section(self):
+        names = [name for texts in SECTIONS.values() for name in texts]
+        assert len(names) == len(set(names))
+        assert PLACES.keys() <= set(names)
+        command = main.get_command(click.Context(main), "train")
+        assert PLACES.keys() <= {param.name for param in command.params}
 
     def test_the_version(self):
         found = program("--version")

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from syncpretrain.cli.help_texts import TEXTS
 from syncpretrain.cli.options import at_least, json_option, words
+from syncpretrain.cli.sections import SectionedCommand
 from syncpretrain.cli.settings_from_options import given_settings
-from syncpretrain.cli.train_options import setting_options
+from syncpretrain.cli.train_options import setting_options, source_options
 from syncpretrain.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -35,15 +37,16 @@ def label_counts(text: str) -> tuple[int | None, ...]:
         ) from None
 
 
-@click.command("compare")
-@setting_options
+@click.command("compare", cls=SectionedCommand, context_settings={"max_content_width": 100})
+@setting_options(without=("labels", "run"))
+@source_options
 @click.option(
     "--starts",
     type=words(STARTS),
     metavar="START[,START...]",
-    help="Of greedy, synchronized and random. Default all three.",
+    help=TEXTS["starts"],
 )
-@click.option("--seeds", type=at_least(1), default=3, metavar="S", help="Runs of each. Default 3.")
+@click.option("--seeds", type=at_least(1), default=3, metavar="S", help=TEXTS["seeds"])
 @click.option(
     "--labels",
     type=label_counts,

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from syncpretrain.cli.help_texts import TEXTS
+
 __all__ = [
     "RUN",
     "at_least",
@@ -100,7 +102,7 @@ def data_option(default: str) -> Callable[[F], F]:
     return click.option(
         "--data",
         metavar="NAME|FILE",
-        help="mnist, digits, or a .npy, .npz, IDX or .csv file. " + default,
+        help=f"{TEXTS['data']} {default}",
     )
 
 

@@ -9,8 +9,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.options import at_least, integers, json_option
+from syncpretrain.cli.options import at_least, json_option
 from syncpretrain.cli.settings_from_options import given_settings
+from syncpretrain.cli.train_options import setting_options, source_options
 
 if TYPE_CHECKING:
     from syncpretrain.planning import Plan
@@ -21,35 +22,14 @@ HELD_OUT = 5  # one held-out example for this many training examples, as of MNIS
 
 
 @click.command("plan")
-@click.option(
-    "--layers",
-    type=integers,
-    metavar="N,N[,N...]",
-    help="Values of an example, then the units of each layer: 784,1000,500,250,30.",
-)
-@click.option("--preset", metavar="NAME", help="Take the stack and its settings from a preset.")
-@click.option(
-    "--config",
-    metavar="FILE.toml",
-    type=click.Path(path_type=Path),
-    help="Take them from a run folder's config.toml; options given here win.",
-)
-@click.option(
-    "--model",
-    type=click.Choice(["rbm", "autoencoder", "denoising", "contractive"]),
-    help="What a layer is. Default rbm.",
-)
-@click.option("--epochs", type=integers, metavar="N[,N...]", help="Default 10.")
-@click.option("--batch-size", type=int, metavar="B", help="Examples in a minibatch. Default 100.")
+@setting_options(only=("layers", "model", "epochs", "batch_size", "workers"))
+@source_options
 @click.option(
     "--examples",
     type=at_least(1),
     default=50_000,
     metavar="N",
     help="To train on. Default 50000, as of MNIST.",
-)
-@click.option(
-    "--workers", type=int, metavar="P", help="Maximum number of workers. Default the usable cores."
 )
 @click.option(
     "--seconds",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from syncpretrain.cli.train_options import AUTO, FINETUNE, PLACES
 from syncpretrain.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -12,13 +13,8 @@ if TYPE_CHECKING:
     from syncpretrain.planning import Plan
     from syncpretrain.settings import Settings
 
-__all__ = ["AUTO", "given_settings", "planned"]
+__all__ = ["given_settings", "planned"]
 
-AUTO = "auto"  # a schedule that is none: it is settled before there are settings to keep
-
-FINETUNE = "finetune_"
-GROUPED = ("data", "validation", "labels")
-SAFETY = ("checkpoint_every", "keep", "max_restarts", "stall_timeout")
 PLANNED = ("group_size", "replicas", "split", "shards")
 
 
@@ -51,7 +47,7 @@ def given_settings(preset: str | None, config: Path | None, given: dict[str, Any
     for name, value in given.items():
         if value is None:
             continue
-        section, field = _place(name)
+        section, field = PLACES[name]
         base[section][field] = value
     pretrain = base["pretrain"]
     if given.get("schedule") == AUTO:
@@ -142,16 +138,3 @@ def _forget_model(pretrain: dict[str, Any]) -> None:
     for name in {name for defaults in MODEL_DEFAULTS.values() for name in defaults}:
         if all(value == PER_LAYER[name] for value in pretrain[name]):
             del pretrain[name]
-
-
-def _place(option: str) -> tuple[str, str]:
-    """Return the section and the field of the settings that an option sets."""
-    if option == "finetune":
-        return "finetune", "objective"
-    if option.startswith(FINETUNE):
-        return "finetune", option.removeprefix(FINETUNE)
-    if option in GROUPED:
-        return "data", "name" if option == "data" else option
-    if option in SAFETY:
-        return "run", option
-    return "pretrain", option

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from syncpretrain.cli.options import json_option
-from syncpretrain.cli.settings_from_options import AUTO, given_settings, planned
-from syncpretrain.cli.train_options import setting_options
+from syncpretrain.cli.sections import SectionedCommand
+from syncpretrain.cli.settings_from_options import given_settings, planned
+from syncpretrain.cli.train_options import AUTO, setting_options, source_options
 from syncpretrain.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -35,14 +36,9 @@ RECORDED = (
 )
 
 
-@click.command("train")
-@setting_options
-@click.option(
-    "--labels",
-    type=int,
-    metavar="N",
-    help="Keep the labels of N training examples only. Default all.",
-)
+@click.command("train", cls=SectionedCommand, context_settings={"max_content_width": 100})
+@setting_options(without=("run",))
+@source_options
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -56,13 +52,6 @@ RECORDED = (
     help="Go on with a run that was stopped or died, from its newest checkpoint, to the same bits.",
 )
 @click.option(
-    "--checkpoint-every",
-    metavar="N|Ss",
-    help="Write a checkpoint at the end of an epoch, once any layer, or fine-tuning, has done N"
-    " epochs since the last one, or once S seconds have passed. Default 60s.",
-)
-@click.option("--keep", type=int, metavar="N", help="Checkpoints to keep. Default 2.")
-@click.option(
     "--inexact",
     is_flag=True,
     default=None,
@@ -70,23 +59,12 @@ RECORDED = (
     " compute other last bits.",
 )
 @click.option(
-    "--max-restarts",
-    type=int,
-    metavar="N",
-    help="Resume from the last checkpoint if a worker dies, at most N times. Default 0.",
-)
-@click.option(
-    "--stall-timeout",
-    type=float,
-    metavar="SECONDS",
-    help="End a run that trains no minibatch for so long. Default 600.",
-)
-@click.option(
     "--replay",
     type=click.Path(path_type=Path),
     metavar="RUN",
     help="Repeat a run, such as one of --pace free, with the versions it recorded.",
 )
+@setting_options(only=("run",))
 @json_option
 @click.option("--quiet", is_flag=True, help="Print nothing but errors and --json.")
 def command(

@@ -1,278 +1,161 @@
-"""The options of ``train`` and ``compare``: one for each setting."""
+"""Options derived from the settings: one for each field, with its text in ``help_texts``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import reduce
+from collections.abc import Callable, Collection
+from functools import cache, reduce
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import click
+import msgspec
 
-from syncpretrain.cli.options import data_option, floats, integers, momentums, words
+from syncpretrain.cli.help_texts import TEXTS
+from syncpretrain.cli.options import floats, integers, momentums, words
+from syncpretrain.settings import DataSettings, FinetuneSettings, PretrainSettings, RunSettings
+from syncpretrain.settings.defaults import PER_LAYER
 
-__all__ = ["setting_options"]
+__all__ = ["AUTO", "FINETUNE", "PLACES", "setting_options", "source_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-UNITS = ("bernoulli", "gaussian", "relu")
-OPTIONS = (
-    click.option(
-        "--layers",
-        type=integers,
-        metavar="N,N[,N...]",
-        help="Values of an example, then the units of each layer: 784,1000,500,250,30.",
-    ),
-    data_option("Default mnist."),
-    click.option(
-        "--validation",
-        type=float,
-        metavar="FRACTION",
-        help="Of the training examples, to hold out. Default 10,000 of MNIST's 60,000, or a tenth.",
-    ),
-    click.option(
-        "--preset",
-        metavar="NAME",
-        help="Take the settings of a preset, listed by 'syncpretrain presets'; options given"
-        " here win.",
-    ),
-    click.option(
-        "--config",
-        metavar="FILE.toml",
-        type=click.Path(path_type=Path),
-        help="Take the settings of a run folder's config.toml; options given here win.",
-    ),
-    click.option(
-        "--model",
-        type=click.Choice(["rbm", "autoencoder", "denoising", "contractive"]),
-        help="What a layer is. Default rbm.",
-    ),
-    click.option(
-        "--visible-units",
-        type=click.Choice(["bernoulli", "gaussian"]),
-        help="Of the input: values in [0, 1] (default), or any, which are standardized.",
-    ),
-    click.option(
-        "--hidden-units",
-        type=words(UNITS),
-        metavar="KIND[,KIND...]",
-        help="bernoulli (default), gaussian (linear) or relu.",
-    ),
-    click.option(
-        "--schedule",
-        type=click.Choice(["synchronized", "greedy", "rounds", "auto"]),
-        help="Layers in parallel (default), one after another, or a group after another; auto"
-        " measures first, as 'syncpretrain plan', and takes what is fastest here.",
-    ),
-    click.option(
-        "--group-size",
-        type=int,
-        metavar="G",
-        help="Of rounds: layers that train in parallel before the next G do. Default 2.",
-    ),
-    click.option(
-        "--pace",
-        type=click.Choice(["lockstep", "free"]),
-        help="Epoch k reads version k of the layer below (default), or the newest there is.",
-    ),
-    click.option(
-        "--runtime",
-        type=click.Choice(["threads", "processes", "serial"]),
-        help="A thread for each layer (default), a process, or all layers in turns.",
-    ),
-    click.option(
-        "--backend",
-        metavar="auto|numpy|cupy[:N]",
-        help="Train on the CPU, on all GPUs, or on GPU N; auto (default) takes a GPU if there is"
-        " one that CuPy can use.",
-    ),
-    click.option(
-        "--workers",
-        type=int,
-        metavar="P",
-        help="Workers of all layers together. Default the usable cores.",
-    ),
-    click.option(
-        "--replicas",
-        type=integers,
-        metavar="R[,R...]",
-        help="Workers that a layer takes when there are any to spare. Default 1.",
-    ),
-    click.option(
-        "--split",
-        type=click.Choice(["examples", "units"]),
-        help="What replicas share: a minibatch's examples (default), or an RBM's units.",
-    ),
-    click.option(
-        "--shards",
-        type=integers,
-        metavar="S[,S...]",
-        help="Parts of a minibatch; the result depends on them, not on the workers. Default as"
-        " many as replicas.",
-    ),
-    click.option("--epochs", type=integers, metavar="N[,N...]", help="Default 10."),
-    click.option(
-        "--refresh-epochs",
-        type=integers,
-        metavar="N[,N...]",
-        help="On each newer version below, once a layer's own epochs are done. Default 1.",
-    ),
-    click.option(
-        "--finish",
-        type=click.Choice(["drain", "first-layer"]),
-        help="Stop when every version is read (default), or do not wait for refreshes.",
-    ),
-    click.option(
-        "--early-stopping",
-        type=click.Choice(["none", "free-energy-gap", "pseudo-likelihood", "validation-error"]),
-        help="End a layer's own epochs when it overfits (the gap), or no longer gets better."
-        " The last is for autoencoders. Default none.",
-    ),
-    click.option("--patience", type=int, metavar="N", help="Epochs that may be bad. Default 3."),
-    click.option(
-        "--batch-size", type=int, metavar="B", help="Examples in a minibatch. Default 100."
-    ),
-    click.option(
-        "--learning-rate",
-        type=floats,
-        metavar="X[,X...]",
-        help="Default 0.1, and 0.001 for layers with gaussian or relu units.",
-    ),
-    click.option(
-        "--momentum",
-        type=momentums,
-        metavar="V[:EPOCHS,V...]",
-        help="Default '0.5:5,0.9', which is 0.5 for 5 epochs, then 0.9; a ';' between layers.",
-    ),
-    click.option("--weight-decay", type=floats, metavar="X[,X...]", help="Default 0.0002."),
-    click.option(
-        "--l1", type=floats, metavar="X[,X...]", help="Decay by the weights' signs. Default 0."
-    ),
-    click.option(
-        "--visible-bias",
-        type=click.Choice(["zero", "log-odds"]),
-        help="Where visible biases start: 0 (default), or the log-odds of the units' means.",
-    ),
-    click.option(
-        "--cd-steps",
-        type=integers,
-        metavar="N[,N...]",
-        help="Gibbs steps of contrastive divergence. Default 1.",
-    ),
-    click.option(
-        "--persistent/--not-persistent",
-        default=None,
-        help="Chains go on from one minibatch to the next (PCD).",
-    ),
-    click.option(
-        "--sparsity-target", type=floats, metavar="X[,X...]", help="Mean activity. Default 0.1."
-    ),
-    click.option(
-        "--sparsity-cost",
-        type=floats,
-        metavar="X[,X...]",
-        help="How hard hidden units are pulled to it. Default 0.",
-    ),
-    click.option(
-        "--hidden-dropout",
-        type=floats,
-        metavar="X[,X...]",
-        help="Share of hidden units left out of an example. Default 0.",
-    ),
-    click.option(
-        "--tied/--untied",
-        default=None,
-        help="Autoencoders: the way down shares the weights (default), or has its own.",
-    ),
-    click.option(
-        "--loss",
-        type=click.Choice(["squared", "cross-entropy"]),
-        help="Of autoencoders. Default cross-entropy, squared for gaussian visible units.",
-    ),
-    click.option(
-        "--corruption",
-        type=words(()),
-        metavar="KIND:X[,...]",
-        help="Of denoising: masking:0.25 (default), salt-and-pepper:SHARE or gaussian:DEVIATION.",
-    ),
-    click.option(
-        "--contraction",
-        type=floats,
-        metavar="X[,X...]",
-        help="Weight of the contractive penalty. Default 0.1.",
-    ),
-    click.option(
-        "--finetune",
-        type=click.Choice(["none", "reconstruction", "classification"]),
-        help="Train the whole stack by backpropagation afterwards. Default none.",
-    ),
-    click.option("--finetune-epochs", type=int, metavar="N", help="Default 10."),
-    click.option(
-        "--finetune-optimizer",
-        type=click.Choice(["adam", "sgd", "cg", "lbfgs"]),
-        help="Default adam. The last two take large batches, and SciPy.",
-    ),
-    click.option(
-        "--finetune-learning-rate",
-        type=float,
-        metavar="X",
-        help="Default 0.001 for adam, 0.1 for sgd.",
-    ),
-    click.option(
-        "--finetune-rate-schedule",
-        type=click.Choice(["constant", "linear", "cosine"]),
-        help="How the rate falls to 0 by the end. Default constant.",
-    ),
-    click.option("--finetune-momentum", type=float, metavar="X", help="Of sgd. Default 0."),
-    click.option(
-        "--finetune-nesterov/--no-finetune-nesterov", default=None, help="Nesterov's momentum."
-    ),
-    click.option("--finetune-weight-decay", type=float, metavar="X", help="Default 0."),
-    click.option(
-        "--finetune-loss",
-        type=click.Choice(["squared", "cross-entropy"]),
-        help="Of reconstruction. Default squared.",
-    ),
-    click.option(
-        "--finetune-dropout",
-        type=float,
-        metavar="X",
-        help="Share of hidden units left out of an example. Default 0.",
-    ),
-    click.option(
-        "--finetune-input-dropout", type=float, metavar="X", help="Of the inputs. Default 0."
-    ),
-    click.option(
-        "--finetune-patience",
-        type=int,
-        metavar="N",
-        help="Stop after N epochs without a better validation error, and keep the best weights.",
-    ),
-    click.option("--finetune-batch-size", type=int, metavar="B", help="Default 100."),
-    click.option(
-        "--finetune-replicas",
-        type=int,
-        metavar="R",
-        help="Workers that share a minibatch. Default one for each usable core.",
-    ),
-    click.option(
-        "--finetune-split",
-        type=click.Choice(["units", "examples"]),
-        help="What they share: the units of each layer (default) or the examples.",
-    ),
-    click.option("--finetune-shards", type=int, metavar="S", help="Default as many as replicas."),
-    click.option(
-        "--blas-threads",
-        type=int,
-        metavar="N",
-        help="For greedy and fine-tuning; parallel layers take one each. Default the usable cores.",
-    ),
-    click.option(
-        "--seed", type=int, metavar="N", help="The same seed gives the same model. Default 0."
-    ),
-)
+AUTO = "auto"  # a schedule that is none: it is settled before there are settings to keep
+FINETUNE = "finetune_"
+STRUCTS: dict[str, type[msgspec.Struct]] = {
+    "data": DataSettings,
+    "pretrain": PretrainSettings,
+    "finetune": FinetuneSettings,
+    "run": RunSettings,
+}
+RENAMED = {("data", "name"): "data", ("finetune", "objective"): "finetune"}
+
+# What a field does not say. Letters are by its name, the rest by the option's.
+LETTERS = {
+    "group_size": "G",
+    "workers": "P",
+    "replicas": "R",
+    "shards": "S",
+    "batch_size": "B",
+    "validation": "FRACTION",
+    "stall_timeout": "SECONDS",
+}
+OPPOSITES = {"persistent": "--not-persistent", "tied": "--untied"}
+NOT_OFFERED = {"visible_units": "relu", "finetune": "regression"}
+ALSO_OFFERED = {"schedule": (AUTO,)}
+WRITTEN: dict[str, dict[str, Any]] = {
+    "layers": {"type": integers, "metavar": "N,N[,N...]"},
+    "data": {"metavar": "NAME|FILE"},
+    "backend": {"metavar": "auto|numpy|cupy[:N]"},
+    "momentum": {"type": momentums, "metavar": "V[:EPOCHS,V...]"},
+    "corruption": {"type": words(()), "metavar": "KIND:X[,...]"},
+    "checkpoint_every": {"metavar": "N|Ss"},
+}
 
 
-def setting_options(command: F) -> F:
-    """Add an option for each setting of a run."""
-    return reduce(lambda decorated, option: option(decorated), reversed(OPTIONS), command)
+class Place(NamedTuple):
+    """Where an option's value goes: a section of the settings, and a field of it."""
+
+    section: str
+    field: str
+
+
+def _name(section: str, field: str) -> str:
+    """Return the name of the option that sets a field."""
+    usual = FINETUNE + field if section == "finetune" else field
+    return RENAMED.get((section, field), usual)
+
+
+PLACES = {
+    _name(section, field): Place(section, field)
+    for section, struct in STRUCTS.items()
+    for field in struct.__struct_fields__
+}
+
+
+def setting_options(
+    *, only: Collection[str] = tuple(STRUCTS), without: Collection[str] = ()
+) -> Callable[[F], F]:
+    """Return a decorator that adds the options of settings, in the order of the help.
+
+    Parameters
+    ----------
+    only, without : collection of str
+        Names of options, or of sections of the settings.
+    """
+
+    def among(name: str, listed: Collection[str]) -> bool:
+        return name in listed or PLACES[name].section in listed
+
+    names = [name for name in TEXTS if name in PLACES and among(name, only)]
+    return _adding([_option(name) for name in names if not among(name, without)])
+
+
+def source_options(command: F) -> F:
+    """Add ``--preset`` and ``--config``."""
+    config = click.Path(path_type=Path)
+    return _adding(
+        [
+            click.option("--preset", metavar="NAME", help=TEXTS["preset"]),
+            click.option("--config", metavar="FILE.toml", type=config, help=TEXTS["config"]),
+        ]
+    )(command)
+
+
+def _adding(options: list[Callable[[F], F]]) -> Callable[[F], F]:
+    return lambda command: reduce(lambda done, option: option(done), reversed(options), command)
+
+
+def _option(name: str) -> Callable[[F], F]:
+    """Return the option of a setting."""
+    place = PLACES[name]
+    field = _fields(place.section)[place.field]
+    kind, is_list = _unwrapped(field.type)
+    default = PER_LAYER.get(name) if is_list else field.default
+    flag = "--" + name.replace("_", "-")
+    if kind is bool:
+        opposite = OPPOSITES.get(name, "--no-" + flag.removeprefix("--"))
+        return click.option(f"{flag}/{opposite}", default=None, help=TEXTS[name])
+    parsed = {**_parsed(name, place.field, kind, is_list), **WRITTEN.get(name, {})}
+    return click.option(flag, **parsed, help=_with_default(TEXTS[name], default))
+
+
+@cache
+def _fields(section: str) -> dict[str, msgspec.structs.FieldInfo]:
+    return {field.name: field for field in msgspec.structs.fields(STRUCTS[section])}
+
+
+def _unwrapped(kind: Any) -> tuple[Any, bool]:
+    """Return the plain type of a field's values, and whether it has one for each layer."""
+    is_list = False
+    while True:
+        origin, arguments = get_origin(kind), get_args(kind)
+        if origin in (Annotated, Union, UnionType, tuple):  # of a union, the other is None
+            is_list = is_list or origin is tuple
+            kind = arguments[0]
+        else:
+            return kind, is_list
+
+
+def _parsed(name: str, field: str, kind: Any, is_list: bool) -> dict[str, Any]:
+    """Return how an option's text is read, and what stands for it in the help."""
+    if get_origin(kind) is Literal:
+        choices = [choice for choice in get_args(kind) if choice != NOT_OFFERED.get(name)]
+        if is_list:
+            return {"type": words(choices), "metavar": "KIND[,KIND...]"}
+        return {"type": click.Choice([*choices, *ALSO_OFFERED.get(name, ())])}
+    letter = LETTERS.get(field, "X" if kind is float else "N")
+    if is_list:
+        return {
+            "type": floats if kind is float else integers,
+            "metavar": f"{letter}[,{letter}...]",
+        }
+    return {"type": kind, "metavar": letter}
+
+
+def _with_default(text: str, default: Any) -> str:
+    """Add a default to a text that does not speak of one."""
+    if default in (None, msgspec.NODEFAULT) or "default" in text.lower():
+        return text
+    value = f"{default:g}" if isinstance(default, float) else default
+    return f"{text} Default {value}.".lstrip()

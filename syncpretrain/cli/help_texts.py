@@ -1,0 +1,99 @@
+"""The sections of a command's help, and what it says of each setting."""
+
+from __future__ import annotations
+
+__all__ = ["OUTPUT", "SECTIONS", "TEXTS"]
+
+OUTPUT = "Run folder and output"  # and what belongs to no other section
+
+# By the option's name. A default is added to a text that does not speak of one.
+SECTIONS: dict[str, dict[str, str]] = {
+    "Comparison": {
+        "starts": "Of greedy, synchronized and random. Default all three.",
+        "seeds": "Runs of each. Default 3.",
+    },
+    "Data and settings": {
+        "data": "mnist, digits, or a .npy, .npz, IDX or .csv file.",
+        "validation": "Of the training examples, to hold out. Default 10,000 of MNIST's 60,000, or"
+        " a tenth.",
+        "labels": "Keep the labels of N training examples only. Default all.",
+        "preset": "Take the settings of a preset, listed by 'syncpretrain presets'; options given"
+        " here win.",
+        "config": "Take the settings of a run folder's config.toml; options given here win.",
+    },
+    "Model": {
+        "layers": "Values of an example, then the units of each layer: 784,1000,500,250,30.",
+        "model": "What a layer is.",
+        "visible_units": "Of the input: values in [0, 1] (default), or any, which are"
+        " standardized.",
+        "hidden_units": "bernoulli (default), gaussian (linear) or relu.",
+        "visible_bias": "Where visible biases start: 0 (default), or the log-odds of the units'"
+        " means.",
+        "tied": "Autoencoders: the way down shares the weights (default), or has its own.",
+        "loss": "Of autoencoders. Default cross-entropy, squared for gaussian visible units.",
+        "corruption": "Of denoising: masking:0.25 (default), salt-and-pepper:SHARE or"
+        " gaussian:DEVIATION.",
+        "contraction": "Weight of the contractive penalty. Default 0.1.",
+    },
+    "Learning": {
+        "epochs": "",
+        "batch_size": "Examples in a minibatch.",
+        "learning_rate": "Default 0.1, and 0.001 for layers with gaussian or relu units.",
+        "momentum": "Default '0.5:5,0.9', which is 0.5 for 5 epochs, then 0.9; a ';' between"
+        " layers.",
+        "weight_decay": "",
+        "l1": "Decay by the weights' signs.",
+        "cd_steps": "Gibbs steps, the k of CD-k.",
+        "persistent": "Chains go on from one minibatch to the next (PCD).",
+        "sparsity_target": "Mean activity.",
+        "sparsity_cost": "How hard units are pulled to it.",
+        "hidden_dropout": "Share of hidden units left out of an example.",
+        "early_stopping": "End a layer's own epochs when it overfits (the gap), or no longer gets"
+        " better. The last is for autoencoders.",
+        "patience": "Epochs that may be bad.",
+        "seed": "The same seed gives the same model.",
+    },
+    "Schedule and workers": {
+        "schedule": "Layers in parallel (default), in turn, or in groups; auto measures, and takes"
+        " the fastest.",
+        "group_size": "Layers that rounds train at a time. Default 2.",
+        "pace": "Epoch k reads version k of the layer below (default), or the newest there is.",
+        "refresh_epochs": "On each newer version below.",
+        "finish": "Stop when every version is read (default), or do not wait for refreshes.",
+        "runtime": "Layers in threads (default), processes or turns.",
+        "backend": "CPU, all GPUs, or GPU N; auto (default) takes a GPU that CuPy can use.",
+        "workers": "Of all layers. Default the usable cores.",
+        "replicas": "Workers of one layer, if to spare.",
+        "split": "What replicas share: a minibatch's examples (default), or an RBM's units.",
+        "shards": "Parts of a minibatch, on which the result depends. Default as many as replicas.",
+        "blas_threads": "For greedy and fine-tuning; parallel layers take one each. Default the"
+        " usable cores.",
+    },
+    "Fine-tuning": {
+        "finetune": "Backpropagation through the stack.",
+        "finetune_epochs": "",
+        "finetune_optimizer": "cg, lbfgs: large batches, SciPy.",
+        "finetune_learning_rate": "Default 0.001 for adam, 0.1 for sgd.",
+        "finetune_rate_schedule": "How the rate falls to 0.",
+        "finetune_momentum": "Of sgd.",
+        "finetune_nesterov": "Nesterov's momentum.",
+        "finetune_weight_decay": "",
+        "finetune_loss": "Of reconstruction. Default squared.",
+        "finetune_dropout": "Share of hidden units left out.",
+        "finetune_input_dropout": "Of the inputs.",
+        "finetune_patience": "End after N epochs without a better validation error, and keep the"
+        " best weights.",
+        "finetune_batch_size": "",
+        "finetune_replicas": "Of one minibatch. Default one a usable core.",
+        "finetune_split": "What they share.",
+        "finetune_shards": "Default as many as replicas.",
+    },
+    OUTPUT: {
+        "checkpoint_every": "Write a checkpoint once any layer, or fine-tuning, has done N epochs"
+        " since the last one, or S seconds have passed.",
+        "keep": "Checkpoints to keep.",
+        "max_restarts": "Resume from the last checkpoint if a worker dies, at most N times.",
+        "stall_timeout": "End a run that trains no minibatch for so long.",
+    },
+}
+TEXTS = {name: text for texts in SECTIONS.values() for name, text in texts.items()}
