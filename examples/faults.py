@@ -54,8 +54,8 @@ import psutil
 from random_faults.session import play_random
 
 from syncpretrain import pretrain
+from syncpretrain.array_files import read_arrays
 from syncpretrain.runs.checkpoints import newest
-from syncpretrain.storage import read_arrays
 
 MODES = ["layer", "parent", "group", "write", "bits", "fits", "random"]
 LAYERS = (64, 48, 32, 16, 8)
@@ -63,7 +63,7 @@ MODULE = [sys.executable, "-m", "syncpretrain"]
 WRITER = """
 import sys, pathlib, itertools, numpy as np
 from syncpretrain.runs.checkpoints import numbered, prune
-from syncpretrain.storage import write_arrays
+from syncpretrain.array_files import write_arrays
 folder, arrays = pathlib.Path(sys.argv[1]), {"a": np.ones((1000, 500), dtype=np.float32)}
 for number in itertools.count(1):
     write_arrays(numbered(folder, "pretrain", number), {"number": number}, arrays)

@@ -1,33 +1,17 @@
-"""Files that appear whole or not at all, and arrays in them under a checksum.
-
-A file of arrays is safetensors: numbered float32 arrays, and a text table with a JSON header that
-says what each array is, and the SHA-256 over header and arrays. An array that has several names is
-stored once. Nothing in a file is ever executed, and no size it claims is believed.
-"""
+"""Files that appear whole or not at all."""
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import numpy as np
-import safetensors
-import safetensors.numpy
-from numpy.typing import NDArray
+__all__ = ["remove_temporaries", "write_atomically"]
 
-from syncpretrain.errors import CheckpointError
-
-__all__ = ["read_arrays", "remove_temporaries", "write_arrays", "write_atomically"]
-
-Array = NDArray[np.float32]
-FORMAT = "syncpretrain checkpoint 1"
 
 RANDOM_BYTES = 8  # of a temporary file's name
 TEMPORARY = re.compile(rf"\..+\.[0-9a-f]{{{2 * RANDOM_BYTES}}}")
@@ -132,77 +116,3 @@ def _flush_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def write_arrays(path: Path, header: dict[str, Any], arrays: Mapping[str, Array]) -> None:
-    """Write a header (JSON values) and named arrays; one that was there before stays until then.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written.
-    """
-    kept: dict[int, str] = {}
-    tensors: dict[str, Array] = {}
-    index = {}
-    for name, array in arrays.items():
-        if id(array) not in kept:
-            kept[id(array)] = key = f"{len(tensors):05d}"
-            # safetensors would write a transposed or strided array as garbage (its issue 825)
-            tensors[key] = np.ascontiguousarray(array, dtype="<f4")
-        index[name] = kept[id(array)]
-    text = msgspec.json.encode({"header": header, "arrays": index}).decode()
-    metadata = {"format": FORMAT, "text": text, "sha256": _digest(text, tensors)}
-    write_atomically(path, safetensors.numpy.save(tensors, metadata))
-
-
-class _Text(msgspec.Struct):
-    header: dict[str, Any]
-    arrays: dict[str, str]
-
-
-def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Return what :func:`write_arrays` wrote.
-
-    Raises
-    ------
-    CheckpointError
-        If the file is missing, damaged or of another format.
-    """
-    try:
-        with safetensors.safe_open(path, framework="numpy") as opened:
-            metadata = opened.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise CheckpointError(
-                    f"{path}: its format is {metadata.get('format')!r}, expected {FORMAT!r}"
-                )
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        text = metadata.get("text", "")
-        if any(array.dtype != np.float32 for array in tensors.values()):
-            raise CheckpointError(f"{path}: holds arrays that are not float32")
-        if _digest(text, tensors) != metadata.get("sha256"):
-            raise CheckpointError(f"{path}: is damaged: it does not match its checksum")
-        table = msgspec.json.decode(text, type=_Text)
-        return table.header, {name: tensors[key] for name, key in table.arrays.items()}
-    except CheckpointError:
-        raise
-    except (  # an AttributeError names a type of numbers that NumPy lacks
-        safetensors.SafetensorError,
-        msgspec.DecodeError,
-        OSError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        RecursionError,
-    ) as error:
-        raise CheckpointError(f"{path}: cannot be read as a checkpoint: {error}") from error
-
-
-def _digest(text: str, tensors: Mapping[str, Array]) -> str:
-    digest = hashlib.sha256(text.encode())
-    for name in sorted(tensors):
-        array = tensors[name]
-        digest.update(f"{name}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()

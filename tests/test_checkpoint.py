@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from syncpretrain import storage
+from syncpretrain.array_files import read_arrays, write_arrays
 from syncpretrain.errors import CheckpointError
 from syncpretrain.runs.checkpoints import newest, numbered, prune
-from syncpretrain.storage import read_arrays, write_arrays
 
 ARRAYS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.float32([np.nan, np.inf])}
 HEADER = {"epoch": 3, "name": "x", "nested": {"list": [1, 2.5, None]}}

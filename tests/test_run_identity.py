@@ -305,7 +305,7 @@ class TestOldRuns:
 
 class TestFiles:
     def test_every_checkpoint_and_the_pretrained_stack_tell_their_run(self, tmp_path, bits):
-        from syncpretrain.storage import read_arrays
+        from syncpretrain.array_files import read_arrays
 
         folder = died(settings_of(tmp_path, bits), tmp_path / "run", FinetuneEpochFinished, 3)
         written = json.loads((folder / IDENTITY_NAME).read_text())

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.array_files import read_arrays, write_arrays
 from syncpretrain.errors import CheckpointError
 from syncpretrain.learners.cursor import Cursor
-from syncpretrain.storage import read_arrays, write_arrays
 
 __all__ = ["FinetuneSaver", "FinetuneState", "read_state", "write_state"]
 

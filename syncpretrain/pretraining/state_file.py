@@ -10,13 +10,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.array_files import read_arrays, write_arrays
 from syncpretrain.errors import CheckpointError
 from syncpretrain.learners.cursor import Cursor
 from syncpretrain.models.layer import Layer
 from syncpretrain.pretraining.runtime.messages import LayerState
 from syncpretrain.pretraining.schedule.machine import Past
 from syncpretrain.pretraining.state import Cut
-from syncpretrain.storage import read_arrays, write_arrays
 
 __all__ = ["read_cut", "write_cut"]
 

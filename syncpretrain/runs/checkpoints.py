@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from syncpretrain.array_files import read_arrays
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.errors import CheckpointError, ModelFileError
 from syncpretrain.finetuning.state import FinetuneState, read_state, write_state
@@ -20,7 +21,7 @@ from syncpretrain.pretraining.state import Cut
 from syncpretrain.pretraining.state_file import read_cut, write_cut
 from syncpretrain.runs.identity import RunIdentity, check_header, identity_from
 from syncpretrain.settings import Settings
-from syncpretrain.storage import read_arrays, remove_temporaries
+from syncpretrain.storage import remove_temporaries
 
 __all__ = ["FOLDER_NAME", "Checkpoints", "identity_in", "newest", "numbered", "prune"]
 
