@@ -63,7 +63,7 @@ class Optimizer(Protocol):
         ...
 
     def recall(self, memory: Mapping[str, Array], *, steps: int) -> None:
-        """Go back to what :meth:`memory` held after so many steps."""
+        """Go back to what :meth:`memory` held after ``steps`` steps."""
         ...
 
 
@@ -115,7 +115,7 @@ class _Stepping(ABC):
         """Return by name what the next step depends on beside the parameters; live arrays."""
 
     def recall(self, memory: Mapping[str, Array], *, steps: int) -> None:
-        """Go back to what :meth:`memory` held after so many steps."""
+        """Go back to what :meth:`memory` held after ``steps`` steps."""
         for name, array in self.memory().items():
             np.copyto(array, memory[name])
         self.steps = steps

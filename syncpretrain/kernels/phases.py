@@ -16,7 +16,7 @@ __all__ = ["BLOCK", "Phase", "Run", "Work", "cuts", "in_turn"]
 
 Phase = Callable[[int], None]
 Work = Sequence[Phase] | Program  # of which a program knows its own phases
-Run = Callable[[Work, int], None]  # works phases of so many shards
+Run = Callable[[Work, int], None]  # runs the phases of a number of shards
 BLOCK = 2**18  # float32 numbers; smaller ones pass the lock of the interpreter around too often
 
 
