@@ -55,12 +55,12 @@ class TestEach:
         assert (out, err) == (preset_path(name).read_text(encoding="utf-8"), "")
 
     def test_it_is_package_data(self, name):
-        assert files("syncpretrain").joinpath("presets", f"{name}.toml").is_file()
+        assert files("syncpretrain").joinpath("settings", "presets", f"{name}.toml").is_file()
 
 
 def test_setup_packs_them():
     setup = (Path(__file__).parent.parent / "setup.py").read_text(encoding="utf-8")
-    assert '"presets/*.toml"' in setup
+    assert '"settings/presets/*.toml"' in setup
 
 
 def test_all_are_listed_with_their_first_line(call):

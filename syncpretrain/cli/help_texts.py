@@ -29,7 +29,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "hidden_units": "bernoulli (default), gaussian (linear) or relu.",
         "visible_bias": "Where visible biases start: 0 (default), or the log-odds of the units'"
         " means.",
-        "tied": "Autoencoders: the way down shares the weights (default), or has its own.",
+        "tied": "Autoencoders: the decoder shares the weights (default), or has its own.",
         "loss": "Of autoencoders. Default cross-entropy, squared for gaussian visible units.",
         "corruption": "Of denoising: masking:0.25 (default), salt-and-pepper:SHARE or"
         " gaussian:DEVIATION.",
