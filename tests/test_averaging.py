@@ -355,3 +355,15 @@ def test_threads_share_plain_memory_where_there_is_no_memory_without_a_name(monk
         pytest.raises(AveragingError, match="memfd_create of Linux; let the members be threads"),
     ):
         pickle.dumps(averager.member(0))
+
+
+@pytest.mark.parametrize(("quota", "spins"), [(1.0, False), (2.0, True)])
+def test_no_member_spins_where_the_container_has_fewer_cores(monkeypatch, quota, spins):
+    from syncpretrain.parallel import blas
+    from syncpretrain.parallel.barrier import Barrier
+
+    monkeypatch.setattr(blas.os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    monkeypatch.setattr(blas, "_quota", lambda: quota)
+    cells = np.zeros(64, dtype=np.int64)
+    barrier = Barrier(cells, np.zeros((2, 64), dtype=np.uint8), 0, 2, timeout=1.0)
+    assert (barrier._spin > 0) == spins

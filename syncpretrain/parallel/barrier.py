@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.errors import AveragingError
+from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.parallel.process_watch import Lives, started
 from syncpretrain.parallel.waiting import arrive_and_wait, store_cell, wait_cells
 
@@ -88,7 +89,7 @@ class Barrier:
         self._arrived, self._process, self._start, self._thread, self._left = (
             FIRST + row * members for row in range(MEMBER_ROWS)
         )
-        crowded = members > _usable_cores()  # then who spins keeps another from arriving
+        crowded = members > usable_cores()  # then who spins keeps another from arriving
         self._spin = 0.0 if crowded else SPIN_SECONDS
 
     def claim(self) -> None:
@@ -203,9 +204,3 @@ class Barrier:
         if thread in (0, pid):
             return f"rank {rank} (process {pid})"
         return f"rank {rank} (process {pid}, thread {thread})"
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
