@@ -16,7 +16,7 @@ import tomllib
 from syncpretrain import load
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.data.record import record_of
-from syncpretrain.errors import CheckpointError, SettingsError
+from syncpretrain.errors import CheckpointError, DataError, SettingsError
 from syncpretrain.events import (
     EpochFinished,
     Event,
@@ -148,6 +148,16 @@ class TestData:
     def test_left_out_labels_do_not_change_it(self, bits):
         data = Dataset("x", "here", bits[:100], bits[100:150], bits[150:], labels_for(bits)[:100])
         assert data.with_labels(10).sha256 == data.sha256
+
+    def test_moved_data_is_found_where_the_settings_say(self, tmp_path, bits):
+        folder = died(settings_of(tmp_path, bits), tmp_path / "run")
+        (tmp_path / "data.npz").rename(tmp_path / "moved.npz")
+        with pytest.raises(DataError, match=r"correct name under \[data\] in .*config\.toml"):
+            resume_run(folder)
+        config = (folder / CONFIG_NAME).read_text()
+        (folder / CONFIG_NAME).write_text(config.replace("data.npz", "moved.npz"))
+        whole = train_run(settings_of(tmp_path, bits), out=tmp_path / "whole")
+        assert resume_run(folder)["parameters_sha256"] == whole["parameters_sha256"]
 
 
 class TestSettings:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from syncpretrain.data.dataset import Dataset
-from syncpretrain.errors import SettingsError
+from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.events import Observer
 from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.runs.checkpoints import identity_in
@@ -126,7 +126,7 @@ def resume_run(
         _check_unfinished(folder)  # its former owner may have ended it just now
         was = read_identity(folder / IDENTITY_NAME) or identity_in(folder, notices.append)
         replay = None if was is None else was.replay
-        run = Stages(settings, loaded(settings), observers, started, replay)
+        run = Stages(settings, _loaded_again(settings, folder), observers, started, replay)
         if was is not None:
             notices += check_resumable(folder, was, run.identity, inexact=inexact)
             run.identity = msgspec.structs.replace(run.identity, data=was.data)
@@ -140,6 +140,17 @@ def resume_run(
             )
         run.notices += notices
         return run.execute(folder, resuming=True)
+
+
+def _loaded_again(settings: Settings, folder: Path) -> Dataset:
+    """Return the data of a run; say where its name stands if it cannot be loaded."""
+    try:
+        return loaded(settings)
+    except DataError as error:
+        raise DataError(
+            f"resume: the data of the run cannot be loaded: {error}. If it was moved, correct name"
+            f" under [data] in {folder / CONFIG_NAME}"
+        ) from error
 
 
 def _check_unfinished(folder: Path) -> None:
