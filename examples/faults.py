@@ -51,7 +51,7 @@ from statistics import median
 
 import numpy as np
 import psutil
-from random_faults.session import play_random
+from random_faults.session import SHARED, left_shared, play_random
 
 from syncpretrain import pretrain
 from syncpretrain.array_files import read_arrays
@@ -112,7 +112,7 @@ def kill_runs(folder: Path, what: str, times: int, draw: random.Random) -> None:
     killed = 0
     while killed < times:
         out = folder / f"run-{killed}"
-        shared = names_in("/dev/shm")
+        shared = set(SHARED.iterdir())
         run = subprocess.Popen(
             [*train, "--out", str(out)],
             stdout=subprocess.PIPE,
@@ -133,7 +133,8 @@ def kill_runs(folder: Path, what: str, times: int, draw: random.Random) -> None:
             check_told(run.returncode, error, found[0].pid)
             told.append(time.monotonic() - at)
         check_gone(found, at)
-        check(names_in("/dev/shm") <= shared, "a name was left in /dev/shm")
+        left = left_shared(shared)
+        check(not left, f"left in /dev/shm: {left}")
         check(not list(out.rglob(".*")), "a temporary file was left")
         check_resumed(out, expected)
         killed += 1
@@ -264,11 +265,6 @@ def holdings(process: psutil.Process) -> tuple[int, int, int, int]:
     gc.collect()
     children = len(process.children())
     return process.num_threads(), children, process.num_fds(), process.memory_info().rss
-
-
-def names_in(folder: str) -> set[str]:
-    """Return the names in a folder, without the semaphores of other programs' process pools."""
-    return {path.name for path in Path(folder).iterdir() if not path.name.startswith("sem.mp-")}
 
 
 def remove(folder: Path) -> None:

@@ -21,7 +21,7 @@ from syncpretrain.events import EpochFinished, Event, FinetuneEpochFinished, Not
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
 from syncpretrain.runs.checkpoints import FOLDER_NAME, PRETRAINED_NAME, Checkpoints
-from syncpretrain.runs.final_files import Keeper
+from syncpretrain.runs.final_files import FinalFiles
 from syncpretrain.runs.folder import EVENTS_NAME, IDENTITY_NAME, METRICS_NAME
 from syncpretrain.runs.observers.event_log import EventLog, read_reads
 from syncpretrain.runs.run import resume_run, train_run
@@ -139,9 +139,9 @@ class TestFinalFiles:
             raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
 
         monkeypatch.setattr(tempfile, "gettempdir", none_is_usable)
-        keeper = Keeper(tmp_path / "run", print)
+        files = FinalFiles(tmp_path / "run", print)
         with pytest.raises(SaveError, match="nor could it be kept in a temporary folder"):
-            keeper.write("model.safetensors", full)
+            files.write("model.safetensors", full)
 
     def test_where_no_folder_takes_temporary_files_it_says_so(self, tmp_path, monkeypatch):
         def none() -> str:
@@ -151,7 +151,7 @@ class TestFinalFiles:
         monkeypatch.setattr(tempfile, "_get_default_tempdir", none)
         monkeypatch.setattr(tempfile, "tempdir", None)
         with pytest.raises(SaveError, match=r"kept in a temporary folder: No usable .* make room"):
-            Keeper(tmp_path / "run", print).write("model.safetensors", full)
+            FinalFiles(tmp_path / "run", print).write("model.safetensors", full)
 
     def test_a_run_whose_model_is_elsewhere_does_not_look_complete(
         self, settings, tmp_path, monkeypatch, rescue
@@ -176,12 +176,12 @@ class TestFinalFiles:
         assert report["parameters_sha256"] == whole["parameters_sha256"]
 
     def test_a_folder_that_takes_nothing_is_not_left(self, tmp_path, monkeypatch, rescue):
-        keeper = Keeper(tmp_path / "run", print)
+        files = FinalFiles(tmp_path / "run", print)
         with pytest.raises(SaveError, match="nor could it be kept in a temporary folder"):
-            keeper.write("model.safetensors", full)
+            files.write("model.safetensors", full)
         assert not any(rescue.iterdir())
         with pytest.raises(SaveError, match="nor could it be kept in a temporary folder"):
-            keeper.write("metrics.json", full)
+            files.write("metrics.json", full)
 
     def test_a_trace_that_cannot_be_written_is_told(self, settings, tmp_path, monkeypatch):
         monkeypatch.setattr("syncpretrain.runs.stages.write_trace", full)

@@ -19,7 +19,7 @@ from random_faults.draws import draw_for
 from random_faults.story import Story
 from random_faults.surprise import Surprise, check
 
-__all__ = ["play_random"]
+__all__ = ["SHARED", "left_shared", "play_random"]
 
 JOBS = 2
 SHARED = Path("/dev/shm")
@@ -69,7 +69,7 @@ def play_one(seed: int, folder: Path, mounts: bool) -> Outcome:
         complaint = ""
         try:
             story.play()
-            left = _left_shared(shared)
+            left = left_shared(shared)
             check(not left, f"left in /dev/shm: {left}")
         except Surprise as surprise:
             complaint = f"{surprise}; before it {story.seen}; {draw}"
@@ -78,7 +78,7 @@ def play_one(seed: int, folder: Path, mounts: bool) -> Outcome:
         return Outcome(seed, story.seen, complaint)
 
 
-def _left_shared(before: set[Path]) -> set[Path]:
+def left_shared(before: set[Path]) -> set[Path]:
     """Return the new names of shared memory that nobody uses; others may be another program's."""
     return {path for path in set(SHARED.iterdir()) - before if not _is_used(path)}
 

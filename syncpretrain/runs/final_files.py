@@ -9,10 +9,10 @@ from typing import Any
 
 from syncpretrain.errors import SaveError
 
-__all__ = ["Keeper"]
+__all__ = ["FinalFiles"]
 
 
-class Keeper:
+class FinalFiles:
     """Writes files into a run folder, or into a folder of last resort.
 
     Parameters

@@ -1,9 +1,8 @@
 """One run from settings to run folder: data, pretraining, fine-tuning, evaluation, files.
 
-A run folder holds ``config.toml`` (every setting), ``run.json`` (its identity),
-``events.jsonl`` (what happened),
+A run folder holds ``config.toml`` (every setting), ``run.json`` (the identity), ``events.jsonl``,
 ``model.safetensors``, ``metrics.json`` and ``trace.json`` (Chrome trace format), and while the run
-goes on, or was stopped, ``checkpoints/``, from which :func:`resume_run` goes on.
+is unfinished ``checkpoints/``, from which :func:`resume_run` resumes it.
 """
 
 from __future__ import annotations

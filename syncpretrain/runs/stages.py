@@ -23,7 +23,7 @@ from syncpretrain.parallel.signals import interrupted_by_sigterm
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.runs.checkpoints import Checkpoints
-from syncpretrain.runs.final_files import Keeper
+from syncpretrain.runs.final_files import FinalFiles
 from syncpretrain.runs.folder import EVENTS_NAME, METRICS_NAME, TRACE_NAME
 from syncpretrain.runs.identity import identity_of
 from syncpretrain.runs.metrics import measure, report_of
@@ -74,30 +74,30 @@ class Stages:
     def execute(self, out: Path, *, resuming: bool) -> dict[str, Any]:
         """Train, measure and write; return the metrics."""
         remove_temporaries(out)
-        keeper = Keeper(out, self.tell)
+        files = FinalFiles(out, self.tell)
         log = EventLog(out / EVENTS_NAME, append=resuming, tell=self.tell)
         with log, self.observed_by(log), interrupted_by_sigterm():
             self.announce(out)
             saved = Checkpoints(out, self.settings, self.data, self.identity, self.tell)
-            with self.saving(keeper):
-                stack, metrics, seconds = self.trained(keeper, saved, log, resuming)
+            with self.saving(files):
+                stack, metrics, seconds = self.trained(files, saved, log, resuming)
             slots = self.pretraining.slots
             seconds["total"] = time.monotonic() - self.started
             report = report_of(self.settings, slots, metrics, self.history, stack, seconds, out)
             text = json.dumps(report, indent=2).encode()
-            keeper.write(METRICS_NAME, lambda path: write_atomically(path, text))
-            keeper.check()
+            files.write(METRICS_NAME, lambda path: write_atomically(path, text))
+            files.check()
             saved.forget()
             return report
 
     def trained(
-        self, keeper: Keeper, saved: Checkpoints, log: EventLog, resuming: bool
+        self, files: FinalFiles, saved: Checkpoints, log: EventLog, resuming: bool
     ) -> tuple[Stack, dict[str, Any], dict[str, float]]:
         """Pretrain, fine-tune and measure; return the stack, its figures and the seconds taken."""
         pretrained = saved.pretrained() if resuming else None
         if pretrained is None:
             self.unsaved = pretrained = self.marked(self.pretrained(saved, resuming))
-            self.save_early(pretrained, keeper.folder)  # whatever becomes of fine-tuning
+            self.save_early(pretrained, files.folder)  # whatever becomes of fine-tuning
             self.unsaved = None
             log.flush_to_disk()  # a run that resumes from here records nothing of pretraining
             saved.save_pretrained(pretrained)
@@ -105,7 +105,7 @@ class Stages:
         finetuning = time.monotonic()
         stack = self.finetuned(pretrained, saved, resuming)
         evaluating = time.monotonic()
-        keeper.write(MODEL_NAME, stack.save)
+        files.write(MODEL_NAME, stack.save)
         threads = self.settings.pretrain.blas_threads
         metrics = measure(stack, self.data, pretrained=pretrained, blas=threads)
         seconds = {
@@ -183,44 +183,42 @@ class Stages:
         for observer in self.observers:
             observer(event)
 
-    def interrupted(self, keeper: Keeper, signum: int) -> RunInterrupted:
+    def interrupted(self, files: FinalFiles, signum: int) -> RunInterrupted:
         """Save the model of a run that is stopped outside its training; return how it ends."""
-        told = _learned(self.save_learned(keeper), keeper.folder)
+        told = _learned(self.save_learned(files), files.folder)
         return RunInterrupted(f"the run was stopped. {told}", signum=signum)
 
-    def save_learned(self, keeper: Keeper) -> Path:
+    def save_learned(self, files: FinalFiles) -> Path:
         """Save the model, unless a later one than that of pretraining is there; return where."""
-        model = keeper.folder / MODEL_NAME
+        model = files.folder / MODEL_NAME
         if self.unsaved is None and model.is_file():
             return model
-        return keeper.write(
-            MODEL_NAME, (self.unsaved or self.marked(self.pretraining.stack())).save
-        )
+        return files.write(MODEL_NAME, (self.unsaved or self.marked(self.pretraining.stack())).save)
 
     @contextmanager
-    def saving(self, keeper: Keeper) -> Iterator[None]:
+    def saving(self, files: FinalFiles) -> Iterator[None]:
         """Save the model that a failed or stopped run leaves behind, and its trace in any case."""
         try:
             yield
         except (WorkerError, RunInterrupted) as error:
             if error.stack is not None:
-                model = keeper.write(MODEL_NAME, self.marked(error.stack).save)
-                told = _learned(model, keeper.folder, onward=not isinstance(error, DivergedError))
+                model = files.write(MODEL_NAME, self.marked(error.stack).save)
+                told = _learned(model, files.folder, onward=not isinstance(error, DivergedError))
                 error.args = (f"{error.args[0]}. {told}",)
             elif isinstance(error, RunInterrupted):
-                raise self.interrupted(keeper, error.signum) from None
+                raise self.interrupted(files, error.signum) from None
             raise
         except KeyboardInterrupt:
-            raise self.interrupted(keeper, SIGINT) from None
+            raise self.interrupted(files, SIGINT) from None
         except BaseException:  # nothing is lost, whatever it was: a closed pipe, say
-            self.save_learned(keeper)
+            self.save_learned(files)
             raise
         finally:
             try:
-                write_trace(self.history.events, keeper.folder / TRACE_NAME)
+                write_trace(self.history.events, files.folder / TRACE_NAME)
             except OSError as error:
                 reason = error.strerror or error
-                self.tell(f"warning: {keeper.folder / TRACE_NAME} could not be written: {reason}")
+                self.tell(f"warning: {files.folder / TRACE_NAME} could not be written: {reason}")
 
 
 def _learned(model: Path, folder: Path, *, onward: bool = True) -> str:
