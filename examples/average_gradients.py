@@ -1,9 +1,9 @@
 """Train somebody else's model with several processes: their gradient, averaged in shared memory.
 
-python examples/average_gradients.py --members 2
+python examples/average_gradients.py --workers 2
 
 The model is a softmax regression in plain NumPy on scikit-learn's 8 x 8 digits. Nothing in it knows
-of members, shards or shared memory.
+of workers, shards or shared memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.parallel import GradientAverager, Handle
 
-SHARDS = 4  # of every minibatch; the result depends on it, and not on the number of members
+SHARDS = 4  # of every minibatch; the result depends on it, and not on the number of workers
 BATCH = 200
 RATE = np.float32(0.5)
 WAIT_SECONDS = 600
@@ -41,35 +41,35 @@ def loss_and_gradients(
 
 
 def descend(parameters: Array, mean_gradient: Array, where: slice) -> None:
-    """Move one member's slice of all parameters."""
+    """Move one worker's slice of all parameters."""
     parameters -= RATE * mean_gradient
 
 
 def work(handle: Handle, X: Array, labels: NDArray[Any], steps: int) -> None:
-    """Be one member; the first one reports."""
-    with handle as member:
-        W, b = member.parameters
+    """Be one worker; the first one reports."""
+    with handle as worker:
+        W, b = worker.parameters
         for step in range(steps):
             batch = np.random.default_rng(step).permutation(len(X))[:BATCH]
-            for shard in member.shards:
+            for shard in worker.shards:
                 rows = batch[shard::SHARDS]
                 loss, of_W, of_b = loss_and_gradients(W, b, X[rows], labels[rows])
-                member.gradients[shard][0][...] = of_W
-                member.gradients[shard][1][...] = of_b
-            member.average(descend)
-            if member.rank == 0 and step % max(1, steps // 5) == 0:
+                worker.gradients[shard][0][...] = of_W
+                worker.gradients[shard][1][...] = of_b
+            worker.average(descend)
+            if worker.rank == 0 and step % max(1, steps // 5) == 0:
                 print(f"step {step}: loss {loss:.3f}", flush=True)
-        if member.rank == 0:
+        if worker.rank == 0:
             print(f"step {steps}: loss {loss_and_gradients(W, b, X, labels)[0]:.3f}", flush=True)
 
 
-def train(members: int, X: Array, labels: NDArray[Any], steps: int) -> list[Array]:
+def train(workers: int, X: Array, labels: NDArray[Any], steps: int) -> list[Array]:
     """Return the parameters after some steps of so many processes."""
     spawn = multiprocessing.get_context("spawn")
-    with GradientAverager([(64, 10), (10,)], shards=SHARDS, members=members) as averager:
+    with GradientAverager([(64, 10), (10,)], shards=SHARDS, workers=workers) as averager:
         processes = [
-            spawn.Process(target=work, args=(averager.member(rank), X, labels, steps))
-            for rank in range(members)
+            spawn.Process(target=work, args=(averager.worker(rank), X, labels, steps))
+            for rank in range(workers)
         ]
         for process in processes:
             process.start()
@@ -82,7 +82,7 @@ def train(members: int, X: Array, labels: NDArray[Any], steps: int) -> list[Arra
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--members", type=int, default=2, help="processes, at most 4")
+    parser.add_argument("--workers", type=int, default=2, help="processes, at most 4")
     parser.add_argument("--steps", type=int, default=300)
     options = parser.parse_args()
 
@@ -90,10 +90,10 @@ def main() -> None:
 
     digits = load_digits()
     X, labels = (digits.data / 16).astype(np.float32), digits.target
-    several = train(options.members, X, labels, options.steps)
+    several = train(options.workers, X, labels, options.steps)
     one = train(1, X, labels, options.steps)
     same = all(np.array_equal(a, b) for a, b in zip(several, one, strict=True))
-    print(f"1 and {options.members} members: {'the same' if same else 'DIFFERENT'} bits")
+    print(f"1 and {options.workers} workers: {'the same' if same else 'DIFFERENT'} bits")
 
 
 if __name__ == "__main__":

@@ -63,9 +63,9 @@ class WorkerError(SyncpretrainError, RuntimeError):
 
 
 class AveragingError(SyncpretrainError, RuntimeError):
-    """Gradients cannot be averaged any more: a member failed, died, left, or did not come in time.
+    """Gradients cannot be averaged any more: a worker failed, died, left, or did not come in time.
 
-    Also raised for a member that is used twice, too late, or in a place where it cannot be.
+    Also raised for a worker that is used twice, too late, or in a place where it cannot be.
     """
 
 

@@ -46,13 +46,13 @@ def fail(kind: str) -> None:
 
 
 def build_worker(kind, failing, settings, layer, state, keep_states, backend, times, inputs):
-    if kind == "hire" and layer == failing:
+    if kind == "worker_factory" and layer == failing:
         raise MemoryError("out of luck")
     learner = building._learner(settings, layer)
     training = building.step_for(learner, settings.shards_of(layer), settings.split)
     worker = building.LayerWorker(learner, training, inputs, replicas=2, times=times)
     if kind == "alone":
-        worker._team._wake = lambda member: None
+        worker._pool._wake = lambda rank: None
     train_step = training.train_step
 
     def step(X, rows, *, epoch, step, **how):

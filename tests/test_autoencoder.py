@@ -117,8 +117,8 @@ def test_the_error_is_the_squared_one_whatever_the_loss(tied):
         W, a, b, *own = set_parameters(learner)
         y = mean(mean(X @ W + b, "bernoulli") @ (own[0] if own else W.T) + a, "bernoulli")
         expected = np.square(y - X).sum()
-        told = learner.gradient(X, np.arange(BATCH), epoch=1, step=0)
-        assert told == pytest.approx(expected, rel=1e-5)
+        reported = learner.gradient(X, np.arange(BATCH), epoch=1, step=0)
+        assert reported == pytest.approx(expected, rel=1e-5)
         assert learner.validation_error(X) == pytest.approx(expected / BATCH, rel=1e-5)
 
 

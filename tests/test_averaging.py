@@ -29,12 +29,12 @@ def gradient(step: int, shard: int, i: int, parameter: np.ndarray) -> np.ndarray
     return (parameter - rng.standard_normal(parameter.shape)).astype(np.float32)
 
 
-def momentum(member):
+def momentum(worker):
     """Return an update with memory of its own slice."""
-    velocity = np.zeros(member.slice.stop - member.slice.start, np.float32)
+    velocity = np.zeros(worker.slice.stop - worker.slice.start, np.float32)
 
     def update(parameters, mean, where):
-        assert where == member.slice
+        assert where == worker.slice
         assert len(parameters) == len(mean) == len(velocity)
         np.multiply(velocity, np.float32(0.9), out=velocity)
         velocity[...] -= np.float32(0.1) * mean
@@ -44,29 +44,29 @@ def momentum(member):
 
 
 def train(handle, steps=5, weights=None):
-    with handle as member:
-        update = momentum(member)
+    with handle as worker:
+        update = momentum(worker)
         for step in range(steps):
-            for shard in member.shards:
-                for i, own in enumerate(member.gradients[shard]):
-                    own[...] = gradient(step, shard, i, member.parameters[i])
-            own_weights = weights and [weights[shard] for shard in member.shards]
-            member.average(update, weights=own_weights)
+            for shard in worker.shards:
+                for i, own in enumerate(worker.gradients[shard]):
+                    own[...] = gradient(step, shard, i, worker.parameters[i])
+            own_weights = weights and [weights[shard] for shard in worker.shards]
+            worker.average(update, weights=own_weights)
 
 
-def together(averager, members, work):
-    """Run ``work(handle)`` in a thread a member; return what each returned or raised."""
-    with ThreadPoolExecutor(members) as pool:
-        futures = [pool.submit(work, averager.member(rank)) for rank in range(members)]
+def together(averager, workers, work):
+    """Run ``work(handle)`` in a thread a worker; return what each returned or raised."""
+    with ThreadPoolExecutor(workers) as pool:
+        futures = [pool.submit(work, averager.worker(rank)) for rank in range(workers)]
         assert not wait(futures, SECONDS).not_done
         return [future.exception() or future.result() for future in futures]
 
 
-def trained(members, *, shards=4, arrays=None, weights=None):
+def trained(workers, *, shards=4, arrays=None, weights=None):
     arrays = beginning() if arrays is None else arrays
-    with GradientAverager(arrays, shards=shards, members=members, timeout=SECONDS) as averager:
-        outcomes = together(averager, members, lambda handle: train(handle, weights=weights))
-        assert outcomes == [None] * members
+    with GradientAverager(arrays, shards=shards, workers=workers, timeout=SECONDS) as averager:
+        outcomes = together(averager, workers, lambda handle: train(handle, weights=weights))
+        assert outcomes == [None] * workers
         return [array.copy() for array in averager.parameters]
 
 
@@ -92,8 +92,8 @@ def assert_equal_bits(have, want):
 @pytest.mark.parametrize("weights", [None, [3, 1, 0, 2]])
 def test_any_number_of_members_gives_the_same_bits_and_the_exact_mean(weights):
     one = trained(1, weights=weights)
-    for members in (2, 3, 4):
-        assert_equal_bits(trained(members, weights=weights), one)
+    for workers in (2, 3, 4):
+        assert_equal_bits(trained(workers, weights=weights), one)
     for have, want in zip(one, exactly_trained(weights=weights), strict=True):
         assert have.dtype == np.float32
         np.testing.assert_allclose(have, want, rtol=0, atol=3e-6)
@@ -105,22 +105,22 @@ def test_odd_sizes(shards, size):
     arrays = beginning([(size,)])
     one = trained(1, shards=shards, arrays=arrays)
     assert (one[0] != arrays[0]).all()
-    for members in {2, 5, shards} & set(range(2, shards + 1)):
-        assert_equal_bits(trained(members, shards=shards, arrays=arrays), one)
+    for workers in {2, 5, shards} & set(range(2, shards + 1)):
+        assert_equal_bits(trained(workers, shards=shards, arrays=arrays), one)
 
 
 def test_the_slices_are_cache_lines_and_make_up_the_flat_vector():
     for size in (1, 16, 105, 784):
-        for members in (1, 2, 3, 8):
-            slices = rooms.Layout(((size,),), 8, 0, 0).slices(members)
+        for workers in (1, 2, 3, 8):
+            slices = rooms.Layout(((size,),), 8, 0, 0).slices(workers)
             assert [s for part in slices for s in range(size)[part]] == list(range(size))
             assert all(part.start % 16 == 0 for part in slices)
-            assert max(s.stop - s.start for s in slices) <= size / members + 32
+            assert max(s.stop - s.start for s in slices) <= size / workers + 32
 
 
 def test_shards_are_dealt_in_order():
-    with GradientAverager([(3,)], shards=5, members=3) as averager:
-        handles = [averager.member(rank) for rank in range(3)]
+    with GradientAverager([(3,)], shards=5, workers=3) as averager:
+        handles = [averager.worker(rank) for rank in range(3)]
         with handles[0] as a, handles[1] as b, handles[2] as c:
             assert [list(m.shards) for m in (a, b, c)] == [[0], [1, 2], [3, 4]]
             assert list(b.gradients) == [1, 2]
@@ -128,24 +128,24 @@ def test_shards_are_dealt_in_order():
 
 def test_shapes_begin_as_zeros_and_arrays_as_copies():
     given = np.arange(6, dtype=np.float64).reshape(2, 3).T
-    with GradientAverager([(2, 2), given], shards=1, members=1) as averager:
+    with GradientAverager([(2, 2), given], shards=1, workers=1) as averager:
         zeros, copy = averager.parameters
         assert zeros.shape == (2, 2)
         assert not zeros.any()
         np.testing.assert_array_equal(copy, given)
         copy += 1
         assert given[0, 0] == 0
-        with averager.member(0) as member:
-            assert member.parameters[1][0, 0] == 1, "all see the same memory"
+        with averager.worker(0) as worker:
+            assert worker.parameters[1][0, 0] == 1, "all see the same memory"
 
 
 def test_nobody_updates_before_all_gradients_are_there_or_returns_before_all_updates_are_done():
     updated, returned = threading.Event(), threading.Event()
 
     def early(handle):
-        with handle as member:
-            member.gradients[0][0].fill(2)
-            member.average(lambda *_: updated.set())
+        with handle as worker:
+            worker.gradients[0][0].fill(2)
+            worker.average(lambda *_: updated.set())
             returned.set()
 
     def late(handle):
@@ -154,28 +154,28 @@ def test_nobody_updates_before_all_gradients_are_there_or_returns_before_all_upd
             assert not returned.wait(0.1), "this update is not done"
             parameters -= mean
 
-        with handle as member:
+        with handle as worker:
             assert not updated.wait(0.1), "these gradients are not there"
-            member.gradients[1][0].fill(4)
-            member.average(update)
+            worker.gradients[1][0].fill(4)
+            worker.average(update)
 
-    with GradientAverager([(64,)], shards=2, members=2, timeout=SECONDS) as averager:
+    with GradientAverager([(64,)], shards=2, workers=2, timeout=SECONDS) as averager:
         with ThreadPoolExecutor(2) as pool:
-            works = [pool.submit(early, averager.member(0)), pool.submit(late, averager.member(1))]
+            works = [pool.submit(early, averager.worker(0)), pool.submit(late, averager.worker(1))]
             assert [work.result(SECONDS) for work in works] == [None, None]
         np.testing.assert_array_equal(averager.parameters[0], [0.0] * 32 + [-3.0] * 32)
 
 
 def test_an_exception_in_one_member_is_told_to_all_others():
     def work(handle):
-        with handle as member:
-            member.average(lambda *_: None)
-            if member.rank == 2:
+        with handle as worker:
+            worker.average(lambda *_: None)
+            if worker.rank == 2:
                 raise OverflowError("the loss is nan")
             while True:
-                member.average(lambda *_: None)
+                worker.average(lambda *_: None)
 
-    with GradientAverager([(50,)], shards=4, members=4, timeout=SECONDS) as averager:
+    with GradientAverager([(50,)], shards=4, workers=4, timeout=SECONDS) as averager:
         outcomes = together(averager, 4, work)
     assert isinstance(outcomes.pop(2), OverflowError)
     for error in outcomes:
@@ -191,14 +191,14 @@ def test_an_update_that_fails_breaks_the_barrier_even_if_its_member_goes_on():
             if handle is first:
                 raise ZeroDivisionError
 
-        with handle as member:
+        with handle as worker:
             try:
-                member.average(update)
+                worker.average(update)
             except ZeroDivisionError:
-                member.average(lambda *_: None)
+                worker.average(lambda *_: None)
 
-    with GradientAverager([(50,)], shards=2, members=2, timeout=SECONDS) as averager:
-        first, second = averager.member(0), averager.member(1)
+    with GradientAverager([(50,)], shards=2, workers=2, timeout=SECONDS) as averager:
+        first, second = averager.worker(0), averager.worker(1)
         with ThreadPoolExecutor(2) as pool:
             futures = [pool.submit(work, handle) for handle in (first, second)]
             for future in futures:
@@ -208,11 +208,11 @@ def test_an_update_that_fails_breaks_the_barrier_even_if_its_member_goes_on():
 
 def test_who_leaves_while_others_still_wait_is_named():
     def work(handle):
-        with handle as member:
-            for _ in range(1 if member.rank == 0 else 2):
-                member.average(lambda *_: None)
+        with handle as worker:
+            for _ in range(1 if worker.rank == 0 else 2):
+                worker.average(lambda *_: None)
 
-    with GradientAverager([(50,)], shards=2, members=2, timeout=SECONDS) as averager:
+    with GradientAverager([(50,)], shards=2, workers=2, timeout=SECONDS) as averager:
         outcomes = together(averager, 2, work)
     assert outcomes[0] is None, "it did nothing wrong by its own lights"
     assert isinstance(outcomes[1], AveragingError)
@@ -222,12 +222,12 @@ def test_who_leaves_while_others_still_wait_is_named():
 
 def test_who_is_late_is_named():
     with (
-        GradientAverager([(50,)], shards=3, members=3, timeout=0.2) as averager,
-        averager.member(1),
+        GradientAverager([(50,)], shards=3, workers=3, timeout=0.2) as averager,
+        averager.worker(1),
         pytest.raises(AveragingError) as caught,
-        averager.member(0) as member,
+        averager.worker(0) as worker,
     ):
-        member.average(lambda *_: None)
+        worker.average(lambda *_: None)
     text = str(caught.value)
     assert text.startswith("rank 0 (process ")
     assert "waited 0.2 s for rank 1 (process " in text
@@ -235,9 +235,9 @@ def test_who_is_late_is_named():
 
 
 def test_who_comes_when_it_is_over_is_told_why():
-    with GradientAverager([(50,)], shards=2, members=2) as averager:
+    with GradientAverager([(50,)], shards=2, workers=2) as averager:
         averager.abort("process 7 did not start")
-        with pytest.raises(AveragingError, match=r"^process 7 did not start$"), averager.member(1):
+        with pytest.raises(AveragingError, match=r"^process 7 did not start$"), averager.worker(1):
             pass
 
 
@@ -245,13 +245,13 @@ def test_the_end_of_the_averager_ends_who_waits():
     came = threading.Event()
 
     def work(handle):
-        with handle as member:
+        with handle as worker:
             came.set()
-            member.average(lambda *_: None)
+            worker.average(lambda *_: None)
 
     with ThreadPoolExecutor(1) as pool:
-        with pytest.raises(KeyError), GradientAverager([(5,)], shards=2, members=2) as averager:
-            future = pool.submit(work, averager.member(0))
+        with pytest.raises(KeyError), GradientAverager([(5,)], shards=2, workers=2) as averager:
+            future = pool.submit(work, averager.worker(0))
             assert came.wait(SECONDS)
             raise KeyError("elsewhere")
         with pytest.raises(
@@ -261,20 +261,20 @@ def test_the_end_of_the_averager_ends_who_waits():
 
 
 def test_a_member_takes_part_once():
-    with GradientAverager([(50,)], shards=2, members=1) as averager:
-        with averager.member(0) as member:
-            member.average(lambda *_: None)
-        with pytest.raises(AveragingError, match="make a new averager"), averager.member(0):
+    with GradientAverager([(50,)], shards=2, workers=1) as averager:
+        with averager.worker(0) as worker:
+            worker.average(lambda *_: None)
+        with pytest.raises(AveragingError, match="make a new averager"), averager.worker(0):
             pass
         with pytest.raises(AveragingError, match="has left; stay in its with block"):
-            member.average(lambda *_: None)
+            worker.average(lambda *_: None)
 
 
 def test_a_closed_averager_says_so():
-    averager = GradientAverager([(50,)], shards=2, members=1)
+    averager = GradientAverager([(50,)], shards=2, workers=1)
     averager.close()
     averager.close()
-    for use in (lambda: averager.parameters, lambda: averager.member(0), averager.__enter__):
+    for use in (lambda: averager.parameters, lambda: averager.worker(0), averager.__enter__):
         with pytest.raises(AveragingError, match="inside its with block"):
             use()
 
@@ -282,13 +282,13 @@ def test_a_closed_averager_says_so():
 @pytest.mark.parametrize(
     ("arrays", "options", "text"),
     [
-        ([(3,)], {"shards": 2, "members": 3}, "members: got 3 for 2 shards"),
-        ([(3,)], {"shards": 0, "members": 0}, "members: got 0 for 0 shards"),
-        ([(3,)], {"shards": 1, "members": 1, "timeout": 0}, "timeout: got 0"),
-        ([], {"shards": 1, "members": 1}, "arrays: got none"),
-        ([(3,), np.arange(3)], {"shards": 1, "members": 1}, r"arrays\[1\]: got an array of int64"),
-        ([(3, -1)], {"shards": 1, "members": 1}, r"arrays\[0\]: got \(3, -1\)"),
-        ([[3, 4]], {"shards": 1, "members": 1}, r"arrays\[0\]: got \[3, 4\]"),
+        ([(3,)], {"shards": 2, "workers": 3}, "workers: got 3 for 2 shards"),
+        ([(3,)], {"shards": 0, "workers": 0}, "workers: got 0 for 0 shards"),
+        ([(3,)], {"shards": 1, "workers": 1, "timeout": 0}, "timeout: got 0"),
+        ([], {"shards": 1, "workers": 1}, "arrays: got none"),
+        ([(3,), np.arange(3)], {"shards": 1, "workers": 1}, r"arrays\[1\]: got an array of int64"),
+        ([(3, -1)], {"shards": 1, "workers": 1}, r"arrays\[0\]: got \(3, -1\)"),
+        ([[3, 4]], {"shards": 1, "workers": 1}, r"arrays\[0\]: got \[3, 4\]"),
     ],
 )
 def test_what_cannot_be_averaged_is_refused(arrays, options, text):
@@ -302,27 +302,27 @@ def test_what_does_not_fit_the_memory_is_refused_before_it_is_allocated(free, mo
         raise AssertionError("it was allocated")
 
     monkeypatch.setattr(averagers, "available_bytes", lambda: free)
-    monkeypatch.setattr(rooms.Room, "create", never)
+    monkeypatch.setattr(rooms.GradientMemory, "create", never)
     needs = r"need about 0\.0 GB, and 0\.0 GB are free; take smaller arrays or fewer shards"
     with pytest.raises(SettingsError, match=rf"^arrays: 10000 numbers .* 3 shards {needs}"):
-        GradientAverager([(100, 100)], shards=3, members=2)
+        GradientAverager([(100, 100)], shards=3, workers=2)
 
 
-def test_there_are_only_so_many_members():
-    with GradientAverager([(50,)], shards=2, members=2) as averager:
+def test_there_are_only_so_many_workers():
+    with GradientAverager([(50,)], shards=2, workers=2) as averager:
         for rank in (-1, 2):
             with pytest.raises(SettingsError, match=f"rank: got {rank}, expected 0 to 1"):
-                averager.member(rank)
+                averager.worker(rank)
 
 
 @pytest.mark.parametrize("weights", [[1], [1, -1], [1, np.nan], [1, np.inf]])
 def test_weights_that_do_not_fit_are_refused(weights):
     with (
-        GradientAverager([(50,)], shards=2, members=1) as averager,
-        pytest.raises(ValueError, match="one for each of this member's shards"),
-        averager.member(0) as member,
+        GradientAverager([(50,)], shards=2, workers=1) as averager,
+        pytest.raises(ValueError, match="one for each of this worker's shards"),
+        averager.worker(0) as worker,
     ):
-        member.average(lambda *_: None, weights=weights)
+        worker.average(lambda *_: None, weights=weights)
 
 
 def test_nothing_is_left_of_100_averagers():
@@ -332,7 +332,7 @@ def test_nothing_is_left_of_100_averagers():
 
     before, files = descriptors(), sorted(Path("/dev/shm").iterdir())
     for _ in range(100):
-        with GradientAverager(beginning(), shards=2, members=2) as averager:
+        with GradientAverager(beginning(), shards=2, workers=2) as averager:
             assert sorted(Path("/dev/shm").iterdir()) == files
             together(averager, 2, lambda handle: train(handle, 1))
     del averager
@@ -340,8 +340,8 @@ def test_nothing_is_left_of_100_averagers():
 
 
 def test_a_member_is_no_file():
-    with GradientAverager([(50,)], shards=2, members=1) as averager:
-        handle = averager.member(0)
+    with GradientAverager([(50,)], shards=2, workers=1) as averager:
+        handle = averager.worker(0)
         with pytest.raises(AveragingError, match="only the start of a process can do"):
             pickle.dumps(handle)
 
@@ -351,10 +351,10 @@ def test_threads_share_plain_memory_where_there_is_no_memory_without_a_name(monk
     monkeypatch.delattr("os.memfd_create")
     assert_equal_bits(trained(2), expected)
     with (
-        GradientAverager([(50,)], shards=2, members=1) as averager,
-        pytest.raises(AveragingError, match="memfd_create of Linux; let the members be threads"),
+        GradientAverager([(50,)], shards=2, workers=1) as averager,
+        pytest.raises(AveragingError, match="memfd_create of Linux; let the workers be threads"),
     ):
-        pickle.dumps(averager.member(0))
+        pickle.dumps(averager.worker(0))
 
 
 @pytest.mark.parametrize(("quota", "spins"), [(1.0, False), (2.0, True)])

@@ -22,7 +22,7 @@ from test_averaging import SECONDS, assert_equal_bits, beginning, train, trained
 
 from syncpretrain.parallel import AveragingError, GradientAverager
 from syncpretrain.parallel import process_watch as lives
-from syncpretrain.parallel.process_watch import Lives, started
+from syncpretrain.parallel.process_watch import ProcessWatch, started
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "memfd_create"), reason="processes need memfd_create of Linux"
@@ -41,8 +41,8 @@ def no_tracker() -> Iterator[None]:
 
 @contextmanager
 def processes(averager: GradientAverager, ranks, work, *args) -> Iterator[list]:
-    """Run ``work(handle, *args)`` in a process a member, and end those that are left."""
-    begun = [SPAWN.Process(target=work, args=(averager.member(r), *args)) for r in ranks]
+    """Run ``work(handle, *args)`` in a process a worker, and end those that are left."""
+    begun = [SPAWN.Process(target=work, args=(averager.worker(r), *args)) for r in ranks]
     try:
         for process in begun:
             process.start()
@@ -55,14 +55,14 @@ def processes(averager: GradientAverager, ranks, work, *args) -> Iterator[list]:
 
 
 def for_ever(handle) -> None:
-    with handle as member:
+    with handle as worker:
         while True:
-            member.average(lambda *_: None)
+            worker.average(lambda *_: None)
 
 
 def leave_by(handle, way: str) -> None:
-    with handle as member:
-        member.average(lambda *_: None)
+    with handle as worker:
+        worker.average(lambda *_: None)
         if way == "exception":
             raise OverflowError("the loss is nan")
         if way == "exit":
@@ -72,7 +72,7 @@ def leave_by(handle, way: str) -> None:
 
 
 def use_twice(handle, same) -> None:
-    """Be two members, in one process."""
+    """Be two workers, in one process."""
     with handle as a, same as b:
         assert a.parameters[0][0] == b.parameters[0][0] == 0
         a.parameters[0][0] = 5
@@ -80,7 +80,7 @@ def use_twice(handle, same) -> None:
         assert sum(b.gradients[1][0]) == 0
 
 
-def tell(handle, connection) -> None:
+def report(handle, connection) -> None:
     """Average until it fails; tell when and why."""
     try:
         for_ever(handle)
@@ -88,27 +88,27 @@ def tell(handle, connection) -> None:
         connection.send((time.monotonic(), str(error)))
 
 
-@pytest.mark.parametrize("members", [1, 2, 4])
-def test_processes_give_the_bits_of_threads(members):
-    with GradientAverager(beginning(), shards=4, members=members, timeout=SECONDS) as averager:
-        with processes(averager, range(members), train) as running:
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_processes_give_the_bits_of_threads(workers):
+    with GradientAverager(beginning(), shards=4, workers=workers, timeout=SECONDS) as averager:
+        with processes(averager, range(workers), train) as running:
             for process in running:
                 process.join(START_SECONDS)
-            assert [process.exitcode for process in running] == [0] * members
+            assert [process.exitcode for process in running] == [0] * workers
         assert_equal_bits(averager.parameters, trained(1))
 
 
 def test_a_process_and_a_thread_can_be_members_of_one_averager():
-    with GradientAverager(beginning(), shards=4, members=2, timeout=START_SECONDS) as averager:
+    with GradientAverager(beginning(), shards=4, workers=2, timeout=START_SECONDS) as averager:
         with processes(averager, [1], train) as (process,):
-            train(averager.member(0))
+            train(averager.worker(0))
             process.join(START_SECONDS)
         assert_equal_bits(averager.parameters, trained(1))
 
 
-def test_one_process_can_be_two_members():
-    with GradientAverager([(40,)], shards=2, members=2) as averager:
-        process = SPAWN.Process(target=use_twice, args=(averager.member(0), averager.member(1)))
+def test_one_process_can_be_two_workers():
+    with GradientAverager([(40,)], shards=2, workers=2) as averager:
+        process = SPAWN.Process(target=use_twice, args=(averager.worker(0), averager.worker(1)))
         process.start()
         process.join(START_SECONDS)
         assert process.exitcode == 0
@@ -126,10 +126,10 @@ def test_one_process_can_be_two_members():
     ],
 )
 def test_ways_to_go(way, text, capfd):
-    with GradientAverager([(40,)], shards=2, members=2, timeout=START_SECONDS) as averager:
+    with GradientAverager([(40,)], shards=2, workers=2, timeout=START_SECONDS) as averager:
         with processes(averager, [1], leave_by, way) as (process,):
             with pytest.raises(AveragingError) as caught:
-                for_ever(averager.member(0))
+                for_ever(averager.worker(0))
             pid = process.pid
         found = str(caught.value)
     assert found.startswith(f"rank 1 (process {pid}) ")
@@ -141,21 +141,21 @@ def test_a_process_killed_at_any_moment_ends_all_others(descriptors, monkeypatch
     if not descriptors:
         monkeypatch.delattr(os, "pidfd_open")
     took = []
-    with GradientAverager([(100, 100)], shards=3, members=3, timeout=START_SECONDS) as averager:
+    with GradientAverager([(100, 100)], shards=3, workers=3, timeout=START_SECONDS) as averager:
         receiver, sender = SPAWN.Pipe(duplex=False)
         with (
             receiver,
             sender,
             processes(averager, [1], for_ever) as (victim,),
-            processes(averager, [2], tell, sender),
+            processes(averager, [2], report, sender),
         ):
-            with averager.member(0) as member:
-                member.average(lambda *_: None)  # all are here
+            with averager.worker(0) as worker:
+                worker.average(lambda *_: None)  # all are here
                 moment = time.monotonic() + random.random() * 0.05
                 killed = None
                 with pytest.raises(AveragingError) as caught:
                     while True:
-                        member.average(lambda *_: None)
+                        worker.average(lambda *_: None)
                         if killed is None and time.monotonic() > moment:
                             killed = time.monotonic()
                             victim.kill()
@@ -172,11 +172,11 @@ def test_a_process_killed_at_any_moment_ends_all_others(descriptors, monkeypatch
 
 def test_a_process_that_dies_before_it_enters_is_seen():
     with (
-        GradientAverager([(40,)], shards=2, members=2, timeout=START_SECONDS) as averager,
+        GradientAverager([(40,)], shards=2, workers=2, timeout=START_SECONDS) as averager,
         processes(averager, [1], never_enter),
         pytest.raises(AveragingError, match=r"^rank 1 \(process \d+\) died"),
     ):
-        for_ever(averager.member(0))
+        for_ever(averager.worker(0))
 
 
 def never_enter(handle) -> None:
@@ -184,8 +184,8 @@ def never_enter(handle) -> None:
 
 
 def test_a_member_is_one_process_s():
-    with GradientAverager([(40,)], shards=1, members=1) as averager:
-        handle = averager.member(0)
+    with GradientAverager([(40,)], shards=1, workers=1) as averager:
+        handle = averager.worker(0)
         process = SPAWN.Process(target=never_enter, args=(handle,))
         process.start()
         process.join(START_SECONDS)
@@ -201,7 +201,7 @@ def test_nothing_is_left_when_all_are_killed(tmp_path):
     script.write_text(
         "import os, signal\n"
         "from syncpretrain.parallel import GradientAverager\n"
-        "averager = GradientAverager([(1000, 1000)], shards=4, members=2)\n"
+        "averager = GradientAverager([(1000, 1000)], shards=4, workers=2)\n"
         "assert averager.parameters[0].sum() == 0\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n",
         encoding="utf-8",
@@ -218,7 +218,7 @@ def test_averagers_sent_to_processes_leave_no_descriptor():
 
     def use():
         with (
-            GradientAverager([(40,)], shards=1, members=1) as averager,
+            GradientAverager([(40,)], shards=1, workers=1) as averager,
             processes(averager, [0], train_nothing) as (process,),
         ):
             process.join(START_SECONDS)
@@ -232,8 +232,8 @@ def test_averagers_sent_to_processes_leave_no_descriptor():
 
 
 def train_nothing(handle) -> None:
-    with handle as member:
-        member.average(lambda *_: None)
+    with handle as worker:
+        worker.average(lambda *_: None)
 
 
 @pytest.fixture
@@ -251,8 +251,8 @@ class TestLives:
             monkeypatch.delattr(os, "pidfd_open")
 
     @pytest.fixture
-    def watching(self) -> Iterator[Lives]:
-        watching = Lives()
+    def watching(self) -> Iterator[ProcessWatch]:
+        watching = ProcessWatch()
         yield watching
         watching.close()
 
@@ -265,7 +265,7 @@ class TestLives:
         assert watching.ended(sleeper.pid, since) == "died: killed by SIGKILL"
         sleeper.wait(SECONDS)
         assert watching.ended(sleeper.pid, since) == "died"
-        late = Lives()
+        late = ProcessWatch()
         assert late.ended(sleeper.pid, since) == "died"
         late.close()
 
@@ -279,7 +279,7 @@ class TestLives:
 def test_without_any_knowledge_of_processes_a_number_must_do(sleeper, monkeypatch):
     monkeypatch.delattr(os, "pidfd_open")
     monkeypatch.setattr(lives, "_fields", lambda pid: None)
-    watching = Lives()
+    watching = ProcessWatch()
     assert started(sleeper.pid) == 0
     assert watching.ended(sleeper.pid, 0) is None
     sleeper.kill()
@@ -294,5 +294,5 @@ def test_the_example():
     lines = done.stdout.splitlines()
     losses = [float(line.split()[3]) for line in lines if line.startswith("step")]
     assert losses[-1] < 0.6 < 2 < losses[0] < 2.4, "the log of 10 classes is 2.30"
-    assert lines[-1] == "1 and 2 members: the same bits"
+    assert lines[-1] == "1 and 2 workers: the same bits"
     assert np.isfinite(losses).all()

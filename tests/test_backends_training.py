@@ -21,7 +21,7 @@ from syncpretrain.cli import main
 from syncpretrain.data.order import minibatches
 from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError
 from syncpretrain.events import EpochFinished, FinetuneEpochFinished, Notice
-from syncpretrain.finetuning.state import read_state, write_state
+from syncpretrain.finetuning.state import read_finetune_state, write_finetune_state
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
@@ -29,9 +29,9 @@ from syncpretrain.learners.steps import WholeStep
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.runtime.activations import Split
 from syncpretrain.pretraining.runtime.versions import Versions
-from syncpretrain.pretraining.state_file import read_cut, write_cut
+from syncpretrain.pretraining.state import read_pretrain_state, write_pretrain_state
 from syncpretrain.runs.folder import CONFIG_NAME, METRICS_NAME
-from syncpretrain.runs.prepare import resolved
+from syncpretrain.runs.prepare import resolve
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import FinetuneSettings, MomentumSchedule, read_settings, settings_from
 from syncpretrain.settings.devices import why_not_tuned_on_a_device
@@ -145,7 +145,7 @@ class TestTraining:
 
     def test_errors_are_told_as_numbers(self, name):
         X = np.random.default_rng(0).random((2300, 16), dtype=np.float32)
-        told = {}
+        reported = {}
         for backend in ("numpy", name):
             events = []
             pretrain(
@@ -162,8 +162,8 @@ class TestTraining:
                 if isinstance(e, EpochFinished)
             )
             assert {type(number) for row in ends for number in row} == {int, float}
-            told[backend] = np.array(ends)
-        np.testing.assert_allclose(told[name], told["numpy"], rtol=1e-5)
+            reported[backend] = np.array(ends)
+        np.testing.assert_allclose(reported[name], reported["numpy"], rtol=1e-5)
 
     @pytest.mark.parametrize("variant", ["plain", "persistent", "untied"])
     @pytest.mark.parametrize("minibatches", [1, 20])
@@ -173,29 +173,29 @@ class TestTraining:
         kinds = {"plain": {}, **KINDS}[variant] | {"epochs": 2, "batch_size": 25, "backend": name}
         settings = settings_from(LAYERS, **kinds).pretrain
         whole = Pretraining(settings, bits).run()
-        cuts = []
+        states = []
 
-        def save(make, *, done, final):
+        def save(state, *, done, final):
             if final:
-                cuts.append(make())
+                states.append(state())
 
         with monkeypatch.context() as patch:
             stopping_on(patch, minibatches)
             with pytest.raises(RunInterrupted) as caught:
                 Pretraining(settings, bits, save=save).run()
         assert {type(array) for array in arrays_of(caught.value.stack)} == {np.ndarray}
-        write_cut(tmp_path / "cut.safetensors", cuts[-1], {})
-        again = read_cut(tmp_path / "cut.safetensors")
+        write_pretrain_state(tmp_path / "state.safetensors", states[-1], {})
+        again = read_pretrain_state(tmp_path / "state.safetensors")
         resumed = Pretraining(settings, bits, resume=again).run()
         assert resumed.parameters_sha256 == whole.parameters_sha256
 
-    def test_every_cut_between_epochs_goes_on_to_the_same_bits(self, bits, name):
+    def test_every_state_between_epochs_goes_on_to_the_same_bits(self, bits, name):
         settings = settings_from(LAYERS, epochs=2, batch_size=50, backend=name).pretrain
-        cuts = []
-        whole = Pretraining(settings, bits, save=lambda make, **_: cuts.append(make())).run()
-        assert len(cuts) >= 4
-        for cut in cuts:
-            resumed = Pretraining(settings, bits, resume=cut).run()
+        states = []
+        whole = Pretraining(settings, bits, save=lambda state, **_: states.append(state())).run()
+        assert len(states) >= 4
+        for state in states:
+            resumed = Pretraining(settings, bits, resume=state).run()
             assert resumed.parameters_sha256 == whole.parameters_sha256
 
     def test_a_layer_that_diverges_goes_back_and_halves_its_rate(self, bits, name):
@@ -221,10 +221,10 @@ class TestTraining:
         stack = pretrain(bits, layers=(16, 12, 8), epochs=2, batch_size=20, backend="numpy")
         settings = {"epochs": 3, "batch_size": 15} | TUNING[tuning]
         settings |= {"validation": bits[:90], "validation_y": targets[:90]}
-        told = {}
+        reported = {}
         for backend in ("numpy", name):
             events = []
-            told[backend] = (
+            reported[backend] = (
                 finetune(
                     stack,
                     bits,
@@ -239,8 +239,8 @@ class TestTraining:
                     if isinstance(event, FinetuneEpochFinished)
                 ],
             )
-        alike(told[name][0], told["numpy"][0])
-        assert told[name][1] == told["numpy"][1], "the same shares of wrong classes"
+        alike(reported[name][0], reported["numpy"][0])
+        assert reported[name][1] == reported["numpy"][1], "the same shares of wrong classes"
 
     def test_regression_with_patience_comes_to_numpys_weights(self, bits, name):
         stack = pretrain(bits, layers=(16, 8), epochs=1, backend="numpy")
@@ -263,15 +263,15 @@ class TestTraining:
         whole = finetune(stack, bits, targets, **wanted)
         states, asked = [], itertools.count()
 
-        def save(make, *, done, final):
+        def save(state, *, done, final):
             if final:
-                states.append(make())
+                states.append(state())
 
         with pytest.raises(RunInterrupted) as caught:
             finetune(stack, bits, targets, **wanted, save=save, stop=lambda: next(asked) == 13)
         assert {type(array) for array in arrays_of(caught.value.stack)} == {np.ndarray}
-        write_state(tmp_path / "state.safetensors", states[-1], {})
-        again = read_state(tmp_path / "state.safetensors")
+        write_finetune_state(tmp_path / "state.safetensors", states[-1], {})
+        again = read_finetune_state(tmp_path / "state.safetensors")
         assert again.cursor.minibatches == 3
         resumed = finetune(stack, bits, targets, **wanted, resume=again)
         assert resumed.parameters_sha256 == whole.parameters_sha256
@@ -388,7 +388,7 @@ class TestOnADevice:
     def test_everything_of_a_learner_is_on_the_device(self, double):
         learner = rbm()
         learner.on(double.for_layer(2))
-        arrays = [*learner.parameters, *learner.gradients, *learner.memory().values()]
+        arrays = [*learner.parameters, *learner.gradients, *learner.state().values()]
         arrays += [value for value in vars(learner).values() if hasattr(value, "dtype")]
         assert {type(array) for array in arrays} == {double.array_type}
         assert {array.device.id for array in arrays} == {1}
@@ -441,7 +441,7 @@ class TestChoice:
         return settings_from((16, 8, 4), **settings)
 
     def backend_of(self, **settings):
-        return resolved(self.wanted(**settings)).pretrain.backend
+        return resolve(self.wanted(**settings)).pretrain.backend
 
     def test_auto_is_the_gpu_where_there_is_one_and_numpy_where_there_is_none(
         self, double, monkeypatch

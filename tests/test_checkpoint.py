@@ -117,13 +117,13 @@ def test_the_newest_good_one_counts(tmp_path):
         written(tmp_path, number, header={"number": number})
     numbered(tmp_path, "pretrain", 10).write_bytes(b"damaged")
     (tmp_path / "pretrain-00000099.safetensors.tmp").write_bytes(b"")
-    told: list[str] = []
-    header, _ = newest(tmp_path, "pretrain", read_arrays, told.append)
+    reported: list[str] = []
+    header, _ = newest(tmp_path, "pretrain", read_arrays, reported.append)
     assert header == {"number": 2}
-    assert len(told) == 1
-    assert "pretrain-00000010" in told[0]
-    assert newest(tmp_path, "finetune", read_arrays, told.append) is None
-    assert newest(tmp_path / "none", "pretrain", read_arrays, told.append) is None
+    assert len(reported) == 1
+    assert "pretrain-00000010" in reported[0]
+    assert newest(tmp_path, "finetune", read_arrays, reported.append) is None
+    assert newest(tmp_path / "none", "pretrain", read_arrays, reported.append) is None
 
 
 def test_pruning_keeps_the_newest_and_other_files(tmp_path):
@@ -156,13 +156,13 @@ def test_a_refused_one_does_not_take_the_place_of_a_good_one(tmp_path):
             raise CheckpointError(f"{path}: is of another run")
         return header, arrays
 
-    told: list[str] = []
-    assert newest(tmp_path, "pretrain", read, told.append) is None
-    assert len(told) == 3 and "none is before it" in told[-1]
+    reported: list[str] = []
+    assert newest(tmp_path, "pretrain", read, reported.append) is None
+    assert len(reported) == 3 and "none is before it" in reported[-1]
     for number in (3, 6):
         written(tmp_path, number, header={"run": "mine", "number": number})
         prune(tmp_path, "pretrain", 2)
-    assert newest(tmp_path, "pretrain", read, told.append)[0]["number"] == 6
+    assert newest(tmp_path, "pretrain", read, reported.append)[0]["number"] == 6
     assert len([name for name in names(tmp_path) if name.endswith(".refused")]) == 3
     prune(tmp_path, "pretrain", 0)
     assert names(tmp_path) == []
@@ -209,10 +209,10 @@ def test_whichever_write_fails_the_checkpoint_before_it_is_intact(tmp_path, monk
     except OSError as error:
         assert error.strerror == "No space left on device"
     monkeypatch.undo()
-    told: list[str] = []
-    header, _ = newest(tmp_path, "pretrain", read_arrays, told.append)
+    reported: list[str] = []
+    header, _ = newest(tmp_path, "pretrain", read_arrays, reported.append)
     assert header["number"] in (1, "old", 2)
-    assert not told
+    assert not reported
     assert all(name.startswith("pretrain-") for name in names(tmp_path)), "nothing temporary"
 
 

@@ -157,29 +157,29 @@ def call(folder: Path, out: str, *arguments: str) -> Ended:
         pytest.raises(SystemExit) as ended,
     ):
         main(given, prog_name="syncpretrain")
-    printed, told = (stream.getvalue() for stream in streams)
+    printed, reported = (stream.getvalue() for stream in streams)
     status, made = ended.value.code, sorted(set(contents(folder)) - set(before))
-    note(f"status {status}, made {made}\n{told}")
-    assert "Warning" not in told
-    assert "Traceback" not in told
+    note(f"status {status}, made {made}\n{reported}")
+    assert "Warning" not in reported
+    assert "Traceback" not in reported
     assert not [t.name for t in threading.enumerate() if t.name.startswith("syncpretrain-")]
     assert not PROCESS.children()
     if status == 2:
         assert made == []
-        assert re.fullmatch(r"Error: [^\n]+\n", told), told
+        assert re.fullmatch(r"Error: [^\n]+\n", reported), reported
     elif status == 0:
         assert made == [out, *(f"{out}/{name}" for name in FILES)]
     else:
         assert status == 1
-        assert DIVERGED.search(told.rstrip("\n")), told
+        assert DIVERGED.search(reported.rstrip("\n")), reported
         assert {f"{out}/{name}" for name in FILES if name != "metrics.json"} <= set(made)
         assert f"{out}/metrics.json" not in made
     if status or "--json" not in arguments:
         assert not (status and printed)
-        return Ended(status, printed, told, None)
+        return Ended(status, printed, reported, None)
     report = json.loads(printed)
     assert printed.count("\n") == 1
-    return Ended(status, printed, told, report)
+    return Ended(status, printed, reported, report)
 
 
 def test_options(part):

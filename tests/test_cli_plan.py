@@ -50,7 +50,7 @@ class TestPlan:
         assert "greedy, one core" in out
         assert "pipeline" in out
         assert any(line.startswith("the bound is ") for line in lines)
-        assert any(line.startswith("pick: ") for line in lines)
+        assert any(line.startswith("choice: ") for line in lines)
         assert lines[-1].startswith(
             "train it: syncpretrain train --layers 16,8,4 --epochs 2 --batch-size 10 --schedule "
         )
@@ -66,18 +66,20 @@ class TestPlan:
         assert report["held_out"] == 20
         assert report["epochs"] == [2, 2]
         assert report["batch_size"] == 10
-        names = [way["name"] for way in report["candidates"]]
+        names = [candidate["name"] for candidate in report["candidates"]]
         assert names[:2] == ["greedy, one core", "pipeline, one core"]
-        assert report["pick"] in names
-        for way in report["candidates"]:
-            assert set(way) == {
+        assert report["choice"] in names
+        for candidate in report["candidates"]:
+            assert set(candidate) == {
                 *("name", "seconds", "speedup", "floor_share", "bytes", "epochs", "settings"),
             }
         assert set(report["measured"][0]) == {
             *("step_ms", "contention", "products_ms", "blas_step_ms", "sharded_ms"),
         }
-        picked = next(way for way in report["candidates"] if way["name"] == report["pick"])
-        assert picked["settings"] == report["settings"]
+        chosen = next(
+            candidate for candidate in report["candidates"] if candidate["name"] == report["choice"]
+        )
+        assert chosen["settings"] == report["settings"]
 
     def test_the_command_that_it_prints_trains(self, call):
         out, _ = call("plan", *STACK, *QUICK, "--json")
@@ -196,7 +198,7 @@ class TestBench:
         report = json.loads(out)
         assert set(report) == {
             *("layers", "workers", "blas_threads", "examples", "epochs", "batch_size", "rounds"),
-            *("peak_gflops", "floor_seconds", "pick", "schedules", "target"),
+            *("peak_gflops", "floor_seconds", "choice", "schedules", "target"),
         }
         assert report["schedules"][0]["speedup_over_one_core"] == 1
         assert report["target"]["seconds"] > 0

@@ -1,4 +1,4 @@
-"""The commands on a finished run tell if its data is not what it was trained on."""
+"""Commands on a finished run warn if its data is not what it was trained on."""
 
 from __future__ import annotations
 
@@ -43,10 +43,12 @@ def test_the_same_data_is_nothing_to_tell(folder, capsys, command):
 def test_a_replaced_file_is_told_with_both_sides(folder, capsys, command, bits):
     np.save("x.npy", bits[::-1])
     call(*command)
-    told = capsys.readouterr().err
-    assert "warning: run was trained on other data: the 200 examples of x.npy (180 train" in told
-    assert "x.npy is now" in told or f"{folder / 'x.npy'} is now" in told
-    assert told.count("SHA-256") == 2
+    reported = capsys.readouterr().err
+    assert (
+        "warning: run was trained on other data: the 200 examples of x.npy (180 train" in reported
+    )
+    assert "x.npy is now" in reported or f"{folder / 'x.npy'} is now" in reported
+    assert reported.count("SHA-256") == 2
 
 
 def test_json_names_both(folder, capsys, bits):

@@ -83,11 +83,11 @@ class TestRandomStack:
 
 class TestCompare:
     def test_one_outcome_for_each_start_seed_and_number_of_labels(self, quick):
-        told = []
+        reported = []
         outcomes = compare(
-            make_settings(), make_data(), seeds=(3, 4), labels=(10, None), tell=told.append
+            make_settings(), make_data(), seeds=(3, 4), labels=(10, None), report=reported.append
         )
-        assert told == outcomes
+        assert reported == outcomes
         assert [(x.seed, x.start, x.labels) for x in outcomes] == [
             (seed, start, labels) for seed in (3, 4) for start in STARTS for labels in (10, 60)
         ]

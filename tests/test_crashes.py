@@ -31,7 +31,7 @@ from syncpretrain.events import (
     RunStarted,
 )
 from syncpretrain.learners.rbm import RBM
-from syncpretrain.parallel.team import Team
+from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.pretraining import driver
 from syncpretrain.pretraining import stall_watch as watch
 from syncpretrain.pretraining.runtime import threads
@@ -255,7 +255,7 @@ def test_a_stall_is_told_and_does_not_hold_up_the_caller(bits, sabotage, monkeyp
 
 def test_a_worker_that_waits_for_ever_for_another_one_is_a_stall(bits, monkeypatch, capfd):
     """Of a layer that two share; the driver's own watch is off."""
-    monkeypatch.setattr(Team, "_wake", lambda self, member: None)
+    monkeypatch.setattr(WorkerPool, "_wake", lambda self, rank: None)
     monkeypatch.setattr(driver, "Watch", lambda *args: SimpleNamespace(tick=lambda *args: None))
     shared = {"shards": 2, "replicas": 2, "workers": 2}
     settings = settings_from((16, 12), batch_size=20, epochs=1, **shared).pretrain
@@ -269,15 +269,15 @@ def test_a_slow_layer_is_no_stall(bits, sabotage, monkeypatch):
     monkeypatch.setattr(watch, "STALL_SECONDS", 0.15)
     monkeypatch.setattr(driver, "TICK_SECONDS", 0.01)
     monkeypatch.setattr(watch, "TICK_SECONDS", 0.01)
-    told = threading.Semaphore(0)
+    reported = threading.Semaphore(0)
 
     def observe(event: Event) -> None:
         if isinstance(event, Progress):
-            told.release()
+            reported.release()
 
     def slow(rbm: RBM, epoch: int, step: int) -> None:
-        assert told.acquire(timeout=WAIT)
-        assert told.acquire(timeout=WAIT)
+        assert reported.acquire(timeout=WAIT)
+        assert reported.acquire(timeout=WAIT)
 
     sabotage(slow)
     run(bits, layers=(16, 12), epochs=1, observers=[observe])
@@ -291,15 +291,15 @@ def test_a_suspended_process_is_no_stall(bits, sabotage, monkeypatch):
     monkeypatch.setattr(watch, "time", clock)
     monkeypatch.setattr(driver, "TICK_SECONDS", 0.01)
     monkeypatch.setattr(watch, "TICK_SECONDS", 0.01)
-    told = threading.Semaphore(0)
+    reported = threading.Semaphore(0)
 
     def observe(event: Event) -> None:
         if isinstance(event, Progress):
-            told.release()
+            reported.release()
 
     def suspend(rbm: RBM, epoch: int, step: int) -> None:
         for _ in range(3):  # ticks without a minibatch, the clock's jump among them
-            assert told.acquire(timeout=WAIT)
+            assert reported.acquire(timeout=WAIT)
             jumped.set()
 
     sabotage(suspend)

@@ -90,7 +90,9 @@ def test_csv_names_that_are_numbers(tmp_path, text, rows, notice):
     assert data.train.tolist() == rows
     assert read_file(tmp_path / "x.csv")[0].tolist() == rows
     assert len(data.notices) == (notice is not None)
-    assert all(notice in told and str(tmp_path / "x.csv") in told for told in data.notices)
+    assert all(
+        notice in reported and str(tmp_path / "x.csv") in reported for reported in data.notices
+    )
 
 
 def test_csv_rows_that_count_and_are_not_bounded(tmp_path):

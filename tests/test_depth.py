@@ -66,7 +66,7 @@ def play(depth: int, *, stops: bool, **given: Any) -> float:
     def to_the_end() -> None:
         nonlocal epochs
         running = deque(schedule.begin())
-        while not schedule.over:
+        while not schedule.is_finished:
             command = running.popleft()
             if isinstance(command, Train):
                 epochs += 1

@@ -1,4 +1,4 @@
-"""Doctor: every finding is there, and each ailment is told from health."""
+"""Doctor: every finding is there, and each fault is detected."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import GradientDescent
 from syncpretrain.finetuning.tasks import Reconstruction
 from syncpretrain.models.stack import Layer, Stack
-from syncpretrain.parallel.team import Team
+from syncpretrain.parallel.worker_pool import WorkerPool
 
 trainer = import_module("syncpretrain.finetuning.trainer")
 SIDE = 4
@@ -60,7 +60,7 @@ def tuned(stack=None, X=None, **settings):
 
 @pytest.mark.parametrize("split", ["units", "examples"])
 def test_a_worker_that_waits_for_ever_for_another_one_is_a_stall(split, monkeypatch):
-    monkeypatch.setattr(Team, "_wake", lambda self, member: None)
+    monkeypatch.setattr(WorkerPool, "_wake", lambda self, rank: None)
     with pytest.raises(StalledError, match=r"syncpretrain-finetune waited 0\.25 s"):
         tuned(shards=2, replicas=2, split=split, stall_seconds=0.25)
 
@@ -304,13 +304,13 @@ def test_more_replicas_than_cores_start_no_more_threads_than_help(bits, monkeypa
     from syncpretrain.finetuning import prepared
 
     asked = []
-    team = prepared.Team
+    pool = prepared.WorkerPool
 
     def noted(most, *others):
         asked.append(most)
-        return team(most, *others)
+        return pool(most, *others)
 
-    monkeypatch.setattr(prepared, "Team", noted)
+    monkeypatch.setattr(prepared, "WorkerPool", noted)
     monkeypatch.setattr(prepared, "usable_cores", lambda: 2)
     stack = pretrain(bits, layers=[16, 9], epochs=1)
     many = finetune(stack, bits, epochs=1, batch_size=100, replicas=8, split="examples")

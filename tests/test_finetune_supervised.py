@@ -161,8 +161,8 @@ class TestUnknownClasses:
         else:
             assert min(errors) == pytest.approx(wrong)
         assert min(errors) >= 0.3, "a third is of the unknown class"
-        (told,) = notices
-        assert told == (
+        (reported,) = notices
+        assert reported == (
             f"warning: {(held_out_y == 11).sum()} of {(held_out_y != -1).sum()} labelled validation"
             " examples are of classes that no training example has (11); they count as wrong"
         )

@@ -371,14 +371,14 @@ def test_without_the_extension_numpy_is_taken():
 
 
 def test_who_insists_on_a_missing_extension_is_told_what_to_do():
-    told = python(MISSING + CHOSEN, SYNCPRETRAIN_KERNELS="native").stderr
-    assert "NativeKernelsError: got SYNCPRETRAIN_KERNELS=native" in told
-    assert "C compiler" in told
+    reported = python(MISSING + CHOSEN, SYNCPRETRAIN_KERNELS="native").stderr
+    assert "NativeKernelsError: got SYNCPRETRAIN_KERNELS=native" in reported
+    assert "C compiler" in reported
 
 
 def test_an_unknown_choice_is_refused():
-    told = python(CHOSEN, SYNCPRETRAIN_KERNELS="fast").stderr
-    assert "got SYNCPRETRAIN_KERNELS='fast'; expected 'native', 'numpy'" in told
+    reported = python(CHOSEN, SYNCPRETRAIN_KERNELS="fast").stderr
+    assert "got SYNCPRETRAIN_KERNELS='fast'; expected 'native', 'numpy'" in reported
     assert issubclass(native.NativeKernelsError, ImportError)
 
 

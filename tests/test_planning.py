@@ -1,4 +1,4 @@
-"""The planner: what it picks where measurements are given, and how it measures a tiny stack."""
+"""The planner: what it chooses where measurements are given, and how it measures a tiny stack."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from syncpretrain.planning import Plan, plan
 from syncpretrain.planning.bench import (
     bench,
     random_rows,
-    run_way,
+    run_candidate,
     seconds_to,
     sgemm_peak,
 )
@@ -41,10 +41,10 @@ def layer(step=1.0, *, examples=None, units=None, blas=None, **others) -> LayerT
             "products": 0.8 * step,
             "sharded": {(k, 2): {1: 1.1 * step, 2: t} for k, t in split.items() if t},
             "transform": {1: 0.0, 2: 0.0},
-            "look": 0.0,
+            "validation": 0.0,
             "blas_step": blas,
             "blas_transform": blas and 0.0,
-            "blas_look": blas and 0.0,
+            "blas_validation": blas and 0.0,
             **others,
         }
     )
@@ -59,24 +59,24 @@ def planned(layers, *, workers=2, **others) -> Plan:
 
 
 def seconds(found: Plan) -> dict[str, float]:
-    return {way.name: way.seconds for way in found.candidates}
+    return {candidate.name: candidate.seconds for candidate in found.candidates}
 
 
 class TestPick:
     def test_equal_layers_are_a_pipeline(self):
         found = planned([layer(), layer(), layer()])
-        assert found.pick.name == "pipeline"
+        assert found.choice.name == "pipeline"
         assert found.settings == {"schedule": "synchronized", "workers": 2}
         assert "fastest" in found.reason
         alone = 3 * 10 * STEPS
         assert seconds(found)["greedy, one core"] == pytest.approx(alone)
         # 30 epochs of which the first and the last have nothing beside them.
-        assert found.pick.seconds == pytest.approx((28 / 2 + 2) * STEPS)
-        assert found.speedup(found.pick) == pytest.approx(30 / 16)
+        assert found.choice.seconds == pytest.approx((28 / 2 + 2) * STEPS)
+        assert found.speedup(found.choice) == pytest.approx(30 / 16)
 
     def test_replicas_that_pay_make_a_hybrid_of_a_lopsided_pipeline(self):
         found = planned([layer(8.0, units=4.2), layer(), layer()])
-        assert found.pick.name == "hybrid, units split"
+        assert found.choice.name == "hybrid, units split"
         given = found.settings
         assert given["replicas"] == given["shards"] == (2, 1, 1)
         assert given["split"] == "units"
@@ -87,41 +87,44 @@ class TestPick:
     def test_workers_that_scale_perfectly_make_greedy_training_the_simplest(self):
         costly = {"transform": {1: 0.01, 2: 0.005}}
         found = planned([layer(examples=0.5, **costly) for _ in range(3)])
-        assert found.pick.name == "greedy, examples split"
+        assert found.choice.name == "greedy, examples split"
         assert found.settings["replicas"] == (2, 2, 2)
         assert found.settings["schedule"] == "greedy"
 
     def test_only_layers_that_gain_take_replicas(self):
         found = planned([layer(4.0, examples=2.1), layer(0.1, examples=0.5)])
-        ways = {way.name: way for way in found.candidates}
-        assert ways["greedy, examples split"].given["replicas"] == (2, 1)
+        candidates = {candidate.name: candidate for candidate in found.candidates}
+        assert candidates["greedy, examples split"].options["replicas"] == (2, 1)
 
     def test_blas_wins_where_it_scales(self):
         found = planned([layer(blas=0.5), layer(blas=0.5)], epochs=2)
-        assert found.pick.name == "greedy, BLAS on 2 cores"
+        assert found.choice.name == "greedy, BLAS on 2 cores"
         assert found.settings == {"schedule": "greedy", "workers": 2, "blas_threads": 2}
-        assert found.pick.seconds == pytest.approx(0.5 * 2 * 2 * STEPS)
+        assert found.choice.seconds == pytest.approx(0.5 * 2 * 2 * STEPS)
 
     def test_serial_is_fastest_and_it_says_so(self):
         slow = [layer(contention=2.5, examples=1.5, units=1.6, blas=1.4) for _ in range(3)]
         found = planned(slow)
-        assert found.pick.name == "greedy, one core"
+        assert found.choice.name == "greedy, one core"
         assert found.reason == "staying on one core is fastest"
         assert found.settings == {"schedule": "greedy", "workers": 1, "blas_threads": 1}
 
     def test_one_core_has_no_choice(self):
         found = planned([layer(), layer()], workers=1)
-        assert [way.name for way in found.candidates] == ["greedy, one core", "pipeline, one core"]
-        assert found.pick.name == "greedy, one core"
+        assert [candidate.name for candidate in found.candidates] == [
+            "greedy, one core",
+            "pipeline, one core",
+        ]
+        assert found.choice.name == "greedy, one core"
         assert found.reason == "staying on one core is all there is"
 
     def test_the_simplest_of_those_that_are_near_each_other(self):
         found = planned([layer(blas=0.508, examples=0.505), layer(blas=0.508, examples=0.505)])
         assert min(seconds(found), key=seconds(found).get) != "greedy, BLAS on 2 cores"
-        assert found.pick.name == "greedy, BLAS on 2 cores"
+        assert found.choice.name == "greedy, BLAS on 2 cores"
         assert found.reason.startswith("simpler than ")
         farther = planned([layer(blas=0.52, examples=0.505), layer(blas=0.52, examples=0.505)])
-        assert farther.pick.name == "greedy, examples split"
+        assert farther.choice.name == "greedy, examples split"
 
     def test_a_free_pace_leaves_greedy_out(self):
         found = planned([layer(), layer()], pace="free")
@@ -134,21 +137,23 @@ class TestPick:
     def test_no_way_is_faster_than_the_bound(self):
         found = planned([layer(4.0, units=2.0), layer(units=0.5), layer(0.5)])
         assert found.floor_seconds == pytest.approx(0.8 * 5.5 * 10 * STEPS / 2)
-        assert all(way.seconds > found.floor_seconds for way in found.candidates)
-        assert all(0 < found.share(way) < 1 for way in found.candidates)
+        assert all(candidate.seconds > found.floor_seconds for candidate in found.candidates)
+        assert all(0 < found.share(candidate) < 1 for candidate in found.candidates)
 
     def test_refreshes_count(self):
         found = planned([layer(), layer()], epochs=(4, 2), refresh_epochs=(0, 3))
-        ways = {way.name: way for way in found.candidates}
-        assert ways["greedy, one core"].epochs == (4, 2)
-        assert ways["pipeline"].epochs == (4, 2 + 2 * 3)
+        candidates = {candidate.name: candidate for candidate in found.candidates}
+        assert candidates["greedy, one core"].epochs == (4, 2)
+        assert candidates["pipeline"].epochs == (4, 2 + 2 * 3)
 
 
 class TestMemory:
     def test_a_pipeline_holds_more_activations_and_shards_more_gradients(self):
         wide = [layer(examples=0.6), layer(1.0, examples=0.6), layer(3.0, examples=1.6)]
-        ways = {way.name: way for way in planned(wide, workers=3).candidates}
-        bytes_of = {name: way.bytes for name, way in ways.items()}
+        candidates = {
+            candidate.name: candidate for candidate in planned(wide, workers=3).candidates
+        }
+        bytes_of = {name: candidate.bytes for name, candidate in candidates.items()}
         assert bytes_of["greedy, one core"] < bytes_of["pipeline"]
         assert bytes_of["greedy, one core"] < bytes_of["greedy, examples split"]
 
@@ -157,8 +162,8 @@ class TestSettings:
     @pytest.mark.parametrize("chosen", ["greedy, examples split", "hybrid, units split"])
     def test_the_pick_is_what_pretrain_takes(self, bits, chosen):
         found = planned([layer(2.0, examples=1.1, units=1.1), layer(examples=0.6, units=0.6)])
-        way = next(way for way in found.candidates if way.name == chosen)
-        given = dict(way.given) | {"replicas": (2, 1), "shards": (2, 1)}
+        candidate = next(candidate for candidate in found.candidates if candidate.name == chosen)
+        given = dict(candidate.options) | {"replicas": (2, 1), "shards": (2, 1)}
         stack = syncpretrain.pretrain(bits, layers=[16, 8, 4], epochs=2, batch_size=20, **given)
         assert stack.widths == (16, 8, 4)
 
@@ -178,7 +183,7 @@ class TestSettings:
 
     def test_the_report_is_json(self):
         report = json.loads(json.dumps(planned([layer(units=0.6), layer(blas=0.7)]).report()))
-        assert report["pick"] in [way["name"] for way in report["candidates"]]
+        assert report["choice"] in [candidate["name"] for candidate in report["candidates"]]
         assert report["measured"][0]["sharded_ms"] == {
             "units, 2 shards, 1 workers": 1100.0,
             "units, 2 shards, 2 workers": 600.0,
@@ -194,7 +199,7 @@ class TestMeasuring:
             assert set(timings.sharded) == {("examples", 2), ("units", 2)}
             assert all(set(by_size) == {1, 2} for by_size in timings.sharded.values())
             assert set(timings.transform) == ({1, 2} if i else set())
-            assert min(timings.step, timings.products, timings.look) > 0
+            assert min(timings.step, timings.products, timings.validation) > 0
             assert timings.contention >= 1
 
     def test_layers_that_are_alike_share_their_timings(self):
@@ -229,7 +234,7 @@ class TestMeasuring:
 
     def test_the_public_function(self):
         found = plan([10, 8, 4], epochs=2, batch_size=10, examples=100, measure_seconds=0)
-        assert found.pick in found.candidates
+        assert found.choice in found.candidates
         with pytest.raises(SettingsError, match="layers"):
             plan([10])
 
@@ -242,9 +247,11 @@ class TestBench:
     def test_every_way_is_run(self, task, bits):
         lines = []
         data = Split(bits, bits[:20])
-        found = bench(task, data, rounds=2, measure_seconds=0, tell=lines.append)
+        found = bench(task, data, rounds=2, measure_seconds=0, report=lines.append)
         rows = found.rows()
-        assert [row["name"] for row in rows] == [way.name for way in found.plan.candidates]
+        assert [row["name"] for row in rows] == [
+            candidate.name for candidate in found.plan.candidates
+        ]
         assert len(lines) == 1 + 2 * len(rows)
         assert all(len(runs) == 2 for runs in found.seconds.values())
         assert rows[0]["speedup_over_one_core"] == 1
@@ -253,7 +260,7 @@ class TestBench:
 
     def test_schedules_learn_what_they_learn_without_the_bench(self, task, bits):
         found = planned([layer(), layer()])
-        _, stack = run_way(found.pick, task.settings, Split(bits, bits[:20]))
+        _, stack = run_candidate(found.choice, task.settings, Split(bits, bits[:20]))
         again = syncpretrain.pretrain(bits, layers=[16, 8, 4], epochs=2, batch_size=20)
         for ours, theirs in zip(stack.layers, again.layers, strict=True):
             np.testing.assert_array_equal(ours.weight, theirs.weight)

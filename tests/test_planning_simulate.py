@@ -28,14 +28,14 @@ def run(
     return simulate(machine, costs, workers=workers, replicas=replicas or [1] * len(costs))
 
 
-def cost(*seconds: float, transform: float = 0.0, look: float = 0.0, slow: float = 1.0):
+def cost(*seconds: float, transform: float = 0.0, validation: float = 0.0, slow: float = 1.0):
     """Return an epoch whose steps take ``seconds`` with 1, 2, ... workers."""
     train = dict(enumerate(seconds, start=1))
-    return EpochCost(train, {1: transform}, look, slow)
+    return EpochCost(train, {1: transform}, validation, slow)
 
 
 def test_one_core_adds_everything_up():
-    costs = [cost(4, look=0.5), cost(2, transform=1, look=0.25)]
+    costs = [cost(4, validation=0.5), cost(2, transform=1, validation=0.25)]
     assert run(costs, epochs=3, schedule="greedy").seconds == pytest.approx(
         3 * 4.5 + 1 + 3 * 2.25
     ), "greedy makes layer 2's input once"
@@ -99,8 +99,8 @@ def test_contention_grows_with_the_cores_at_work():
     assert found.seconds == pytest.approx(2 + 2 * 1.25 + 2)
 
 
-def test_a_look_takes_one_worker_whatever_there_is():
-    costs = [EpochCost({1: 4, 2: 2}, {1: 0}, look=1)]
+def test_a_validation_pass_takes_one_worker_whatever_there_is():
+    costs = [EpochCost({1: 4, 2: 2}, {1: 0}, validation=1)]
     assert run(costs, epochs=2, workers=2, replicas=[2]).seconds == pytest.approx(2 * 3)
 
 
@@ -131,15 +131,15 @@ def stacks(draw, *, most: int = 4):
         whole = draw(st.floats(0.1, 10))
         share = draw(st.floats(0, 1))  # that workers share; the rest is one's
         train = {m: whole * (1 - share + share / m) for m in range(1, most + 1)}
-        look, made = draw(st.floats(0, 1)), draw(st.floats(0, 2))
-        costs.append(EpochCost(train, {m: made / m for m in train}, look))
+        validation, made = draw(st.floats(0, 1)), draw(st.floats(0, 2))
+        costs.append(EpochCost(train, {m: made / m for m in train}, validation))
     return costs
 
 
 @settings(deadline=None)
 @given(stacks(), st.integers(1, 6), st.integers(1, 4), st.booleans(), st.floats(1, 2))
 def test_never_faster_than_all_work_spread_evenly(costs, epochs, workers, elastic, slow):
-    costs = [EpochCost(c.train, c.transform, c.look, slow) for c in costs]
+    costs = [EpochCost(c.train, c.transform, c.validation, slow) for c in costs]
     replicas = [4 if elastic else 1] * len(costs)
     found = run(costs, epochs=epochs, workers=workers, replicas=replicas)
     least = sum(c.train[1] for c in costs) * epochs / workers

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import pytest
 
-from syncpretrain.pretraining.schedule.machine import Command, Forget, Past, Schedule, Train
+from syncpretrain.pretraining.schedule.machine import Command, Past, Release, Schedule, Train
 from syncpretrain.pretraining.schedule.pace import Free, Pace, Planned
 from syncpretrain.pretraining.schedule.reads import LayerPlan, greedy_row, lockstep_row, rounds_row
 
@@ -102,7 +102,7 @@ class Brain:
         if past not in self.numbers:
             self.numbers[past] = len(self.pasts)
             self.pasts.append(past)
-            self.is_over.append(schedule.over)
+            self.is_over.append(schedule.is_finished)
         return self.numbers[past]
 
 
@@ -155,7 +155,7 @@ class Protocol:
     def draining(self, s: State) -> Iterator[State]:
         if s.todo:
             s, head = s._replace(todo=s.todo[1:]), s.todo[0]
-            yield from self.execute(s, head) if isinstance(head, Forget) else [s]
+            yield from self.execute(s, head) if isinstance(head, Release) else [s]
         elif s.running:
             yield from self.take(s)
         else:
@@ -190,7 +190,7 @@ class Protocol:
             yield s._replace(past=past, todo=todo)
 
     def execute(self, s: State, command: Command) -> Iterator[State]:
-        if isinstance(command, Forget):
+        if isinstance(command, Release):
             yield self.forget(s, command.layer, command.version)
             return
         i = command.layer - 1
@@ -215,7 +215,7 @@ class Protocol:
         else:
             source = self.buffer_of(s, i - 1, command.below_reads) if i > 1 else -1
             if i > 1 and source < 0:
-                raise ProtocolError("read before it was made")
+                raise ProtocolError("read before it was computed")
             yield self.set(s, i, worker._replace(phase="buffering", source=source))
 
     def buffering(self, s: State, i: int, worker: Worker) -> Iterator[State]:

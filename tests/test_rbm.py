@@ -218,7 +218,7 @@ def test_it_learns_bars_and_stripes():
 
 
 def test_an_epoch_trains_every_row_once_the_smaller_last_minibatch_too():
-    rbm, seen, told = make_rbm(), [], []
+    rbm, seen, reported = make_rbm(), [], []
     X = np.random.default_rng(5).random((27, VISIBLE)).astype(np.float32)
     training = WholeStep(rbm)
     original = training.train_step
@@ -228,11 +228,11 @@ def test_an_epoch_trains_every_row_once_the_smaller_last_minibatch_too():
         return original(X, rows, run=run, **address)
 
     training.train_step = train_step
-    train_epoch(rbm, training, X, epoch=2, stop=lambda: False, progress=told.append)
+    train_epoch(rbm, training, X, epoch=2, stop=lambda: False, progress=reported.append)
     assert [len(rows) for rows, _ in seen] == [10, 10, 7]
     assert sorted(np.concatenate([rows for rows, _ in seen])) == list(range(27))
     assert [address for _, address in seen] == [{"epoch": 2, "step": step} for step in range(3)]
-    assert told == [1 / 3, 2 / 3, 1]
+    assert reported == [1 / 3, 2 / 3, 1]
 
 
 def test_a_step_allocates_no_big_array():
@@ -253,13 +253,18 @@ def test_a_step_allocates_no_big_array():
 
 
 def test_a_stop_is_seen_after_the_running_minibatch():
-    rbm, told = make_rbm(), []
+    rbm, reported = make_rbm(), []
     X = np.random.default_rng(7).random((30, VISIBLE)).astype(np.float32)
     with pytest.raises(Stopped):
         train_epoch(
-            rbm, WholeStep(rbm), X, epoch=1, stop=lambda: len(told) == 2, progress=told.append
+            rbm,
+            WholeStep(rbm),
+            X,
+            epoch=1,
+            stop=lambda: len(reported) == 2,
+            progress=reported.append,
         )
-    assert told == [1 / 3, 2 / 3]
+    assert reported == [1 / 3, 2 / 3]
 
 
 def test_divergence_is_told_with_layer_epoch_and_a_lower_rate():

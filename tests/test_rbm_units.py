@@ -129,8 +129,8 @@ def test_the_gradient_of_every_kind_of_units(visible_units, hidden_units, cd_ste
 def test_the_error_is_that_of_the_reconstruction(visible_units):
     rbm = make_rbm(visible_units=visible_units, cd_steps=1)
     X = examples(BATCH, visible_units)
-    told = rbm.gradient(X, np.array([4]), **ADDRESS)  # of one example: da is v0 - v1
-    assert told == pytest.approx(np.square(rbm.gradients[1]).sum(), rel=1e-5)
+    reported = rbm.gradient(X, np.array([4]), **ADDRESS)  # of one example: da is v0 - v1
+    assert reported == pytest.approx(np.square(rbm.gradients[1]).sum(), rel=1e-5)
 
 
 # Persistent chains
@@ -183,17 +183,17 @@ def test_persistent_chains_come_to_the_distribution_of_the_model():
 def test_with_persistent_chains_the_error_is_estimated_on_a_tenth_without_sampling():
     rbm = make_rbm(persistent=True, batch_size=40)
     X = examples(40)
-    told = rbm.gradient(X, np.arange(40), **ADDRESS)
-    assert told / 40 == pytest.approx(rbm.validation_error(X[::10]), rel=1e-5)
+    reported = rbm.gradient(X, np.arange(40), **ADDRESS)
+    assert reported / 40 == pytest.approx(rbm.validation_error(X[::10]), rel=1e-5)
 
 
 def test_that_error_is_of_what_dropout_leaves_scaled_up():
     rbm = make_rbm(persistent=True, batch_size=40, hidden_dropout=0.5)
     X, kept = examples(40), Transcription(rbm).kept(ADDRESS)
-    told = rbm.gradient(X, np.arange(40), **ADDRESS)
+    reported = rbm.gradient(X, np.arange(40), **ADDRESS)
     h = logistic(X @ rbm.weight + rbm.hidden_bias) * kept
     down = logistic(2 * h @ rbm.weight.T + rbm.visible_bias)
-    assert told == pytest.approx(10 * np.square(X - down)[::10].sum(), rel=1e-5)
+    assert reported == pytest.approx(10 * np.square(X - down)[::10].sum(), rel=1e-5)
 
 
 # What shapes the weights

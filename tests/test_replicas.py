@@ -80,9 +80,11 @@ def test_a_failure_of_a_second_worker_names_its_layer(train, monkeypatch):
         healthy(self, shard)
 
     monkeypatch.setattr(ByExamples, "_move", broken)
-    with pytest.raises(WorkerError, match="layer 2 failed in epoch 2: ZeroDivisionError") as told:
+    with pytest.raises(
+        WorkerError, match="layer 2 failed in epoch 2: ZeroDivisionError"
+    ) as reported:
         train(replicas=2, workers=5)
-    assert isinstance(told.value.__cause__, ZeroDivisionError)
+    assert isinstance(reported.value.__cause__, ZeroDivisionError)
     assert not [t for t in threading.enumerate() if t.name.startswith("syncpretrain")]
 
 
@@ -94,25 +96,25 @@ def test_workers_to_spare_go_to_the_layer_with_the_longest_way_to_go():
     plans = [LayerPlan(epochs=3)] * 3
     schedule = Schedule(plans, Planned(plans, lockstep_row), slots=3)
     schedule.begin()
-    assert schedule.shares(4, (3, 2, 1)) == {1: 3}, "no more than the layer takes"
-    assert schedule.shares(2, (3, 2, 1)) == {1: 2}
+    assert schedule.workers_per_layer(4, (3, 2, 1)) == {1: 3}, "no more than the layer takes"
+    assert schedule.workers_per_layer(2, (3, 2, 1)) == {1: 2}
     schedule.finished(1)
     assert running(schedule) == {1, 2}
-    assert schedule.shares(2, (3, 2, 1)) == {1: 1, 2: 1}
-    assert schedule.shares(3, (3, 2, 1)) == {1: 2, 2: 1}
-    assert schedule.shares(9, (3, 2, 1)) == {1: 3, 2: 2}
-    assert schedule.shares(1, (3, 2, 1)) == {1: 1, 2: 1}, "each has one"
+    assert schedule.workers_per_layer(2, (3, 2, 1)) == {1: 1, 2: 1}
+    assert schedule.workers_per_layer(3, (3, 2, 1)) == {1: 2, 2: 1}
+    assert schedule.workers_per_layer(9, (3, 2, 1)) == {1: 3, 2: 2}
+    assert schedule.workers_per_layer(1, (3, 2, 1)) == {1: 1, 2: 1}, "each has one"
 
 
 def test_greedy_layers_take_turns_with_all_workers():
     plans = [LayerPlan(epochs=1), LayerPlan(epochs=1)]
     schedule = Schedule(plans, Planned(plans, greedy_row), slots=2)
     schedule.begin()
-    assert schedule.shares(4, (4, 2)) == {1: 4}
+    assert schedule.workers_per_layer(4, (4, 2)) == {1: 4}
     schedule.finished(1)
-    assert schedule.shares(4, (4, 2)) == {2: 2}
+    assert schedule.workers_per_layer(4, (4, 2)) == {2: 2}
     schedule.finished(2)
-    assert schedule.shares(4, (4, 2)) == {}
+    assert schedule.workers_per_layer(4, (4, 2)) == {}
 
 
 def test_members_are_given_and_taken_while_a_run_goes_on(train, monkeypatch):
@@ -120,13 +122,13 @@ def test_members_are_given_and_taken_while_a_run_goes_on(train, monkeypatch):
     from syncpretrain.pretraining.runtime.threads import ThreadsRuntime
 
     given: list[tuple[int, int]] = []
-    allot = ThreadsRuntime.allot
+    set_workers = ThreadsRuntime.set_workers
 
-    def note(self, layer, members):
-        given.append((layer, members))
-        allot(self, layer, members)
+    def note(self, layer, workers):
+        given.append((layer, workers))
+        set_workers(self, layer, workers)
 
-    monkeypatch.setattr(ThreadsRuntime, "allot", note)
+    monkeypatch.setattr(ThreadsRuntime, "set_workers", note)
     train(split="units", replicas=2, workers=2)
     assert given[0] == (1, 2)
     assert (1, 1) in given

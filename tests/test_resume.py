@@ -19,10 +19,10 @@ from syncpretrain.errors import (
     WorkerError,
 )
 from syncpretrain.events import EpochFinished, Notice
-from syncpretrain.finetuning.state import FinetuneState, read_state, write_state
+from syncpretrain.finetuning.state import FinetuneState, read_finetune_state, write_finetune_state
 from syncpretrain.learners.base import Learner
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.state_file import read_cut, write_cut
+from syncpretrain.pretraining.state import read_pretrain_state, write_pretrain_state
 from syncpretrain.runs.checkpoints import FOLDER_NAME
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from
@@ -47,8 +47,8 @@ def pretraining(bits: np.ndarray, variant: str, **changed) -> Pretraining:
 
 
 def stopped_after(bits: np.ndarray, variant: str, minibatches: int, monkeypatch, **changed):
-    """Return the cut of a run that was stopped so early, None if it was over before."""
-    cuts = []
+    """Return the state of a run that was stopped so early, None if it was over before."""
+    states = []
     seen = itertools.count(1)
 
     def count() -> None:
@@ -73,14 +73,14 @@ def stopped_after(bits: np.ndarray, variant: str, minibatches: int, monkeypatch,
         after_steps(patch, count)
         patch.setattr("syncpretrain.pretraining.driver.stop_on_signals", on_signals)
 
-        def save(make, *, done, final):
+        def save(state, *, done, final):
             if final:
-                cuts.append(make())
+                states.append(state())
 
         try:
             pretraining(bits, variant, save=save, **changed).run()
         except RunInterrupted:
-            return cuts[-1]
+            return states[-1]
     return None
 
 
@@ -89,11 +89,11 @@ def test_a_run_stopped_anywhere_goes_on_to_the_same_bits(bits, variant, monkeypa
     whole = pretraining(bits, variant, runtime="serial").run().parameters_sha256
     stops = 0
     for minibatches in itertools.count(1, 5):
-        cut = stopped_after(bits, variant, minibatches, monkeypatch, runtime="serial")
-        if cut is None:
+        state = stopped_after(bits, variant, minibatches, monkeypatch, runtime="serial")
+        if state is None:
             break
-        write_cut(tmp_path / "cut.safetensors", cut, {})
-        again = read_cut(tmp_path / "cut.safetensors")
+        write_pretrain_state(tmp_path / "state.safetensors", state, {})
+        again = read_pretrain_state(tmp_path / "state.safetensors")
         runtime = ("serial", "threads")[stops % 2]
         resumed = pretraining(bits, variant, resume=again, runtime=runtime, workers=1 + stops % 3)
         assert resumed.run().parameters_sha256 == whole, f"stopped after {minibatches}"
@@ -105,83 +105,83 @@ def test_a_run_stopped_anywhere_goes_on_to_the_same_bits(bits, variant, monkeypa
 def test_threads_stopped_anywhere_go_on_to_the_same_bits(bits, variant, monkeypatch):
     whole = pretraining(bits, variant, runtime="serial").run().parameters_sha256
     for minibatches in (1, 7, 13, 20):
-        cut = stopped_after(bits, variant, minibatches, monkeypatch, runtime="threads", workers=3)
-        assert cut is not None
-        resumed = pretraining(bits, variant, resume=cut, runtime="serial")
+        state = stopped_after(bits, variant, minibatches, monkeypatch, runtime="threads", workers=3)
+        assert state is not None
+        resumed = pretraining(bits, variant, resume=state, runtime="serial")
         assert resumed.run().parameters_sha256 == whole
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_cut_between_epochs_goes_on_to_the_same_bits(bits, variant):
-    cuts = []
+def test_every_state_between_epochs_goes_on_to_the_same_bits(bits, variant):
+    states = []
 
-    def save(make, *, done, final):
-        cuts.append(make())
+    def save(state, *, done, final):
+        states.append(state())
 
     whole = pretraining(bits, variant, save=save, runtime="threads", workers=2).run()
-    assert len(cuts) >= 6
-    for cut in cuts:
-        resumed = pretraining(bits, variant, resume=cut, runtime="threads", workers=2)
+    assert len(states) >= 6
+    for state in states:
+        resumed = pretraining(bits, variant, resume=state, runtime="threads", workers=2)
         assert resumed.run().parameters_sha256 == whole.parameters_sha256
 
 
 def test_a_stopped_run_can_be_stopped_again(bits, monkeypatch):
     whole = pretraining(bits, "lockstep", runtime="serial").run().parameters_sha256
-    cut, stops = None, 0
+    state, stops = None, 0
     while True:
-        later = stopped_after(bits, "lockstep", 3, monkeypatch, runtime="serial", resume=cut)
+        later = stopped_after(bits, "lockstep", 3, monkeypatch, runtime="serial", resume=state)
         if later is None:
             break
-        cut, stops = later, stops + 1
+        state, stops = later, stops + 1
     assert stops > 5
-    resumed = pretraining(bits, "lockstep", runtime="serial", resume=cut)
+    resumed = pretraining(bits, "lockstep", runtime="serial", resume=state)
     assert resumed.run().parameters_sha256 == whole
 
 
 def test_saving_changes_no_bit(bits):
     plain = pretraining(bits, "persistent").run().parameters_sha256
-    saving = pretraining(bits, "persistent", save=lambda make, **_: make())
+    saving = pretraining(bits, "persistent", save=lambda state, **_: state())
     assert saving.run().parameters_sha256 == plain
 
 
-def test_a_cut_of_another_run_is_refused(bits, tmp_path):
-    cuts = []
-    pretraining(bits, "lockstep", save=lambda make, **_: cuts.append(make())).run()
-    path = tmp_path / "cut.safetensors"
-    write_cut(path, cuts[0], {"data": "abc"})
+def test_a_state_of_another_run_is_refused(bits, tmp_path):
+    states = []
+    pretraining(bits, "lockstep", save=lambda state, **_: states.append(state())).run()
+    path = tmp_path / "state.safetensors"
+    write_pretrain_state(path, states[0], {"data": "abc"})
 
     def check(run):
         raise CheckpointError(f"is of another run: {run}")
 
-    with pytest.raises(CheckpointError, match=r"cut\.safetensors: is of another run: .*'abc'"):
-        read_cut(path, check)
+    with pytest.raises(CheckpointError, match=r"state\.safetensors: is of another run: .*'abc'"):
+        read_pretrain_state(path, check)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda cut: replace(cut, snapshots={}),
-        lambda cut: replace(cut, made=[(3, 99)]),
-        lambda cut: replace(cut, made=[*cut.made, (1, 99)]),
-        lambda cut: replace(cut, past=replace(cut.past, held=((99,), (), ()))),
-        lambda cut: replace(cut, past=replace(cut.past, reads=((), (), ()))),
+        lambda state: replace(state, snapshots={}),
+        lambda state: replace(state, computed=[(3, 99)]),
+        lambda state: replace(state, computed=[*state.computed, (1, 99)]),
+        lambda state: replace(state, past=replace(state.past, held=((99,), (), ()))),
+        lambda state: replace(state, past=replace(state.past, reads=((), (), ()))),
     ],
 )
-def test_a_cut_that_contradicts_itself_is_refused(bits, tmp_path, change):
-    cuts = []
-    pretraining(bits, "lockstep", save=lambda make, **_: cuts.append(make())).run()
-    cut = next(cut for cut in cuts if cut.made)
-    path = tmp_path / "cut.safetensors"
-    write_cut(path, change(cut), {})
+def test_a_state_that_contradicts_itself_is_refused(bits, tmp_path, change):
+    states = []
+    pretraining(bits, "lockstep", save=lambda state, **_: states.append(state())).run()
+    state = next(state for state in states if state.computed)
+    path = tmp_path / "state.safetensors"
+    write_pretrain_state(path, change(state), {})
     with pytest.raises(CheckpointError, match="is damaged"):
-        read_cut(path)
+        read_pretrain_state(path)
 
 
 def test_a_state_of_another_layer_is_refused(bits):
-    cuts = []
-    pretraining(bits, "lockstep", save=lambda make, **_: cuts.append(make())).run()
-    state = cuts[-1].states[1]
-    swapped = replace(cuts[-1], states=(state, *cuts[-1].states[1:]))
+    states = []
+    pretraining(bits, "lockstep", save=lambda state, **_: states.append(state())).run()
+    state = states[-1].states[1]
+    swapped = replace(states[-1], states=(state, *states[-1].states[1:]))
     with pytest.raises(CheckpointError, match="the state of layer 1 is of another layer"):
         pretraining(bits, "lockstep", resume=swapped).run()
 
@@ -223,8 +223,8 @@ def test_fine_tuning_stopped_anywhere_goes_on_to_the_same_bits(bits, settings, t
         with pytest.raises(RunInterrupted):
             fine_tuned(bits, stop=lambda: next(asked) >= minibatches, saved=saved, **settings)  # noqa: B023
         path = tmp_path / "state.safetensors"
-        write_state(path, saved[-1], {"run": 1})
-        resumed = fine_tuned(bits, resume=read_state(path), **settings)
+        write_finetune_state(path, saved[-1], {"run": 1})
+        resumed = fine_tuned(bits, resume=read_finetune_state(path), **settings)
         assert resumed.parameters_sha256 == whole.parameters_sha256
         assert resumed.info == whole.info
 
@@ -302,10 +302,10 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(tmp_path, bits)
     folder = died(tmp_path, bits)
     older, newer = sorted((folder / FOLDER_NAME).glob("pretrain-*"))
     newer.write_bytes(newer.read_bytes()[:-1])
-    told = []
-    report = resume_run(folder, observers=[told.append])
+    reported = []
+    report = resume_run(folder, observers=[reported.append])
     assert report["parameters_sha256"] == whole["parameters_sha256"]
-    messages = [event.message for event in told if isinstance(event, Notice)]
+    messages = [event.message for event in reported if isinstance(event, Notice)]
     assert any(newer.name in message and "one before it" in message for message in messages)
     assert older.name < newer.name
 
@@ -314,10 +314,10 @@ def test_a_full_disk_is_told_and_the_run_goes_on(tmp_path, bits, monkeypatch):
     def full(path, header, arrays) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("syncpretrain.pretraining.state_file.write_arrays", full)
-    told = []
-    train_run(settings(tmp_path, bits), out=tmp_path / "run", observers=[told.append])
-    messages = [event.message for event in told if isinstance(event, Notice)]
+    monkeypatch.setattr("syncpretrain.pretraining.state.write_arrays", full)
+    reported = []
+    train_run(settings(tmp_path, bits), out=tmp_path / "run", observers=[reported.append])
+    messages = [event.message for event in reported if isinstance(event, Notice)]
     assert any("no checkpoint could be written" in message for message in messages)
     assert any("No space left on device" in message for message in messages)
 
@@ -338,10 +338,10 @@ def test_a_run_whose_worker_fails_is_restarted(tmp_path, bits, monkeypatch, rest
         with pytest.raises(WorkerError, match="layer 2 failed in epoch 2"):
             train_run(wanted, out=tmp_path / "run")
         return
-    told = []
-    report = train_run(wanted, out=tmp_path / "run", observers=[told.append])
+    reported = []
+    report = train_run(wanted, out=tmp_path / "run", observers=[reported.append])
     assert report["parameters_sha256"] == whole["parameters_sha256"]
-    messages = [event.message for event in told if isinstance(event, Notice)]
+    messages = [event.message for event in reported if isinstance(event, Notice)]
     assert any("layer 2 failed" in message and "going on" in message for message in messages)
 
 

@@ -40,23 +40,23 @@ def interrupted(*arguments, **options):
 
 
 def test_the_time_for_a_stall_reaches_both_stages(settings, tmp_path, monkeypatch):
-    told = []
+    reported = []
 
     def record(*arguments, stall_seconds, **options):
-        told.append(stall_seconds)
+        reported.append(stall_seconds)
         return tune(*arguments, stall_seconds=stall_seconds, **options)
 
     tune, pretraining = Finetuning.run, stages_module.Pretraining
 
     def started(*arguments, stall_seconds, **options):
-        told.append(stall_seconds)
+        reported.append(stall_seconds)
         return pretraining(*arguments, stall_seconds=stall_seconds, **options)
 
     monkeypatch.setattr(Finetuning, "run", record)
     monkeypatch.setattr(stages_module, "Pretraining", started)
     own = msgspec.structs.replace(settings.run, stall_timeout=123.0)
     train_run(msgspec.structs.replace(settings, run=own), out=tmp_path / "run")
-    assert told == [123.0, 123.0]
+    assert reported == [123.0, 123.0]
 
 
 class TestStopped:
@@ -99,7 +99,7 @@ class TestStopped:
 
 class TestFolder:
     def test_it_is_looked_at_before_the_data(self, settings, tmp_path, monkeypatch):
-        monkeypatch.setattr(run_module, "loaded", interrupted)
+        monkeypatch.setattr(run_module, "load_data", interrupted)
         with pytest.raises(SettingsError, match="is not empty"):
             train_run(settings, out=tmp_path)
 

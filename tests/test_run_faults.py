@@ -410,8 +410,8 @@ class TestDue:
         from syncpretrain.pretraining.driver import Pretraining
 
         made = []
-        cut = Pretraining.cut
-        monkeypatch.setattr(Pretraining, "cut", lambda self: made.append(1) or cut(self))
+        state = Pretraining.state
+        monkeypatch.setattr(Pretraining, "state", lambda self: made.append(1) or state(self))
         done = self.saved(self.settings(tmp_path, bits, "3"), tmp_path, monkeypatch)
         assert len(made) == len([x for x in done if len(x) == 3])
 
@@ -420,9 +420,9 @@ class TestEventLog:
     EVENT = Notice(1.0, "x" * 100)
 
     def test_what_the_disk_refuses_waits_for_it(self, tmp_path, monkeypatch):
-        told: list[str] = []
+        reported: list[str] = []
         path = tmp_path / "events.jsonl"
-        with EventLog(path, tell=told.append) as log:
+        with EventLog(path, report=reported.append) as log:
             log(self.EVENT)
             whole = log._file
 
@@ -442,7 +442,7 @@ class TestEventLog:
             log(self.EVENT)
         lines = path.read_bytes().splitlines()
         assert [json.loads(line)["event"] for line in lines] == ["Notice"] * 4
-        assert len(told) == 1 and "No space left on device" in told[0]
+        assert len(reported) == 1 and "No space left on device" in reported[0]
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
     def test_a_full_disk_does_not_stop_a_run(self, settings, tmp_path, monkeypatch):
@@ -485,14 +485,14 @@ class TestEventLog:
         assert flushed == [(9, False)]
 
     def test_a_file_that_cannot_be_opened_is_written_once_it_can(self, tmp_path):
-        told: list[str] = []
+        reported: list[str] = []
         path = tmp_path / "missing" / "events.jsonl"
-        with EventLog(path, tell=told.append) as log:
+        with EventLog(path, report=reported.append) as log:
             log(self.EVENT)
             path.parent.mkdir()
             log(self.EVENT)
         assert path.read_bytes().count(b"\n") == 2
-        assert len(told) == 1 and "could not be written: No such file" in told[0]
+        assert len(reported) == 1 and "could not be written: No such file" in reported[0]
 
     @pytest.mark.parametrize("tail", [b'{"event":"EpochFin', b"\0" * 70_000, b"\xff"])
     def test_half_a_line_is_dropped_when_a_file_is_added_to(self, tmp_path, tail):

@@ -178,7 +178,7 @@ class TestSettings:
         assert resume_run(folder)["parameters_sha256"] == whole["parameters_sha256"]
 
     @pytest.mark.parametrize(
-        ("elsewhere", "told"),
+        ("elsewhere", "reported"),
         [
             ({"runtime": "bogus"}, "runtime: got 'bogus', expected threads or"),
             ({"workers": 0}, "workers: got 0"),
@@ -186,9 +186,9 @@ class TestSettings:
             ({"seed": 4}, "seed: got a value for a run that goes on"),
         ],
     )
-    def test_wrong_arguments_are_refused(self, tmp_path, bits, elsewhere, told):
+    def test_wrong_arguments_are_refused(self, tmp_path, bits, elsewhere, reported):
         folder = died(settings_of(tmp_path, bits), tmp_path / "run")
-        with pytest.raises(SettingsError, match=told):
+        with pytest.raises(SettingsError, match=reported):
             resume_run(folder, **elsewhere)
         assert not (folder / LOCK_NAME).exists()
 
@@ -198,8 +198,8 @@ class TestKernels:
         folder = died(settings_of(tmp_path, bits), tmp_path / "run")
         kinds = ["compiled", "numpy"] if identity.available() else ["numpy", "compiled"]
         monkeypatch.setattr(identity, "available", lambda: kinds[0] == "numpy")
-        told = f"its kernels was {kinds[0]}, and is now {kinds[1]}"
-        with pytest.raises(SettingsError, match=f"{told}.*--inexact"):
+        reported = f"its kernels was {kinds[0]}, and is now {kinds[1]}"
+        with pytest.raises(SettingsError, match=f"{reported}.*--inexact"):
             resume_run(folder)
         report, notices = told_by(resume_run, folder, inexact=True)
         assert report["parameters_sha256"]
@@ -252,7 +252,7 @@ class TestReplay:
     @pytest.mark.parametrize("finish", ["drain", "first-layer"])
     @pytest.mark.parametrize("n", [2, 5, 7, 9, 12])
     def test_a_killed_and_resumed_free_run_repeats_from_its_log(self, tmp_path, bits, finish, n):
-        """What the dead run told of epochs after its checkpoint is void."""
+        """What the dead run reported of epochs after its checkpoint is void."""
         settings = settings_of(
             *(tmp_path, bits), finish=finish, run={"checkpoint_every": "2"}, **self.FREE
         )
@@ -380,8 +380,8 @@ class TestOwner:
 
         folder = died(settings_of(tmp_path, bits), tmp_path / "run")
         with owned(folder, print):
-            told = rf"is at work in process {os.getpid()} on "
-            with pytest.raises(SettingsError, match=told):
+            reported = rf"is at work in process {os.getpid()} on "
+            with pytest.raises(SettingsError, match=reported):
                 resume_run(folder)
         assert not (folder / LOCK_NAME).exists()
         resume_run(folder)
@@ -411,7 +411,7 @@ class TestOwner:
             raise OSError(errno.ENOLCK, "No locks available")
 
         monkeypatch.setattr("syncpretrain.runs.lock.fcntl.flock", refuse)
-        told: list[str] = []
-        with owned(tmp_path, told.append):
+        reported: list[str] = []
+        with owned(tmp_path, reported.append):
             assert (tmp_path / LOCK_NAME).is_file()
-        assert "cannot be locked (No locks available)" in told[0]
+        assert "cannot be locked (No locks available)" in reported[0]

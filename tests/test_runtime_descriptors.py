@@ -17,11 +17,11 @@ CLOSED = pytest.mark.parametrize("closed", [[0], [1], [2], [0, 1, 2]], ids=str)
 START = """
 import sys, traceback
 try:
-    told = work()
+    reported = work()
 except BaseException:
-    told = traceback.format_exc()
+    reported = traceback.format_exc()
 with open(sys.argv[1], "w") as file:
-    file.write(told)
+    file.write(reported)
 """
 
 PRETRAIN = """
@@ -36,25 +36,25 @@ def work():
 AVERAGE = """
 def serve(handle):
     import numpy as np
-    with handle as member:
-        for shard in member.shards:
-            member.gradients[shard][0][:] = shard + 1
-        member.average(lambda p, mean, where: np.subtract(p, mean, out=p))
+    with handle as worker:
+        for shard in worker.shards:
+            worker.gradients[shard][0][:] = shard + 1
+        worker.average(lambda p, mean, where: np.subtract(p, mean, out=p))
 
 def work():
     import multiprocessing
     from syncpretrain.parallel import GradientAverager
     context = multiprocessing.get_context("spawn")
-    with GradientAverager([(3,)], shards=3, members=2, timeout=30) as averager:
-        other = context.Process(target=serve, args=(averager.member(1),))
+    with GradientAverager([(3,)], shards=3, workers=2, timeout=30) as averager:
+        other = context.Process(target=serve, args=(averager.worker(1),))
         other.start()
-        serve(averager.member(0))
+        serve(averager.worker(0))
         other.join(30)
         return str(averager.parameters[0].tolist())
 """
 
 
-def told(closed: list[int], code: str, tmp_path) -> str:
+def reported(closed: list[int], code: str, tmp_path) -> str:
     """Run a program with some streams closed; return what its ``work`` did."""
     program, out = tmp_path / "program.py", tmp_path / "out"
     guarded = "".join(f"    {line}\n" for line in START.splitlines())
@@ -70,12 +70,12 @@ def told(closed: list[int], code: str, tmp_path) -> str:
 def test_processes_train_though_streams_are_closed(closed, tmp_path):
     X = np.eye(16, dtype=np.float32).repeat(3, axis=0)
     expected = pretrain(X, layers=[16, 8, 6, 4], epochs=2, batch_size=8).parameters_sha256
-    assert told(closed, PRETRAIN, tmp_path) == expected
+    assert reported(closed, PRETRAIN, tmp_path) == expected
 
 
 @pytest.mark.parametrize("closed", [[0], [2]], ids=str)
 def test_processes_average_though_a_stream_is_closed(closed, tmp_path):
-    assert told(closed, AVERAGE, tmp_path) == "[-2.0, -2.0, -2.0]"
+    assert reported(closed, AVERAGE, tmp_path) == "[-2.0, -2.0, -2.0]"
 
 
 def test_a_descriptor_of_a_file_stays():

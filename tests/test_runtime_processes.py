@@ -1,4 +1,4 @@
-"""One process a layer: the same bits as serially, and no death that is not told at once."""
+"""One process a layer: the same bits as serially, and no death that is not reported at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import sabotage
 from syncpretrain import Stack, pretrain
 from syncpretrain.errors import DivergedError, RunInterrupted, StalledError, WorkerError
 from syncpretrain.events import EpochFinished, EpochStarted, Event, Progress
-from syncpretrain.parallel.team import TeamTimes
+from syncpretrain.parallel.worker_pool import Timeouts
 from syncpretrain.pretraining import build as building
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.runtime import processes
@@ -28,7 +28,7 @@ from syncpretrain.pretraining.runtime.activations import Split
 from syncpretrain.pretraining.runtime.processes import ProcessesRuntime
 from syncpretrain.pretraining.runtime.versions import Versions
 from syncpretrain.pretraining.schedule.machine import Train
-from syncpretrain.pretraining.state import Cut
+from syncpretrain.pretraining.state import PretrainState
 from syncpretrain.runs.observers.history import History
 from syncpretrain.settings import settings_from
 
@@ -129,7 +129,7 @@ WAYS = {
     "status 0": r"in epoch 2: its process \d+ ended with status 0",
     "status 7": r"in epoch 2: its process \d+ ended with status 7",
     "segfault": r"in epoch 2: its process \d+ was killed by SIGSEGV",
-    "hire": r"in epoch 1: MemoryError: out of luck",
+    "worker_factory": r"in epoch 1: MemoryError: out of luck",
 }
 EVERYWHERE = ("error", "status 0", "segfault")
 FAILURES = [(kind, i) for kind in WAYS for i in ((1, 2, 3) if kind in EVERYWHERE else (2,))]
@@ -137,14 +137,14 @@ FAILURES = [(kind, i) for kind in WAYS for i in ((1, 2, 3) if kind in EVERYWHERE
 
 @pytest.mark.parametrize(("kind", "layer"), FAILURES)
 def test_every_way_to_fail_is_told_with_layer_epoch_and_cause(bits, monkeypatch, kind, layer):
-    told = WAYS[kind]
+    reported = WAYS[kind]
     monkeypatch.setattr(building, "build_worker", partial(sabotage.build_worker, kind, layer))
-    with pytest.raises(WorkerError, match=f"^layer {layer} failed {told}") as caught:
+    with pytest.raises(WorkerError, match=f"^layer {layer} failed {reported}") as caught:
         run(bits, workers=3)
     stack = caught.value.stack
     assert stack.widths == LAYERS
     assert all(np.isfinite(x).all() for part in stack.layers for _, x in part.parameters())
-    if "process" not in told:
+    if "process" not in reported:
         cause = caught.value.__cause__
         trace = str(cause.__cause__ or cause)
         assert "Traceback" in trace
@@ -179,8 +179,8 @@ def test_a_killed_process_is_told_at_once(bits, layer, moment, epoch):
         run(bits, layers=(16, 12, 8, 5, 4), observers=[observe], refresh_epochs=0)
     ((pid, since),) = killed
     assert time.monotonic() - since < DEATH_SECONDS
-    told = rf"layer {layer} failed (in|after) epoch [{epoch}{epoch + 1}]: its process {pid} was"
-    assert re.fullmatch(f"{told} killed by SIGKILL", str(caught.value))
+    reported = rf"layer {layer} failed (in|after) epoch [{epoch}{epoch + 1}]: its process {pid} was"
+    assert re.fullmatch(f"{reported} killed by SIGKILL", str(caught.value))
     stack = caught.value.stack
     assert all(np.isfinite(x).all() for part in stack.layers for _, x in part.parameters())
 
@@ -188,9 +188,11 @@ def test_a_killed_process_is_told_at_once(bits, layer, moment, epoch):
 def test_the_time_for_a_stall_reaches_the_workers_of_a_step(bits, monkeypatch):
     monkeypatch.setattr(building, "build_worker", partial(sabotage.build_worker, "alone", 1))
     settings = settings_from((16, 12), batch_size=20, epochs=1, shards=2, replicas=2).pretrain
-    hires = building.build_hires(settings, keep_states=False, times=TeamTimes(stall=0.25))
-    with ProcessesRuntime(hires, Versions(Split(bits, bits[:0]), (12,)), 1) as runtime:
-        runtime.allot(1, 2)
+    worker_factories = building.build_worker_factories(
+        settings, keep_states=False, times=Timeouts(stall=0.25)
+    )
+    with ProcessesRuntime(worker_factories, Versions(Split(bits, bits[:0]), (12,)), 1) as runtime:
+        runtime.set_workers(1, 2)
         runtime.submit(Train(1, 1, 0, 0))
         message, deadline = None, time.monotonic() + WAIT
         while message is None and time.monotonic() < deadline:
@@ -218,7 +220,7 @@ def standing(bits: np.ndarray) -> tuple[ProcessesRuntime, Versions]:
     settings = settings_from((16, 12, 8, 5), batch_size=20, epochs=2).pretrain
     versions = Versions(Split(bits, bits[:0]), (12, 8, 5))
     return ProcessesRuntime(
-        building.build_hires(settings, keep_states=False), versions, 1
+        building.build_worker_factories(settings, keep_states=False), versions, 1
     ), versions
 
 
@@ -411,17 +413,17 @@ def test_the_processes_of_a_killed_parent_end_by_themselves(moment):
     assert set(Path("/dev/shm").iterdir()) == names
 
 
-def test_a_cut_of_any_runtime_is_resumed_by_any(bits):
+def test_a_state_of_any_runtime_is_resumed_by_any(bits):
     settings = settings_from(LAYERS, batch_size=20, epochs=4, workers=2)
-    cuts: list[Cut] = []
+    states: list[PretrainState] = []
 
-    def save(cut, *, done, final):
-        cuts.append(cut())
+    def save(state, *, done, final):
+        states.append(state())
 
     wanted = run(bits, runtime="serial", epochs=4).parameters_sha256
     own = msgspec.structs.replace(settings.pretrain, runtime="processes")
     assert Pretraining(own, bits, save=save).run().parameters_sha256 == wanted
-    middle = next(cut for cut in cuts if cut.made)
+    middle = next(state for state in states if state.computed)
     for runtime in ("serial", "processes"):
         again = msgspec.structs.replace(own, runtime=runtime)
         assert Pretraining(again, bits, resume=middle).run().parameters_sha256 == wanted

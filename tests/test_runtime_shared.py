@@ -11,7 +11,7 @@ import pytest
 from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
 from syncpretrain.pretraining.runtime.activations import Split
-from syncpretrain.pretraining.runtime.shared_activations import PAGE, Cells, Room
+from syncpretrain.pretraining.runtime.shared_activations import PAGE, SharedNumbers, SharedSplits
 
 
 def split(train: int, validation: int, width: int = 3) -> Split:
@@ -22,9 +22,9 @@ def split(train: int, validation: int, width: int = 3) -> Split:
 @pytest.mark.parametrize("rows", [(5, 2), (5, 0), (PAGE, PAGE + 1), (1, 1)])
 def test_a_room_holds_a_copy_of_a_split(rows):
     data = split(*rows)
-    room = Room.of(data)
-    (found,) = room.map()
-    room.close()
+    shared = SharedSplits.of(data)
+    (found,) = shared.map()
+    shared.close()
     for have, want in zip(found, data, strict=True):
         np.testing.assert_array_equal(have, want)
         assert have.flags.c_contiguous
@@ -34,52 +34,52 @@ def test_a_room_holds_a_copy_of_a_split(rows):
 
 def test_rows_that_are_not_contiguous_are_copied_too():
     X = np.arange(24, dtype=np.float32).reshape(6, 4)
-    room = Room.of(Split(X[::2, 1:], X[:0, 1:]))
-    np.testing.assert_array_equal(room.map()[0].train, X[::2, 1:])
-    room.close()
+    shared = SharedSplits.of(Split(X[::2, 1:], X[:0, 1:]))
+    np.testing.assert_array_equal(shared.map()[0].train, X[::2, 1:])
+    shared.close()
 
 
 def test_what_is_written_is_seen_by_all_and_the_splits_do_not_overlap():
-    room = Room.create((50, 7), 33, 3)
-    mine, others = room.map(write=True), room.map()
+    shared = SharedSplits.create((50, 7), 33, 3)
+    mine, others = shared.map(write=True), shared.map()
     for i, rows in enumerate(mine, start=1):
         rows.train.fill(i)
         rows.validation.fill(-i)
     for i, rows in enumerate(others, start=1):
         assert (rows.train == i).all()
         assert (rows.validation == -i).all()
-    room.close()
+    shared.close()
     assert (others[0].train == 1).all(), "a mapping lives longer than the descriptor"
 
 
 def test_pages_are_allocated_when_they_are_touched():
-    room = Room.create((60_000, 0), 1000, 3)
-    assert os.fstat(room.descriptor).st_blocks == 0
-    room.map(write=True)[1].train[:10] = 1
-    assert 0 < os.fstat(room.descriptor).st_blocks * 512 < 1 << 22  # a huge page is 2 MB
-    room.close()
+    shared = SharedSplits.create((60_000, 0), 1000, 3)
+    assert os.fstat(shared.descriptor).st_blocks == 0
+    shared.map(write=True)[1].train[:10] = 1
+    assert 0 < os.fstat(shared.descriptor).st_blocks * 512 < 1 << 22  # a huge page is 2 MB
+    shared.close()
 
 
 def test_nothing_has_a_name():
     before = set(Path("/dev/shm").iterdir())
-    room, cells = Room.of(split(5, 2)), Cells.create(4)
+    shared, numbers = SharedSplits.of(split(5, 2)), SharedNumbers.create(4)
     assert set(Path("/dev/shm").iterdir()) == before
-    room.close()
-    cells.close()
+    shared.close()
+    numbers.close()
 
 
-def test_another_process_sees_the_cells():
-    cells = Cells.create(4)
-    numbers = cells.map()
+def test_another_process_sees_the_numbers():
+    numbers = SharedNumbers.create(4)
+    mapped = numbers.map()
     code = (
-        "from syncpretrain.pretraining.runtime.shared_activations import Cells\n"
-        f"Cells({cells.descriptor}, 4).map()[2] = 0.5"
+        "from syncpretrain.pretraining.runtime.shared_activations import SharedNumbers\n"
+        f"SharedNumbers({numbers.descriptor}, 4).map()[2] = 0.5"
     )
     subprocess.run(
-        [sys.executable, "-c", code], pass_fds=[cells.descriptor], check=True, timeout=60
+        [sys.executable, "-c", code], pass_fds=[numbers.descriptor], check=True, timeout=60
     )
-    assert list(numbers) == [0, 0, 0.5, 0]
-    cells.close()
+    assert list(mapped) == [0, 0, 0.5, 0]
+    numbers.close()
 
 
 def test_a_system_without_such_memory_is_told_to_take_threads(bits, monkeypatch):

@@ -75,7 +75,7 @@ def test_never_more_than_three_buffers_and_freed_ones_are_used_again(versions):
     versions.publish(1, 4, snapshot(1, 4))
     with pytest.raises(ScheduleError, match="layer 1 needs more than 3 buffers"):
         versions.activations(1, 4, 0, never)
-    versions.forget(1, 2)
+    versions.release(1, 2)
     again = versions.activations(1, 4, 0, never)
     assert again.train is made[1].train, "the array of the forgotten version"
 
@@ -83,19 +83,19 @@ def test_never_more_than_three_buffers_and_freed_ones_are_used_again(versions):
 def test_reading_what_was_freed_or_never_published_is_an_error(versions):
     versions.publish(1, 1, snapshot(1, 1))
     versions.publish(1, 2, snapshot(1, 2))
-    versions.forget(1, 1)
+    versions.release(1, 1)
     with pytest.raises(ScheduleError, match=r"version 1 of layer 1 was .* only \[2\] are held"):
         versions.activations(1, 1, 0, never)
     with pytest.raises(ScheduleError, match=r"version 3 of layer 1"):
         versions.activations(1, 3, 0, never)
     with pytest.raises(ScheduleError, match=r"version 1 of layer 1"):
-        versions.forget(1, 1)
+        versions.release(1, 1)
 
 
 def test_a_source_that_was_not_made_is_an_error(versions):
     versions.publish(1, 1, snapshot(1, 1))
     versions.publish(2, 1, snapshot(2, 1))
-    with pytest.raises(ScheduleError, match="version 1 of layer 1 was read before it was made"):
+    with pytest.raises(ScheduleError, match="version 1 of layer 1 was read before it was computed"):
         versions.activations(2, 1, 1, never)
 
 
@@ -111,7 +111,7 @@ def test_a_stop_leaves_the_version_unmade(versions, monkeypatch):
     versions.publish(1, 1, snapshot(1, 1))
     asked = iter([False, False, True])
     assert versions.activations(1, 1, 0, lambda: next(asked)) is None
-    assert versions.made() == []
+    assert versions.computed() == []
     assert versions.activations(1, 1, 0, never) is not None
     assert versions._allocated[1] == 1, "the array that it was given at first"
 

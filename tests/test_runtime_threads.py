@@ -38,7 +38,15 @@ class Staged:
             self.work(stop)
         except BaseException as error:
             return Failed(command, error)
-        return Finished(command, 0.0, 0.0, 0.0, 0.0, None, NOTHING)
+        return Finished(
+            command=command,
+            started=0.0,
+            trained_from=0.0,
+            ended=0.0,
+            train_error=0.0,
+            validation_error=None,
+            layer=NOTHING,
+        )
 
     def close(self) -> list[str]:
         return []

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncpretrain.errors import ScheduleError, SettingsError
-from syncpretrain.pretraining.schedule.machine import Command, Forget, Schedule, Train
+from syncpretrain.pretraining.schedule.machine import Command, Release, Schedule, Train
 from syncpretrain.pretraining.schedule.pace import Fixed, Free, Pace, Planned
 from syncpretrain.pretraining.schedule.reads import (
     LayerPlan,
@@ -34,7 +34,7 @@ class Memory:
         self.made: list[set[int]] = [set() for _ in range(depth + 1)]
         self.in_use: dict[int, tuple[tuple[int, int], ...]] = {}
 
-    def free(self, command: Forget) -> None:
+    def free(self, command: Release) -> None:
         address = (command.layer, command.version)
         assert not any(address in used for used in self.in_use.values())
         del self.published[command.layer][command.version]
@@ -76,7 +76,7 @@ def play(
 
     def execute(commands: list[Command]) -> None:
         for command in commands:
-            if isinstance(command, Forget):
+            if isinstance(command, Release):
                 memory.free(command)
                 continue
             memory.train(command)
@@ -90,7 +90,7 @@ def play(
         command = running.pop(rng.randrange(len(running)))
         memory.finish(command)
         execute(schedule.finished(command.layer, stops=stops(command)))
-    assert schedule.over
+    assert schedule.is_finished
     assert all(schedule.ended(layer) for layer in range(1, depth + 1))
     return log
 
@@ -251,7 +251,7 @@ def test_first_layer_finish_ends_without_the_refresh():
     schedule.finished(1)
     schedule.finished(2)
     schedule.finished(1)
-    assert schedule.over
+    assert schedule.is_finished
     assert schedule.reads == ((0, 0), (1,))
 
 
@@ -376,7 +376,7 @@ class TestStops:
             schedule.finished(1)
             schedule.finished(2)
         assert schedule.reads == ((0,) * 4, (1, 2, 3, 4))
-        assert schedule.over
+        assert schedule.is_finished
 
     @pytest.mark.parametrize("pace", [lockstep, free])
     def test_without_refreshes_a_stopped_layer_sleeps_for_good(self, pace):
@@ -387,7 +387,7 @@ class TestStops:
         schedule.finished(2, stops=True)
         schedule.finished(1)
         schedule.finished(1)
-        assert schedule.over
+        assert schedule.is_finished
         assert schedule.reads == ((0,) * 3, (1,))
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_schedule import free, greedy, layer_plans, lockstep, rounds, stops_after
 
-from syncpretrain.pretraining.schedule.machine import Command, Forget, Past, Schedule, Train
+from syncpretrain.pretraining.schedule.machine import Command, Past, Release, Schedule, Train
 from syncpretrain.pretraining.schedule.pace import Fixed, Pace
 from syncpretrain.pretraining.schedule.reads import LayerPlan
 
@@ -69,7 +69,7 @@ class Definition:
         for i in range(self.depth):
             dropped = self.held[i] - self.needed(i)
             self.held[i] -= dropped
-            freed += [Forget(i + 1, version) for version in sorted(dropped)]
+            freed += [Release(i + 1, version) for version in sorted(dropped)]
         return freed + begun
 
     def trains(self, i: int) -> bool:
@@ -149,7 +149,7 @@ def check_against_definition(
         assert ended == {layer for layer in layers if definition.ended(layer - 1)}
         assert ended == {layer for layer in layers if schedule.ended(layer)}
         running += [command for command in commands if isinstance(command, Train)]
-    assert schedule.over
+    assert schedule.is_finished
 
 
 @given(

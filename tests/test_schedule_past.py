@@ -22,7 +22,7 @@ from test_schedule import (
 )
 
 from syncpretrain.errors import ScheduleError
-from syncpretrain.pretraining.schedule.machine import Command, Forget, Past, Schedule, Train
+from syncpretrain.pretraining.schedule.machine import Command, Past, Release, Schedule, Train
 from syncpretrain.pretraining.schedule.reads import LayerPlan, greedy_row, lockstep_row
 
 RULES = {lockstep: lockstep_row, greedy: greedy_row, rounds: in_pairs}
@@ -48,7 +48,7 @@ class Play:
 
     def execute(self, commands: Sequence[Command]) -> None:
         for command in commands:
-            if isinstance(command, Forget):
+            if isinstance(command, Release):
                 self.memory.free(command)
             else:
                 self.memory.train(command)
@@ -89,7 +89,7 @@ def test_resumed_anywhere_it_ends_with_the_same_reads(plans, pace, last, slots, 
         assert len(schedule.training) <= max(number, len(begun))
         assert schedule.done == past.done
     run.go(schedule, commands, float("inf"))
-    assert schedule.over
+    assert schedule.is_finished
     assert all(schedule.ended(layer) for layer in range(1, depth + 1))
     assert run.finished == sum(schedule.done), "no epoch twice"
     if pace in RULES:

@@ -17,7 +17,7 @@ from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_units import ByUnits
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.select import step_for
-from syncpretrain.learners.steps import Step, WholeStep, recall
+from syncpretrain.learners.steps import Step, WholeStep, load_state
 from syncpretrain.settings import MomentumSchedule
 
 VISIBLE, HIDDEN, BATCH = 13, 9, 12
@@ -185,13 +185,13 @@ def test_memory_brings_a_sharded_learner_back(changed):
     straight, stopped, resumed = (step_for(learner, 3, "examples") for learner in learners)
     trained(straight)
     trained(stopped, steps=range(4))
-    memory = {name: array.copy() for name, array in stopped.memory().items()}
-    (own,) = learners[0].own_memory()
+    memory = {name: array.copy() for name, array in stopped.state().items()}
+    (own,) = learners[0].own_state()
     assert memory.keys() == {
         *(f"velocity.{i}" for i in range(3)),
         *(f"shard{shard}.{own}" for shard in range(3)),
     }
-    recall(learners[2], resumed, learners[1].snapshot(), memory)
+    load_state(learners[2], resumed, learners[1].snapshot(), memory)
     trained(resumed, steps=(4, 5))
     assert_same_bits(learners[0], learners[2])
 
@@ -251,8 +251,8 @@ def test_a_network_in_shards_takes_the_step_of_the_whole(shards, build, units, r
         optimizer = Adam(network, weight_decay=0.1)
         for step in range(4):
             error = optimizer.train(network, x, t, rate=0.01, epoch=1, step=step)
-        network.told = error
-    assert whole.told == pytest.approx(cut.told, rel=1e-4)
+        network.reported = error
+    assert whole.reported == pytest.approx(cut.reported, rel=1e-4)
     np.testing.assert_allclose(whole.parameters, cut.parameters, rtol=1e-3, atol=1e-5)
 
 
@@ -295,11 +295,11 @@ def test_a_compiled_step_of_a_network_is_the_interpreted_one(shards, units, drop
             optimizer = GradientDescent(network, momentum=0.9, nesterov=True, weight_decay=0.01)
         else:
             optimizer = follow(network, weight_decay=0.1)
-        told = [
+        reported = [
             optimizer.train(network, x, t, rate=0.01, epoch=1, step=step, run=run)
             for step in range(4)
         ]
-        found.append((told, network.parameters))
+        found.append((reported, network.parameters))
     np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-4)
     np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-3, atol=1e-5)
 

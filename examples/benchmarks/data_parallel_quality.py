@@ -29,26 +29,31 @@ def main() -> None:
     parser.add_argument("--finetune-epochs", type=int, default=3)
     parser.add_argument("--shards", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=3)
-    given = parser.parse_args()
+    options = parser.parse_args()
 
     data = load_dataset("mnist")
     assert data.test_labels is not None
-    layers = [int(x) for x in given.layers.split(",")]
+    layers = [int(x) for x in options.layers.split(",")]
     ways: dict[str, dict[str, Any]] = {
         "greedy": {},
-        f"greedy, {given.shards} shards of examples": {
-            "shards": given.shards,
-            "replicas": min(given.shards, usable_cores()),
+        f"greedy, {options.shards} shards of examples": {
+            "shards": options.shards,
+            "replicas": min(options.shards, usable_cores()),
         },
     }
     correct: dict[str, list[float]] = {name: [] for name in ways}
-    for seed in range(given.seeds):
+    for seed in range(options.seeds):
         for name, how in ways.items():
             stack = pretrain(
-                data.train, layers=layers, epochs=given.epochs, schedule="greedy", seed=seed, **how
+                data.train,
+                layers=layers,
+                epochs=options.epochs,
+                schedule="greedy",
+                seed=seed,
+                **how,
             )
             classifier = finetune(
-                stack, data.train, data.train_labels, epochs=given.finetune_epochs, seed=seed
+                stack, data.train, data.train_labels, epochs=options.finetune_epochs, seed=seed
             )
             share = (classifier.predict(data.test) == data.test_labels).mean()
             correct[name].append(100 * float(share))
@@ -57,7 +62,9 @@ def main() -> None:
         [name, f"{mean(x):.2f}", ", ".join(f"{y:.2f}" for y in x)] for name, x in correct.items()
     ]
     print(rst_table(["pretraining", "% right, mean", "seeds"], rows))
-    print(f"\n({given.layers}, {given.epochs} + {given.finetune_epochs} epochs; {machine(())})")
+    print(
+        f"\n({options.layers}, {options.epochs} + {options.finetune_epochs} epochs; {machine(())})"
+    )
 
 
 if __name__ == "__main__":

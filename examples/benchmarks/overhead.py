@@ -33,10 +33,10 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--examples", type=int, default=50_000)
     parser.add_argument("--epochs", type=int, default=2)
-    given = parser.parse_args()
+    options = parser.parse_args()
     others, data = busy(), load_dataset("mnist")
-    X, held_out = data.train[: given.examples], data.validation
-    usual: dict[str, Any] = {"layers": [784, 1000, 500, 250, 30], "epochs": given.epochs}
+    X, held_out = data.train[: options.examples], data.validation
+    usual: dict[str, Any] = {"layers": [784, 1000, 500, 250, 30], "epochs": options.epochs}
 
     def bare() -> None:
         pretrain(X, **usual)
@@ -53,7 +53,7 @@ def main() -> None:
             write_trace(history.events, path / "trace.json")
 
     ratios, seconds = [], []
-    for pair in range(given.pairs + 1):
+    for pair in range(options.pairs + 1):
         took = []
         for run in (full, bare):
             started = perf_counter()

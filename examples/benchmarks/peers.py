@@ -124,8 +124,8 @@ def ours(X: Array, size: Size, *, how: dict[str, Any]) -> Stack:
 def pytorch_pretrained(X: Array, size: Size) -> Stack:
     from peers_pytorch import pretrained
 
-    given = settings_from(size.layers, epochs=size.epochs, batch_size=BATCH)
-    return pretrained(X, given.pretrain)
+    options = settings_from(size.layers, epochs=size.epochs, batch_size=BATCH)
+    return pretrained(X, options.pretrain)
 
 
 def sklearn_trained(X: Array, size: Size) -> Stack:
@@ -211,7 +211,7 @@ def floor(size: Size) -> Outcome:
     return {"seconds": seconds, "error": None}
 
 
-def report(name: str, outcomes: dict[str, list[Outcome]], given: argparse.Namespace) -> str:
+def report(name: str, outcomes: dict[str, list[Outcome]], options: argparse.Namespace) -> str:
     """Return the table, and the line that says where and how it came about."""
     trained = {case: runs for case, runs in outcomes.items() if case != FLOOR}
     first = next(iter(trained))
@@ -226,23 +226,23 @@ def report(name: str, outcomes: dict[str, list[Outcome]], given: argparse.Namesp
     if floors:
         head.append("of the floor")
         rows.append(["bare products over all cores", f"{_seconds(floors):.2f}", "", "", "100 %"])
-    widths = "-".join(map(str, given.size.layers))
+    widths = "-".join(map(str, options.size.layers))
     what = (
-        f"{widths}, {given.size.rows} digits, {given.size.epochs} epochs, minibatches of {BATCH};"
-        f" medians of {given.pairs} turns, ratios turn by turn:"
+        f"{widths}, {options.size.rows} digits, {options.size.epochs} epochs, minibatches"
+        f" of {BATCH}; medians of {options.pairs} turns, ratios turn by turn:"
     )
-    where = f"({machine(PARTS[name].packages)}. Command: ``{_command(name, given)}``.)"
+    where = f"({machine(PARTS[name].packages)}. Command: ``{_command(name, options)}``.)"
     return "\n\n".join([fill(what, 100), rst_table(head, rows), fill(where, 100)])
 
 
-def _command(name: str, given: argparse.Namespace) -> str:
+def _command(name: str, options: argparse.Namespace) -> str:
     """Return what gives this table, without what is usual."""
-    size, usual = given.size, PARTS[name].size
-    parts = [f"python examples/benchmarks/peers.py {name} --pairs {given.pairs}"]
+    size, usual = options.size, PARTS[name].size
+    parts = [f"python examples/benchmarks/peers.py {name} --pairs {options.pairs}"]
     parts += [f"--rows {size.rows}"] if size.rows != usual.rows else []
     parts += [f"--epochs {size.epochs}"] if size.epochs != usual.epochs else []
     parts += [f"--layers {','.join(map(str, size.layers))}"] if size.layers != usual.layers else []
-    parts += [f"--cases {' '.join(map(quote, given.cases))}"] if given.cases else []
+    parts += [f"--cases {' '.join(map(quote, options.cases))}"] if options.cases else []
     return " ".join(parts)
 
 
@@ -260,46 +260,48 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--cases", nargs="+", metavar="WORD", help="The first, and those with it.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="Write all times there, too.")
     parser.add_argument("--measure", metavar="CASE", help=argparse.SUPPRESS)  # in its process
-    given = parser.parse_args(arguments)
-    usual = PARTS[given.part].size
-    layers = tuple(map(int, given.layers.split(","))) if given.layers else usual.layers
-    given.size = Size(layers, given.rows or usual.rows, given.epochs or usual.epochs)
-    given.names = names = list(PARTS[given.part].cases)
-    if given.cases:
-        given.names = names[:1] + [n for n in names[1:] if any(word in n for word in given.cases)]
-    if given.cases and len(given.names) == 1:
-        parser.error(f"--cases: got {given.cases}, expected words of {', '.join(names[1:])}")
-    return given
+    options = parser.parse_args(arguments)
+    usual = PARTS[options.part].size
+    layers = tuple(map(int, options.layers.split(","))) if options.layers else usual.layers
+    options.size = Size(layers, options.rows or usual.rows, options.epochs or usual.epochs)
+    options.names = names = list(PARTS[options.part].cases)
+    if options.cases:
+        options.names = names[:1] + [
+            n for n in names[1:] if any(word in n for word in options.cases)
+        ]
+    if options.cases and len(options.names) == 1:
+        parser.error(f"--cases: got {options.cases}, expected words of {', '.join(names[1:])}")
+    return options
 
 
 def main(arguments: list[str] | None = None) -> None:
-    given = parsed(arguments)
-    part, size = PARTS[given.part], given.size
-    if given.measure == FLOOR:
+    options = parsed(arguments)
+    part, size = PARTS[options.part], options.size
+    if options.measure == FLOOR:
         print(json.dumps(floor(size)))
-    elif given.measure:
+    elif options.measure:
         X = load_dataset("mnist").train[: size.rows]
-        print(json.dumps(measure(part.cases[given.measure], X, size)))
+        print(json.dumps(measure(part.cases[options.measure], X, size)))
     else:
-        compare(part, given)
+        compare(part, options)
 
 
-def compare(part: Part, given: argparse.Namespace) -> None:
+def compare(part: Part, options: argparse.Namespace) -> None:
     """Measure every case in turns, each in a process, and print the table."""
-    size = replace(given.size, rows=min(given.size.rows, len(load_dataset("mnist").train)))
-    given.size = size
-    names = [*given.names, FLOOR] if part.floor else given.names
+    size = replace(options.size, rows=min(options.size.rows, len(load_dataset("mnist").train)))
+    options.size = size
+    names = [*options.names, FLOOR] if part.floor else options.names
     others = busy()
-    common = [given.part, "--rows", str(size.rows), "--epochs", str(size.epochs)]
+    common = [options.part, "--rows", str(size.rows), "--epochs", str(size.epochs)]
     common += ["--layers", ",".join(map(str, size.layers)), "--measure"]
     script = Path(__file__)
-    outcomes = in_turns(names, given.pairs, lambda name: in_a_process(script, [*common, name]))
-    print(report(given.part, outcomes, given))
+    outcomes = in_turns(names, options.pairs, lambda name: in_a_process(script, [*common, name]))
+    print(report(options.part, outcomes, options))
     if others > MOST_BUSY:
         print(f"\nNot to be quoted: other programs were running (load {others:.1f}).")
-    if given.json:
-        about = {"part": given.part, "size": asdict(size), "machine": machine(part.packages)}
-        given.json.write_text(json.dumps({**about, "outcomes": outcomes}, indent=2) + "\n")
+    if options.json:
+        about = {"part": options.part, "size": asdict(size), "machine": machine(part.packages)}
+        options.json.write_text(json.dumps({**about, "outcomes": outcomes}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

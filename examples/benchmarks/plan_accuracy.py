@@ -1,9 +1,9 @@
-"""How well ``syncpretrain plan`` foretells, and whether it picks the fastest schedule.
+"""How well ``syncpretrain plan`` predicts, and whether it chooses the fastest schedule.
 
     python examples/benchmarks/plan_accuracy.py --epochs 4 --examples 4000 --rounds 1
 
 For each of five shapes: plan, run every schedule for real, as often as --rounds says, one after
-another, and print the seconds foretold and measured (medians), their ratio, and whether the pick
+another, and print the seconds predicted and measured (medians), their ratio, and whether the choice
 is within 5 % of the fastest. About ten minutes on two cores. Random examples: what is learned does
 not change how long it takes.
 """
@@ -21,7 +21,7 @@ import numpy as np
 from threadpoolctl import threadpool_info
 
 from syncpretrain.parallel.blas import usable_cores
-from syncpretrain.planning.bench import random_rows, run_way
+from syncpretrain.planning.bench import random_rows, run_candidate
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.choice import Plan, plan_for
 from syncpretrain.pretraining.runtime.activations import Split
@@ -52,19 +52,22 @@ def main() -> None:
     print(f"{options.epochs} epochs of {options.examples} examples, {date.today()}")
     print(f"{usable_cores()} cores, {platform.machine()}, NumPy {np.__version__}, {blas}")
     print(f"OPENBLAS_NUM_THREADS {os.environ.get('OPENBLAS_NUM_THREADS', 'unset')}", flush=True)
-    ratios, picks = [], []
+    ratios, choices = [], []
     for name in options.shapes.split(","):
         found, well = shape(name, SHAPES[name], options)
         ratios += found
-        picks.append(well)
+        choices.append(well)
     within = sum(abs(ratio - 1) <= WELL for ratio in ratios)
-    print(f"\n{within} of {len(ratios)} within {WELL:.0%}; {sum(picks)} of {len(picks)} picks good")
+    print(
+        f"\n{within} of {len(ratios)} within {WELL:.0%};"
+        f" {sum(choices)} of {len(choices)} choices good"
+    )
 
 
 def shape(
     name: str, layers: Sequence[int], options: argparse.Namespace
 ) -> tuple[list[float], bool]:
-    """Plan and run one shape; return measured over foretold, and whether the pick was good."""
+    """Plan and run one shape; return measured over predicted, and whether the choice was good."""
     settings = settings_from(
         layers, epochs=options.epochs, batch_size=options.batch_size, workers=options.workers
     ).pretrain
@@ -72,11 +75,11 @@ def shape(
     data = Split(rows[: options.examples], rows[options.examples :])
     task = Task(settings, len(data.train), len(data.validation))
     plan = plan_for(task, measure_seconds=options.seconds)
-    seconds: dict[str, list[float]] = {way.name: [] for way in plan.candidates}
+    seconds: dict[str, list[float]] = {candidate.name: [] for candidate in plan.candidates}
     for _ in range(options.rounds):
-        for way in plan.candidates:
-            seconds[way.name].append(run_way(way, settings, data)[0])
-    return report(name, plan, {way: median(runs) for way, runs in seconds.items()})
+        for candidate in plan.candidates:
+            seconds[candidate.name].append(run_candidate(candidate, settings, data)[0])
+    return report(name, plan, {candidate: median(runs) for candidate, runs in seconds.items()})
 
 
 def report(name: str, plan: Plan, measured: dict[str, float]) -> tuple[list[float], bool]:
@@ -84,20 +87,20 @@ def report(name: str, plan: Plan, measured: dict[str, float]) -> tuple[list[floa
     layers = "-".join(map(str, plan.task.settings.layers))
     print(f"\n{name}, {layers}: measured in {plan.timings.seconds:.1f} s")
     ratios = []
-    for way in plan.candidates:
-        ratios.append(measured[way.name] / way.seconds)
-        mark = "*" if way is plan.pick else " "
-        replicas = ",".join(map(str, way.given.get("replicas", ())))
+    for candidate in plan.candidates:
+        ratios.append(measured[candidate.name] / candidate.seconds)
+        mark = "*" if candidate is plan.choice else " "
+        replicas = ",".join(map(str, candidate.options.get("replicas", ())))
         print(
-            f"{mark} {way.name:<24} {replicas:<10} foretold {way.seconds:6.2f} s  measured"
-            f" {measured[way.name]:6.2f} s  ratio {ratios[-1]:.2f}",
+            f"{mark} {candidate.name:<24} {replicas:<10} predicted {candidate.seconds:6.2f} s"
+            f"  measured {measured[candidate.name]:6.2f} s  ratio {ratios[-1]:.2f}",
             flush=True,
         )
-    fastest = min(measured, key=lambda way: measured[way])
-    slower = measured[plan.pick.name] / measured[fastest]
+    fastest = min(measured, key=lambda candidate: measured[candidate])
+    slower = measured[plan.choice.name] / measured[fastest]
     well = slower <= NEAR
     verdict = "good" if well else "NOT within 5 %"
-    print(f"  the pick takes {slower:.2f} of the fastest, {fastest}: {verdict}", flush=True)
+    print(f"  the choice takes {slower:.2f} of the fastest, {fastest}: {verdict}", flush=True)
     return ratios, well
 
 

@@ -23,7 +23,7 @@ from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.parallel.blas import blas_limit, usable_cores
-from syncpretrain.parallel.team import Team
+from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.settings import MomentumSchedule
 
 SHAPES = ((784, 1000), (2000, 2000))
@@ -55,10 +55,10 @@ def step_seconds(shape: tuple[int, int], batch: int, case: Case) -> Iterator[flo
     X = np.random.default_rng(0).random((batch, shape[0]), dtype=np.float32)
     rows = np.arange(batch)
     while True:
-        with blas_limit(threads), closing(Team(workers, "benchmark")) as team:
+        with blas_limit(threads), closing(WorkerPool(workers, "benchmark")) as pool:
 
-            def run(phases, shards, team=team):  # type: ignore[no-untyped-def]
-                team.run(phases, shards, workers)
+            def run(phases, shards, pool=pool):  # type: ignore[no-untyped-def]
+                pool.run(phases, shards, workers)
 
             took: list[float] = []
             while sum(took) < SECONDS or len(took) < 5:
@@ -88,15 +88,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
-    given = parser.parse_args()
+    options = parser.parse_args()
     others, workers = busy(), usable_cores()
     rows = [
-        measured(shape, batch, given.rounds, workers) for shape in SHAPES for batch in given.batches
+        measured(shape, batch, options.rounds, workers)
+        for shape in SHAPES
+        for batch in options.batches
     ]
     head = ["layer, minibatch", *(name for name, *_ in cases(workers))]
     head += ["BLAS over examples", "BLAS over units", "1 over examples", "1 over units"]
     print(rst_table(head, rows))
-    print(f"\n(ms a step, medians of {given.rounds} rounds; {machine(())})")
+    print(f"\n(ms a step, medians of {options.rounds} rounds; {machine(())})")
     if others > 0.7:
         print(f"\nNot to be quoted: other programs were running (load {others:.1f}).")
 

@@ -40,16 +40,16 @@ def main() -> None:
     parser.add_argument("--played", type=int, nargs="*", default=[10, 100, 300, 1_000])
     parser.add_argument("--trained", type=int, nargs="*", default=[4, 16, 64, 200])
     parser.add_argument("--most-refreshed", type=int, default=300, help="layers with refreshes")
-    given = parser.parse_args()
+    options = parser.parse_args()
     others = busy()
     head = ["schedule", "layers", "events", "us an event", "seconds"]
-    print(rst_table(head, [_played(*x) for x in _plays(given.played, given.most_refreshed)]))
+    print(rst_table(head, [_played(*x) for x in _plays(options.played, options.most_refreshed)]))
     X = (np.random.default_rng(0).random((ROWS, UNITS)) < 0.5).astype(np.float32)
     runs = [
         (schedule, runtime, layers)
         for schedule in ("greedy", "synchronized")
         for runtime in ("serial", "threads")
-        for layers in given.trained
+        for layers in options.trained
     ]
     head = ["schedule", "runtime", "layers", "seconds", "ms a layer and epoch"]
     print(f"\n{rst_table(head, [_trained(X, *run) for run in runs])}\n({machine(())})")

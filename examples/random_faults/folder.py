@@ -11,7 +11,7 @@ from typing import Any
 from random_faults.surprise import Surprise, check
 from syncpretrain import load
 from syncpretrain.errors import SyncpretrainError
-from syncpretrain.pretraining.state_file import read_cut
+from syncpretrain.pretraining.state import read_pretrain_state
 
 __all__ = ["Progress", "RunFolder"]
 
@@ -90,7 +90,9 @@ class RunFolder:
         if not told.starts and not told.tunings:
             return 0
         if newest is None or newest.name.startswith("pretrain-"):
-            saved = (0,) * len(told.done) if newest is None else read_cut(newest).past.done
+            saved = (
+                (0,) * len(told.done) if newest is None else read_pretrain_state(newest).past.done
+            )
             return max((now - then for now, then in zip(told.done, saved, strict=False)), default=0)
         return told.tuned - max([0, *(n - 1 for n in self.numbers("finetune"))])
 
@@ -151,13 +153,13 @@ def flip_bit(path: Path, chance: random.Random) -> None:
 
 
 def truncate(path: Path, chance: random.Random) -> None:
-    """Cut a file off anywhere."""
+    """PretrainState a file off anywhere."""
     content = path.read_bytes()
     path.write_bytes(content[: chance.randrange(len(content))])
 
 
 def cut_line(path: Path, chance: random.Random) -> None:
-    """Cut into the last line of a log; nothing of it may be left."""
+    """PretrainState into the last line of a log; nothing of it may be left."""
     content = path.read_bytes()
     start = content[:-1].rfind(b"\n") + 1
     check(content, f"{path} is empty")

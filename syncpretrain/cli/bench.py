@@ -62,7 +62,7 @@ def command(
     rounds: int,
     target: float | None,
     as_json: bool,
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Measure how near to this machine's limit each schedule runs, in about a minute.
 
@@ -82,11 +82,11 @@ def command(
 
     if target is not None and data is None:
         raise SettingsError("target: got a value without data, expected --data mnist or a file")
-    settings = settings_from(layers, **given, backend="numpy").pretrain  # whose cores are timed
+    settings = settings_from(layers, **options, backend="numpy").pretrain  # whose cores are timed
     dataset = _loaded(data, layers[0])
     rows = _rows(dataset, layers[0], examples)
     task = Task(settings, len(rows.train), len(rows.validation))
-    found = bench(task, rows, rounds=rounds, tell=lambda line: click.echo(line, err=True))
+    found = bench(task, rows, rounds=rounds, report=lambda line: click.echo(line, err=True))
     reached = None
     if dataset is not None and target is not None:
         whole = _rows(dataset, layers[0], len(dataset.train))
@@ -135,7 +135,7 @@ def _report(
         "rounds": rounds,
         "peak_gflops": {str(count): peak / 1e9 for count, peak in bench.peak.items()},
         "floor_seconds": plan["floor_seconds"],
-        "pick": plan["pick"],
+        "choice": plan["choice"],
         "schedules": bench.rows(),
         "target": None,
     }
@@ -172,7 +172,7 @@ def _print(bench: Bench, target: float | None, reached: Reached | None, file: IO
         table.add_column(name, justify="right")
     for row in bench.rows():
         table.add_row(
-            row["name"] + (" *" if row["name"] == plan.pick.name else ""),
+            row["name"] + (" *" if row["name"] == plan.choice.name else ""),
             f"{row['seconds']:.2f}",
             f"{row['predicted_seconds']:.2f}",
             f"{100 * row['floor_share']:.0f} %",
@@ -182,7 +182,7 @@ def _print(bench: Bench, target: float | None, reached: Reached | None, file: IO
     console.print(table)
     say(
         f"the limit is {plan.floor_seconds:.2f} s: the steps' matrix products alone, as one core"
-        " takes for them, over all cores; * is the pick"
+        " takes for them, over all cores; * is the choice"
     )
     if reached is not None:
         seconds = "not reached" if reached.seconds is None else f"{reached.seconds:.1f} s"

@@ -12,7 +12,7 @@ import click
 from syncpretrain.cli.help_texts import TEXTS
 from syncpretrain.cli.options import at_least, json_option, words
 from syncpretrain.cli.sections import SectionedCommand
-from syncpretrain.cli.settings_from_options import given_settings
+from syncpretrain.cli.settings_from_options import settings_from_options
 from syncpretrain.cli.train_options import setting_options, source_options
 from syncpretrain.errors import SettingsError
 
@@ -70,7 +70,7 @@ def command(
     out: Path | None,
     as_json: bool,
     quiet: bool,
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Compare starts, pretrained or not, with the same fine-tuning.
 
@@ -88,14 +88,14 @@ def command(
     """
     from syncpretrain.cli.compare_output import as_report, print_comparison, write_comparison
     from syncpretrain.runs.folder import check_folder
-    from syncpretrain.runs.prepare import found_again, loaded
+    from syncpretrain.runs.prepare import load_data, with_absolute_path
     from syncpretrain.runs.report.curves import check_drawing
 
     check_folder(out)
-    settings = _settings(preset, config, labels, given)
+    settings = _settings(preset, config, labels, options)
     if settings.finetune.objective == "classification":
         check_drawing()
-    data = loaded(settings)
+    data = load_data(settings)
     first = settings.pretrain.seed
     compared = {
         "starts": starts or STARTS,
@@ -105,7 +105,7 @@ def command(
     folder, outcomes = _outcomes(settings, data, out, quiet=quiet, **compared)
     report = as_report(settings, data, outcomes, folder)
     try:
-        write_comparison(found_again(settings), report, outcomes, folder)
+        write_comparison(with_absolute_path(settings), report, outcomes, folder)
     finally:
         if as_json:
             click.echo(json.dumps(report))
@@ -117,10 +117,10 @@ def _outcomes(
     settings: Settings, data: Dataset, out: Path | None, *, quiet: bool, **compared: Any
 ) -> tuple[Path, list[Outcome]]:
     """Compare; return the folder that was made, and what came out."""
-    from syncpretrain.cli.compare_output import keep_unfinished, tell_outcome
+    from syncpretrain.cli.compare_output import keep_unfinished, print_outcome
     from syncpretrain.runs.compare import compare
     from syncpretrain.runs.folder import made_folder, new_folder
-    from syncpretrain.runs.prepare import found_again
+    from syncpretrain.runs.prepare import with_absolute_path
 
     made: list[Path] = []
     outcomes: list[Outcome] = []
@@ -131,13 +131,13 @@ def _outcomes(
     def note(outcome: Outcome) -> None:
         outcomes.append(outcome)
         if not quiet:
-            tell_outcome(outcome)
+            print_outcome(outcome)
 
     try:
-        compare(settings, data, begin=begin, tell=note, **compared)
+        compare(settings, data, begin=begin, report=note, **compared)
     except BaseException:  # hours of work may be in them
         if outcomes:
-            keep_unfinished(found_again(settings), data, outcomes, made[0])
+            keep_unfinished(with_absolute_path(settings), data, outcomes, made[0])
         raise
     return made[0], outcomes
 
@@ -146,13 +146,13 @@ def _settings(
     preset: str | None,
     config: Path | None,
     labels: tuple[int | None, ...] | None,
-    given: dict[str, Any],
+    options: dict[str, Any],
 ) -> Settings:
     """Return the settings of all that is compared."""
-    if given["schedule"] is not None:
+    if options["schedule"] is not None:
         raise SettingsError("schedule: got one, expected none; --starts says what is compared")
-    if given["layers"] is None and preset is None and config is None:
+    if options["layers"] is None and preset is None and config is None:
         preset = DEFAULT_PRESET
-    if labels is not None and given["finetune"] is None:
-        given["finetune"] = "classification"
-    return given_settings(preset, config, given)
+    if labels is not None and options["finetune"] is None:
+        options["finetune"] = "classification"
+    return settings_from_options(preset, config, options)

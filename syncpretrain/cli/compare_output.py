@@ -21,13 +21,13 @@ from syncpretrain.runs.report.curves import save_label_curve
 from syncpretrain.settings import Settings, write_settings
 from syncpretrain.storage import write_atomically
 
-__all__ = ["as_report", "keep_unfinished", "print_comparison", "tell_outcome", "write_comparison"]
+__all__ = ["as_report", "keep_unfinished", "print_comparison", "print_outcome", "write_comparison"]
 
 CURVE_NAME = "label-budget.png"
 TABLE_NAME = "compare.json"
 
 
-def tell_outcome(outcome: Outcome) -> None:
+def print_outcome(outcome: Outcome) -> None:
     """Print one fine-tuned stack's result on stderr."""
     labels = "" if outcome.labels is None else f"  {outcome.labels:,} labels"
     test = _figure(outcome.test, outcome.labels)
@@ -101,14 +101,14 @@ def write_comparison(
 def keep_unfinished(
     settings: Settings, data: Dataset, outcomes: Sequence[Outcome], out: Path
 ) -> None:
-    """Write what a comparison that fails or is stopped came to by then, and tell where."""
+    """Write what a comparison that fails or is stopped came to by then, and print where."""
     try:
         write_comparison(settings, as_report(settings, data, outcomes, out), outcomes, out)
-        told = f"{len(outcomes)} results so far are in {out / TABLE_NAME}"
+        text = f"{len(outcomes)} results so far are in {out / TABLE_NAME}"
     except OSError as error:
-        told = f"warning: {out} could not be written: {error.strerror or error}"
+        text = f"warning: {out} could not be written: {error.strerror or error}"
     with suppress(OSError):
-        click.echo(told, err=True)
+        click.echo(text, err=True)
 
 
 def _figure(value: float | None, labels: int | None) -> str:

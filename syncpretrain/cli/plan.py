@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from syncpretrain.cli.options import at_least, json_option
-from syncpretrain.cli.settings_from_options import given_settings
+from syncpretrain.cli.settings_from_options import settings_from_options
 from syncpretrain.cli.train_options import setting_options, source_options
 
 if TYPE_CHECKING:
@@ -45,13 +45,13 @@ def command(
     examples: int,
     seconds: int,
     as_json: bool,
-    **given: Any,
+    **options: Any,
 ) -> None:
-    """Measure a stack on this machine, predict each schedule's time, and pick one.
+    """Measure a stack on this machine, predict each schedule's time, and choose one.
 
     It times a few steps of each layer, on random numbers, with each number of workers, split by
     examples and by units, and with BLAS on all cores, and plays each schedule through. 'train
-    --schedule auto' does the same and goes on with the pick.
+    --schedule auto' does the same and goes on with the choice.
 
     \b
     Examples:
@@ -60,16 +60,16 @@ def command(
       syncpretrain plan --preset hinton2006 --json
     """
     from syncpretrain.planning.candidates import Task
-    from syncpretrain.planning.choice import options, plan_for
+    from syncpretrain.planning.choice import option_text, plan_for
 
-    settings = given_settings(preset, config, given)
+    settings = settings_from_options(preset, config, options)
     task = Task(settings.pretrain, examples, examples // HELD_OUT)
     found = plan_for(task, measure_seconds=seconds)
     line = found.command
     if preset is not None or config is not None:
         source = {"preset": preset, "config": config}
-        own = {name: value for name, value in (source | given).items() if value is not None}
-        line = f"syncpretrain train {options(own | found.settings)}"
+        own = {name: value for name, value in (source | options).items() if value is not None}
+        line = f"syncpretrain train {option_text(own | found.settings)}"
     if as_json:
         click.echo(json.dumps(found.report() | {"command": line}))
     else:
@@ -77,7 +77,7 @@ def command(
 
 
 def print_plan(plan: Plan, line: str, file: IO[str]) -> None:
-    """Print the ways to train a stack, the bound, the pick and its command."""
+    """Print the candidates for training a stack, the bound, the choice and its command."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -98,20 +98,20 @@ def print_plan(plan: Plan, line: str, file: IO[str]) -> None:
     table.add_column("\nschedule", no_wrap=True)
     for name in ("\nseconds", "times\none core", "of the\nbound", "memory\nGB"):
         table.add_column(name, justify="right")
-    for way in plan.candidates:
+    for candidate in plan.candidates:
         table.add_row(
-            "*" if way is plan.pick else "",
-            way.name,
-            f"{way.seconds:.1f}",
-            f"{plan.speedup(way):.2f}",
-            f"{100 * plan.share(way):.0f} %",
-            f"{way.bytes / 1e9:.2f}",
+            "*" if candidate is plan.choice else "",
+            candidate.name,
+            f"{candidate.seconds:.1f}",
+            f"{plan.speedup(candidate):.2f}",
+            f"{100 * plan.share(candidate):.0f} %",
+            f"{candidate.bytes / 1e9:.2f}",
         )
     console.print(table)
     say(
         f"the bound is {plan.floor_seconds:.1f} s: the steps' matrix products alone, as one core"
         f" takes for them, over {workers} cores"
     )
-    say(f"pick: {plan.pick.name}; {plan.reason}")
+    say(f"choice: {plan.choice.name}; {plan.reason}")
     say(f"{LEARNS[0].upper()}{LEARNS[1:]}.")
     say(f"train it: {line}")

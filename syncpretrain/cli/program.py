@@ -13,7 +13,7 @@ __all__ = ["main"]
 
 COMMANDS = {
     "train": "Pretrain a stack of layers in parallel, and fine-tune it.",
-    "plan": "Measure a stack on this machine, and pick the schedule that is fastest.",
+    "plan": "Measure a stack on this machine, and choose the schedule that is fastest.",
     "compare": "Compare starts, pretrained or not, with the same fine-tuning.",
     "evaluate": "Measure the reconstruction error of each layer and of the stack.",
     "encode": "Write the codes of examples to a .npy file.",

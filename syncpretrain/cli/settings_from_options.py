@@ -13,13 +13,15 @@ if TYPE_CHECKING:
     from syncpretrain.planning import Plan
     from syncpretrain.settings import Settings
 
-__all__ = ["given_settings", "planned"]
+__all__ = ["planned", "settings_from_options"]
 
 PLANNED = ("group_size", "replicas", "split", "shards")
 
 
-def given_settings(preset: str | None, config: Path | None, given: dict[str, Any]) -> Settings:
-    """Return the settings of a preset or a file, with the options given on top.
+def settings_from_options(
+    preset: str | None, config: Path | None, options: dict[str, Any]
+) -> Settings:
+    """Return the settings of a preset or a file, with the options on top.
 
     Those of the schedule ``auto`` are for :func:`planned` to complete.
 
@@ -40,18 +42,18 @@ def given_settings(preset: str | None, config: Path | None, given: dict[str, Any
     base: dict[str, Any] = {"data": {}, "pretrain": {}, "finetune": {}, "run": {}}
     if config is not None:
         base = msgspec.to_builtins(read_settings(config))
-        if given["model"] not in (None, base["pretrain"]["model"]):
-            _forget_model(base["pretrain"])
-        if given["layers"] and len(given["layers"]) != len(base["pretrain"]["layers"]):
-            _forget_depth(base["pretrain"])
-    for name, value in given.items():
+        if options["model"] not in (None, base["pretrain"]["model"]):
+            _drop_model(base["pretrain"])
+        if options["layers"] and len(options["layers"]) != len(base["pretrain"]["layers"]):
+            _drop_depth(base["pretrain"])
+    for name, value in options.items():
         if value is None:
             continue
         section, field = PLACES[name]
         base[section][field] = value
     pretrain = base["pretrain"]
-    if given.get("schedule") == AUTO:
-        _leave_open(pretrain, given)
+    if options.get("schedule") == AUTO:
+        _leave_open(pretrain, options)
     if "layers" not in pretrain:
         raise SettingsError(
             "layers: got nothing, expected the units of the input and of each layer, such as"
@@ -64,7 +66,7 @@ def given_settings(preset: str | None, config: Path | None, given: dict[str, Any
         run=base["run"],
         **pretrain,
     )
-    _check_finetuning(settings, given)
+    _check_finetuning(settings, options)
     return settings
 
 
@@ -93,28 +95,28 @@ def planned(
     return msgspec.structs.replace(settings, pretrain=found.apply(settings.pretrain)), found
 
 
-def _leave_open(pretrain: dict[str, Any], given: dict[str, Any]) -> None:
+def _leave_open(pretrain: dict[str, Any], options: dict[str, Any]) -> None:
     """Drop what the plan will decide; refuse it as an option."""
     for name in PLANNED:
-        if given.get(name) is not None:
+        if options.get(name) is not None:
             raise SettingsError(
                 f"{name}: cannot be combined with --schedule auto, which chooses it"
             )
         pretrain.pop(name, None)
-    if str(given.get("backend")).startswith("cupy"):
+    if str(options.get("backend")).startswith("cupy"):
         raise SettingsError(
-            f"backend: got {given['backend']} with --schedule auto, expected numpy or none; auto"
+            f"backend: got {options['backend']} with --schedule auto, expected numpy or none; auto"
             " times the cores of this machine"
         )
     pretrain["backend"] = "numpy"
     pretrain.pop("schedule")
 
 
-def _check_finetuning(settings: Settings, given: dict[str, Any]) -> None:
+def _check_finetuning(settings: Settings, options: dict[str, Any]) -> None:
     """Refuse options of a fine-tuning that will not be."""
     if settings.finetune.objective != "none":
         return
-    for name, value in given.items():
+    for name, value in options.items():
         if value is not None and name.startswith(FINETUNE):
             raise SettingsError(
                 f"{name}: got {value} without fine-tuning; add --finetune reconstruction or"
@@ -122,7 +124,7 @@ def _check_finetuning(settings: Settings, given: dict[str, Any]) -> None:
             )
 
 
-def _forget_depth(pretrain: dict[str, Any]) -> None:
+def _drop_depth(pretrain: dict[str, Any]) -> None:
     """Make one value of each list of equal values, so that it suits another number of layers."""
     from syncpretrain.settings.defaults import PER_LAYER
 
@@ -131,7 +133,7 @@ def _forget_depth(pretrain: dict[str, Any]) -> None:
             pretrain[name] = pretrain[name][0]
 
 
-def _forget_model(pretrain: dict[str, Any]) -> None:
+def _drop_model(pretrain: dict[str, Any]) -> None:
     """Drop what the model had no use for, so that another model takes its own default."""
     from syncpretrain.settings.defaults import MODEL_DEFAULTS, PER_LAYER
 

@@ -12,7 +12,7 @@ import click
 
 from syncpretrain.cli.options import json_option
 from syncpretrain.cli.sections import SectionedCommand
-from syncpretrain.cli.settings_from_options import given_settings, planned
+from syncpretrain.cli.settings_from_options import planned, settings_from_options
 from syncpretrain.cli.train_options import AUTO, setting_options, source_options
 from syncpretrain.errors import SettingsError
 
@@ -76,7 +76,7 @@ def command(
     as_json: bool,
     quiet: bool,
     inexact: bool | None,
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Pretrain a stack of RBMs or autoencoders in parallel, then fine-tune it if asked.
 
@@ -103,15 +103,17 @@ def command(
     if inexact and resume is None:
         raise SettingsError("inexact: got it without --resume, expected a run to go on with")
     if resume is not None:
-        _check_resume(preset or config or replay or out, given)
+        _check_resume(preset or config or replay or out, options)
     if replay is not None:
-        _check_replay(replay, preset or config, given)
+        _check_replay(replay, preset or config, options)
     if resume is None:
         reads = read_reads(replay / EVENTS_NAME) if replay else None
-        settings = given_settings(preset, config or (replay and replay / CONFIG_NAME), given)
-        work = partial(_train, settings, given["schedule"] == AUTO, out=out, replay=reads)
+        settings = settings_from_options(
+            preset, config or (replay and replay / CONFIG_NAME), options
+        )
+        work = partial(_train, settings, options["schedule"] == AUTO, out=out, replay=reads)
     else:
-        elsewhere = {name: given[name] for name in ELSEWHERE if given[name] is not None}
+        elsewhere = {name: options[name] for name in ELSEWHERE if options[name] is not None}
         work = partial(resume_run, resume, inexact=bool(inexact), **elsewhere)
     with announce(live=not as_json, quiet=quiet) as observers:
         report = work(observers=observers)
@@ -124,7 +126,7 @@ def command(
 def _train(
     settings: Settings, auto: bool, *, observers: list[Observer], **others: Any
 ) -> dict[str, Any]:
-    """Train, with the schedule that a plan picks if it is left open."""
+    """Train, with the schedule that a plan chooses if it is left open."""
     from time import monotonic
 
     from syncpretrain.events import Notice
@@ -132,29 +134,29 @@ def _train(
     from syncpretrain.runs.run import train_run
 
     if auto:
-        from syncpretrain.planning.choice import options
-        from syncpretrain.runs.prepare import loaded
+        from syncpretrain.planning.choice import option_text
+        from syncpretrain.runs.prepare import load_data
 
         check_folder(others["out"])
-        others["data"] = data = loaded(settings)
+        others["data"] = data = load_data(settings)
         settings, plan = planned(settings, data)
-        reason = f"schedule auto: {plan.pick.name}, {plan.reason} ({options(plan.settings)})"
+        reason = f"schedule auto: {plan.choice.name}, {plan.reason} ({option_text(plan.settings)})"
         for observer in observers:
             observer(Notice(monotonic(), reason))
     return train_run(settings, observers=observers, **others)
 
 
-def _check_resume(other: str | Path | None, given: dict[str, Any]) -> None:
+def _check_resume(other: str | Path | None, options: dict[str, Any]) -> None:
     if other is not None:
         raise SettingsError("resume: cannot be combined with another source of settings")
-    for name, value in given.items():
+    for name, value in options.items():
         if value is not None and name not in ELSEWHERE:
             raise SettingsError(
                 f"{name}: cannot be combined with --resume; the stopped run's value is used"
             )
 
 
-def _check_replay(replay: Path, config: str | Path | None, given: dict[str, Any]) -> None:
+def _check_replay(replay: Path, config: str | Path | None, options: dict[str, Any]) -> None:
     from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME
 
     if not all((replay / name).is_file() for name in (CONFIG_NAME, EVENTS_NAME)):
@@ -163,7 +165,7 @@ def _check_replay(replay: Path, config: str | Path | None, given: dict[str, Any]
             f" {EVENTS_NAME} in it"
         )
     for name in RECORDED:
-        if given.get(name) is not None or (name == "config" and config is not None):
+        if options.get(name) is not None or (name == "config" and config is not None):
             raise SettingsError(
                 f"{name}: cannot be combined with --replay; the recorded run's settings are used"
             )

@@ -37,7 +37,7 @@ class Dropout:
 
 
 def views(vector: Array, chain: Sequence[Step]) -> Iterator[Pair]:
-    """Cut a flat vector into a weight and a bias for each layer of a chain, as views."""
+    """PretrainState a flat vector into a weight and a bias for each layer of a chain, as views."""
     at = 0
     for step in chain:
         middle, end = at + step.weight.size, at + step.weight.size + step.bias.size

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.finetuning.network import Move, Network
 from syncpretrain.kernels.averaging import add_tree
-from syncpretrain.kernels.phases import BLOCK, Phase, Run, cuts, in_turn
+from syncpretrain.kernels.phases import BLOCK, Phase, PhaseRunner, cuts, in_turn
 
 __all__ = ["DataParallelNetwork"]
 
@@ -55,7 +55,7 @@ class DataParallelNetwork(Network):
         epoch: int,
         step: int,
         move: Move | None = None,
-        run: Run = in_turn,
+        run: PhaseRunner = in_turn,
         examples: int | None = None,
     ) -> float:
         """Fill the gradients, shard by shard, and let them be followed; see :class:`Network`."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.network import Network
-from syncpretrain.kernels.phases import Run, in_turn
+from syncpretrain.kernels.phases import PhaseRunner, in_turn
 
 __all__ = ["LINE_SEARCHES", "LineSearches"]
 
@@ -47,11 +47,11 @@ class LineSearches:
         self._method = {"cg": "CG", "lbfgs": "L-BFGS-B"}[method]
         self._decay = weight_decay
 
-    def memory(self) -> dict[str, Array]:
+    def state(self) -> dict[str, Array]:
         """Return nothing: each minibatch is searched anew."""
         return {}
 
-    def recall(self, memory: Mapping[str, Array], *, steps: int) -> None:
+    def load_state(self, state: Mapping[str, Array], *, steps: int) -> None:
         """Do nothing."""
 
     def train(
@@ -63,7 +63,7 @@ class LineSearches:
         rate: float,
         epoch: int,
         step: int,
-        run: Run = in_turn,
+        run: PhaseRunner = in_turn,
     ) -> float:
         """Search along a few directions; return the error before that, summed over the examples."""
         first_error: list[float] = []

@@ -26,7 +26,7 @@ from syncpretrain.kernels.backprop import (
     weight_gradient,
 )
 from syncpretrain.kernels.losses import cross_entropy, squared_error, wrong
-from syncpretrain.kernels.phases import Phase, Run, cuts, in_turn
+from syncpretrain.kernels.phases import Phase, PhaseRunner, cuts, in_turn
 from syncpretrain.kernels.program import Program
 from syncpretrain.rng import Address, Purpose
 
@@ -157,7 +157,7 @@ class Network:
         epoch: int,
         step: int,
         move: Move | None = None,
-        run: Run = in_turn,
+        run: PhaseRunner = in_turn,
         examples: int | None = None,
     ) -> float:
         """Fill the gradients as :meth:`gradient` does, shard by shard, and let them be followed.
@@ -240,7 +240,9 @@ class Network:
             start += weight.size
             at.move(shard, slice(start + owns.start, start + owns.stop), False)
 
-    def stepwise(self, program: Program, *, epoch: int, step: int, run: Run = in_turn) -> float:
+    def stepwise(
+        self, program: Program, *, epoch: int, step: int, run: PhaseRunner = in_turn
+    ) -> float:
         """Work a compiled step of :func:`network_program`; return what :meth:`step` does."""
         self._drawn_masks(0, epoch, step)
         run(program, self.shards)

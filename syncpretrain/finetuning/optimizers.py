@@ -15,7 +15,7 @@ from syncpretrain.finetuning.line_search import LineSearches
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.network_program import network_program
 from syncpretrain.kernels.optimizers import BLOCK, adam_step, sgd_step
-from syncpretrain.kernels.phases import Run, in_turn
+from syncpretrain.kernels.phases import PhaseRunner, in_turn
 from syncpretrain.kernels.program import Operation, Program
 from syncpretrain.settings import FinetuneSettings
 
@@ -50,7 +50,7 @@ class Optimizer(Protocol):
         rate: float,
         epoch: int,
         step: int,
-        run: Run = in_turn,
+        run: PhaseRunner = in_turn,
     ) -> float:
         """Move the parameters; return the error before that, summed over the examples.
 
@@ -58,12 +58,12 @@ class Optimizer(Protocol):
         """
         ...
 
-    def memory(self) -> dict[str, Array]:
+    def state(self) -> dict[str, Array]:
         """Return by name what the next step depends on beside the parameters; live arrays."""
         ...
 
-    def recall(self, memory: Mapping[str, Array], *, steps: int) -> None:
-        """Go back to what :meth:`memory` held after ``steps`` steps."""
+    def load_state(self, state: Mapping[str, Array], *, steps: int) -> None:
+        """Go back to what :meth:`state` held after ``steps`` steps."""
         ...
 
 
@@ -90,7 +90,7 @@ class _Stepping(ABC):
         rate: float,
         epoch: int,
         step: int,
-        run: Run = in_turn,
+        run: PhaseRunner = in_turn,
     ) -> float:
         """Take one step; return the error before it, summed over the examples."""
         program = self._program(network, x, target)
@@ -111,13 +111,13 @@ class _Stepping(ABC):
             return network.step(x, target, epoch=epoch, step=step, move=move, run=run)
 
     @abstractmethod
-    def memory(self) -> dict[str, Array]:
+    def state(self) -> dict[str, Array]:
         """Return by name what the next step depends on beside the parameters; live arrays."""
 
-    def recall(self, memory: Mapping[str, Array], *, steps: int) -> None:
-        """Go back to what :meth:`memory` held after ``steps`` steps."""
-        for name, array in self.memory().items():
-            np.copyto(array, memory[name])
+    def load_state(self, state: Mapping[str, Array], *, steps: int) -> None:
+        """Go back to what :meth:`state` held after ``steps`` steps."""
+        for name, array in self.state().items():
+            np.copyto(array, state[name])
         self.steps = steps
 
     def _program(self, network: Network, x: Array, target: Array) -> Program | None:
@@ -165,7 +165,7 @@ class GradientDescent(_Stepping):
         count = len(network.parameters) if momentum else 0
         self._velocity = network.backend.zeros(count, network.parameters.dtype)
 
-    def memory(self) -> dict[str, Array]:
+    def state(self) -> dict[str, Array]:
         """Return the velocities."""
         return {"velocity": self._velocity}
 
@@ -194,7 +194,7 @@ class Adam(_Stepping):
         super().__init__(network, weight_decay=weight_decay)
         self._first, self._second = (np.zeros_like(network.parameters) for _ in range(2))
 
-    def memory(self) -> dict[str, Array]:
+    def state(self) -> dict[str, Array]:
         """Return the moments."""
         return {"first": self._first, "second": self._second}
 

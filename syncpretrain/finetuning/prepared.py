@@ -32,7 +32,7 @@ from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.available_memory import check_available
 from syncpretrain.parallel.blas import blas_limit, usable_cores
 from syncpretrain.parallel.signals import stop_on_signals
-from syncpretrain.parallel.team import STALL_SECONDS, Team, TeamTimes
+from syncpretrain.parallel.worker_pool import STALL_SECONDS, Timeouts, WorkerPool
 
 __all__ = ["Finetuning", "Form", "Part"]
 
@@ -130,12 +130,12 @@ class Finetuning:
         if form[:2] != self._form[:2]:
             raise DataError(f"stack: got {form}, expected {self._form}, as it was prepared for")
         backend = self._backend.for_layer(1)
-        times = TeamTimes(stall=stall_seconds or STALL_SECONDS)
+        times = Timeouts(stall=stall_seconds or STALL_SECONDS)
         # More threads than cores only wait for each other; the bits depend on the shards.
         members = min(self.options.replicas or 1, THREADS_PER_CORE * usable_cores())
-        workers = Team(members, "syncpretrain-finetune", times)
+        workers = WorkerPool(members, "syncpretrain-finetune", times)
         with stop_on_signals() as request:  # outermost: an interrupt leaves no BLAS limit behind
-            with blas_limit(self._threads), closing(workers) as team, backend.stream():
+            with blas_limit(self._threads), closing(workers) as pool, backend.stream():
                 trainer = Trainer(
                     *self._task(stack),
                     self.options,
@@ -143,7 +143,7 @@ class Finetuning:
                     observers=observers,
                     stop=lambda: request() or (stop is not None and stop()),
                     save=save,
-                    team=team.run,
+                    run_in_pool=pool.run,
                     backend=backend,
                 )
                 self._announce(observers)

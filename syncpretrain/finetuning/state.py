@@ -15,7 +15,7 @@ from syncpretrain.array_files import read_arrays, write_arrays
 from syncpretrain.errors import CheckpointError
 from syncpretrain.learners.cursor import Cursor
 
-__all__ = ["FinetuneSaver", "FinetuneState", "read_state", "write_state"]
+__all__ = ["FinetuneSaver", "FinetuneState", "read_finetune_state", "write_finetune_state"]
 
 Array = NDArray[np.float32]
 
@@ -37,10 +37,10 @@ class FinetuneState:
 
 
 class FinetuneSaver(Protocol):
-    """Keeps where fine-tuning stands, if it wants to."""
+    """Writes the state of fine-tuning where it is due."""
 
-    def __call__(self, make: Callable[[], FinetuneState], *, done: int, final: bool) -> None:
-        """Take a function that makes the state, the epochs done, and whether it is the last one."""
+    def __call__(self, state: Callable[[], FinetuneState], *, done: int, final: bool) -> None:
+        """Take a function that returns the state, the epochs done, and whether it is the last."""
         ...
 
 
@@ -53,7 +53,7 @@ class _Header(msgspec.Struct):
     best_epoch: int
 
 
-def write_state(path: Path, state: FinetuneState, run: Mapping[str, Any]) -> None:
+def write_finetune_state(path: Path, state: FinetuneState, run: Mapping[str, Any]) -> None:
     """Write a state, and of which run it is (JSON values).
 
     Raises
@@ -72,7 +72,7 @@ def write_state(path: Path, state: FinetuneState, run: Mapping[str, Any]) -> Non
     write_arrays(path, msgspec.to_builtins(header), state.arrays)
 
 
-def read_state(
+def read_finetune_state(
     path: Path, check: Callable[[dict[str, Any]], Any] = lambda run: None
 ) -> FinetuneState:
     """Return the state in a file.

@@ -24,7 +24,7 @@ from syncpretrain.finetuning.optimizers import LEARNING_RATES, Optimizer, schedu
 from syncpretrain.finetuning.options import STEPPING, TuningOptions
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.tasks import Reconstruction, Supervised
-from syncpretrain.kernels.phases import Work
+from syncpretrain.kernels.phases import Phases
 from syncpretrain.learners.cursor import Cursor
 from syncpretrain.models.stack import Stack
 
@@ -62,10 +62,10 @@ class Trainer:
         observers: Sequence[Observer],
         stop: Callable[[], bool],
         save: FinetuneSaver | None,
-        team: Callable[[Work, int, int], None],
+        run_in_pool: Callable[[Phases, int, int], None],
         backend: Backend,
     ) -> None:
-        self._team, self.backend = team, backend
+        self._run_in_pool, self.backend = run_in_pool, backend
         self.task, self.options, self.seed = task, options, options.seed
         self.examples = examples.to(backend.asarray)
         self.observers, self.stop, self.save = observers, stop, save
@@ -110,7 +110,7 @@ class Trainer:
         first, begin = 1, Cursor()
         if resume is not None:
             first, begin = resume.epoch, resume.cursor
-            self.recall(resume)
+            self.load_state(resume)
         for epoch in range(first, epochs + 1):
             started = time.monotonic()
             train_error = self.train_epoch(epoch, begin)
@@ -172,9 +172,9 @@ class Trainer:
                 self.emit(Progress(reported, 0, epoch, (step + 1) / self.steps))
         return float(total) / len(inputs)
 
-    def run(self, work: Work, shards: int) -> None:
+    def run(self, phases: Phases, shards: int) -> None:
         """Work the phases of a step, with as many workers as there are."""
-        self._team(work, shards, self.options.replicas or 1)
+        self._run_in_pool(phases, shards, self.options.replicas or 1)
 
     def validation_error(self) -> float | None:
         """Return the mean error of the validation examples; one of an unknown class is wrong."""
@@ -192,7 +192,7 @@ class Trainer:
             "parameters": self.network.parameters,
             "good": self.good,
             "best": self.best,
-            **{f"optimizer.{name}": array for name, array in self.optimizer.memory().items()},
+            **{f"optimizer.{name}": array for name, array in self.optimizer.state().items()},
         }
         return FinetuneState(
             epoch,
@@ -203,7 +203,7 @@ class Trainer:
             {name: self.backend.tohost(array.copy()) for name, array in arrays.items()},
         )
 
-    def recall(self, state: FinetuneState) -> None:
+    def load_state(self, state: FinetuneState) -> None:
         """Go on from a state, bit for bit.
 
         Raises
@@ -213,13 +213,13 @@ class Trainer:
         """
         prefix = "optimizer."
         arrays = {name: self.backend.asarray(array) for name, array in state.arrays.items()}
-        memory = {n.removeprefix(prefix): x for n, x in arrays.items() if prefix in n}
+        optimizer = {n.removeprefix(prefix): x for n, x in arrays.items() if prefix in n}
         try:
             np.copyto(self.network.parameters, arrays["parameters"])
             np.copyto(self.good, arrays["good"])
             np.copyto(self.best, arrays["best"])
             steps = (state.epoch - 1) * self.steps + state.cursor.minibatches
-            self.optimizer.recall(memory, steps=steps)
+            self.optimizer.load_state(optimizer, steps=steps)
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"resume: the state is of another network: {error}") from error
         self.first_error = math.nan if state.first_error is None else state.first_error

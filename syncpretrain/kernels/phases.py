@@ -12,22 +12,22 @@ from itertools import pairwise
 
 from syncpretrain.kernels.program import Program
 
-__all__ = ["BLOCK", "Phase", "Run", "Work", "cuts", "in_turn"]
+__all__ = ["BLOCK", "Phase", "PhaseRunner", "Phases", "cuts", "in_turn"]
 
 Phase = Callable[[int], None]
-Work = Sequence[Phase] | Program  # of which a program knows its own phases
-Run = Callable[[Work, int], None]  # runs the phases of a number of shards
+Phases = Sequence[Phase] | Program  # a program knows its own phases
+PhaseRunner = Callable[[Phases, int], None]  # runs the phases of a number of shards
 BLOCK = 2**18  # float32 numbers; smaller ones pass the lock of the interpreter around too often
 
 
-def in_turn(work: Work, shards: int) -> None:
-    """Work all shards of all phases, one after another."""
-    if isinstance(work, Program):
-        if work.is_compiled:
-            work.work()
+def in_turn(phases: Phases, shards: int) -> None:
+    """Run all shards of all phases, one after another."""
+    if isinstance(phases, Program):
+        if phases.is_compiled:
+            phases.work()
             return
-        work = work.phases
-    for phase in work:
+        phases = phases.phases
+    for phase in phases:
         for shard in range(shards):
             phase(shard)
 

@@ -240,21 +240,21 @@ class Learner(ABC):
         with np.errstate(all="ignore"):
             return all(bool(np.isfinite(parameter.sum())) for parameter in self.parameters)
 
-    def memory(self) -> dict[str, Array]:
+    def state(self) -> dict[str, Array]:
         """Return by name what the next step depends on beside the parameters; live arrays."""
-        return self.velocities() | self.own_memory()
+        return self.velocities() | self.own_state()
 
     def velocities(self) -> dict[str, Array]:
         """Return the velocity of each parameter by name; a part of a learner has none."""
         return {f"velocity.{i}": velocity for i, velocity in enumerate(self._velocities)}
 
-    def own_memory(self) -> dict[str, Array]:
+    def own_state(self) -> dict[str, Array]:
         """Return by name what the next gradient depends on beside the parameters; live arrays."""
         return {}
 
     def restart(self) -> None:
-        """Set :meth:`memory` to what it was before the first step."""
-        for array in self.memory().values():
+        """Set :meth:`state` to what it was before the first step."""
+        for array in self.state().values():
             array.fill(0)
 
     def restore(self, snapshot: Layer) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.averaging import add_tree
-from syncpretrain.kernels.phases import BLOCK, Phase, Run, cuts, in_turn
+from syncpretrain.kernels.phases import BLOCK, Phase, PhaseRunner, cuts, in_turn
 from syncpretrain.learners.base import Learner
 
 __all__ = ["ByExamples"]
@@ -35,7 +35,7 @@ class ByExamples:
         self._phases: tuple[Phase, ...] = (self._gradient, self._move)
 
     def train_step(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: Run = in_turn
+        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error."""
         self._X, self._rows, self._epoch, self._step = X, rows, epoch, step
@@ -43,16 +43,16 @@ class ByExamples:
         run(self._phases, len(self._parts))
         return sum(self._errors)
 
-    def memory(self) -> dict[str, Array]:
+    def state(self) -> dict[str, Array]:
         """Return the learner's velocities, and what each shard's gradient depends on."""
         return self.learner.velocities() | {
             f"shard{shard}.{name}": array
             for shard, part in enumerate(self._parts)
-            for name, array in part.own_memory().items()
+            for name, array in part.own_state().items()
         }
 
     def restart(self) -> None:
-        """Set :meth:`memory` to what it was before the first step."""
+        """Set :meth:`state` to what it was before the first step."""
         for part in (self.learner, *self._parts):
             part.restart()
 

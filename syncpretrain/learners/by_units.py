@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.kernels.phases import Run, cuts, in_turn
+from syncpretrain.kernels.phases import PhaseRunner, cuts, in_turn
 from syncpretrain.kernels.program import Operation, Program
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.rng import Address, Purpose
@@ -41,7 +41,7 @@ class ByUnits:
         self._programs: dict[int, Program] = {}  # by the size of a minibatch
 
     def train_step(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: Run = in_turn
+        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error."""
         rbm, n = self.learner, len(rows)
@@ -57,12 +57,12 @@ class ByUnits:
         run(program, program.shards)
         return float(program.results.sum())
 
-    def memory(self) -> dict[str, Array]:
-        """Return the memory of the RBM; the shards keep nothing of their own."""
-        return self.learner.memory()
+    def state(self) -> dict[str, Array]:
+        """Return the state of the RBM; the shards keep nothing of their own."""
+        return self.learner.state()
 
     def restart(self) -> None:
-        """Set :meth:`memory` to what it was before the first step."""
+        """Set :meth:`state` to what it was before the first step."""
         self.learner.restart()
 
     def _program(self, n: int) -> Program:

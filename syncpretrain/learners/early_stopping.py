@@ -40,13 +40,13 @@ class EarlyStopping:
         self._bad = 0
 
     @property
-    def memory(self) -> tuple[float, int]:
+    def state(self) -> tuple[float, int]:
         """What the next answer depends on."""
         return self._best, self._bad
 
-    @memory.setter
-    def memory(self, memory: tuple[float, int]) -> None:
-        self._best, self._bad = memory
+    @state.setter
+    def state(self, state: tuple[float, int]) -> None:
+        self._best, self._bad = state
 
     def stops(self, layer: Layer, train: Array, held_out: Array) -> bool:
         """Take note of the layer after an epoch; return whether that was its last.

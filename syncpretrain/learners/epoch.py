@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.order import minibatches, steps_per_epoch
 from syncpretrain.errors import DivergedError
-from syncpretrain.kernels.phases import Run, in_turn
+from syncpretrain.kernels.phases import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.cursor import Cursor, Stopped
 from syncpretrain.learners.steps import Step
@@ -32,7 +32,7 @@ def train_epoch(
     stop: Callable[[], bool],
     progress: Callable[[float], Any],
     begin: Cursor = BEGINNING,
-    run: Run = in_turn,
+    run: PhaseRunner = in_turn,
 ) -> float:
     """Train every row of X once; return the mean squared reconstruction error.
 

@@ -21,7 +21,9 @@ __all__ = ["RBM", "RBMSettings"]
 
 Array = NDArray[np.float32]
 INITIAL_SPREAD = 0.01  # standard deviation of the first weights (Hinton 2010, section 8)
-ERROR_SHARE = 10  # persistent chains reconstruct nothing: one example in so many is, to be told
+ERROR_SHARE = (
+    10  # persistent chains reconstruct nothing: one example in this many does, for the error
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,14 +185,14 @@ class RBM(Learner):
     def _address(self, purpose: Purpose, epoch: int, step: int, k: int = 0) -> Address:
         return Address(self.seed, purpose, self.layer, epoch, step, self.shard_number | k << 32)
 
-    def own_memory(self) -> dict[str, Array]:
+    def own_state(self) -> dict[str, Array]:
         """Return the persistent chains and the mean activities, if there are any."""
-        memory: dict[str, Array] = {}
+        state: dict[str, Array] = {}
         if self.settings.persistent:
-            memory["chains"] = self._states
+            state["chains"] = self._states
         if self.settings.sparsity_cost:
-            memory["activity"] = self._activity
-        return memory
+            state["activity"] = self._activity
+        return state
 
     def restart(self) -> None:
         """Start velocities, persistent chains and mean activities anew."""

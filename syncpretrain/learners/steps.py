@@ -8,11 +8,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.kernels.phases import Run, in_turn
+from syncpretrain.kernels.phases import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
 from syncpretrain.models.layer import Layer
 
-__all__ = ["Step", "WholeStep", "recall"]
+__all__ = ["Step", "WholeStep", "load_state"]
 
 Array = NDArray[np.float32]
 
@@ -21,7 +21,7 @@ class Step(Protocol):
     """A step of one learner on a minibatch."""
 
     def train_step(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: Run = in_turn
+        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error.
 
@@ -29,12 +29,12 @@ class Step(Protocol):
         """
         ...
 
-    def memory(self) -> dict[str, Array]:
+    def state(self) -> dict[str, Array]:
         """Return by name what the next step depends on beside the parameters; live arrays."""
         ...
 
     def restart(self) -> None:
-        """Set :meth:`memory` to what it was before the first step."""
+        """Set :meth:`state` to what it was before the first step."""
         ...
 
 
@@ -51,24 +51,24 @@ class WholeStep:
         self.learner = learner
 
     def train_step(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: Run = in_turn
+        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error."""
         error = self.learner.gradient(X, rows, epoch=epoch, step=step)
         self.learner.update(epoch=epoch)
         return error
 
-    def memory(self) -> dict[str, Array]:
-        """Return the memory of the learner."""
-        return self.learner.memory()
+    def state(self) -> dict[str, Array]:
+        """Return the state of the learner."""
+        return self.learner.state()
 
     def restart(self) -> None:
-        """Set :meth:`memory` to what it was before the first step."""
+        """Set :meth:`state` to what it was before the first step."""
         self.learner.restart()
 
 
-def recall(learner: Learner, step: Step, snapshot: Layer, memory: Mapping[str, Array]) -> None:
-    """Go back to a snapshot and to what ``step.memory()`` held then; the result is bit-identical.
+def load_state(learner: Learner, step: Step, snapshot: Layer, state: Mapping[str, Array]) -> None:
+    """Go back to a snapshot and to what ``step.state()`` held then; the result is bit-identical.
 
     Raises
     ------
@@ -76,5 +76,5 @@ def recall(learner: Learner, step: Step, snapshot: Layer, memory: Mapping[str, A
         If they are those of another learner, or of another step.
     """
     learner.restore(snapshot)
-    for name, array in step.memory().items():
-        np.copyto(array, learner.backend.asarray(memory[name]))
+    for name, array in step.state().items():
+        np.copyto(array, learner.backend.asarray(state[name]))

@@ -1,6 +1,6 @@
-"""Data parallelism in shared memory: each member computes its shards' gradients, all are averaged.
+"""Data parallelism in shared memory: each worker computes its shards' gradients, all are averaged.
 
-One step of two members with two shards each, where each row is a member::
+One step of two workers with two shards each, where each row is a worker::
 
     gradients of shards 0, 1  |  mean of the lower half  ->  update of that half  |  next step
     gradients of shards 2, 3  |  mean of the upper half  ->  update of that half  |  next step
@@ -24,9 +24,9 @@ from syncpretrain.errors import AveragingError, SettingsError
 from syncpretrain.kernels.averaging import tree_mean
 from syncpretrain.parallel.available_memory import available_bytes
 from syncpretrain.parallel.barrier import Barrier, abort, cells_for, described
-from syncpretrain.parallel.gradient_memory import Layout, Room
+from syncpretrain.parallel.gradient_memory import GradientMemory, Layout
 
-__all__ = ["GradientAverager", "Handle", "Member", "Update"]
+__all__ = ["GradientAverager", "Handle", "Update", "Worker"]
 
 TIMEOUT_SECONDS = 60.0
 
@@ -45,11 +45,11 @@ class GradientAverager:
         of integers, stands for zeros.
     shards : int
         Into how many parts every minibatch is cut. The results depend on it.
-    members : int
+    workers : int
         How many threads or processes share them, at most ``shards``. The results do not depend on
         it.
     timeout : float
-        Seconds that a member waits for the others before all give up.
+        Seconds that a worker waits for the others before all give up.
 
     Raises
     ------
@@ -65,15 +65,15 @@ class GradientAverager:
         arrays: Sequence[NDArray[Any] | tuple[int, ...]],
         *,
         shards: int,
-        members: int,
+        workers: int,
         timeout: float = TIMEOUT_SECONDS,
     ) -> None:
-        _check(arrays, shards, members, timeout)
+        _check(arrays, shards, workers, timeout)
         shapes = tuple(a if isinstance(a, tuple) else a.shape for a in arrays)
-        self._members, self._timeout = members, timeout
-        layout = Layout(shapes, shards, cells=cells_for(members), texts=members + 1)
+        self._workers, self._timeout = workers, timeout
+        layout = Layout(shapes, shards, cells=cells_for(workers), texts=workers + 1)
         _check_memory(layout)
-        self._room: Room | None = Room.create(layout)
+        self._memory: GradientMemory | None = GradientMemory.create(layout)
         for own, given in zip(self.parameters, arrays, strict=True):
             if not isinstance(given, tuple):
                 own[...] = given
@@ -101,11 +101,11 @@ class GradientAverager:
         AveragingError
             Behind that block.
         """
-        room = self._opened()
-        return room.layout.arrays(room.parameters)
+        memory = self._opened()
+        return memory.layout.arrays(memory.parameters)
 
-    def member(self, rank: int) -> Handle:
-        """Return the member of a rank from 0, to be entered by the thread or process that is it.
+    def worker(self, rank: int) -> Handle:
+        """Return the worker of a rank from 0, to be entered by the thread or process that is it.
 
         Raises
         ------
@@ -114,46 +114,46 @@ class GradientAverager:
         AveragingError
             Behind the ``with`` block.
         """
-        if not 0 <= rank < self._members:
-            raise SettingsError(f"rank: got {rank}, expected 0 to {self._members - 1}")
-        return Handle(self._opened(), rank, self._members, self._timeout)
+        if not 0 <= rank < self._workers:
+            raise SettingsError(f"rank: got {rank}, expected 0 to {self._workers - 1}")
+        return Handle(self._opened(), rank, self._workers, self._timeout)
 
     def abort(self, reason: str) -> None:
-        """Make all members raise AveragingError with this reason, as soon as they wait.
+        """Make all workers raise AveragingError with this reason, as soon as they wait.
 
         Call this when a process ended before it became its rank: no rank can detect that.
         """
-        room = self._opened()
-        abort(room.cells, room.texts, self._members, reason)
+        memory = self._opened()
+        abort(memory.cells, memory.texts, self._workers, reason)
 
     def close(self) -> None:
-        """Give the memory back, as far as no member and no view uses it; abort who still waits."""
-        if self._room is not None:
+        """Give the memory back, as far as no worker and no view uses it; abort who still waits."""
+        if self._memory is not None:
             self.abort("the with block of the averager has ended")
-            self._room.close()
-            self._room = None
+            self._memory.close()
+            self._memory = None
 
-    def _opened(self) -> Room:
-        if self._room is None:
+    def _opened(self) -> GradientMemory:
+        if self._memory is None:
             raise AveragingError(
                 "the averager is closed; use it, and copy its parameters, inside its with block"
             )
-        return self._room
+        return self._memory
 
 
 class Handle:
-    """A rank not yet bound to a thread or process; ``with handle as member`` binds the thread.
+    """A rank not yet bound to a thread or process; ``with handle as worker`` binds the thread.
 
     It may be an argument of a thread, or of a process that is being started.
     """
 
-    def __init__(self, room: Room, rank: int, members: int, timeout: float) -> None:
-        self._room, self._rank, self._members, self._timeout = room, rank, members, timeout
-        self._barrier = Barrier(room.cells, room.texts, rank, members, timeout=timeout)
+    def __init__(self, memory: GradientMemory, rank: int, workers: int, timeout: float) -> None:
+        self._memory, self._rank, self._workers, self._timeout = memory, rank, workers, timeout
+        self._barrier = Barrier(memory.cells, memory.texts, rank, workers, timeout=timeout)
 
-    def __enter__(self) -> Member:
+    def __enter__(self) -> Worker:
         self._barrier.join()
-        return Member(self._room, self._barrier, self._rank, self._members)
+        return Worker(self._memory, self._barrier, self._rank, self._workers)
 
     def __exit__(
         self,
@@ -166,68 +166,68 @@ class Handle:
         self._barrier.leave()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _received, (self._room, self._rank, self._members, self._timeout)
+        return _received, (self._memory, self._rank, self._workers, self._timeout)
 
 
-def _received(room: Room, rank: int, members: int, timeout: float) -> Handle:
-    """Take a member over in another process, which is that member's from now on."""
-    handle = Handle(room, rank, members, timeout)
+def _received(memory: GradientMemory, rank: int, workers: int, timeout: float) -> Handle:
+    """Take a worker over in another process, which is that worker's from now on."""
+    handle = Handle(memory, rank, workers, timeout)
     handle._barrier.claim()
     return handle
 
 
-class Member:
+class Worker:
     """One of the threads or processes.
 
     Attributes
     ----------
     rank : int
     shards : range
-        This member's parts of every minibatch.
+        This worker's parts of every minibatch.
     parameters : list of arrays, float32
-        Shared by all members. They change in :meth:`average` only.
+        Shared by all workers. They change in :meth:`average` only.
     gradients : mapping of a shard to a list of arrays like the parameters
-        To be filled before each :meth:`average`, for this member's shards. Each keeps its values
+        To be filled before each :meth:`average`, for this worker's shards. Each keeps its values
         until it is filled again.
     slice : slice
-        Which part of the flat vector, that is all arrays raveled, one after another, this member
+        Which part of the flat vector, that is all arrays raveled, one after another, this worker
         updates. It may be empty.
     """
 
-    def __init__(self, room: Room, barrier: Barrier, rank: int, members: int) -> None:
-        layout = room.layout
+    def __init__(self, memory: GradientMemory, barrier: Barrier, rank: int, workers: int) -> None:
+        layout = memory.layout
         self.rank = rank
-        self.shards = range(layout.shards * rank // members, layout.shards * (rank + 1) // members)
-        self.parameters = layout.arrays(room.parameters)
+        self.shards = range(layout.shards * rank // workers, layout.shards * (rank + 1) // workers)
+        self.parameters = layout.arrays(memory.parameters)
         self.gradients: Mapping[int, list[Array]] = {
-            shard: layout.arrays(room.gradients[shard]) for shard in self.shards
+            shard: layout.arrays(memory.gradients[shard]) for shard in self.shards
         }
-        self.slice = layout.slices(members)[rank]
-        self._barrier, self._weights = barrier, room.weights
-        self._own = room.parameters[self.slice]
-        self._parts = [gradient[self.slice] for gradient in room.gradients]
+        self.slice = layout.slices(workers)[rank]
+        self._barrier, self._weights = barrier, memory.weights
+        self._own = memory.parameters[self.slice]
+        self._parts = [gradient[self.slice] for gradient in memory.gradients]
         self._mean = np.empty_like(self._own)
 
     def average(self, update: Update, *, weights: Sequence[float] | None = None) -> None:
-        """Average all shards' gradients, and move this member's slice of the parameters.
+        """Average all shards' gradients, and move this worker's slice of the parameters.
 
-        All members call this equally often. It returns when the parameters are moved as a whole.
+        All workers call this equally often. It returns when the parameters are moved as a whole.
 
         Parameters
         ----------
         update : callable
-            Is called with this member's slice of the flat parameters, to be changed in place, that
+            Is called with this worker's slice of the flat parameters, to be changed in place, that
             of the mean gradient, which it may overwrite, and which slice this is. Is not called if
             that is empty. What it computes for an element may depend on that element only, or
-            results will depend on the number of members.
+            results will depend on the number of workers.
         weights : sequence of numbers, optional
-            What the gradients of each of this member's shards count, such as examples, if they
+            What the gradients of each of this worker's shards count, such as examples, if they
             are means of unequal parts. A shard of weight 0 is left out. Default: 1 each.
 
         Raises
         ------
         AveragingError
-            If another member failed, died, left, or did not come in time. It says which and why.
+            If another worker failed, died, left, or did not come in time. It says which and why.
         ValueError
             For weights that are negative, not finite, too many or too few, or 0 for all shards.
         """
@@ -248,16 +248,16 @@ class Member:
         if len(weights) != len(self.shards) or not all(0 <= w < math.inf for w in weights):
             raise ValueError(
                 f"weights: got {list(weights)}, expected {len(self.shards)} finite numbers >= 0, "
-                f"one for each of this member's shards"
+                f"one for each of this worker's shards"
             )
         return weights
 
 
-def _check(arrays: Sequence[object], shards: int, members: int, timeout: float) -> None:
-    if not 1 <= members <= shards:
+def _check(arrays: Sequence[object], shards: int, workers: int, timeout: float) -> None:
+    if not 1 <= workers <= shards:
         raise SettingsError(
-            f"members: got {members} for {shards} shards, expected 1 to {shards}; "
-            "each member needs a shard"
+            f"workers: got {workers} for {shards} shards, expected 1 to {shards}; "
+            "each worker needs a shard"
         )
     if not 0 < timeout < math.inf:
         raise SettingsError(f"timeout: got {timeout}, expected a number of seconds above 0")
@@ -275,7 +275,7 @@ def _check(arrays: Sequence[object], shards: int, members: int, timeout: float) 
 
 def _check_memory(layout: Layout) -> None:
     """Refuse what cannot fit: where memory is allocated on trust, processes would be killed."""
-    means = 4 * layout.numbers  # of the members' slices, together
+    means = 4 * layout.numbers  # of the workers' slices, together
     needed, available = layout.offsets()[-1] + means, available_bytes()
     if needed > available:
         raise SettingsError(

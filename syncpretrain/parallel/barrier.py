@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.errors import AveragingError
 from syncpretrain.parallel.blas import usable_cores
-from syncpretrain.parallel.process_watch import Lives, started
+from syncpretrain.parallel.process_watch import ProcessWatch, started
 from syncpretrain.parallel.waiting import arrive_and_wait, store_cell, wait_cells
 
 __all__ = ["Barrier", "abort", "cells_for", "described"]
@@ -33,14 +33,14 @@ __all__ = ["Barrier", "abort", "cells_for", "described"]
 SPIN_SECONDS = 200e-6  # what it costs to nap and be late
 LOOK_SECONDS = 0.05
 READY = 0  # what waiting ends with
-MEMBER_ROWS = 5  # arrived, process, its start, thread, left: cells of each member, row by row
+WORKER_ROWS = 5  # arrived, process, its start, thread, left: cells of each worker, row by row
 BROKEN_CELL = 0  # 0, or 1 + the row of the reason
-FIRST = 8  # where the members' cells begin: in another cache line
+FIRST = 8  # where the workers' cells begin: in another cache line
 
 
-def cells_for(members: int) -> int:
-    """Return the number of cells that a barrier of ``members`` ranks needs."""
-    return FIRST + MEMBER_ROWS * members
+def cells_for(workers: int) -> int:
+    """Return the number of cells that a barrier of ``workers`` ranks needs."""
+    return FIRST + WORKER_ROWS * workers
 
 
 def abort(cells: NDArray[np.int64], texts: NDArray[np.uint8], writer: int, reason: str) -> None:
@@ -62,15 +62,15 @@ def described(error: BaseException) -> str:
 
 
 class Barrier:
-    """A barrier as one member sees it.
+    """A barrier as one worker sees it.
 
     Parameters
     ----------
-    cells : array of shape (cells_for(members),), int64
+    cells : array of shape (cells_for(workers),), int64
         Shared, 0 at first.
-    texts : array of shape (members + 1, n), uint8
+    texts : array of shape (workers + 1, n), uint8
         Shared, 0 at first.
-    rank, members : int
+    rank, workers : int
     timeout : float
         Seconds that a wait may last.
     """
@@ -80,16 +80,16 @@ class Barrier:
         cells: NDArray[np.int64],
         texts: NDArray[np.uint8],
         rank: int,
-        members: int,
+        workers: int,
         *,
         timeout: float,
     ) -> None:
-        self._cells, self._texts, self._rank, self._members = cells, texts, rank, members
-        self._timeout, self._lives = timeout, Lives()
+        self._cells, self._texts, self._rank, self._workers = cells, texts, rank, workers
+        self._timeout, self._processes = timeout, ProcessWatch()
         self._arrived, self._process, self._start, self._thread, self._left = (
-            FIRST + row * members for row in range(MEMBER_ROWS)
+            FIRST + row * workers for row in range(WORKER_ROWS)
         )
-        crowded = members > usable_cores()  # then who spins keeps another from arriving
+        crowded = workers > usable_cores()  # then who spins keeps another from arriving
         self._spin = 0.0 if crowded else SPIN_SECONDS
 
     def claim(self) -> None:
@@ -98,7 +98,7 @@ class Barrier:
         Raises
         ------
         AveragingError
-            If another process has this member.
+            If another process has this worker.
         """
         pid = int(self._cells[self._process + self._rank])
         if pid not in (0, os.getpid()):
@@ -115,7 +115,7 @@ class Barrier:
         Raises
         ------
         AveragingError
-            If this member has taken part already, or the barrier is broken.
+            If this worker has taken part already, or the barrier is broken.
         """
         if self._cells[self._thread + self._rank]:
             raise AveragingError(
@@ -127,21 +127,21 @@ class Barrier:
         self.check()
 
     def wait(self) -> None:
-        """Wait until all members are here.
+        """Wait until all workers are here.
 
         Raises
         ------
         AveragingError
-            If the barrier is broken, or if a member has left, died, or does not come in time: then
+            If the barrier is broken, or if a worker has left, died, or does not come in time: then
             this breaks it.
         """
         if self._cells[self._left + self._rank]:
             raise AveragingError(f"{self._name(self._rank)} has left; stay in its with block")
-        self.check()  # before arriving: what this member has broken it does not complete
+        self.check()  # before arriving: what this worker has broken it does not complete
         own = self._arrived + self._rank
         target = int(self._cells[own]) + 1
         deadline, left = time.monotonic() + self._timeout, self._timeout
-        among = (self._arrived, self._members, target, BROKEN_CELL)
+        among = (self._arrived, self._workers, target, BROKEN_CELL)
         found = arrive_and_wait(self._cells, own, *among, self._spin, min(LOOK_SECONDS, left))
         while found != READY:
             self.check()
@@ -153,11 +153,11 @@ class Barrier:
             found = wait_cells(self._cells, *among, 0.0, min(LOOK_SECONDS, left))
 
     def abort(self, reason: str) -> None:
-        """Break the barrier for all members, unless it is broken."""
+        """Break the barrier for all workers, unless it is broken."""
         abort(self._cells, self._texts, self._rank, reason)
 
     def fail(self, error: BaseException) -> None:
-        """Break the barrier because of an exception of this member."""
+        """Break the barrier because of an exception of this worker."""
         self.abort(f"{self._name(self._rank)} failed: {described(error)}")
 
     def check(self) -> None:
@@ -168,9 +168,9 @@ class Barrier:
             raise AveragingError(text.decode("utf-8", "replace"))
 
     def leave(self) -> None:
-        """Take part no longer. Who waits for this member raises; who does not, is not disturbed."""
+        """Take part no longer. Who waits for this worker raises; who does not, is not disturbed."""
         store_cell(self._cells, self._left + self._rank, 1)
-        self._lives.close()
+        self._processes.close()
 
     def _give_up(self, target: int) -> None:
         missing = ", ".join(self._name(rank) for rank in self._missing(target))
@@ -179,7 +179,7 @@ class Barrier:
             self.check()
 
     def _look(self, target: int) -> None:
-        """Break the barrier and raise if a member that has not arrived never will."""
+        """Break the barrier and raise if a worker that has not arrived never will."""
         for rank in self._missing(target):
             why = self._gone(rank)
             # What it did before it ended counts, so its cell is read again.
@@ -191,10 +191,10 @@ class Barrier:
         if self._cells[self._left + rank]:
             return "has left"
         pid = int(self._cells[self._process + rank])
-        return self._lives.ended(pid, int(self._cells[self._start + rank])) if pid else None
+        return self._processes.ended(pid, int(self._cells[self._start + rank])) if pid else None
 
     def _missing(self, target: int) -> list[int]:
-        arrived = self._cells[self._arrived : self._arrived + self._members]
+        arrived = self._cells[self._arrived : self._arrived + self._workers]
         return [int(rank) for rank in np.flatnonzero(arrived < target)]
 
     def _name(self, rank: int) -> str:

@@ -1,4 +1,4 @@
-"""The memory that the members share: cells, reasons, weights, parameters, a gradient a shard.
+"""The memory that the workers share: cells, reasons, weights, parameters, a gradient a shard.
 
 On Linux it is a file without a name, which is gone with the last process that has it open or
 mapped, however that ended, and which ``/dev/shm`` does not bound. Elsewhere it is plain memory,
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from syncpretrain.errors import AveragingError
 from syncpretrain.parallel.descriptors import nameless_memory
 
-__all__ = ["Layout", "Room"]
+__all__ = ["GradientMemory", "Layout"]
 
 PAGE = 4096
 FLOATS_A_LINE = 16  # of 64 bytes, as processors cache them
@@ -61,10 +61,10 @@ class Layout:
             offsets.append(offsets[-1] + PAGE * math.ceil(size / PAGE))
         return offsets
 
-    def slices(self, members: int) -> list[slice]:
-        """Return each member's part of the flat vector, in whole cache lines but for its end."""
+    def slices(self, workers: int) -> list[slice]:
+        """Return each worker's part of the flat vector, in whole cache lines but for its end."""
         lines = self.row // FLOATS_A_LINE
-        ends = [FLOATS_A_LINE * (lines * rank // members) for rank in range(members)]
+        ends = [FLOATS_A_LINE * (lines * rank // workers) for rank in range(workers)]
         return [slice(a, b) for a, b in zip(ends, [*ends[1:], self.numbers], strict=True)]
 
     def arrays(self, flat: Array) -> list[Array]:
@@ -77,7 +77,7 @@ class Layout:
         return views
 
 
-class Room:
+class GradientMemory:
     """The memory, mapped. It travels as an argument of a process that is being started.
 
     Attributes
@@ -103,7 +103,7 @@ class Room:
         self.parameters, *self.gradients = (row[: layout.numbers] for row in rows)
 
     @classmethod
-    def create(cls, layout: Layout) -> Room:
+    def create(cls, layout: Layout) -> GradientMemory:
         """Return new memory, all 0.
 
         Raises
@@ -131,23 +131,23 @@ class Room:
     def __reduce__(self) -> tuple[Any, ...]:
         if not hasattr(os, "memfd_create"):
             raise AveragingError(
-                "a member cannot go to another process here: that needs memfd_create of Linux; "
-                "let the members be threads"
+                "a worker cannot go to another process here: that needs memfd_create of Linux; "
+                "let the workers be threads"
             )
         if multiprocessing.context.get_spawning_popen() is None:
             raise AveragingError(
-                "a member was pickled, which only the start of a process can do; pass it in "
+                "a worker was pickled, which only the start of a process can do; pass it in "
                 'args of multiprocessing.get_context("spawn").Process'
             )
         if self._file is None or self._file.closed:
             raise AveragingError(
-                "a member was passed on by a process that did not make the averager, or after the "
+                "a worker was passed on by a process that did not make the averager, or after the "
                 "averager's with block; start the processes inside it, where it was made"
             )
         return _received, (self.layout, reduction.DupFd(self._file.fileno()))
 
 
-def _received(layout: Layout, passed: Any) -> Room:
+def _received(layout: Layout, passed: Any) -> GradientMemory:
     """Map what another process made."""
     with FileIO(passed.detach(), "r+") as file:
-        return Room(layout, mmap.mmap(file.fileno(), layout.offsets()[-1]), None)
+        return GradientMemory(layout, mmap.mmap(file.fileno(), layout.offsets()[-1]), None)

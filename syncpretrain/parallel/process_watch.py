@@ -11,7 +11,7 @@ import select
 import signal
 from pathlib import Path
 
-__all__ = ["Lives", "started"]
+__all__ = ["ProcessWatch", "started"]
 
 STATE, STARTED, STATUS = 0, 19, 49  # fields of /proc/PID/stat behind the name; proc(5)
 
@@ -22,8 +22,8 @@ def started(pid: int) -> int:
     return int(fields[STARTED]) if fields else 0
 
 
-class Lives:
-    """The processes that one member watches. Their descriptors are opened when first asked for."""
+class ProcessWatch:
+    """The processes that one worker watches. Their descriptors are opened when first asked for."""
 
     def __init__(self) -> None:
         self._descriptors: dict[int, int | None] = {}

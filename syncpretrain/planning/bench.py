@@ -24,13 +24,13 @@ from syncpretrain.pretraining.runtime.activations import Split
 from syncpretrain.runs.observers.history import History
 from syncpretrain.settings import PretrainSettings
 
-__all__ = ["Bench", "Reached", "bench", "random_rows", "run_way", "seconds_to", "sgemm_peak"]
+__all__ = ["Bench", "Reached", "bench", "random_rows", "run_candidate", "seconds_to", "sgemm_peak"]
 
 Array = NDArray[np.float32]
 SIDE = 1536  # of the matrices of the peak: 14 GFLOP for both
 TRIES = 5
 MINIBATCH = 100  # of fine-tuning
-MOST_EPOCHS = 20  # of fine-tuning, on the way to a target
+MOST_EPOCHS = 20  # of fine-tuning, until the target
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +55,21 @@ class Bench:
         """Return the results of each schedule, with its speed relative to greedy training."""
         medians = {name: median(runs) for name, runs in self.seconds.items()}
         greedy = [
-            way.name
-            for way in self.plan.candidates
-            if way.given["schedule"] == "greedy" and "split" not in way.given
+            candidate.name
+            for candidate in self.plan.candidates
+            if candidate.options["schedule"] == "greedy" and "split" not in candidate.options
         ]
         one_core, all_cores = greedy[0], greedy[-1]
         return [
             {
-                "name": way.name,
-                "seconds": medians[way.name],
-                "predicted_seconds": way.seconds,
-                "floor_share": self.plan.floor_seconds / medians[way.name],
-                "speedup_over_one_core": medians[one_core] / medians[way.name],
-                "speedup_over_all_cores": medians[all_cores] / medians[way.name],
+                "name": candidate.name,
+                "seconds": medians[candidate.name],
+                "predicted_seconds": candidate.seconds,
+                "floor_share": self.plan.floor_seconds / medians[candidate.name],
+                "speedup_over_one_core": medians[one_core] / medians[candidate.name],
+                "speedup_over_all_cores": medians[all_cores] / medians[candidate.name],
             }
-            for way in self.plan.candidates
+            for candidate in self.plan.candidates
         ]
 
 
@@ -88,7 +88,7 @@ def bench(
     *,
     rounds: int = 1,
     measure_seconds: float = 7.0,
-    tell: Callable[[str], object] = lambda message: None,
+    report: Callable[[str], object] = lambda message: None,
 ) -> Bench:
     """Measure the machine, plan, and run each schedule in turn, ``rounds`` times.
 
@@ -100,25 +100,27 @@ def bench(
     rounds : int
     measure_seconds : float
         As of :func:`syncpretrain.planning.plan`.
-    tell : callable
+    report : callable
         Called with a line about each step.
     """
-    tell("measuring the layers")
+    report("measuring the layers")
     plan = plan_for(task, measure_seconds=measure_seconds)
     threads = plan.timings.blas_threads
     peak = {count: sgemm_peak(count) for count in sorted({1, threads})}
-    seconds: dict[str, list[float]] = {way.name: [] for way in plan.candidates}
+    seconds: dict[str, list[float]] = {candidate.name: [] for candidate in plan.candidates}
     for _ in range(rounds):
-        for way in plan.candidates:
-            seconds[way.name].append(run_way(way, task.settings, data)[0])
-            tell(f"{way.name}: {seconds[way.name][-1]:.2f} s")
+        for candidate in plan.candidates:
+            seconds[candidate.name].append(run_candidate(candidate, task.settings, data)[0])
+            report(f"{candidate.name}: {seconds[candidate.name][-1]:.2f} s")
     return Bench(plan, peak, seconds)
 
 
-def run_way(way: Candidate, settings: PretrainSettings, data: Split) -> tuple[float, Stack]:
-    """Pretrain a stack in one of the ways; return the seconds of training, and the stack."""
+def run_candidate(
+    candidate: Candidate, settings: PretrainSettings, data: Split
+) -> tuple[float, Stack]:
+    """Pretrain a stack by one of the candidates; return the seconds of training, and the stack."""
     history = History()
-    settings = msgspec.structs.replace(settings, group_size=None, **way.given)
+    settings = msgspec.structs.replace(settings, group_size=None, **candidate.options)
     stack = Pretraining(settings, data.train, data.validation, observers=[history]).run()
     return history.pretrain_seconds, stack
 
@@ -142,7 +144,7 @@ def random_rows(rows: int, width: int) -> Array:
 
 
 def seconds_to(target: float, plan: Plan, data: Split) -> Reached:
-    """Pretrain with the pick, then fine-tune until the error on validation rows is low enough.
+    """Pretrain by the choice, then fine-tune until the error on validation rows is low enough.
 
     ``target`` is the squared error of the whole unrolled stack, summed over the units of an
     example, on 1,000 validation rows. Fine-tuning is Adam's, at its defaults.
@@ -157,7 +159,7 @@ def seconds_to(target: float, plan: Plan, data: Split) -> Reached:
         return bool(errors) and errors[-1] <= target
 
     started = perf_counter()
-    _, stack = run_way(plan.pick, plan.task.settings, data)
+    _, stack = run_candidate(plan.choice, plan.task.settings, data)
     try:
         finetune(
             stack,

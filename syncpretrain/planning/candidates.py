@@ -21,7 +21,7 @@ from syncpretrain.settings import PretrainSettings
 __all__ = ["Candidate", "Task", "candidates", "floor_seconds"]
 
 WORTH_IT = 0.995  # a layer takes more workers if the run then takes at most this share of its time
-SEARCHED_EPOCHS = 12  # of a layer, while replicas are looked for: enough to tell them apart
+SEARCHED_EPOCHS = 12  # of a layer, while replicas are looked for: enough to separate them
 FLOAT = 4
 
 
@@ -41,12 +41,12 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to train a stack.
+    """One way to train a stack, with its predicted time.
 
     Attributes
     ----------
     name : str
-    given : dict
+    options : dict
         The settings that make it, as ``pretrain`` takes them.
     seconds : float
         Expected, of pretraining.
@@ -57,30 +57,30 @@ class Candidate:
     """
 
     name: str
-    given: Mapping[str, Any]
+    options: Mapping[str, Any]
     seconds: float
     bytes: int
     epochs: tuple[int, ...]
 
 
 def candidates(task: Task, timings: Timings) -> list[Candidate]:
-    """Return all ways that the settings permit, the simplest first.
+    """Return all candidates that the settings permit, the simplest first.
 
     ``timings.workers`` is how many workers there may be. The settings' own schedule, workers,
     replicas, split and shards do not count.
     """
     found = []
-    for name, given in _ways(task, timings):
-        settings = _with(task.settings, given)
+    for name, options in _named_candidates(task, timings):
+        settings = _with(task.settings, options)
         if settings is None:
             continue
-        if "split" in given:
+        if "split" in options:
             settings = _with_replicas(task, settings, timings)
             if max(settings.replicas) == 1:
                 continue  # it does not pay anywhere
-            given = {**given, "replicas": settings.replicas, "shards": settings.replicas}
+            options = {**options, "replicas": settings.replicas, "shards": settings.replicas}
         run = _simulated(task, settings, timings)
-        found.append(Candidate(name, given, run.seconds, _bytes(task, settings, run), run.epochs))
+        found.append(Candidate(name, options, run.seconds, _bytes(task, settings, run), run.epochs))
     return found
 
 
@@ -94,7 +94,7 @@ def floor_seconds(task: Task, timings: Timings) -> float:
     return sum(layer.products * epochs * steps for layer, epochs in rows) / timings.workers
 
 
-def _ways(task: Task, timings: Timings) -> Iterator[tuple[str, dict[str, Any]]]:
+def _named_candidates(task: Task, timings: Timings) -> Iterator[tuple[str, dict[str, Any]]]:
     P, B = timings.workers, timings.blas_threads
     greedy, pipeline = {"schedule": "greedy"}, {"schedule": "synchronized"}
     parallel = P > 1 and task.settings.runtime != "serial"
@@ -111,12 +111,12 @@ def _ways(task: Task, timings: Timings) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"hybrid, {split} split", {**pipeline, "workers": P, "split": split}
 
 
-def _with(settings: PretrainSettings, given: Mapping[str, Any]) -> PretrainSettings | None:
-    """Return the settings of a way, or None where they do not permit it."""
+def _with(settings: PretrainSettings, options: Mapping[str, Any]) -> PretrainSettings | None:
+    """Return the settings of a candidate, or None where they do not permit it."""
     depth = len(settings.layers) - 1
     plain = {"replicas": (1,) * depth, "shards": (0,) * depth, "split": "examples"}
     try:
-        return msgspec.structs.replace(settings, group_size=None, **(plain | dict(given)))
+        return msgspec.structs.replace(settings, group_size=None, **(plain | dict(options)))
     except SettingsError:
         return None
 
@@ -162,19 +162,19 @@ def _simulated(task: Task, settings: PretrainSettings, timings: Timings) -> Simu
 
 
 def _cost(task: Task, settings: PretrainSettings, i: int, layer: LayerTimings) -> EpochCost:
-    """Return what an epoch of a layer takes under the settings of a way."""
-    step, made, look = {1: layer.step}, dict(layer.transform), layer.look
+    """Return what an epoch of a layer takes under the settings of a candidate."""
+    step, transform, validation = {1: layer.step}, dict(layer.transform), layer.validation
     on_blas = settings.schedule == "greedy" and (settings.blas_threads or 1) > 1
     if settings.replicas[i] > 1:
         step = dict(layer.sharded[settings.split, settings.replicas[i]])
     elif on_blas and max(settings.replicas) == 1 and layer.blas_step is not None:
-        step, look = {1: layer.blas_step}, layer.blas_look or layer.look
-        made = {1: layer.blas_transform or 0.0}
+        step, validation = {1: layer.blas_step}, layer.blas_validation or layer.validation
+        transform = {1: layer.blas_transform or 0.0}
     steps, rows = task.examples / settings.batch_size, task.rows
     return EpochCost(
-        train={members: seconds * steps for members, seconds in step.items()},
-        transform={members: seconds * rows for members, seconds in made.items()} or {1: 0.0},
-        look=look,
+        train={workers: seconds * steps for workers, seconds in step.items()},
+        transform={workers: seconds * rows for workers, seconds in transform.items()} or {1: 0.0},
+        validation=validation,
         contention=layer.contention,
     )
 

@@ -15,7 +15,7 @@ from syncpretrain.planning.measure import measure
 from syncpretrain.planning.timings import LayerTimings, Timings
 from syncpretrain.settings import PretrainSettings, settings_from
 
-__all__ = ["LEARNS", "Plan", "options", "plan", "plan_for"]
+__all__ = ["LEARNS", "Plan", "option_text", "plan", "plan_for"]
 
 NEAR = 1.01  # what is predicted as near as that is a matter of taste: the simplest is taken
 ONE_CORE = "greedy, one core"
@@ -27,14 +27,14 @@ LEARNS = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The ways to train a stack, and which one to take.
+    """Candidates for training a stack, and the one to take.
 
     Attributes
     ----------
     task : Task
     candidates : tuple of Candidate
         The simplest first.
-    pick : Candidate
+    choice : Candidate
         The fastest as predicted, or the simplest one near it.
     floor_seconds : float
         The bound: the time of the steps' matrix products alone, spread over all workers.
@@ -44,53 +44,53 @@ class Plan:
 
     task: Task
     candidates: tuple[Candidate, ...]
-    pick: Candidate
+    choice: Candidate
     floor_seconds: float
     timings: Timings
 
     @property
     def reason(self) -> str:
-        """Why the pick was taken, in a sentence."""
-        fastest = min(self.candidates, key=lambda way: way.seconds)
-        if self.pick.given["workers"] == 1:
+        """Why the choice was taken, in a sentence."""
+        fastest = min(self.candidates, key=lambda candidate: candidate.seconds)
+        if self.choice.options["workers"] == 1:
             if len(self.candidates) <= 2:
                 return "staying on one core is all there is"
             return "staying on one core is fastest"
-        if self.pick is fastest:
-            return f"the fastest as predicted, {self.speedup(self.pick):.2f} times one core"
-        slower = 100 * (self.pick.seconds / fastest.seconds - 1)
+        if self.choice is fastest:
+            return f"the fastest as predicted, {self.speedup(self.choice):.2f} times one core"
+        slower = 100 * (self.choice.seconds / fastest.seconds - 1)
         return f"simpler than {fastest.name}, and only {slower:.1f} % slower"
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The pick as keyword arguments of :func:`syncpretrain.pretrain`."""
-        return dict(self.pick.given)
+        """The choice as keyword arguments of :func:`syncpretrain.pretrain`."""
+        return dict(self.choice.options)
 
     @property
     def command(self) -> str:
-        """The pick as a command line, for a stack that :func:`plan` was given."""
+        """The choice as a command line, for a stack that :func:`plan` was given."""
         task = self.task.settings
         stack: dict[str, Any] = {"layers": task.layers, "epochs": task.epochs}
         if task.batch_size != 100:
             stack["batch_size"] = task.batch_size
         if task.model != "rbm":
             stack["model"] = task.model
-        return f"syncpretrain train {options(stack)} {options(self.settings)}"
+        return f"syncpretrain train {option_text(stack)} {option_text(self.settings)}"
 
-    def speedup(self, way: Candidate) -> float:
-        """Return how many times faster a way is than greedy training on one core."""
-        one_core = next(x for x in self.candidates if x.given["workers"] == 1)
-        return one_core.seconds / way.seconds
+    def speedup(self, candidate: Candidate) -> float:
+        """Return how many times faster a candidate is than greedy training on one core."""
+        one_core = next(x for x in self.candidates if x.options["workers"] == 1)
+        return one_core.seconds / candidate.seconds
 
-    def share(self, way: Candidate) -> float:
-        """Return the share of its time that a way could not do without: the bound's."""
-        return self.floor_seconds / way.seconds
+    def share(self, candidate: Candidate) -> float:
+        """Return the share of its time that a candidate could not do without: the bound's."""
+        return self.floor_seconds / candidate.seconds
 
     def apply(self, settings: PretrainSettings) -> PretrainSettings:
-        """Return settings with those of the pick on top."""
+        """Return settings with those of the choice on top."""
         depth = len(settings.layers) - 1
         plain = {"replicas": (1,) * depth, "shards": (0,) * depth, "split": "examples"}
-        chosen = plain | {"group_size": None} | dict(self.pick.given)
+        chosen = plain | {"group_size": None} | dict(self.choice.options)
         return msgspec.structs.replace(settings, **chosen)
 
     def report(self) -> dict[str, Any]:
@@ -105,24 +105,24 @@ class Plan:
             "epochs": list(task.settings.epochs),
             "batch_size": task.settings.batch_size,
             "floor_seconds": self.floor_seconds,
-            "pick": self.pick.name,
+            "choice": self.choice.name,
             "reason": self.reason,
             "settings": msgspec.to_builtins(self.settings),
             "command": self.command,
-            "candidates": [self._row(way) for way in self.candidates],
+            "candidates": [self._row(candidate) for candidate in self.candidates],
             "measured": [_milliseconds(layer) for layer in self.timings.layers],
             "measuring_seconds": self.timings.seconds,
         }
 
-    def _row(self, way: Candidate) -> dict[str, Any]:
+    def _row(self, candidate: Candidate) -> dict[str, Any]:
         return {
-            "name": way.name,
-            "seconds": way.seconds,
-            "speedup": self.speedup(way),
-            "floor_share": self.share(way),
-            "bytes": way.bytes,
-            "epochs": list(way.epochs),
-            "settings": msgspec.to_builtins(dict(way.given)),
+            "name": candidate.name,
+            "seconds": candidate.seconds,
+            "speedup": self.speedup(candidate),
+            "floor_share": self.share(candidate),
+            "bytes": candidate.bytes,
+            "epochs": list(candidate.epochs),
+            "settings": msgspec.to_builtins(dict(candidate.options)),
         }
 
 
@@ -175,13 +175,13 @@ def plan_for(task: Task, *, timings: Timings | None = None, measure_seconds: flo
             held_out=task.held_out,
             seconds=measure_seconds,
         )
-    ways = candidates(task, timings)
-    nearest = NEAR * min(way.seconds for way in ways)
-    pick = next(way for way in ways if way.seconds <= nearest)
-    return Plan(task, tuple(ways), pick, floor_seconds(task, timings), timings)
+    found = candidates(task, timings)
+    nearest = NEAR * min(candidate.seconds for candidate in found)
+    choice = next(candidate for candidate in found if candidate.seconds <= nearest)
+    return Plan(task, tuple(found), choice, floor_seconds(task, timings), timings)
 
 
-def options(settings: Mapping[str, Any]) -> str:
+def option_text(settings: Mapping[str, Any]) -> str:
     """Return settings as options of ``train``."""
     words = []
     for name, value in settings.items():
@@ -195,9 +195,9 @@ def options(settings: Mapping[str, Any]) -> str:
 def _milliseconds(layer: LayerTimings) -> Mapping[str, Any]:
     """Return a layer's timings of a minibatch in milliseconds."""
     sharded = {
-        f"{split}, {shards} shards, {members} workers": 1e3 * seconds
+        f"{split}, {shards} shards, {workers} workers": 1e3 * seconds
         for (split, shards), by_size in layer.sharded.items()
-        for members, seconds in by_size.items()
+        for workers, seconds in by_size.items()
     }
     return {
         "step_ms": 1e3 * layer.step,

@@ -10,23 +10,22 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.kernels.phases import Run
-from syncpretrain.kernels.phases import Work as Shared
+from syncpretrain.kernels.phases import PhaseRunner, Phases
 from syncpretrain.learners.by_examples import ByExamples
 from syncpretrain.learners.by_units import ByUnits
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import Step
 from syncpretrain.parallel.blas import blas_threads
-from syncpretrain.parallel.team import Team
+from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.planning.probes import (
     Probe,
     Steps,
     Work,
     beside,
-    looking,
     measured,
     products,
     transforming,
+    validating,
 )
 from syncpretrain.planning.timings import LayerTimings, Timings
 from syncpretrain.pretraining.build import build_learners
@@ -47,7 +46,7 @@ class _Probes:
 
     step: Probe
     products: Probe
-    look: Probe
+    validation: Probe
     busy: Probe | None
     rows: int  # that a transform makes
     sharded: dict[tuple[str, int], dict[int, Probe]] = field(default_factory=dict)
@@ -58,7 +57,7 @@ class _Probes:
         cut = [probe for sizes in self.sharded.values() for probe in sizes.values()]
         busy = [self.busy] if self.busy is not None else []
         rest = [*cut, *self.transform.values(), *self.blas.values()]
-        return [self.step, *busy, self.products, self.look, *rest]
+        return [self.step, *busy, self.products, self.validation, *rest]
 
 
 def measure(
@@ -78,7 +77,8 @@ def measure(
     workers : int
         The most there may be, of all layers together.
     examples, held_out : int
-        Rows to train on, and to look at after an epoch; more than a few thousand change nothing.
+        Rows to train on, and to validate on after an epoch; more than a few thousand change
+        nothing.
     seconds : float
         About how long to measure. One round of everything is made in any case, which may take
         longer for wide layers and large minibatches.
@@ -98,14 +98,14 @@ def measure(
         shards=(0,) * len(settings.shards),
         split="examples",
     )
-    team = Team(workers, "syncpretrain-plan")
+    pool = WorkerPool(workers, "syncpretrain-plan")
     try:
-        bench = _Bench(plain, team, workers, threads, min(held_out, PROBE_ROWS))
+        bench = _Bench(plain, pool, workers, threads, min(held_out, PROBE_ROWS))
         kinds = bench.layers(examples)
         once = list({id(probes): probes for probes in kinds}.values())
         measured([probe for probes in once for probe in probes.all()], seconds=seconds)
     finally:
-        team.close()
+        pool.close()
     layers = tuple(_timings(probes, bench.crowd) for probes in kinds)
     return Timings(layers, workers, threads, perf_counter() - started)
 
@@ -119,9 +119,14 @@ class _Bench:
     """The stack's learners, and the workers to time them with."""
 
     def __init__(
-        self, settings: PretrainSettings, team: Team, workers: int, threads: int, held_out: int
+        self,
+        settings: PretrainSettings,
+        pool: WorkerPool,
+        workers: int,
+        threads: int,
+        held_out: int,
     ) -> None:
-        self._settings, self._team = settings, team
+        self._settings, self._pool = settings, pool
         self._workers, self._threads, self._held_out = workers, threads, held_out
         self._steps: list[Steps] = []
         others = min(workers, len(settings.layers) - 1) - 1
@@ -156,11 +161,11 @@ class _Bench:
         bare = products(
             visible, hidden, batch_size=settings.batch_size, cd_steps=settings.cd_steps[i]
         )
-        look = looking(steps.learner, steps.X[: self._held_out])
+        validation = validating(steps.learner, steps.X[: self._held_out])
         probes = _Probes(
             step=Probe(steps.work()),
             products=Probe(bare),
-            look=Probe(look),
+            validation=Probe(validation),
             busy=self._busy(i),
             rows=0,
         )
@@ -169,12 +174,12 @@ class _Bench:
                 sharded = cut(shards)
                 if sharded is not None:
                     probes.sharded[split, shards] = {
-                        members: Probe(steps.work(sharded, self._run(members)), cores=members)
-                        for members in {1, max(1, shards // 2), shards}
+                        workers: Probe(steps.work(sharded, self._run(workers)), cores=workers)
+                        for workers in {1, max(1, shards // 2), shards}
                     }
         if self._threads > 1:
             probes.blas["step"] = Probe(steps.work(), blas_threads=self._threads)
-            probes.blas["look"] = Probe(look, blas_threads=self._threads)
+            probes.blas["validation"] = Probe(validation, blas_threads=self._threads)
         if i:
             self._add_transform(probes, self._steps[i - 1])
         return probes
@@ -185,7 +190,7 @@ class _Bench:
         others = [self._steps[(i + k) % depth].work() for k in range(1, min(self._workers, depth))]
         if not others:
             return None
-        work = beside(self._steps[i].work(), others, self._team)
+        work = beside(self._steps[i].work(), others, self._pool)
         return Probe(work, cores=len(others) + 1)
 
     def _cuts(self, i: int) -> dict[str, Callable[[int], Step | None]]:
@@ -203,9 +208,9 @@ class _Bench:
 
         return {"examples": by_examples, "units": by_units}
 
-    def _run(self, members: int) -> Run:
-        def run(work: Shared, shards: int) -> None:
-            self._team.run(work, shards, members)
+    def _run(self, workers: int) -> PhaseRunner:
+        def run(work: Phases, shards: int) -> None:
+            self._pool.run(work, shards, workers)
 
         return run
 
@@ -214,11 +219,11 @@ class _Bench:
         probes.rows = len(rows)
         layer = below.learner.snapshot()
 
-        def work(members: int) -> Work:
-            return transforming(layer, rows, self._run(members))
+        def work(workers: int) -> Work:
+            return transforming(layer, rows, self._run(workers))
 
-        for members in (1, *sizes(self._workers)):
-            probes.transform[members] = Probe(work(members), cores=members)
+        for workers in (1, *sizes(self._workers)):
+            probes.transform[workers] = Probe(work(workers), cores=workers)
         if self._threads > 1:
             probes.blas["transform"] = Probe(work(1), blas_threads=self._threads)
 
@@ -232,13 +237,13 @@ def _timings(probes: _Probes, crowd: float) -> LayerTimings:
         step=step,
         products=probes.products.seconds,
         sharded={
-            cut: {members: probe.seconds for members, probe in sorted(by_size.items())}
+            cut: {workers: probe.seconds for workers, probe in sorted(by_size.items())}
             for cut, by_size in probes.sharded.items()
         },
-        transform={members: p.seconds / rows for members, p in probes.transform.items()},
-        look=probes.look.seconds,
+        transform={workers: p.seconds / rows for workers, p in probes.transform.items()},
+        validation=probes.validation.seconds,
         contention=1 + max(0.0, slower) * crowd,
         blas_step=blas.get("step"),
         blas_transform=blas["transform"] / rows if "transform" in blas else None,
-        blas_look=blas.get("look"),
+        blas_validation=blas.get("validation"),
     )

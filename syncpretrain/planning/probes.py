@@ -1,4 +1,4 @@
-"""Pieces of a layer's work, to be timed: its steps, its input, its look, its bare products."""
+"""Pieces of a layer's work, to be timed: steps, input, validation, bare products."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from time import perf_counter, sleep
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.kernels.phases import Run, in_turn
+from syncpretrain.kernels.phases import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import Step
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.blas import blas_limit
-from syncpretrain.parallel.team import Team
+from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.pretraining.runtime.activations import Split, transform
 
-__all__ = ["Probe", "Steps", "beside", "looking", "measured", "products", "transforming"]
+__all__ = ["Probe", "Steps", "beside", "measured", "products", "transforming", "validating"]
 
 Array = NDArray[np.float32]
 Work = Callable[[int], float]  # does something so many times; returns the seconds
 BLOCK_SECONDS = 0.02  # of one timing: long beside a thread's waking, short beside a drift
 MOST_AT_ONCE = 100
 MOST_ROUNDS = 25
-SPIN_SECONDS = 0.05  # how long the threads of BLAS may look for more work before they sleep
+SPIN_SECONDS = 0.05  # how long the threads of BLAS may spin for more work before they sleep
 
 
 class Probe:
@@ -101,7 +101,7 @@ class Steps:
         self._order = np.random.default_rng(0).permutation(len(X))
         self._step = 0
 
-    def work(self, sharded: Step | None = None, run: Run = in_turn) -> Work:
+    def work(self, sharded: Step | None = None, run: PhaseRunner = in_turn) -> Work:
         """Return the steps as work, cut into shards if they are."""
         train_step = (sharded or self._whole).train_step
 
@@ -120,7 +120,7 @@ class Steps:
         return self._order[start : start + batch]
 
 
-def beside(own: Work, others: Sequence[Work], team: Team) -> Work:
+def beside(own: Work, others: Sequence[Work], pool: WorkerPool) -> Work:
     """Return work as it is while other workers are busy with theirs; its own seconds count."""
 
     def work(times: int) -> float:
@@ -135,14 +135,14 @@ def beside(own: Work, others: Sequence[Work], team: Team) -> Work:
             while not seconds[0]:
                 others[shard - 1](1)
 
-        members = len(others) + 1
-        team.run([phase], members, members)
+        workers = len(others) + 1
+        pool.run([phase], workers, workers)
         return seconds[0]
 
     return work
 
 
-def transforming(layer: Layer, X: Array, run: Run = in_turn) -> Work:
+def transforming(layer: Layer, X: Array, run: PhaseRunner = in_turn) -> Work:
     """Return the making of a layer's activations of X."""
     none = np.empty((0, X.shape[1]), dtype=np.float32)
     width = layer.hidden_bias.shape[0]
@@ -160,7 +160,7 @@ def transforming(layer: Layer, X: Array, run: Run = in_turn) -> Work:
     return work
 
 
-def looking(learner: Learner, held_out: Array) -> Work:
+def validating(learner: Learner, held_out: Array) -> Work:
     """Return what a worker does at the end of an epoch."""
 
     def work(times: int) -> float:

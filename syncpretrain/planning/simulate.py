@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from syncpretrain.pretraining.schedule.machine import Command, Forget, Schedule, Train
+from syncpretrain.pretraining.schedule.machine import Command, Release, Schedule, Train
 
 __all__ = ["EpochCost", "Simulated", "simulate"]
 
@@ -31,9 +31,9 @@ class EpochCost:
     Attributes
     ----------
     train, transform : mapping of int to float
-        The training steps, and making a new version of the layer below for it, by the number of
+        The training steps, and computing a new version of the layer below for it, by the number of
         workers. Between two numbers the lower one counts.
-    look : float
+    validation : float
         What one worker does when the steps are over.
     contention : float
         By how much a worker alone becomes slower when all others are at work too, 1 for not.
@@ -41,7 +41,7 @@ class EpochCost:
 
     train: BySize
     transform: BySize
-    look: float = 0.0
+    validation: float = 0.0
     contention: float = 1.0
 
 
@@ -64,22 +64,23 @@ class _Epoch:
     def __init__(self, cost: EpochCost, *, transforms: bool) -> None:
         self._cost = cost
         self._parts: list[BySize] = [cost.transform] if transforms else []
-        self._parts += [cost.train, {1: cost.look}]
+        self._parts += [cost.train, {1: cost.validation}]
         self._left = 1.0  # of the first part
 
     @property
-    def over(self) -> bool:
+    def is_finished(self) -> bool:
+        """Whether no part is left."""
         return not self._parts
 
-    def cores(self, members: int) -> int:
-        """Return the number of cores that it keeps busy, given the number of workers."""
-        return max(size for size in self._parts[0] if size <= members)
+    def cores(self, own: int) -> int:
+        """Return the number of cores that it keeps busy, given the number of its own workers."""
+        return max(size for size in self._parts[0] if size <= own)
 
-    def speed(self, members: int, busy: int, workers: int) -> float:
+    def speed(self, own: int, busy: int, workers: int) -> float:
         """Return the share of its part done in a second, given the number of busy cores."""
-        own = self.cores(members)
-        slower = self._slowdown(busy, workers) / self._slowdown(own, workers)
-        seconds = self._parts[0][own] * slower
+        cores = self.cores(own)
+        slower = self._slowdown(busy, workers) / self._slowdown(cores, workers)
+        seconds = self._parts[0][cores] * slower
         return 1 / max(seconds, 1e-12)
 
     def advance(self, share: float) -> None:
@@ -100,23 +101,23 @@ class _Epoch:
 
 
 class _Activations:
-    """Which versions are made, and how many of a layer there have been at once."""
+    """Versions whose activations are computed, and the most of a layer at any time."""
 
     def __init__(self, depth: int) -> None:
-        self._made: list[set[int]] = [set() for _ in range(depth)]
+        self._computed: list[set[int]] = [set() for _ in range(depth)]
         self.most = [0] * depth
 
-    def make(self, command: Train) -> bool:
-        """Return whether what an epoch reads is still to be made; it is, from now on."""
+    def compute(self, command: Train) -> bool:
+        """Compute the activations that an epoch reads; return False if that was done before."""
         below = command.layer - 2
-        if below < 0 or command.reads in self._made[below]:
+        if below < 0 or command.reads in self._computed[below]:
             return False
-        self._made[below].add(command.reads)
-        self.most[below] = max(self.most[below], len(self._made[below]))
+        self._computed[below].add(command.reads)
+        self.most[below] = max(self.most[below], len(self._computed[below]))
         return True
 
-    def forget(self, command: Forget) -> None:
-        self._made[command.layer - 1].discard(command.version)
+    def release(self, command: Release) -> None:
+        self._computed[command.layer - 1].discard(command.version)
 
 
 def simulate(
@@ -140,27 +141,29 @@ def simulate(
 
     def execute(commands: Iterable[Command]) -> None:
         for command in commands:
-            if isinstance(command, Forget):
-                activations.forget(command)
+            if isinstance(command, Release):
+                activations.release(command)
                 continue
-            transforms = activations.make(command)
+            transforms = activations.compute(command)
             running[command.layer] = _Epoch(costs[command.layer - 1], transforms=transforms)
 
     clock = 0.0
     execute(schedule.begin())
     while running:
-        shares = schedule.shares(workers, replicas)
-        clock += _advance(running, shares, workers)
-        for layer in sorted(layer for layer, epoch in running.items() if epoch.over):
+        assigned = schedule.workers_per_layer(workers, replicas)
+        clock += _advance(running, assigned, workers)
+        for layer in sorted(layer for layer, epoch in running.items() if epoch.is_finished):
             del running[layer]
             execute(schedule.finished(layer))
     return Simulated(clock, schedule.done, tuple(activations.most))
 
 
-def _advance(running: Mapping[int, _Epoch], shares: Mapping[int, int], workers: int) -> float:
+def _advance(running: Mapping[int, _Epoch], assigned: Mapping[int, int], workers: int) -> float:
     """Let all work until the first part ends; return the seconds."""
-    busy = sum(epoch.cores(shares[layer]) for layer, epoch in running.items())
-    speeds = {layer: epoch.speed(shares[layer], busy, workers) for layer, epoch in running.items()}
+    busy = sum(epoch.cores(assigned[layer]) for layer, epoch in running.items())
+    speeds = {
+        layer: epoch.speed(assigned[layer], busy, workers) for layer, epoch in running.items()
+    }
     seconds = min(epoch.seconds(speeds[layer]) for layer, epoch in running.items())
     for layer, epoch in running.items():
         epoch.advance(seconds * speeds[layer])

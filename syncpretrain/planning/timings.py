@@ -25,9 +25,9 @@ class LayerTimings:
     transform : mapping of int to float
         A row of this layer's input made by the layer below, by the number of workers; empty for
         layer 1, whose input is the data.
-    look : float
+    validation : float
         What ends an epoch: the copy of the layer that is published, and its validation error.
-    blas_step, blas_transform, blas_look : float or None
+    blas_step, blas_transform, blas_validation : float or None
         The same by one worker, whose BLAS has all cores; None where it has but one.
     """
 
@@ -35,11 +35,11 @@ class LayerTimings:
     products: float
     sharded: Mapping[tuple[str, int], Mapping[int, float]]
     transform: Mapping[int, float]
-    look: float
+    validation: float
     contention: float = 1.0
     blas_step: float | None = None
     blas_transform: float | None = None
-    blas_look: float | None = None
+    blas_validation: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

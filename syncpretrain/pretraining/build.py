@@ -18,7 +18,7 @@ from syncpretrain.learners.base import Learner
 from syncpretrain.learners.early_stopping import EarlyStopping
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.select import step_for
-from syncpretrain.parallel.team import TIMES, TeamTimes
+from syncpretrain.parallel.worker_pool import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.memory import check_memory
 from syncpretrain.pretraining.runtime.activations import Split
 from syncpretrain.pretraining.runtime.messages import LayerState
@@ -37,11 +37,11 @@ from syncpretrain.settings.checks import parsed_corruption
 
 __all__ = [
     "build_data",
-    "build_hires",
     "build_learners",
     "build_schedule",
     "build_stopping",
     "build_worker",
+    "build_worker_factories",
     "layer_plans",
 ]
 
@@ -145,7 +145,7 @@ def build_worker(
     state: LayerState | None,
     keep_states: bool,
     backend: Backend | None,
-    times: TeamTimes,
+    times: Timeouts,
     inputs: Inputs,
 ) -> LayerWorker:
     """Return the worker of one layer, where its state says it is, if it has one.
@@ -165,7 +165,7 @@ def build_worker(
     )
     if state is not None:
         try:
-            worker.recall(state)
+            worker.load_state(state)
         except (KeyError, ValueError) as error:
             raise CheckpointError(
                 f"resume: the state of layer {layer} is of another layer: {error}"
@@ -173,13 +173,13 @@ def build_worker(
     return worker
 
 
-def build_hires(
+def build_worker_factories(
     settings: PretrainSettings,
     states: Sequence[LayerState | None] = (),
     *,
     keep_states: bool,
     backend: Backend | None = None,
-    times: TeamTimes = TIMES,
+    times: Timeouts = TIMEOUTS,
 ) -> list[Callable[[Inputs], LayerWorker]]:
     """Return one function a layer that builds its worker.
 

@@ -1,4 +1,4 @@
-"""The one driver: settings and data in, schedule and runtime at work, a Stack out."""
+"""Driver: connects the schedule, which decides, with the runtime, which executes."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from syncpretrain.learners.cursor import Stopped
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.blas import blas_limit, blas_threads, usable_cores
 from syncpretrain.parallel.signals import StopRequest, stop_on_signals
-from syncpretrain.parallel.team import STALL_SECONDS, TeamTimes
-from syncpretrain.pretraining.build import build_data, build_hires, build_schedule
+from syncpretrain.parallel.worker_pool import STALL_SECONDS, Timeouts
+from syncpretrain.pretraining.build import build_data, build_schedule, build_worker_factories
 from syncpretrain.pretraining.runtime.base import Runtime
 from syncpretrain.pretraining.runtime.messages import Failed, Finished, Message
 from syncpretrain.pretraining.runtime.select import runtime_for
 from syncpretrain.pretraining.runtime.shared_activations import check_runtime
 from syncpretrain.pretraining.runtime.versions import Versions
-from syncpretrain.pretraining.schedule.machine import Command, Forget
+from syncpretrain.pretraining.schedule.machine import Command, Release
 from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.pretraining.stall_watch import TICK_SECONDS, Watch
-from syncpretrain.pretraining.state import Cut
-from syncpretrain.pretraining.trained_layers import Learned
+from syncpretrain.pretraining.state import PretrainState
+from syncpretrain.pretraining.trained_layers import TrainedLayers
 from syncpretrain.settings import PretrainSettings
 from syncpretrain.settings.devices import why_not_on_a_device
 
@@ -56,9 +56,9 @@ class Pretraining:
     X, validation, observers, replay
         See :func:`syncpretrain.pretrain`.
     save : callable, optional
-        Called after each epoch, and at a stop with ``final=True``: given a function that makes the
-        run's :class:`Cut`, and how many epochs each layer has done.
-    resume : Cut, optional
+        Called after each epoch, and at a stop with ``final=True``: given a function that returns
+        the run's :class:`PretrainState`, and how many epochs each layer has done.
+    resume : PretrainState, optional
         Where a run of the same settings and data goes on.
     stall_seconds : float, optional
         How long no minibatch may be trained anywhere, nor a worker wait in one for others that
@@ -74,7 +74,7 @@ class Pretraining:
         observers: Iterable[Observer] = (),
         replay: Reads | None = None,
         save: Saver | None = None,
-        resume: Cut | None = None,
+        resume: PretrainState | None = None,
         stall_seconds: float | None = None,
     ) -> None:
         self._blas_threads = 1
@@ -93,11 +93,11 @@ class Pretraining:
         workers = 1 if settings.runtime == "serial" else settings.workers or usable_cores()
         self.slots = min(workers, len(settings.layers) - 1)
         self._workers = workers
-        self._shares: dict[int, int] = {}
+        self._workers_per_layer: dict[int, int] = {}
         self._schedule = build_schedule(settings, slots=self.slots, replay=replay)
         self._data = data
         self._versions = Versions(data, settings.layers[1:], backend=self._backend)
-        self._learned = Learned(settings, self._backend)
+        self._trained = TrainedLayers(settings, self._backend)
         depth = len(settings.layers) - 1
         self.save, self.resume = save, resume
         self._running: dict[int, int] = {}  # the epoch of each layer whose message is awaited
@@ -105,7 +105,7 @@ class Pretraining:
         self._busy = [0.0] * depth
         self._ended = 0  # layers whose end the observers know of
         self._watch = Watch(self._emit, stall_seconds)
-        self._times = TeamTimes(stall=stall_seconds or STALL_SECONDS)
+        self._times = Timeouts(stall=stall_seconds or STALL_SECONDS)
 
     def run(self) -> Stack:
         """Train until the schedule ends; see :func:`pretrain` for what it raises."""
@@ -122,7 +122,7 @@ class Pretraining:
                 raise
             except Stopped:
                 if self.save is not None:
-                    self.save(self.cut, done=self._schedule.done, final=True)
+                    self.save(self.state, done=self._schedule.done, final=True)
                 raise self._interrupted(request) from None
         now = time.monotonic()
         self._emit(RunFinished(now, now - started, tuple(self._busy)))
@@ -130,11 +130,11 @@ class Pretraining:
 
     def stack(self) -> Stack:
         """Return the newest layers."""
-        return self._learned.stack(self._schedule.done, self._scaling)
+        return self._trained.stack(self._schedule.done, self._scaling)
 
-    def cut(self) -> Cut:
+    def state(self) -> PretrainState:
         """Return all that the rest of the run depends on."""
-        return self._learned.cut(self._schedule.past, self._versions.made())
+        return self._trained.state(self._schedule.past, self._versions.computed())
 
     def _train(self, request: StopRequest) -> None:
         with self._runtime(request) as runtime:
@@ -149,47 +149,47 @@ class Pretraining:
                 raise
 
     def _drive(self, runtime: Runtime, request: StopRequest) -> None:
-        """Carry events to the schedule and its commands to the runtime, until it is over."""
+        """Carry events to the schedule and its commands to the runtime, until it is finished."""
         self._execute(self._first_commands(), runtime)
-        while not self._schedule.over:
+        while not self._schedule.is_finished:
             message = runtime.wait(TICK_SECONDS)
             if message is not None:
                 commands = self._take(message)
                 if isinstance(message, Failed):
                     raise message.failure()
                 self._execute(commands, runtime)
-                if self.save is not None and not self._schedule.over:
-                    self.save(self.cut, done=self._schedule.done, final=False)
+                if self.save is not None and not self._schedule.is_finished:
+                    self.save(self.state, done=self._schedule.done, final=False)
             self._watch.tick(self._running, self._finished, runtime.fraction)
             if request():
                 raise Stopped
 
     def _first_commands(self) -> list[Command]:
-        """Return how the schedule begins, or goes on with its versions made again."""
+        """Return the schedule's first commands, at a resume with its versions computed again."""
         if self.resume is None:
             return self._schedule.begin()
-        cut, past = self.resume, self.resume.past
-        self._learned.resume(cut)
+        state, past = self.resume, self.resume.past
+        self._trained.resume(state)
         for i, versions in enumerate(past.held, start=1):
             for version in versions:
-                self._versions.publish(i, version, cut.snapshots[i, version])
-        for layer, version in cut.made:
-            self._versions.make(layer, version, cut.ancestry(layer, version))
+                self._versions.publish(i, version, state.snapshots[i, version])
+        for layer, version in state.computed:
+            self._versions.compute(layer, version, state.ancestry(layer, version))
         return self._schedule.resume(past)
 
     def _take(self, message: Message) -> list[Command]:
-        """Note what a worker did; return what follows."""
+        """Record what a worker did; return the commands that follow."""
         layer, version = message.command.layer, message.command.epoch
         self._running.pop(layer, None)
         for warning in message.warnings:
             self._emit(Notice(time.monotonic(), f"warning: {warning}"))
         if message.state is not None:
-            self._learned.note(layer, message.state)
+            self._trained.record_state(layer, message.state)
         if isinstance(message, Failed):
             return []
-        self._note(message)
+        self._record(message)
         self._finished += 1
-        self._learned.publish(message.command, message.layer)
+        self._trained.publish(message.command, message.layer)
         self._versions.publish(layer, version, message.layer)
         commands = self._schedule.finished(layer, stops=message.stops)
         self._emit_ended()
@@ -203,33 +203,33 @@ class Pretraining:
             message = runtime.wait(TICK_SECONDS)
             if message is not None:
                 for command in self._take(message):
-                    if isinstance(command, Forget):  # the others are begun again at a resume
-                        self._forget(command)
+                    if isinstance(command, Release):  # the others are begun again at a resume
+                        self._release(command)
 
     def _execute(self, commands: Iterable[Command], runtime: Runtime) -> None:
         for command in commands:
-            if isinstance(command, Forget):
-                self._forget(command)
+            if isinstance(command, Release):
+                self._release(command)
                 continue
             now = time.monotonic()
             self._emit(EpochStarted(now, command.layer, command.epoch, command.reads))
             self._running[command.layer] = command.epoch
             runtime.submit(command)
-        self._allot(runtime)
+        self._set_workers(runtime)
 
-    def _allot(self, runtime: Runtime) -> None:
-        """Give workers without a layer of their own to layers that take more than one."""
-        shares = self._schedule.shares(self._workers, self.settings.replicas)
-        for layer, members in shares.items():
-            if self._shares.get(layer) != members:
-                runtime.allot(layer, members)
-        self._shares = shares
+    def _set_workers(self, runtime: Runtime) -> None:
+        """Assign workers without a layer of their own to layers that take more than one."""
+        workers_per_layer = self._schedule.workers_per_layer(self._workers, self.settings.replicas)
+        for layer, workers in workers_per_layer.items():
+            if self._workers_per_layer.get(layer) != workers:
+                runtime.set_workers(layer, workers)
+        self._workers_per_layer = workers_per_layer
 
-    def _forget(self, command: Forget) -> None:
-        self._versions.forget(command.layer, command.version)
-        self._learned.forget(command)
+    def _release(self, command: Release) -> None:
+        self._versions.release(command.layer, command.version)
+        self._trained.release(command)
 
-    def _note(self, message: Finished) -> None:
+    def _record(self, message: Finished) -> None:
         command = message.command
         self._busy[command.layer - 1] += message.ended - message.started
         self._emit(
@@ -253,12 +253,12 @@ class Pretraining:
         name = self.settings.runtime
         states = self.resume.states if self.resume else ()
         keeps = self.save is not None
-        hires = build_hires(
+        worker_factories = build_worker_factories(
             self.settings, states, keep_states=keeps, backend=self._backend, times=self._times
         )
         runtime = runtime_for(
             name,
-            hires,
+            worker_factories,
             self._versions,
             blas_threads=self._blas_threads,
             stop=tick_and_ask if name == "serial" else request,

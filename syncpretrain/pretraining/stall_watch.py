@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from syncpretrain.errors import StalledError
 from syncpretrain.events import Event, Progress
-from syncpretrain.parallel.team import STALL_SECONDS
+from syncpretrain.parallel.worker_pool import STALL_SECONDS
 
 __all__ = ["TICK_SECONDS", "Watch"]
 

@@ -1,6 +1,6 @@
 """Trained layers of a run so far: each layer's newest version and state, and its retained versions.
 
-The arrays are where the layers are trained; what is handed out, a stack or a cut, is on the host.
+The arrays are where the layers are trained; what is handed out, a stack or a state, is on the host.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from syncpretrain.models.layer import Layer
 from syncpretrain.models.stack import Stack
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.runtime.messages import LayerState
-from syncpretrain.pretraining.schedule.machine import Forget, Past, Train
-from syncpretrain.pretraining.state import Cut
+from syncpretrain.pretraining.schedule.machine import Past, Release, Train
+from syncpretrain.pretraining.state import PretrainState
 from syncpretrain.settings import PretrainSettings
 
-__all__ = ["Learned"]
+__all__ = ["TrainedLayers"]
 
 
 @dataclass(slots=True)
 class _Kept:
-    """A version that is held, or that a held one's activations were made through."""
+    """A version that is held, or that a held one's activations were computed through."""
 
     snapshot: Layer
     below: tuple[int, int]  # layer and version that it was trained on
     uses: int  # 1 if it is held, and 1 for each kept version that was trained on it
 
 
-class Learned:
+class TrainedLayers:
     """Trained layers of one run.
 
     Parameters
@@ -52,21 +52,21 @@ class Learned:
         self._states: list[LayerState | None] = [None] * depth
         self._kept: dict[tuple[int, int], _Kept] = {}  # by layer and version
 
-    def resume(self, cut: Cut) -> None:
-        """Begin with what a cut holds."""
-        held = {(i, version) for i, row in enumerate(cut.past.held, start=1) for version in row}
+    def resume(self, state: PretrainState) -> None:
+        """Begin with the layers and versions of a state."""
+        held = {(i, version) for i, row in enumerate(state.past.held, start=1) for version in row}
         uses = Counter(held)
-        for layer, version in sorted(cut.snapshots, reverse=True):
+        for layer, version in sorted(state.snapshots, reverse=True):
             if uses[layer, version]:
-                below = layer - 1, cut.past.reads[layer - 1][version - 1]
-                snapshot = cut.snapshots[layer, version]
+                below = layer - 1, state.past.reads[layer - 1][version - 1]
+                snapshot = state.snapshots[layer, version]
                 self._kept[layer, version] = _Kept(snapshot, below, uses[layer, version])
                 uses[below] += 1
-        self._states = list(cut.states)
-        self._layers = [None if state is None else state.layer for state in cut.states]
+        self._states = list(state.states)
+        self._layers = [None if own is None else own.layer for own in state.states]
 
-    def note(self, layer: int, state: LayerState) -> None:
-        """Take note of the state of a layer, counted from 1."""
+    def record_state(self, layer: int, state: LayerState) -> None:
+        """Record the state of a layer, counted from 1."""
         self._states[layer - 1], self._layers[layer - 1] = state, state.layer
 
     def publish(self, command: Train, snapshot: Layer) -> None:
@@ -77,7 +77,7 @@ class Learned:
         if below in self._kept:  # it is a version, not the data
             self._kept[below].uses += 1
 
-    def forget(self, command: Forget) -> None:
+    def release(self, command: Release) -> None:
         """Drop a version, and those below that were kept for its sake, once no other needs them."""
         key = command.layer, command.version
         while key in self._kept:
@@ -105,16 +105,16 @@ class Learned:
             scaling,
         )
 
-    def cut(self, past: Past, made: list[tuple[int, int]]) -> Cut:
+    def state(self, past: Past, computed: list[tuple[int, int]]) -> PretrainState:
         """Return all that the rest of the run depends on."""
         snapshots = {
             key: kept.snapshot.to(self._host(key[0])) for key, kept in sorted(self._kept.items())
         }
         states = [
-            None if state is None else state.to(self._host(layer))
-            for layer, state in enumerate(self._states, start=1)
+            None if own is None else own.to(self._host(layer))
+            for layer, own in enumerate(self._states, start=1)
         ]
-        return Cut(past, snapshots, made, tuple(states))
+        return PretrainState(past, snapshots, computed, tuple(states))
 
     def _host(self, layer: int) -> Callable[[Any], Any]:
         return self._backend.for_layer(layer).tohost

@@ -15,10 +15,17 @@ import msgspec
 from syncpretrain.array_files import read_arrays
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.errors import CheckpointError, ModelFileError
-from syncpretrain.finetuning.state import FinetuneState, read_state, write_state
+from syncpretrain.finetuning.state import (
+    FinetuneState,
+    read_finetune_state,
+    write_finetune_state,
+)
 from syncpretrain.models.stack import Stack, load
-from syncpretrain.pretraining.state import Cut
-from syncpretrain.pretraining.state_file import read_cut, write_cut
+from syncpretrain.pretraining.state import (
+    PretrainState,
+    read_pretrain_state,
+    write_pretrain_state,
+)
 from syncpretrain.runs.identity import RunIdentity, check_header, identity_from
 from syncpretrain.settings import Settings
 from syncpretrain.storage import remove_temporaries
@@ -44,7 +51,7 @@ class Checkpoints:
     data : Dataset
     identity : RunIdentity
         Written into each of them, and compared when they are read.
-    tell : callable
+    report : callable
         Called with a sentence that the user should read.
     """
 
@@ -54,11 +61,11 @@ class Checkpoints:
         settings: Settings,
         data: Dataset,
         identity: RunIdentity,
-        tell: Callable[[str], Any],
+        report: Callable[[str], Any],
     ) -> None:
         self._folder = folder / FOLDER_NAME
         self._settings, self._data = settings, data
-        self._tell = tell
+        self._report = report
         self._keep = settings.run.keep
         self._epochs, self._seconds = settings.run.interval()
         self._identity = identity
@@ -68,18 +75,28 @@ class Checkpoints:
         if self._folder.is_dir():
             remove_temporaries(self._folder)
 
-    def save_cut(self, make: Callable[[], Cut], *, done: Sequence[int], final: bool) -> None:
+    def save_pretraining(
+        self, state: Callable[[], PretrainState], *, done: Sequence[int], final: bool
+    ) -> None:
         """Write where pretraining stands, if it is time to, or at a stop."""
         if final or self._is_due(done):
             self._write(
-                "pretrain", sum(done), lambda path: write_cut(path, make(), self._header), done
+                "pretrain",
+                sum(done),
+                lambda path: write_pretrain_state(path, state(), self._header),
+                done,
             )
 
-    def save_finetuning(self, make: Callable[[], FinetuneState], *, done: int, final: bool) -> None:
+    def save_finetuning(
+        self, state: Callable[[], FinetuneState], *, done: int, final: bool
+    ) -> None:
         """Write where fine-tuning stands, if it is time to, or at a stop."""
         if final or self._is_due([done]):
             self._write(
-                "finetune", done + 1, lambda path: write_state(path, make(), self._header), [done]
+                "finetune",
+                done + 1,
+                lambda path: write_finetune_state(path, state(), self._header),
+                [done],
             )
 
     def save_pretrained(self, stack: Stack) -> None:
@@ -96,7 +113,7 @@ class Checkpoints:
         self._write_file(self._folder / PRETRAINED_NAME, write, "pretrain", 0)
         self._last_done = ()
 
-    def forget(self) -> None:
+    def delete(self) -> None:
         """Delete the checkpoints of a run that is done, and the folder if nothing else is in it."""
         try:
             for stem in ("pretrain", "finetune"):
@@ -107,21 +124,29 @@ class Checkpoints:
                 if not any(self._folder.iterdir()):
                     self._folder.rmdir()
         except OSError as error:
-            self._tell(
+            self._report(
                 f"warning: {self._folder} could not be deleted: {error.strerror}; the run is"
                 " complete and does not need it"
             )
 
-    def newest_cut(self) -> Cut | None:
-        """Return the newest good cut, None if there is none."""
-        cut = newest(self._folder, "pretrain", lambda path: read_cut(path, self._check), self._tell)
-        self._last_done = cut.past.done if cut is not None else ()
-        return cut
-
-    def newest_finetuning(self) -> FinetuneState | None:
-        """Return the newest good state of fine-tuning, None if there is none."""
+    def newest_pretrain_state(self) -> PretrainState | None:
+        """Return the newest valid state of pretraining, None if there is none."""
         state = newest(
-            self._folder, "finetune", lambda path: read_state(path, self._check), self._tell
+            self._folder,
+            "pretrain",
+            lambda path: read_pretrain_state(path, self._check),
+            self._report,
+        )
+        self._last_done = state.past.done if state is not None else ()
+        return state
+
+    def newest_finetune_state(self) -> FinetuneState | None:
+        """Return the newest valid state of fine-tuning, None if there is none."""
+        state = newest(
+            self._folder,
+            "finetune",
+            lambda path: read_finetune_state(path, self._check),
+            self._report,
         )
         self._last_done = (state.epoch - 1,) if state is not None else ()
         return state
@@ -140,7 +165,7 @@ class Checkpoints:
             return replace(stack, info=info)
         except (ModelFileError, CheckpointError) as error:
             where = "" if str(error).startswith(str(path)) else f"{path}: "
-            self._tell(f"warning: {where}{error}; pretraining is repeated")
+            self._report(f"warning: {where}{error}; pretraining is repeated")
             return None
 
     def _check(self, header: dict[str, Any]) -> None:
@@ -168,7 +193,7 @@ class Checkpoints:
             write(path)
             prune(self._folder, stem, keep)
         except OSError as error:
-            self._tell(
+            self._report(
                 f"warning: no checkpoint could be written to {path}:"
                 f" {error.strerror or error}; those before it are kept"
             )
@@ -183,11 +208,11 @@ def numbered(folder: Path, stem: str, number: int) -> Path:
 
 
 def newest(
-    folder: Path, stem: str, read: Callable[[Path], T], tell: Callable[[str], Any]
+    folder: Path, stem: str, read: Callable[[Path], T], report: Callable[[str], Any]
 ) -> T | None:
     """Return the newest checkpoint that can be read, None if there is none.
 
-    ``tell`` is called with a sentence for each newer one that is refused. Such a file is renamed,
+    ``report`` is called with a sentence for each newer one that is refused. Such a file is renamed,
     so that :func:`prune` does not count it among those that are kept.
     """
     found = _found(folder, stem)
@@ -196,8 +221,8 @@ def newest(
             return read(path)
         except CheckpointError as error:
             onward = "the one before it is used" if number < len(found) else "none is before it"
-            tell(f"warning: {error}; {onward}")
-            _set_aside(path, tell)
+            report(f"warning: {error}; {onward}")
+            _set_aside(path, report)
     return None
 
 
@@ -211,11 +236,11 @@ def prune(folder: Path, stem: str, keep: int) -> None:
             path.unlink(missing_ok=True)
 
 
-def _set_aside(path: Path, tell: Callable[[str], Any]) -> None:
+def _set_aside(path: Path, report: Callable[[str], Any]) -> None:
     try:
         path.replace(path.with_name(path.name + REFUSED))
     except OSError as error:
-        tell(f"warning: {path} could not be renamed: {error.strerror}; delete it by hand")
+        report(f"warning: {path} could not be renamed: {error.strerror}; delete it by hand")
 
 
 def _found(folder: Path, stem: str, suffix: str = "") -> list[Path]:
@@ -227,8 +252,8 @@ def _found(folder: Path, stem: str, suffix: str = "") -> list[Path]:
     return [path for _, path in sorted((int(m[1]), path) for m, path in found)]
 
 
-def identity_in(folder: Path, tell: Callable[[str], Any]) -> RunIdentity | None:
-    """Return the identity that a run's newest good checkpoint tells, where ``run.json`` is lost.
+def identity_in(folder: Path, report: Callable[[str], Any]) -> RunIdentity | None:
+    """Return the identity that a run's newest valid checkpoint names, where ``run.json`` is lost.
 
     None where no checkpoint does: without any, and in those from before there were identities.
     """
@@ -241,4 +266,4 @@ def identity_in(folder: Path, tell: Callable[[str], Any]) -> RunIdentity | None:
     with suppress(ModelFileError):
         header = load(saved / PRETRAINED_NAME).info.get(IDENTITY_KEY, {})
         return identity_from(header) if "format" in header else None
-    return newest(saved, "pretrain", read, tell)
+    return newest(saved, "pretrain", read, report)

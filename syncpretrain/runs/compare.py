@@ -31,7 +31,7 @@ STARTS = ("greedy", "synchronized", "random")
 FEWEST_STEPS = 2000  # of fine-tuning, however few labels there are
 SMALLEST_BATCH = 10
 
-Told = Callable[["Outcome"], Any]
+Report = Callable[["Outcome"], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def compare(
     seeds: Sequence[int] = (0, 1, 2),
     labels: Sequence[int | None] = (None,),
     begin: Callable[[], Any] = lambda: None,
-    tell: Told = lambda outcome: None,
+    report: Report = lambda outcome: None,
 ) -> list[Outcome]:
     """Fine-tune from every start with every seed and number of labels; return the results.
 
@@ -100,7 +100,7 @@ def compare(
         How many of the training labels are kept; None for all. Ignored for reconstruction.
     begin : callable
         Called once all is checked, before any work starts.
-    tell : callable
+    report : callable
         Called with each outcome as soon as it is known.
 
     Raises
@@ -130,7 +130,7 @@ def compare(
         seconds = time.monotonic() - began
         for tuning in tunings[pretrain.seed]:
             outcomes.append(_fine_tuned(stack, tuning, data, start, seconds))
-            tell(outcomes[-1])
+            report(outcomes[-1])
     return outcomes
 
 

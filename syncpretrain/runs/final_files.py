@@ -19,7 +19,7 @@ class FinalFiles:
     ----------
     folder : Path
         That of the run.
-    tell : callable
+    report : callable
         Called with a sentence that the user should read.
 
     Attributes
@@ -29,8 +29,8 @@ class FinalFiles:
         The folder of last resort, once something was written there.
     """
 
-    def __init__(self, folder: Path, tell: Callable[[str], Any]) -> None:
-        self.folder, self._tell = folder, tell
+    def __init__(self, folder: Path, report: Callable[[str], Any]) -> None:
+        self.folder, self._report = folder, report
         self._reason = ""
         self.elsewhere: Path | None = None
 
@@ -60,7 +60,7 @@ class FinalFiles:
                 f" {error.strerror or error}. Its checkpoints are in {self.folder}: make room and"
                 " go on with --resume"
             ) from error
-        self._tell(f"warning: {self._reason}; it is in {self.elsewhere / name}")
+        self._report(f"warning: {self._reason}; it is in {self.elsewhere / name}")
         return self.elsewhere / name
 
     def _leave_empty(self) -> None:

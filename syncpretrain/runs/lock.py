@@ -22,12 +22,12 @@ LOCK_NAME = "run.lock"
 
 
 @contextmanager
-def owned(folder: Path, tell: Callable[[str], Any]) -> Iterator[None]:
+def owned(folder: Path, report: Callable[[str], Any]) -> Iterator[None]:
     """Own a run folder as long as the context lasts; others are refused.
 
     The lock is the kernel's, on a file that names its owner. It ends with the process, however
     that ends; the file of a killed owner stays and is taken over. On a file system without locks
-    the run goes on, and ``tell`` is called with a warning.
+    the run goes on, and ``report`` is called with a warning.
 
     Raises
     ------
@@ -35,18 +35,18 @@ def owned(folder: Path, tell: Callable[[str], Any]) -> Iterator[None]:
         If another process owns the folder, naming it, or the file cannot be written.
     """
     path = folder / LOCK_NAME
-    descriptor = _locked(path, tell)
+    descriptor = _locked(path, report)
     try:
         yield
     finally:
         try:
             path.unlink(missing_ok=True)  # while it is locked, so that it is nobody else's
         except OSError as error:
-            tell(f"warning: {path} could not be removed: {error.strerror}; it may be deleted")
+            report(f"warning: {path} could not be removed: {error.strerror}; it may be deleted")
         os.close(descriptor)
 
 
-def _locked(path: Path, tell: Callable[[str], Any]) -> int:
+def _locked(path: Path, report: Callable[[str], Any]) -> int:
     """Return the descriptor of the lock file, locked and with our name in it."""
     name = f"process {os.getpid()} on {socket.gethostname()}\n".encode()
     while True:
@@ -65,7 +65,7 @@ def _locked(path: Path, tell: Callable[[str], Any]) -> int:
                 " wait for it, or stop it first"
             ) from None
         except OSError as error:
-            tell(
+            report(
                 f"warning: {path.parent} cannot be locked ({error.strerror}): take care that no"
                 " second process resumes this run at the same time"
             )

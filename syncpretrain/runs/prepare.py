@@ -19,12 +19,12 @@ from syncpretrain.runs.folder import check_text
 from syncpretrain.settings import Settings
 from syncpretrain.settings.devices import why_not_on_a_device, why_not_tuned_on_a_device
 
-__all__ = ["check_finetuning", "found_again", "loaded", "resolved"]
+__all__ = ["check_finetuning", "load_data", "resolve", "with_absolute_path"]
 
 PRETRAINED_COPIES = 4  # of the stack: itself, and the states of its layers, until the run is over
 
 
-def loaded(settings: Settings) -> Dataset:
+def load_data(settings: Settings) -> Dataset:
     """Return the data that settings name, with the labels that they keep."""
     check_text("data", located(settings.data.name))
     data = load_dataset(
@@ -37,7 +37,7 @@ def loaded(settings: Settings) -> Dataset:
     return data
 
 
-def resolved(settings: Settings) -> Settings:
+def resolve(settings: Settings) -> Settings:
     """Fix what would else depend on the machine and decides about the last bits."""
     threads = blas_threads(settings.pretrain.blas_threads)
     unless = why_not_on_a_device(settings.pretrain)
@@ -47,7 +47,7 @@ def resolved(settings: Settings) -> Settings:
     return msgspec.structs.replace(settings, pretrain=pretrain)
 
 
-def found_again(settings: Settings) -> Settings:
+def with_absolute_path(settings: Settings) -> Settings:
     """Name the data in a way that holds from every folder."""
     data = msgspec.structs.replace(settings.data, name=located(settings.data.name))
     return msgspec.structs.replace(settings, data=data)

@@ -33,7 +33,7 @@ from syncpretrain.runs.folder import (
 )
 from syncpretrain.runs.identity import check_resumable, read_identity
 from syncpretrain.runs.lock import owned
-from syncpretrain.runs.prepare import found_again, loaded, resolved
+from syncpretrain.runs.prepare import load_data, resolve, with_absolute_path
 from syncpretrain.runs.stages import Stages
 from syncpretrain.settings import Settings, moved_elsewhere, read_settings, write_settings
 
@@ -73,13 +73,15 @@ def train_run(
     """
     started = time.monotonic()
     check_folder(out)
-    settings = resolved(settings)
-    run = Stages(settings, loaded(settings) if data is None else data, observers, started, replay)
+    settings = resolve(settings)
+    run = Stages(
+        settings, load_data(settings) if data is None else data, observers, started, replay
+    )
     out = new_folder(settings.pretrain.layers) if out is None else made_folder(out)
-    with owned(out, run.tell):
+    with owned(out, run.report):
         try:
             run.identity.write(out / IDENTITY_NAME)
-            write_settings(found_again(settings), out / CONFIG_NAME)
+            write_settings(with_absolute_path(settings), out / CONFIG_NAME)
         except OSError as error:
             for name in (IDENTITY_NAME, CONFIG_NAME):  # half of them would be in the way
                 (out / name).unlink(missing_ok=True)
@@ -119,13 +121,13 @@ def resume_run(
     _check_unfinished(folder)
     settings = read_settings(folder / CONFIG_NAME)
     before = "numpy" if settings.pretrain.backend == "auto" else settings.pretrain.backend
-    settings = resolved(moved_elsewhere(settings, **{"backend": before, **elsewhere}))
+    settings = resolve(moved_elsewhere(settings, **{"backend": before, **elsewhere}))
     notices: list[str] = []
     with owned(folder, notices.append):
         _check_unfinished(folder)  # its former owner may have ended it just now
         was = read_identity(folder / IDENTITY_NAME) or identity_in(folder, notices.append)
         replay = None if was is None else was.replay
-        run = Stages(settings, _loaded_again(settings, folder), observers, started, replay)
+        run = Stages(settings, _load_data_again(settings, folder), observers, started, replay)
         if was is not None:
             notices += check_resumable(folder, was, run.identity, inexact=inexact)
             run.identity = msgspec.structs.replace(run.identity, data=was.data)
@@ -141,10 +143,10 @@ def resume_run(
         return run.execute(folder, resuming=True)
 
 
-def _loaded_again(settings: Settings, folder: Path) -> Dataset:
+def _load_data_again(settings: Settings, folder: Path) -> Dataset:
     """Return the data of a run; say where its name stands if it cannot be loaded."""
     try:
-        return loaded(settings)
+        return load_data(settings)
     except DataError as error:
         raise DataError(
             f"resume: the data of the run cannot be loaded: {error}. If it was moved, correct name"

@@ -74,11 +74,11 @@ class Stages:
     def execute(self, out: Path, *, resuming: bool) -> dict[str, Any]:
         """Train, measure and write; return the metrics."""
         remove_temporaries(out)
-        files = FinalFiles(out, self.tell)
-        log = EventLog(out / EVENTS_NAME, append=resuming, tell=self.tell)
+        files = FinalFiles(out, self.report)
+        log = EventLog(out / EVENTS_NAME, append=resuming, report=self.report)
         with log, self.observed_by(log), interrupted_by_sigterm():
             self.announce(out)
-            saved = Checkpoints(out, self.settings, self.data, self.identity, self.tell)
+            saved = Checkpoints(out, self.settings, self.data, self.identity, self.report)
             with self.saving(files):
                 stack, metrics, seconds = self.trained(files, saved, log, resuming)
             slots = self.pretraining.slots
@@ -87,7 +87,7 @@ class Stages:
             text = json.dumps(report, indent=2).encode()
             files.write(METRICS_NAME, lambda path: write_atomically(path, text))
             files.check()
-            saved.forget()
+            saved.delete()
             return report
 
     def trained(
@@ -135,17 +135,17 @@ class Stages:
             stack.save(out / MODEL_NAME)
         except OSError as error:
             reason = error.strerror or error
-            self.tell(f"warning: {out / MODEL_NAME} could not be written: {reason}")
+            self.report(f"warning: {out / MODEL_NAME} could not be written: {reason}")
 
     def pretrained(self, saved: Checkpoints, resuming: bool) -> Stack:
         """Pretrain, from the newest checkpoint if one is there; again if a worker dies."""
         restarts = self.settings.run.max_restarts
         while True:
             self.pretraining.observers = tuple(self.observers)
-            self.pretraining.save = saved.save_cut
-            self.pretraining.resume = saved.newest_cut() if resuming else None
+            self.pretraining.save = saved.save_pretraining
+            self.pretraining.resume = saved.newest_pretrain_state() if resuming else None
             if resuming and self.pretraining.resume is None:
-                self.tell("no checkpoint of pretraining was found; it begins again")
+                self.report("no checkpoint of pretraining was found; it begins again")
             try:
                 return self.pretraining.run()
             except (DivergedError, StalledError):
@@ -154,7 +154,7 @@ class Stages:
                 if not restarts:
                     raise
                 restarts -= 1
-                self.tell(f"warning: {error}; going on from the last checkpoint")
+                self.report(f"warning: {error}; going on from the last checkpoint")
                 self.pretraining, resuming = self.new_pretraining(), True
 
     def finetuned(self, stack: Stack, saved: Checkpoints, resuming: bool) -> Stack:
@@ -165,7 +165,7 @@ class Stages:
             stack,
             observers=self.observers,
             save=saved.save_finetuning,
-            resume=saved.newest_finetuning() if resuming else None,
+            resume=saved.newest_finetune_state() if resuming else None,
             stall_seconds=self.settings.run.stall_timeout,
         )
 
@@ -173,11 +173,11 @@ class Stages:
         """Say which data and which folder it is."""
         data = self.data
         sizes = ", ".join(f"{len(getattr(data, part)):,} {part}" for part in PARTS)
-        self.tell(f"data: {data.name}, {data.source} ({sizes})")
+        self.report(f"data: {data.name}, {data.source} ({sizes})")
         for message in (*data.notices, f"run folder: {out}", *self.notices):
-            self.tell(message)
+            self.report(message)
 
-    def tell(self, message: str) -> None:
+    def report(self, message: str) -> None:
         """Send the observers a message for the user."""
         event: Event = Notice(time.monotonic(), message)
         for observer in self.observers:
@@ -185,10 +185,10 @@ class Stages:
 
     def interrupted(self, files: FinalFiles, signum: int) -> RunInterrupted:
         """Save the model of a run that is stopped outside its training; return how it ends."""
-        told = _learned(self.save_learned(files), files.folder)
-        return RunInterrupted(f"the run was stopped. {told}", signum=signum)
+        where = _saved_in(self.save_saved_in(files), files.folder)
+        return RunInterrupted(f"the run was stopped. {where}", signum=signum)
 
-    def save_learned(self, files: FinalFiles) -> Path:
+    def save_saved_in(self, files: FinalFiles) -> Path:
         """Save the model, unless a later one than that of pretraining is there; return where."""
         model = files.folder / MODEL_NAME
         if self.unsaved is None and model.is_file():
@@ -203,26 +203,26 @@ class Stages:
         except (WorkerError, RunInterrupted) as error:
             if error.stack is not None:
                 model = files.write(MODEL_NAME, self.marked(error.stack).save)
-                told = _learned(model, files.folder, onward=not isinstance(error, DivergedError))
-                error.args = (f"{error.args[0]}. {told}",)
+                where = _saved_in(model, files.folder, onward=not isinstance(error, DivergedError))
+                error.args = (f"{error.args[0]}. {where}",)
             elif isinstance(error, RunInterrupted):
                 raise self.interrupted(files, error.signum) from None
             raise
         except KeyboardInterrupt:
             raise self.interrupted(files, SIGINT) from None
         except BaseException:  # nothing is lost, whatever it was: a closed pipe, say
-            self.save_learned(files)
+            self.save_saved_in(files)
             raise
         finally:
             try:
                 write_trace(self.history.events, files.folder / TRACE_NAME)
             except OSError as error:
                 reason = error.strerror or error
-                self.tell(f"warning: {files.folder / TRACE_NAME} could not be written: {reason}")
+                self.report(f"warning: {files.folder / TRACE_NAME} could not be written: {reason}")
 
 
-def _learned(model: Path, folder: Path, *, onward: bool = True) -> str:
+def _saved_in(model: Path, folder: Path, *, onward: bool = True) -> str:
     """Return the path of the model, and the command to resume."""
-    told = f"What was learned so far is in {model}"
+    where = f"What was learned so far is in {model}"
     command = f"; go on with: syncpretrain train --resume {quote(str(folder))}"
-    return told + command if onward else told
+    return where + command if onward else where

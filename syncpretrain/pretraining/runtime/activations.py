@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.kernels.phases import Run, in_turn
+from syncpretrain.kernels.phases import PhaseRunner, in_turn
 from syncpretrain.models.layer import Layer
 
-__all__ = ["Arrays", "Place", "Recipe", "Split", "follow", "transform"]
+__all__ = ["ActivationSource", "Arrays", "Device", "Split", "activations_from", "transform"]
 
 Array = NDArray[np.float32]
 ROWS_AT_ONCE = 1000  # of a chunk: some ms of work
@@ -28,35 +28,36 @@ class Split(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
-    """Where the activations of a version of a layer are, or how to make them.
+class ActivationSource:
+    """Where the activations of a version of a layer are, or how to compute them.
 
     ``layer`` 0 is the data. ``buffer`` is the number of the layer's array. If ``snapshot`` is not
-    None, that array is first to be filled through it from the array ``source`` of the layer below.
+    None, that array is first to be filled through it from the array ``buffer_below`` of the layer
+    below.
     """
 
     layer: int
     buffer: int = 0
     snapshot: Layer | None = None
-    source: int = 0
+    buffer_below: int = 0
 
 
-Place = Callable[[Any], Any]  # returns an array where it is to be
+Device = Callable[[Any], Any]  # moves an array to a device
 Arrays = Callable[[int, int], Split]  # by layer and number; those of layer 0 are the data
 
 
-def follow(
-    recipe: Recipe,
+def activations_from(
+    source: ActivationSource,
     arrays: Arrays,
     stop: Callable[[], bool],
-    run: Run = in_turn,
-    place: Place | None = None,
+    run: PhaseRunner = in_turn,
+    device: Device | None = None,
 ) -> Split | None:
-    """Return the activations that a recipe describes, or None if ``stop`` turned true."""
-    target = arrays(recipe.layer, recipe.buffer)
-    if recipe.snapshot is not None:
-        source = arrays(recipe.layer - 1, recipe.source)
-        if not transform([recipe.snapshot], source, target, stop, run, place):
+    """Return the activations that a source describes, or None if ``stop`` turned true."""
+    target = arrays(source.layer, source.buffer)
+    if source.snapshot is not None:
+        below = arrays(source.layer - 1, source.buffer_below)
+        if not transform([source.snapshot], below, target, stop, run, device):
             return None
     return target
 
@@ -66,34 +67,34 @@ def transform(
     source: Split,
     target: Split,
     stop: Callable[[], bool],
-    run: Run = in_turn,
-    place: Place | None = None,
+    run: PhaseRunner = in_turn,
+    device: Device | None = None,
 ) -> bool:
-    """Fill ``target`` with what layers make of ``source``; return False if ``stop`` turned true.
+    """Fill ``target`` through layers from ``source``; return False if ``stop`` turned true.
 
-    Chunk by chunk, whose bits do not depend on who works which. ``place`` brings the snapshots and
+    Chunk by chunk, whose bits do not depend on who works which. ``device`` brings the snapshots and
     each chunk to where ``target`` is, if they may be elsewhere.
     """
-    if place is not None:
-        snapshots = [snapshot.to(place) for snapshot in snapshots]
+    if device is not None:
+        snapshots = [snapshot.to(device) for snapshot in snapshots]
     chunks = list(_chunks(source, target))
     for start in range(0, len(chunks), CHUNKS_AT_ONCE):
         if stop():
             return False
         some = chunks[start : start + CHUNKS_AT_ONCE]
-        run([partial(_fill, snapshots, some, place)], len(some))
+        run([partial(_fill, snapshots, some, device)], len(some))
     return True
 
 
 def _fill(
     snapshots: Sequence[Layer],
     chunks: Sequence[tuple[Array, Array]],
-    place: Place | None,
+    device: Device | None,
     i: int,
 ) -> None:
     rows_in, rows_out = chunks[i]
-    if place is not None:
-        rows_in = place(rows_in)
+    if device is not None:
+        rows_in = device(rows_in)
     for snapshot in snapshots[:-1]:
         rows_in = snapshot.up(rows_in)
     snapshots[-1].up(rows_in, out=rows_out)

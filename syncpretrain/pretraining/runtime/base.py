@@ -33,7 +33,7 @@ class Runtime(Protocol):
         """Hand an epoch to its layer's worker; returns at once."""
         ...
 
-    def allot(self, layer: int, members: int) -> None:
+    def set_workers(self, layer: int, workers: int) -> None:
         """Set the number of workers of a layer from its next step on."""
         ...
 

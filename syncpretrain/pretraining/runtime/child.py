@@ -21,37 +21,36 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from syncpretrain.errors import WorkerError
-from syncpretrain.kernels.phases import Run
+from syncpretrain.kernels.phases import PhaseRunner
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.parallel.blas import blas_limit
-from syncpretrain.pretraining.runtime.activations import Recipe, Split, follow
+from syncpretrain.pretraining.runtime.activations import ActivationSource, Split, activations_from
 from syncpretrain.pretraining.runtime.messages import Failed, Message
-from syncpretrain.pretraining.runtime.shared_activations import Cells, Room
-from syncpretrain.pretraining.runtime.worker import Inputs, LayerWorker
+from syncpretrain.pretraining.runtime.shared_activations import SharedNumbers, SharedSplits
+from syncpretrain.pretraining.runtime.worker import WorkerFactory
 from syncpretrain.pretraining.schedule.machine import Train
 
-__all__ = ["DUMP_SIGNAL", "Hire", "Job", "Order", "Report", "main"]
+__all__ = ["DUMP_SIGNAL", "Job", "Order", "Report", "main"]
 
 LOOK_SECONDS = 5.0  # how often a sleeping process looks whether its parent still lives
 FAILED = 1
 DUMP_SIGNAL = signal.SIGUSR1  # asks for the stacks of all threads on stderr
-
-Hire = Callable[[Inputs], LayerWorker]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """Message to a process at its start.
 
-    ``rooms`` are the data's and the layers' by number, as far as this layer reads them; it writes
-    that of the layer below. Cell 0 is 1 once the workers are to stop, the others are how far each
-    layer's epoch is. ``parent`` is a process identifier.
+    ``splits`` are the data's and the layers' by number, as far as this layer reads them; it writes
+    those of the layer below. Of the ``numbers``, the first is 1 once the workers are to stop; then
+    follow the progress of each layer's epoch and the number of its workers. ``parent`` is a process
+    identifier.
     """
 
     layer: int
-    hire: Hire
-    rooms: dict[int, Room]
-    cells: Cells
+    worker_factory: WorkerFactory
+    splits: dict[int, SharedSplits]
+    numbers: SharedNumbers
     blas_threads: int
     parent: int
 
@@ -61,31 +60,31 @@ class Order:
     """An epoch to train, and where its input is."""
 
     command: Train
-    recipe: Recipe
+    source: ActivationSource
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """Message of the worker after an order.
 
-    ``made`` is whether the input was computed; ``trace`` is the traceback of an error.
+    ``computed`` is whether the input was computed; ``trace`` is the traceback of an error.
     """
 
     message: Message
-    made: bool = False
+    computed: bool = False
     trace: str = ""
 
 
-class _Rooms:
+class _SharedInputs:
     """The inputs of a worker, as located by each order."""
 
     def __init__(self, job: Job) -> None:
         self._splits = {
-            number: room.map(write=0 < number == job.layer - 1)
-            for number, room in job.rooms.items()
+            number: splits.map(write=0 < number == job.layer - 1)
+            for number, splits in job.splits.items()
         }
-        self.recipe = Recipe(0)
-        self.made = False
+        self.source = ActivationSource(0)
+        self.computed = False
 
     def activations(
         self,
@@ -93,11 +92,11 @@ class _Rooms:
         version: int,
         below: int,
         stop: Callable[[], bool],
-        run: Run,
+        run: PhaseRunner,
     ) -> Split | None:
         """Return the activations that the order describes, or None if ``stop`` turned true."""
-        found = follow(self.recipe, lambda number, i: self._splits[number][i], stop, run)
-        self.made = found is not None
+        found = activations_from(self.source, lambda number, i: self._splits[number][i], stop, run)
+        self.computed = found is not None
         return found
 
 
@@ -125,18 +124,18 @@ def main(descriptor: int) -> None:
 
 
 def _work(connection: Connection, orders: queue.SimpleQueue[Order], job: Job) -> None:
-    cells = job.cells.map()
-    inputs = _Rooms(job)
+    numbers = job.numbers.map()
+    inputs = _SharedInputs(job)
     with blas_limit(job.blas_threads):
-        worker = job.hire(inputs)
-        layers = len(cells) // 2
-        worker.progress = cells[job.layer : job.layer + 1]
-        worker.members = cells[layers + job.layer : layers + job.layer + 1]
+        worker = job.worker_factory(inputs)
+        layers = len(numbers) // 2
+        worker.progress = numbers[job.layer : job.layer + 1]
+        worker.worker_count = numbers[layers + job.layer : layers + job.layer + 1]
         while True:
             order = orders.get()
-            inputs.recipe, inputs.made = order.recipe, False
-            message = worker.execute(order.command, lambda: bool(cells[0]))
-            connection.send_bytes(_packed(Report(message, inputs.made)))
+            inputs.source, inputs.computed = order.source, False
+            message = worker.execute(order.command, lambda: bool(numbers[0]))
+            connection.send_bytes(_packed(Report(message, inputs.computed)))
 
 
 def _receive(connection: Connection, orders: queue.SimpleQueue[Order], job: Job) -> None:
@@ -167,9 +166,9 @@ def _packed(report: Report) -> Any:
         packed = ForkingPickler.dumps(report)
         ForkingPickler.loads(packed)
     except BaseException:  # whatever its own methods raise
-        told = WorkerError(
+        described = WorkerError(
             f"layer {message.command.layer} failed in epoch {message.command.epoch}:"
             f" {type(error).__name__}: {error!r}"
         )
-        return ForkingPickler.dumps(replace(report, message=replace(message, error=told)))
+        return ForkingPickler.dumps(replace(report, message=replace(message, error=described)))
     return packed

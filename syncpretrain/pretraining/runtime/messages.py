@@ -17,29 +17,34 @@ from syncpretrain.pretraining.schedule.machine import Train
 __all__ = ["Failed", "Finished", "LayerState", "Message"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerState:
     """Everything that a layer's next minibatch depends on: what a checkpoint keeps of it.
 
-    ``good`` is the layer at its last epoch's end, where a roll-back goes. ``cursor`` is where in
-    the epoch after that it stands; ``stopping`` what early stopping remembers.
+    ``step_state`` is that of its :class:`~syncpretrain.learners.steps.Step`. ``last_good`` is the
+    layer at its last epoch's end, where a roll-back goes. ``cursor`` is where in the epoch after
+    that it stands; ``stopping`` the state of early stopping.
     """
 
     layer: Layer
-    memory: dict[str, NDArray[np.float32]]
-    good: Layer
+    step_state: dict[str, NDArray[np.float32]]
+    last_good: Layer
     cursor: Cursor
     learning_rate: float
     rollbacks: int
     stopping: tuple[float, int] | None
 
-    def to(self, place: Callable[[Any], Any]) -> LayerState:
-        """Return the state with every array where ``place`` brings it."""
-        memory = {name: place(array) for name, array in self.memory.items()}
-        return replace(self, layer=self.layer.to(place), memory=memory, good=self.good.to(place))
+    def to(self, device: Callable[[Any], Any]) -> LayerState:
+        """Return the state with every array moved by ``device``."""
+        return replace(
+            self,
+            layer=self.layer.to(device),
+            step_state={name: device(array) for name, array in self.step_state.items()},
+            last_good=self.last_good.to(device),
+        )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """A worker finished its epoch. Times as in ``time.monotonic``.
 

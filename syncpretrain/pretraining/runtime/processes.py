@@ -36,10 +36,11 @@ from syncpretrain.parallel.blas import blas_environment
 from syncpretrain.parallel.descriptors import above_standard, standard_stream
 from syncpretrain.pretraining.runtime.activations import Split
 from syncpretrain.pretraining.runtime.base import STDERR
-from syncpretrain.pretraining.runtime.child import DUMP_SIGNAL, Hire, Job, Order, Report
+from syncpretrain.pretraining.runtime.child import DUMP_SIGNAL, Job, Order, Report
 from syncpretrain.pretraining.runtime.messages import Failed, Message
-from syncpretrain.pretraining.runtime.shared_activations import Cells, Room
+from syncpretrain.pretraining.runtime.shared_activations import SharedNumbers, SharedSplits
 from syncpretrain.pretraining.runtime.versions import MAX_BUFFERS, Versions
+from syncpretrain.pretraining.runtime.worker import WorkerFactory
 from syncpretrain.pretraining.schedule.machine import Train
 
 __all__ = ["ProcessesRuntime"]
@@ -65,7 +66,7 @@ class ProcessesRuntime:
 
     Parameters
     ----------
-    hires : sequence of callable
+    worker_factories : sequence of callable
         From the lowest layer up, each of which can be sent to another process, and there returns
         the layer's worker, given its inputs.
     versions : Versions
@@ -74,13 +75,15 @@ class ProcessesRuntime:
         Of each process.
     """
 
-    def __init__(self, hires: Sequence[Hire], versions: Versions, blas_threads: int) -> None:
-        self._hires = hires
+    def __init__(
+        self, worker_factories: Sequence[WorkerFactory], versions: Versions, blas_threads: int
+    ) -> None:
+        self._worker_factories = worker_factories
         self._versions = versions
         self._blas_threads = blas_threads
-        self._progress = np.zeros(2 * len(hires) + 1)  # as described in Job
-        self._rooms: list[Room] = []
-        self._cells: Cells | None = None
+        self._progress = np.zeros(2 * len(worker_factories) + 1)  # as described in Job
+        self._splits: list[SharedSplits] = []
+        self._numbers: SharedNumbers | None = None
         self._connections: dict[int, Connection] = {}  # by layer, of those that live
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._commands: dict[int, Train] = {}  # the newest of each layer
@@ -89,10 +92,10 @@ class ProcessesRuntime:
     def __enter__(self) -> ProcessesRuntime:
         try:
             self._share()
-            for layer in range(1, len(self._hires) + 1):
+            for layer in range(1, len(self._worker_factories) + 1):
                 self._start(layer)
-            for layer, hire in enumerate(self._hires, start=1):
-                self._send(layer, self._job(layer, hire))
+            for layer, worker_factory in enumerate(self._worker_factories, start=1):
+                self._send(layer, self._job(layer, worker_factory))
         except BaseException:
             self._close()
             raise
@@ -113,15 +116,15 @@ class ProcessesRuntime:
     def submit(self, command: Train) -> None:
         """Send the layer's process an epoch."""
         layer = command.layer
-        recipe = self._versions.recipe(layer - 1, command.reads, command.below_reads)
+        source = self._versions.source(layer - 1, command.reads, command.below_reads)
         self._progress[layer] = 0.0  # until it wakes
         self._commands[layer] = command
         self._busy.add(layer)
-        self._send(layer, Order(command, recipe))
+        self._send(layer, Order(command, source))
 
-    def allot(self, layer: int, members: int) -> None:
+    def set_workers(self, layer: int, workers: int) -> None:
         """Set the number of workers of a layer from its next step on."""
-        self._progress[len(self._hires) + layer] = members
+        self._progress[len(self._worker_factories) + layer] = workers
 
     def fraction(self, layer: int) -> float:
         """Return how far the running epoch of a layer is, in [0, 1]."""
@@ -152,31 +155,31 @@ class ProcessesRuntime:
         return None
 
     def _share(self) -> None:
-        """Put the data into shared memory, and make room for the activations."""
+        """Copy the data to shared memory, and allocate the activations there."""
         versions = self._versions
-        data = Room.of(versions.data)
-        self._rooms.append(data)
+        data = SharedSplits.of(versions.data)
+        self._splits.append(data)
         for units in versions.hidden[:-1]:  # no layer reads those of the top layer
-            self._rooms.append(Room.create(data.rows, units, MAX_BUFFERS))
-        self._cells = Cells.create(2 * len(self._hires) + 1)
-        self._progress = self._cells.map()
-        self._progress[len(self._hires) + 1 :] = 1
+            self._splits.append(SharedSplits.create(data.rows, units, MAX_BUFFERS))
+        self._numbers = SharedNumbers.create(2 * len(self._worker_factories) + 1)
+        self._progress = self._numbers.map()
+        self._progress[len(self._worker_factories) + 1 :] = 1
         versions.allocate = self._split
 
     def _split(self, layer: int, number: int) -> Split:
-        return self._rooms[layer].map(write=True)[number]
+        return self._splits[layer].map(write=True)[number]
 
-    def _job(self, layer: int, hire: Hire) -> Job:
-        assert self._cells is not None
-        rooms = {i: self._rooms[i] for i in self._readable(layer)}
-        return Job(layer, hire, rooms, self._cells, self._blas_threads, os.getpid())
+    def _job(self, layer: int, worker_factory: WorkerFactory) -> Job:
+        assert self._numbers is not None
+        splits = {i: self._splits[i] for i in self._readable(layer)}
+        return Job(layer, worker_factory, splits, self._numbers, self._blas_threads, os.getpid())
 
     def _readable(self, layer: int) -> range:
-        """Return the layers whose activations a layer reads, or makes others of."""
+        """Return the layers whose activations a layer reads, or computes others from."""
         return range(max(0, layer - 2), layer)
 
     def _start(self, layer: int) -> None:
-        assert self._cells is not None
+        assert self._numbers is not None
         ours, theirs = (
             socket.socket(fileno=above_standard(end.detach())) for end in socket.socketpair()
         )
@@ -184,7 +187,7 @@ class ProcessesRuntime:
             for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
                 ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", TRANSFER_SECONDS, 0))
             self._connections[layer] = Connection(ours.detach())
-            rooms = (self._rooms[i].descriptor for i in self._readable(layer))
+            splits = (self._splits[i].descriptor for i in self._readable(layer))
             path = [entry for entry in sys.path if isinstance(entry, str)]
             name, descriptor = f"syncpretrain-layer-{layer}", str(theirs.fileno())
             # Neither may end a process that cannot ignore them yet.
@@ -196,7 +199,7 @@ class ProcessesRuntime:
                     stdout=standard_stream(1),
                     stderr=standard_stream(2),
                     env={**os.environ, **blas_environment(self._blas_threads)},
-                    pass_fds=(theirs.fileno(), self._cells.descriptor, *rooms),
+                    pass_fds=(theirs.fileno(), self._numbers.descriptor, *splits),
                 )
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, found)
@@ -228,8 +231,8 @@ class ProcessesRuntime:
             if report.trace:
                 message.error.__cause__ = RemoteTraceback(report.trace)
         self._busy.discard(layer)
-        if report.made:
-            self._versions.note_made(layer - 1, message.command.reads)
+        if report.computed:
+            self._versions.record_computed(layer - 1, message.command.reads)
         return message
 
     def _died(self, layer: int) -> Failed:
@@ -249,8 +252,8 @@ class ProcessesRuntime:
         else:
             moment = "before its first epoch"
         self._busy.discard(layer)
-        told = f"layer {layer} failed {moment}: its process {process.pid} {_ending(status)}"
-        return Failed(command, WorkerError(told))
+        text = f"layer {layer} failed {moment}: its process {process.pid} {_ending(status)}"
+        return Failed(command, WorkerError(text))
 
     def _close(self) -> list[int]:
         """End every process, release the shared memory; return those that did not end in time."""
@@ -266,12 +269,12 @@ class ProcessesRuntime:
         alive = [p.pid for p in self._processes.values() if p.returncode is None]
         self._versions.allocate = None
         self._progress = self._progress.copy()
-        for room in self._rooms:
-            room.close()
-        self._rooms.clear()
-        if self._cells is not None:
-            self._cells.close()
-            self._cells = None
+        for splits in self._splits:
+            splits.close()
+        self._splits.clear()
+        if self._numbers is not None:
+            self._numbers.close()
+            self._numbers = None
         return alive
 
 

@@ -9,30 +9,38 @@ from syncpretrain.pretraining.runtime.processes import ProcessesRuntime
 from syncpretrain.pretraining.runtime.serial import SerialRuntime
 from syncpretrain.pretraining.runtime.threads import ThreadsRuntime
 from syncpretrain.pretraining.runtime.versions import Versions
-from syncpretrain.pretraining.runtime.worker import Inputs, LayerWorker
+from syncpretrain.pretraining.runtime.worker import WorkerFactory
 
 __all__ = ["RUNTIMES", "runtime_for"]
 
-Hire = Callable[[Inputs], LayerWorker]
-Build = Callable[[Sequence[Hire], Versions, int, Callable[[], bool]], Runtime]
+Build = Callable[[Sequence[WorkerFactory], Versions, int, Callable[[], bool]], Runtime]
 
 
 def _serial(
-    hires: Sequence[Hire], versions: Versions, blas_threads: int, stop: Callable[[], bool]
+    worker_factories: Sequence[WorkerFactory],
+    versions: Versions,
+    blas_threads: int,
+    stop: Callable[[], bool],
 ) -> Runtime:
-    return SerialRuntime([hire(versions) for hire in hires], stop)
+    return SerialRuntime([build(versions) for build in worker_factories], stop)
 
 
 def _threads(
-    hires: Sequence[Hire], versions: Versions, blas_threads: int, stop: Callable[[], bool]
+    worker_factories: Sequence[WorkerFactory],
+    versions: Versions,
+    blas_threads: int,
+    stop: Callable[[], bool],
 ) -> Runtime:
-    return ThreadsRuntime([hire(versions) for hire in hires], stop)
+    return ThreadsRuntime([build(versions) for build in worker_factories], stop)
 
 
 def _processes(
-    hires: Sequence[Hire], versions: Versions, blas_threads: int, stop: Callable[[], bool]
+    worker_factories: Sequence[WorkerFactory],
+    versions: Versions,
+    blas_threads: int,
+    stop: Callable[[], bool],
 ) -> Runtime:
-    return ProcessesRuntime(list(hires), versions, blas_threads)
+    return ProcessesRuntime(list(worker_factories), versions, blas_threads)
 
 
 RUNTIMES: dict[str, Build] = {"serial": _serial, "threads": _threads, "processes": _processes}
@@ -40,7 +48,7 @@ RUNTIMES: dict[str, Build] = {"serial": _serial, "threads": _threads, "processes
 
 def runtime_for(
     name: str,
-    hires: Sequence[Hire],
+    worker_factories: Sequence[WorkerFactory],
     versions: Versions,
     *,
     blas_threads: int,
@@ -52,7 +60,7 @@ def runtime_for(
     ----------
     name : str
         ``serial``, ``threads`` or ``processes``.
-    hires : sequence of callable
+    worker_factories : sequence of callable
         One a layer: builds its worker, here or in a process of its own.
     versions : Versions
         What the workers read.
@@ -61,4 +69,4 @@ def runtime_for(
     stop : callable
         Asked between minibatches whether to stop, by the workers of this process.
     """
-    return RUNTIMES[name](hires, versions, blas_threads, stop)
+    return RUNTIMES[name](worker_factories, versions, blas_threads, stop)

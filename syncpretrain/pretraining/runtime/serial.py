@@ -49,7 +49,7 @@ class SerialRuntime:
         self._workers[command.layer - 1].fraction = 0.0  # until its turn comes
         self._commands.append(command)
 
-    def allot(self, layer: int, members: int) -> None:
+    def set_workers(self, layer: int, workers: int) -> None:
         """Do nothing: the caller's thread is the only worker."""
 
     def fraction(self, layer: int) -> float:

@@ -20,7 +20,7 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.parallel.descriptors import nameless_memory
 from syncpretrain.pretraining.runtime.activations import Split
 
-__all__ = ["Cells", "Room", "check_runtime"]
+__all__ = ["SharedNumbers", "SharedSplits", "check_runtime"]
 
 PAGE = 4096  # where each array begins, so that it is aligned as others are
 AT_ONCE = 1 << 24  # bytes written in a call
@@ -42,11 +42,11 @@ def check_runtime(name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class SharedSplits:
     """Shared memory for a number of splits of the same shape.
 
-    ``rows`` are those for training and for validation. A room may be sent to another process that
-    has the descriptor under the same number.
+    ``rows`` are those for training and for validation. May be sent to another process that has
+    the descriptor under the same number.
     """
 
     descriptor: int
@@ -55,37 +55,37 @@ class Room:
     splits: int
 
     @classmethod
-    def create(cls, rows: tuple[int, int], width: int, splits: int) -> Room:
-        """Return a new room, whose pages are yet to be allocated."""
-        room = cls(nameless_memory(), rows, width, splits)
+    def create(cls, rows: tuple[int, int], width: int, splits: int) -> SharedSplits:
+        """Return new memory, whose pages are yet to be allocated."""
+        shared = cls(nameless_memory(), rows, width, splits)
         try:
-            os.ftruncate(room.descriptor, splits * sum(room._sizes()))
+            os.ftruncate(shared.descriptor, splits * sum(shared._sizes()))
         except BaseException:
-            room.close()
+            shared.close()
             raise
-        return room
+        return shared
 
     @classmethod
-    def of(cls, split: Split) -> Room:
-        """Return a new room with a copy of one split.
+    def of(cls, split: Split) -> SharedSplits:
+        """Return new memory with a copy of one split.
 
         Raises
         ------
         OSError
             If there is not enough memory.
         """
-        room = cls.create((len(split.train), len(split.validation)), split.train.shape[1], 1)
+        shared = cls.create((len(split.train), len(split.validation)), split.train.shape[1], 1)
         try:
-            for offset, rows in zip((0, room._sizes()[0]), split, strict=True):
+            for offset, rows in zip((0, shared._sizes()[0]), split, strict=True):
                 # Written, not mapped: without memory this is an error, not a signal.
                 left = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
                 while len(left):
-                    written = os.pwrite(room.descriptor, left[:AT_ONCE], offset)
+                    written = os.pwrite(shared.descriptor, left[:AT_ONCE], offset)
                     left, offset = left[written:], offset + written
         except BaseException:
-            room.close()
+            shared.close()
             raise
-        return room
+        return shared
 
     def map(self, *, write: bool = False) -> list[Split]:
         """Return the splits, read-only unless ``write``."""
@@ -108,24 +108,24 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
+class SharedNumbers:
     """Shared numbers, each with one writer: read and written without a lock."""
 
     descriptor: int
     count: int
 
     @classmethod
-    def create(cls, count: int) -> Cells:
-        """Return new cells, all 0."""
-        cells = cls(nameless_memory(), count)
-        os.ftruncate(cells.descriptor, 8 * count)
-        return cells
+    def create(cls, count: int) -> SharedNumbers:
+        """Return new numbers, all 0."""
+        shared = cls(nameless_memory(), count)
+        os.ftruncate(shared.descriptor, 8 * count)
+        return shared
 
     def map(self) -> NDArray[np.float64]:
         """Return the numbers."""
         memory = _mapped(self.descriptor, 8 * self.count, write=True)
-        cells: NDArray[np.float64] = np.ndarray((self.count,), np.float64, memory)
-        return cells
+        numbers: NDArray[np.float64] = np.ndarray((self.count,), np.float64, memory)
+        return numbers
 
     def close(self) -> None:
         """Close the descriptor; what is mapped stays."""

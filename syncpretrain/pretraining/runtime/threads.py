@@ -85,9 +85,9 @@ class ThreadsRuntime:
         self._workers[command.layer - 1].fraction = 0.0  # until its thread wakes
         self._inboxes[command.layer - 1].put(command)
 
-    def allot(self, layer: int, members: int) -> None:
+    def set_workers(self, layer: int, workers: int) -> None:
         """Set the number of workers of a layer from its next step on."""
-        self._workers[layer - 1].members[0] = members
+        self._workers[layer - 1].worker_count[0] = workers
 
     def fraction(self, layer: int) -> float:
         """Return how far the running epoch of a layer is, in [0, 1]."""

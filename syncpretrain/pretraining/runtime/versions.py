@@ -1,19 +1,18 @@
-"""The versions of every layer: immutable snapshots of parameters, and the activations they make.
+"""Versions of every layer: immutable snapshots of parameters, and their activations.
 
-Guarantees, as long as every ``forget`` follows from the schedule:
+Guarantees, as long as every ``release`` follows from the schedule:
 
-* A published version never changes. Its activations are made once, by its first reader, from the
-  activations of the version below that it was trained on.
+* A published version never changes. Its activations are computed once, by its first reader, from
+  the activations of the version below that it was trained on.
 * A layer's activations live in at most ``max_buffers`` arrays, allocated at first need and used
-  again. An array is given to a new version only after its old one was forgotten.
-* Only the worker of layer l+1 makes activations of layer l, and one lock guards the tables, never
-  a computation.
-
+  again. An array is given to a new version only after its old one was released.
+* Only the worker of layer l+1 computes activations of layer l, and one lock guards the tables,
+  never a computation.
 * On devices, each layer's activations live where their reader is, layer l+1, which brings over what
-  it makes them from: the snapshot, and the activations below chunk by chunk.
+  it computes them from: the snapshot, and the activations below chunk by chunk.
 
 A reader in this process calls :meth:`Versions.activations`. One in another process is sent the
-:class:`Recipe` that this follows, and what it computed is recorded by :meth:`Versions.note_made`.
+:class:`ActivationSource` instead, and reports back to :meth:`Versions.record_computed`.
 """
 
 from __future__ import annotations
@@ -25,9 +24,15 @@ from dataclasses import dataclass
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.errors import ScheduleError
-from syncpretrain.kernels.phases import Run, in_turn
+from syncpretrain.kernels.phases import PhaseRunner, in_turn
 from syncpretrain.models.layer import Layer
-from syncpretrain.pretraining.runtime.activations import Arrays, Recipe, Split, follow, transform
+from syncpretrain.pretraining.runtime.activations import (
+    ActivationSource,
+    Arrays,
+    Split,
+    activations_from,
+    transform,
+)
 
 __all__ = ["MAX_BUFFERS", "Versions"]
 
@@ -38,7 +43,7 @@ MAX_BUFFERS = 3  # of a layer
 class _Version:
     snapshot: Layer
     buffer: int | None = None
-    made: bool = False
+    computed: bool = False
 
 
 class Versions:
@@ -80,7 +85,7 @@ class Versions:
         self._max_buffers = max_buffers
         self._lock = threading.Lock()
         self._held: list[dict[int, _Version]] = [{} for _ in range(len(hidden) + 1)]
-        self._spare: list[list[int]] = [[] for _ in range(len(hidden) + 1)]
+        self._free: list[list[int]] = [[] for _ in range(len(hidden) + 1)]
         self._allocated = [0] * (len(hidden) + 1)
         self._own: dict[tuple[int, int], Split] = {}  # the arrays, by layer and number
 
@@ -95,9 +100,9 @@ class Versions:
         version: int,
         below: int,
         stop: Callable[[], bool],
-        run: Run = in_turn,
+        run: PhaseRunner = in_turn,
     ) -> Split | None:
-        """Return the activations of a version, making them if they are not made yet.
+        """Return the activations of a version, computing them if they are not computed yet.
 
         ``below`` is the version of the layer below that it was trained on; ``run`` works pieces
         of the work. Returns None if ``stop`` turned true before they were ready.
@@ -105,47 +110,47 @@ class Versions:
         Raises
         ------
         ScheduleError
-            If the version, or what it is made from, is not held.
+            If the version, or what it is computed from, is not held.
         """
-        recipe = self.recipe(layer, version, below)
-        activations = follow(recipe, self._array, stop, run, self._readers[layer].asarray)
+        source = self.source(layer, version, below)
+        activations = activations_from(source, self._array, stop, run, self._readers[layer].asarray)
         if activations is not None:
-            self.note_made(layer, version)
+            self.record_computed(layer, version)
         return activations
 
-    def recipe(self, layer: int, version: int, below: int) -> Recipe:
+    def source(self, layer: int, version: int, below: int) -> ActivationSource:
         """Return how the only reader of a version is to get its activations.
 
         Raises
         ------
         ScheduleError
-            If the version, or what it is made from, is not held.
+            If the version, or what it is computed from, is not held.
         """
         if layer == 0:
-            return Recipe(0)
+            return ActivationSource(0)
         held = self._version(layer, version)
-        if held.made and held.buffer is not None:
-            return Recipe(layer, held.buffer)
-        source = self._made(layer - 1, below)
-        return Recipe(layer, self._take_buffer(layer, held), held.snapshot, source)
+        if held.computed and held.buffer is not None:
+            return ActivationSource(layer, held.buffer)
+        buffer_below = self._computed_buffer(layer - 1, below)
+        return ActivationSource(layer, self._take_buffer(layer, held), held.snapshot, buffer_below)
 
-    def note_made(self, layer: int, version: int) -> None:
-        """Take note that the activations of a version were made as its recipe says."""
+    def record_computed(self, layer: int, version: int) -> None:
+        """Record that the activations of a version were computed as its source says."""
         if layer:
-            self._version(layer, version).made = True
+            self._version(layer, version).computed = True
 
-    def made(self) -> list[tuple[int, int]]:
+    def computed(self) -> list[tuple[int, int]]:
         """Return layer and version of all activations there are."""
         with self._lock:
             return [
                 (layer, version)
                 for layer, versions in enumerate(self._held)
                 for version, held in sorted(versions.items())
-                if held.made
+                if held.computed
             ]
 
-    def make(self, layer: int, version: int, snapshots: Sequence[Layer]) -> None:
-        """Make a version's activations from the data again, through one snapshot a layer.
+    def compute(self, layer: int, version: int, snapshots: Sequence[Layer]) -> None:
+        """Compute a version's activations from the data again, through one snapshot a layer.
 
         Chunk by chunk as the first time, so that they are the same bits.
         """
@@ -154,11 +159,11 @@ class Versions:
         stream = reader.stream()
         with stream:
             target = self._array(layer, self._take_buffer(layer, held))
-            transform(snapshots, self._inputs, target, lambda: False, place=reader.asarray)
+            transform(snapshots, self._inputs, target, lambda: False, device=reader.asarray)
             stream.synchronize()
-        held.made = True
+        held.computed = True
 
-    def forget(self, layer: int, version: int) -> None:
+    def release(self, layer: int, version: int) -> None:
         """Drop a version and take its activations' array back.
 
         Raises
@@ -170,15 +175,17 @@ class Versions:
         with self._lock:
             del self._held[layer][version]
             if buffer is not None:
-                self._spare[layer].append(buffer)
+                self._free[layer].append(buffer)
 
-    def _made(self, layer: int, version: int) -> int:
-        """Return the number of the array of activations that are made."""
+    def _computed_buffer(self, layer: int, version: int) -> int:
+        """Return the number of the array of activations that are computed."""
         if layer == 0:
             return 0
         held = self._version(layer, version)
-        if not held.made or held.buffer is None:
-            raise ScheduleError(f"version {version} of layer {layer} was read before it was made")
+        if not held.computed or held.buffer is None:
+            raise ScheduleError(
+                f"version {version} of layer {layer} was read before it was computed"
+            )
         return held.buffer
 
     def _version(self, layer: int, version: int) -> _Version:
@@ -193,8 +200,8 @@ class Versions:
     def _take_buffer(self, layer: int, held: _Version) -> int:
         with self._lock:
             if held.buffer is None:
-                if self._spare[layer]:
-                    held.buffer = self._spare[layer].pop()
+                if self._free[layer]:
+                    held.buffer = self._free[layer].pop()
                 elif self._allocated[layer] == self._max_buffers:
                     raise ScheduleError(
                         f"layer {layer} needs more than {self._max_buffers} buffers"

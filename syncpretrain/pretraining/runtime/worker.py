@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.errors import DivergedError
-from syncpretrain.kernels.phases import Run, Work
+from syncpretrain.kernels.phases import PhaseRunner, Phases
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.cursor import Cursor, Stopped
 from syncpretrain.learners.early_stopping import EarlyStopping
 from syncpretrain.learners.epoch import train_epoch
-from syncpretrain.learners.steps import Step, recall
-from syncpretrain.parallel.team import TIMES, Team, TeamTimes
+from syncpretrain.learners.steps import Step, load_state
+from syncpretrain.parallel.worker_pool import TIMEOUTS, Timeouts, WorkerPool
 from syncpretrain.pretraining.runtime.activations import Split
 from syncpretrain.pretraining.runtime.messages import Failed, Finished, LayerState, Message
 from syncpretrain.pretraining.schedule.machine import Train
 
-__all__ = ["Inputs", "LayerWorker"]
+__all__ = ["Inputs", "LayerWorker", "WorkerFactory"]
 
 MAX_ROLLBACKS = 3  # of one layer in one run
 PROBE_ROWS = 1000  # validation rows looked at after each epoch; more would cost over 1 %
@@ -37,7 +37,7 @@ class Inputs(Protocol):
         version: int,
         below: int,
         stop: Callable[[], bool],
-        run: Run,
+        run: PhaseRunner,
     ) -> Split | None:
         """Return the activations of a version, or None if ``stop`` turned true; see Versions."""
         ...
@@ -59,7 +59,7 @@ class LayerWorker:
         Whether each epoch ends with a copy of the whole state, for checkpoints.
     replicas : int
         The most workers of this layer, of which this one leads the others.
-    times : TeamTimes
+    times : Timeouts
         Of these workers.
 
     Attributes
@@ -67,9 +67,9 @@ class LayerWorker:
     progress : ndarray of shape (1,), float64
         Progress of the running epoch; written here, read to show it. May be replaced by an array in
         shared memory.
-    members : ndarray of shape (1,), float64
-        How many workers the layer may have now; read here before every step, set by the runtime.
-        May be replaced as well.
+    worker_count : ndarray of shape (1,), float64
+        Number of workers of the layer; read here before every step, set by the runtime. May be
+        replaced as well.
     """
 
     def __init__(
@@ -81,12 +81,12 @@ class LayerWorker:
         *,
         keep_states: bool = False,
         replicas: int = 1,
-        times: TeamTimes = TIMES,
+        times: Timeouts = TIMEOUTS,
     ) -> None:
         self.learner, self.step = learner, step
         self.progress = np.zeros(1)
-        self.members = np.ones(1)
-        self._team = Team(replicas, f"syncpretrain-layer-{learner.layer}", times)
+        self.worker_count = np.ones(1)
+        self._pool = WorkerPool(replicas, f"syncpretrain-layer-{learner.layer}", times)
         self._inputs = inputs
         self._stopping = stopping
         self._keep_states = keep_states
@@ -137,31 +137,32 @@ class LayerWorker:
         """Return a copy of everything that the next minibatch depends on."""
         begun = self._cursor.minibatches > 0
         return LayerState(
-            self.learner.snapshot() if begun else self._last_good,
-            {name: array.copy() for name, array in self.step.memory().items()},
-            self._last_good,
-            self._cursor,
-            self.learner.learning_rate,
-            self._rollbacks,
-            self._stopping.memory if self._stopping else None,
+            layer=self.learner.snapshot() if begun else self._last_good,
+            step_state={name: array.copy() for name, array in self.step.state().items()},
+            last_good=self._last_good,
+            cursor=self._cursor,
+            learning_rate=self.learner.learning_rate,
+            rollbacks=self._rollbacks,
+            stopping=self._stopping.state if self._stopping else None,
         )
 
-    def recall(self, state: LayerState) -> None:
-        """Go on from a state, bit for bit."""
+    def load_state(self, state: LayerState) -> None:
+        """Continue from a state; the result is bit-identical."""
         with self.learner.stream:
             state = state.to(self.learner.backend.asarray)
-            recall(self.learner, self.step, state.layer, state.memory)
+            load_state(self.learner, self.step, state.layer, state.step_state)
         self.learner.learning_rate = state.learning_rate
-        self._last_good, self._cursor, self._rollbacks = state.good, state.cursor, state.rollbacks
+        self._last_good, self._cursor = state.last_good, state.cursor
+        self._rollbacks = state.rollbacks
         if self._stopping is not None and state.stopping is not None:
-            self._stopping.memory = state.stopping
+            self._stopping.state = state.stopping
 
     def close(self) -> list[str]:
         """Stop the helper threads; return the names of those still alive."""
-        return self._team.close()
+        return self._pool.close()
 
-    def _run(self, work: Work, shards: int) -> None:
-        self._team.run(work, shards, int(self.members[0]))
+    def _run(self, phases: Phases, shards: int) -> None:
+        self._pool.run(phases, shards, int(self.worker_count[0]))
 
     def _roll_back(self) -> None:
         self.learner.restore(self._last_good)
@@ -182,16 +183,16 @@ class LayerWorker:
         held_out_error = self.learner.validation_error(held_out) if len(held_out) else None
         stops = self._stops(X.train, held_out)
         return Finished(
-            command,
-            started,
-            trained_from,
-            time.monotonic(),
-            train_error,
-            held_out_error,
-            self._last_good,
-            tuple(self._warnings),
-            stops,
-            self.state() if self._keep_states else None,
+            command=command,
+            started=started,
+            trained_from=trained_from,
+            ended=time.monotonic(),
+            train_error=train_error,
+            validation_error=held_out_error,
+            layer=self._last_good,
+            warnings=tuple(self._warnings),
+            stops=stops,
+            state=self.state() if self._keep_states else None,
         )
 
     def _epoch(self, X: NDArray[np.float32], epoch: int, stop: Callable[[], bool]) -> float:
@@ -210,7 +211,7 @@ class LayerWorker:
                     X,
                     epoch=epoch,
                     stop=stop,
-                    progress=self._note,
+                    progress=self._report_progress,
                     begin=self._cursor,
                     run=self._run,
                 )
@@ -242,5 +243,8 @@ class LayerWorker:
         last, samples = self._last_good.to(host), map(host, (self._probe(train), held_out))
         return self._stopping.stops(last, *samples)
 
-    def _note(self, fraction: float) -> None:
+    def _report_progress(self, fraction: float) -> None:
         self.fraction = fraction
+
+
+WorkerFactory = Callable[[Inputs], LayerWorker]  # builds a worker, in its own process

@@ -54,22 +54,22 @@ class Layers:
         self._woken: list[int] = []  # a heap of those that may have become ready
         self._is_woken = [False] * self._depth
         for i in range(self._depth):
-            self.note(i)
+            self.record(i)
 
     def begin(self, i: int, version: int) -> None:
         """Let a layer begin an epoch on a version of the layer below."""
         self.reads[i].append(version)
         self.training.add(i)
-        self.note(i)
+        self.record(i)
 
     def finish(self, i: int) -> None:
         """Let a layer finish its epoch."""
         self.training.remove(i)
         self.done[i] += 1
-        self.note(i)
+        self.record(i)
 
-    def note(self, i: int) -> None:
-        """Take note that a layer's past or what it is yet to read has changed."""
+    def record(self, i: int) -> None:
+        """Record that a layer's past or what it is yet to read has changed."""
         self.changed.add(i)
         for j in range(max(0, i - 1), min(i + 2, self._depth)):
             self._wake(j)
@@ -80,19 +80,19 @@ class Layers:
             if not self._unsatisfied:
                 self.changed.update(range(self._depth))
 
-    def note_from(self, i: int) -> None:
-        """Take note that a layer and those above it may have other epochs to come than before.
+    def record_from(self, i: int) -> None:
+        """Record that a layer and those above it may have other epochs to come than before.
 
         Where a layer has not begun, no layer above has anything to begin on.
         """
         while i < self._depth and self.reads[i]:
-            self.note(i)
+            self.record(i)
             i += 1
         if i < self._depth:
-            self.note(i)
+            self.record(i)
 
-    def note_ends(self) -> None:
-        """Take note of the layers that have ended, which may end those above them."""
+    def record_ends(self) -> None:
+        """Record the layers that have ended, which may end those above them."""
         for lowest in sorted(self.changed):
             i = lowest
             while i < self._depth and not self.ended[i] and self._ends(i):

@@ -1,17 +1,17 @@
-"""The schedule: which layer trains when, on which version, and when a version may be forgotten.
+"""The schedule: which layer trains when, on which version, and when a version is released.
 
 Pure: no threads, clocks or arrays. The driver calls :meth:`Schedule.begin` once and
 :meth:`Schedule.finished` after every epoch; both return commands for a runtime to execute.
 Layers are numbered from 1 outside, as in the papers; everything private starts at index 0.
 
-A version n of layer l is its parameters after n epochs together with the activations they make of
-the version of layer l-1 it was last trained on. The activations are made by the first reader, in
-layer l+1, so a version that no layer reads costs nothing. A version is therefore *held* as long as
+A version n of layer l is its parameters after n epochs together with their activations, computed
+from the version of layer l-1 it was last trained on by the first reader, in layer l+1. So a version
+that no layer reads costs nothing. A version is therefore *held* as long as
 
 1. the layer above trains on it, or may do so once more;
 2. the layer above has not begun it yet but will;
 3. the layer above published a version that was trained on it and whose activations are still to
-   be made by the layer two above.
+   be computed by the layer two above.
 
 At most 3 versions of a layer have activations at a time.
 
@@ -32,7 +32,7 @@ from syncpretrain.pretraining.schedule.layers import Layers
 from syncpretrain.pretraining.schedule.pace import Pace
 from syncpretrain.pretraining.schedule.reads import LayerPlan, Reads
 
-__all__ = ["Command", "Forget", "Past", "Schedule", "Train"]
+__all__ = ["Command", "Past", "Release", "Schedule", "Train"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Train:
     """Train one epoch of a layer on version ``reads`` of the layer below, then publish it.
 
     ``below_reads`` is the version of the layer two below that ``reads`` was trained on: its
-    activations are what those of ``reads`` are made from. It is 0 where ``reads`` is the data.
+    activations are what those of ``reads`` are computed from. It is 0 where ``reads`` is the data.
     """
 
     layer: int
@@ -50,14 +50,14 @@ class Train:
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
+class Release:
     """Release a version of a layer; no layer will read it again."""
 
     layer: int
     version: int
 
 
-Command = Train | Forget
+Command = Train | Release
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Schedule:
         return tuple(i + 1 for i in sorted(self._layers.training))
 
     @property
-    def over(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the run has ended: no layer trains and none can be woken."""
         return not self._layers.training and self._layers.next_ready() is None
 
@@ -158,7 +158,7 @@ class Schedule:
         return [*again, *self._assign()]
 
     def finished(self, layer: int, *, stops: bool = False) -> list[Command]:
-        """Take note that a layer finished its epoch and published it; return what follows.
+        """Record that a layer finished its epoch and published it; return the commands that follow.
 
         ``stops`` says that the layer has learned enough: its stipulated epochs end here. Newer
         versions below still wake it for refreshes.
@@ -166,48 +166,48 @@ class Schedule:
         Raises
         ------
         ScheduleError
-            If the layer was not training, or if everybody sleeps before the run's end.
+            If the layer was not training, or if every layer sleeps before the run's end.
         """
         i, layers = layer - 1, self._layers
         if i not in layers.training:
-            raise ScheduleError(f"layer {layer} finished without training; {self._story()}")
+            raise ScheduleError(f"layer {layer} finished without training; {self._summary()}")
         layers.finish(i)
         version = layers.done[i]
         self._held[i].add(version)
         if stops and version < self._epochs[i]:
             self._epochs[i] = version
             self._pace.shorten(i, version)
-            layers.note_from(i)
+            layers.record_from(i)
         commands = self._assign()
         if not layers.training and not all(layers.ended):
-            raise ScheduleError(f"every layer sleeps before the end; {self._story()}")
+            raise ScheduleError(f"every layer sleeps before the end; {self._summary()}")
         return commands
 
-    def shares(self, workers: int, most: Sequence[int]) -> dict[int, int]:
+    def workers_per_layer(self, workers: int, most: Sequence[int]) -> dict[int, int]:
         """Return how many workers each training layer has.
 
         Each has one. What is left over goes to those with the longest way to go, up to the
         ``most`` that each layer takes.
         """
-        shares = dict.fromkeys(self.training, 1)
-        spare = workers - len(shares)
-        for layer in shares:
-            more = max(0, min(spare, most[layer - 1] - 1))
-            shares[layer] += more
-            spare -= more
-        return shares
+        counts = dict.fromkeys(self.training, 1)
+        free = workers - len(counts)
+        for layer in counts:
+            more = max(0, min(free, most[layer - 1] - 1))
+            counts[layer] += more
+            free -= more
+        return counts
 
     def _assign(self) -> list[Command]:
-        """Give free slots to the ready layers with the longest way to go; forget the rest."""
+        """Give free slots to the ready layers with the longest way to go; release versions."""
         trains: list[Command] = []
         layers = self._layers
-        layers.note_ends()
+        layers.record_ends()
         while len(layers.training) < self._slots and (ready := layers.next_ready()):
             i, version = ready
             layers.begin(i, version)
             trains.append(self._train(i))
-        layers.note_ends()
-        return [*self._forget(), *trains]
+        layers.record_ends()
+        return [*self._release(), *trains]
 
     def _train(self, i: int) -> Train:
         """Return the command of the epoch that a layer has begun."""
@@ -216,35 +216,35 @@ class Schedule:
         below_reads = reads[i - 1][version - 1] if i else 0
         return Train(i + 1, len(reads[i]), version, below_reads)
 
-    def _forget(self) -> list[Command]:
+    def _release(self) -> list[Command]:
         """Release versions that no layer will read again, of layers that the event concerned."""
         freed: list[Command] = []
         changed = self._layers.changed
         touched = {j for i in changed for j in range(max(0, i - 2), i + 1)}
         for i in sorted(touched):
-            dropped = self._held[i] - self._live(i)
+            dropped = self._held[i] - self._referenced(i)
             self._held[i] -= dropped
-            freed += [Forget(i + 1, version) for version in sorted(dropped)]
+            freed += [Release(i + 1, version) for version in sorted(dropped)]
         changed.clear()
         return freed
 
-    def _live(self, i: int) -> set[int]:
-        """Return the versions of a layer that somebody may still read (module docstring)."""
+    def _referenced(self, i: int) -> set[int]:
+        """Return the versions of a layer that another may still read (module docstring)."""
         if i + 1 == self._depth:
             return set()
         layers = self._layers
-        live = set(layers.unread(i))  # 2
+        referenced = set(layers.unread(i))  # 2
         above = layers.reads[i + 1]
         if above and not layers.ended[i + 1]:
-            live.add(above[-1])  # 1
+            referenced.add(above[-1])  # 1
         if i + 2 < self._depth:
             pending = set(layers.unread(i + 1))
             if i + 2 in layers.training:
                 pending.add(layers.reads[i + 2][-1])
-            live |= {above[version - 1] for version in pending}  # 3
-        return live
+            referenced |= {above[version - 1] for version in pending}  # 3
+        return referenced
 
-    def _story(self) -> str:
+    def _summary(self) -> str:
         rows = zip(self._layers.done, self._layers.reads, strict=True)
         return "so far " + "; ".join(
             f"layer {i}: {done} epochs done, read versions {reads[-8:]}"

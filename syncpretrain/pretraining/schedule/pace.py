@@ -43,7 +43,7 @@ class Pace(Protocol):
         ...
 
     def shorten(self, layer: int, epochs: int) -> None:
-        """Take note that the layer has learned enough: ``epochs`` is all that were stipulated.
+        """Record that the layer has learned enough: ``epochs`` is all that were stipulated.
 
         It and the layers above may read otherwise from then on.
         """

@@ -20,7 +20,7 @@ from syncpretrain.events import Event, Progress
 __all__ = ["EventLog", "read_reads"]
 
 CHUNK = 1 << 16
-TIMES = ("time", "started")  # fields on the clock of the run, as opposed to durations
+TIMEOUTS = ("time", "started")  # fields on the clock of the run, as opposed to durations
 
 
 class EventLog:
@@ -31,8 +31,9 @@ class EventLog:
     that is not finite is null. Half a line at the end of a file that is added to, left by a
     process or machine that died, is dropped.
 
-    Events that the disk does not take wait in memory, and are written as soon as it does; ``tell``
-    is called with a sentence about it, once. So do all events of a file that cannot be opened.
+    Events that the disk does not take wait in memory, and are written as soon as it does;
+    ``report`` is called with a sentence about it, once. So do all events of a file that cannot be
+    opened.
     """
 
     def __init__(
@@ -40,16 +41,16 @@ class EventLog:
         path: str | Path,
         *,
         append: bool = False,
-        tell: Callable[[str], Any] = lambda message: None,
+        report: Callable[[str], Any] = lambda message: None,
     ) -> None:
         self._path = Path(path)
-        self._append, self._tell = append, tell
+        self._append, self._report = append, report
         self._file: FileIO | None = None
         self._is_entered = False
         self._origin: float | None = None
         self._waiting: deque[bytes] = deque()
         self._end = 0  # of the last whole line
-        self._has_told = False
+        self._has_warned = False
 
     def __enter__(self) -> EventLog:
         self._is_entered = True
@@ -65,7 +66,7 @@ class EventLog:
         self._write()
         if self._waiting:
             lost = len(self._waiting)
-            self._tell(f"warning: {self._path} lacks the last {lost} events of this run")
+            self._report(f"warning: {self._path} lacks the last {lost} events of this run")
         if self._file is not None:
             self._file.close()
         self._file, self._is_entered = None, False
@@ -115,9 +116,9 @@ class EventLog:
                 with suppress(OSError):  # on a full disk half a line may have been written
                     self._file.seek(self._end)  # or zeros would fill what is cut off
                     self._file.truncate()
-            if not self._has_told:
-                self._has_told = True
-                self._tell(
+            if not self._has_warned:
+                self._has_warned = True
+                self._report(
                     f"warning: {self._path} could not be written: {error.strerror or error}; the"
                     " run goes on, and its events are written once they can be"
                 )
@@ -243,7 +244,7 @@ def _check_version(layer: int, version: int, reads: list[list[int]]) -> None:
 
 def _as_dict(event: Event, origin: float) -> dict[str, Any]:
     values = {field.name: getattr(event, field.name) for field in fields(event)}
-    for name in TIMES:
+    for name in TIMEOUTS:
         if name in values:
             values[name] = round(values[name] - origin, 6)
     return {"event": type(event).__name__, **values}

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from test_schedule import free, greedy, layer_plans, lockstep, rounds
 
 from syncpretrain.backends.numpy_backend import NumpyBackend
-from syncpretrain.pretraining.schedule.machine import Command, Forget, Past, Schedule, Train
-from syncpretrain.pretraining.state import Cut
-from syncpretrain.pretraining.trained_layers import Learned
+from syncpretrain.pretraining.schedule.machine import Command, Past, Release, Schedule, Train
+from syncpretrain.pretraining.state import PretrainState
+from syncpretrain.pretraining.trained_layers import TrainedLayers
 from syncpretrain.settings import settings_from
 
 
@@ -47,28 +47,28 @@ def test_a_run_keeps_the_versions_held_and_those_below_them(
     rng = random.Random(seed)
     pretrain = settings_from([4] * (len(plans) + 1)).pretrain
     schedule = Schedule(plans, pace(plans), slots=slots)
-    learned, running = Learned(pretrain, NumpyBackend()), {}
+    trained, running = TrainedLayers(pretrain, NumpyBackend()), {}
 
     def execute(commands: Sequence[Command]) -> None:
         for command in commands:
-            if isinstance(command, Forget):
-                learned.forget(command)
+            if isinstance(command, Release):
+                trained.release(command)
             else:
                 running[command.layer] = command
 
-    def cut() -> Cut:
-        return learned.cut(schedule.past, [])
+    def cut() -> PretrainState:
+        return trained.state(schedule.past, [])
 
     execute(schedule.begin())
     while running:
         command: Train = running.pop(rng.choice(sorted(running)))
-        learned.publish(command, Snapshot())
+        trained.publish(command, Snapshot())
         execute(schedule.finished(command.layer))
         assert list(cut().snapshots) == sorted(retained(schedule.past))
         if rng.random() < interruptions:
             stopped = cut()
-            learned = Learned(pretrain, NumpyBackend())
-            learned.resume(stopped)
+            trained = TrainedLayers(pretrain, NumpyBackend())
+            trained.resume(stopped)
             running.clear()
             schedule = Schedule(plans, pace(plans), slots=slots)
             execute(schedule.resume(stopped.past))

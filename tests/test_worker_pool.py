@@ -1,4 +1,4 @@
-"""The team of one layer: every shard once, phases in order, members that come and go."""
+"""The pool of one layer: every shard once, phases in order, workers that come and go."""
 
 import threading
 import time
@@ -11,9 +11,9 @@ import pytest
 from syncpretrain.errors import StalledError
 from syncpretrain.kernels import native
 from syncpretrain.kernels.program import Program
-from syncpretrain.parallel import team as module
-from syncpretrain.parallel.team import Team, TeamTimes
+from syncpretrain.parallel import worker_pool as module
 from syncpretrain.parallel.waiting import store_cell, wait_cells
+from syncpretrain.parallel.worker_pool import Timeouts, WorkerPool
 
 WAIT = 20.0
 
@@ -33,9 +33,9 @@ def test_every_shard_of_every_phase_is_worked_once_and_in_order(most, shards):
         return work
 
     phases = [phase(number) for number in range(4)]
-    with closing(Team(most, "test-team")) as team:
+    with closing(WorkerPool(most, "test-pool")) as pool:
         for step in range(200):
-            team.run(phases, shards, most)
+            pool.run(phases, shards, most)
             assert (done == step + 1).all()
     assert not early, "a phase began before the one below it was done"
 
@@ -48,40 +48,40 @@ def test_members_are_threads_of_their_own_and_gone_at_the_end():
         where[shard].add(threading.current_thread().name)
         together.wait(WAIT)
 
-    with closing(Team(3, "test-team")) as team:
+    with closing(WorkerPool(3, "test-pool")) as pool:
         for _ in range(5):
-            team.run([phase], 3, 3)
+            pool.run([phase], 3, 3)
         assert where[0] == {threading.current_thread().name}
-        assert where[1:] == [{"test-team-2"}, {"test-team-3"}]
-    assert not [t for t in threading.enumerate() if t.name.startswith("test-team")]
+        assert where[1:] == [{"test-pool-2"}, {"test-pool-3"}]
+    assert not [t for t in threading.enumerate() if t.name.startswith("test-pool")]
 
 
 def test_members_come_and_go():
     rng = np.random.default_rng(0)
-    with closing(Team(4, "test-team")) as team:
-        for members in rng.integers(1, 5, size=500):
+    with closing(WorkerPool(4, "test-pool")) as pool:
+        for workers in rng.integers(1, 5, size=500):
             names: set[str] = set()
 
             def phase(shard):
                 names.add(threading.current_thread().name)  # noqa: B023
 
-            team.run([phase, phase], 4, int(members))
-            assert len(names) == members
+            pool.run([phase, phase], 4, int(workers))
+            assert len(names) == workers
 
 
 def test_no_more_members_than_shards_or_than_there_are():
     names = set()
-    with closing(Team(2, "test-team")) as team:
-        team.run([lambda shard: names.add(threading.current_thread().name)], 1, 2)
+    with closing(WorkerPool(2, "test-pool")) as pool:
+        pool.run([lambda shard: names.add(threading.current_thread().name)], 1, 2)
         assert len(names) == 1
-        team.run([lambda shard: names.add(threading.current_thread().name)], 9, 9)
+        pool.run([lambda shard: names.add(threading.current_thread().name)], 9, 9)
         assert len(names) == 2
 
 
 def test_a_team_that_was_never_needed_has_no_threads():
     before = threading.active_count()
-    with closing(Team(4, "test-team")) as team:
-        team.run([lambda shard: None], 8, 1)
+    with closing(WorkerPool(4, "test-pool")) as pool:
+        pool.run([lambda shard: None], 8, 1)
         assert threading.active_count() == before
 
 
@@ -99,13 +99,13 @@ def test_a_failure_of_any_member_is_raised_and_ends_the_team(culprit, where):
         return work
 
     phases = [phase(number) for number in range(4)]
-    with closing(Team(3, "test-team")) as team:
+    with closing(WorkerPool(3, "test-pool")) as pool:
         with pytest.raises(ZeroDivisionError, match="in a shard"):
-            team.run(phases, 3, 3)
+            pool.run(phases, 3, 3)
         assert max(number for number, _ in worked) <= where
         with pytest.raises(ZeroDivisionError):
-            team.run(phases, 3, 3)
-    assert not [t for t in threading.enumerate() if t.name.startswith("test-team")]
+            pool.run(phases, 3, 3)
+    assert not [t for t in threading.enumerate() if t.name.startswith("test-pool")]
 
 
 def test_a_member_that_lingered_in_vain_is_woken_again():
@@ -114,9 +114,9 @@ def test_a_member_that_lingered_in_vain_is_woken_again():
     def phase(shard):
         counts[shard] += 1
 
-    with closing(Team(2, "test-team", TeamTimes(linger=0.0, spin=0.0))) as team:
+    with closing(WorkerPool(2, "test-pool", Timeouts(linger=0.0, spin=0.0))) as pool:
         for _ in range(300):
-            team.run([phase, phase], 2, 2)
+            pool.run([phase, phase], 2, 2)
     assert counts == [600, 600]
 
 
@@ -137,26 +137,26 @@ def scaling(form: str):
 @FORM
 @pytest.mark.parametrize("stall", [0.0625, 0.25])
 def test_a_member_that_never_comes_is_told_after_the_time_given(form, stall, monkeypatch):
-    monkeypatch.setattr(Team, "_wake", lambda self, member: None)
-    with closing(Team(2, "test-team", TeamTimes(stall=stall, look=0.05))) as team:
-        with pytest.raises(StalledError, match=rf"of test-team waited {stall:g} s for the others"):
-            team.run(scaling(form), 2, 2)
+    monkeypatch.setattr(WorkerPool, "_wake", lambda self, rank: None)
+    with closing(WorkerPool(2, "test-pool", Timeouts(stall=stall, look=0.05))) as pool:
+        with pytest.raises(StalledError, match=rf"of test-pool waited {stall:g} s for the others"):
+            pool.run(scaling(form), 2, 2)
         with pytest.raises(StalledError):
-            team.run(scaling(form), 2, 2)
+            pool.run(scaling(form), 2, 2)
 
 
 @FORM
 def test_a_member_that_comes_late_but_in_time_is_no_stall(form, monkeypatch):
     """It is woken when the leader has waited for more than one look."""
-    wake, late = Team._wake, []
+    wake, late = WorkerPool._wake, []
 
-    def wake_late(self, member):
-        late.append(threading.Timer(0.1, wake, (self, member)))
+    def wake_late(self, rank):
+        late.append(threading.Timer(0.1, wake, (self, rank)))
         late[-1].start()
 
-    monkeypatch.setattr(Team, "_wake", wake_late)
-    with closing(Team(2, "test-team", TeamTimes(stall=WAIT, look=0.01))) as team:
-        team.run(scaling(form), 2, 2)
+    monkeypatch.setattr(WorkerPool, "_wake", wake_late)
+    with closing(WorkerPool(2, "test-pool", Timeouts(stall=WAIT, look=0.01))) as pool:
+        pool.run(scaling(form), 2, 2)
         late[0].join(WAIT)
 
 
@@ -200,13 +200,13 @@ def test_a_suspended_process_is_no_stall(monkeypatch):
 
     leader = threading.current_thread()
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=monotonic))
-    with closing(Team(2, "test-team", TeamTimes(stall=WAIT, look=0.01))) as team:
-        team.run([phase], 2, 2)
+    with closing(WorkerPool(2, "test-pool", Timeouts(stall=WAIT, look=0.01))) as pool:
+        pool.run([phase], 2, 2)
 
 
 def test_what_overflows_in_a_member_is_no_warning():
     def phase(shard):
         np.exp(np.full(3, 1e3, dtype=np.float32))
 
-    with closing(Team(2, "test-team")) as team, np.errstate(over="ignore"):
-        team.run([phase], 2, 2)
+    with closing(WorkerPool(2, "test-pool")) as pool, np.errstate(over="ignore"):
+        pool.run([phase], 2, 2)

@@ -1,16 +1,16 @@
-"""The workers of one layer: they work the shards of its steps at the same time.
+"""A pool of worker threads that run the shards of a step's phases at the same time.
 
-The layer's own thread leads. It calls :meth:`Team.run`, step after step, with as many members as
-it is given then, and the others take their shares of every phase. Which member works a shard
-changes nothing in what is computed, so members may come and go between two steps.
+The calling thread is the worker of rank 0. It calls :meth:`WorkerPool.run`, step after step, and
+the others run their shards of every phase. Which worker runs a shard changes no bit of the result,
+so their number may change between two steps.
 
 Guarantees:
 
-* Threads are started when they are first needed, and joined by :meth:`Team.close`.
-* A member that has nothing to do spins for a moment, naps, and after that sleeps without using
+* Threads are started when they are first needed, and joined by :meth:`WorkerPool.close`.
+* A worker that has nothing to do spins for a moment, naps, and after that sleeps without using
   any CPU.
-* A failure of a member is raised by :meth:`Team.run`; the team does not work again after it.
-* A member that waits too long for the others fails. Its own work does not count, however long it
+* A failure of a worker is raised by :meth:`WorkerPool.run`; the pool cannot be used after it.
+* A worker that waits too long for the others fails. Its own work does not count, however long it
   takes, nor does the time for which the process was suspended.
 """
 
@@ -24,21 +24,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from syncpretrain.errors import StalledError
-from syncpretrain.kernels.phases import Phase, Work, in_turn
+from syncpretrain.kernels.phases import Phase, Phases, in_turn
 from syncpretrain.kernels.program import Program
 from syncpretrain.parallel.waiting import arrive_and_wait, store_cell, wait_cells
 
-__all__ = ["STALL_SECONDS", "TIMES", "Team", "TeamTimes"]
+__all__ = ["STALL_SECONDS", "TIMEOUTS", "Timeouts", "WorkerPool"]
 
 STALL_SECONDS = 600.0  # without a minibatch anywhere
 
 READY, LATE = 0, 2  # what waiting ends with
-BROKEN, BEGUN, ARRIVED = 0, 1, 2  # cells: a failure; the newest step; phases done, one a member
+BROKEN, BEGUN, ARRIVED = 0, 1, 2  # cells: a failure; the newest step; phases done, one a worker
 
 
 @dataclass(frozen=True, slots=True)
-class TeamTimes:
-    """How long the members of a team wait, in seconds.
+class Timeouts:
+    """How long the workers of a pool wait, in seconds.
 
     Parameters
     ----------
@@ -47,9 +47,9 @@ class TeamTimes:
     spin : float
         Without a nap. The parts of a phase are about equal: a nap would cost more than it saves.
     stagger : float
-        Of one member after another: what the interpreter does before a product.
+        Of one worker after another: what the interpreter does before a product.
     linger : float
-        For the next step, before a member sleeps.
+        For the next step, before a worker sleeps.
     look : float
         Without taking signals, or noticing that the process was suspended.
     join : float
@@ -64,7 +64,7 @@ class TeamTimes:
     join: float = 10.0
 
 
-TIMES = TeamTimes()
+TIMEOUTS = Timeouts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +73,23 @@ class _Step:
     phases: Sequence[Phase]
     program: Program | None  # if it is compiled: the number of phases is fixed then
     shards: int
-    members: int
+    workers: int
     behind: int  # phases that were done before it
     ahead: int  # that will have been done after it
 
 
-class Team:
-    """Up to ``most`` members, of which the caller of :meth:`run` is one.
+class WorkerPool:
+    """Up to ``most`` workers, of which the caller of :meth:`run` is one.
 
     Parameters
     ----------
     most : int
     name : str
         Of its threads, with their number behind it.
-    times : TeamTimes
+    times : Timeouts
     """
 
-    def __init__(self, most: int, name: str, times: TeamTimes = TIMES) -> None:
+    def __init__(self, most: int, name: str, times: Timeouts = TIMEOUTS) -> None:
         self._most, self._name, self._times = most, name, times
         self._cells = np.zeros(ARRIVED + most, dtype=np.int64)
         self._lock = threading.Lock()  # of what follows; never held while working or waiting
@@ -100,38 +100,39 @@ class Team:
         self._failure: BaseException | None = None
         self._closed = False
 
-    def run(self, work: Work, shards: int, members: int) -> None:
-        """Work all shards of one phase after another, with at most ``members`` workers.
+    def run(self, phases: Phases, shards: int, workers: int) -> None:
+        """Run all shards of one phase after another, with at most ``workers`` workers.
 
         Raises
         ------
         BaseException
             Whatever a phase raised first.
         StalledError
-            If a member waits longer for the others than ``times.stall``.
+            If a worker waits longer for the others than ``times.stall``.
         """
-        members = min(members, shards, self._most)
+        workers = min(workers, shards, self._most)
         if self._failure is not None:
             raise self._failure
-        if members == 1:
-            in_turn(work, shards)
+        if workers == 1:
+            in_turn(phases, shards)
             return
         program: Program | None = None
-        if not isinstance(work, Program):
-            phases, count = work, len(work)
-        elif work.is_compiled:
-            program, phases, count = work, (), work.length
+        each: Sequence[Phase] = ()
+        if not isinstance(phases, Program):
+            each, count = phases, len(phases)
+        elif phases.is_compiled:
+            program, count = phases, phases.length
         else:
-            phases, count = work.phases, work.length
+            each, count = phases.phases, phases.length
         number, behind = self._step.number + 1, self._step.ahead
-        step = _Step(number, phases, program, shards, members, behind, behind + count)
+        step = _Step(number, each, program, shards, workers, behind, behind + count)
         with self._lock:
             self._step = step
-            awaited = [member for member in range(1, members) if self._asleep[member]]
-            for member in awaited:
-                self._asleep[member] = False
-        for member in awaited:
-            self._wake(member)
+            needed = [rank for rank in range(1, workers) if self._asleep[rank]]
+            for rank in needed:
+                self._asleep[rank] = False
+        for rank in needed:
+            self._wake(rank)
         store_cell(self._cells, BEGUN, step.number)
         self._work(step, 0)
         if self._failure is not None:
@@ -150,22 +151,22 @@ class Team:
             thread.join(max(0.0, deadline - time.monotonic()))
         return [thread.name for thread in threads if thread.is_alive()]
 
-    def _wake(self, member: int) -> None:
-        if self._threads[member] is None:
+    def _wake(self, rank: int) -> None:
+        if self._threads[rank] is None:
             thread = threading.Thread(
-                target=self._serve, args=(member,), name=f"{self._name}-{member + 1}", daemon=True
+                target=self._serve, args=(rank,), name=f"{self._name}-{rank + 1}", daemon=True
             )
-            self._threads[member] = thread
+            self._threads[rank] = thread
             thread.start()
-        self._doors[member].release()
+        self._doors[rank].release()
 
-    def _serve(self, member: int) -> None:
-        """Take part in every step that has a place for this member; sleep meanwhile."""
+    def _serve(self, rank: int) -> None:
+        """Take part in every step that has shards for this worker; sleep meanwhile."""
         seen, rests = 0, True
         with np.errstate(all="ignore"):  # as in the epoch: what overflows is found there
             while not self._closed:
                 if rests:
-                    self._doors[member].acquire()
+                    self._doors[rank].acquire()
                     rests = False
                     continue
                 found = wait_cells(
@@ -176,37 +177,37 @@ class Team:
                     BROKEN,
                     self._times.spin,
                     self._times.linger,
-                    member * self._times.stagger,
+                    rank * self._times.stagger,
                 )
                 with self._lock:
                     step = self._step
-                    mine = step.number > seen and member < step.members
+                    mine = step.number > seen and rank < step.workers
                     rests = not mine and (found != READY or step.number > seen)
-                    self._asleep[member] = rests
+                    self._asleep[rank] = rests
                     seen = step.number
                 if mine:
-                    self._work(step, member)
+                    self._work(step, rank)
 
-    def _work(self, step: _Step, member: int) -> None:
-        """Do a member's share of every phase, and wait for the others after each."""
+    def _work(self, step: _Step, rank: int) -> None:
+        """Run a worker's shards of every phase, and wait for the others after each."""
         if step.program is not None:
-            self._work_program(step, step.program, member)
+            self._work_program(step, step.program, rank)
             return
-        first = step.shards * member // step.members
-        last = step.shards * (member + 1) // step.members
+        first = step.shards * rank // step.workers
+        last = step.shards * (rank + 1) // step.workers
         try:
             for done, phase in enumerate(step.phases, start=1):
                 for shard in range(first, last):
                     phase(shard)
-                if not self._arrive(step, member, step.behind + done):
+                if not self._arrive(step, rank, step.behind + done):
                     return
         except BaseException as error:
             self._fail(error)
 
-    def _work_program(self, step: _Step, program: Program, member: int) -> None:
+    def _work_program(self, step: _Step, program: Program, rank: int) -> None:
         found = program.work(
-            member,
-            step.members,
+            rank,
+            step.workers,
             self._cells,
             first=ARRIVED,
             behind=step.behind,
@@ -218,21 +219,21 @@ class Team:
         if found == LATE:
             self._fail(self._stalled())
 
-    def _arrive(self, step: _Step, member: int, phases: int) -> bool:
+    def _arrive(self, step: _Step, rank: int, phases: int) -> bool:
         """Wait until every worker has done ``phases`` phases; return False on a failure."""
         times, waited = self._times, 0.0
         while True:
             begun = time.monotonic()
             found = arrive_and_wait(
                 self._cells,
-                ARRIVED + member,
+                ARRIVED + rank,
                 ARRIVED,
-                step.members,
+                step.workers,
                 phases,
                 BROKEN,
                 times.spin,
                 min(times.look, times.stall - waited),
-                member * times.stagger,
+                rank * times.stagger,
             )
             if found != LATE:
                 return found == READY
@@ -246,7 +247,7 @@ class Team:
         )
 
     def _fail(self, error: BaseException) -> None:
-        """Let every member leave the step, which raises the first failure."""
+        """Let every worker leave the step, which raises the first failure."""
         with self._lock:
             self._failure = self._failure or error
         store_cell(self._cells, BROKEN, 1)
