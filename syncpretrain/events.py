@@ -43,7 +43,7 @@ class Notice(Event):
 
 @dataclass(frozen=True, slots=True)
 class RunStarted(Event):
-    """Pretraining starts, or goes on from a checkpoint.
+    """Pretraining starts, or is resumed from a checkpoint.
 
     ``epochs`` are the stipulated ones of each layer. ``past_reads`` are, for each layer, the
     upstream versions of its epochs before the checkpoint; events of later ones, sent before, are

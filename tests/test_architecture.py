@@ -24,8 +24,7 @@ ROWS = [
     ["backends", "models", "parallel"],
     ["learners"],
     ["pretraining", "finetuning"],
-    ["runs"],
-    ["planning"],
+    ["runs", "planning"],
     ["cli", "__main__"],
 ]
 RANK = {name: rank for rank, row in enumerate(ROWS) for name in row}
@@ -138,7 +137,7 @@ def test_there_is_no_cycle_of_knowledge():
 
 
 def test_the_floors_and_the_longest_chain_are_bounded():
-    assert len(ROWS) <= 9
+    assert len(ROWS) <= 9  # of 13 before
     assert max(map(height, NAMES)) <= 17  # of 21 before; 14 is the aim
 
 

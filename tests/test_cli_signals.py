@@ -108,7 +108,7 @@ def test_a_signal_ends_a_run_with_its_model(tmp_path, signum, expected, options,
     assert seconds < END_SECONDS
     assert last.startswith(message)
     learned = "What was learned so far is in run/model.safetensors"
-    assert last.endswith(f"{learned}; go on with: syncpretrain train --resume run")
+    assert last.endswith(f"{learned}; resume with: syncpretrain train --resume run")
     assert not [text for text in run.lines if "Traceback" in text or "Error" in text]
     assert syncpretrain.load(tmp_path / "run").widths == (64, 32, 8)
     assert (tmp_path / "run" / "trace.json").is_file()

@@ -283,7 +283,7 @@ class TestSigterm:
             with pytest.raises(RunInterrupted, match=r"stopped\. What was learned") as caught:
                 train_run(settings, out=tmp_path / "run")
         assert caught.value.signum == signal.SIGTERM
-        assert f"{tmp_path / 'run' / MODEL_NAME}; go on with" in str(caught.value)
+        assert f"{tmp_path / 'run' / MODEL_NAME}; resume with" in str(caught.value)
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
         whole = train_run(settings, out=tmp_path / "whole")
         assert resume_run(tmp_path / "run")["parameters_sha256"] == whole["parameters_sha256"]

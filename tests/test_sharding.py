@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 
 from syncpretrain.finetuning import optimizers
-from syncpretrain.finetuning.chain import Dropout
-from syncpretrain.finetuning.chain import Step as ChainStep
+from syncpretrain.finetuning.chain import DenseLayer, Dropout
 from syncpretrain.finetuning.data_parallel import DataParallelNetwork
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import Adam, GradientDescent
 from syncpretrain.kernels.averaging import add_tree
-from syncpretrain.kernels.phases import cuts, in_turn
+from syncpretrain.kernels.phases import in_turn, slices_of
 from syncpretrain.kernels.program import Program
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner
@@ -70,7 +69,7 @@ def assert_same_bits(one: Learner, other: Learner) -> None:
 def test_cuts_make_up_the_whole():
     for size in (0, 1, 5, 16, 1000):
         for shards in (1, 2, 3, 7):
-            parts = cuts(size, shards)
+            parts = slices_of(size, shards)
             assert len(parts) == shards
             assert [i for part in parts for i in range(size)[part]] == list(range(size))
             assert max(p.stop - p.start for p in parts) - min(p.stop - p.start for p in parts) <= 1
@@ -217,11 +216,11 @@ def test_sparsity_in_shards_pulls_as_much_as_in_the_whole():
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
-def chain(units: str = "bernoulli") -> list[ChainStep]:
+def chain(units: str = "bernoulli") -> list[DenseLayer]:
     rng = np.random.default_rng(1)
     widths, kinds = (11, 7, 3, 8), ("bernoulli", "relu", units)
     return [
-        ChainStep(
+        DenseLayer(
             rng.normal(0, 0.5, (i, o)).astype(np.float32),
             rng.normal(0, 0.1, o).astype(np.float32),
             kind,

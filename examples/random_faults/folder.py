@@ -153,13 +153,13 @@ def flip_bit(path: Path, chance: random.Random) -> None:
 
 
 def truncate(path: Path, chance: random.Random) -> None:
-    """PretrainState a file off anywhere."""
+    """Cut a file off anywhere."""
     content = path.read_bytes()
     path.write_bytes(content[: chance.randrange(len(content))])
 
 
 def cut_line(path: Path, chance: random.Random) -> None:
-    """PretrainState into the last line of a log; nothing of it may be left."""
+    """Cut into the last line of a log; nothing of it may be left."""
     content = path.read_bytes()
     start = content[:-1].rfind(b"\n") + 1
     check(content, f"{path} is empty")

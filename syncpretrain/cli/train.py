@@ -49,13 +49,14 @@ RECORDED = (
     "--resume",
     type=click.Path(path_type=Path),
     metavar="RUN",
-    help="Go on with a run that was stopped or died, from its newest checkpoint, to the same bits.",
+    help="Resume a run that was stopped or died, from its newest checkpoint; the result is"
+    " bit-identical to an uninterrupted run.",
 )
 @click.option(
     "--inexact",
     is_flag=True,
     default=None,
-    help="With --resume: go on also with kernels of another kind (compiled, or NumPy's), which"
+    help="With --resume: continue also with kernels of another kind (compiled, or NumPy's), which"
     " compute other last bits.",
 )
 @click.option(

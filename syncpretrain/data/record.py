@@ -13,7 +13,7 @@ __all__ = ["DataRecord", "record_in", "record_of"]
 
 
 class DataRecord(msgspec.Struct, frozen=True):
-    """A data set as a run remembers it.
+    """Record of a data set in a run.
 
     Attributes
     ----------
@@ -59,5 +59,5 @@ def record_in(info: Mapping[str, Any]) -> DataRecord | None:
     """Return the record in the ``info`` of a model; None if it has none."""
     try:
         return msgspec.convert(info.get("data"), DataRecord | None)
-    except msgspec.ValidationError:  # of a model that somebody else wrote
+    except msgspec.ValidationError:  # of a model written by another program
         return None

@@ -64,7 +64,7 @@ def finetune(
         Called after each epoch, and at a stop with ``final=True``: given a function that returns
         a ``FinetuneState``, and ``done``, the number of finished epochs.
     resume : FinetuneState, optional
-        Where a call with the same arguments goes on, to the same bits.
+        State of a call with the same arguments to continue from; the result is bit-identical.
     stall_seconds : float, optional
         How long a worker may wait in a minibatch for others that share it; default 600.
     **settings

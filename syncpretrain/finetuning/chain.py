@@ -1,4 +1,4 @@
-"""Steps of a network that is fine-tuned: dense layers and dropout."""
+"""Dense layers of a network that is fine-tuned, and dropout."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from syncpretrain.kernels.backprop import Pair
 
-__all__ = ["Dropout", "Step", "views"]
+__all__ = ["DenseLayer", "Dropout", "views"]
 
 Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DenseLayer:
     """One layer of a chain: the means of ``units`` whose input is x W + b."""
 
     weight: Array
@@ -36,10 +36,10 @@ class Dropout:
     seed: int = 0
 
 
-def views(vector: Array, chain: Sequence[Step]) -> Iterator[Pair]:
-    """PretrainState a flat vector into a weight and a bias for each layer of a chain, as views."""
+def views(vector: Array, chain: Sequence[DenseLayer]) -> Iterator[Pair]:
+    """Split a flat vector into a weight and a bias for each layer of a chain, as views."""
     at = 0
-    for step in chain:
-        middle, end = at + step.weight.size, at + step.weight.size + step.bias.size
-        yield vector[at:middle].reshape(step.weight.shape), vector[middle:end]
+    for layer in chain:
+        middle, end = at + layer.weight.size, at + layer.weight.size + layer.bias.size
+        yield vector[at:middle].reshape(layer.weight.shape), vector[middle:end]
         at = end

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.finetuning.network import Move, Network
 from syncpretrain.kernels.averaging import add_tree
-from syncpretrain.kernels.phases import BLOCK, Phase, PhaseRunner, cuts, in_turn
+from syncpretrain.kernels.phases import BLOCK, Phase, PhaseRunner, in_turn, slices_of
 
 __all__ = ["DataParallelNetwork"]
 
@@ -39,7 +39,7 @@ class DataParallelNetwork(Network):
         blocks: list[list[tuple[slice, bool]]] = [[] for _ in range(self.shards)]
         at = 0
         for array in (array for pair in self.chain for array in pair):
-            for shard, own in enumerate(cuts(array.size, self.shards)):
+            for shard, own in enumerate(slices_of(array.size, self.shards)):
                 blocks[shard] += [
                     (slice(at + start, min(at + start + BLOCK, at + own.stop)), array.ndim == 2)
                     for start in range(own.start, own.stop, BLOCK)
@@ -59,7 +59,7 @@ class DataParallelNetwork(Network):
         examples: int | None = None,
     ) -> float:
         """Fill the gradients, shard by shard, and let them be followed; see :class:`Network`."""
-        rows, errors = cuts(len(x), self.shards), [0.0] * self.shards
+        rows, errors = slices_of(len(x), self.shards), [0.0] * self.shards
 
         def gradient(shard: int) -> None:
             own, part = rows[shard], self._parts[shard]

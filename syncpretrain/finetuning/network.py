@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.numpy_backend import NumpyBackend
-from syncpretrain.finetuning.chain import Dropout, Step, views
+from syncpretrain.finetuning.chain import DenseLayer, Dropout, views
 from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.backprop import (
     delta_below,
@@ -26,7 +26,7 @@ from syncpretrain.kernels.backprop import (
     weight_gradient,
 )
 from syncpretrain.kernels.losses import cross_entropy, squared_error, wrong
-from syncpretrain.kernels.phases import Phase, PhaseRunner, cuts, in_turn
+from syncpretrain.kernels.phases import Phase, PhaseRunner, in_turn, slices_of
 from syncpretrain.kernels.program import Program
 from syncpretrain.rng import Address, Purpose
 
@@ -62,7 +62,7 @@ class Network:
 
     Parameters
     ----------
-    chain : sequence of Step
+    chain : sequence of DenseLayer
         Weights of shape (fan in, fan out), biases of shape (fan out,); where the parameters
         start. They are copied, and their type, float32 or float64, is that of all arithmetic.
     loss : str
@@ -87,7 +87,7 @@ class Network:
 
     def __init__(
         self,
-        chain: Sequence[Step],
+        chain: Sequence[DenseLayer],
         *,
         loss: str,
         batch_size: int,
@@ -121,8 +121,8 @@ class Network:
             for shape, share in zip(shapes, shares, strict=True)
         ]
         self.shards, self.shard_number = shards, 0
-        self.reads = [cuts(len(weight), shards) for weight, _ in self.chain]
-        self.owns = [cuts(len(bias), shards) for _, bias in self.chain]
+        self.reads = [slices_of(len(weight), shards) for weight, _ in self.chain]
+        self.owns = [slices_of(len(bias), shards) for _, bias in self.chain]
         if self.units[-1] == "softmax":  # whose units need one another
             self.owns[-1] = [slice(0, len(self.chain[-1][1])), *[slice(0, 0)] * (shards - 1)]
         sizes = (step.weight.size + step.bias.size for step in chain)

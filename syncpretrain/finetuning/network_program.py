@@ -1,6 +1,6 @@
 """The step of a network that is fine-tuned, as a program: up through the layers, and down again.
 
-The same operations as :meth:`syncpretrain.finetuning.network.Network.step`, by the same cuts, for
+The same operations as :meth:`syncpretrain.finetuning.network.Network.step`, by the same slices, for
 minibatches that always lie in the same arrays.
 """
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.dataset import UNLABELLED
 from syncpretrain.errors import DataError
-from syncpretrain.finetuning.chain import Step
+from syncpretrain.finetuning.chain import DenseLayer
 from syncpretrain.kernels.backprop import Pair
 from syncpretrain.models.stack import Head, Stack
 from syncpretrain.rng import Purpose, generator
@@ -43,12 +43,12 @@ class Reconstruction:
         self.stack = stack
         self.loss = reconstruction_loss(loss, stack.units[0])
 
-    def chain(self) -> list[Step]:
+    def chain(self) -> list[DenseLayer]:
         """Return the unrolled stack."""
         layers, kinds = self.stack.layers, self.stack.units
-        up = [Step(x.weight, x.hidden_bias, x.hidden_units) for x in layers]
+        up = [DenseLayer(x.weight, x.hidden_bias, x.hidden_units) for x in layers]
         down = [
-            Step(x.decoding, x.visible_bias, units)
+            DenseLayer(x.decoding, x.visible_bias, units)
             for x, units in zip(reversed(layers), reversed(kinds[:-1]), strict=True)
         ]
         return up + down
@@ -96,11 +96,11 @@ class Supervised:
         self.stack, self._head, self.objective = stack, head, objective
         self.loss = "cross-entropy" if objective == "classification" else "squared"
 
-    def chain(self) -> list[Step]:
+    def chain(self) -> list[DenseLayer]:
         """Return the stack's way up and the head."""
-        up = [Step(x.weight, x.hidden_bias, x.hidden_units) for x in self.stack.layers]
+        up = [DenseLayer(x.weight, x.hidden_bias, x.hidden_units) for x in self.stack.layers]
         units = "softmax" if self.objective == "classification" else "gaussian"
-        return [*up, Step(self._head.weight, self._head.bias, units)]
+        return [*up, DenseLayer(self._head.weight, self._head.bias, units)]
 
     def stack_of(self, chain: Sequence[Pair], info: dict[str, Any]) -> Stack:
         """Return the stack that a trained chain makes; its way down stays as it was."""

@@ -102,7 +102,7 @@ class Trainer:
     def train(self, record: Mapping[str, Any], resume: FinetuneState | None = None) -> Stack:
         """Train and return the stack.
 
-        ``record`` goes into its info; ``resume`` is where it goes on.
+        ``record`` goes into its info; ``resume`` is the state to continue from.
         """
         options, epochs = self.options, self.options.epochs
         self.record = dict(record)
@@ -204,7 +204,7 @@ class Trainer:
         )
 
     def load_state(self, state: FinetuneState) -> None:
-        """Go on from a state, bit for bit.
+        """Continue from a state, bit for bit.
 
         Raises
         ------

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from syncpretrain.kernels.program import Program
 
-__all__ = ["BLOCK", "Phase", "PhaseRunner", "Phases", "cuts", "in_turn"]
+__all__ = ["BLOCK", "Phase", "PhaseRunner", "Phases", "in_turn", "slices_of"]
 
 Phase = Callable[[int], None]
 Phases = Sequence[Phase] | Program  # a program knows its own phases
@@ -32,7 +32,7 @@ def in_turn(phases: Phases, shards: int) -> None:
             phase(shard)
 
 
-def cuts(size: int, shards: int) -> list[slice]:
+def slices_of(size: int, shards: int) -> list[slice]:
     """Return slices of about equal length that make up ``range(size)``; some may be empty."""
     ends = [size * i // shards for i in range(shards + 1)]
     return [slice(start, end) for start, end in pairwise(ends)]

@@ -67,7 +67,7 @@ class Learner(ABC):
     Attributes
     ----------
     learning_rate : float
-        That of the settings, until somebody lowers it.
+        That of the settings, until it is lowered after a divergence.
     parameters, gradients : list of ndarray
         Weight, visible bias, hidden bias, and the weights of the way down if it has its own.
     backend, stream : Backend, Stream
@@ -125,7 +125,7 @@ class Learner(ABC):
 
     @abstractmethod
     def _allocate(self, rows: int) -> None:
-        """Allocate what the gradient of a minibatch of so many rows is computed in."""
+        """Allocate what the gradient of a minibatch of this many rows is computed in."""
 
     @abstractmethod
     def gradient(
@@ -139,7 +139,7 @@ class Learner(ABC):
     ) -> float:
         """Fill the gradients, as the direction to go, from some rows of X.
 
-        The average over these rows, or what they add to the average over so many ``examples`` of
+        The average over these rows, or what they add to the average over ``examples`` of
         a minibatch that they are a part of.
 
         Returns
@@ -149,7 +149,7 @@ class Learner(ABC):
         """
 
     def start(self, X: Array) -> None:
-        """Take note of the first examples before the first step.
+        """Record the first examples before the first step.
 
         Visible biases start from log(p / (1 - p)), where p is the mean of a unit (Hinton 2010,
         section 8), those of linear units from the mean, unless the settings start them from zero.

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.averaging import add_tree
-from syncpretrain.kernels.phases import BLOCK, Phase, PhaseRunner, cuts, in_turn
+from syncpretrain.kernels.phases import BLOCK, Phase, PhaseRunner, in_turn, slices_of
 from syncpretrain.learners.base import Learner
 
 __all__ = ["ByExamples"]
@@ -39,7 +39,7 @@ class ByExamples:
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error."""
         self._X, self._rows, self._epoch, self._step = X, rows, epoch, step
-        self._own_rows = cuts(len(rows), len(self._parts))
+        self._own_rows = slices_of(len(rows), len(self._parts))
         run(self._phases, len(self._parts))
         return sum(self._errors)
 
@@ -70,7 +70,7 @@ class ByExamples:
     def _move(self, shard: int) -> None:
         """Add up the gradients of a slice of the parameters, and move it, block by block."""
         for i, parameter in enumerate(self.learner.parameters):
-            own = cuts(parameter.size, len(self._parts))[shard]
+            own = slices_of(parameter.size, len(self._parts))[shard]
             parts = [part.gradients[i].reshape(-1) for part in self._parts]
             for start in range(own.start, own.stop, BLOCK):
                 block = slice(start, min(start + BLOCK, own.stop))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.kernels.phases import PhaseRunner, cuts, in_turn
+from syncpretrain.kernels.phases import PhaseRunner, in_turn, slices_of
 from syncpretrain.kernels.program import Operation, Program
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.rng import Address, Purpose
@@ -37,7 +37,7 @@ class ByUnits:
         self._noise = noise.reshape(-1)
         visible, hidden = rbm.weight.shape
         self._scratch = np.empty(hidden, dtype=np.float32)
-        self._own = list(zip(cuts(visible, shards), cuts(hidden, shards), strict=True))
+        self._own = list(zip(slices_of(visible, shards), slices_of(hidden, shards), strict=True))
         self._programs: dict[int, Program] = {}  # by the size of a minibatch
 
     def train_step(

@@ -49,7 +49,7 @@ class EarlyStopping:
         self._best, self._bad = state
 
     def stops(self, layer: Layer, train: Array, held_out: Array) -> bool:
-        """Take note of the layer after an epoch; return whether that was its last.
+        """Record the layer after an epoch; return whether that was its last.
 
         ``train`` and ``held_out`` are samples of the layer's input.
         """

@@ -138,7 +138,7 @@ class RBM(Learner):
         return squared_error(v0, v1, out=self._difference[:n])
 
     def _from_chains(self, v: Array, h: Array, *, epoch: int, step: int) -> float:
-        """Go on where the chains were (persistent CD), with visible states drawn too."""
+        """Continue the chains (persistent CD), with visible states sampled too."""
         n, settings = len(v) // 2, self.settings
         v0, v1, h0, h1, states = v[:n], v[n:], h[:n], h[n:], self._states[:n]
         means(h0, self.hidden_bias, settings.hidden_units)

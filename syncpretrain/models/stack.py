@@ -208,7 +208,7 @@ class Stack:
     def sample(
         self, count: int, *, steps: int = 1000, seed: int = 0, start: ArrayLike | None = None
     ) -> Array:
-        """Dream: run Gibbs chains in the top RBM, then go down to the input.
+        """Sample: run Gibbs chains in the top RBM, then decode to the input.
 
         Parameters
         ----------

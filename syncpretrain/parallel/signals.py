@@ -15,7 +15,7 @@ __all__ = ["StopRequest", "interrupted_by_sigterm", "stop_on_signals"]
 
 
 class StopRequest:
-    """False until somebody asks to stop; ``signum`` is the signal that did."""
+    """False until a stop is requested; ``signum`` is the signal that did."""
 
     def __init__(self) -> None:
         self.signum: int | None = None

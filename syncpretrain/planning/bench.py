@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.errors import RunInterrupted
-from syncpretrain.events import Event, FinetuneEpochFinished
+from syncpretrain.events import Event, FinetuneEpochFinished, RunFinished
 from syncpretrain.finetuning import finetune
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.blas import blas_limit
@@ -21,7 +21,6 @@ from syncpretrain.planning.candidates import Candidate, Task
 from syncpretrain.planning.choice import Plan, plan_for
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.runtime.activations import Split
-from syncpretrain.runs.observers.history import History
 from syncpretrain.settings import PretrainSettings
 
 __all__ = ["Bench", "Reached", "bench", "random_rows", "run_candidate", "seconds_to", "sgemm_peak"]
@@ -119,10 +118,15 @@ def run_candidate(
     candidate: Candidate, settings: PretrainSettings, data: Split
 ) -> tuple[float, Stack]:
     """Pretrain a stack by one of the candidates; return the seconds of training, and the stack."""
-    history = History()
+    seconds: list[float] = []
+
+    def record(event: Event) -> None:
+        if isinstance(event, RunFinished):
+            seconds.append(event.seconds)
+
     settings = msgspec.structs.replace(settings, group_size=None, **candidate.options)
-    stack = Pretraining(settings, data.train, data.validation, observers=[history]).run()
-    return history.pretrain_seconds, stack
+    stack = Pretraining(settings, data.train, data.validation, observers=[record]).run()
+    return seconds[0], stack
 
 
 def sgemm_peak(threads: int) -> float:
@@ -151,7 +155,7 @@ def seconds_to(target: float, plan: Plan, data: Split) -> Reached:
     """
     errors: list[float] = []
 
-    def note(event: Event) -> None:
+    def record(event: Event) -> None:
         if isinstance(event, FinetuneEpochFinished) and event.validation_error is not None:
             errors.append(event.validation_error)
 
@@ -165,7 +169,7 @@ def seconds_to(target: float, plan: Plan, data: Split) -> Reached:
             stack,
             data.train,
             validation=data.validation,
-            observers=[note],
+            observers=[record],
             stop=reached,
             epochs=MOST_EPOCHS,
             batch_size=min(MINIBATCH, len(data.train)),

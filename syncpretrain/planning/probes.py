@@ -21,7 +21,7 @@ from syncpretrain.pretraining.runtime.activations import Split, transform
 __all__ = ["Probe", "Steps", "beside", "measured", "products", "transforming", "validating"]
 
 Array = NDArray[np.float32]
-Work = Callable[[int], float]  # does something so many times; returns the seconds
+Work = Callable[[int], float]  # does something a number of times; returns the seconds
 BLOCK_SECONDS = 0.02  # of one timing: long beside a thread's waking, short beside a drift
 MOST_AT_ONCE = 100
 MOST_ROUNDS = 25
@@ -29,7 +29,7 @@ SPIN_SECONDS = 0.05  # how long the threads of BLAS may spin for more work befor
 
 
 class Probe:
-    """Work that is timed again and again, on so many cores, with so many BLAS threads."""
+    """Work to be timed repeatedly, on a number of cores and of BLAS threads."""
 
     def __init__(self, work: Work, *, cores: int = 1, blas_threads: int = 1) -> None:
         self.cores, self.blas_threads = cores, blas_threads
@@ -102,7 +102,7 @@ class Steps:
         self._step = 0
 
     def work(self, sharded: Step | None = None, run: PhaseRunner = in_turn) -> Work:
-        """Return the steps as work, cut into shards if they are."""
+        """Return the steps as work, in shards if they have any."""
         train_step = (sharded or self._whole).train_step
 
         def work(times: int) -> float:

@@ -59,7 +59,7 @@ class Pretraining:
         Called after each epoch, and at a stop with ``final=True``: given a function that returns
         the run's :class:`PretrainState`, and how many epochs each layer has done.
     resume : PretrainState, optional
-        Where a run of the same settings and data goes on.
+        State of a run of the same settings and data to continue from.
     stall_seconds : float, optional
         How long no minibatch may be trained anywhere, nor a worker wait in one for others that
         share it; default 600.

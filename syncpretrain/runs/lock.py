@@ -40,7 +40,7 @@ def owned(folder: Path, report: Callable[[str], Any]) -> Iterator[None]:
         yield
     finally:
         try:
-            path.unlink(missing_ok=True)  # while it is locked, so that it is nobody else's
+            path.unlink(missing_ok=True)  # while it is locked, so that it is no other process's
         except OSError as error:
             report(f"warning: {path} could not be removed: {error.strerror}; it may be deleted")
         os.close(descriptor)

@@ -104,8 +104,8 @@ def resume_run(
         Of the run. Its newest good checkpoint counts; without one the run begins again.
     observers : iterable of callable
     inexact : bool
-        Go on also with kernels of another kind than the run was begun with, which compute other
-        last bits.
+        Continue also with kernels of another kind than those the run was begun with, which compute
+        other last bits.
     **elsewhere
         ``runtime``, ``workers`` and ``backend``, if others than those of the run.
 

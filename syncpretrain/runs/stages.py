@@ -224,5 +224,5 @@ class Stages:
 def _saved_in(model: Path, folder: Path, *, onward: bool = True) -> str:
     """Return the path of the model, and the command to resume."""
     where = f"What was learned so far is in {model}"
-    command = f"; go on with: syncpretrain train --resume {quote(str(folder))}"
+    command = f"; resume with: syncpretrain train --resume {quote(str(folder))}"
     return where + command if onward else where

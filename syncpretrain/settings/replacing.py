@@ -13,7 +13,7 @@ from syncpretrain.settings.sections import Settings
 __all__ = ["ELSEWHERE", "moved_elsewhere", "replaced"]
 
 S = TypeVar("S", bound=msgspec.Struct)
-ELSEWHERE = ("runtime", "workers", "backend")  # what a run may go on with others of
+ELSEWHERE = ("runtime", "workers", "backend")  # settings that may differ at a resume
 
 
 def replaced(settings: S, **changes: Any) -> S:
@@ -40,7 +40,7 @@ def replaced(settings: S, **changes: Any) -> S:
 
 
 def moved_elsewhere(settings: Settings, **elsewhere: Any) -> Settings:
-    """Return the settings of a run that goes on with another runtime, workers or backend.
+    """Return the settings of a run that is resumed with another runtime, workers or backend.
 
     Raises
     ------

@@ -39,7 +39,7 @@ class Layers:
     order_ended : list of int
         The layers that have ended, in that order.
     changed : set of int
-        The layers that events have changed since somebody emptied it.
+        The layers that events have changed since it was last emptied.
     """
 
     def __init__(self, pace: Pace, reads: list[list[int]], done: list[int]) -> None:

@@ -62,7 +62,7 @@ Command = Train | Release
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What a schedule has decided and seen so far: all it needs to go on.
+    """Decisions and results of a schedule so far: all it needs to continue.
 
     For each layer the upstream version of every epoch begun, how many of these are finished, which
     versions are held, and the epochs stipulated, fewer than planned if it stopped early.
@@ -127,7 +127,7 @@ class Schedule:
 
     @property
     def past(self) -> Past:
-        """What has been so far; :meth:`resume` goes on from it."""
+        """Decisions and results so far; :meth:`resume` continues from it."""
         held = tuple(tuple(sorted(versions)) for versions in self._held)
         return Past(self.reads, self.done, held, tuple(self._epochs))
 
@@ -136,7 +136,7 @@ class Schedule:
         return self._assign()
 
     def resume(self, past: Past) -> list[Command]:
-        """Go on from a past; return the first commands: the epochs that were begun, then others.
+        """Continue from a past; return the first commands: the epochs that were begun, then others.
 
         Where more were begun than there are slots now, they all train; others wait until slots are
         free.

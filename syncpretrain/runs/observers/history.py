@@ -27,7 +27,7 @@ class History:
         self._last_time = 0.0
 
     def __call__(self, event: Event) -> None:
-        """Take note of an event."""
+        """Record an event."""
         self._last_time = max(self._last_time, event.time)
         if isinstance(event, Progress):
             return
