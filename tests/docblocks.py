@@ -6,14 +6,14 @@ import heapq
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
 
+from syncpretrain.pretraining.schedule.kinds import SCHEDULES, ScheduleOptions
 from syncpretrain.pretraining.schedule.machine import Command, Schedule, Train
-from syncpretrain.pretraining.schedule.pace import Free, Pace, Planned
-from syncpretrain.pretraining.schedule.reads import LayerPlan, greedy_row, lockstep_row, rounds_row
+from syncpretrain.pretraining.schedule.pace import Pace
+from syncpretrain.pretraining.schedule.reads import LayerPlan
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.rst", ROOT / "CONTRIBUTING.rst", *sorted((ROOT / "docs").glob("*.rst"))]
@@ -101,14 +101,12 @@ def _numbers(text: str) -> list[int]:
 
 
 def _pace(name: str, plans: Sequence[LayerPlan], *, drain: bool) -> Pace:
+    options = ScheduleOptions(drain=drain)
+    free = SCHEDULES["synchronized"].free
     if name == "free":
-        return Free(plans, drain=drain)
-    if name == "greedy":
-        return Planned(plans, greedy_row)
-    if name == "rounds":
-        rule = partial(rounds_row, group_size=2, drain=drain)
-        return Planned(plans, rule, group_size=2)
-    return Planned(plans, partial(lockstep_row, drain=drain))
+        assert free is not None
+        return free(plans, options)
+    return SCHEDULES["synchronized" if name == "lockstep" else name].lockstep(plans, options)
 
 
 def _played(schedule: Schedule, ticks: Sequence[int]) -> list[tuple[int, int, Train]]:

@@ -193,7 +193,10 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(call, tmp_pa
     ("arguments", "message"),
     [
         ("--schedule greedy", "--schedule: got one, expected none; --starts says"),
-        ("--starts warm", "--starts: got 'warm', expected greedy or synchronized or random"),
+        (
+            "--starts warm",
+            "--starts: got 'warm', expected greedy or synchronized or rounds or random",
+        ),
         ("--starts greedy,", "--starts: got '', expected greedy or"),
         ("--labels many", "--labels: got 'many', expected whole numbers or all, separated"),
         ("--labels 10,1.5", "--labels: got '10,1.5', expected whole numbers or all"),

@@ -14,7 +14,7 @@ from syncpretrain.data.dataset import Dataset
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.runs.compare import STARTS, Outcome, compare, random_stack, summarized
+from syncpretrain.runs.compare import USUAL_STARTS, Outcome, compare, random_stack, summarized
 from syncpretrain.settings import settings_from
 
 WIDTH = 16
@@ -89,7 +89,10 @@ class TestCompare:
         )
         assert reported == outcomes
         assert [(x.seed, x.start, x.labels) for x in outcomes] == [
-            (seed, start, labels) for seed in (3, 4) for start in STARTS for labels in (10, 60)
+            (seed, start, labels)
+            for seed in (3, 4)
+            for start in USUAL_STARTS
+            for labels in (10, 60)
         ]
         for outcome in outcomes:
             assert 0 <= outcome.validation <= 1
@@ -111,7 +114,7 @@ class TestCompare:
         outcomes = compare(
             make_settings("reconstruction"), make_data(), seeds=(0,), labels=(10, 20, None)
         )
-        assert [(x.start, x.labels) for x in outcomes] == [(start, None) for start in STARTS]
+        assert [(x.start, x.labels) for x in outcomes] == [(start, None) for start in USUAL_STARTS]
         assert len({x.test for x in outcomes}) > 1
         assert all(0 < x.test < WIDTH and x.validation > 0 for x in outcomes)
 
@@ -129,7 +132,7 @@ class TestCompare:
             raise ArithmeticError
 
         monkeypatch.setattr(Finetuning, "run", record)
-        for start in STARTS:
+        for start in USUAL_STARTS:
             with pytest.raises(ArithmeticError):
                 compare(make_settings(), make_data(), starts=(start,), seeds=(0,), labels=(20,))
         assert taken == [(10, 1000, 20)] * 3

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncpretrain.errors import ScheduleError, SettingsError
+from syncpretrain.pretraining.schedule.kinds import SCHEDULES, ScheduleOptions
 from syncpretrain.pretraining.schedule.machine import Command, Release, Schedule, Train
-from syncpretrain.pretraining.schedule.pace import Fixed, Free, Pace, Planned
+from syncpretrain.pretraining.schedule.pace import Fixed, Pace, Planned
 from syncpretrain.pretraining.schedule.reads import (
     LayerPlan,
     Reads,
@@ -99,23 +100,19 @@ def planned_reads(plans: Sequence[LayerPlan], rule: Rule) -> Reads:
     return tuple(row.reads for row in planned_rows(plans, rule))
 
 
-def lockstep(plans: Sequence[LayerPlan], *, drain: bool = True) -> Pace:
-    return Planned(plans, partial(lockstep_row, drain=drain))
+def pace_of(build: Callable[[Sequence[LayerPlan], ScheduleOptions], Pace]) -> Callable[..., Pace]:
+    def pace(plans: Sequence[LayerPlan], *, drain: bool = True) -> Pace:
+        return build(plans, ScheduleOptions(drain=drain))
+
+    return pace
 
 
-def greedy(plans: Sequence[LayerPlan], *, drain: bool = True) -> Pace:
-    return Planned(plans, greedy_row)
-
-
+KNOWN = {name: pace_of(kind.lockstep) for name, kind in SCHEDULES.items()}  # reads known beforehand
+FREE = {name: pace_of(kind.free) for name, kind in SCHEDULES.items() if kind.free is not None}
+PACES = [*KNOWN.values(), *FREE.values()]
+lockstep, greedy, rounds = (KNOWN[name] for name in ("synchronized", "greedy", "rounds"))
+free = FREE["synchronized"]
 in_pairs = partial(rounds_row, group_size=2)
-
-
-def rounds(plans: Sequence[LayerPlan], *, drain: bool = True) -> Pace:
-    return Planned(plans, partial(in_pairs, drain=drain), group_size=2)
-
-
-def free(plans: Sequence[LayerPlan], *, drain: bool = True) -> Pace:
-    return Free(plans, drain=drain)
 
 
 layer_plans = st.lists(
@@ -131,7 +128,7 @@ layer_plans = st.lists(
 
 @given(
     plans=layer_plans,
-    pace=st.sampled_from([lockstep, greedy, rounds, free]),
+    pace=st.sampled_from(PACES),
     drain=st.booleans(),
     slots=st.integers(1, 6),
     seed=st.integers(0, 2**32),
@@ -169,9 +166,7 @@ def test_a_free_run_replays_under_any_timing(plans, drain, slots, seeds):
     assert replayed.reads == recorded.reads
 
 
-@given(
-    plans=layer_plans, pace=st.sampled_from([lockstep, greedy, rounds, free]), seed=st.integers()
-)
+@given(plans=layer_plans, pace=st.sampled_from(PACES), seed=st.integers())
 def test_no_ready_layer_sleeps_while_a_slot_is_free(plans, pace, seed):
     slots = len(plans)
     schedule = Schedule(plans, pace(plans), slots=slots)
@@ -283,7 +278,7 @@ class TestStops:
 
     @given(
         plans=layer_plans,
-        pace=st.sampled_from([lockstep, greedy, rounds, free]),
+        pace=st.sampled_from(PACES),
         last=stop_epochs,
         slots=st.integers(1, 6),
         seed=st.integers(0, 2**32),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import given
 from hypothesis import strategies as st
-from test_schedule import free, greedy, layer_plans, lockstep, rounds, stops_after
+from test_schedule import PACES, layer_plans, stops_after
 
 from syncpretrain.pretraining.schedule.machine import Command, Past, Release, Schedule, Train
 from syncpretrain.pretraining.schedule.pace import Fixed, Pace
@@ -154,7 +154,7 @@ def check_against_definition(
 
 @given(
     plans=layer_plans,
-    pace=st.sampled_from([lockstep, greedy, rounds, free]),
+    pace=st.sampled_from(PACES),
     costs=st.lists(st.floats(0.1, 10), min_size=5, max_size=5),
     last=st.lists(st.integers(1, 7), min_size=5, max_size=5),
     slots=st.integers(1, 6),
@@ -168,7 +168,7 @@ def test_every_answer_is_that_of_the_definition(plans, pace, costs, last, slots,
 
 @given(
     plans=layer_plans,
-    pace=st.sampled_from([lockstep, greedy, rounds, free]),
+    pace=st.sampled_from(PACES),
     limit=st.sampled_from([1, 2, 3, None]),
     slots=st.integers(1, 6),
     seed=st.integers(0, 2**32),

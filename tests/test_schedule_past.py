@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_schedule import (
+    PACES,
     Memory,
-    free,
     greedy,
     in_pairs,
     layer_plans,
@@ -68,7 +68,7 @@ class Play:
 
 @given(
     plans=layer_plans,
-    pace=st.sampled_from([lockstep, greedy, rounds, free]),
+    pace=st.sampled_from(PACES),
     last=st.lists(st.integers(1, 7), min_size=5, max_size=5),
     slots=st.lists(st.integers(1, 6), min_size=2, max_size=4),
     cuts=st.lists(st.integers(0, 12), min_size=3, max_size=3),
@@ -98,7 +98,7 @@ def test_resumed_anywhere_it_ends_with_the_same_reads(plans, pace, last, slots, 
 
 @given(
     plans=layer_plans,
-    pace=st.sampled_from([lockstep, greedy, rounds, free]),
+    pace=st.sampled_from(PACES),
     last=st.lists(st.integers(1, 7), min_size=5, max_size=5),
     slots=st.integers(1, 6),
     steps=st.integers(0, 40),

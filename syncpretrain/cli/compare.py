@@ -15,6 +15,7 @@ from syncpretrain.cli.sections import SectionedCommand
 from syncpretrain.cli.settings_from_options import settings_from_options
 from syncpretrain.cli.train_options import setting_options, source_options
 from syncpretrain.errors import SettingsError
+from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-STARTS = ("greedy", "synchronized", "random")
 DEFAULT_PRESET = "label-budget"
 
 
@@ -42,7 +42,7 @@ def label_counts(text: str) -> tuple[int | None, ...]:
 @source_options
 @click.option(
     "--starts",
-    type=words(STARTS),
+    type=words((*SCHEDULES, "random")),
     metavar="START[,START...]",
     help=TEXTS["starts"],
 )
@@ -87,6 +87,7 @@ def command(
       syncpretrain compare --layers 64,100,50 --data digits --labels 50,200 --epochs 20
     """
     from syncpretrain.cli.compare_output import as_report, print_comparison, write_comparison
+    from syncpretrain.runs.compare import USUAL_STARTS
     from syncpretrain.runs.folder import check_folder
     from syncpretrain.runs.prepare import load_data, with_absolute_path
     from syncpretrain.runs.report.curves import check_drawing
@@ -98,7 +99,7 @@ def command(
     data = load_data(settings)
     first = settings.pretrain.seed
     compared = {
-        "starts": starts or STARTS,
+        "starts": starts or USUAL_STARTS,
         "seeds": range(first, first + seeds),
         "labels": labels or (None,),
     }
@@ -116,7 +117,7 @@ def command(
 def _outcomes(
     settings: Settings, data: Dataset, out: Path | None, *, quiet: bool, **compared: Any
 ) -> tuple[Path, list[Outcome]]:
-    """Compare; return the folder that was made, and what came out."""
+    """Compare; return the folder that was made, and the results."""
     from syncpretrain.cli.compare_output import keep_unfinished, print_outcome
     from syncpretrain.runs.compare import compare
     from syncpretrain.runs.folder import made_folder, new_folder
@@ -128,13 +129,13 @@ def _outcomes(
     def begin() -> None:
         made.append(new_folder(settings.pretrain.layers) if out is None else made_folder(out))
 
-    def note(outcome: Outcome) -> None:
+    def record(outcome: Outcome) -> None:
         outcomes.append(outcome)
         if not quiet:
             print_outcome(outcome)
 
     try:
-        compare(settings, data, begin=begin, report=note, **compared)
+        compare(settings, data, begin=begin, report=record, **compared)
     except BaseException:  # hours of work may be in them
         if outcomes:
             keep_unfinished(with_absolute_path(settings), data, outcomes, made[0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from syncpretrain.pretraining.schedule.kinds import SCHEDULES
+
 __all__ = ["OUTPUT", "SECTIONS", "TEXTS"]
 
 OUTPUT = "Run folder and output"  # and what belongs to no other section
@@ -9,7 +11,7 @@ OUTPUT = "Run folder and output"  # and what belongs to no other section
 # By the option's name. A default is added to a text that does not speak of one.
 SECTIONS: dict[str, dict[str, str]] = {
     "Comparison": {
-        "starts": "Of greedy, synchronized and random. Default all three.",
+        "starts": f"Of {', '.join(SCHEDULES)} and random. Default greedy,synchronized,random.",
         "seeds": "Runs of each. Default 3.",
     },
     "Data and settings": {

@@ -16,6 +16,7 @@ from syncpretrain.planning.timings import LayerTimings, Timings
 from syncpretrain.pretraining.build import build_schedule
 from syncpretrain.pretraining.memory import pretraining_bytes
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
+from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.settings import PretrainSettings
 
 __all__ = ["Candidate", "Task", "candidates", "floor_seconds"]
@@ -96,19 +97,24 @@ def floor_seconds(task: Task, timings: Timings) -> float:
 
 def _named_candidates(task: Task, timings: Timings) -> Iterator[tuple[str, dict[str, Any]]]:
     P, B = timings.workers, timings.blas_threads
-    greedy, pipeline = {"schedule": "greedy"}, {"schedule": "synchronized"}
-    parallel = P > 1 and task.settings.runtime != "serial"
-    yield "greedy, one core", {**greedy, "workers": 1, "blas_threads": 1}
-    yield "pipeline, one core", {**pipeline, "workers": 1}
-    if B > 1:
-        yield f"greedy, BLAS on {B} cores", {**greedy, "workers": P, "blas_threads": B}
-    if parallel:
-        if len(timings.layers) > 1:
-            yield "pipeline", {**pipeline, "workers": P}
-        for split in ("examples", "units"):
-            yield f"greedy, {split} split", {**greedy, "workers": P, "split": split}
-        for split in ("examples", "units") if len(timings.layers) > 1 else ():
-            yield f"hybrid, {split} split", {**pipeline, "workers": P, "split": split}
+    kinds = {name: kind for name, kind in SCHEDULES.items() if kind.candidate is not None}
+    single = {name: kind for name, kind in kinds.items() if kind.one_at_a_time}
+    deep = len(timings.layers) > 1
+    for name, kind in kinds.items():
+        blas = {"blas_threads": 1} if kind.one_at_a_time else {}
+        yield f"{kind.candidate}, one core", {"schedule": name, "workers": 1, **blas}
+    for name, kind in single.items() if B > 1 else ():
+        blas = {"blas_threads": B}
+        yield f"{kind.candidate}, BLAS on {B} cores", {"schedule": name, "workers": P, **blas}
+    if P == 1 or task.settings.runtime == "serial":
+        return
+    for name, kind in kinds.items():
+        if deep and not kind.one_at_a_time:
+            yield str(kind.candidate), {"schedule": name, "workers": P}
+    for name, kind in kinds.items():
+        for split in ("examples", "units") if deep or kind.one_at_a_time else ():
+            options = {"schedule": name, "workers": P, "split": split}
+            yield f"{kind.shared_candidate}, {split} split", options
 
 
 def _with(settings: PretrainSettings, options: Mapping[str, Any]) -> PretrainSettings | None:
@@ -164,7 +170,8 @@ def _simulated(task: Task, settings: PretrainSettings, timings: Timings) -> Simu
 def _cost(task: Task, settings: PretrainSettings, i: int, layer: LayerTimings) -> EpochCost:
     """Return what an epoch of a layer takes under the settings of a candidate."""
     step, transform, validation = {1: layer.step}, dict(layer.transform), layer.validation
-    on_blas = settings.schedule == "greedy" and (settings.blas_threads or 1) > 1
+    kind = SCHEDULES[settings.schedule]
+    on_blas = kind.one_at_a_time and (settings.blas_threads or 1) > 1
     if settings.replicas[i] > 1:
         step = dict(layer.sharded[settings.split, settings.replicas[i]])
     elif on_blas and max(settings.replicas) == 1 and layer.blas_step is not None:

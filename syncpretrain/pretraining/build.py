@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -22,16 +22,11 @@ from syncpretrain.parallel.worker_pool import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.memory import check_memory
 from syncpretrain.pretraining.runtime.activations import Split
 from syncpretrain.pretraining.runtime.messages import LayerState
-from syncpretrain.pretraining.runtime.worker import PROBE_ROWS, Inputs, LayerWorker
+from syncpretrain.pretraining.runtime.worker import PROBE_ROWS, Inputs, LayerWorker, WorkerFactory
+from syncpretrain.pretraining.schedule.kinds import SCHEDULES, ScheduleOptions
 from syncpretrain.pretraining.schedule.machine import Schedule
-from syncpretrain.pretraining.schedule.pace import Fixed, Free, Pace, Planned
-from syncpretrain.pretraining.schedule.reads import (
-    LayerPlan,
-    Reads,
-    greedy_row,
-    lockstep_row,
-    rounds_row,
-)
+from syncpretrain.pretraining.schedule.pace import Fixed, Pace
+from syncpretrain.pretraining.schedule.reads import LayerPlan, Reads
 from syncpretrain.settings import MomentumSchedule, PretrainSettings
 from syncpretrain.settings.checks import parsed_corruption
 
@@ -44,10 +39,6 @@ __all__ = [
     "build_worker_factories",
     "layer_plans",
 ]
-
-# Of the schedule in rounds. The paper has as many layers in a group as there are devices; here the
-# result may not depend on the machine, and 2 are the fewest that train in parallel.
-GROUP_SIZE = 2
 
 
 def build_schedule(
@@ -180,7 +171,7 @@ def build_worker_factories(
     keep_states: bool,
     backend: Backend | None = None,
     times: Timeouts = TIMEOUTS,
-) -> list[Callable[[Inputs], LayerWorker]]:
+) -> list[WorkerFactory]:
     """Return one function a layer that builds its worker.
 
     It is fit to be sent to another process, as long as the backend is NumPy.
@@ -217,16 +208,12 @@ def _pace(settings: PretrainSettings, plans: list[LayerPlan], replay: Reads | No
                 f" {plans[0].epochs}"
             )
         return Fixed(replay)
+    kind = SCHEDULES[settings.schedule]
     drain = settings.finish == "drain"
-    if settings.pace == "free":
-        return Free(plans, drain=drain)
-    if settings.schedule == "greedy":
-        return Planned(plans, greedy_row)
-    if settings.schedule == "rounds":
-        size = settings.group_size or GROUP_SIZE
-        rule = partial(rounds_row, group_size=size, drain=drain)
-        return Planned(plans, rule, group_size=size)
-    return Planned(plans, partial(lockstep_row, drain=drain))
+    options = ScheduleOptions(drain=drain, group_size=settings.group_size)
+    if settings.pace == "free" and kind.free is not None:
+        return kind.free(plans, options)
+    return kind.lockstep(plans, options)
 
 
 def _checked_data(settings: PretrainSettings, X: ArrayLike, validation: ArrayLike | None) -> Split:

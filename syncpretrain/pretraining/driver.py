@@ -31,6 +31,7 @@ from syncpretrain.pretraining.runtime.messages import Failed, Finished, Message
 from syncpretrain.pretraining.runtime.select import runtime_for
 from syncpretrain.pretraining.runtime.shared_activations import check_runtime
 from syncpretrain.pretraining.runtime.versions import Versions
+from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.pretraining.schedule.machine import Command, Release
 from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.pretraining.stall_watch import TICK_SECONDS, Watch
@@ -79,7 +80,7 @@ class Pretraining:
     ) -> None:
         self._blas_threads = 1
         layers = range(1, len(settings.layers))
-        if settings.schedule == "greedy" and max(map(settings.shards_of, layers)) == 1:
+        if SCHEDULES[settings.schedule].one_at_a_time and max(map(settings.shards_of, layers)) == 1:
             # Of one worker at a time, whose last bits depend on them.
             self._blas_threads = blas_threads(settings.blas_threads)
             settings = msgspec.structs.replace(settings, blas_threads=self._blas_threads)

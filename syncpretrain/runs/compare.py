@@ -22,12 +22,15 @@ from syncpretrain.models.prediction import accuracies
 from syncpretrain.models.reconstruction import stack_error
 from syncpretrain.models.stack import Stack
 from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.settings import PretrainSettings, Settings, replaced
 
-__all__ = ["STARTS", "Outcome", "Summary", "compare", "random_stack", "summarized"]
+__all__ = ["STARTS", "USUAL_STARTS", "Outcome", "Summary", "compare", "random_stack", "summarized"]
 
-STARTS = ("greedy", "synchronized", "random")
+RANDOM = "random"
+STARTS = (*SCHEDULES, RANDOM)
+USUAL_STARTS = ("greedy", "synchronized", RANDOM)
 FEWEST_STEPS = 2000  # of fine-tuning, however few labels there are
 SMALLEST_BATCH = 10
 
@@ -74,7 +77,7 @@ def compare(
     settings: Settings,
     data: Dataset,
     *,
-    starts: Sequence[str] = STARTS,
+    starts: Sequence[str] = USUAL_STARTS,
     seeds: Sequence[int] = (0, 1, 2),
     labels: Sequence[int | None] = (None,),
     begin: Callable[[], Any] = lambda: None,
@@ -93,7 +96,8 @@ def compare(
     data : Dataset
         With a test part, and labels for classification.
     starts : sequence of str
-        "greedy" and "synchronized" pretraining, or "random" weights.
+        Names of schedules to pretrain by, such as "greedy" and "synchronized", or "random"
+        weights.
     seeds : sequence of int
         Of weights, minibatches, and of which labels are kept.
     labels : sequence of int or None
@@ -184,14 +188,16 @@ def random_stack(settings: PretrainSettings, data: Dataset, *, seed: int) -> Sta
 def _pretrain_settings(start: str, settings: PretrainSettings, seed: int) -> PretrainSettings:
     """Return the settings of a start with a seed."""
     settings = replaced(settings, seed=seed)
-    if start == "random":
+    if start == RANDOM:
         return settings
-    pace = settings.pace if start == "synchronized" else "lockstep"
-    return replaced(settings, schedule=start, pace=pace, group_size=None)
+    kind = SCHEDULES[start]
+    pace = settings.pace if kind.free is not None else "lockstep"
+    group_size = settings.group_size if kind.has_groups else None
+    return replaced(settings, schedule=start, pace=pace, group_size=group_size)
 
 
 def _started(start: str, settings: PretrainSettings, data: Dataset) -> Stack:
-    if start == "random":
+    if start == RANDOM:
         return random_stack(settings, data, seed=settings.seed)
     return Pretraining(settings, data.train, data.validation).run()
 
@@ -245,7 +251,7 @@ def _budget(labelled: int, batch_size: int, epochs: int) -> dict[str, int]:
 def _gain(
     means: dict[tuple[int | None, str], float], labels: int | None, start: str
 ) -> float | None:
-    if start == "random" or (labels, "random") not in means:
+    if start == RANDOM or (labels, RANDOM) not in means:
         return None
     return means[labels, "random"] - means[labels, start]
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from syncpretrain.errors import SettingsError
+from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.settings.defaults import PER_LAYER
 from syncpretrain.settings.devices import check_backend, why_not_on_a_device
 from syncpretrain.settings.fields import PretrainFields
 from syncpretrain.settings.kinds import MAX_EPOCHS
 
-__all__ = ["check_layers", "check_per_layer", "check_pretraining", "parsed_corruption"]
+__all__ = [
+    "check_layers",
+    "check_per_layer",
+    "check_pretraining",
+    "check_schedule",
+    "parsed_corruption",
+]
 
 RBM_ONLY = ("persistent", "sparsity_cost", "hidden_dropout")
 MAX_UNITS = 1_000_000  # of a layer; more is a slip of the keyboard
@@ -148,6 +155,27 @@ def _check_early_stopping(settings: PretrainFields) -> None:
             "early_stopping: got a metric with finish first-layer in lockstep, where what follows"
             " would depend on timing; take finish drain, or pace free"
         )
+
+
+def check_schedule(settings: PretrainFields) -> None:
+    """Raise SettingsError if the schedule does not have the pace or the groups asked for."""
+    kind = SCHEDULES[settings.schedule]
+    if settings.pace == "free" and kind.free is None:
+        raise SettingsError(
+            f"pace: got free with schedule {settings.schedule}, where layers wait for the finished"
+            " layer below; use pace lockstep, or schedule"
+            f" {_names(name for name, other in SCHEDULES.items() if other.free is not None)}"
+        )
+    if settings.group_size is not None and not kind.has_groups:
+        raise SettingsError(
+            f"group_size: got {settings.group_size} with schedule {settings.schedule}, expected"
+            f" none; only {_names(name for name, other in SCHEDULES.items() if other.has_groups)}"
+            " train groups of layers"
+        )
+
+
+def _names(names: Iterable[str]) -> str:
+    return " or ".join(names)
 
 
 def check_layers(layers: tuple[int, ...]) -> None:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.settings.checks import check_layers, check_per_layer, check_pretraining
+from syncpretrain.settings.checks import (
+    check_layers,
+    check_per_layer,
+    check_pretraining,
+    check_schedule,
+)
 from syncpretrain.settings.defaults import PER_LAYER
 from syncpretrain.settings.devices import check_tuning_backend
 from syncpretrain.settings.fields import DataSettings, PretrainFields
@@ -29,16 +34,7 @@ class PretrainSettings(PretrainFields, frozen=True, kw_only=True):
         for momentum in self.momentum:
             MomentumSchedule(momentum)
         check_pretraining(self)
-        if self.schedule != "synchronized" and self.pace == "free":
-            raise SettingsError(
-                f"pace: got free with schedule {self.schedule}, where layers wait for the finished"
-                " layer below; use pace lockstep, or schedule synchronized"
-            )
-        if self.schedule != "rounds" and self.group_size is not None:
-            raise SettingsError(
-                f"group_size: got {self.group_size} with schedule {self.schedule}, expected none;"
-                " only rounds train groups of layers"
-            )
+        check_schedule(self)
         if self.seed >= 2**63:
             raise SettingsError(f"seed: got {self.seed}, expected a number below 2**63")
 
