@@ -19,9 +19,10 @@ from syncpretrain.planning.bench import (
 )
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.choice import plan_for
-from syncpretrain.planning.measure import measure, sizes
-from syncpretrain.planning.timings import LayerTimings, Timings
+from syncpretrain.planning.measure import measure
+from syncpretrain.planning.timings import LayerTimings, Timings, sizes
 from syncpretrain.pretraining.runtime.activations import Split
+from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.settings import PretrainSettings, settings_from
 
 EXAMPLES, BATCH = 1000, 100
@@ -62,7 +63,12 @@ def seconds(found: Plan) -> dict[str, float]:
     return {candidate.name: candidate.seconds for candidate in found.candidates}
 
 
-class TestPick:
+def on_one_core() -> list[str]:
+    """Return the names of the candidates of every kind of schedule on one core."""
+    return [f"{kind.candidate}, one core" for kind in SCHEDULES.values() if kind.candidate]
+
+
+class TestChoice:
     def test_equal_layers_are_a_pipeline(self):
         found = planned([layer(), layer(), layer()])
         assert found.choice.name == "pipeline"
@@ -111,10 +117,7 @@ class TestPick:
 
     def test_one_core_has_no_choice(self):
         found = planned([layer(), layer()], workers=1)
-        assert [candidate.name for candidate in found.candidates] == [
-            "greedy, one core",
-            "pipeline, one core",
-        ]
+        assert [candidate.name for candidate in found.candidates] == on_one_core()
         assert found.choice.name == "greedy, one core"
         assert found.reason == "staying on one core is all there is"
 
@@ -132,7 +135,7 @@ class TestPick:
 
     def test_the_serial_runtime_leaves_parallel_layers_out(self):
         found = planned([layer(), layer()], runtime="serial")
-        assert set(seconds(found)) == {"greedy, one core", "pipeline, one core"}
+        assert set(seconds(found)) == set(on_one_core())
 
     def test_no_way_is_faster_than_the_bound(self):
         found = planned([layer(4.0, units=2.0), layer(units=0.5), layer(0.5)])

@@ -14,7 +14,7 @@ from syncpretrain.cli.settings_from_options import settings_from_options
 from syncpretrain.cli.train_options import setting_options, source_options
 
 if TYPE_CHECKING:
-    from syncpretrain.planning import Plan
+    from syncpretrain.planning.choice import Plan
 
 __all__ = ["command"]
 

@@ -10,7 +10,7 @@ from syncpretrain.errors import SettingsError
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
-    from syncpretrain.planning import Plan
+    from syncpretrain.planning.choice import Plan
     from syncpretrain.settings import Settings
 
 __all__ = ["planned", "settings_from_options"]

@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.planning.measure import sizes
 from syncpretrain.planning.simulate import EpochCost, Simulated, simulate
-from syncpretrain.planning.timings import LayerTimings, Timings
+from syncpretrain.planning.timings import LayerTimings, Timings, sizes
 from syncpretrain.pretraining.build import build_schedule
 from syncpretrain.pretraining.memory import pretraining_bytes
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS

@@ -53,7 +53,7 @@ class Plan:
         """Why the choice was taken, in a sentence."""
         fastest = min(self.candidates, key=lambda candidate: candidate.seconds)
         if self.choice.options["workers"] == 1:
-            if len(self.candidates) <= 2:
+            if all(candidate.options["workers"] == 1 for candidate in self.candidates):
                 return "staying on one core is all there is"
             return "staying on one core is fastest"
         if self.choice is fastest:

@@ -27,13 +27,13 @@ from syncpretrain.planning.probes import (
     transforming,
     validating,
 )
-from syncpretrain.planning.timings import LayerTimings, Timings
+from syncpretrain.planning.timings import LayerTimings, Timings, sizes
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.memory import check_memory
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.settings import PretrainSettings
 
-__all__ = ["measure", "sizes"]
+__all__ = ["measure"]
 
 Array = NDArray[np.float32]
 MOST_NUMBERS = 4_000_000  # of a layer's rows: more than caches hold, and soon drawn
@@ -108,11 +108,6 @@ def measure(
         pool.close()
     layers = tuple(_timings(probes, bench.crowd) for probes in kinds)
     return Timings(layers, workers, threads, perf_counter() - started)
-
-
-def sizes(most: int) -> list[int]:
-    """Return the numbers of workers worth a try inside one layer: 2, 4, 8 and so on, and all."""
-    return sorted({2**i for i in range(1, most.bit_length()) if 2**i < most} | {most} - {1})
 
 
 class _Bench:

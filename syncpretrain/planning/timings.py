@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["LayerTimings", "Timings"]
+__all__ = ["LayerTimings", "Timings", "sizes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +50,8 @@ class Timings:
     workers: int
     blas_threads: int
     seconds: float = 0.0
+
+
+def sizes(most: int) -> list[int]:
+    """Return the numbers of workers worth a try inside one layer: 2, 4, 8 and so on, and all."""
+    return sorted({2**i for i in range(1, most.bit_length()) if 2**i < most} | {most} - {1})
