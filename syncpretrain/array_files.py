@@ -1,8 +1,9 @@
-"""Files of named arrays with a header, under a checksum.
+"""Files of float32 arrays: safetensors, written whole or not at all, read with suspicion.
 
-A file is safetensors: numbered float32 arrays, and a text table with a JSON header that says what
-each array is, and the SHA-256 over header and arrays. An array that has several names is stored
-once. Nothing in a file is ever executed, and no size it claims is believed.
+Model files and checkpoints share :func:`write_tensors` and :func:`read_tensors`. A checkpoint
+(:func:`write_arrays`) holds numbered arrays, a JSON header that says what each of them is, and the
+SHA-256 over header and arrays; an array that has several names is stored once. Nothing in a file
+is ever executed, and no size it claims is believed.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from syncpretrain.errors import CheckpointError
+from syncpretrain.errors import CheckpointError, SyncpretrainError
 from syncpretrain.storage import write_atomically
 
-__all__ = ["read_arrays", "write_arrays"]
+__all__ = ["read_arrays", "read_tensors", "write_arrays", "write_tensors"]
 
 Array = NDArray[np.float32]
 FORMAT = "syncpretrain checkpoint 1"
@@ -41,12 +42,11 @@ def write_arrays(path: Path, header: dict[str, Any], arrays: Mapping[str, Array]
     for name, array in arrays.items():
         if id(array) not in kept:
             kept[id(array)] = key = f"{len(tensors):05d}"
-            # safetensors would write a transposed or strided array as garbage (its issue 825)
-            tensors[key] = np.ascontiguousarray(array, dtype="<f4")
+            tensors[key] = array
         index[name] = kept[id(array)]
     text = msgspec.json.encode({"header": header, "arrays": index}).decode()
     metadata = {"format": FORMAT, "text": text, "sha256": _digest(text, tensors)}
-    write_atomically(path, safetensors.numpy.save(tensors, metadata))
+    write_tensors(path, tensors, metadata)
 
 
 class _Text(msgspec.Struct):
@@ -62,34 +62,67 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     CheckpointError
         If the file is missing, damaged or of another format.
     """
+    metadata, tensors = read_tensors(path, FORMAT, kind="checkpoint", error_type=CheckpointError)
+    text = metadata.get("text", "")
+    if _digest(text, tensors) != metadata.get("sha256"):
+        raise CheckpointError(f"{path}: is damaged: it does not match its checksum")
+    try:
+        table = msgspec.json.decode(text, type=_Text)
+        return table.header, {name: tensors[key] for name, key in table.arrays.items()}
+    except (msgspec.DecodeError, KeyError, RecursionError) as error:
+        raise CheckpointError(f"{path}: cannot be read as a checkpoint: {error}") from error
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
+    """Write arrays and a text table; a file that was there before stays until this is complete.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written.
+    """
+    # safetensors would write a transposed or strided array as garbage (its issue 825)
+    plain = {name: np.ascontiguousarray(array, dtype="<f4") for name, array in tensors.items()}
+    write_atomically(path, safetensors.numpy.save(plain, dict(metadata)))
+
+
+def read_tensors(
+    path: Path, file_format: str, *, kind: str, error_type: type[SyncpretrainError]
+) -> tuple[dict[str, str], dict[str, Array]]:
+    """Return the text table and the arrays of a file.
+
+    Parameters
+    ----------
+    path : Path
+    file_format : str
+        The value of ``format`` in the text table.
+    kind : str
+        The kind of file in an error message.
+    error_type : type
+        Raised, with one sentence, if the file is missing, damaged, of another format, or holds
+        other numbers than float32.
+    """
     try:
         with safetensors.safe_open(path, framework="numpy") as opened:
             metadata = opened.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise CheckpointError(
-                    f"{path}: its format is {metadata.get('format')!r}, expected {FORMAT!r}"
-                )
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        text = metadata.get("text", "")
-        if any(array.dtype != np.float32 for array in tensors.values()):
-            raise CheckpointError(f"{path}: holds arrays that are not float32")
-        if _digest(text, tensors) != metadata.get("sha256"):
-            raise CheckpointError(f"{path}: is damaged: it does not match its checksum")
-        table = msgspec.json.decode(text, type=_Text)
-        return table.header, {name: tensors[key] for name, key in table.arrays.items()}
-    except CheckpointError:
-        raise
     except (  # an AttributeError names a type of numbers that NumPy lacks
         safetensors.SafetensorError,
-        msgspec.DecodeError,
         OSError,
         ValueError,
         TypeError,
-        KeyError,
         AttributeError,
-        RecursionError,
     ) as error:
-        raise CheckpointError(f"{path}: cannot be read as a checkpoint: {error}") from error
+        raise error_type(f"{path}: cannot be read as a {kind}: {error}") from error
+    if any(array.dtype != np.float32 for array in tensors.values()):
+        raise error_type(f"{path}: holds arrays that are not float32")
+    found = metadata.get("format")
+    if found != file_format:
+        raise error_type(
+            f"{path}: its format is {found!r}, expected {file_format!r}; it is no {kind} that"
+            " syncpretrain wrote"
+        )
+    return metadata, tensors
 
 
 def _digest(text: str, tensors: Mapping[str, Array]) -> str:

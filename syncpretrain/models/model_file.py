@@ -1,4 +1,4 @@
-"""Model files: safetensors with a checksum, written whole or not at all, read with suspicion.
+"""Model files: the layers of a stack, its scaling and its head, under a checksum.
 
 The format is a table of named float32 arrays (``layers.1.weight`` of shape (visible, hidden),
 ``input.shift``, ``head.weight`` and so on) and a text table that holds ``info`` and what the units
@@ -15,15 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 from numpy.typing import NDArray
 
+from syncpretrain.array_files import read_tensors, write_tensors
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import ModelFileError
 from syncpretrain.kernels.activations import UNITS
 from syncpretrain.models.layer import Head, Layer, parameters_sha256
-from syncpretrain.storage import write_atomically
 
 __all__ = ["MODEL_NAME", "Model", "read_model", "write_model"]
 
@@ -43,8 +41,7 @@ class Model(NamedTuple):
 def write_model(path: Path, model: Model) -> None:
     """Write a model; a file that was there before stays until the new one is complete."""
     tensors = {
-        # safetensors would write a transposed or strided array as garbage (its issue 825)
-        f"layers.{number}.{name}": np.ascontiguousarray(array, dtype="<f4")
+        f"layers.{number}.{name}": array
         for number, layer in enumerate(model.layers, start=1)
         for name, array in layer.parameters()
     }
@@ -61,7 +58,7 @@ def write_model(path: Path, model: Model) -> None:
         "meaning": meaning,
         "meaning_sha256": _sha256(meaning),
     }
-    write_atomically(path, safetensors.numpy.save(tensors, metadata))
+    write_tensors(path, tensors, metadata)
 
 
 def read_model(path: Path) -> Model:
@@ -73,25 +70,7 @@ def read_model(path: Path) -> Model:
         One sentence on what is missing or wrong.
     """
     file = _model_file(path)
-    try:
-        with safetensors.safe_open(file, framework="numpy") as opened:
-            metadata = opened.metadata() or {}
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except (  # an AttributeError names a type of numbers that NumPy lacks
-        safetensors.SafetensorError,
-        OSError,
-        ValueError,
-        TypeError,
-        AttributeError,
-    ) as error:
-        raise ModelFileError(f"{file}: cannot be read as a model: {error}") from error
-    if any(array.dtype != np.float32 for array in tensors.values()):
-        raise ModelFileError(f"{file}: holds arrays that are not float32")
-    if metadata.get("format") != FORMAT:
-        raise ModelFileError(
-            f"{file}: its format is {metadata.get('format')!r}, expected {FORMAT!r}; it was not"
-            " written by Stack.save"
-        )
+    metadata, tensors = read_tensors(file, FORMAT, kind="model", error_type=ModelFileError)
     info, meaning = _text(file, metadata, "info"), _text(file, metadata, "meaning")
     scaling, head = _scaling(file, tensors), _head(file, tensors, meaning)
     layers = _layers(file, tensors, meaning)
