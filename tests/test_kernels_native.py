@@ -383,7 +383,7 @@ def test_an_unknown_choice_is_refused():
 
 
 def build(folder, compiler):
-    for path in ("setup.py", "README.rst", "pyproject.toml", "syncpretrain/kernels"):
+    for path in ("setup.py", "README.rst", "syncpretrain/__init__.py", "syncpretrain/kernels"):
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / path).is_dir():
