@@ -387,7 +387,7 @@ class TestOnADevice:
 
     def test_everything_of_a_learner_is_on_the_device(self, double):
         learner = rbm()
-        learner.on(double.for_layer(2))
+        learner.to(double.for_layer(2))
         arrays = [*learner.parameters, *learner.gradients, *learner.state().values()]
         arrays += [value for value in vars(learner).values() if hasattr(value, "dtype")]
         assert {type(array) for array in arrays} == {double.array_type}
@@ -414,7 +414,7 @@ class TestOnADevice:
         X = double.asarray(np.repeat(bits, 5, axis=0))
         for steps, seen in ((100, 50), (40, 40)):
             learner = rbm(batch_size=10)
-            learner.on(double)
+            learner.to(double)
             learner.weight[:] = np.float32(np.nan)
             with learner.stream, pytest.raises(DivergedError, match=f"after {seen} minibatches"):
                 train_epoch(
@@ -564,17 +564,17 @@ class TestChoice:
         assert versions._array(0, 0).train is bits
         learner = rbm()
         before = [learner.weight, learner.gradients[0], learner._v]
-        learner.on(backend_for("numpy"))
+        learner.to(backend_for("numpy"))
         after = [learner.weight, learner.gradients[0], learner._v]
         assert all(a is b for a, b in zip(before, after, strict=True))
 
     def test_the_order_is_placed_once_an_epoch(self):
         given = []
 
-        def place(rows):
+        def move(rows):
             given.append(rows)
             return rows
 
-        batches = list(minibatches(10, 4, seed=0, layer=1, epoch=1, place=place))
+        batches = list(minibatches(10, 4, seed=0, layer=1, epoch=1, device=move))
         assert [len(rows) for rows in given] == [10]
         assert all(rows.base is not None for rows in batches), "parts of what was placed"

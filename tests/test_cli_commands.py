@@ -15,7 +15,7 @@ import syncpretrain
 from syncpretrain.cli import main
 from syncpretrain.cli.help_texts import SECTIONS
 from syncpretrain.cli.program import COMMANDS
-from syncpretrain.cli.train_options import PLACES
+from syncpretrain.cli.train_options import OPTIONS
 from syncpretrain.data import load_dataset
 from syncpretrain.runs.run import train_run
 from syncpretrain.settings import settings_from
@@ -286,9 +286,9 @@ class TestHelp:
     def test_every_setting_has_an_option_and_a_text_in_one_section(self):
         names = [name for texts in SECTIONS.values() for name in texts]
         assert len(names) == len(set(names))
-        assert PLACES.keys() <= set(names)
+        assert OPTIONS.keys() <= set(names)
         command = main.get_command(click.Context(main), "train")
-        assert PLACES.keys() <= {param.name for param in command.params}
+        assert OPTIONS.keys() <= {param.name for param in command.params}
 
     def test_the_version(self):
         found = program("--version")

@@ -19,7 +19,7 @@ from syncpretrain.settings import settings_from
 class Snapshot:
     """Stands for a version's parameters, wherever they are."""
 
-    def to(self, place: object) -> Snapshot:
+    def to(self, device: object) -> Snapshot:
         return self
 
 

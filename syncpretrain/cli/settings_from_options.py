@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from syncpretrain.cli.train_options import AUTO, FINETUNE, PLACES
+from syncpretrain.cli.train_options import AUTO, FINETUNE, OPTIONS
 from syncpretrain.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def settings_from_options(
     for name, value in options.items():
         if value is None:
             continue
-        section, field = PLACES[name]
+        section, field = OPTIONS[name]
         base[section][field] = value
     pretrain = base["pretrain"]
     if options.get("schedule") == AUTO:

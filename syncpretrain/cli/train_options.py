@@ -16,7 +16,7 @@ from syncpretrain.cli.options import floats, integers, momentums, words
 from syncpretrain.settings import DataSettings, FinetuneSettings, PretrainSettings, RunSettings
 from syncpretrain.settings.defaults import PER_LAYER
 
-__all__ = ["AUTO", "FINETUNE", "PLACES", "setting_options", "source_options"]
+__all__ = ["AUTO", "FINETUNE", "OPTIONS", "setting_options", "source_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -53,7 +53,7 @@ WRITTEN: dict[str, dict[str, Any]] = {
 }
 
 
-class Place(NamedTuple):
+class Option(NamedTuple):
     """Where an option's value goes: a section of the settings, and a field of it."""
 
     section: str
@@ -66,8 +66,8 @@ def _name(section: str, field: str) -> str:
     return RENAMED.get((section, field), usual)
 
 
-PLACES = {
-    _name(section, field): Place(section, field)
+OPTIONS = {
+    _name(section, field): Option(section, field)
     for section, struct in STRUCTS.items()
     for field in struct.__struct_fields__
 }
@@ -85,9 +85,9 @@ def setting_options(
     """
 
     def among(name: str, listed: Collection[str]) -> bool:
-        return name in listed or PLACES[name].section in listed
+        return name in listed or OPTIONS[name].section in listed
 
-    names = [name for name in TEXTS if name in PLACES and among(name, only)]
+    names = [name for name in TEXTS if name in OPTIONS and among(name, only)]
     return _adding([_option(name) for name in names if not among(name, without)])
 
 
@@ -108,15 +108,15 @@ def _adding(options: list[Callable[[F], F]]) -> Callable[[F], F]:
 
 def _option(name: str) -> Callable[[F], F]:
     """Return the option of a setting."""
-    place = PLACES[name]
-    field = _fields(place.section)[place.field]
+    option = OPTIONS[name]
+    field = _fields(option.section)[option.field]
     kind, is_list = _unwrapped(field.type)
     default = PER_LAYER.get(name) if is_list else field.default
     flag = "--" + name.replace("_", "-")
     if kind is bool:
         opposite = OPPOSITES.get(name, "--no-" + flag.removeprefix("--"))
         return click.option(f"{flag}/{opposite}", default=None, help=TEXTS[name])
-    parsed = {**_parsed(name, place.field, kind, is_list), **WRITTEN.get(name, {})}
+    parsed = {**_parsed(name, option.field, kind, is_list), **WRITTEN.get(name, {})}
     return click.option(flag, **parsed, help=_with_default(TEXTS[name], default))
 
 

@@ -25,15 +25,15 @@ def minibatches(
     seed: int,
     layer: int,
     epoch: int,
-    place: Callable[[Any], Any] | None = None,
+    device: Callable[[Any], Any] | None = None,
 ) -> Iterator[NDArray[np.intp]]:
     """Yield the row numbers of each minibatch of an epoch; every row comes once.
 
-    ``layer`` 0 stands for the whole stack (fine-tuning). ``place`` is given those of the whole
+    ``layer`` 0 stands for the whole stack (fine-tuning). ``device`` is given those of the whole
     epoch first, to bring them to a device at once.
     """
     rows = generator(seed, Purpose.ORDER, layer=layer, epoch=epoch).permutation(examples)
-    if place is not None:
-        rows = place(rows)
+    if device is not None:
+        rows = device(rows)
     for start in range(0, examples, batch_size):
         yield rows[start : start + batch_size]

@@ -124,12 +124,12 @@ class _Stepping(ABC):
         """Return the step on a minibatch in these arrays as a program, if there is one."""
         if not isinstance(x, np.ndarray):
             return None
-        place = (x.ctypes.data, target.ctypes.data, len(x))
-        if place not in self._programs and len(self._programs) < MOST_PROGRAMS:
+        address = (x.ctypes.data, target.ctypes.data, len(x))
+        if address not in self._programs and len(self._programs) < MOST_PROGRAMS:
             # Its operations hold the arrays, so that no others will lie there.
             follow = partial(self._operations, network)
-            self._programs[place] = network_program(network, x, target, follow)
-        return self._programs.get(place)
+            self._programs[address] = network_program(network, x, target, follow)
+        return self._programs.get(address)
 
     def _operations(self, network: Network, part: slice, is_weight: bool) -> list[Operation]:
         """Return what moves a part of the parameters, as operations of a program."""

@@ -42,10 +42,10 @@ class Examples(NamedTuple):
     inputs: Array
     targets: Array
 
-    def to(self, place: Callable[[Any], Any]) -> Examples:
-        """Return both where ``place`` brings them; one array stays one."""
-        inputs = place(self.inputs)
-        return Examples(inputs, inputs if self.targets is self.inputs else place(self.targets))
+    def to(self, device: Callable[[Any], Any]) -> Examples:
+        """Return both moved by ``device``; one array stays one."""
+        inputs = device(self.inputs)
+        return Examples(inputs, inputs if self.targets is self.inputs else device(self.targets))
 
 
 class Trainer:
@@ -142,7 +142,7 @@ class Trainer:
             seed=self.seed,
             layer=0,
             epoch=epoch,
-            place=self.backend.asarray,
+            device=self.backend.asarray,
         )
         for step, rows in enumerate(order):
             if step < begin.minibatches:

@@ -102,8 +102,8 @@ class Learner(ABC):
         self.decoder_weight = None if tied else self.weight.T.copy()
         self._arrange()
 
-    def on(self, backend: Backend) -> None:
-        """Go to where the layer is to be trained, before a step of it is made."""
+    def to(self, backend: Backend) -> None:
+        """Move the layer to the device that trains it, before a step of it is made."""
         if backend.name == self.backend.name:
             return
         self.backend, self.stream = backend, backend.stream()

@@ -54,7 +54,7 @@ def train_epoch(
         seed=learner.seed,
         layer=learner.layer,
         epoch=epoch,
-        place=learner.backend.asarray,
+        device=learner.backend.asarray,
     )
     total, between = begin.error, learner.backend.steps_between_checks
     with np.errstate(all="ignore"):  # what overflows is found by the check below

@@ -49,9 +49,9 @@ class Layer:
             yield "decoder_weight", self.decoder_weight
         yield "visible_bias", self.visible_bias
 
-    def to(self, place: Callable[[Any], Any]) -> Layer:
-        """Return the layer with every array where ``place`` brings it: to a device, to the host."""
-        return replace(self, **{name: place(array) for name, array in self.parameters()})
+    def to(self, device: Callable[[Any], Any]) -> Layer:
+        """Return the layer with every array moved by ``device``, to a device or to the host."""
+        return replace(self, **{name: device(array) for name, array in self.parameters()})
 
     def up(self, X: Array, *, out: Array | None = None) -> Array:
         """Return the mean of the hidden units for each row of X, p(h = 1 | v) of binary ones."""

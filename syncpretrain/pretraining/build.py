@@ -87,7 +87,7 @@ def _learner(settings: PretrainSettings, layer: int, backend: Backend | None = N
     build = _rbm if settings.model == "rbm" else _autoencoder
     learner = build(settings, layer - 1, *settings.layers[layer - 1 : layer + 1])
     if backend is not None:
-        learner.on(backend.for_layer(layer))
+        learner.to(backend.for_layer(layer))
     return learner
 
 
