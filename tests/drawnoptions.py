@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
+from unitkinds import INPUT_UNITS, KINDS, RBM_UNITS
 
 __all__ = [
     "BESIDE",
@@ -44,8 +45,8 @@ RBMS, ENCODERS = "rbm", "autoencoder denoising contractive"
 # As large as a float32 can hold, larger, and the least that a float64 can.
 RATES = ("1e4", "1e6", "1e20", "1e38", "3.5e38", "1e300", "1.7e308", "1e-45", "5e-324")
 COMMON = {
-    "--visible-units": Option(["bernoulli", "gaussian"], ["relu"]),
-    "--hidden-units": Option(["bernoulli", "gaussian", "relu"], ["softmax"], ","),
+    "--visible-units": Option(INPUT_UNITS, [name for name in KINDS if name not in INPUT_UNITS]),
+    "--hidden-units": Option(RBM_UNITS, [name for name in KINDS if name not in RBM_UNITS], ","),
     "--schedule": Option(["synchronized", "greedy", "rounds", "greedy", "rounds", "auto"]),
     "--group-size": Option(["1", "2", "100", HUGE]),
     "--pace": Option(["lockstep", "free"]),

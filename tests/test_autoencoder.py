@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from unitkinds import KINDS, MEANS, SLOPES, UNITS
 
 from syncpretrain.kernels.autoencoder import contraction, corrupt
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
@@ -12,7 +13,8 @@ from syncpretrain.settings import MomentumSchedule
 
 VISIBLE, HIDDEN, BATCH = 5, 4, 8
 CORRUPTIONS = [("masking", 0.3), ("salt-and-pepper", 0.3), ("gaussian", 0.3)]
-OUTPUTS = [("bernoulli", "squared"), ("bernoulli", "cross-entropy"), ("gaussian", "squared")]
+OUTPUTS = [(units, "squared") for units in sorted({KINDS[name].above for name in UNITS})]
+OUTPUTS += [(units, "cross-entropy") for units, _ in OUTPUTS if KINDS[units].loss != "squared"]
 
 
 def make(visible: int = VISIBLE, hidden: int = HIDDEN, **changed) -> Autoencoder:
@@ -38,9 +40,7 @@ def examples(n: int = BATCH, seed: int = 1) -> np.ndarray:
 
 
 def mean(x: np.ndarray, units: str) -> np.ndarray:
-    if units == "bernoulli":
-        return 1 / (1 + np.exp(-x))
-    return np.maximum(x, 0) if units == "relu" else x
+    return MEANS[units](x)
 
 
 def loss(parameters, settings: AutoencoderSettings, x: np.ndarray, z: np.ndarray) -> float:
@@ -52,8 +52,7 @@ def loss(parameters, settings: AutoencoderSettings, x: np.ndarray, z: np.ndarray
         total = np.square(y - x).sum()
     else:
         total = -(x * np.log(y) + (1 - x) * np.log(1 - y)).sum()
-    slope = {"bernoulli": h * (1 - h), "gaussian": np.ones_like(h), "relu": np.float64(h > 0)}
-    jacobian = slope[settings.hidden_units][:, :, None] * W.T  # (B, H, V)
+    jacobian = SLOPES[settings.hidden_units](h)[:, :, None] * W.T  # (B, H, V)
     return (total + settings.contraction * np.square(jacobian).sum()) / len(x)
 
 
@@ -76,7 +75,7 @@ def gradient(learner: Autoencoder, X: np.ndarray, *, epoch: int = 2, step: int =
 
 
 @pytest.mark.parametrize(("visible_units", "measure"), OUTPUTS)
-@pytest.mark.parametrize("hidden_units", ["bernoulli", "gaussian", "relu"])
+@pytest.mark.parametrize("hidden_units", UNITS)
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("penalty", [0.0, 0.3])
 def test_the_gradient_is_the_way_down_the_loss(visible_units, measure, hidden_units, tied, penalty):

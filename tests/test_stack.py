@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from unitkinds import MEANS
 
 from syncpretrain import Stack, finetune, pretrain
 from syncpretrain.data.dataset import UNLABELLED, Dataset
@@ -167,13 +168,6 @@ def test_stacks_and_layers_compare_without_an_error():
     assert stack == stack
     assert stack != make_stack()
     assert len({stack.layers[0], stack.layers[0], stack.layers[1]}) == 2
-
-
-MEANS = {
-    "bernoulli": lambda x: 1 / (1 + np.exp(-x)),
-    "gaussian": lambda x: x,
-    "relu": lambda x: np.maximum(x, 0),
-}
 
 
 def make_mixed(*kinds: str, scaling: Scaling | None = None, head: Head | None = None) -> Stack:

@@ -29,7 +29,14 @@
 #define APART _Pragma("GCC ivdep")
 #endif
 
+/* The kinds of units that have a compiled form, by their names in syncpretrain/units.py. Python
+ * reads this table; every switch has all of them. */
 typedef enum { BERNOULLI, GAUSSIAN, RELU, OTHER } Units;
+static const char *const UNIT_NAMES[OTHER] = {
+    [BERNOULLI] = "bernoulli",
+    [GAUSSIAN] = "gaussian",
+    [RELU] = "relu",
+};
 
 /* Of the exponential's own loops, products and sums are contracted: 1.3 times as fast. */
 #if defined(__GNUC__) && !defined(__clang__)
@@ -72,16 +79,21 @@ INLINED float sigmoid(float x)
 
 VECTORIZED static void means_row(float *x, const float *bias, ptrdiff_t n, Units units)
 {
-    if (units == BERNOULLI) {
+    switch (units) {
+    case BERNOULLI:
         APART for (ptrdiff_t i = 0; i < n; i++) x[i] = sigmoid(x[i] + bias[i]);
-    } else if (units == RELU) {
+        break;
+    case GAUSSIAN:
+        APART for (ptrdiff_t i = 0; i < n; i++) x[i] += bias[i];
+        break;
+    case RELU:
         APART for (ptrdiff_t i = 0; i < n; i++)
         {
             float t = x[i] + bias[i];
             x[i] = t < 0.0f ? 0.0f : t;
         }
-    } else {
-        APART for (ptrdiff_t i = 0; i < n; i++) x[i] += bias[i];
+        break;
+    case OTHER: break;
     }
 }
 
@@ -217,10 +229,15 @@ VECTORIZED static void difference_row(
 
 VECTORIZED static void derivative_row(float *delta, const float *a, ptrdiff_t n, Units units)
 {
-    if (units == BERNOULLI) {
+    switch (units) {
+    case BERNOULLI:
         APART for (ptrdiff_t i = 0; i < n; i++) delta[i] = delta[i] * a[i] * (1.0f - a[i]);
-    } else {
+        break;
+    case GAUSSIAN: break;
+    case RELU:
         APART for (ptrdiff_t i = 0; i < n; i++) delta[i] *= sign(a[i]);
+        break;
+    case OTHER: break;
     }
 }
 

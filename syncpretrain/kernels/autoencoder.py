@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import times_derivative
+from syncpretrain.units import kind_of
 
 __all__ = ["contraction", "corrupt"]
 
@@ -49,6 +50,7 @@ def contraction(h: Array, weight: Array, units: str, amount: float) -> tuple[Arr
     times_derivative(s, h.copy(), units)
     squared = np.square(s)
     by_weight = weight * (scale * squared.sum(axis=0))
-    if units != "bernoulli":  # whose derivative s is constant
+    curvature = kind_of(units).curvature
+    if curvature is None:  # s is constant
         return np.zeros_like(h), by_weight
-    return scale * np.square(weight).sum(axis=0) * squared * (1 - 2 * h), by_weight
+    return scale * np.square(weight).sum(axis=0) * squared * curvature(np, h), by_weight

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import ModelFileError
-from syncpretrain.kernels.activations import UNITS
 from syncpretrain.models.layer import Head, Layer, parameters_sha256
 from syncpretrain.storage import write_atomically
+from syncpretrain.units import UNITS
 
 __all__ = ["MODEL_NAME", "Model", "read_model", "write_model"]
 

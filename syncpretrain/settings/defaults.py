@@ -24,7 +24,7 @@ PER_LAYER: dict[str, Any] = {  # each with its default
     "replicas": 1,
     "shards": 0,
 }
-UNBOUNDED_RATE = 0.001  # for Gaussian and rectified units (Hinton 2010, section 13.2)
+UNBOUNDED_RATE = 0.001  # for units without a limit (Hinton 2010, section 13.2)
 MODEL_DEFAULTS: dict[str, dict[str, Any]] = {  # where they differ from those above
     "denoising": {"corruption": "masking:0.25"},
     "contractive": {"contraction": 0.1},

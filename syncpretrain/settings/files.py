@@ -15,6 +15,7 @@ from syncpretrain.settings.defaults import MODEL_DEFAULTS, PER_LAYER, UNBOUNDED_
 from syncpretrain.settings.explain import explained
 from syncpretrain.settings.sections import Settings
 from syncpretrain.storage import write_atomically
+from syncpretrain.units import KINDS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -162,11 +163,11 @@ def _from_sections(sections: dict[str, Any], layers: Any, pretrain: dict[str, An
 
 
 def _usual_rates(pretrain: dict[str, Any], hidden: list[Any]) -> list[float]:
-    """Return a layer's usual learning rate each: units without an upper bound need a lower one."""
+    """Return a layer's usual learning rate each: units without an upper limit need a lower one."""
     below = [pretrain.get("visible_units", "bernoulli"), *hidden]
-    binary = PER_LAYER["learning_rate"]
+    bounded = [name for name, kind in KINDS.items() if kind.is_bounded]
     return [
-        binary if lower == upper == "bernoulli" else UNBOUNDED_RATE
+        PER_LAYER["learning_rate"] if lower in bounded and upper in bounded else UNBOUNDED_RATE
         for lower, upper in pairwise(below)
     ]
 
