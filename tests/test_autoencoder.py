@@ -8,8 +8,9 @@ from syncpretrain.kernels.autoencoder import contraction, corrupt
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.steps import WholeStep
+from syncpretrain.pretraining.build import build_learners
 from syncpretrain.rng import Purpose, generator
-from syncpretrain.settings import MomentumSchedule
+from syncpretrain.settings import MomentumSchedule, settings_from
 
 VISIBLE, HIDDEN, BATCH = 5, 4, 8
 CORRUPTIONS = [("masking", 0.3), ("salt-and-pepper", 0.3), ("gaussian", 0.3)]
@@ -106,6 +107,26 @@ def test_a_denoising_one_reads_noisy_copies_and_is_judged_by_the_clean_examples(
     slopes = finite_differences(parameters, learner.settings, np.float64(X), np.float64(z))
     for have, slope in zip(gradient(learner, X), slopes, strict=True):
         np.testing.assert_allclose(have, -slope, rtol=1e-5, atol=3e-6)
+
+
+def test_salt_and_pepper_are_the_limits_of_the_input():
+    corruption, limits = ("salt-and-pepper", 0.5), (-1, 2)
+    learner = make(visible_units="gaussian", corruption=corruption, limits=limits)
+    parameters, X = set_parameters(learner), examples()
+    noise = generator(3, Purpose.CORRUPTION, layer=2, epoch=2, step=5).random(X.shape, dtype="f4")
+    z = np.select([noise < 0.25, noise < 0.5], [2, -1], np.float64(X))
+    slopes = finite_differences(parameters, learner.settings, np.float64(X), z)
+    for have, slope in zip(gradient(learner, X), slopes, strict=True):
+        np.testing.assert_allclose(have, -slope, rtol=1e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("below", UNITS)
+def test_the_limits_are_those_of_the_units_below(below):
+    given = {"model": "denoising", "hidden_units": (below, "relu"), "visible_units": "gaussian"}
+    lowest, upper = build_learners(settings_from((5, 4, 3), **given).pretrain)
+    kind = KINDS[below]
+    assert lowest.settings.limits == (0, 1)
+    assert upper.settings.limits == ((kind.lower, kind.upper) if kind.is_bounded else (0, 1))
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -17,19 +17,25 @@ __all__ = ["contraction", "corrupt"]
 Array = NDArray[np.float32]
 
 
-def corrupt(x: Array, kind: str, amount: float, draws: np.random.Generator) -> None:
+def corrupt(
+    x: Array,
+    kind: str,
+    amount: float,
+    draws: np.random.Generator,
+    limits: tuple[float, float] = (0, 1),
+) -> None:
     """Replace examples by noisy copies, in place (Vincent et al. 2010).
 
-    ``masking`` sets a share ``amount`` of the values to 0, ``salt-and-pepper`` to 0 or 1 with
-    equal chances, and ``gaussian`` adds noise of standard deviation ``amount``.
+    ``masking`` sets a share ``amount`` of the values to 0, ``salt-and-pepper`` to one of two
+    ``limits`` with equal chances, and ``gaussian`` adds noise of standard deviation ``amount``.
     """
     if kind == "gaussian":
         x += np.float32(amount) * draws.standard_normal(x.shape, dtype=np.float32)
         return
     uniform = draws.random(x.shape, dtype=np.float32)
     if kind == "salt-and-pepper":
-        x[uniform < amount / 2] = 1
-        x[(uniform >= amount / 2) & (uniform < amount)] = 0
+        x[uniform < amount / 2] = limits[1]
+        x[(uniform >= amount / 2) & (uniform < amount)] = limits[0]
     else:
         x *= uniform >= amount
 

@@ -116,11 +116,13 @@ def _rbm(settings: PretrainSettings, i: int, visible: int, hidden: int) -> Learn
 def _autoencoder(settings: PretrainSettings, i: int, visible: int, hidden: int) -> Learner:
     common = _common(settings, i)
     usual = kind_of(common["visible_units"]).loss
+    below = kind_of(settings.hidden_units[i - 1] if i else settings.visible_units)
     own = AutoencoderSettings(
         **common,
         tied=settings.tied,
         loss=usual if usual == "squared" else settings.loss or usual,
         corruption=parsed_corruption(settings.corruption[i]),
+        limits=(below.lower, below.upper) if below.is_bounded else (0, 1),
         contraction=settings.contraction[i],
     )
     return Autoencoder(i + 1, visible, hidden, own)
