@@ -22,6 +22,7 @@ from typing import Any, Literal
 __all__ = ["INPUT_UNITS", "KINDS", "UNITS", "Kind", "kind_of", "sigmoid", "softmax"]
 
 Equation = Callable[..., Any]
+UNBOUNDED_RATE = 0.001  # without a limit a lower rate is needed (Hinton 2010, section 13.2)
 MOST_CERTAIN = 0.01  # a mean below it, or as near to 1, starts no larger bias than its log-odds
 
 
@@ -137,6 +138,8 @@ class Kind:
         The range of the means.
     loss : str
         The loss with the delta y - x at the output: ``squared`` or ``cross-entropy``.
+    learning_rate : float
+        The default of autoencoders and RBMs with such units; the lower one of both sides counts.
     above : str
         The visible units of a layer that reads units of this kind.
     is_input : bool
@@ -160,6 +163,7 @@ class Kind:
     lower: float
     upper: float
     loss: Literal["squared", "cross-entropy"] = "squared"
+    learning_rate: float = 0.1
     above: str = ""
     is_input: bool = False
     is_binary: bool = False
@@ -212,6 +216,7 @@ KINDS = {
             bias_of=lambda np, mean: mean,
             lower=-math.inf,
             upper=math.inf,
+            learning_rate=UNBOUNDED_RATE,
             above="gaussian",
             is_input=True,
         ),
@@ -225,6 +230,7 @@ KINDS = {
             weight_variance=lambda fan_in, fan_out: 2 / fan_in,  # He et al. 2015
             lower=0,
             upper=math.inf,
+            learning_rate=UNBOUNDED_RATE,
             above="gaussian",
         ),
         Kind(

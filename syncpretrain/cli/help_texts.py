@@ -20,6 +20,15 @@ def _listed(names: list[str]) -> str:
     return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
+def _lower_rates() -> str:
+    """Return the default learning rates below the usual one, and the kinds that have them."""
+    rates: dict[float, list[str]] = {}
+    for name in UNITS:
+        rates.setdefault(KINDS[name].learning_rate, []).append(name)
+    lower = sorted(rates)[:-1]
+    return ", ".join(f"{rate:g} with {_listed(rates[rate])} units" for rate in lower)
+
+
 # By the option's name. A default is added to a text that does not speak of one.
 SECTIONS: dict[str, dict[str, str]] = {
     "Comparison": {
@@ -52,8 +61,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Learning": {
         "epochs": "",
         "batch_size": "Examples in a minibatch.",
-        "learning_rate": "Default 0.1, and 0.001 for layers with"
-        f" {_listed([name for name in UNITS if not KINDS[name].is_bounded])} units.",
+        "learning_rate": f"Default 0.1, {_lower_rates()}.",
         "momentum": "Default '0.5:5,0.9', which is 0.5 for 5 epochs, then 0.9; a ';' between"
         " layers.",
         "weight_decay": "",
