@@ -5,6 +5,7 @@ Each kind is one record of the table below; whatever differs between kinds is as
 * ``bernoulli``: mean sigmoid(x); the units of a binary RBM, and the sigmoid of a network;
 * ``gaussian``: mean x, variance 1; the linear units of a network (Hinton and Salakhutdinov 2006);
 * ``relu``: mean max(0, x); rectified linear units (Nair and Hinton 2010);
+* ``tanh``: mean tanh(x); of autoencoders and networks, for there are no states to sample;
 * ``softmax``: one unit is on; only the last units of a classifier.
 
 The equations take NumPy as their first argument: the settings read this table too, and the help of
@@ -52,6 +53,13 @@ def softmax(np: Any, x: Any) -> None:
 def times_sigmoid_derivative(np: Any, a: Any, delta: Any) -> None:
     """Multiply delta by a (1 - a) in place; ``a`` is overwritten."""
     delta *= a
+    np.subtract(1, a, out=a)
+    delta *= a
+
+
+def times_tanh_derivative(np: Any, a: Any, delta: Any) -> None:
+    """Multiply delta by 1 - a^2 in place; ``a`` is overwritten."""
+    np.square(a, out=a)
     np.subtract(1, a, out=a)
     delta *= a
 
@@ -231,6 +239,16 @@ KINDS = {
             lower=0,
             upper=math.inf,
             learning_rate=UNBOUNDED_RATE,
+            above="gaussian",
+        ),
+        Kind(
+            name="tanh",
+            mean=lambda np, x: np.tanh(x, out=x),
+            times_derivative=times_tanh_derivative,
+            curvature=lambda np, a: -2 * a,
+            lower=-1,
+            upper=1,
+            learning_rate=0.01,  # below linear units, which need more than sigmoids do
             above="gaussian",
         ),
         Kind(

@@ -183,6 +183,7 @@ def make_mixed(*kinds: str, scaling: Scaling | None = None, head: Head | None = 
         ("gaussian", "relu", "gaussian", "bernoulli"),
         ("bernoulli", "gaussian", "bernoulli", "relu"),
         ("gaussian", "bernoulli", "relu", "gaussian"),
+        ("bernoulli", "tanh", "tanh", "gaussian"),
     ],
 )
 def test_every_kind_of_units_up_and_down(X, kinds):

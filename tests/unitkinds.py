@@ -30,12 +30,14 @@ MEANS = {  # of inputs
     "bernoulli": logistic,
     "gaussian": lambda x: x,
     "relu": lambda x: np.where(x > 0, x, 0),
+    "tanh": np.tanh,
     "softmax": lambda x: np.exp(x) / np.exp(x).sum(axis=1, keepdims=True),
 }
 SLOPES = {  # of means
     "bernoulli": lambda a: a * (1 - a),
     "gaussian": np.ones_like,
     "relu": lambda a: np.float64(a > 0),
+    "tanh": lambda a: 1 - a**2,
 }
 STATES = {  # of inputs and of the noise that the kind's record names
     "bernoulli": lambda x, noise: np.float64(noise < logistic(x)),

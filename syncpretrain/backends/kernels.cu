@@ -15,6 +15,7 @@ typedef unsigned long long uint64;
 #define UNITS_BERNOULLI 0
 #define UNITS_GAUSSIAN 1
 #define UNITS_RELU 2
+#define UNITS_TANH 3
 #define UNKNOWN nanf("")
 
 // Of a flat launch: the first index of this thread, and how far to the next.
@@ -37,6 +38,7 @@ __device__ static float mean_of(float x, long long units)
     case UNITS_BERNOULLI: return sigmoid(x);
     case UNITS_GAUSSIAN: return x;
     case UNITS_RELU: return x < 0.0f ? 0.0f : x;  // a NaN stays one
+    case UNITS_TANH: return tanhf(x);
     }
     return UNKNOWN;
 }
@@ -48,6 +50,7 @@ __device__ static float times_slope(float d, float a, long long units)
     case UNITS_BERNOULLI: return d * a * (1.0f - a);
     case UNITS_GAUSSIAN: return d;
     case UNITS_RELU: return d * (a > 0.0f ? 1.0f : a);  // a rectified mean is positive, 0 or NaN
+    case UNITS_TANH: return d * (1.0f - a * a);
     }
     return UNKNOWN;
 }
