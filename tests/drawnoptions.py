@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
+from unitkinds import INPUT_UNITS, KINDS, RBM_UNITS, UNITS
 
 __all__ = [
     "BESIDE",
@@ -44,8 +45,7 @@ RBMS, ENCODERS = "rbm", "autoencoder denoising contractive"
 # As large as a float32 can hold, larger, and the least that a float64 can.
 RATES = ("1e4", "1e6", "1e20", "1e38", "3.5e38", "1e300", "1.7e308", "1e-45", "5e-324")
 COMMON = {
-    "--visible-units": Option(["bernoulli", "gaussian"], ["relu"]),
-    "--hidden-units": Option(["bernoulli", "gaussian", "relu"], ["softmax"], ","),
+    "--visible-units": Option(INPUT_UNITS, [name for name in KINDS if name not in INPUT_UNITS]),
     "--schedule": Option(["synchronized", "greedy", "rounds", "greedy", "rounds", "auto"]),
     "--group-size": Option(["1", "2", "100", HUGE]),
     "--pace": Option(["lockstep", "free"]),
@@ -76,6 +76,10 @@ COMMON = {
     "--keep": Option(["1", "2", "3", HUGE]),
     "--max-restarts": Option(["0", "2", HUGE]),
     "--stall-timeout": Option(["600", "60.5", "1e308"]),
+}
+HIDDEN = {
+    RBMS: Option(RBM_UNITS, [name for name in KINDS if name not in RBM_UNITS], ","),
+    ENCODERS: Option(UNITS, [name for name in KINDS if name not in UNITS], ","),
 }
 STOPPING = {
     RBMS: Option(["none", "free-energy-gap", "pseudo-likelihood"], ["validation-error"]),
@@ -138,7 +142,8 @@ BESIDE = (
 def table_of(model: str) -> dict[str, Option]:
     """Return the options of pretraining that a model has a use for."""
     own = {name: option for name, option in OF_MODELS.items() if model in option.models.split()}
-    return COMMON | own | {"--early-stopping": STOPPING[RBMS if model == RBMS else ENCODERS]}
+    kind = RBMS if model == RBMS else ENCODERS
+    return COMMON | own | {"--early-stopping": STOPPING[kind], "--hidden-units": HIDDEN[kind]}
 
 
 def rare(draw: Any, one_in: int) -> bool:

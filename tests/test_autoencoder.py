@@ -2,17 +2,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from unitkinds import KINDS, MEANS, SLOPES, UNITS
 
 from syncpretrain.kernels.autoencoder import contraction, corrupt
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.steps import WholeStep
+from syncpretrain.pretraining.build import build_learners
 from syncpretrain.rng import Purpose, generator
-from syncpretrain.settings import MomentumSchedule
+from syncpretrain.settings import MomentumSchedule, settings_from
 
 VISIBLE, HIDDEN, BATCH = 5, 4, 8
 CORRUPTIONS = [("masking", 0.3), ("salt-and-pepper", 0.3), ("gaussian", 0.3)]
-OUTPUTS = [("bernoulli", "squared"), ("bernoulli", "cross-entropy"), ("gaussian", "squared")]
+OUTPUTS = [(units, "squared") for units in sorted({KINDS[name].above for name in UNITS})]
+OUTPUTS += [(units, "cross-entropy") for units, _ in OUTPUTS if KINDS[units].loss != "squared"]
 
 
 def make(visible: int = VISIBLE, hidden: int = HIDDEN, **changed) -> Autoencoder:
@@ -38,9 +41,7 @@ def examples(n: int = BATCH, seed: int = 1) -> np.ndarray:
 
 
 def mean(x: np.ndarray, units: str) -> np.ndarray:
-    if units == "bernoulli":
-        return 1 / (1 + np.exp(-x))
-    return np.maximum(x, 0) if units == "relu" else x
+    return MEANS[units](x)
 
 
 def loss(parameters, settings: AutoencoderSettings, x: np.ndarray, z: np.ndarray) -> float:
@@ -52,8 +53,7 @@ def loss(parameters, settings: AutoencoderSettings, x: np.ndarray, z: np.ndarray
         total = np.square(y - x).sum()
     else:
         total = -(x * np.log(y) + (1 - x) * np.log(1 - y)).sum()
-    slope = {"bernoulli": h * (1 - h), "gaussian": np.ones_like(h), "relu": np.float64(h > 0)}
-    jacobian = slope[settings.hidden_units][:, :, None] * W.T  # (B, H, V)
+    jacobian = SLOPES[settings.hidden_units](h)[:, :, None] * W.T  # (B, H, V)
     return (total + settings.contraction * np.square(jacobian).sum()) / len(x)
 
 
@@ -76,7 +76,7 @@ def gradient(learner: Autoencoder, X: np.ndarray, *, epoch: int = 2, step: int =
 
 
 @pytest.mark.parametrize(("visible_units", "measure"), OUTPUTS)
-@pytest.mark.parametrize("hidden_units", ["bernoulli", "gaussian", "relu"])
+@pytest.mark.parametrize("hidden_units", UNITS)
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("penalty", [0.0, 0.3])
 def test_the_gradient_is_the_way_down_the_loss(visible_units, measure, hidden_units, tied, penalty):
@@ -107,6 +107,26 @@ def test_a_denoising_one_reads_noisy_copies_and_is_judged_by_the_clean_examples(
     slopes = finite_differences(parameters, learner.settings, np.float64(X), np.float64(z))
     for have, slope in zip(gradient(learner, X), slopes, strict=True):
         np.testing.assert_allclose(have, -slope, rtol=1e-5, atol=3e-6)
+
+
+def test_salt_and_pepper_are_the_limits_of_the_input():
+    corruption, limits = ("salt-and-pepper", 0.5), (-1, 2)
+    learner = make(visible_units="gaussian", corruption=corruption, limits=limits)
+    parameters, X = set_parameters(learner), examples()
+    noise = generator(3, Purpose.CORRUPTION, layer=2, epoch=2, step=5).random(X.shape, dtype="f4")
+    z = np.select([noise < 0.25, noise < 0.5], [2, -1], np.float64(X))
+    slopes = finite_differences(parameters, learner.settings, np.float64(X), z)
+    for have, slope in zip(gradient(learner, X), slopes, strict=True):
+        np.testing.assert_allclose(have, -slope, rtol=1e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("below", UNITS)
+def test_the_limits_are_those_of_the_units_below(below):
+    given = {"model": "denoising", "hidden_units": (below, "relu"), "visible_units": "gaussian"}
+    lowest, upper = build_learners(settings_from((5, 4, 3), **given).pretrain)
+    kind = KINDS[below]
+    assert lowest.settings.limits == (0, 1)
+    assert upper.settings.limits == ((kind.lower, kind.upper) if kind.is_bounded else (0, 1))
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -5,9 +5,10 @@ from inspect import unwrap
 import numpy as np
 import pytest
 from backends import BACKENDS, backend_of
+from unitkinds import KINDS, MEANS, RBM_UNITS, UNITS
 
 from syncpretrain.backends.base import device_of
-from syncpretrain.kernels.activations import UNITS, affine, means, times_derivative
+from syncpretrain.kernels.activations import affine, means, times_derivative
 from syncpretrain.kernels.autoencoder import corrupt
 from syncpretrain.kernels.backprop import backward, forward, output_delta
 from syncpretrain.kernels.contrastive_divergence import (
@@ -85,14 +86,14 @@ class TestBackend:
         corrupt(host, kind, 0.3, ADDRESS.generator())
         alike(backend.tohost(x), host)
 
-    @pytest.mark.parametrize("units", [*UNITS, "softmax"])
+    @pytest.mark.parametrize("units", KINDS)
     @pytest.mark.parametrize("shape", SHAPES)
     def test_means(self, backend, units, shape):
         x, bias = 3 * normal(*shape), normal(shape[1], seed=1)
         actual = means(backend.asarray(x.copy()), backend.asarray(bias), units)
         alike(backend.tohost(actual), unwrap(means)(x, bias, units))
 
-    @pytest.mark.parametrize("units", [*UNITS, "softmax"])
+    @pytest.mark.parametrize("units", KINDS)
     def test_means_of_what_overflows(self, backend, units):
         x = np.array([[-2e38, 200, 1], [np.nan, 1, 0], [-90, 90, 0]], dtype=np.float32)
         actual = means(backend.asarray(x.copy()), backend.zeros(3), units)
@@ -100,15 +101,15 @@ class TestBackend:
             expected = unwrap(means)(x, np.zeros(3, dtype=np.float32), units)
         alike(backend.tohost(actual), expected)
 
-    @pytest.mark.parametrize("units", [*UNITS, "softmax"])
+    @pytest.mark.parametrize("units", UNITS)
     def test_derivatives(self, backend, units):
-        delta, a = normal(7, 33), np.maximum(normal(7, 33, seed=1), 0)
+        delta, a = normal(7, 33), np.float32(MEANS[units](normal(7, 33, seed=1)))
         actual = backend.asarray(delta.copy())
         times_derivative(actual, backend.asarray(a.copy()), units)
         unwrap(times_derivative)(delta, a.copy(), units)
         np.testing.assert_array_equal(backend.tohost(actual), delta)
 
-    @pytest.mark.parametrize("units", UNITS)
+    @pytest.mark.parametrize("units", RBM_UNITS)
     @pytest.mark.parametrize("shape", SHAPES)
     def test_states_are_drawn_alike(self, backend, units, shape):
         x, bias = normal(*shape), normal(shape[1], seed=1)
@@ -127,7 +128,7 @@ class TestBackend:
         alike(backend.tohost(states), expected)
 
     def test_noise_is_drawn_alike(self, backend):
-        for units in UNITS:
+        for units in RBM_UNITS:
             actual = draw_noise(backend.generator(ADDRESS), units, out=backend.empty((5, 9)))
             expected = draw_noise(ADDRESS.generator(), units, out=np.empty((5, 9), np.float32))
             np.testing.assert_array_equal(backend.tohost(actual), expected)

@@ -15,6 +15,7 @@ import fakecupy
 import numpy as np
 import pytest
 from backends import backend_of
+from unitkinds import KINDS, RBM_UNITS
 
 from syncpretrain.backends.choice import select
 from syncpretrain.backends.cupy_backend import CupyBackend
@@ -273,7 +274,7 @@ class TestSource:
         np.testing.assert_array_equal(host[outside], 7)
         return host[1:-1, 2:-3]
 
-    @pytest.mark.parametrize("units", ["bernoulli", "gaussian", "relu", "softmax"])
+    @pytest.mark.parametrize("units", KINDS)
     def test_means(self, double, order, units):
         x, bias = normal(6, 333), normal(333)
         inner, frame = self.framed(double, x)
@@ -281,7 +282,7 @@ class TestSource:
         expected = means.__wrapped__(x, bias, units)
         np.testing.assert_allclose(self.unframed(double, frame), expected, rtol=2e-6, atol=1e-7)
 
-    @pytest.mark.parametrize("units", ["bernoulli", "gaussian", "relu"])
+    @pytest.mark.parametrize("units", RBM_UNITS)
     def test_states(self, double, order, units):
         x, bias = normal(6, 33), normal(33)
         (inner, frame), (noise, noise_frame), (out, out_frame) = (

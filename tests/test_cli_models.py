@@ -77,6 +77,14 @@ KINDS = [
         "gaussian relu relu",
     ),
     ("--model contractive", "autoencoder", "bernoulli bernoulli bernoulli"),
+    ("--model autoencoder --hidden-units tanh", "autoencoder", "bernoulli tanh tanh"),
+    (
+        "--model denoising --visible-units gaussian --hidden-units tanh,relu"
+        " --corruption masking:0.3,salt-and-pepper:0.1 --finetune reconstruction --untied",
+        "autoencoder",
+        "gaussian tanh relu",
+    ),
+    ("--model contractive --hidden-units tanh", "autoencoder", "bernoulli tanh tanh"),
 ]
 
 
@@ -248,7 +256,9 @@ WRONG = [
         "--model autoencoder --early-stopping free-energy-gap",
         "--early-stopping: got free-energy-gap with model autoencoder",
     ),
-    ("--hidden-units tanh", "--hidden-units: got 'tanh', expected bernoulli or gaussian or relu"),
+    ("--hidden-units cubic", "--hidden-units: got 'cubic', expected bernoulli or gaussian or"),
+    ("--hidden-units tanh", "--hidden-units: got tanh with model rbm, which samples states that"),
+    ("--visible-units tanh", "--visible-units: 'tanh' is not one of 'bernoulli', 'gaussian'"),
     ("--hidden-units relu,relu,relu", "--hidden-units: got 3 values, expected one for all"),
     ("--hidden-units gaussian --sparsity-cost 1", "--sparsity-cost: got a cost for gaussian"),
     ("--visible-units relu", "--visible-units: 'relu' is not one of 'bernoulli', 'gaussian'"),

@@ -16,6 +16,7 @@ from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import GradientDescent
 from syncpretrain.models.prediction import accuracies
 from syncpretrain.models.stack import Layer, Stack
+from syncpretrain.units import kind_of
 
 CLASSES = np.array([3, 7, 11])
 
@@ -29,7 +30,7 @@ def make_stack(widths=(8, 6, 4), units=None, *, scaling=None, seed=0):
 
     layers = [
         Layer(  # as pretraining makes them: what is above relu units sees gaussian ones
-            normal(v, h), normal(h), normal(v), None, above, below.replace("relu", "gaussian")
+            normal(v, h), normal(h), normal(v), None, above, kind_of(below).above
         )
         for (v, h), (below, above) in zip(pairwise(widths), pairwise(units), strict=True)
     ]
@@ -394,14 +395,15 @@ class TestUnits:
         assert after.scaling is stack.scaling
         assert after.units == ("gaussian", "bernoulli", "gaussian")
 
-    @pytest.mark.parametrize("code", ["gaussian", "relu"])
-    def test_codes_that_are_not_binary(self, code):
-        X, stack = toy()[0], make_stack(units=("bernoulli", "relu", code))
+    @pytest.mark.parametrize("code", ["gaussian", "relu", "tanh"])
+    @pytest.mark.parametrize("middle", ["relu", "tanh"])
+    def test_codes_that_are_not_binary(self, code, middle):
+        X, stack = toy()[0], make_stack(units=("bernoulli", middle, code))
         after = tuned(stack, X, epochs=50, learning_rate=0.01)
         before, now = (np.square(s.reconstruct(X) - X).sum() for s in (stack, after))
         assert now < 0.5 * before
         assert after.units == stack.units
-        assert after.layers[1].visible_units == "relu"
+        assert after.layers[1].visible_units == middle
 
     def test_a_classifier_on_gaussian_visible_units(self):
         X, y = toy()

@@ -81,7 +81,7 @@ BAD = {
     "a factor that is none": ("scale", X, "2"),
     "a bias of another length": ("means", X, floats(4), "bernoulli"),
     "a bias among its units": ("means", X, X[0], "bernoulli"),
-    "unknown units": ("means", X, floats(6), "tanh"),
+    "unknown units": ("means", X, floats(6), "cubic"),
     "units by number": ("means", X, floats(6), 0),
     "softmax without a class": ("softmax", floats(4, 0)),
     "a derivative of itself": ("times_derivative", X, X, "relu"),

@@ -16,10 +16,10 @@ import safetensors.numpy
 from syncpretrain import Stack, load, pretrain
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import ModelFileError
-from syncpretrain.kernels.activations import UNITS
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Head, Layer
 from syncpretrain.storage import write_atomically
+from syncpretrain.units import UNITS
 
 INFO = {"epochs": [3, 2], "pretrain": {"layers": [4, 3, 2], "momentum": "0.5:5,0.9"}, "ü": None}
 

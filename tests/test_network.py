@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from unitkinds import UNITS
 
 from syncpretrain.finetuning.chain import DenseLayer, Dropout
 from syncpretrain.finetuning.network import Network
@@ -17,6 +18,7 @@ CHAINS = {  # units of each layer, loss
     "relu": (("relu", "relu", "relu"), "squared"),
     "relu-gaussian": (("relu", "gaussian", "bernoulli"), "cross-entropy"),
     "softmax": (("bernoulli", "relu", "softmax"), "cross-entropy"),
+    **{f"{name} throughout": ((name, name, name), "squared") for name in UNITS},
 }
 DROPOUTS = {"all": Dropout(), "dropout": Dropout(0.25, 0.4, seed=3)}
 WIDTHS = (5, 7, 6, 4)

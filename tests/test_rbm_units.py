@@ -6,6 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from unitkinds import INPUT_UNITS, KINDS, MEANS, RBM_UNITS, STATES, logistic
 
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
@@ -42,19 +43,13 @@ def examples(n: int = BATCH, units: str = "bernoulli", seed: int = 1) -> np.ndar
     return made.astype(np.float32)
 
 
-def logistic(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
-
-
 def mean(x: np.ndarray, units: str) -> np.ndarray:
-    return {"bernoulli": logistic(x), "gaussian": x, "relu": np.maximum(x, 0)}[units]
+    return MEANS[units](x)
 
 
 def drawn(x: np.ndarray, units: str, draws: np.random.Generator) -> np.ndarray:
-    if units == "bernoulli":
-        return np.float64(draws.random(x.shape, dtype=np.float32) < logistic(x))
-    noise = np.float64(draws.standard_normal(x.shape, dtype=np.float32))
-    return np.maximum(0, x + noise * np.sqrt(logistic(x))) if units == "relu" else x + noise
+    draw = draws.random if KINDS[units].noise == "uniform" else draws.standard_normal
+    return STATES[units](x, np.float64(draw(x.shape, dtype=np.float32)))
 
 
 class Transcription:
@@ -113,8 +108,8 @@ def assert_close(found, expected) -> None:
         np.testing.assert_allclose(have, want, rtol=2e-5, atol=5e-6)
 
 
-@pytest.mark.parametrize("visible_units", ["bernoulli", "gaussian"])
-@pytest.mark.parametrize("hidden_units", ["bernoulli", "gaussian", "relu"])
+@pytest.mark.parametrize("visible_units", INPUT_UNITS)
+@pytest.mark.parametrize("hidden_units", RBM_UNITS)
 @pytest.mark.parametrize("cd_steps", [1, 3])
 @pytest.mark.parametrize("changed", [{}, {"persistent": True}, {"hidden_dropout": 0.4}])
 def test_the_gradient_of_every_kind_of_units(visible_units, hidden_units, cd_steps, changed):
@@ -125,7 +120,7 @@ def test_the_gradient_of_every_kind_of_units(visible_units, hidden_units, cd_ste
     assert_close(gradient(rbm, X), expected)
 
 
-@pytest.mark.parametrize("visible_units", ["bernoulli", "gaussian"])
+@pytest.mark.parametrize("visible_units", INPUT_UNITS)
 def test_the_error_is_that_of_the_reconstruction(visible_units):
     rbm = make_rbm(visible_units=visible_units, cd_steps=1)
     X = examples(BATCH, visible_units)

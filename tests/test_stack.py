@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from unitkinds import MEANS
 
 from syncpretrain import Stack, finetune, pretrain
 from syncpretrain.data.dataset import UNLABELLED, Dataset
@@ -169,13 +170,6 @@ def test_stacks_and_layers_compare_without_an_error():
     assert len({stack.layers[0], stack.layers[0], stack.layers[1]}) == 2
 
 
-MEANS = {
-    "bernoulli": lambda x: 1 / (1 + np.exp(-x)),
-    "gaussian": lambda x: x,
-    "relu": lambda x: np.maximum(x, 0),
-}
-
-
 def make_mixed(*kinds: str, scaling: Scaling | None = None, head: Head | None = None) -> Stack:
     """The stack of this file with units of these kinds, the input's first."""
     layers = zip(make_stack().layers, pairwise(kinds), strict=True)
@@ -189,6 +183,7 @@ def make_mixed(*kinds: str, scaling: Scaling | None = None, head: Head | None = 
         ("gaussian", "relu", "gaussian", "bernoulli"),
         ("bernoulli", "gaussian", "bernoulli", "relu"),
         ("gaussian", "bernoulli", "relu", "gaussian"),
+        ("bernoulli", "tanh", "tanh", "gaussian"),
     ],
 )
 def test_every_kind_of_units_up_and_down(X, kinds):

@@ -44,6 +44,8 @@ KINDS = {
     "rectified autoencoder": {"model": "autoencoder"} | UNITS,
     "denoising": {"model": "denoising", "corruption": ("masking:0.3", "gaussian:0.1", "none")},
     "contractive": {"model": "contractive"},
+    "hyperbolic tangents": {"model": "denoising", "hidden_units": ("tanh", "tanh", "gaussian")}
+    | {"corruption": "salt-and-pepper:0.2", "visible_bias": "log-odds", "learning_rate": 0.005},
     "gaussian and relu": {"visible_units": "gaussian"} | UNITS,
     "persistent": {"persistent": True, "cd_steps": (1, 2, 1)},
     "persistent gaussian and relu": {"visible_units": "gaussian", "persistent": True} | UNITS,

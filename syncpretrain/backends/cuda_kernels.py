@@ -13,6 +13,7 @@ run on a GPU.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
@@ -21,10 +22,10 @@ import numpy as np
 
 from syncpretrain.backends.device_draws import DeviceDraws
 from syncpretrain.rng import Address
+from syncpretrain.units import kind_of
 
 __all__ = ["CudaKernels"]
 
-UNITS = {"bernoulli": 0, "gaussian": 1, "relu": 2}  # as in kernels.cu
 THREADS = 256
 MOST_BLOCKS = 4096  # beyond that a thread takes several elements
 SUM_BLOCKS = 256  # of a sum: as many as the threads of the block that sums up theirs
@@ -69,12 +70,19 @@ class CudaKernels:
     ----------
     cupy : module
         CuPy, or what stands in for it in a test.
+
+    Attributes
+    ----------
+    units : dict of str to int
+        The kinds of units that the source has, and their numbers there.
     """
 
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
         source = files("syncpretrain.backends").joinpath("kernels.cu").read_text(encoding="utf-8")
         self._module = cupy.RawModule(code=source, options=OPTIONS)
+        numbers = re.findall(r"^#define UNITS_(\w+) (\d+)$", source, re.MULTILINE)
+        self.units = {name.lower(): int(number) for name, number in numbers}
         self._functions: dict[str, Any] = {}
 
     def forms(self) -> dict[str, Callable[..., Any]]:
@@ -110,25 +118,26 @@ class CudaKernels:
         if layout is None or not _is_vector(bias, x.shape[-1]):
             return NotImplemented
         rows, columns, ld = layout
-        if units == "softmax":
+        if kind_of(units).is_exclusive:
             if x.size:
-                grid = (min(MOST_BLOCKS, rows),)
-                block = (SOFTMAX_THREADS,)
+                grid, block = (min(MOST_BLOCKS, rows),), (SOFTMAX_THREADS,)
                 self._launch("softmax_means", grid, block, x, ld, bias, rows, columns)
+        elif units in self.units:
+            self._flat("unit_means", x.size, x, ld, bias, rows, columns, self.units[units])
         else:
-            self._flat("unit_means", x.size, x, ld, bias, rows, columns, UNITS[units])
+            return NotImplemented
         return x
 
     def times_derivative(self, delta: Any, a: Any, units: str = "bernoulli") -> Any:
         """Multiply ``delta`` by the derivative of the units at their means ``a``."""
-        if units not in ("bernoulli", "relu"):
-            return None  # it is 1, or part of the loss
+        if kind_of(units).is_linear:
+            return None
         layout = _layout(delta, a)
-        if layout is None:
+        if layout is None or units not in self.units:
             return NotImplemented
         rows, columns, ldd, lda = layout
-        kind = UNITS[units]
-        self._flat("times_derivative", delta.size, delta, ldd, a, lda, rows, columns, kind)
+        number = self.units[units]
+        self._flat("times_derivative", delta.size, delta, ldd, a, lda, rows, columns, number)
         return None
 
     def draw_states(
@@ -139,17 +148,18 @@ class CudaKernels:
         Binary units use no ``noise``. The normal noise of others is drawn by NumPy on the host:
         its ziggurat takes a varying number of draws, one after another.
         """
-        layout = _layout(x, noise, out)
-        if layout is None or not _is_vector(bias, x.shape[-1]):
+        layout, kind = _layout(x, noise, out), kind_of(units)
+        known = units in self.units and kind.noise is not None
+        if layout is None or not known or not _is_vector(bias, x.shape[-1]):
             return NotImplemented
         rows, columns, ldx, ldn, ldo = layout
-        if units == "bernoulli":
+        if kind.is_binary:
             blocks = -(-x.size // 8)
             args = (x, ldx, bias, out, ldo, rows, columns, *_words(address))
             self._flat("draw_bernoulli", blocks, *args)
         else:
             self.generator(address).standard_normal(out=noise, dtype=np.float32)
-            args = (x, ldx, bias, noise, ldn, out, ldo, rows, columns, UNITS[units])
+            args = (x, ldx, bias, noise, ldn, out, ldo, rows, columns, self.units[units])
             self._flat("draw_noisy", x.size, *args)
         return out
 

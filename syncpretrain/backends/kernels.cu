@@ -10,9 +10,13 @@
 typedef unsigned int uint32;
 typedef unsigned long long uint64;
 
-#define BERNOULLI 0
-#define GAUSSIAN 1
-#define RELU 2
+// The kinds of units that have a form here, by their names in syncpretrain/units.py. Python reads
+// the numbers from these lines. A kind that a switch below has forgotten becomes NaN.
+#define UNITS_BERNOULLI 0
+#define UNITS_GAUSSIAN 1
+#define UNITS_RELU 2
+#define UNITS_TANH 3
+#define UNKNOWN nanf("")
 
 // Of a flat launch: the first index of this thread, and how far to the next.
 #define FIRST (blockIdx.x * blockDim.x + threadIdx.x)
@@ -30,8 +34,35 @@ __device__ static float sigmoid(float x)
 
 __device__ static float mean_of(float x, long long units)
 {
-    if (units == BERNOULLI) return sigmoid(x);
-    return units == RELU && x < 0.0f ? 0.0f : x;  // a NaN stays one
+    switch (units) {
+    case UNITS_BERNOULLI: return sigmoid(x);
+    case UNITS_GAUSSIAN: return x;
+    case UNITS_RELU: return x < 0.0f ? 0.0f : x;  // a NaN stays one
+    case UNITS_TANH: return tanhf(x);
+    }
+    return UNKNOWN;
+}
+
+// The product of d and the derivative at the mean a.
+__device__ static float times_slope(float d, float a, long long units)
+{
+    switch (units) {
+    case UNITS_BERNOULLI: return d * a * (1.0f - a);
+    case UNITS_GAUSSIAN: return d;
+    case UNITS_RELU: return d * (a > 0.0f ? 1.0f : a);  // a rectified mean is positive, 0 or NaN
+    case UNITS_TANH: return d * (1.0f - a * a);
+    }
+    return UNKNOWN;
+}
+
+// The state of a unit with input x, from standard normal noise z.
+__device__ static float state_of(float x, float z, long long units)
+{
+    switch (units) {
+    case UNITS_GAUSSIAN: return x + z;
+    case UNITS_RELU: return mean_of(x + z * sqrtf(sigmoid(x)), units);
+    }
+    return UNKNOWN;
 }
 
 // ---------------------------------------------------------------- random numbers
@@ -110,7 +141,7 @@ extern "C" __global__ void draw_bernoulli(
     }
 }
 
-// Gaussian and rectified units, from standard normal noise.
+// Other units, from standard normal noise.
 extern "C" __global__ void draw_noisy(
     float *x, long long ldx, const float *bias, const float *noise, long long ldn,
     float *out, long long ldo, long long rows, long long cols, long long units)
@@ -119,9 +150,8 @@ extern "C" __global__ void draw_noisy(
     for (uint32 i = FIRST; i < n; i += STRIDE) {
         float *mean = x + place(i, width, ldx);
         float input = *mean + bias[i % width], z = noise[place(i, width, ldn)];
-        if (units == RELU) z = z * sqrtf(sigmoid(input));
         *mean = mean_of(input, units);
-        out[place(i, width, ldo)] = mean_of(input + z, units);
+        out[place(i, width, ldo)] = state_of(input, z, units);
     }
 }
 
@@ -182,9 +212,8 @@ extern "C" __global__ void times_derivative(
 {
     uint32 n = (uint32)(rows * cols), width = (uint32)cols;
     for (uint32 i = FIRST; i < n; i += STRIDE) {
-        float *d = delta + place(i, width, ldd), mean = a[place(i, width, lda)];
-        if (units == BERNOULLI) *d = *d * mean * (1.0f - mean);
-        else *d = *d * (mean > 0.0f ? 1.0f : mean);  // a rectified mean is positive, 0 or NaN
+        float *d = delta + place(i, width, ldd);
+        *d = times_slope(*d, a[place(i, width, lda)], units);
     }
 }
 

@@ -3,10 +3,32 @@
 from __future__ import annotations
 
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
+from syncpretrain.units import KINDS, UNITS
 
 __all__ = ["OUTPUT", "SECTIONS", "TEXTS"]
 
 OUTPUT = "Run folder and output"  # and what belongs to no other section
+
+
+def _described(name: str) -> str:
+    """Return the name of a kind of units, and what a user should know of it."""
+    if KINDS[name].fire is None:
+        return f"{name} (autoencoders)"
+    return f"{name} (linear)" if KINDS[name].is_linear else name
+
+
+def _listed(names: list[str]) -> str:
+    return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def _lower_rates() -> str:
+    """Return the default learning rates below the usual one, and the kinds that have them."""
+    rates: dict[float, list[str]] = {}
+    for name in UNITS:
+        rates.setdefault(KINDS[name].learning_rate, []).append(name)
+    lower = sorted(rates)[:-1]
+    return ", ".join(f"{rate:g} with {_listed(rates[rate])} units" for rate in lower)
+
 
 # By the option's name. A default is added to a text that does not speak of one.
 SECTIONS: dict[str, dict[str, str]] = {
@@ -28,7 +50,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "model": "What a layer is.",
         "visible_units": "Of the input: values in [0, 1] (default), or any, which are"
         " standardized.",
-        "hidden_units": "bernoulli (default), gaussian (linear) or relu.",
+        "hidden_units": f"{_listed([_described(name) for name in UNITS])}.",
         "visible_bias": "Where visible biases start: 0 (default), or the log-odds of the units'"
         " means.",
         "tied": "Autoencoders: the decoder shares the weights (default), or has its own.",
@@ -40,7 +62,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Learning": {
         "epochs": "",
         "batch_size": "Examples in a minibatch.",
-        "learning_rate": "Default 0.1, and 0.001 for layers with gaussian or relu units.",
+        "learning_rate": f"Default 0.1, {_lower_rates()}.",
         "momentum": "Default '0.5:5,0.9', which is 0.5 for 5 epochs, then 0.9; a ';' between"
         " layers.",
         "weight_decay": "",

@@ -19,6 +19,7 @@ from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
 from syncpretrain.runs.folder import CONFIG_NAME
 from syncpretrain.settings import DataSettings, read_settings
+from syncpretrain.units import kind_of
 
 __all__ = ["Examples", "dataset_of", "examples_of"]
 
@@ -113,7 +114,7 @@ def _rows(name: str, stack: Stack) -> tuple[NDArray[Any], NDArray[np.int64] | No
 
 
 def _is_bounded(stack: Stack) -> bool:
-    return stack.units[0] == "bernoulli"
+    return kind_of(stack.units[0]).is_unit_interval
 
 
 def _check_width(name: str, got: int, expected: int) -> None:

@@ -15,6 +15,7 @@ from syncpretrain.cli.help_texts import TEXTS
 from syncpretrain.cli.options import floats, integers, momentums, words
 from syncpretrain.settings import DataSettings, FinetuneSettings, PretrainSettings, RunSettings
 from syncpretrain.settings.defaults import PER_LAYER
+from syncpretrain.units import INPUT_UNITS, UNITS
 
 __all__ = ["AUTO", "FINETUNE", "OPTIONS", "setting_options", "source_options"]
 
@@ -41,7 +42,7 @@ LETTERS = {
     "stall_timeout": "SECONDS",
 }
 OPPOSITES = {"persistent": "--not-persistent", "tied": "--untied"}
-NOT_OFFERED = {"visible_units": "relu", "finetune": "regression"}
+NOT_OFFERED = {"visible_units": set(UNITS) - set(INPUT_UNITS), "finetune": {"regression"}}
 ALSO_OFFERED = {"schedule": (AUTO,)}
 WRITTEN: dict[str, dict[str, Any]] = {
     "layers": {"type": integers, "metavar": "N,N[,N...]"},
@@ -140,7 +141,7 @@ def _unwrapped(kind: Any) -> tuple[Any, bool]:
 def _parsed(name: str, field: str, kind: Any, is_list: bool) -> dict[str, Any]:
     """Return how an option's text is read, and what stands for it in the help."""
     if get_origin(kind) is Literal:
-        choices = [choice for choice in get_args(kind) if choice != NOT_OFFERED.get(name)]
+        choices = [choice for choice in get_args(kind) if choice not in NOT_OFFERED.get(name, ())]
         if is_list:
             return {"type": words(choices), "metavar": "KIND[,KIND...]"}
         return {"type": click.Choice([*choices, *ALSO_OFFERED.get(name, ())])}

@@ -29,6 +29,7 @@ from syncpretrain.kernels.losses import cross_entropy, squared_error, wrong
 from syncpretrain.kernels.phases import Phase, PhaseRunner, in_turn, slices_of
 from syncpretrain.kernels.program import Program
 from syncpretrain.rng import Address, Purpose
+from syncpretrain.units import kind_of
 
 __all__ = ["Network"]
 
@@ -123,7 +124,8 @@ class Network:
         self.shards, self.shard_number = shards, 0
         self.reads = [slices_of(len(weight), shards) for weight, _ in self.chain]
         self.owns = [slices_of(len(bias), shards) for _, bias in self.chain]
-        if self.units[-1] == "softmax":  # whose units need one another
+        self._is_exclusive = kind_of(self.units[-1]).is_exclusive
+        if self._is_exclusive:  # the units need one another
             self.owns[-1] = [slice(0, len(self.chain[-1][1])), *[slice(0, 0)] * (shards - 1)]
         sizes = (step.weight.size + step.bias.size for step in chain)
         self.starts = list(accumulate(sizes, initial=0))
@@ -212,7 +214,7 @@ class Network:
         affine(at.read(layer), weight[:, own], bias[own], units, out=out[:, own])
         if layer + 1 == len(self.chain):
             target, y = at.target[:, own], out[:, own]
-            if units == "softmax" and shard == 0:
+            if self._is_exclusive and shard == 0:
                 self._wrong = wrong(target, y)
             delta = at.deltas[-1][:, own]
             self._squared[shard] = output_delta(target, y, units, self.loss, out=delta)
@@ -247,7 +249,7 @@ class Network:
         self._drawn_masks(0, epoch, step)
         run(program, self.shards)
         squared = float(program.results[:-1].sum())
-        return squared if self.units[-1] != "softmax" else program.results[-1] + 0 * squared
+        return program.results[-1] + 0 * squared if self._is_exclusive else squared
 
     def loss_of(self, x: Array, target: Array, *, epoch: int = 0, step: int = 0) -> float:
         """Return the loss that :meth:`gradient` differentiates, with the same units left out."""
@@ -271,7 +273,7 @@ class Network:
             for start in range(0, len(X), size):
                 x, t = X[start : start + size], target[start : start + size]
                 y = forward(x, self.chain, self.units, out=[a[: len(x)] for a in self.activations])
-                if self.units[-1] == "softmax":
+                if self._is_exclusive:
                     total += wrong(t, y)
                 else:
                     total += squared_error(t, y, out=y)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.finetuning.network import Network
 from syncpretrain.kernels.program import Operation, Program
+from syncpretrain.units import kind_of
 
 __all__ = ["Follow", "network_program"]
 
@@ -54,14 +55,14 @@ class _Steps:
         (weight, bias), units = network.chain[layer], network.units[layer]
         out = self.activations[layer][:, own]
         operations: list[Operation] = [("matmul", self.read(layer), weight[:, own], out)]
-        if units == "softmax":
+        if kind_of(units).is_exclusive:
             operations += [("means", out, bias[own], "gaussian"), ("softmax", out)]
         else:
             operations += [("means", out, bias[own], units)]
         if layer + 1 < len(network.chain):
             return operations + self.drop(layer + 1, self.activations[layer], own)
         target, delta = self.target[:, own], self.deltas[layer][:, own]
-        if units == "softmax":
+        if kind_of(units).is_exclusive:
             operations += [("wrong", target, out, network.shards)]
         operations += [("squared_error", target, out, delta, shard)]
         if network.loss == "squared":

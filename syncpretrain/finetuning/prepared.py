@@ -33,6 +33,7 @@ from syncpretrain.parallel.available_memory import check_available
 from syncpretrain.parallel.blas import blas_limit, usable_cores
 from syncpretrain.parallel.signals import stop_on_signals
 from syncpretrain.parallel.worker_pool import STALL_SECONDS, Timeouts, WorkerPool
+from syncpretrain.units import kind_of
 
 __all__ = ["Finetuning", "Form", "Part"]
 
@@ -197,7 +198,7 @@ class Finetuning:
         options, form, labels = self.options, self._form, self._labels
         outputs = None if labels is None else labels.targets.shape[1]
         sizes = [len(part.X) for part in (self._train, self._validation) if part is not None]
-        scaled = sum(sizes) if form.units[0] == "gaussian" else 0
+        scaled = 0 if kind_of(form.units[0]).is_unit_interval else sum(sizes)
         chosen = self.examples if self.examples < len(self._train.X) else 0
         if self._judged is not None:
             chosen += len(self._judged.rows)

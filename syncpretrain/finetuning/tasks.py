@@ -20,6 +20,7 @@ from syncpretrain.finetuning.chain import DenseLayer
 from syncpretrain.kernels.backprop import Pair
 from syncpretrain.models.stack import Head, Stack
 from syncpretrain.rng import Purpose, generator
+from syncpretrain.units import kind_of
 
 __all__ = [
     "Labels",
@@ -82,7 +83,7 @@ def reconstruction_loss(loss: str | None, visible_units: str) -> str:
     DataError
         If it is for values in [0, 1] alone and these are others.
     """
-    if loss == "cross-entropy" and visible_units != "bernoulli":
+    if loss == "cross-entropy" and kind_of(visible_units).loss != "cross-entropy":
         raise DataError(
             f"finetune_loss: got cross-entropy for {visible_units} visible units, expected squared"
         )

@@ -29,7 +29,15 @@
 #define APART _Pragma("GCC ivdep")
 #endif
 
-typedef enum { BERNOULLI, GAUSSIAN, RELU, OTHER } Units;
+/* The kinds of units that have a compiled form, by their names in syncpretrain/units.py. Python
+ * reads this table; every switch has all of them. */
+typedef enum { BERNOULLI, GAUSSIAN, RELU, TANH, OTHER } Units;
+static const char *const UNIT_NAMES[OTHER] = {
+    [BERNOULLI] = "bernoulli",
+    [GAUSSIAN] = "gaussian",
+    [RELU] = "relu",
+    [TANH] = "tanh",
+};
 
 /* Of the exponential's own loops, products and sums are contracted: 1.3 times as fast. */
 #if defined(__GNUC__) && !defined(__clang__)
@@ -37,20 +45,13 @@ typedef enum { BERNOULLI, GAUSSIAN, RELU, OTHER } Units;
 #pragma GCC optimize("fp-contract=fast")
 #endif
 
-/* 1 / (1 + exp(-x)): 0 below -88.73, 1 for large x, nan for nan.
+/* exp(r) - 1, where exp(t) = 2^n exp(r) with n the integer nearest to t / log 2.
  *
- * exp(t) = 2^n exp(r) with n the integer nearest to t / log 2. Adding 1.5 * 2^23 rounds to it and
- * leaves it in the low bits. The reduction in two parts and the polynomial are those of Cephes.
+ * Adding 1.5 * 2^23 rounds to n and leaves it in the low bits. The reduction in two parts and the
+ * polynomial are those of Cephes.
  */
-INLINED float sigmoid(float x)
+INLINED float reduced_expm1(float t, uint32_t *n_in_low_bits)
 {
-    float t = -x;
-    int32_t clamped; /* as an integer, which takes two instructions, not six; it loses nan */
-    memcpy(&clamped, &t, sizeof t);
-    clamped = clamped < 0x42B20000 ? clamped : 0x42B20000; /* 89 */
-    uint32_t bits = (uint32_t)clamped;
-    bits = bits < 0xC2AE0000u ? bits : 0xC2AE0000u; /* -87 */
-    memcpy(&t, &bits, sizeof t);
     float shifted = t * 1.44269504088896341f + 12582912.0f;
     float n = shifted - 12582912.0f;
     float r = (t - n * 0.693359375f) - n * -2.12194440e-4f;
@@ -60,28 +61,68 @@ INLINED float sigmoid(float x)
     p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
-    memcpy(&bits, &shifted, sizeof bits);
-    bits = (bits + 126u) << 23; /* 2^(n - 1), for 2^128 is none */
-    float half;
-    memcpy(&half, &bits, sizeof half);
-    p *= half;
+    memcpy(n_in_low_bits, &shifted, sizeof shifted);
+    return p * (r * r) + r;
+}
+
+INLINED float power_of_2(uint32_t n_in_low_bits, uint32_t plus)
+{
+    uint32_t bits = (n_in_low_bits + 127u + plus) << 23;
+    float power;
+    memcpy(&power, &bits, sizeof power);
+    return power;
+}
+
+/* 1 / (1 + exp(-x)): 0 below -88.73, 1 for large x, nan for nan. */
+INLINED float sigmoid(float x)
+{
+    float t = -x;
+    int32_t clamped; /* as an integer, which takes two instructions, not six; it loses nan */
+    memcpy(&clamped, &t, sizeof t);
+    clamped = clamped < 0x42B20000 ? clamped : 0x42B20000; /* 89 */
+    uint32_t bits = (uint32_t)clamped;
+    bits = bits < 0xC2AE0000u ? bits : 0xC2AE0000u; /* -87 */
+    memcpy(&t, &bits, sizeof t);
+    float p = reduced_expm1(t, &bits) + 1.0f;
+    p *= power_of_2(bits, -1); /* for 2^128 is none */
     float y = 1.0f / (1.0f + (p + p));
+    return x == x ? y : x;
+}
+
+/* tanh(x) = (1 - exp(-2 |x|)) / (1 + exp(-2 |x|)) with the sign of x; nan for nan. */
+INLINED float hyperbolic_tangent(float x)
+{
+    float t = -2.0f * fabsf(x);
+    uint32_t bits;
+    memcpy(&bits, &t, sizeof t);
+    bits = bits < 0xC2AE0000u ? bits : 0xC2AE0000u; /* -87, as in sigmoid */
+    memcpy(&t, &bits, sizeof t);
+    float q = reduced_expm1(t, &bits), power = power_of_2(bits, 0);
+    float m = power * q + (power - 1.0f); /* exp(t) - 1, exact to the last bits near 0 too */
+    float y = copysignf(m / (m + 2.0f), x);
     return x == x ? y : x;
 }
 
 VECTORIZED static void means_row(float *x, const float *bias, ptrdiff_t n, Units units)
 {
-    if (units == BERNOULLI) {
+    switch (units) {
+    case BERNOULLI:
         APART for (ptrdiff_t i = 0; i < n; i++) x[i] = sigmoid(x[i] + bias[i]);
-    } else if (units == RELU) {
+        break;
+    case GAUSSIAN:
+        APART for (ptrdiff_t i = 0; i < n; i++) x[i] += bias[i];
+        break;
+    case RELU:
         APART for (ptrdiff_t i = 0; i < n; i++)
         {
             float t = x[i] + bias[i];
             x[i] = t < 0.0f ? 0.0f : t;
         }
-    } else {
-        APART for (ptrdiff_t i = 0; i < n; i++) x[i] += bias[i];
+        break;
+    case TANH:
+        APART for (ptrdiff_t i = 0; i < n; i++) x[i] = hyperbolic_tangent(x[i] + bias[i]);
+        break;
+    case OTHER: break;
     }
 }
 
@@ -217,10 +258,18 @@ VECTORIZED static void difference_row(
 
 VECTORIZED static void derivative_row(float *delta, const float *a, ptrdiff_t n, Units units)
 {
-    if (units == BERNOULLI) {
+    switch (units) {
+    case BERNOULLI:
         APART for (ptrdiff_t i = 0; i < n; i++) delta[i] = delta[i] * a[i] * (1.0f - a[i]);
-    } else {
+        break;
+    case GAUSSIAN: break;
+    case RELU:
         APART for (ptrdiff_t i = 0; i < n; i++) delta[i] *= sign(a[i]);
+        break;
+    case TANH:
+        APART for (ptrdiff_t i = 0; i < n; i++) delta[i] *= 1.0f - a[i] * a[i];
+        break;
+    case OTHER: break;
     }
 }
 

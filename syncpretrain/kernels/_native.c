@@ -142,10 +142,11 @@ static int expect(Py_ssize_t got, Py_ssize_t expected, const char *name)
 
 static Units units_of(PyObject *name)
 {
-    if (!PyUnicode_Check(name)) return OTHER;
-    if (!PyUnicode_CompareWithASCIIString(name, "bernoulli")) return BERNOULLI;
-    if (!PyUnicode_CompareWithASCIIString(name, "gaussian")) return GAUSSIAN;
-    return PyUnicode_CompareWithASCIIString(name, "relu") ? OTHER : RELU;
+    int units = 0;
+    while (units < OTHER && (!PyUnicode_Check(name)
+                             || PyUnicode_CompareWithASCIIString(name, UNIT_NAMES[units])))
+        units++;
+    return (Units)units;
 }
 
 static int doubles(PyObject *const *args, double *out, int count)
@@ -549,9 +550,32 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+/* UNITS has the number of each kind of units that has a compiled form, DRAWN the names of those whose
+ * states draw_states draws. */
+static int add_units(PyObject *module)
+{
+    PyObject *numbers = PyDict_New(), *drawn = Py_BuildValue("(s)", UNIT_NAMES[BERNOULLI]);
+    int added = numbers != NULL && drawn != NULL;
+    for (int units = 0; added && units < OTHER; units++) {
+        PyObject *number = PyLong_FromLong(units);
+        added = number != NULL && !PyDict_SetItemString(numbers, UNIT_NAMES[units], number);
+        Py_XDECREF(number);
+    }
+    added = added && !PyObject_SetAttrString(module, "UNITS", numbers)
+            && !PyObject_SetAttrString(module, "DRAWN", drawn);
+    Py_XDECREF(numbers);
+    Py_XDECREF(drawn);
+    return added ? 0 : -1;
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, (void *)add_units},
+    {0, NULL},
+};
+
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "_native", "Compiled forms; see syncpretrain.kernels.native.", 0, methods,
-    NULL, NULL, NULL, NULL,
+    slots, NULL, NULL, NULL,
 };
 
 PyMODINIT_FUNC PyInit__native(void)

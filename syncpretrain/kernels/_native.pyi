@@ -2,6 +2,9 @@
 
 from typing import Any
 
+UNITS: dict[str, int]
+DRAWN: tuple[str, ...]
+
 def means(x: Any, bias: Any, units: str, /) -> Any: ...
 def draw_states(
     x: Any, bias: Any, out: Any, key: tuple[int, ...], counter: tuple[int, ...], /

@@ -1,14 +1,4 @@
-"""Affine maps and the units behind them, in place.
-
-A kind of unit is a mean as a function of its input x, and a way to draw states (in
-:mod:`syncpretrain.kernels.contrastive_divergence`):
-
-* ``bernoulli``: mean sigmoid(x); the units of a binary RBM, and the sigmoid of a network;
-* ``gaussian``: mean x, variance 1; the linear units of a network (Hinton and Salakhutdinov 2006);
-* ``relu``: mean max(0, x); rectified linear units (Nair and Hinton 2010).
-
-``softmax`` units, of which one is on, are only the last ones of a classifier.
-"""
+"""Affine maps and the units behind them, in place; :mod:`syncpretrain.units` has the equations."""
 
 from __future__ import annotations
 
@@ -16,37 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.dispatch import accelerated
+from syncpretrain.units import kind_of
 
-__all__ = ["UNITS", "activate", "affine", "means", "sigmoid", "softmax", "times_derivative"]
+__all__ = ["activate", "affine", "means", "times_derivative"]
 
 Array = NDArray[np.float32]
-UNITS = ("bernoulli", "gaussian", "relu")
-
-
-def sigmoid(x: Array) -> Array:
-    """Replace x by 1 / (1 + exp(-x)) in place and return it."""
-    np.negative(x, out=x)
-    with np.errstate(over="ignore"):  # exp(-x) = inf gives the right limit, 0
-        np.exp(x, out=x)
-    x += 1
-    return np.reciprocal(x, out=x)
-
-
-def softmax(x: Array) -> Array:
-    """Replace each row of x by exp(x) / sum(exp(x)) in place and return it."""
-    x -= x.max(axis=1, keepdims=True)
-    np.exp(x, out=x)
-    x /= x.sum(axis=1, keepdims=True)
-    return x
 
 
 def activate(x: Array, units: str) -> Array:
     """Replace the inputs x of units by their means, in place, and return them."""
-    if units == "bernoulli":
-        return sigmoid(x)
-    if units == "relu":
-        return np.maximum(x, 0, out=x)
-    return softmax(x) if units == "softmax" else x
+    kind_of(units).mean(np, x)
+    return x
 
 
 @accelerated
@@ -68,11 +38,12 @@ def affine(
 def times_derivative(delta: Array, a: Array, units: str = "bernoulli") -> None:
     """Multiply ``delta`` by the derivative of the units at their means ``a``; use up ``a``.
 
-    The derivative with respect to the input is a (1 - a), 1, or 1 where a > 0.
+    Raises
+    ------
+    ValueError
+        If their derivative is part of the loss.
     """
-    if units == "bernoulli":
-        delta *= a
-        np.subtract(1, a, out=a)
-        delta *= a
-    elif units == "relu":
-        delta *= np.sign(a, out=a)  # a >= 0
+    derivative = kind_of(units).times_derivative
+    if derivative is None:
+        raise ValueError(f"got {units} units; expected units whose derivative is no part of a loss")
+    derivative(np, a, delta)

@@ -10,25 +10,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import times_derivative
+from syncpretrain.units import kind_of
 
 __all__ = ["contraction", "corrupt"]
 
 Array = NDArray[np.float32]
 
 
-def corrupt(x: Array, kind: str, amount: float, draws: np.random.Generator) -> None:
+def corrupt(
+    x: Array,
+    kind: str,
+    amount: float,
+    draws: np.random.Generator,
+    limits: tuple[float, float] = (0, 1),
+) -> None:
     """Replace examples by noisy copies, in place (Vincent et al. 2010).
 
-    ``masking`` sets a share ``amount`` of the values to 0, ``salt-and-pepper`` to 0 or 1 with
-    equal chances, and ``gaussian`` adds noise of standard deviation ``amount``.
+    ``masking`` sets a share ``amount`` of the values to 0, ``salt-and-pepper`` to one of two
+    ``limits`` with equal chances, and ``gaussian`` adds noise of standard deviation ``amount``.
     """
     if kind == "gaussian":
         x += np.float32(amount) * draws.standard_normal(x.shape, dtype=np.float32)
         return
     uniform = draws.random(x.shape, dtype=np.float32)
     if kind == "salt-and-pepper":
-        x[uniform < amount / 2] = 1
-        x[(uniform >= amount / 2) & (uniform < amount)] = 0
+        x[uniform < amount / 2] = limits[1]
+        x[(uniform >= amount / 2) & (uniform < amount)] = limits[0]
     else:
         x *= uniform >= amount
 
@@ -49,6 +56,7 @@ def contraction(h: Array, weight: Array, units: str, amount: float) -> tuple[Arr
     times_derivative(s, h.copy(), units)
     squared = np.square(s)
     by_weight = weight * (scale * squared.sum(axis=0))
-    if units != "bernoulli":  # whose derivative s is constant
+    curvature = kind_of(units).curvature
+    if curvature is None:  # s is constant
         return np.zeros_like(h), by_weight
-    return scale * np.square(weight).sum(axis=0) * squared * (1 - 2 * h), by_weight
+    return scale * np.square(weight).sum(axis=0) * squared * curvature(np, h), by_weight

@@ -16,7 +16,6 @@ __all__ = ["compiled_program", "run_program"]
 
 # With NumPy's prefix or not, with the suffix that says integers of 64 bits or not.
 NAMES = ("scipy_cblas_{}64_", "cblas_{}64_", "scipy_cblas_{}", "cblas_{}")
-UNITS = ("bernoulli", "gaussian", "relu")  # as the extension numbers them
 EXACT = 2**24  # integers that a float32 holds
 NO_CELLS = np.zeros(1, dtype=np.int64)
 
@@ -103,11 +102,13 @@ def _told(name: str, *arguments: Any) -> tuple[Any, ...]:
     """
     if name == "draw_states":
         x, bias, _, out, units, shard = arguments
-        if units != "bernoulli":
+        if units not in extension.DRAWN:
             raise ValueError(units)
         return name, x, bias, out, shard
     if name in ("means", "times_derivative"):
-        return name, *arguments[:2], UNITS.index(arguments[2])
+        if arguments[2] not in extension.UNITS:
+            raise ValueError(arguments[2])
+        return name, *arguments[:2], extension.UNITS[arguments[2]]
     if name == "phase_differences" and arguments[-1] > EXACT:
         raise ValueError(arguments[-1])
     if name == "adam_step":

@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.kernels.activations import sigmoid
 from syncpretrain.kernels.dispatch import accelerated
 from syncpretrain.rng import Address
+from syncpretrain.units import kind_of
 
 __all__ = [
     "draw_noise",
@@ -29,29 +29,34 @@ Array = NDArray[np.float32]
 
 
 def draw_noise(draws: np.random.Generator, units: str, *, out: Array) -> Array:
-    """Fill ``out`` with what :func:`fire` needs: uniform draws for binary units, else normal."""
-    if units == "bernoulli":
-        draws.random(out=out, dtype=np.float32)
-    else:
-        draws.standard_normal(out=out, dtype=np.float32)
+    """Fill ``out`` with what :func:`fire` needs: uniform or normal draws.
+
+    Raises
+    ------
+    ValueError
+        If units of this kind have no states.
+    """
+    noise = kind_of(units).noise
+    if noise is None:
+        raise ValueError(f"got {units} units; expected units that have states")
+    draw = draws.random if noise == "uniform" else draws.standard_normal
+    draw(out=out, dtype=np.float32)
     return out
 
 
 def fire(x: Array, units: str, noise: Array, *, out: Array) -> Array:
-    """Draw states into ``out``; replace the inputs x by the units' means.
+    """Draw states into ``out``; replace the inputs x by the units' means; use up ``noise``.
 
-    Binary units are 1 with probability sigmoid(x), Gaussian ones x + N(0, 1), and rectified ones
-    max(0, x + N(0, sigmoid(x))) (Nair and Hinton 2010, section 2). ``noise`` is used up.
+    Raises
+    ------
+    ValueError
+        If units of this kind have no states.
     """
-    if units == "bernoulli":
-        return np.less(noise, sigmoid(x), out=out)
-    if units == "relu":
-        np.copyto(out, x)
-        noise *= np.sqrt(sigmoid(out), out=out)
-        np.add(x, noise, out=out)
-        np.maximum(x, 0, out=x)
-        return np.maximum(out, 0, out=out)
-    return np.add(x, noise, out=out)
+    draw = kind_of(units).fire
+    if draw is None:
+        raise ValueError(f"got {units} units; expected units that have states")
+    draw(np, x, noise, out)
+    return out
 
 
 @accelerated

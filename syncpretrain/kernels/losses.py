@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.dispatch import accelerated
+from syncpretrain.units import kind_of
 
 __all__ = ["cross_entropy", "squared_error", "wrong"]
 
@@ -27,10 +28,18 @@ def cross_entropy(x: Array, y: Array, units: str) -> float:
     """Return the cross-entropy of means y and targets x, summed over units and examples, in nats.
 
     That of binary units, or of one choice among ``softmax`` units.
+
+    Raises
+    ------
+    ValueError
+        If it is not the loss of units of this kind.
     """
+    kind = kind_of(units)
+    if kind.loss != "cross-entropy":
+        raise ValueError(f"got {units} units; expected units whose loss is the cross-entropy")
     smallest = np.finfo(y.dtype).tiny
     total = float((x * np.log(np.maximum(y, smallest))).sum(dtype=np.float64))
-    if units == "bernoulli":
+    if not kind.is_exclusive:
         total += float(((1 - x) * np.log(np.maximum(1 - y, smallest))).sum(dtype=np.float64))
     return -total
 

@@ -77,7 +77,7 @@ def _times_derivative(delta: Array, a: Array, units: str = "bernoulli") -> Any:
 def _draw_states(
     x: Array, bias: Array, units: str, address: Address, *, noise: Array, out: Array
 ) -> Any:
-    if units != "bernoulli":
+    if units not in extension.DRAWN:
         return NotImplemented
     return extension.draw_states(x, bias, out, address.key, address.counter)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.kernels.activations import UNITS
+from syncpretrain.units import UNITS
 
 __all__ = ["check_program"]
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.kernels.activations import means, softmax, times_derivative
+from syncpretrain.kernels.activations import activate, means, times_derivative
 from syncpretrain.kernels.compiled import compiled_program, run_program
 from syncpretrain.kernels.contrastive_divergence import (
     draw_states,
@@ -195,7 +195,7 @@ _INTERPRETED: dict[str, Callable[..., Any]] = {
     "matmul": lambda self, a, b, out: np.matmul(a, b, out=out),
     "multiply": lambda self, x, y, out: np.multiply(x, y, out=out),
     "means": lambda self, x, bias, units: means(x, bias, units),
-    "softmax": lambda self, x: softmax(x),
+    "softmax": lambda self, x: activate(x, "softmax"),
     "times_derivative": lambda self, delta, a, units: times_derivative(delta, a.copy(), units),
     "sum_rows": lambda self, x, out: np.sum(x, axis=0, out=out),
     "scale": lambda self, x, factor: np.multiply(x, factor, out=x),

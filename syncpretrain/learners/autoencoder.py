@@ -25,13 +25,14 @@ class AutoencoderSettings(LearnerSettings):
     """What one autoencoder's training needs to know.
 
     ``loss`` is "squared" or "cross-entropy". ``corruption`` is None, or the kind of noise and its
-    amount (Vincent et al. 2010); ``contraction`` the weight of the penalty on the Jacobian of the
-    code (Rifai et al. 2011).
+    amount (Vincent et al. 2010); ``limits`` are the values of pepper and salt. ``contraction`` is
+    the weight of the penalty on the Jacobian of the code (Rifai et al. 2011).
     """
 
     tied: bool = True
     loss: str = "squared"
     corruption: tuple[str, float] | None = None
+    limits: tuple[float, float] = (0, 1)
     contraction: float = 0.0
 
 
@@ -97,7 +98,7 @@ class Autoencoder(Learner):
                 self.seed, Purpose.CORRUPTION, self.layer, epoch, step, self.shard_number
             )
             draws: Any = self.backend.generator(address)
-            corrupt(out, *self.settings.corruption, draws)
+            corrupt(out, *self.settings.corruption, draws, self.settings.limits)
 
     def _fill(self, n: int, *, share: float) -> None:
         """Fill the gradients from both deltas, which already have their sign and share."""

@@ -27,12 +27,12 @@ from syncpretrain.kernels.program import Operation
 from syncpretrain.models.layer import Layer
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.settings.momentum import MomentumSchedule
+from syncpretrain.units import kind_of
 
 __all__ = ["Learner", "LearnerSettings"]
 
 Array = NDArray[np.float32]
 L = TypeVar("L", bound="Learner")
-MOST_CERTAIN = 0.01  # a mean below it, or as near to 1, starts no larger bias than its log-odds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,11 +156,11 @@ class Learner(ABC):
         """
         if self._common.visible_bias == "zero":
             return
-        mean: NDArray[np.float64] = X.mean(axis=0, dtype=np.float64)
-        if self._common.visible_units == "bernoulli":
-            mean = np.clip(mean, MOST_CERTAIN, 1 - MOST_CERTAIN)
-            mean = np.log(mean / (1 - mean))
-        self.visible_bias[:] = mean
+        units = self._common.visible_units
+        bias_of = kind_of(units).bias_of
+        if bias_of is None:
+            raise ValueError(f"got {units} visible units; expected units that can be visible")
+        self.visible_bias[:] = bias_of(np, X.mean(axis=0, dtype=np.float64))
 
     def part(self: L, shard: int, shards: int) -> L:
         """Return a learner of the same parameters, with gradients and draws of its own."""

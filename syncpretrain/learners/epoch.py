@@ -15,6 +15,7 @@ from syncpretrain.kernels.phases import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.cursor import Cursor, Stopped
 from syncpretrain.learners.steps import Step
+from syncpretrain.units import kind_of
 
 __all__ = ["train_epoch"]
 
@@ -83,7 +84,8 @@ def _diverged(learner: Learner, epoch: int, symptom: str) -> DivergedError:
     """Name the likely cause: the units have no upper bound, or the rate is too high for any."""
     rate = learner.learning_rate
     now = learner.current()
-    unbounded = {now.hidden_units, now.visible_units} - {"bernoulli"}
+    kinds = {now.hidden_units, now.visible_units}
+    unbounded = {name for name in kinds if not kind_of(name).is_bounded}
     if unbounded:
         lower = min(rate / 10, 0.001)
         units = " and ".join(sorted(unbounded))

@@ -16,12 +16,13 @@ from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.models.layer import Layer
 from syncpretrain.models.likelihood import free_energy, log_z, pseudo_likelihood
 from syncpretrain.models.stack import Stack
+from syncpretrain.units import kind_of
 
 __all__ = ["diagnose_layers"]
 
 Array = NDArray[np.float32]
 ROWS = 1000  # of each part, evenly spaced: enough for these means
-OFF, ON = 0.01, 0.99  # a unit beyond them on every example says nothing about any
+NEAR = 0.01  # a unit as near to a limit on every example says nothing about any
 
 
 def diagnose_layers(
@@ -61,9 +62,10 @@ def _rbm_figures(
     energy = float(free_energy(layer, rows).mean())
     if len(train) and len(held_out):
         figures["free_energy_gap"] = energy - float(free_energy(layer, train).mean())
-    if layer.visible_units == "bernoulli":
+    visible, hidden = kind_of(layer.visible_units), kind_of(layer.hidden_units)
+    if visible.is_binary:
         figures["pseudo_likelihood"] = pseudo_likelihood(layer, rows, seed=seed)
-    if partition and {layer.visible_units, layer.hidden_units} == {"bernoulli"}:
+    if partition and visible.is_binary and hidden.is_binary:
         estimate = log_z(layer, seed=seed)
         bounds = (estimate.low, estimate.high)
         low, high = (bound if math.isfinite(bound) else None for bound in bounds)
@@ -73,8 +75,8 @@ def _rbm_figures(
 
 
 def _idle(units: str, hidden: Array) -> tuple[int | None, int | None]:
-    """Return how many units are off, and on, for every row; None where that has no meaning."""
-    if units == "gaussian":
-        return None, None
-    dead = int((hidden < OFF).all(axis=0).sum())
-    return dead, int((hidden > ON).all(axis=0).sum()) if units == "bernoulli" else None
+    """Return how many units are at their lower, and upper, limit for every row; None without."""
+    lower, upper = kind_of(units).lower, kind_of(units).upper
+    dead = int((hidden < lower + NEAR).all(axis=0).sum()) if math.isfinite(lower) else None
+    on = int((hidden > upper - NEAR).all(axis=0).sum()) if math.isfinite(upper) else None
+    return dead, on

@@ -24,8 +24,8 @@ class Layer:
 
     ``weight`` has shape (visible, hidden), ``hidden_bias`` (hidden,), ``visible_bias`` (visible,).
     ``decoder_weight`` of shape (hidden, visible) is None as long as the way down uses the
-    transposed ``weight``. Units are "bernoulli", "gaussian" or "relu"
-    (``UNITS`` of ``kernels/activations.py``); ``model`` is "rbm" or "autoencoder".
+    transposed ``weight``. Units are one of ``syncpretrain.units.UNITS``; ``model`` is "rbm" or
+    "autoencoder".
     """
 
     weight: Array

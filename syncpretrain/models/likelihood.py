@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from syncpretrain.errors import DataError
 from syncpretrain.models.layer import Layer
 from syncpretrain.rng import Purpose, generator
+from syncpretrain.units import kind_of
 
 __all__ = ["MAX_ENUMERATED", "LogZ", "free_energy", "log_z", "log_z_ais", "pseudo_likelihood"]
 
@@ -45,44 +46,17 @@ def free_energy(layer: Layer, X: Array) -> Doubles:
     Raises
     ------
     DataError
-        If the layer is no RBM.
+        If the layer is no RBM, or its units have no energy.
     """
     W, a, b = _parameters(layer)
     v = np.asarray(X, dtype=np.float64)
-    energies: Doubles = _visible_term(layer, v, a) - _summed_out(layer, v @ W + b, b)
+    energy, log_sum = kind_of(layer.visible_units).energy, kind_of(layer.hidden_units).log_sum
+    if energy is None or log_sum is None:
+        raise DataError(
+            f"layer: got {layer.visible_units} and {layer.hidden_units} units, which have no energy"
+        )
+    energies: Doubles = energy(np, v, a) - log_sum(np, v @ W + b, b).sum(axis=1)
     return energies
-
-
-def _visible_term(layer: Layer, v: Doubles, a: Doubles) -> Doubles:
-    """Return the part of the energy that the visible units have alone."""
-    if layer.visible_units == "gaussian":
-        return np.asarray(0.5 * np.square(v - a).sum(axis=1))
-    return np.asarray(-v @ a)
-
-
-def _summed_out(layer: Layer, x: Doubles, b: Doubles) -> Doubles:
-    """Return log sum_h exp(-E) over the hidden units whose inputs are x = v W + b."""
-    if layer.hidden_units == "gaussian":
-        per_unit = 0.5 * (np.square(x) - np.square(b) + math.log(2 * math.pi))
-    elif layer.hidden_units == "relu":
-        per_unit = _stepped(x)
-    else:
-        per_unit = _softplus(x)
-    total: Doubles = per_unit.sum(axis=1)
-    return total
-
-
-def _stepped(x: Doubles) -> Doubles:
-    """Return sum_i log(1 + exp(x - i + 1/2)) for i = 1, 2, ...
-
-    By the midpoint rule that is the integral of softplus up to x, -Li2(-exp(x)), minus
-    sigmoid(x) / 24; its error is below 0.0003.
-    """
-    u = -_softplus(-np.abs(x))  # Li2(1 - exp(-u)) by its Bernoulli series, |u| <= log 2
-    near = -(u - u**2 / 4 + u**3 / 36 - u**5 / 3600 + u**7 / 211680)
-    integral = np.where(x <= 0, near, x**2 / 2 + math.pi**2 / 6 - near)
-    doubles: Doubles = integral - _sigmoid(x) / 24
-    return doubles
 
 
 def pseudo_likelihood(layer: Layer, X: Array, *, seed: int = 0) -> float:
@@ -101,7 +75,7 @@ def pseudo_likelihood(layer: Layer, X: Array, *, seed: int = 0) -> float:
     DataError
         If the layer is no RBM, or its visible units are not binary.
     """
-    if layer.visible_units != "bernoulli":
+    if not kind_of(layer.visible_units).is_binary:
         raise DataError(
             f"layer: got {layer.visible_units} visible units, expected bernoulli ones, which a"
             " pseudo-likelihood flips; use the free-energy gap instead"
@@ -192,7 +166,7 @@ def _enumerated(layer: Layer) -> float:
 
 def _binary(layer: Layer) -> tuple[Doubles, Doubles, Doubles]:
     units = {layer.visible_units, layer.hidden_units}
-    if units != {"bernoulli"}:
+    if not all(kind_of(name).is_binary for name in units):
         raise DataError(
             f"layer: got {' and '.join(sorted(units))} units, expected bernoulli ones alone for"
             " log Z"

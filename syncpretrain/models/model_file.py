@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from syncpretrain.array_files import read_tensors, write_tensors
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import ModelFileError
-from syncpretrain.kernels.activations import UNITS
 from syncpretrain.models.layer import Head, Layer, parameters_sha256
+from syncpretrain.units import UNITS
 
 __all__ = ["MODEL_NAME", "Model", "read_model", "write_model"]
 

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.kernels.contrastive_divergence import draw_noise, fire
 from syncpretrain.models.layer import Layer
+from syncpretrain.units import kind_of
 
 __all__ = ["gibbs_chains"]
 
@@ -19,7 +20,7 @@ def gibbs_chains(rbm: Layer, visible: Array, steps: int, draws: np.random.Genera
     Each step draws hidden states, then visible ones; ``visible`` has shape (chains, V).
     """
     states = visible.copy()
-    if rbm.visible_units == "bernoulli":
+    if kind_of(rbm.visible_units).is_binary:
         np.less(draws.random(visible.shape, dtype=np.float32), visible, out=states)
     hidden = np.empty((len(visible), rbm.weight.shape[1]), dtype=np.float32)
     for _ in range(steps):

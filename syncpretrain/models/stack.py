@@ -14,11 +14,12 @@ from numpy.typing import ArrayLike, NDArray
 from syncpretrain.data.examples import as_examples, check_examples
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
-from syncpretrain.kernels.activations import affine, softmax
+from syncpretrain.kernels.activations import activate, affine
 from syncpretrain.models.layer import Head, Layer, parameters_sha256
 from syncpretrain.models.model_file import Model, read_model, write_model
 from syncpretrain.models.sampling import gibbs_chains
 from syncpretrain.rng import Purpose, generator
+from syncpretrain.units import kind_of
 
 __all__ = ["Head", "Layer", "Stack", "load"]
 
@@ -96,7 +97,7 @@ class Stack:
             If the width is not the stack's, or a value is not finite, or outside [0, 1] where
             the visible units are binary.
         """
-        bounded = self.layers[0].visible_units == "bernoulli"
+        bounded = kind_of(self.layers[0].visible_units).is_unit_interval
         examples = _checked_width(check_examples(X, name, bounded=bounded), self.widths[0], name)
         return examples if self.scaling is None else self.scaling.apply(examples)
 
@@ -176,7 +177,7 @@ class Stack:
         """
         if self.head is None or self.head.kind != "classification":
             raise DataError("the stack is no classifier; fine-tune it for classification")
-        return softmax(self._outputs(X, self.head))
+        return activate(self._outputs(X, self.head), "softmax")
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Return the most probable label of each row of X, or a regression's numbers.

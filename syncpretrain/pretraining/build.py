@@ -29,6 +29,7 @@ from syncpretrain.pretraining.schedule.pace import Fixed, Pace
 from syncpretrain.pretraining.schedule.reads import LayerPlan, Reads
 from syncpretrain.settings import MomentumSchedule, PretrainSettings
 from syncpretrain.settings.checks import parsed_corruption
+from syncpretrain.units import kind_of
 
 __all__ = [
     "build_data",
@@ -72,7 +73,7 @@ def build_data(
         batch_size=settings.batch_size,
         processes=settings.runtime == "processes",
     )
-    if settings.visible_units == "bernoulli":
+    if kind_of(settings.visible_units).is_unit_interval:
         return data, None
     scaling = Scaling.of(data.train)
     return Split(*map(scaling.apply, data)), scaling
@@ -105,12 +106,14 @@ def _rbm(settings: PretrainSettings, i: int, visible: int, hidden: int) -> Learn
 
 def _autoencoder(settings: PretrainSettings, i: int, visible: int, hidden: int) -> Learner:
     common = _common(settings, i)
-    binary = common["visible_units"] == "bernoulli"
+    usual = kind_of(common["visible_units"]).loss
+    below = kind_of(settings.hidden_units[i - 1] if i else settings.visible_units)
     own = AutoencoderSettings(
         **common,
         tied=settings.tied,
-        loss=(settings.loss or "cross-entropy") if binary else "squared",
+        loss=usual if usual == "squared" else settings.loss or usual,
         corruption=parsed_corruption(settings.corruption[i]),
+        limits=(below.lower, below.upper) if below.is_bounded else (0, 1),
         contraction=settings.contraction[i],
     )
     return Autoencoder(i + 1, visible, hidden, own)
@@ -217,7 +220,7 @@ def _pace(settings: PretrainSettings, plans: list[LayerPlan], replay: Reads | No
 
 
 def _checked_data(settings: PretrainSettings, X: ArrayLike, validation: ArrayLike | None) -> Split:
-    bounded = settings.visible_units == "bernoulli"
+    bounded = kind_of(settings.visible_units).is_unit_interval
     train = check_examples(X, bounded=bounded)
     width, batch = settings.layers[0], settings.batch_size
     if train.shape[1] != width:

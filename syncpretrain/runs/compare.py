@@ -25,6 +25,7 @@ from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.settings import PretrainSettings, Settings, replaced
+from syncpretrain.units import kind_of
 
 __all__ = ["STARTS", "USUAL_STARTS", "Outcome", "Summary", "compare", "random_stack", "summarized"]
 
@@ -169,7 +170,7 @@ def random_stack(settings: PretrainSettings, data: Dataset, *, seed: int) -> Sta
     shapes = zip(pairwise(settings.layers), settings.hidden_units, strict=True)
     for number, ((visible, hidden), units) in enumerate(shapes, start=1):
         draws = generator(seed, Purpose.WEIGHTS, layer=number)
-        variance = 2 / visible if units == "relu" else 2 / (visible + hidden)
+        variance = kind_of(units).weight_variance(visible, hidden)
         weight = draws.standard_normal((visible, hidden), dtype=np.float32)
         layers.append(
             Layer(
@@ -181,8 +182,8 @@ def random_stack(settings: PretrainSettings, data: Dataset, *, seed: int) -> Sta
                 model="autoencoder",
             )
         )
-    gaussian = settings.visible_units == "gaussian"
-    return Stack(tuple(layers), {}, Scaling.of(data.train) if gaussian else None)
+    bounded = kind_of(settings.visible_units).is_unit_interval
+    return Stack(tuple(layers), {}, None if bounded else Scaling.of(data.train))
 
 
 def _pretrain_settings(start: str, settings: PretrainSettings, seed: int) -> PretrainSettings:

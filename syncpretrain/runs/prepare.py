@@ -18,6 +18,7 @@ from syncpretrain.parallel.blas import blas_threads
 from syncpretrain.runs.folder import check_text
 from syncpretrain.settings import Settings
 from syncpretrain.settings.devices import why_not_on_a_device, why_not_tuned_on_a_device
+from syncpretrain.units import kind_of
 
 __all__ = ["check_finetuning", "load_data", "resolve", "with_absolute_path"]
 
@@ -30,7 +31,7 @@ def load_data(settings: Settings) -> Dataset:
     data = load_dataset(
         settings.data.name,
         validation=settings.data.validation,
-        bounded=settings.pretrain.visible_units == "bernoulli",
+        bounded=kind_of(settings.pretrain.visible_units).is_unit_interval,
     )
     if settings.data.labels is not None:
         data = data.with_labels(settings.data.labels, seed=settings.pretrain.seed)

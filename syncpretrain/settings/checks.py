@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from syncpretrain.errors import SettingsError
@@ -12,6 +12,7 @@ from syncpretrain.settings.defaults import PER_LAYER
 from syncpretrain.settings.devices import check_backend, why_not_on_a_device
 from syncpretrain.settings.fields import PretrainFields
 from syncpretrain.settings.kinds import MAX_EPOCHS
+from syncpretrain.units import INPUT_UNITS, KINDS, kind_of
 
 __all__ = [
     "check_layers",
@@ -71,8 +72,17 @@ def check_pretraining(settings: PretrainFields) -> None:
 def _check_model(settings: PretrainFields) -> None:
     """Refuse what the model has no use for."""
     model = settings.model
-    if settings.visible_units == "relu":
-        raise SettingsError("visible_units: got relu, expected bernoulli or gaussian")
+    visible = kind_of(settings.visible_units)
+    if not visible.is_input:
+        raise SettingsError(
+            f"visible_units: got {visible.name}, expected {' or '.join(INPUT_UNITS)}"
+        )
+    for units in settings.hidden_units:
+        if model == "rbm" and kind_of(units).fire is None:
+            raise SettingsError(
+                f"hidden_units: got {units} with model rbm, which samples states that these do not"
+                " have; take an autoencoder"
+            )
     used = {
         "corruption": model == "denoising",
         "contraction": model == "contractive",
@@ -87,20 +97,17 @@ def _check_model(settings: PretrainFields) -> None:
         raise SettingsError(
             f"{name}: got a value with model rbm, expected none; only autoencoders choose"
         )
-    if settings.loss == "cross-entropy" and settings.visible_units == "gaussian":
+    if settings.loss == "cross-entropy" and visible.loss != "cross-entropy":
         raise SettingsError(
-            "loss: got cross-entropy with gaussian visible units, expected squared; cross-entropy"
-            " needs values in [0, 1]"
+            f"loss: got cross-entropy with {visible.name} visible units, expected squared;"
+            " cross-entropy needs values in [0, 1]"
         )
-    if any(cost and "gaussian" in units for cost, units in _sparse(settings)):
-        raise SettingsError(
-            "sparsity_cost: got a cost for gaussian hidden units, expected 0; their mean activity"
-            " says nothing"
-        )
-
-
-def _sparse(settings: PretrainFields) -> Sequence[tuple[float, str]]:
-    return list(zip(settings.sparsity_cost, settings.hidden_units, strict=True))
+    for cost, units in zip(settings.sparsity_cost, settings.hidden_units, strict=True):
+        if cost and kind_of(units).lower != 0:
+            raise SettingsError(
+                f"sparsity_cost: got a cost for {units} hidden units, expected 0; their mean"
+                " activity says nothing"
+            )
 
 
 def _check_replicas(settings: PretrainFields) -> None:
@@ -145,9 +152,10 @@ def _check_early_stopping(settings: PretrainFields) -> None:
         )
     layers = range(1, len(settings.layers))
     visible = {settings.visible_units_of(layer) for layer in layers}
-    if metric == "pseudo-likelihood" and visible != {"bernoulli"}:
+    if metric == "pseudo-likelihood" and not all(kind_of(name).is_binary for name in visible):
+        binary = " or ".join(name for name, kind in KINDS.items() if kind.is_binary)
         raise SettingsError(
-            "early_stopping: got pseudo-likelihood with visible units that are not bernoulli in"
+            f"early_stopping: got pseudo-likelihood with visible units that are not {binary} in"
             " every layer, expected free-energy-gap"
         )
     if settings.finish == "first-layer" and settings.pace == "lockstep":

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["MODEL_DEFAULTS", "PER_LAYER", "UNBOUNDED_RATE"]
+__all__ = ["MODEL_DEFAULTS", "PER_LAYER"]
 
 PER_LAYER: dict[str, Any] = {  # each with its default
     "epochs": 10,
     "refresh_epochs": 1,
     "hidden_units": "bernoulli",
-    "learning_rate": 0.1,
+    "learning_rate": 0.1,  # or lower, see the kinds of its units
     "momentum": "0.5:5,0.9",
     "weight_decay": 0.0002,
     "l1": 0.0,
@@ -24,7 +24,6 @@ PER_LAYER: dict[str, Any] = {  # each with its default
     "replicas": 1,
     "shards": 0,
 }
-UNBOUNDED_RATE = 0.001  # for Gaussian and rectified units (Hinton 2010, section 13.2)
 MODEL_DEFAULTS: dict[str, dict[str, Any]] = {  # where they differ from those above
     "denoising": {"corruption": "masking:0.25"},
     "contractive": {"contraction": 0.1},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
@@ -15,10 +15,14 @@ from syncpretrain.settings.kinds import (
     PositiveFloat,
     Workers,
 )
+from syncpretrain.units import UNITS, kind_of
 
 __all__ = ["MODELS", "DataSettings", "PretrainFields", "Units"]
 
-Units = Literal["bernoulli", "gaussian", "relu"]
+if TYPE_CHECKING:
+    Units = str
+else:
+    Units = Literal[UNITS]
 
 MODELS = ("rbm", "autoencoder", "denoising", "contractive")
 MAX_CD_STEPS = 1000  # a minibatch cannot be interrupted
@@ -47,7 +51,7 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     model : str
         ``rbm``, ``autoencoder``, ``denoising`` or ``contractive``.
     visible_units, hidden_units : str, tuple of str
-        Of the input, and of each layer: ``bernoulli``, ``gaussian`` or (hidden) ``relu``.
+        Of the input, and of each layer: see :mod:`syncpretrain.units`.
     schedule, group_size, pace, refresh_epochs, finish
         Which layer trains when, on which version (docs/schedules.rst).
     runtime, workers, blas_threads, replicas
@@ -120,10 +124,8 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     def visible_units_of(self, layer: int) -> str:
         """Return the visible units of a layer, counted from 1.
 
-        Those of the input, or what suits the hidden units below: a Gaussian unit stands for any
-        that is not binary.
+        Those of the input, or what suits the hidden units below.
         """
         if layer == 1:
             return self.visible_units
-        below = self.hidden_units[layer - 2]
-        return "bernoulli" if below == "bernoulli" else "gaussian"
+        return kind_of(self.hidden_units[layer - 2]).above

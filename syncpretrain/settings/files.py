@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.settings.defaults import MODEL_DEFAULTS, PER_LAYER, UNBOUNDED_RATE
+from syncpretrain.settings.defaults import MODEL_DEFAULTS, PER_LAYER
 from syncpretrain.settings.explain import explained
 from syncpretrain.settings.sections import Settings
 from syncpretrain.storage import write_atomically
+from syncpretrain.units import KINDS, UNITS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -162,13 +163,15 @@ def _from_sections(sections: dict[str, Any], layers: Any, pretrain: dict[str, An
 
 
 def _usual_rates(pretrain: dict[str, Any], hidden: list[Any]) -> list[float]:
-    """Return a layer's usual learning rate each: units without an upper bound need a lower one."""
+    """Return the usual learning rate of each layer: the lowest of its kinds of units.
+
+    What is no kind of units counts as the default; it is refused later.
+    """
     below = [pretrain.get("visible_units", "bernoulli"), *hidden]
-    binary = PER_LAYER["learning_rate"]
-    return [
-        binary if lower == upper == "bernoulli" else UNBOUNDED_RATE
-        for lower, upper in pairwise(below)
+    rates = [
+        KINDS[name].learning_rate if name in UNITS else PER_LAYER["learning_rate"] for name in below
     ]
+    return list(map(min, pairwise(rates)))
 
 
 def _spread(value: Any, depth: int) -> list[Any]:

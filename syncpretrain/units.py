@@ -1,0 +1,280 @@
+"""The kinds of units: their equations, and the properties that follow from them.
+
+Each kind is one record of the table below; whatever differs between kinds is asked of its record.
+
+* ``bernoulli``: mean sigmoid(x); the units of a binary RBM, and the sigmoid of a network;
+* ``gaussian``: mean x, variance 1; the linear units of a network (Hinton and Salakhutdinov 2006);
+* ``relu``: mean max(0, x); rectified linear units (Nair and Hinton 2010);
+* ``tanh``: mean tanh(x); of autoencoders and networks, for there are no states to sample;
+* ``softmax``: one unit is on; only the last units of a classifier.
+
+The equations take NumPy as their first argument: the settings read this table too, and the help of
+the command line is printed without importing NumPy. A faster form of an equation belongs to
+``kernels/_loops.h`` or ``backends/kernels.cu``; a kind without one is computed as written here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+__all__ = ["INPUT_UNITS", "KINDS", "UNITS", "Kind", "kind_of", "sigmoid", "softmax"]
+
+Equation = Callable[..., Any]
+UNBOUNDED_RATE = 0.001  # without a limit a lower rate is needed (Hinton 2010, section 13.2)
+MOST_CERTAIN = 0.01  # a mean below it, or as near to 1, starts no larger bias than its log-odds
+
+
+# Of the equations: x are inputs, a are means, and a result goes into the array that is named last.
+
+
+def unchanged(np: Any, *arrays: Any) -> None:
+    """Do nothing: the mean of a linear unit is its input, its derivative 1."""
+
+
+def sigmoid(np: Any, x: Any) -> None:
+    """Replace x by 1 / (1 + exp(-x)) in place."""
+    np.negative(x, out=x)
+    with np.errstate(over="ignore"):  # exp(-x) = inf gives the right limit, 0
+        np.exp(x, out=x)
+    x += 1
+    np.reciprocal(x, out=x)
+
+
+def softmax(np: Any, x: Any) -> None:
+    """Replace each row of x by exp(x) / sum(exp(x)) in place."""
+    x -= x.max(axis=1, keepdims=True)
+    np.exp(x, out=x)
+    x /= x.sum(axis=1, keepdims=True)
+
+
+def times_sigmoid_derivative(np: Any, a: Any, delta: Any) -> None:
+    """Multiply delta by a (1 - a) in place; ``a`` is overwritten."""
+    delta *= a
+    np.subtract(1, a, out=a)
+    delta *= a
+
+
+def times_tanh_derivative(np: Any, a: Any, delta: Any) -> None:
+    """Multiply delta by 1 - a^2 in place; ``a`` is overwritten."""
+    np.square(a, out=a)
+    np.subtract(1, a, out=a)
+    delta *= a
+
+
+def times_step(np: Any, a: Any, delta: Any) -> None:
+    """Multiply delta by 1 where a > 0, else by 0, in place; ``a`` is overwritten."""
+    delta *= np.sign(a, out=a)  # a >= 0
+
+
+def fire_binary(np: Any, x: Any, noise: Any, out: Any) -> None:
+    """Draw 1 with probability sigmoid(x), else 0."""
+    sigmoid(np, x)
+    np.less(noise, x, out=out)
+
+
+def fire_gaussian(np: Any, x: Any, noise: Any, out: Any) -> None:
+    """Draw x + N(0, 1)."""
+    np.add(x, noise, out=out)
+
+
+def fire_rectified(np: Any, x: Any, noise: Any, out: Any) -> None:
+    """Draw max(0, x + N(0, sigmoid(x))) (Nair and Hinton 2010, section 2)."""
+    np.copyto(out, x)
+    sigmoid(np, out)
+    noise *= np.sqrt(out, out=out)
+    np.add(x, noise, out=out)
+    np.maximum(x, 0, out=x)
+    np.maximum(out, 0, out=out)
+
+
+def log_sum_stepped(np: Any, x: Any, b: Any) -> Any:
+    """Return sum_i log(1 + exp(x - i + 1/2)) for i = 1, 2, ...
+
+    By the midpoint rule that is the integral of softplus up to x, -Li2(-exp(x)), minus
+    sigmoid(x) / 24; its error is below 0.0003.
+    """
+    u = -np.logaddexp(0, -np.abs(x))  # Li2(1 - exp(-u)) by its Bernoulli series, |u| <= log 2
+    near = -(u - u**2 / 4 + u**3 / 36 - u**5 / 3600 + u**7 / 211680)
+    integral = np.where(x <= 0, near, x**2 / 2 + math.pi**2 / 6 - near)
+    share = x.copy()
+    sigmoid(np, share)
+    return integral - share / 24
+
+
+def log_odds(np: Any, mean: Any) -> Any:
+    """Return log(p / (1 - p)) of means p (Hinton 2010, section 8)."""
+    mean = np.clip(mean, MOST_CERTAIN, 1 - MOST_CERTAIN)
+    return np.log(mean / (1 - mean))
+
+
+def glorot(fan_in: int, fan_out: int) -> float:
+    """Return the variance of the first weights (Glorot and Bengio 2010)."""
+    return 2 / (fan_in + fan_out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of units. An equation that a kind lacks is None.
+
+    Attributes
+    ----------
+    name : str
+    mean : callable (np, x)
+        Replaces inputs by means in place.
+    times_derivative : callable (np, a, delta) or None
+        Multiplies ``delta`` by the derivative at the means ``a``, which are overwritten. None if
+        the derivative is part of the loss.
+    curvature : callable (np, a) or None
+        The second derivative over the first at the means; None if it is 0.
+    noise : str or None
+        The random numbers that ``fire`` needs: ``uniform`` or ``normal``.
+    fire : callable (np, x, noise, out) or None
+        Draws states into ``out`` and replaces inputs by means; ``noise`` is overwritten. None if
+        the kind has no states: then it is not supported in RBMs.
+    log_sum : callable (np, x, b) or None
+        log sum_h exp(-E) of each hidden unit with input x and bias b, in float64.
+    energy : callable (np, v, a) or None
+        The energy of each row of visible states v that depends on their biases a alone.
+    bias_of : callable (np, mean) or None
+        The bias with which a visible unit has a mean; of kinds that can be visible.
+    weight_variance : callable (fan_in, fan_out)
+        Of random first weights below such units.
+    lower, upper : float
+        The range of the means.
+    loss : str
+        The loss with the delta y - x at the output: ``squared`` or ``cross-entropy``.
+    learning_rate : float
+        The default of autoencoders and RBMs with such units; the lower one of both sides counts.
+    above : str
+        The visible units of a layer that reads units of this kind.
+    is_input : bool
+        Whether the visible units of the lowest layer can be of this kind.
+    is_binary : bool
+        Whether states are 0 or 1.
+    is_exclusive : bool
+        Whether one unit of all is on: means depend on each other, and errors are wrong classes.
+    """
+
+    name: str
+    mean: Equation
+    times_derivative: Equation | None
+    curvature: Equation | None = None
+    noise: Literal["uniform", "normal"] | None = None
+    fire: Equation | None = None
+    log_sum: Equation | None = None
+    energy: Equation | None = None
+    bias_of: Equation | None = None
+    weight_variance: Callable[[int, int], float] = glorot
+    lower: float
+    upper: float
+    loss: Literal["squared", "cross-entropy"] = "squared"
+    learning_rate: float = 0.1
+    above: str = ""
+    is_input: bool = False
+    is_binary: bool = False
+    is_exclusive: bool = False
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether means have a lower and an upper limit."""
+        return math.isfinite(self.upper - self.lower)
+
+    @property
+    def is_unit_interval(self) -> bool:
+        """Whether means are in [0, 1]; examples for other visible units are standardized."""
+        return (self.lower, self.upper) == (0, 1)
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the derivative is 1 everywhere."""
+        return self.times_derivative is unchanged
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            name="bernoulli",
+            mean=sigmoid,
+            times_derivative=times_sigmoid_derivative,
+            curvature=lambda np, a: 1 - 2 * a,
+            noise="uniform",
+            fire=fire_binary,
+            log_sum=lambda np, x, b: np.logaddexp(0, x),
+            energy=lambda np, v, a: -v @ a,
+            bias_of=log_odds,
+            lower=0,
+            upper=1,
+            loss="cross-entropy",
+            above="bernoulli",
+            is_input=True,
+            is_binary=True,
+        ),
+        Kind(
+            name="gaussian",
+            mean=unchanged,
+            times_derivative=unchanged,
+            noise="normal",
+            fire=fire_gaussian,
+            log_sum=lambda np, x, b: 0.5 * (np.square(x) - np.square(b) + math.log(2 * math.pi)),
+            energy=lambda np, v, a: 0.5 * np.square(v - a).sum(axis=1),
+            bias_of=lambda np, mean: mean,
+            lower=-math.inf,
+            upper=math.inf,
+            learning_rate=UNBOUNDED_RATE,
+            above="gaussian",
+            is_input=True,
+        ),
+        Kind(
+            name="relu",
+            mean=lambda np, x: np.maximum(x, 0, out=x),
+            times_derivative=times_step,
+            noise="normal",
+            fire=fire_rectified,
+            log_sum=log_sum_stepped,
+            weight_variance=lambda fan_in, fan_out: 2 / fan_in,  # He et al. 2015
+            lower=0,
+            upper=math.inf,
+            learning_rate=UNBOUNDED_RATE,
+            above="gaussian",
+        ),
+        Kind(
+            name="tanh",
+            mean=lambda np, x: np.tanh(x, out=x),
+            times_derivative=times_tanh_derivative,
+            curvature=lambda np, a: -2 * a,
+            lower=-1,
+            upper=1,
+            learning_rate=0.01,  # below linear units, which need more than sigmoids do
+            above="gaussian",
+        ),
+        Kind(
+            name="softmax",
+            mean=softmax,
+            times_derivative=None,
+            lower=0,
+            upper=1,
+            loss="cross-entropy",
+            is_exclusive=True,
+        ),
+    )
+}
+UNITS = tuple(name for name, kind in KINDS.items() if not kind.is_exclusive)  # of a layer
+INPUT_UNITS = tuple(name for name, kind in KINDS.items() if kind.is_input)
+
+
+def kind_of(name: str) -> Kind:
+    """Return the record of a kind of units.
+
+    Raises
+    ------
+    ValueError
+        If there is none of that name.
+    """
+    kind = KINDS.get(name)
+    if kind is None:
+        raise ValueError(f"got units {name!r}; expected one of {', '.join(KINDS)}")
+    return kind
