@@ -48,9 +48,9 @@ def test_the_time_for_a_stall_reaches_both_stages(settings, tmp_path, monkeypatc
 
     tune, pretraining = Finetuning.run, stages_module.Pretraining
 
-    def started(*arguments, stall_seconds, **options):
-        reported.append(stall_seconds)
-        return pretraining(*arguments, stall_seconds=stall_seconds, **options)
+    def started(*arguments, times, **options):
+        reported.append(times.stall)
+        return pretraining(*arguments, times=times, **options)
 
     monkeypatch.setattr(Finetuning, "run", record)
     monkeypatch.setattr(stages_module, "Pretraining", started)
