@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import syncpretrain.runs.compare as comparing
-from syncpretrain.cli import main
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.runs.report.curves import save_label_curve
 from syncpretrain.settings import preset_path, read_settings
@@ -27,19 +27,11 @@ def fonts(tmp_path_factory):
 
 
 @pytest.fixture
-def call(tmp_path, monkeypatch, capsys):
+def call(call, tmp_path, monkeypatch):
     """Return a function that calls compare and returns its standard streams."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(comparing, "FEWEST_STEPS", 20)
-
-    def run(*arguments, status=0):
-        with pytest.raises(SystemExit) as ended:
-            main(["compare", *map(str, arguments)], prog_name="syncpretrain")
-        out, err = capsys.readouterr()
-        assert ended.value.code == status, err
-        return out, err
-
-    return run
+    return partial(call, "compare")
 
 
 def sabotaged(text):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from trialruns import library_threads
 
 from syncpretrain import pretrain
 from syncpretrain.errors import StalledError
@@ -61,10 +62,6 @@ def command(layer: int) -> Train:
 
 def never() -> bool:
     return False
-
-
-def library_threads() -> list[str]:
-    return sorted(t.name for t in threading.enumerate() if t.name.startswith("syncpretrain-"))
 
 
 def test_one_named_thread_a_layer_gone_at_the_end():
