@@ -25,7 +25,7 @@ from syncpretrain.storage import write_atomically
 __all__ = ["read_arrays", "read_tensors", "write_arrays", "write_tensors"]
 
 Array = NDArray[np.float32]
-FORMAT = "syncpretrain checkpoint 1"
+CHECKPOINT_FORMAT = "syncpretrain checkpoint 1"
 
 
 def write_arrays(path: Path, header: dict[str, Any], arrays: Mapping[str, Array]) -> None:
@@ -45,7 +45,7 @@ def write_arrays(path: Path, header: dict[str, Any], arrays: Mapping[str, Array]
             tensors[key] = array
         index[name] = kept[id(array)]
     text = msgspec.json.encode({"header": header, "arrays": index}).decode()
-    metadata = {"format": FORMAT, "text": text, "sha256": _digest(text, tensors)}
+    metadata = {"format": CHECKPOINT_FORMAT, "text": text, "sha256": _digest(text, tensors)}
     write_tensors(path, tensors, metadata)
 
 
@@ -62,7 +62,9 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     CheckpointError
         If the file is missing, damaged or of another format.
     """
-    metadata, tensors = read_tensors(path, FORMAT, kind="checkpoint", error_type=CheckpointError)
+    metadata, tensors = read_tensors(
+        path, CHECKPOINT_FORMAT, kind="checkpoint", error_type=CheckpointError
+    )
     text = metadata.get("text", "")
     if _digest(text, tensors) != metadata.get("sha256"):
         raise CheckpointError(f"{path}: is damaged: it does not match its checksum")

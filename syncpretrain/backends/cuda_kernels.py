@@ -24,14 +24,14 @@ from syncpretrain.rng import Address
 
 __all__ = ["CudaKernels"]
 
-UNITS = {"bernoulli": 0, "gaussian": 1, "relu": 2}  # as in kernels.cu
+UNIT_NUMBERS = {"bernoulli": 0, "gaussian": 1, "relu": 2}  # as in kernels.cu
 THREADS = 256
 MOST_BLOCKS = 4096  # beyond that a thread takes several elements
 SUM_BLOCKS = 256  # of a sum: as many as the threads of the block that sums up theirs
 SOFTMAX_THREADS = 128
 TILE = (32, 8)  # columns and rows, of the sums over examples
 MOST_ELEMENTS = 2**31 - 1
-OPTIONS = ("--fmad=false",)  # no contraction: NumPy's roundings
+COMPILER_OPTIONS = ("--fmad=false",)  # no contraction: NumPy's roundings
 
 
 def _layout(*arrays: Any) -> tuple[int, ...] | None:
@@ -74,7 +74,7 @@ class CudaKernels:
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
         source = files("syncpretrain.backends").joinpath("kernels.cu").read_text(encoding="utf-8")
-        self._module = cupy.RawModule(code=source, options=OPTIONS)
+        self._module = cupy.RawModule(code=source, options=COMPILER_OPTIONS)
         self._functions: dict[str, Any] = {}
 
     def forms(self) -> dict[str, Callable[..., Any]]:
@@ -116,7 +116,7 @@ class CudaKernels:
                 block = (SOFTMAX_THREADS,)
                 self._launch("softmax_means", grid, block, x, ld, bias, rows, columns)
         else:
-            self._flat("unit_means", x.size, x, ld, bias, rows, columns, UNITS[units])
+            self._flat("unit_means", x.size, x, ld, bias, rows, columns, UNIT_NUMBERS[units])
         return x
 
     def times_derivative(self, delta: Any, a: Any, units: str = "bernoulli") -> Any:
@@ -127,7 +127,7 @@ class CudaKernels:
         if layout is None:
             return NotImplemented
         rows, columns, ldd, lda = layout
-        kind = UNITS[units]
+        kind = UNIT_NUMBERS[units]
         self._flat("times_derivative", delta.size, delta, ldd, a, lda, rows, columns, kind)
         return None
 
@@ -149,7 +149,7 @@ class CudaKernels:
             self._flat("draw_bernoulli", blocks, *args)
         else:
             self.generator(address).standard_normal(out=noise, dtype=np.float32)
-            args = (x, ldx, bias, noise, ldn, out, ldo, rows, columns, UNITS[units])
+            args = (x, ldx, bias, noise, ldn, out, ldo, rows, columns, UNIT_NUMBERS[units])
             self._flat("draw_noisy", x.size, *args)
         return out
 

@@ -27,11 +27,10 @@ from syncpretrain.errors import StalledError
 from syncpretrain.kernels.phases import Phase, Phases, in_turn
 from syncpretrain.kernels.program import Program
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
-from syncpretrain.parallel.waiting import arrive_and_wait, store_cell, wait_cells
+from syncpretrain.parallel.waiting import LATE, READY, arrive_and_wait, store_cell, wait_cells
 
 __all__ = ["WorkerPool"]
 
-READY, LATE = 0, 2  # what waiting ends with
 BROKEN, BEGUN, ARRIVED = 0, 1, 2  # cells: a failure; the newest step; phases done, one a worker
 
 

@@ -29,7 +29,7 @@ from syncpretrain.planning.gpu import described_devices, driver_version
 __all__ = ["Finding", "Status", "diagnose"]
 
 Array = NDArray[np.float32]
-Pair = tuple[Array, Array]
+Factors = tuple[Array, Array]
 Status = Literal["ok", "warning", "problem"]
 
 REQUIRED = ("numpy", "msgspec", "click", "rich", "safetensors", "threadpoolctl")
@@ -230,7 +230,7 @@ def _without_cupy(driver: int | None) -> Finding:
     return Finding("gpu", "warning", found, f"Install syncpretrain[{extra}].", facts)
 
 
-def _pairs(threads: int) -> list[Pair]:
+def _pairs(threads: int) -> list[Factors]:
     random, f4 = np.random.default_rng(0).standard_normal, np.float32
     return [
         (random((BATCH, VISIBLE), dtype=f4), random((VISIBLE, HIDDEN), dtype=f4))
@@ -238,7 +238,7 @@ def _pairs(threads: int) -> list[Pair]:
     ]
 
 
-def _deviation(pairs: Sequence[Pair]) -> float:
+def _deviation(pairs: Sequence[Factors]) -> float:
     """Multiply the pairs in turn, then at once; return the worst relative error, 0 if equal."""
     expected = [a @ b for a, b in pairs]
     deadline = time.monotonic() + SECONDS
@@ -259,7 +259,7 @@ def _deviation(pairs: Sequence[Pair]) -> float:
         return max(pool.map(worst, range(len(pairs))))
 
 
-def _rate(pairs: Sequence[Pair]) -> float:
+def _rate(pairs: Sequence[Factors]) -> float:
     """Return the GFLOP/s of one thread a pair, over about SECONDS."""
     outs = [np.empty((BATCH, HIDDEN), np.float32) for _ in pairs]
     one = min(_trial(pairs[:1], outs, 1) for _ in range(3))
@@ -268,7 +268,7 @@ def _rate(pairs: Sequence[Pair]) -> float:
     return 2e-9 * BATCH * VISIBLE * HIDDEN * repeats * len(pairs) / seconds
 
 
-def _trial(pairs: Sequence[Pair], outs: Sequence[Array], repeats: int) -> float:
+def _trial(pairs: Sequence[Factors], outs: Sequence[Array], repeats: int) -> float:
     """Return the seconds of ``repeats`` products of each pair, a thread a pair."""
 
     def work(index: int) -> None:

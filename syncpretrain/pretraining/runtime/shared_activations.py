@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.parallel.descriptors import nameless_memory
+from syncpretrain.parallel.gradient_memory import PAGE
 from syncpretrain.pretraining.runtime.activations import Split
 
 __all__ = ["SharedNumbers", "SharedSplits", "check_runtime"]
 
-PAGE = 4096  # where each array begins, so that it is aligned as others are
 AT_ONCE = 1 << 24  # bytes written in a call
 FLOAT = 4
 
