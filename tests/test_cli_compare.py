@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import sys
 from functools import partial
 
 import numpy as np
 import pytest
+from folders import full
 from PIL import Image
 
 import syncpretrain.runs.compare as comparing
@@ -32,10 +32,6 @@ def call(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(comparing, "FEWEST_STEPS", 20)
     return partial(call, "compare")
-
-
-def sabotaged(text):
-    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 class TestResults:
@@ -113,9 +109,6 @@ class TestUnfinished:
         assert [run["start"] for run in table["runs"]] == ["greedy", "synchronized"]
 
     def test_one_that_cannot_be_written_is_printed(self, call, monkeypatch):
-        def full(*arguments):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
         monkeypatch.setattr("syncpretrain.cli.compare_output.write_atomically", full)
         given = ("--finetune", "reconstruction", "--starts", "random", "--seeds", 1, "--json")
         out, err = call(*TINY, *given, status=1)
@@ -123,7 +116,7 @@ class TestUnfinished:
         assert err.endswith("Error: No space left on device\n")
 
     def test_a_full_log_does_not_end_it(self, call, monkeypatch):
-        monkeypatch.setattr(sys.stderr, "write", sabotaged, raising=False)
+        monkeypatch.setattr(sys.stderr, "write", full, raising=False)
         given = ("--finetune", "reconstruction", "--starts", "random", "--seeds", 1, "--json")
         out, _ = call(*TINY, *given)
         assert json.loads(out)["runs"][0]["start"] == "random"

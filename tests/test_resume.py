@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from disturbedsteps import before_steps
+from folders import full
 from trialruns import Abort, died, notices_of, settings_on, stop_after
 
 from syncpretrain import Stack, finetune, load
@@ -267,9 +268,6 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(tmp_path, bits)
 
 
 def test_a_full_disk_is_told_and_the_run_goes_on(tmp_path, bits, monkeypatch):
-    def full(path, header, arrays) -> None:
-        raise OSError(28, "No space left on device")
-
     monkeypatch.setattr("syncpretrain.pretraining.state.write_arrays", full)
     reported = []
     train_run(settings(tmp_path, bits), out=tmp_path / "run", observers=[reported.append])

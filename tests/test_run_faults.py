@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from folders import full
 from trialruns import Abort, DieAt, notices_of, settings_on
 
 from syncpretrain import load, storage
@@ -43,10 +44,6 @@ def rescue(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     return folder
-
-
-def full(*arguments, **options):
-    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 class Disk:

@@ -221,10 +221,6 @@ def test_a_process_killed_before_its_first_epoch(bits):
         run(bits, observers=[observe], epochs=200)
 
 
-def never() -> bool:
-    return False
-
-
 def standing(bits: np.ndarray) -> tuple[ProcessesRuntime, Versions]:
     settings = settings_from((16, 12, 8, 5), batch_size=20, epochs=2).pretrain
     versions = Versions(Split(bits, bits[:0]), (12, 8, 5))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from trialruns import library_threads
+from trialruns import library_threads, never
 
 from syncpretrain import pretrain
 from syncpretrain.errors import StalledError
@@ -58,10 +58,6 @@ NOTHING = Layer(*(np.zeros(shape, np.float32) for shape in ((1, 1), (1,), (1,)))
 
 def command(layer: int) -> Train:
     return Train(layer=layer, epoch=1, reads=0, below_reads=0)
-
-
-def never() -> bool:
-    return False
 
 
 def test_one_named_thread_a_layer_gone_at_the_end():

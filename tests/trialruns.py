@@ -94,6 +94,11 @@ def settings_on(
     return settings_from(layers, **(usual | given))
 
 
+def never() -> bool:
+    """Answer whether to stop."""
+    return False
+
+
 def notices_of(events: Iterable[Event]) -> list[str]:
     """Return the messages of the notices among events."""
     return [event.message for event in events if isinstance(event, Notice)]
