@@ -13,13 +13,12 @@ A kind of unit is a mean as a function of its input x, and a way to draw states 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import accelerated
 
 __all__ = ["UNITS", "activate", "affine", "means", "sigmoid", "softmax", "times_derivative"]
 
-Array = NDArray[np.float32]
 UNITS = ("bernoulli", "gaussian", "relu")
 
 

@@ -7,13 +7,11 @@ biases of the code h = f(z W + b).
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import times_derivative
+from syncpretrain.kernels.arrays import Array
 
 __all__ = ["contraction", "corrupt"]
-
-Array = NDArray[np.float32]
 
 
 def corrupt(x: Array, kind: str, amount: float, draws: np.random.Generator) -> None:

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
+from syncpretrain.kernels.activations import UNITS
 from syncpretrain.kernels.native import extension
 
 __all__ = ["compiled_program", "run_program"]
 
 # With NumPy's prefix or not, with the suffix that says integers of 64 bits or not.
 NAMES = ("scipy_cblas_{}64_", "cblas_{}64_", "scipy_cblas_{}", "cblas_{}")
-UNITS = ("bernoulli", "gaussian", "relu")  # as the extension numbers them
 EXACT = 2**24  # integers that a float32 holds
 NO_CELLS = np.zeros(1, dtype=np.int64)
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import accelerated
 
 __all__ = ["cross_entropy", "squared_error", "wrong"]
-
-Array = NDArray[np.float32]
 
 
 @accelerated

@@ -15,6 +15,7 @@ from syncpretrain.data.examples import as_examples, check_examples
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.activations import affine, softmax
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import Head, Layer, parameters_sha256
 from syncpretrain.models.model_file import Model, read_model, write_model
 from syncpretrain.models.sampling import gibbs_chains
@@ -22,7 +23,6 @@ from syncpretrain.rng import Purpose, generator
 
 __all__ = ["Head", "Layer", "Stack", "load"]
 
-Array = NDArray[np.float32]
 ENCODED_ROWS = 2000
 
 

@@ -17,18 +17,17 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
 import syncpretrain
 from syncpretrain.backends.cupy_backend import missing
 from syncpretrain.kernels import native
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.parallel.blas import blas_limit, usable_cores
 from syncpretrain.planning.gpu import described_devices, driver_version
 
 __all__ = ["Finding", "Status", "diagnose"]
 
-Array = NDArray[np.float32]
 Factors = tuple[Array, Array]
 Status = Literal["ok", "warning", "problem"]
 

@@ -8,7 +8,6 @@ from time import perf_counter
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.kernels.phases import PhaseRunner, Phases
 from syncpretrain.learners.by_examples import ByExamples
@@ -36,7 +35,6 @@ from syncpretrain.settings import PretrainSettings
 
 __all__ = ["measure"]
 
-Array = NDArray[np.float32]
 MOST_NUMBERS = 4_000_000  # of a layer's rows: more than caches hold, and soon drawn
 
 

@@ -9,6 +9,7 @@ from time import perf_counter, sleep
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.phases import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.select import step_for
@@ -20,7 +21,6 @@ from syncpretrain.pretraining.runtime.activations import Split, transform
 
 __all__ = ["Probe", "Steps", "beside", "measured", "products", "transforming", "validating"]
 
-Array = NDArray[np.float32]
 Work = Callable[[int], float]  # does something a number of times; returns the seconds
 BLOCK_SECONDS = 0.02  # of one timing: long beside a thread's waking, short beside a drift
 MOST_AT_ONCE = 100

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.array_files import read_arrays, write_arrays
 from syncpretrain.errors import CheckpointError
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.cursor import Cursor
 from syncpretrain.models.layer import Layer
 from syncpretrain.pretraining.runtime.messages import LayerState
@@ -20,7 +19,6 @@ from syncpretrain.pretraining.schedule.machine import Past
 
 __all__ = ["PretrainState", "read_pretrain_state", "write_pretrain_state"]
 
-Array = NDArray[np.float32]
 LAYER_KINDS = ("hidden_units", "visible_units", "model")
 ARRAYS = ("weight", "hidden_bias", "visible_bias", "decoder_weight")
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.phases import PhaseRunner, in_turn
 from syncpretrain.models.layer import Layer
 
@@ -24,7 +22,6 @@ __all__ = [
     "transform",
 ]
 
-Array = NDArray[np.float32]
 CHUNK_ROWS = 1000  # of a chunk: some ms of work
 CHUNKS_AT_ONCE = 4  # between two looks whether to stop
 
