@@ -24,11 +24,12 @@ from syncpretrain.storage import write_atomically
 
 __all__ = ["read_arrays", "read_tensors", "write_arrays", "write_tensors"]
 
-Array = NDArray[np.float32]
-FORMAT = "syncpretrain checkpoint 1"
+CHECKPOINT_FORMAT = "syncpretrain checkpoint 1"
 
 
-def write_arrays(path: Path, header: dict[str, Any], arrays: Mapping[str, Array]) -> None:
+def write_arrays(
+    path: Path, header: dict[str, Any], arrays: Mapping[str, NDArray[np.float32]]
+) -> None:
     """Write a header (JSON values) and named arrays; one that was there before stays until then.
 
     Raises
@@ -37,7 +38,7 @@ def write_arrays(path: Path, header: dict[str, Any], arrays: Mapping[str, Array]
         If the file cannot be written.
     """
     kept: dict[int, str] = {}
-    tensors: dict[str, Array] = {}
+    tensors: dict[str, NDArray[np.float32]] = {}
     index = {}
     for name, array in arrays.items():
         if id(array) not in kept:
@@ -45,7 +46,7 @@ def write_arrays(path: Path, header: dict[str, Any], arrays: Mapping[str, Array]
             tensors[key] = array
         index[name] = kept[id(array)]
     text = msgspec.json.encode({"header": header, "arrays": index}).decode()
-    metadata = {"format": FORMAT, "text": text, "sha256": _digest(text, tensors)}
+    metadata = {"format": CHECKPOINT_FORMAT, "text": text, "sha256": _digest(text, tensors)}
     write_tensors(path, tensors, metadata)
 
 
@@ -54,7 +55,7 @@ class _Text(msgspec.Struct):
     arrays: dict[str, str]
 
 
-def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
+def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
     """Return what :func:`write_arrays` wrote.
 
     Raises
@@ -62,7 +63,9 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     CheckpointError
         If the file is missing, damaged or of another format.
     """
-    metadata, tensors = read_tensors(path, FORMAT, kind="checkpoint", error_type=CheckpointError)
+    metadata, tensors = read_tensors(
+        path, CHECKPOINT_FORMAT, kind="checkpoint", error_type=CheckpointError
+    )
     text = metadata.get("text", "")
     if _digest(text, tensors) != metadata.get("sha256"):
         raise CheckpointError(f"{path}: is damaged: it does not match its checksum")
@@ -73,7 +76,9 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
         raise CheckpointError(f"{path}: cannot be read as a checkpoint: {error}") from error
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
+def write_tensors(
+    path: Path, tensors: Mapping[str, NDArray[np.float32]], metadata: Mapping[str, str]
+) -> None:
     """Write arrays and a text table; a file that was there before stays until this is complete.
 
     Raises
@@ -88,7 +93,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Array], metadata: Mapping[st
 
 def read_tensors(
     path: Path, file_format: str, *, kind: str, error_type: type[SyncpretrainError]
-) -> tuple[dict[str, str], dict[str, Array]]:
+) -> tuple[dict[str, str], dict[str, NDArray[np.float32]]]:
     """Return the text table and the arrays of a file.
 
     Parameters
@@ -125,7 +130,7 @@ def read_tensors(
     return metadata, tensors
 
 
-def _digest(text: str, tensors: Mapping[str, Array]) -> str:
+def _digest(text: str, tensors: Mapping[str, NDArray[np.float32]]) -> str:
     digest = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         array = tensors[name]

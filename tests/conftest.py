@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import psutil
 import pytest
+from commandline import exit_status
 from hypothesis import settings
+from trialruns import library_threads
 
 PROCESS = psutil.Process()
 settings.register_profile("untimed", deadline=None)  # other programs may be running
@@ -18,7 +19,7 @@ settings.load_profile("untimed")
 
 def left_behind(descriptors: int) -> list[str]:
     """Return what outlived a test: threads of the library, child processes, descriptors."""
-    left = [t.name for t in threading.enumerate() if t.name.startswith("syncpretrain-")]
+    left = library_threads()
     left += [f"child process {child.pid}" for child in PROCESS.children()]
     grown = PROCESS.num_fds() - descriptors
     return left + ([f"{grown} open files"] if grown > 0 else [])
@@ -33,6 +34,19 @@ def nothing_left() -> Iterator[None]:
         gc.collect()  # an array mapped from a file closes it when it is collected
         left = left_behind(before)
     assert not left, f"the test left behind {', '.join(left)}"
+
+
+@pytest.fixture
+def call(capsys) -> Callable[..., tuple[str, str]]:
+    """Return a function that calls the command line and returns its standard streams."""
+
+    def run(*arguments: object, status: int = 0) -> tuple[str, str]:
+        found = exit_status(*arguments)
+        out, err = capsys.readouterr()
+        assert found == status, err
+        return out, err
+
+    return run
 
 
 @pytest.fixture(scope="session")

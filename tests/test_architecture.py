@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -30,6 +31,7 @@ ROWS = [
 RANK = {name: rank for rank, row in enumerate(ROWS) for name in row}
 THREADS = {"threading", "_thread", "multiprocessing", "concurrent", "asyncio", "subprocess"}
 QUESTION_WORDS = {"What", "Where", "Which", "How", "Who", "Whether", "When"}
+TYPE_VARIABLES = {"F", "S", "T"}  # each is bound to the types of its own module
 INPUT_OUTPUT = {"pathlib", "os", "io", "sys", "json", "socket", "tempfile", "logging", "shutil"}
 
 
@@ -70,6 +72,18 @@ def own_imports(name: str, *, lazy: bool) -> set[str]:
     prefix = "syncpretrain."
     found = {x.removeprefix(prefix) for x in imports(name, lazy=lazy) if x.startswith(prefix)}
     return found & (MODULES.keys() - {name, name.rpartition(".")[0]})
+
+
+def assigned(name: str) -> set[str]:
+    """Return the names that are assigned at the top of a module."""
+    targets: list[ast.expr] = []
+    for node in parsed(name).body:
+        if isinstance(node, ast.Assign):
+            targets += node.targets
+        elif isinstance(node, ast.AnnAssign):
+            targets.append(node.target)
+    found = [x for target in targets for x in getattr(target, "elts", [target])]
+    return {target.id for target in found if isinstance(target, ast.Name)}
 
 
 def package(name: str) -> str:
@@ -206,11 +220,17 @@ def test_every_module_has_a_docstring_and_says_what_it_exports(name):
     assert ast.get_docstring(tree), "no docstring"
     if MODULES[name].name == "__init__.py" and len(tree.body) == 1:
         return
-    targets = [
-        target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets
-    ]
-    targets += [node.target for node in tree.body if isinstance(node, ast.AnnAssign)]
-    assert "__all__" in {target.id for target in targets if isinstance(target, ast.Name)}
+    assert "__all__" in assigned(name)
+
+
+def test_a_constant_or_an_alias_is_defined_in_one_module():
+    """Other modules import it; one that means something else has another name."""
+    homes: dict[str, list[str]] = defaultdict(list)
+    for name in NAMES:
+        for constant in assigned(name) - TYPE_VARIABLES:
+            if constant.lstrip("_")[:1].isupper():
+                homes[constant].append(name)
+    assert not {constant: where for constant, where in homes.items() if len(where) > 1}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,14 +7,11 @@ import os
 import stat
 
 import pytest
+from folders import names_in
 
 from syncpretrain.storage import remove_temporaries, write_atomically
 
 NO_NAMELESS = "O_TMPFILE"
-
-
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.fixture(params=["nameless", "named"])
@@ -57,7 +54,7 @@ def test_a_folder_that_cannot_be_flushed_is_no_failure(name, kind, path, monkeyp
     write_atomically(path, b"content")
     assert path.read_bytes() == b"content"
     assert len(flushed) == 1, "the file itself"
-    assert names(path.parent) == [path.name]
+    assert names_in(path.parent) == [path.name]
 
 
 @pytest.mark.parametrize("of_folders", [True, False])
@@ -98,7 +95,7 @@ def test_a_file_that_is_replaced_has_no_second_name_while_it_is_written(tmp_path
     if not hasattr(os, NO_NAMELESS):
         pytest.skip("no O_TMPFILE on this system")
     seen, fsync = [], os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: (seen.append(names(tmp_path)), fsync(fd)))
+    monkeypatch.setattr(os, "fsync", lambda fd: (seen.append(names_in(tmp_path)), fsync(fd)))
     for content in (b"first", b"second"):
         write_atomically(tmp_path / "file", content)
     assert seen == [[], ["file"], ["file"], ["file"]]
@@ -129,9 +126,9 @@ def test_what_a_kill_leaves_is_removed_and_nothing_else(tmp_path, monkeypatch):
         for name in ("file", "checkpoint-00000003.safetensors"):
             with pytest.raises(Killed):
                 write_atomically(tmp_path / name, b"half")
-    assert len(names(tmp_path)) == len(kept) + 2
+    assert len(names_in(tmp_path)) == len(kept) + 2
     remove_temporaries(tmp_path)
-    assert names(tmp_path) == sorted(kept)
+    assert names_in(tmp_path) == sorted(kept)
 
 
 def test_without_a_folder_there_is_nothing_to_remove(tmp_path):

@@ -65,11 +65,12 @@ def test_the_tree_is_that_of_the_learners(shards):
 
 @pytest.mark.parametrize("size", [tree.BLOCK - 1, tree.BLOCK, 2 * tree.BLOCK + 5])
 @pytest.mark.parametrize("weights", [None, [1, 2, 0, 4, 5, 6]])
-def test_blocks_do_not_show(monkeypatch, size, weights):
+def test_blocks_do_not_show(size, weights):
     parts = parts_of(3, 6, size)
-    blocks = mean_of(parts, weights)
-    monkeypatch.setattr(tree, "BLOCK", 10 * size)
-    np.testing.assert_array_equal(blocks, mean_of(parts, weights))
+    short = tree.BLOCK // 3  # each of one block
+    pieces = [slice(start, start + short) for start in range(0, size, short)]
+    expected = [mean_of([part[piece] for part in parts], weights) for piece in pieces]
+    np.testing.assert_array_equal(mean_of(parts, weights), np.concatenate(expected))
 
 
 def test_equal_weights_have_the_bits_of_none():

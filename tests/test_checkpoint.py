@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from folders import names_in
 
 from syncpretrain import storage
 from syncpretrain.array_files import read_arrays, write_arrays
@@ -24,10 +25,6 @@ def written(folder: Path, number: int = 1, header=HEADER, arrays=ARRAYS) -> Path
     path = numbered(folder, "pretrain", number)
     write_arrays(path, header, arrays)
     return path
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 def test_what_was_written_is_read(tmp_path):
@@ -132,9 +129,9 @@ def test_pruning_keeps_the_newest_and_other_files(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     prune(tmp_path, "pretrain", 2)
     kept = ["notes.txt", "pretrain-00000003.safetensors", "pretrain-00000020.safetensors"]
-    assert names(tmp_path) == kept
+    assert names_in(tmp_path) == kept
     prune(tmp_path, "pretrain", 0)
-    assert names(tmp_path) == ["notes.txt"]
+    assert names_in(tmp_path) == ["notes.txt"]
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3, 4, 5, 6, 20])
@@ -143,7 +140,7 @@ def test_as_many_are_kept_as_asked_for(tmp_path, keep):
         written(tmp_path, number)
         prune(tmp_path, "pretrain", keep)
         kept = range(max(1, number - keep + 1), number + 1)
-        assert names(tmp_path) == [numbered(tmp_path, "pretrain", k).name for k in kept]
+        assert names_in(tmp_path) == [numbered(tmp_path, "pretrain", k).name for k in kept]
 
 
 def test_a_refused_one_does_not_take_the_place_of_a_good_one(tmp_path):
@@ -163,9 +160,9 @@ def test_a_refused_one_does_not_take_the_place_of_a_good_one(tmp_path):
         written(tmp_path, number, header={"run": "mine", "number": number})
         prune(tmp_path, "pretrain", 2)
     assert newest(tmp_path, "pretrain", read, reported.append)[0]["number"] == 6
-    assert len([name for name in names(tmp_path) if name.endswith(".refused")]) == 3
+    assert len([name for name in names_in(tmp_path) if name.endswith(".refused")]) == 3
     prune(tmp_path, "pretrain", 0)
-    assert names(tmp_path) == []
+    assert names_in(tmp_path) == []
 
 
 def test_numbers_of_more_than_eight_digits_are_newer(tmp_path):
@@ -213,13 +210,13 @@ def test_whichever_write_fails_the_checkpoint_before_it_is_intact(tmp_path, monk
     header, _ = newest(tmp_path, "pretrain", read_arrays, reported.append)
     assert header["number"] in (1, "old", 2)
     assert not reported
-    assert all(name.startswith("pretrain-") for name in names(tmp_path)), "nothing temporary"
+    assert all(name.startswith("pretrain-") for name in names_in(tmp_path)), "nothing temporary"
 
 
 def test_without_nameless_files_it_is_written_beside_its_place(tmp_path, monkeypatch):
     monkeypatch.delattr(os, "O_TMPFILE", raising=False)
     assert read_arrays(written(tmp_path))[0] == HEADER
-    assert names(tmp_path) == ["pretrain-00000001.safetensors"]
+    assert names_in(tmp_path) == ["pretrain-00000001.safetensors"]
 
 
 def test_the_checksum_covers_shapes(tmp_path):

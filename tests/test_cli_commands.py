@@ -40,15 +40,13 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def call(folder, monkeypatch, capsys):
+def call(call, folder, monkeypatch):
     """Return a function that calls a command and returns what it printed on stdout."""
     monkeypatch.chdir(folder)
 
     def run(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            main(list(map(str, arguments)), prog_name="syncpretrain")
-        out, err = capsys.readouterr()
-        assert (ended.value.code, err) == (0, "")
+        out, err = call(*arguments)
+        assert err == ""
         return out
 
     return run

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
+from folders import full
 from PIL import Image
 
 import syncpretrain.runs.compare as comparing
-from syncpretrain.cli import main
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.runs.report.curves import save_label_curve
 from syncpretrain.settings import preset_path, read_settings
@@ -27,23 +27,11 @@ def fonts(tmp_path_factory):
 
 
 @pytest.fixture
-def call(tmp_path, monkeypatch, capsys):
+def call(call, tmp_path, monkeypatch):
     """Return a function that calls compare and returns its standard streams."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(comparing, "FEWEST_STEPS", 20)
-
-    def run(*arguments, status=0):
-        with pytest.raises(SystemExit) as ended:
-            main(["compare", *map(str, arguments)], prog_name="syncpretrain")
-        out, err = capsys.readouterr()
-        assert ended.value.code == status, err
-        return out, err
-
-    return run
-
-
-def sabotaged(text):
-    raise OSError(errno.ENOSPC, "No space left on device")
+    return partial(call, "compare")
 
 
 class TestResults:
@@ -121,9 +109,6 @@ class TestUnfinished:
         assert [run["start"] for run in table["runs"]] == ["greedy", "synchronized"]
 
     def test_one_that_cannot_be_written_is_printed(self, call, monkeypatch):
-        def full(*arguments):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
         monkeypatch.setattr("syncpretrain.cli.compare_output.write_atomically", full)
         given = ("--finetune", "reconstruction", "--starts", "random", "--seeds", 1, "--json")
         out, err = call(*TINY, *given, status=1)
@@ -131,7 +116,7 @@ class TestUnfinished:
         assert err.endswith("Error: No space left on device\n")
 
     def test_a_full_log_does_not_end_it(self, call, monkeypatch):
-        monkeypatch.setattr(sys.stderr, "write", sabotaged, raising=False)
+        monkeypatch.setattr(sys.stderr, "write", full, raising=False)
         given = ("--finetune", "reconstruction", "--starts", "random", "--seeds", 1, "--json")
         out, _ = call(*TINY, *given)
         assert json.loads(out)["runs"][0]["start"] == "random"

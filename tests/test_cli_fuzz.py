@@ -14,24 +14,22 @@ import math
 import os
 import re
 import tempfile
-import threading
 from collections.abc import Iterator
 from datetime import date, time
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import tomli_w
+from commandline import exit_status, measure_one_round
 from conftest import PROCESS
 from drawncommands import Draw, draws, others, steep
 from drawnoptions import FLAG, HUGE, ODD, TUNING, rare, table_of
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
+from trialruns import library_threads
 
-import syncpretrain.cli.settings_from_options
-from syncpretrain.cli import main
 from syncpretrain.settings import FinetuneSettings, PretrainSettings
 from syncpretrain.settings.fields import DataSettings
 from syncpretrain.settings.running import RunSettings
@@ -122,8 +120,7 @@ class Ended(NamedTuple):
 def quick(monkeypatch, tmp_path):
     """Let ``--schedule auto`` measure one round only, and let nothing be downloaded."""
     monkeypatch.setenv("SYNCPRETRAIN_DATA", str(tmp_path / "nowhere"))
-    usual = syncpretrain.cli.settings_from_options.planned
-    monkeypatch.setattr("syncpretrain.cli.train.planned", partial(usual, measure_seconds=0))
+    measure_one_round(monkeypatch)
 
 
 @contextlib.contextmanager
@@ -154,15 +151,14 @@ def call(folder: Path, out: str, *arguments: str) -> Ended:
     with (
         contextlib.redirect_stdout(streams[0]),
         contextlib.redirect_stderr(streams[1]),
-        pytest.raises(SystemExit) as ended,
     ):
-        main(given, prog_name="syncpretrain")
+        status = exit_status(*given)
     printed, reported = (stream.getvalue() for stream in streams)
-    status, made = ended.value.code, sorted(set(contents(folder)) - set(before))
+    made = sorted(set(contents(folder)) - set(before))
     note(f"status {status}, made {made}\n{reported}")
     assert "Warning" not in reported
     assert "Traceback" not in reported
-    assert not [t.name for t in threading.enumerate() if t.name.startswith("syncpretrain-")]
+    assert not library_threads()
     assert not PROCESS.children()
     if status == 2:
         assert made == []

@@ -7,10 +7,10 @@ import re
 
 import numpy as np
 import pytest
+from commandline import exit_status
 from PIL import Image
 
 import syncpretrain
-from syncpretrain.cli import main
 from syncpretrain.data import load_dataset
 from syncpretrain.settings import read_settings
 
@@ -19,10 +19,8 @@ CLASSES = (*DIGITS, "--finetune", "classification", "--finetune-epochs", 2)
 NET = "--layers 16,9,4 --data xy.npz --batch-size 10 --validation 0.2 --epochs 1"
 
 
-def command(*arguments, status=0):
-    with pytest.raises(SystemExit) as ended:
-        main(list(map(str, arguments)), prog_name="syncpretrain")
-    assert ended.value.code == status
+def command(*arguments):
+    assert exit_status(*arguments) == 0
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +43,10 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def call(folder, monkeypatch, capsys):
+def call(call, folder, monkeypatch):
     """Return a function that calls a command and returns its standard streams."""
     monkeypatch.chdir(folder)
-
-    def run(*arguments, status=0):
-        command(*arguments, status=status)
-        return capsys.readouterr()
-
-    return run
+    return call
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import json
 
 import numpy as np
 import pytest
+from commandline import measure_one_round
 
 import syncpretrain.cli.settings_from_options as given_module
-from syncpretrain.cli import main
 from syncpretrain.settings import read_settings
 
 STACK = ("--layers", "16,8,4", "--epochs", 2, "--batch-size", 10)
@@ -16,30 +16,18 @@ QUICK = ("--seconds", 0, "--examples", 100)
 
 
 @pytest.fixture
-def call(tmp_path, monkeypatch, capsys):
+def call(call, tmp_path, monkeypatch):
     """Return a function that calls a command in an empty folder and returns its streams."""
     monkeypatch.chdir(tmp_path)
     X = (np.random.default_rng(0).random((60, 16)) < 0.3).astype(np.float32)
     np.save("x.npy", X)
-
-    def run(*arguments, status=0):
-        with pytest.raises(SystemExit) as ended:
-            main([*map(str, arguments)], prog_name="syncpretrain")
-        out, err = capsys.readouterr()
-        assert ended.value.code == status, err
-        return out, err
-
-    return run
+    return call
 
 
 @pytest.fixture
 def quick(monkeypatch):
     """Let auto measure one round only."""
-    usual = given_module.planned
-    monkeypatch.setattr(
-        "syncpretrain.cli.train.planned",
-        lambda settings, data: usual(settings, data, measure_seconds=0),
-    )
+    measure_one_round(monkeypatch)
 
 
 class TestPlan:

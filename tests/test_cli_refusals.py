@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commandline import exit_status
 
 import syncpretrain.pretraining.runtime.select
 from syncpretrain.cli import main
@@ -55,10 +56,9 @@ def trained(tmp_path_factory):
 
 def refusal(capsys, *arguments):
     """Return the one line that a refused command prints."""
-    with pytest.raises(SystemExit) as ended:
-        main(list(map(str, arguments)), prog_name="syncpretrain")
+    status = exit_status(*arguments)
     out, err = capsys.readouterr()
-    assert (ended.value.code, out) == (2, "")
+    assert (status, out) == (2, "")
     assert err.endswith("\n")
     assert err.count("\n") == 1, err
     return err.removesuffix("\n")

@@ -8,9 +8,9 @@ import re
 
 import numpy as np
 import pytest
+from commandline import exit_status
 
 import syncpretrain
-from syncpretrain.cli import main
 from syncpretrain.cli.output import print_errors, print_run
 from syncpretrain.settings import read_settings
 
@@ -36,10 +36,7 @@ def folder(tmp_path, monkeypatch):
 
 def train(*options, status=0):
     """Call the command in this process."""
-    try:
-        main(["train", *map(str, options)], prog_name="syncpretrain", standalone_mode=True)
-    except SystemExit as ended:
-        assert ended.code == status
+    assert exit_status("train", *options) == status
 
 
 @pytest.fixture

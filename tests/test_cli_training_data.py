@@ -7,8 +7,6 @@ import json
 import numpy as np
 import pytest
 
-from syncpretrain.cli import main
-
 COMMANDS = {
     "evaluate": ("evaluate", "run"),
     "encode": ("encode", "run", "--out", "z.npy"),
@@ -17,33 +15,25 @@ COMMANDS = {
 }
 
 
-def call(*arguments):
-    with pytest.raises(SystemExit) as ended:
-        main(list(map(str, arguments)), prog_name="syncpretrain")
-    assert ended.value.code == 0
-
-
 @pytest.fixture
-def folder(tmp_path, monkeypatch, bits, capsys):
+def folder(call, tmp_path, monkeypatch, bits):
     monkeypatch.chdir(tmp_path)
     np.save("x.npy", bits)
     np.save("other.npy", bits[:50])
     call("train", "--data", "x.npy", "--layers", "16,9,4", "--epochs", 1, "--out", "run", "--quiet")
-    capsys.readouterr()
     return tmp_path
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_the_same_data_is_nothing_to_tell(folder, capsys, command):
-    call(*command)
-    assert "trained on other data" not in capsys.readouterr().err
+def test_the_same_data_is_nothing_to_tell(folder, call, command):
+    _, err = call(*command)
+    assert "trained on other data" not in err
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_a_replaced_file_is_told_with_both_sides(folder, capsys, command, bits):
+def test_a_replaced_file_is_told_with_both_sides(folder, call, command, bits):
     np.save("x.npy", bits[::-1])
-    call(*command)
-    reported = capsys.readouterr().err
+    _, reported = call(*command)
     assert (
         "warning: run was trained on other data: the 200 examples of x.npy (180 train" in reported
     )
@@ -51,27 +41,25 @@ def test_a_replaced_file_is_told_with_both_sides(folder, capsys, command, bits):
     assert reported.count("SHA-256") == 2
 
 
-def test_json_names_both(folder, capsys, bits):
-    call("evaluate", "run", "--json")
-    same = json.loads(capsys.readouterr().out)
+def test_json_names_both(folder, call, bits):
+    same = json.loads(call("evaluate", "run", "--json")[0])
     assert same["data"]["sha256"] == same["trained_on"]["sha256"]
     np.save("x.npy", bits[::-1])
-    call("evaluate", "run", "--json")
-    other = json.loads(capsys.readouterr().out)
+    other = json.loads(call("evaluate", "run", "--json")[0])
     assert other["data"]["sha256"] != other["trained_on"]["sha256"]
 
 
-def test_another_file_on_purpose_is_nothing_to_tell(folder, capsys):
-    call("evaluate", "run", "--data", "other.npy")
-    assert "trained on other data" not in capsys.readouterr().err
+def test_another_file_on_purpose_is_nothing_to_tell(folder, call):
+    _, err = call("evaluate", "run", "--data", "other.npy")
+    assert "trained on other data" not in err
 
 
-def test_a_run_with_few_labels_knows_its_data(tmp_path, monkeypatch, bits, capsys):
+def test_a_run_with_few_labels_knows_its_data(tmp_path, monkeypatch, bits, call):
     """The labels that it left out count as data all the same."""
     monkeypatch.chdir(tmp_path)
     np.savez("xy.npz", X=bits, y=np.arange(200) % 2)
     train = ("train", "--data", "xy.npz", "--layers", "16,9", "--epochs", 1, "--labels", 20)
     tune = ("--finetune", "classification", "--finetune-epochs", 1, "--finetune-batch-size", 10)
     call(*train, *tune, "--out", "run", "--quiet")
-    call("evaluate", "run")
-    assert "trained on other data" not in capsys.readouterr().err
+    _, err = call("evaluate", "run")
+    assert "trained on other data" not in err

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from disturbedsteps import before_steps
+from trialruns import pretrain_within
 
 from syncpretrain import Stack, pretrain
 from syncpretrain.errors import (
@@ -31,15 +32,18 @@ from syncpretrain.events import (
     RunStarted,
 )
 from syncpretrain.learners.rbm import RBM
+from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.pretraining import driver
 from syncpretrain.pretraining import stall_watch as watch
+from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.runtime import threads
 from syncpretrain.settings import settings_from
 
 LAYERS = (16, 12, 8, 5)
 WAIT = 20.0
 RUNTIMES = ["serial", "threads"]
+WANTED = {"layers": LAYERS, "epochs": 3, "batch_size": 20, "workers": 2}
 
 Sabotage = Callable[[RBM, int, int], float | None]
 
@@ -51,8 +55,11 @@ def sabotage(monkeypatch) -> Callable[[Sabotage], None]:
 
 
 def run(bits: np.ndarray, **settings) -> Stack:
-    wanted = {"layers": LAYERS, "epochs": 3, "batch_size": 20, "workers": 2}
-    return pretrain(bits, **(wanted | settings))
+    return pretrain(bits, **(WANTED | settings))
+
+
+def run_within(times: Timeouts, bits: np.ndarray, **settings) -> Stack:
+    return pretrain_within(times, bits, **(WANTED | settings))
 
 
 def check_finite(stack: Stack | None) -> Stack:
@@ -176,20 +183,19 @@ def test_a_layer_stopped_on_the_brink_of_divergence_is_taken_back_too(bits, sabo
     check_finite(caught.value.stack)
 
 
+EVERY_OCCASION = Timeouts(tick=0.0)  # to report progress
 EVENTS = [RunStarted, EpochStarted, EpochFinished, LayerFinished, RunFinished, Progress]
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("kind", EVENTS)
-def test_an_observer_that_raises_ends_the_run_with_its_own_error(bits, monkeypatch, runtime, kind):
-    monkeypatch.setattr(watch, "TICK_SECONDS", 0.0)  # progress at every occasion
-
+def test_an_observer_that_raises_ends_the_run_with_its_own_error(bits, runtime, kind):
     def observe(event: Event) -> None:
         if isinstance(event, kind):
             raise ZeroDivisionError("the observer's own")
 
     with pytest.raises(ZeroDivisionError, match="the observer's own"):
-        run(bits, runtime=runtime, observers=[observe])
+        run_within(EVERY_OCCASION, bits, runtime=runtime, observers=[observe])
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -227,11 +233,7 @@ def test_a_stop_in_the_middle_of_an_epoch_keeps_the_minibatches_so_far(bits, sab
     assert len(sums) == 3
 
 
-def test_a_stall_is_told_and_does_not_hold_up_the_caller(bits, sabotage, monkeypatch, capfd):
-    monkeypatch.setattr(watch, "STALL_SECONDS", 0.2)
-    monkeypatch.setattr(driver, "TICK_SECONDS", 0.02)
-    monkeypatch.setattr(watch, "TICK_SECONDS", 0.02)
-    monkeypatch.setattr(threads, "JOIN_SECONDS", 0.05)
+def test_a_stall_is_told_and_does_not_hold_up_the_caller(bits, sabotage, capfd):
     release, stuck = threading.Event(), []
 
     def block(rbm: RBM, epoch: int, step: int) -> None:
@@ -244,7 +246,7 @@ def test_a_stall_is_told_and_does_not_hold_up_the_caller(bits, sabotage, monkeyp
         with pytest.raises(
             StalledError, match=r"no minibatch .* for 0\.2 s, by layer 1$"
         ) as caught:
-            run(bits)
+            run_within(Timeouts(stall=0.2, tick=0.02, join=0.05), bits)
         check_finite(caught.value.stack)
         assert "in block" in capfd.readouterr().err, "where the stuck thread stands"
     finally:
@@ -260,15 +262,12 @@ def test_a_worker_that_waits_for_ever_for_another_one_is_a_stall(bits, monkeypat
     shared = {"shards": 2, "replicas": 2, "workers": 2}
     settings = settings_from((16, 12), batch_size=20, epochs=1, **shared).pretrain
     with pytest.raises(StalledError, match=r"^layer 1 failed in epoch 1: .* waited 0\.25 s for"):
-        driver.Pretraining(settings, bits, stall_seconds=0.25).run()
+        Pretraining(settings, bits, times=Timeouts(stall=0.25)).run()
     assert "in wait" in capfd.readouterr().err, "where the threads stand"
 
 
-def test_a_slow_layer_is_no_stall(bits, sabotage, monkeypatch):
+def test_a_slow_layer_is_no_stall(bits, sabotage):
     """Each minibatch waits for two ticks of the driver, longer in all than a stall would be."""
-    monkeypatch.setattr(watch, "STALL_SECONDS", 0.15)
-    monkeypatch.setattr(driver, "TICK_SECONDS", 0.01)
-    monkeypatch.setattr(watch, "TICK_SECONDS", 0.01)
     reported = threading.Semaphore(0)
 
     def observe(event: Event) -> None:
@@ -280,7 +279,8 @@ def test_a_slow_layer_is_no_stall(bits, sabotage, monkeypatch):
         assert reported.acquire(timeout=WAIT)
 
     sabotage(slow)
-    run(bits, layers=(16, 12), epochs=1, observers=[observe])
+    times = Timeouts(stall=0.15, tick=0.01)
+    run_within(times, bits, layers=(16, 12), epochs=1, observers=[observe])
 
 
 def test_a_suspended_process_is_no_stall(bits, sabotage, monkeypatch):
@@ -289,8 +289,6 @@ def test_a_suspended_process_is_no_stall(bits, sabotage, monkeypatch):
     real = time.monotonic
     clock = SimpleNamespace(monotonic=lambda: real() + 3600 * jumped.is_set())
     monkeypatch.setattr(watch, "time", clock)
-    monkeypatch.setattr(driver, "TICK_SECONDS", 0.01)
-    monkeypatch.setattr(watch, "TICK_SECONDS", 0.01)
     reported = threading.Semaphore(0)
 
     def observe(event: Event) -> None:
@@ -303,7 +301,7 @@ def test_a_suspended_process_is_no_stall(bits, sabotage, monkeypatch):
             jumped.set()
 
     sabotage(suspend)
-    run(bits, layers=(16, 12), epochs=1, observers=[observe])
+    run_within(Timeouts(tick=0.01), bits, layers=(16, 12), epochs=1, observers=[observe])
 
 
 def test_a_failed_run_does_not_spoil_the_next(bits, sabotage):

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from folders import names_in
 
 from syncpretrain.data import download as download_module
 from syncpretrain.data import load_dataset, mnist
@@ -77,10 +78,6 @@ def network(monkeypatch, tmp_path, files):
 def offline(network):
     network.send = no_network
     return network
-
-
-def names_in(folder):
-    return sorted(path.name for path in folder.iterdir())
 
 
 # All of MNIST

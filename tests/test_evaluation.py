@@ -1,38 +1,23 @@
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
+from binaryunits import means
+from randomstacks import normal_stack
 
 from syncpretrain import Stack
 from syncpretrain.models.reconstruction import layer_errors, stack_error
-from syncpretrain.models.stack import Layer
 
 WIDTHS = (7, 5, 3)
 
 
 @pytest.fixture(params=[True, False], ids=["tied", "untied"])
 def stack(request) -> Stack:
-    rng = np.random.default_rng(0)
-
-    def array(*shape: int) -> np.ndarray:
-        return rng.normal(size=shape).astype(np.float32)
-
-    return Stack(
-        tuple(
-            Layer(array(v, h), array(h), array(v), None if request.param else array(h, v))
-            for v, h in pairwise(WIDTHS)
-        )
-    )
+    return normal_stack(WIDTHS, tied=request.param)
 
 
 def examples(n: int) -> np.ndarray:
     return np.random.default_rng(1).random((n, WIDTHS[0])).astype(np.float32)
-
-
-def affine(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-(x.astype(np.float64) @ weight + bias)))
 
 
 def mean_error(x: np.ndarray, y: np.ndarray) -> float:
@@ -45,8 +30,8 @@ def test_layer_errors_equal_plain_numpy(stack, n):
     X = below = examples(n)
     expected = []
     for layer in stack.layers:
-        above = affine(below, layer.weight, layer.hidden_bias)
-        expected.append(mean_error(below, affine(above, layer.decoding, layer.visible_bias)))
+        above = means(below, layer.weight, layer.hidden_bias)
+        expected.append(mean_error(below, means(above, layer.decoding, layer.visible_bias)))
         below = above
     assert layer_errors(stack, X) == pytest.approx(expected, rel=1e-5)
 
@@ -55,9 +40,9 @@ def test_layer_errors_equal_plain_numpy(stack, n):
 def test_stack_error_equals_plain_numpy(stack, n):
     X = x = examples(n)
     for layer in stack.layers:
-        x = affine(x, layer.weight, layer.hidden_bias)
+        x = means(x, layer.weight, layer.hidden_bias)
     for layer in reversed(stack.layers):
-        x = affine(x, layer.decoding, layer.visible_bias)
+        x = means(x, layer.decoding, layer.visible_bias)
     assert stack_error(stack, X) == pytest.approx(mean_error(X, x), rel=1e-5)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
+from binaryunits import states
 from unitkinds import INPUT_UNITS, LOG_SUMS, RBM_UNITS
 
 from syncpretrain.errors import DataError
@@ -21,10 +21,6 @@ from syncpretrain.models.stack import Layer
 from syncpretrain.rng import Purpose, generator
 
 VISIBLE, HIDDEN = 7, 5
-
-
-def states(units: int) -> np.ndarray:
-    return np.array(list(product((0.0, 1.0), repeat=units)))
 
 
 def make_layer(visible: int = VISIBLE, hidden: int = HIDDEN, *, scale: float = 0.8) -> Layer:

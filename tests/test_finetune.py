@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from importlib import import_module
-from itertools import pairwise, product
+from itertools import product
 
 import numpy as np
 import pytest
+from randomstacks import normal_stack
 
 from syncpretrain.errors import (
     DataError,
@@ -22,27 +24,17 @@ from syncpretrain.finetuning.chain import DenseLayer
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import GradientDescent
 from syncpretrain.finetuning.tasks import Reconstruction
-from syncpretrain.models.stack import Layer, Stack
 from syncpretrain.parallel.worker_pool import WorkerPool
 
 trainer = import_module("syncpretrain.finetuning.trainer")
 SIDE = 4
+make_stack = partial(normal_stack, (16, 12, 6), scale=0.5)
 
 
 def bars_and_stripes():
     stripes = [np.repeat(bits, SIDE).reshape(SIDE, SIDE) for bits in product((0, 1), repeat=SIDE)]
     pictures = np.array([*stripes, *(picture.T for picture in stripes)], dtype=np.float32)
     return np.unique(pictures.reshape(len(pictures), -1), axis=0)  # 30 pictures of 16 pixels
-
-
-def make_stack(units=(16, 12, 6), *, scale=0.5, seed=0, info=None):
-    draw = np.random.default_rng(seed)
-
-    def normal(*shape):
-        return (scale * draw.normal(size=shape)).astype(np.float32)
-
-    layers = [Layer(normal(v, h), normal(h), normal(v)) for v, h in pairwise(units)]
-    return Stack(tuple(layers), info or {})
 
 
 def arrays(stack):

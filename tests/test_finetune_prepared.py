@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import tracemalloc
-from itertools import pairwise
 
 import msgspec
 import numpy as np
 import pytest
+from randomstacks import normal_stack
 
 import syncpretrain.runs.run as run_module
 from syncpretrain.cli import main
@@ -18,7 +18,6 @@ from syncpretrain.events import FinetuneEpochFinished, Notice
 from syncpretrain.finetuning import finetune
 from syncpretrain.finetuning.options import tuning_options
 from syncpretrain.finetuning.prepared import Finetuning, Form, Part
-from syncpretrain.models.stack import Layer, Stack
 from syncpretrain.parallel import available_memory as memory_module
 from syncpretrain.pretraining import memory
 from syncpretrain.pretraining.driver import Pretraining
@@ -168,22 +167,13 @@ class TestRun:
         assert report["accuracy"]["validation"] is None
 
 
-def make_stack(widths=WIDTHS, seed=0):
-    draw = np.random.default_rng(seed)
-    shapes = pairwise(widths)
-    arrays = [
-        [draw.normal(size=s).astype(np.float32) for s in ((v, h), (h,), (v,))] for v, h in shapes
-    ]
-    return Stack(tuple(Layer(*layer) for layer in arrays), {})
-
-
 class TestCheckFinetuning:
     @pytest.mark.parametrize("objective", ["reconstruction", "classification", "regression"])
     def test_it_tunes_as_the_function_does(self, objective):
         settings, data = make_settings({"objective": objective}), make_data()
         tuning = check_finetuning(settings, data)
         alone = finetune(
-            make_stack(),
+            normal_stack(WIDTHS),
             data.train,
             None if objective == "reconstruction" else data.train_labels,
             validation=data.validation,
@@ -192,7 +182,7 @@ class TestCheckFinetuning:
             **msgspec.to_builtins(settings.finetune),
         )
         for _ in range(2):  # it is not used up
-            after = tuning.run(make_stack())
+            after = tuning.run(normal_stack(WIDTHS))
             assert after.parameters_sha256 == alone.parameters_sha256
             assert after.info == alone.info
 
@@ -202,14 +192,14 @@ class TestCheckFinetuning:
         tuning = check_finetuning(settings, make_data(train_labels=y))
         data = make_data()
         some = finetune(
-            make_stack(),
+            normal_stack(WIDTHS),
             data.train[::2],
             y[::2].astype(float),
             seed=settings.pretrain.seed,
             **msgspec.to_builtins(settings.finetune),
         )
         assert tuning.examples == 30
-        assert tuning.run(make_stack()).parameters_sha256 == some.parameters_sha256
+        assert tuning.run(normal_stack(WIDTHS)).parameters_sha256 == some.parameters_sha256
 
     def test_without_fine_tuning_there_is_none(self):
         assert check_finetuning(make_settings({"objective": "none"}), make_data()) is None
@@ -217,7 +207,7 @@ class TestCheckFinetuning:
     def test_another_stack_than_it_was_prepared_for(self):
         tuning = check_finetuning(make_settings(), make_data())
         with pytest.raises(DataError, match=r"^stack: got .*expected .*as it was prepared for"):
-            tuning.run(make_stack((16, 8, 4)))
+            tuning.run(normal_stack((16, 8, 4)))
 
 
 class TestMemory:
@@ -254,7 +244,7 @@ class TestMemory:
         needed = []
         module = sys.modules["syncpretrain.finetuning.prepared"]
         monkeypatch.setattr(module, "check_available", lambda n, *rest: needed.append(n))
-        stack = make_stack(widths)
+        stack = normal_stack(widths)
         form, options = Form.of(stack), tuning_options(given)
         small = Finetuning(form, options, Part(X, targets, "y"), Part(X, targets, "y"))
         small.run(stack)  # what is loaded at first is not fine-tuning's

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from functools import partial
 
 import numpy as np
 import pytest
+from randomstacks import normal_stack
+from trialruns import notices_of
 
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError, DivergedError, SettingsError
-from syncpretrain.events import FinetuneEpochFinished, FinetuneStarted, Notice
+from syncpretrain.events import FinetuneEpochFinished, FinetuneStarted
 from syncpretrain.finetuning import finetune
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import GradientDescent
 from syncpretrain.models.prediction import accuracies
-from syncpretrain.models.stack import Layer, Stack
-from syncpretrain.units import kind_of
 
 CLASSES = np.array([3, 7, 11])
-
-
-def make_stack(widths=(8, 6, 4), units=None, *, scaling=None, seed=0):
-    draw = np.random.default_rng(seed)
-    units = units or ("bernoulli",) * len(widths)
-
-    def normal(*shape):
-        return (0.5 * draw.normal(size=shape)).astype(np.float32)
-
-    layers = [
-        Layer(  # as pretraining makes them: what is above relu units sees gaussian ones
-            normal(v, h), normal(h), normal(v), None, above, kind_of(below).above
-        )
-        for (v, h), (below, above) in zip(pairwise(widths), pairwise(units), strict=True)
-    ]
-    return Stack(tuple(layers), {}, scaling)
+make_stack = partial(normal_stack, (8, 6, 4), scale=0.5)
 
 
 def toy(rows=60, seed=1):
@@ -144,7 +129,7 @@ class TestUnknownClasses:
         )
         wrong = (after.predict(held_out) != held_out_y)[held_out_y != -1].mean()
         errors = [event.validation_error for event in epochs_of(events)]
-        notices = [event.message for event in events if isinstance(event, Notice)]
+        notices = notices_of(events)
         return errors, wrong, notices
 
     @pytest.mark.parametrize("patience", [None, 9])

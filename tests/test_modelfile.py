@@ -6,36 +6,25 @@ import os
 import pickle
 import struct
 from dataclasses import fields, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
+from randomstacks import normal_stack
 
 from syncpretrain import Stack, load, pretrain
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import ModelFileError
 from syncpretrain.models.model_file import MODEL_NAME
-from syncpretrain.models.stack import Head, Layer
+from syncpretrain.models.stack import Head
 from syncpretrain.storage import write_atomically
 from syncpretrain.units import UNITS
 
 INFO = {"epochs": [3, 2], "pretrain": {"layers": [4, 3, 2], "momentum": "0.5:5,0.9"}, "ü": None}
-
-
-def make_stack(*, tied: bool = True, transposed: bool = False) -> Stack:
-    rng = np.random.default_rng(0)
-
-    def array(*shape: int) -> np.ndarray:
-        values = rng.normal(size=shape[::-1] if transposed else shape).astype(np.float32)
-        return values.T if transposed else values
-
-    layers = [
-        Layer(array(v, h), array(h), array(v), None if tied else array(h, v))
-        for v, h in ((4, 3), (3, 2))
-    ]
-    return Stack(tuple(layers), INFO)
+make_stack = partial(normal_stack, (4, 3, 2), info=INFO)
 
 
 def full_stack(kind: str = "classification") -> Stack:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from syncpretrain.cli import main
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings import preset_names, preset_path, read_settings
 
@@ -17,19 +16,9 @@ NAMES = preset_names()
 TINY = ("--data", "digits", "--layers", "64,8", "--epochs", 1)
 
 
-@pytest.fixture
-def call(tmp_path, monkeypatch, capsys):
-    """Return a function that calls a command and returns its standard streams."""
+@pytest.fixture(autouse=True)
+def working_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments, status=0):
-        with pytest.raises(SystemExit) as ended:
-            main(list(map(str, arguments)), prog_name="syncpretrain")
-        out, err = capsys.readouterr()
-        assert ended.value.code == status, err
-        return out, err
-
-    return run
 
 
 def test_there_are_those_of_the_papers():

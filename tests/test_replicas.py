@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
+from trialruns import library_threads
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.errors import WorkerError
@@ -68,7 +67,7 @@ def test_fine_tuning_gives_the_same_bits_with_any_number_of_workers(train, bits,
     alone = finetune(stack, bits, replicas=1, **settings)
     for replicas in (2, 3, 4):
         assert_same(alone, finetune(stack, bits, replicas=replicas, **settings))
-    assert not [t for t in threading.enumerate() if t.name.startswith("syncpretrain")]
+    assert not library_threads()
 
 
 def test_a_failure_of_a_second_worker_names_its_layer(train, monkeypatch):
@@ -85,7 +84,7 @@ def test_a_failure_of_a_second_worker_names_its_layer(train, monkeypatch):
     ) as reported:
         train(replicas=2, workers=5)
     assert isinstance(reported.value.__cause__, ZeroDivisionError)
-    assert not [t for t in threading.enumerate() if t.name.startswith("syncpretrain")]
+    assert not library_threads()
 
 
 def running(schedule: Schedule) -> set[int]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from disturbedsteps import after_steps, before_steps
+from disturbedsteps import before_steps
+from folders import full
+from trialruns import Abort, died, notices_of, settings_on, stop_after
 
 from syncpretrain import Stack, finetune, load
 from syncpretrain.errors import (
@@ -18,14 +21,14 @@ from syncpretrain.errors import (
     SyncpretrainError,
     WorkerError,
 )
-from syncpretrain.events import EpochFinished, Notice
+from syncpretrain.events import Notice
 from syncpretrain.finetuning.state import FinetuneState, read_finetune_state, write_finetune_state
 from syncpretrain.learners.base import Learner
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.state import read_pretrain_state, write_pretrain_state
 from syncpretrain.runs.checkpoints import FOLDER_NAME
 from syncpretrain.runs.run import resume_run, train_run
-from syncpretrain.settings import settings_from
+from syncpretrain.settings import Settings, settings_from
 
 LAYERS = (16, 10, 6, 4)
 BASE = {"epochs": 3, "batch_size": 40, "seed": 3}
@@ -49,29 +52,8 @@ def pretraining(bits: np.ndarray, variant: str, **changed) -> Pretraining:
 def stopped_after(bits: np.ndarray, variant: str, minibatches: int, monkeypatch, **changed):
     """Return the state of a run that was stopped so early, None if it was over before."""
     states = []
-    seen = itertools.count(1)
-
-    def count() -> None:
-        if next(seen) == minibatches:
-            stop.signum = 2
-
-    class Stop:
-        signum = None
-
-        def __call__(self) -> bool:
-            return self.signum is not None
-
-    from contextlib import contextmanager
-
-    stop = Stop()
-
-    @contextmanager
-    def on_signals():
-        yield stop
-
     with monkeypatch.context() as patch:
-        after_steps(patch, count)
-        patch.setattr("syncpretrain.pretraining.driver.stop_on_signals", on_signals)
+        stop_after(patch, minibatches)
 
         def save(state, *, done, final):
             if final:
@@ -239,21 +221,8 @@ def test_a_state_of_another_network_is_refused(bits):
 # runs
 
 
-def settings(tmp_path, bits, **run):
-    path = tmp_path / "bits.npy"
-    np.save(path, bits)
-    return settings_from(
-        LAYERS,
-        data={"name": str(path)},
-        finetune={"objective": "reconstruction", "epochs": 3, "batch_size": 40},
-        run={"checkpoint_every": "1", **run},
-        blas_threads=1,
-        **BASE,
-    )
-
-
-class Abort(Exception):  # noqa: N818 - it stands for a death
-    """As if the process had died here: nothing handles it."""
+def settings(folder: Path, bits: np.ndarray, **run) -> Settings:
+    return settings_on(folder, bits, LAYERS, run={"checkpoint_every": "1", **run}, **BASE)
 
 
 @pytest.mark.parametrize("at", range(0, 24, 3))
@@ -285,39 +254,24 @@ def test_a_run_that_is_over_or_none_is_not_resumed(tmp_path, bits):
         resume_run(tmp_path)
 
 
-def died(tmp_path, bits, at: int = 16):
-    seen = itertools.count()
-
-    def die(event) -> None:
-        if isinstance(event, EpochFinished) and next(seen) == 6:
-            raise Abort
-
-    with pytest.raises(Abort):
-        train_run(settings(tmp_path, bits), out=tmp_path / "run", observers=[die])
-    return tmp_path / "run"
-
-
 def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(tmp_path, bits):
     whole = train_run(settings(tmp_path, bits), out=tmp_path / "whole")
-    folder = died(tmp_path, bits)
+    folder = died(settings(tmp_path, bits), tmp_path / "run", n=7)
     older, newer = sorted((folder / FOLDER_NAME).glob("pretrain-*"))
     newer.write_bytes(newer.read_bytes()[:-1])
     reported = []
     report = resume_run(folder, observers=[reported.append])
     assert report["parameters_sha256"] == whole["parameters_sha256"]
-    messages = [event.message for event in reported if isinstance(event, Notice)]
+    messages = notices_of(reported)
     assert any(newer.name in message and "one before it" in message for message in messages)
     assert older.name < newer.name
 
 
 def test_a_full_disk_is_told_and_the_run_goes_on(tmp_path, bits, monkeypatch):
-    def full(path, header, arrays) -> None:
-        raise OSError(28, "No space left on device")
-
     monkeypatch.setattr("syncpretrain.pretraining.state.write_arrays", full)
     reported = []
     train_run(settings(tmp_path, bits), out=tmp_path / "run", observers=[reported.append])
-    messages = [event.message for event in reported if isinstance(event, Notice)]
+    messages = notices_of(reported)
     assert any("no checkpoint could be written" in message for message in messages)
     assert any("No space left on device" in message for message in messages)
 
@@ -341,7 +295,7 @@ def test_a_run_whose_worker_fails_is_restarted(tmp_path, bits, monkeypatch, rest
     reported = []
     report = train_run(wanted, out=tmp_path / "run", observers=[reported.append])
     assert report["parameters_sha256"] == whole["parameters_sha256"]
-    messages = [event.message for event in reported if isinstance(event, Notice)]
+    messages = notices_of(reported)
     assert any("layer 2 failed" in message and "going on" in message for message in messages)
 
 
@@ -360,5 +314,5 @@ def test_bad_run_settings_are_refused(name, value):
 
 
 def test_only_the_newest_are_kept(tmp_path, bits):
-    folder = died(tmp_path, bits)
+    folder = died(settings(tmp_path, bits), tmp_path / "run", n=7)
     assert len(list((folder / FOLDER_NAME).glob("pretrain-*"))) == 2

@@ -7,10 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from disturbedsteps import before_steps
+from trialruns import notices_of
 
 from syncpretrain import Stack, pretrain
 from syncpretrain.errors import DivergedError
-from syncpretrain.events import Event, Notice
+from syncpretrain.events import Event
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import train_epoch
@@ -47,7 +48,7 @@ def run(bits: np.ndarray, runtime: str) -> tuple[Stack, list[str]]:
     stack = pretrain(
         bits, layers=LAYERS, epochs=3, batch_size=20, runtime=runtime, observers=[seen.append]
     )
-    return stack, [event.message for event in seen if isinstance(event, Notice)]
+    return stack, notices_of(seen)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import syncpretrain.runs.run as run_module
 import syncpretrain.runs.stages as stages_module
 from syncpretrain.data import load_dataset
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
-from syncpretrain.events import EpochFinished
+from syncpretrain.events import EpochFinished, FinetuneStarted
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import load
@@ -48,9 +48,9 @@ def test_the_time_for_a_stall_reaches_both_stages(settings, tmp_path, monkeypatc
 
     tune, pretraining = Finetuning.run, stages_module.Pretraining
 
-    def started(*arguments, stall_seconds, **options):
-        reported.append(stall_seconds)
-        return pretraining(*arguments, stall_seconds=stall_seconds, **options)
+    def started(*arguments, times, **options):
+        reported.append(times.stall)
+        return pretraining(*arguments, times=times, **options)
 
     monkeypatch.setattr(Finetuning, "run", record)
     monkeypatch.setattr(stages_module, "Pretraining", started)
@@ -69,10 +69,13 @@ class TestStopped:
             train_run(settings, out=tmp_path / "run", observers=[fail])
         assert load(tmp_path / "run").widths == (16, 9, 4)
 
-    def test_before_fine_tuning_the_pretrained_stack_is_kept(self, settings, tmp_path, monkeypatch):
-        monkeypatch.setattr(Finetuning, "run", interrupted)
+    def test_before_fine_tuning_the_pretrained_stack_is_kept(self, settings, tmp_path):
+        def interrupt(event):
+            if isinstance(event, FinetuneStarted):
+                raise KeyboardInterrupt
+
         with pytest.raises(RunInterrupted, match="the run was stopped") as caught:
-            train_run(settings, out=tmp_path / "run")
+            train_run(settings, out=tmp_path / "run", observers=[interrupt])
         assert str(tmp_path / "run" / MODEL_NAME) in str(caught.value)
         assert load(tmp_path / "run").layers[0].decoder_weight is None
 
@@ -84,15 +87,13 @@ class TestStopped:
             train_run(settings, out=tmp_path / "run")
         assert load(tmp_path / "run").layers[0].decoder_weight is not None
 
-    def test_a_crash_of_fine_tuning_leaves_the_pretrained_stack(
-        self, settings, tmp_path, monkeypatch
-    ):
-        def crash(*arguments, **options):
-            raise MemoryError("no room")
+    def test_a_crash_of_fine_tuning_leaves_the_pretrained_stack(self, settings, tmp_path):
+        def crash(event):
+            if isinstance(event, FinetuneStarted):
+                raise MemoryError("no room")
 
-        monkeypatch.setattr(Finetuning, "run", crash)
         with pytest.raises(MemoryError, match="no room"):
-            train_run(settings, out=tmp_path / "run")
+            train_run(settings, out=tmp_path / "run", observers=[crash])
         assert load(tmp_path / "run").widths == (16, 9, 4)
         assert (tmp_path / "run" / "trace.json").is_file()
 

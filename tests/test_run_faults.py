@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from folders import full
+from trialruns import Abort, DieAt, notices_of, settings_on
 
 from syncpretrain import load, storage
 from syncpretrain.errors import RunInterrupted, SaveError, SettingsError
@@ -26,28 +28,13 @@ from syncpretrain.runs.folder import EVENTS_NAME, IDENTITY_NAME, METRICS_NAME
 from syncpretrain.runs.observers.event_log import EventLog, read_reads
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.runs.stages import Stages
-from syncpretrain.settings import settings_from
 
 LAYERS = (16, 10, 6, 4)
 
 
-class Abort(Exception):  # noqa: N818 - it stands for a death
-    """As if the process had died here: nothing handles it."""
-
-
 @pytest.fixture
 def settings(tmp_path, bits):
-    path = tmp_path / "bits.npy"
-    np.save(path, bits)
-    return settings_from(
-        LAYERS,
-        data={"name": str(path)},
-        finetune={"objective": "reconstruction", "epochs": 2, "batch_size": 40},
-        run={"checkpoint_every": "1"},
-        blas_threads=1,
-        epochs=3,
-        batch_size=40,
-    )
+    return settings_on(tmp_path, bits, LAYERS, tuning=2)
 
 
 @pytest.fixture
@@ -57,10 +44,6 @@ def rescue(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     return folder
-
-
-def full(*arguments, **options):
-    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 class Disk:
@@ -77,10 +60,6 @@ class Disk:
 
         for module in ("array_files", "models.model_file", "runs.stages"):
             monkeypatch.setattr(f"syncpretrain.{module}.write_atomically", write_atomically)
-
-
-def notices_of(events: list[Event]) -> list[str]:
-    return [event.message for event in events if isinstance(event, Notice)]
 
 
 class TestFinalFiles:
@@ -203,12 +182,8 @@ class TestCheckpointsFolder:
         assert (tmp_path / "run" / METRICS_NAME).is_file()
 
     def test_temporary_files_of_a_killed_writer_are_removed(self, settings, tmp_path):
-        def die(event) -> None:
-            if isinstance(event, EpochFinished) and event.layer == 2:
-                raise Abort
-
         with pytest.raises(Abort):
-            train_run(settings, out=tmp_path / "run", observers=[die])
+            train_run(settings, out=tmp_path / "run", observers=[DieAt(EpochFinished, layer=2)])
         folder = tmp_path / "run" / FOLDER_NAME
         (folder / ".pretrain-00000003.safetensors.0123456789abcdef").write_bytes(b"half")
         (tmp_path / "run" / ".model.safetensors.0123456789abcdef").write_bytes(b"half")
@@ -218,12 +193,8 @@ class TestCheckpointsFolder:
 
     @pytest.mark.parametrize("name", ["model.safetensors", "metrics.json", "trace.json"])
     def test_those_beside_the_final_files_are_removed_too(self, settings, tmp_path, name):
-        def die(event) -> None:
-            if isinstance(event, EpochFinished) and event.layer == 2:
-                raise Abort
-
         with pytest.raises(Abort):
-            train_run(settings, out=tmp_path / "run", observers=[die])
+            train_run(settings, out=tmp_path / "run", observers=[DieAt(EpochFinished, layer=2)])
         (tmp_path / "run" / f".{name}.0123456789abcdef").write_bytes(b"half")
         (tmp_path / "run" / ".mine").write_text("a user's")
         resume_run(tmp_path / "run")
@@ -238,28 +209,15 @@ class TestCheckpointsFolder:
     @pytest.mark.parametrize("pace", ["lockstep", "free"])
     def test_fine_tuning_of_a_lost_pretraining_is_not_gone_on_with(self, tmp_path, bits, pace):
         """A repeated free pretraining comes to another stack than the lost one."""
-        np.save(tmp_path / "bits.npy", bits)
-        settings = settings_from(
-            LAYERS,
-            data={"name": str(tmp_path / "bits.npy")},
-            finetune={"objective": "reconstruction", "epochs": 8, "batch_size": 40},
-            run={"checkpoint_every": "1"},
-            **{"blas_threads": 1, "epochs": 2, "batch_size": 40, "pace": pace},
-        )
+        settings = settings_on(tmp_path, bits, LAYERS, tuning=8, epochs=2, pace=pace)
         folder = tmp_path / "run" / FOLDER_NAME
-
-        def die_at(epoch: int):
-            def die(event) -> None:
-                if isinstance(event, FinetuneEpochFinished) and event.epoch == epoch:
-                    raise Abort
-
-            return die
-
         with pytest.raises(Abort):
-            train_run(settings, out=tmp_path / "run", observers=[die_at(6)])
+            train_run(
+                settings, out=tmp_path / "run", observers=[DieAt(FinetuneEpochFinished, epoch=6)]
+            )
         (folder / PRETRAINED_NAME).write_bytes(b"damaged")
         with pytest.raises(Abort):
-            resume_run(tmp_path / "run", observers=[die_at(3)])
+            resume_run(tmp_path / "run", observers=[DieAt(FinetuneEpochFinished, epoch=3)])
         assert [x.name[:17] for x in sorted(folder.glob("finetune-*"))] == [
             "finetune-00000002",
             "finetune-00000003",
@@ -368,14 +326,8 @@ class TestDue:
         return written
 
     def settings(self, tmp_path, bits, every, **pretrain):
-        np.save(tmp_path / "bits.npy", bits)
-        return settings_from(
-            LAYERS,
-            data={"name": str(tmp_path / "bits.npy")},
-            finetune={"objective": "reconstruction", "epochs": 5, "batch_size": 40},
-            run={"checkpoint_every": every},
-            **{"blas_threads": 1, "epochs": 3, "batch_size": 40, **pretrain},
-        )
+        run = {"checkpoint_every": every}
+        return settings_on(tmp_path, bits, LAYERS, tuning=5, run=run, **pretrain)
 
     def test_greedy_layers_above_the_first_count(self, tmp_path, bits, monkeypatch):
         settings = self.settings(tmp_path, bits, "1", schedule="greedy")

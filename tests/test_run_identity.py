@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import tomli_w
 import tomllib
+from trialruns import Abort, DieAt, died, notices_of
 
 from syncpretrain import load
 from syncpretrain.data.dataset import Dataset
@@ -36,21 +36,6 @@ LAYERS = (16, 10, 6, 4)
 OLD_RUNS = Path(__file__).parent / "data" / "run_4a28c1a"
 
 
-class Abort(Exception):  # noqa: N818 - it stands for a death
-    """As if the process had died here: nothing handles it."""
-
-
-class DieAt:
-    """Die at the n-th event of a kind."""
-
-    def __init__(self, kind: type[Event], n: int) -> None:
-        self._kind, self._seen, self._n = kind, itertools.count(1), n
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, self._kind) and next(self._seen) == self._n:
-            raise Abort
-
-
 def saved_data(folder: Path, X, y=None) -> str:
     """Write examples beside the run, with labels if there are any."""
     path = folder / "data.npz"
@@ -68,12 +53,6 @@ def settings_of(folder: Path, bits, y=None, *, objective="reconstruction", run=N
     )
 
 
-def died(settings, out: Path, kind=EpochFinished, n: int = 6, **options) -> Path:
-    with pytest.raises(Abort):
-        train_run(settings, out=out, observers=[DieAt(kind, n)], **options)
-    return out
-
-
 def died_again(folder: Path) -> Path:
     """Resume a run that dies at once."""
     with pytest.raises(Abort):
@@ -85,7 +64,7 @@ def told_by(function, *arguments, **options) -> tuple[dict, list[str]]:
     """Return a report and every notice."""
     events: list[Event] = []
     report = function(*arguments, observers=[events.append], **options)
-    return report, [event.message for event in events if isinstance(event, Notice)]
+    return report, notices_of(events)
 
 
 def labels_for(bits):

@@ -16,11 +16,12 @@ import numpy as np
 import psutil
 import pytest
 import sabotage
+from trialruns import pretrain_within
 
 from syncpretrain import Stack, pretrain
 from syncpretrain.errors import DivergedError, RunInterrupted, StalledError, WorkerError
 from syncpretrain.events import EpochFinished, EpochStarted, Event, Progress
-from syncpretrain.parallel.worker_pool import Timeouts
+from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining import build as building
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.runtime import processes
@@ -33,6 +34,13 @@ from syncpretrain.runs.observers.history import History
 from syncpretrain.settings import settings_from
 
 LAYERS = (16, 12, 8, 5)
+WANTED = {
+    "layers": LAYERS,
+    "epochs": 3,
+    "batch_size": 20,
+    "workers": 2,
+    "runtime": "processes",
+}
 LONG = 100_000
 WAIT = 20.0
 DEATH_SECONDS = 0.5
@@ -40,8 +48,11 @@ LAYER = pytest.mark.parametrize("layer", [1, 2, 3])
 
 
 def run(bits: np.ndarray, **settings) -> Stack:
-    wanted = {"layers": LAYERS, "epochs": 3, "batch_size": 20, "workers": 2}
-    return pretrain(bits, **(wanted | {"runtime": "processes"} | settings))
+    return pretrain(bits, **(WANTED | settings))
+
+
+def run_within(times: Timeouts, bits: np.ndarray, **settings) -> Stack:
+    return pretrain_within(times, bits, **(WANTED | settings))
 
 
 def workers(parent: int | None = None) -> dict[int, psutil.Process]:
@@ -185,13 +196,11 @@ def test_a_killed_process_is_told_at_once(bits, layer, moment, epoch):
     assert all(np.isfinite(x).all() for part in stack.layers for _, x in part.parameters())
 
 
-def test_the_time_for_a_stall_reaches_the_workers_of_a_step(bits, monkeypatch):
-    monkeypatch.setattr(building, "build_worker", partial(sabotage.build_worker, "alone", 1))
+def test_the_time_for_a_stall_reaches_the_workers_of_a_step(bits):
     settings = settings_from((16, 12), batch_size=20, epochs=1, shards=2, replicas=2).pretrain
-    worker_factories = building.build_worker_factories(
-        settings, keep_states=False, times=Timeouts(stall=0.25)
-    )
-    with ProcessesRuntime(worker_factories, Versions(Split(bits, bits[:0]), (12,)), 1) as runtime:
+    given = (settings, 1, None, False, None, Timeouts(stall=0.25))
+    factory = partial(sabotage.build_worker, "alone", 1, *given)
+    with ProcessesRuntime([factory], Versions(Split(bits, bits[:0]), (12,)), 1) as runtime:
         runtime.set_workers(1, 2)
         runtime.submit(Train(1, 1, 0, 0))
         message, deadline = None, time.monotonic() + WAIT
@@ -210,10 +219,6 @@ def test_a_process_killed_before_its_first_epoch(bits):
 
     with pytest.raises(WorkerError, match="layer 3 failed before its first epoch: its process"):
         run(bits, observers=[observe], epochs=200)
-
-
-def never() -> bool:
-    return False
 
 
 def standing(bits: np.ndarray) -> tuple[ProcessesRuntime, Versions]:
@@ -291,7 +296,6 @@ def test_the_end_does_not_wait_for_a_process_that_is_suspended_or_still_starts(b
 
 def test_a_stuck_minibatch_holds_nobody_up(bits, monkeypatch):
     monkeypatch.setattr(building, "build_worker", partial(sabotage.build_worker, "stuck", 1))
-    monkeypatch.setattr("syncpretrain.pretraining.driver.DRAIN_SECONDS", 0.2)
 
     def observe(event: Event) -> None:
         if isinstance(event, Progress) and event.layer == 1 and event.epoch == 2 and not asked:
@@ -301,7 +305,7 @@ def test_a_stuck_minibatch_holds_nobody_up(bits, monkeypatch):
     asked: list[Event] = []
     since = time.monotonic()
     with pytest.raises(RunInterrupted):
-        run(bits, observers=[observe], layers=(16, 12))
+        run_within(Timeouts(drain=0.2), bits, observers=[observe], layers=(16, 12))
     assert time.monotonic() - since < WAIT
 
 
@@ -431,9 +435,8 @@ def test_a_state_of_any_runtime_is_resumed_by_any(bits):
 
 def test_a_stall_is_told_with_the_stacks_of_all_processes(bits, monkeypatch, capfd):
     monkeypatch.setattr(building, "build_worker", partial(sabotage.build_worker, "stuck", 1))
-    monkeypatch.setattr("syncpretrain.pretraining.stall_watch.STALL_SECONDS", 5.0)
     with pytest.raises(StalledError, match="no minibatch was trained for 5 s, by layer 1"):
-        run(bits)
+        run_within(Timeouts(stall=5.0), bits)
     written = capfd.readouterr().err
     assert "sabotage.py" in written, "where layer 1 is stuck"
     assert written.count("Current thread") + written.count("Thread 0x") >= 4

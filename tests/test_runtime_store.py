@@ -6,20 +6,16 @@ import weakref
 
 import numpy as np
 import pytest
+from trialruns import never
 
 from syncpretrain import pretrain
 from syncpretrain.errors import ScheduleError
 from syncpretrain.kernels.activations import affine
 from syncpretrain.models.layer import Layer
-from syncpretrain.pretraining.runtime import activations as recipes
-from syncpretrain.pretraining.runtime.activations import Split
+from syncpretrain.pretraining.runtime.activations import CHUNK_ROWS, CHUNKS_AT_ONCE, Split
 from syncpretrain.pretraining.runtime.versions import Versions
 
 WIDTHS = (6, 5, 4, 3)
-
-
-def never() -> bool:
-    return False
 
 
 def snapshot(layer: int, seed: int) -> Layer:
@@ -105,9 +101,10 @@ def test_a_version_that_nobody_reads_costs_no_array(versions):
     assert versions._allocated == [0, 0, 0, 0]
 
 
-def test_a_stop_leaves_the_version_unmade(versions, monkeypatch):
-    monkeypatch.setattr(recipes, "ROWS_AT_ONCE", 10)
-    monkeypatch.setattr(recipes, "CHUNKS_AT_ONCE", 1)
+def test_a_stop_leaves_the_version_unmade():
+    rows = 3 * CHUNK_ROWS * CHUNKS_AT_ONCE
+    train, validation = (np.ones((n, WIDTHS[0]), np.float32) for n in (rows, 7))
+    versions = Versions(Split(train, validation), WIDTHS[1:])
     versions.publish(1, 1, snapshot(1, 1))
     asked = iter([False, False, True])
     assert versions.activations(1, 1, 0, lambda: next(asked)) is None

@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from trialruns import library_threads, never
 
 from syncpretrain import pretrain
 from syncpretrain.errors import StalledError
 from syncpretrain.events import EpochStarted, Event
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.models.layer import Layer
-from syncpretrain.pretraining.runtime import threads
+from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime.messages import Failed, Finished, Message
 from syncpretrain.pretraining.runtime.serial import SerialRuntime
 from syncpretrain.pretraining.runtime.threads import ThreadsRuntime
@@ -57,14 +58,6 @@ NOTHING = Layer(*(np.zeros(shape, np.float32) for shape in ((1, 1), (1,), (1,)))
 
 def command(layer: int) -> Train:
     return Train(layer=layer, epoch=1, reads=0, below_reads=0)
-
-
-def never() -> bool:
-    return False
-
-
-def library_threads() -> list[str]:
-    return sorted(t.name for t in threading.enumerate() if t.name.startswith("syncpretrain-"))
 
 
 def test_one_named_thread_a_layer_gone_at_the_end():
@@ -167,13 +160,13 @@ def test_a_request_to_stop_reaches_every_thread():
 
 
 @pytest.mark.parametrize("failed", [False, True])
-def test_a_thread_that_does_not_end_is_told_and_does_not_hold_up_the_caller(monkeypatch, failed):
-    monkeypatch.setattr(threads, "JOIN_SECONDS", 0.05)
+def test_a_thread_that_does_not_end_is_told_and_does_not_hold_up_the_caller(failed):
+    times = Timeouts(join=0.05)
     release = threading.Event()
     stuck = Staged(lambda stop: release.wait(WAIT))
     expected = KeyError if failed else StalledError  # the first failure wins
     try:
-        with pytest.raises(expected) as caught, ThreadsRuntime([stuck], never) as runtime:
+        with pytest.raises(expected) as caught, ThreadsRuntime([stuck], never, times) as runtime:
             runtime.submit(command(1))
             assert stuck.began.wait(WAIT)
             if failed:
@@ -200,11 +193,11 @@ def test_threads_that_started_end_when_another_cannot_start(monkeypatch):
     assert library_threads() == []
 
 
-def test_a_thread_ends_when_its_caller_is_gone(monkeypatch):
-    monkeypatch.setattr(threads, "SLEEP_SECONDS", 0.01)
+def test_a_thread_ends_when_its_caller_is_gone():
     made: list[ThreadsRuntime] = []
+    times = Timeouts(sleep=0.01)
     caller = threading.Thread(
-        target=lambda: made.append(ThreadsRuntime([Staged()], never).__enter__())
+        target=lambda: made.append(ThreadsRuntime([Staged()], never, times).__enter__())
     )
     caller.start()
     caller.join(WAIT)

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from binaryunits import means
+from randomstacks import normal_stack
 from unitkinds import MEANS
 
 from syncpretrain import Stack, finetune, pretrain
@@ -15,19 +18,7 @@ from syncpretrain.models.prediction import accuracies
 from syncpretrain.models.stack import Head, Layer
 
 WIDTHS = (6, 5, 4, 3)
-
-
-def make_stack(*, tied: bool = True, widths: tuple[int, ...] = WIDTHS, seed: int = 0) -> Stack:
-    rng = np.random.default_rng(seed)
-
-    def array(*shape: int) -> np.ndarray:
-        return rng.normal(size=shape).astype(np.float32)
-
-    layers = [
-        Layer(array(v, h), array(h), array(v), None if tied else array(h, v))
-        for v, h in pairwise(widths)
-    ]
-    return Stack(tuple(layers), {"made by": "a test"})
+make_stack = partial(normal_stack, WIDTHS, info={"made by": "a test"})
 
 
 @pytest.fixture(name="X")
@@ -35,20 +26,16 @@ def examples() -> np.ndarray:
     return np.random.default_rng(1).random((9, WIDTHS[0])).astype(np.float32)
 
 
-def affine(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-(x.astype(np.float64) @ weight + bias)))
-
-
 def encoded(stack: Stack, X: np.ndarray, depth: int) -> np.ndarray:
     for layer in stack.layers[:depth]:
-        X = affine(X, layer.weight, layer.hidden_bias)
+        X = means(X, layer.weight, layer.hidden_bias)
     return X
 
 
 def decoded(stack: Stack, codes: np.ndarray) -> np.ndarray:
     for layer in reversed(stack.layers):
         down = layer.weight.T if layer.decoder_weight is None else layer.decoder_weight
-        codes = affine(codes, down, layer.visible_bias)
+        codes = means(codes, down, layer.visible_bias)
     return codes
 
 
@@ -71,7 +58,7 @@ def test_decode_and_reconstruct_equal_plain_numpy(X, tied):
 
 
 def test_a_single_layer(X):
-    stack = make_stack(widths=(6, 4))
+    stack = normal_stack((6, 4))
     assert stack.widths == (6, 4)
     np.testing.assert_allclose(
         stack.reconstruct(X), decoded(stack, encoded(stack, X, 1)), atol=1e-6

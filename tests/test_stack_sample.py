@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
+from binaryunits import states
 
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
@@ -24,7 +24,7 @@ def make_layer(visible: int = VISIBLE, hidden: int = HIDDEN, *, seed: int = 0) -
 
 def exact_means(layer: Layer) -> np.ndarray:
     """E[v] under the RBM, by enumeration."""
-    v = np.array(list(product((0.0, 1.0), repeat=VISIBLE)))
+    v = states(VISIBLE)
     free = v @ layer.visible_bias + np.logaddexp(0, v @ layer.weight + layer.hidden_bias).sum(1)
     p = np.exp(free - np.logaddexp.reduce(free))
     return p @ v

@@ -12,8 +12,9 @@ from syncpretrain.errors import StalledError
 from syncpretrain.kernels import native
 from syncpretrain.kernels.program import Program
 from syncpretrain.parallel import worker_pool as module
+from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.parallel.waiting import store_cell, wait_cells
-from syncpretrain.parallel.worker_pool import Timeouts, WorkerPool
+from syncpretrain.parallel.worker_pool import WorkerPool
 
 WAIT = 20.0
 

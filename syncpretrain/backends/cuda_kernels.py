@@ -32,7 +32,7 @@ SUM_BLOCKS = 256  # of a sum: as many as the threads of the block that sums up t
 SOFTMAX_THREADS = 128
 TILE = (32, 8)  # columns and rows, of the sums over examples
 MOST_ELEMENTS = 2**31 - 1
-OPTIONS = ("--fmad=false",)  # no contraction: NumPy's roundings
+COMPILER_OPTIONS = ("--fmad=false",)  # no contraction: NumPy's roundings
 
 
 def _layout(*arrays: Any) -> tuple[int, ...] | None:
@@ -80,7 +80,7 @@ class CudaKernels:
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
         source = files("syncpretrain.backends").joinpath("kernels.cu").read_text(encoding="utf-8")
-        self._module = cupy.RawModule(code=source, options=OPTIONS)
+        self._module = cupy.RawModule(code=source, options=COMPILER_OPTIONS)
         numbers = re.findall(r"^#define UNITS_(\w+) (\d+)$", source, re.MULTILINE)
         self.units = {name.lower(): int(number) for name, number in numbers}
         self._functions: dict[str, Any] = {}

@@ -20,7 +20,7 @@ __all__ = ["command"]
 
 LAYERS = "784,1000,500,250,30"
 EPOCHS, EXAMPLES = 5, 5000  # enough to fill a pipeline, and under a minute for these layers
-HELD_OUT = 50  # one validation row for this many training rows, as 1,000 beside MNIST's 50,000
+TRAIN_PER_VALIDATION = 50  # rows, as MNIST's 50,000 beside 1,000
 
 
 @click.command("bench")
@@ -118,11 +118,11 @@ def _rows(dataset: Dataset | None, width: int, examples: int | None) -> Split:
 
     wanted = examples or EXAMPLES
     if dataset is None:
-        rows = random_rows(wanted + wanted // HELD_OUT, width)
+        rows = random_rows(wanted + wanted // TRAIN_PER_VALIDATION, width)
         return Split(rows[:wanted], rows[wanted:])
     train = dataset.train[:wanted]
     whole = len(train) == len(dataset.train)
-    return Split(train, dataset.validation[: None if whole else len(train) // HELD_OUT])
+    return Split(train, dataset.validation[: None if whole else len(train) // TRAIN_PER_VALIDATION])
 
 
 def _report(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-HELD_OUT = 5  # one held-out example for this many training examples, as of MNIST's
+TRAIN_PER_HELD_OUT = 5  # examples, as of MNIST's
 
 
 @click.command("plan")
@@ -63,7 +63,7 @@ def command(
     from syncpretrain.planning.choice import option_text, plan_for
 
     settings = settings_from_options(preset, config, options)
-    task = Task(settings.pretrain, examples, examples // HELD_OUT)
+    task = Task(settings.pretrain, examples, examples // TRAIN_PER_HELD_OUT)
     found = plan_for(task, measure_seconds=seconds)
     line = found.command
     if preset is not None or config is not None:

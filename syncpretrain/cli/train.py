@@ -15,6 +15,7 @@ from syncpretrain.cli.sections import SectionedCommand
 from syncpretrain.cli.settings_from_options import planned, settings_from_options
 from syncpretrain.cli.train_options import AUTO, setting_options, source_options
 from syncpretrain.errors import SettingsError
+from syncpretrain.settings import ELSEWHERE
 
 if TYPE_CHECKING:
     from syncpretrain.events import Observer
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-ELSEWHERE = ("runtime", "workers", "backend")  # what a resumed run may have otherwise
 RECORDED = (
     "config",
     "model",

@@ -20,7 +20,7 @@ CONNECT_SECONDS = 5.0
 READ_SECONDS = 30.0
 FILE_SECONDS = 300.0
 MAX_BYTES = 1 << 25  # MNIST's biggest file is a third of it
-FAILED = "download-failed"  # a file whose age is that of the last failure
+FAILURE_NAME = "download-failed"  # a file whose age is that of the last failure
 PAUSE_SECONDS = 24 * 3600.0
 
 
@@ -64,7 +64,7 @@ def download(urls: Sequence[str], path: Path, *, sha256: str) -> None:
     if offline not in ("", "0"):
         raise DataError("SYNCPRETRAIN_OFFLINE is set")
     _check_writable(path.parent)
-    failed = path.parent / FAILED
+    failed = path.parent / FAILURE_NAME
     if offline != "0" and _is_recent(failed):
         raise FailedBeforeError(
             "the download failed less than a day ago; SYNCPRETRAIN_OFFLINE=0 tries again"

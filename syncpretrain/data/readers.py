@@ -27,8 +27,8 @@ from syncpretrain.errors import DataError
 __all__ = ["FORMATS", "check_examples", "divided", "load_file", "read_file"]
 
 FORMATS = ".npy, .npz, IDX (gzipped or not) or .csv"
-EXAMPLES = ("X", "x", "data", "images")
-LABELS = ("y", "labels", "target")
+EXAMPLE_NAMES = ("X", "x", "data", "images")
+LABEL_NAMES = ("y", "labels", "target")
 
 Labels = NDArray[np.int64]
 
@@ -211,7 +211,7 @@ def _read_npz(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
             members = {i.filename.removesuffix(".npy"): i for i in archive.infolist()}
             shapes = {key: _member_shape(archive, i, path) for key, i in members.items()}
             X = _read_member(archive, members[_examples_key(shapes, path)], path)
-            key = next((key for key in LABELS if key in members), None)
+            key = next((key for key in LABEL_NAMES if key in members), None)
             return X, None if key is None else _read_member(archive, members[key], path)
     except DataError:
         raise
@@ -230,7 +230,7 @@ def _member_shape(
         try:
             return _npy_claim(file, member.file_size, f"{path}: {member.filename}")
         except DataError:
-            if member.filename.removesuffix(".npy") in EXAMPLES + LABELS:
+            if member.filename.removesuffix(".npy") in EXAMPLE_NAMES + LABEL_NAMES:
                 raise
             return None
 
@@ -238,13 +238,14 @@ def _member_shape(
 def _examples_key(shapes: dict[str, tuple[int, ...] | None], path: Path) -> str:
     if {"indices", "indptr", "data"} <= shapes.keys():
         raise DataError(f"{path}: got a sparse matrix; save its X.toarray() with numpy.savez")
-    candidates = [key for key in EXAMPLES if key in shapes]
+    candidates = [key for key in EXAMPLE_NAMES if key in shapes]
     if not candidates:
         candidates = [key for key, shape in shapes.items() if shape and len(shape) >= 2]
         if len(candidates) > 1 or not candidates:
             raise DataError(
                 f"{path}: got the arrays {', '.join(shapes) or '(none)'}, expected the examples"
-                f" under one of {', '.join(EXAMPLES)}; save them with numpy.savez(file, X=X, y=y)"
+                f" under one of {', '.join(EXAMPLE_NAMES)};"
+                " save them with numpy.savez(file, X=X, y=y)"
             )
     return candidates[0]
 

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 __all__ = ["Scaling"]
 
-Array = NDArray[np.float32]
 SMALLEST_SHARE = 0.1  # of a column's range
 
 
@@ -17,11 +16,11 @@ SMALLEST_SHARE = 0.1  # of a column's range
 class Scaling:
     """(X - shift) / scale, a value a column each; float32 arrays of shape (width,)."""
 
-    shift: Array
-    scale: Array
+    shift: NDArray[np.float32]
+    scale: NDArray[np.float32]
 
     @classmethod
-    def of(cls, X: Array) -> Scaling:
+    def of(cls, X: NDArray[np.float32]) -> Scaling:
         """Return the scaling to mean 0 and standard deviation 1 of each column of X.
 
         A column that is nearly constant is divided by a tenth of its range instead, so that no
@@ -34,14 +33,14 @@ class Scaling:
         rounded[rounded == 0] = 1  # of the smallest numbers there are, too
         return cls(shift.astype(np.float32), rounded)
 
-    def apply(self, X: Array) -> Array:
+    def apply(self, X: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return standardized examples in an array of their own."""
-        scaled: Array = X - self.shift
+        scaled: NDArray[np.float32] = X - self.shift
         scaled /= self.scale
         return scaled
 
-    def invert(self, X: Array) -> Array:
+    def invert(self, X: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return examples of which X are the standardized ones, in an array of their own."""
-        original: Array = X * self.scale
+        original: NDArray[np.float32] = X * self.scale
         original += self.shift
         return original

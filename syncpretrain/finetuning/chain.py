@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import Pair
 
 __all__ = ["DenseLayer", "Dropout", "views"]
-
-Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

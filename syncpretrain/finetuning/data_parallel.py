@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.finetuning.network import Move, Network
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.averaging import add_tree
-from syncpretrain.kernels.phases import BLOCK, Phase, PhaseRunner, in_turn, slices_of
+from syncpretrain.kernels.phases import LONG_BLOCK, Phase, PhaseRunner, in_turn, slices_of
 
 __all__ = ["DataParallelNetwork"]
-
-Array = NDArray[np.float32]
 
 
 class DataParallelNetwork(Network):
@@ -41,8 +39,11 @@ class DataParallelNetwork(Network):
         for array in (array for pair in self.chain for array in pair):
             for shard, own in enumerate(slices_of(array.size, self.shards)):
                 blocks[shard] += [
-                    (slice(at + start, min(at + start + BLOCK, at + own.stop)), array.ndim == 2)
-                    for start in range(own.start, own.stop, BLOCK)
+                    (
+                        slice(at + start, min(at + start + LONG_BLOCK, at + own.stop)),
+                        array.ndim == 2,
+                    )
+                    for start in range(own.start, own.stop, LONG_BLOCK)
                 ]
             at += array.size
         return blocks

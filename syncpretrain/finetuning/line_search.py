@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.network import Network
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.phases import PhaseRunner, in_turn
 
 __all__ = ["LINE_SEARCHES", "LineSearches"]
 
-Array = NDArray[np.float32]
 LINE_SEARCHES = 3  # on each minibatch (Hinton and Salakhutdinov 2006)
 
 

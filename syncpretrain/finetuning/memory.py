@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from syncpretrain.kernels.optimizers import BLOCK
+from syncpretrain.kernels.arrays import BLOCK, FLOAT_BYTES
 
 __all__ = ["finetuning_bytes"]
 
-FLOAT = 4
 TUNED_COPIES = 5  # parameters, the last good, the best, the result; a part's while it is made
 
 
@@ -54,4 +53,4 @@ def finetuning_bytes(
     buffers = 2 * sum(chain[1:]) + (2 * sum(chain[:-1]) if dropout else 0)
     minibatches = batch_size * (chain[0] + chain[-1] + buffers * (2 if gradients > 1 else 1))
     data = rows * layers[0] + 2 * labelled * (outputs or 0)
-    return FLOAT * (parameters + minibatches + data)
+    return FLOAT_BYTES * (parameters + minibatches + data)

@@ -13,12 +13,12 @@ from functools import partial
 from itertools import accumulate
 
 import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.finetuning.chain import DenseLayer, Dropout, views
 from syncpretrain.kernels.activations import affine
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import (
     delta_below,
     forward,
@@ -33,7 +33,6 @@ from syncpretrain.units import kind_of
 
 __all__ = ["Network"]
 
-Array = NDArray[np.float32]
 Move = Callable[[int, slice, bool], None]
 
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.finetuning.network import Network
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import Operation, Program
 from syncpretrain.units import kind_of
 
 __all__ = ["Follow", "network_program"]
 
-Array = NDArray[np.float32]
 Follow = Callable[[slice, bool], list[Operation]]  # moves a part of the vector, of weights or not
 
 

@@ -9,12 +9,12 @@ from functools import partial
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.finetuning.line_search import LineSearches
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.network_program import network_program
-from syncpretrain.kernels.optimizers import BLOCK, adam_step, sgd_step
+from syncpretrain.kernels.arrays import BLOCK, Array
+from syncpretrain.kernels.optimizers import adam_step, sgd_step
 from syncpretrain.kernels.phases import PhaseRunner, in_turn
 from syncpretrain.kernels.program import Operation, Program
 from syncpretrain.settings import FinetuneSettings
@@ -29,7 +29,6 @@ __all__ = [
     "scheduled",
 ]
 
-Array = NDArray[np.float32]
 MOST_PROGRAMS = 4  # of minibatches: a whole one and the last lie in the same arrays each epoch
 LEARNING_RATES = {"adam": 0.001, "sgd": 0.1, "cg": 1.0, "lbfgs": 1.0}  # the last two have none
 

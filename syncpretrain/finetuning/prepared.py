@@ -32,7 +32,8 @@ from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.available_memory import check_available
 from syncpretrain.parallel.blas import blas_limit, usable_cores
 from syncpretrain.parallel.signals import stop_on_signals
-from syncpretrain.parallel.worker_pool import STALL_SECONDS, Timeouts, WorkerPool
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.units import kind_of
 
 __all__ = ["Finetuning", "Form", "Part"]
@@ -131,7 +132,7 @@ class Finetuning:
         if form[:2] != self._form[:2]:
             raise DataError(f"stack: got {form}, expected {self._form}, as it was prepared for")
         backend = self._backend.for_layer(1)
-        times = Timeouts(stall=stall_seconds or STALL_SECONDS)
+        times = Timeouts(stall=stall_seconds or TIMEOUTS.stall)
         # More threads than cores only wait for each other; the bits depend on the shards.
         members = min(self.options.replicas or 1, THREADS_PER_CORE * usable_cores())
         workers = WorkerPool(members, "syncpretrain-finetune", times)

@@ -8,16 +8,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.array_files import read_arrays, write_arrays
 from syncpretrain.errors import CheckpointError
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.cursor import Cursor
 
 __all__ = ["FinetuneSaver", "FinetuneState", "read_finetune_state", "write_finetune_state"]
-
-Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

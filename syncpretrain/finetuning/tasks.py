@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from syncpretrain.data.dataset import UNLABELLED
 from syncpretrain.errors import DataError
 from syncpretrain.finetuning.chain import DenseLayer
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import Pair
 from syncpretrain.models.stack import Head, Stack
 from syncpretrain.rng import Purpose, generator
@@ -31,7 +32,6 @@ __all__ = [
     "reconstruction_loss",
 ]
 
-Array = NDArray[np.float32]
 HEAD_SPREAD = 0.01  # standard deviation of the head's first weights
 
 

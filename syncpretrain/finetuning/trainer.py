@@ -24,13 +24,13 @@ from syncpretrain.finetuning.optimizers import LEARNING_RATES, Optimizer, schedu
 from syncpretrain.finetuning.options import STEPPING, TuningOptions
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.tasks import Reconstruction, Supervised
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.phases import Phases
 from syncpretrain.learners.cursor import Cursor
 from syncpretrain.models.stack import Stack
 
 __all__ = ["Examples", "Trainer"]
 
-Array = NDArray[np.float32]
 VALIDATION_ROWS = 1000
 PROGRESS_SECONDS = 0.2
 EXPLODED = 2.0  # times the error before the first update

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import accelerated
 from syncpretrain.units import kind_of
 
 __all__ = ["activate", "affine", "means", "times_derivative"]
-
-Array = NDArray[np.float32]
 
 
 def activate(x: Array, units: str) -> Array:

@@ -7,14 +7,12 @@ biases of the code h = f(z W + b).
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import times_derivative
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.units import kind_of
 
 __all__ = ["contraction", "corrupt"]
-
-Array = NDArray[np.float32]
 
 
 def corrupt(

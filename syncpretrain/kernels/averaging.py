@@ -6,12 +6,11 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+
+from syncpretrain.kernels.arrays import BLOCK, Array
 
 __all__ = ["add_tree", "tree_mean"]
 
-Array = NDArray[np.float32]
-BLOCK = 65_536  # float32 numbers: the three blocks at work stay in the L2 cache
 Leaf = tuple[Array, "np.float32 | None"]  # a part and its factor
 
 

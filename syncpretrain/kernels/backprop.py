@@ -13,14 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import affine, times_derivative
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.losses import squared_error
 
 __all__ = ["Pair", "backward", "delta_below", "forward", "output_delta", "weight_gradient"]
 
-Array = NDArray[np.float32]
 Pair = tuple[Array, Array]
 
 

@@ -9,8 +9,8 @@ same for every kind of unit, with a variance of 1 for Gaussian ones.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import accelerated
 from syncpretrain.rng import Address
 from syncpretrain.units import kind_of
@@ -24,8 +24,6 @@ __all__ = [
     "sparsity_step",
     "statistics",
 ]
-
-Array = NDArray[np.float32]
 
 
 def draw_noise(draws: np.random.Generator, units: str, *, out: Array) -> Array:

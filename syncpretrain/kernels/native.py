@@ -17,9 +17,9 @@ import os
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.errors import SyncpretrainError
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import register
 from syncpretrain.kernels.optimizers import adam_rates
 from syncpretrain.rng import Address
@@ -30,7 +30,6 @@ __all__ = [
     "extension",
 ]
 
-Array = NDArray[np.float32]
 VARIABLE = "SYNCPRETRAIN_KERNELS"
 
 

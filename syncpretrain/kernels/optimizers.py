@@ -11,14 +11,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import accelerated
 
-__all__ = ["BLOCK", "adam_rates", "adam_step", "sgd_step"]
-
-Array = NDArray[np.float32]
-BLOCK = 65_536  # five float32 arrays of this length are 1.3 MB
+__all__ = ["adam_rates", "adam_step", "sgd_step"]
 
 
 @accelerated
@@ -46,7 +43,7 @@ def sgd_step(
     learning_rate, momentum : float
     nesterov : bool
     scratch : ndarray of shape (block,)
-        Its length sets the block; :data:`BLOCK` is a good one.
+        Its length sets the block; :data:`syncpretrain.kernels.arrays.BLOCK` is a good one.
     """
     for start in range(0, len(parameters), len(scratch)):
         block = slice(start, start + len(scratch))
@@ -114,7 +111,7 @@ def adam_step(
     learning_rate : float
         The paper's alpha.
     scratch : ndarray of shape (block,)
-        Its length sets the block; :data:`BLOCK` is a good one.
+        Its length sets the block; :data:`syncpretrain.kernels.arrays.BLOCK` is a good one.
     beta1, beta2, epsilon : float
         The paper's decay rates of the moments, and the floor of the denominator.
     """

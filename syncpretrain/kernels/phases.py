@@ -12,12 +12,12 @@ from itertools import pairwise
 
 from syncpretrain.kernels.program import Program
 
-__all__ = ["BLOCK", "Phase", "PhaseRunner", "Phases", "in_turn", "slices_of"]
+__all__ = ["LONG_BLOCK", "Phase", "PhaseRunner", "Phases", "in_turn", "slices_of"]
 
 Phase = Callable[[int], None]
 Phases = Sequence[Phase] | Program  # a program knows its own phases
 PhaseRunner = Callable[[Phases, int], None]  # runs the phases of a number of shards
-BLOCK = 2**18  # float32 numbers; smaller ones pass the lock of the interpreter around too often
+LONG_BLOCK = 2**18  # numbers; smaller ones pass the interpreter's lock around too often
 
 
 def in_turn(phases: Phases, shards: int) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import activate, means, times_derivative
+from syncpretrain.kernels.arrays import BLOCK
 from syncpretrain.kernels.compiled import compiled_program, run_program
 from syncpretrain.kernels.contrastive_divergence import (
     draw_states,
@@ -29,10 +30,10 @@ from syncpretrain.kernels.operations import check_program
 from syncpretrain.kernels.optimizers import adam_rates, adam_step, sgd_step
 from syncpretrain.rng import Address, Purpose
 
-__all__ = ["Operation", "Phases", "Program"]
+__all__ = ["Operation", "OperationPhases", "Program"]
 
 Operation = tuple[Any, ...]
-Phases = Sequence[Sequence[Sequence[Operation]]]  # phases of shards of operations
+OperationPhases = Sequence[Sequence[Sequence[Operation]]]  # phases of shards of operations
 
 
 class Program:
@@ -68,7 +69,7 @@ class Program:
         :func:`syncpretrain.kernels.operations.check_program`.
     """
 
-    def __init__(self, phases: Phases, slots: int) -> None:
+    def __init__(self, phases: OperationPhases, slots: int) -> None:
         check_program(phases, slots)
         self.shards, self.length = len(phases[0]), len(phases)
         self.results = np.zeros(slots)
@@ -188,8 +189,6 @@ class Program:
     def _decay(self, parameters: Any, amount: float) -> None:
         parameters *= 1 - float(self._numbers[1]) * amount
 
-
-BLOCK = 65_536
 
 _INTERPRETED: dict[str, Callable[..., Any]] = {
     "matmul": lambda self, a, b, out: np.matmul(a, b, out=out),

@@ -10,14 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import affine, times_derivative
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.autoencoder import contraction, corrupt
 from syncpretrain.kernels.backprop import output_delta
 from syncpretrain.learners.base import Learner, LearnerSettings
 from syncpretrain.rng import Address, Purpose
 
 __all__ = ["Autoencoder", "AutoencoderSettings"]
-
-Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

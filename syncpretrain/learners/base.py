@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from syncpretrain.backends.base import Backend, Stream
 from syncpretrain.backends.numpy_backend import NumpyBackend
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.contrastive_divergence import momentum_step
 from syncpretrain.kernels.losses import squared_error
-from syncpretrain.kernels.phases import BLOCK
+from syncpretrain.kernels.phases import LONG_BLOCK
 from syncpretrain.kernels.program import Operation
 from syncpretrain.models.layer import Layer
 from syncpretrain.rng import Purpose, generator
@@ -31,7 +32,6 @@ from syncpretrain.units import kind_of
 
 __all__ = ["Learner", "LearnerSettings"]
 
-Array = NDArray[np.float32]
 L = TypeVar("L", bound="Learner")
 
 
@@ -175,7 +175,7 @@ class Learner(ABC):
         """Move the parameters along the gradients, with this epoch's momentum."""
         for i, gradient in enumerate(self.gradients):
             flat = gradient.reshape(-1)
-            size = BLOCK if self.backend.name == "numpy" else len(flat)  # a launch each
+            size = LONG_BLOCK if self.backend.name == "numpy" else len(flat)  # a launch each
             for start in range(0, len(flat), size):
                 block = slice(start, start + size)
                 self.move(i, block, flat[block], epoch=epoch)

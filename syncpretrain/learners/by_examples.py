@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.averaging import add_tree
-from syncpretrain.kernels.phases import BLOCK, Phase, PhaseRunner, in_turn, slices_of
+from syncpretrain.kernels.phases import LONG_BLOCK, Phase, PhaseRunner, in_turn, slices_of
 from syncpretrain.learners.base import Learner
 
 __all__ = ["ByExamples"]
-
-Array = NDArray[np.float32]
 
 
 class ByExamples:
@@ -72,7 +71,7 @@ class ByExamples:
         for i, parameter in enumerate(self.learner.parameters):
             own = slices_of(parameter.size, len(self._parts))[shard]
             parts = [part.gradients[i].reshape(-1) for part in self._parts]
-            for start in range(own.start, own.stop, BLOCK):
-                block = slice(start, min(start + BLOCK, own.stop))
+            for start in range(own.start, own.stop, LONG_BLOCK):
+                block = slice(start, min(start + LONG_BLOCK, own.stop))
                 total = add_tree([gradient[block] for gradient in parts])
                 self.learner.move(i, block, total, epoch=self._epoch)

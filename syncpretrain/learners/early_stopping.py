@@ -7,12 +7,12 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import Layer
 from syncpretrain.models.likelihood import free_energy, pseudo_likelihood
 
 __all__ = ["METRICS", "EarlyStopping"]
 
-Array = NDArray[np.float32]
 METRICS = ("free-energy-gap", "pseudo-likelihood", "validation-error")
 ERROR_BARS = 3.0  # a gap of fewer standard errors may be chance
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import affine, means
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.contrastive_divergence import (
     draw_states,
     sparsity_step,
@@ -19,7 +20,6 @@ from syncpretrain.rng import Address, Purpose
 
 __all__ = ["RBM", "RBMSettings"]
 
-Array = NDArray[np.float32]
 INITIAL_SPREAD = 0.01  # standard deviation of the first weights (Hinton 2010, section 8)
 ERROR_SHARE = (
     10  # persistent chains reconstruct nothing: one example in this many does, for the error

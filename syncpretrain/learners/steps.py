@@ -8,13 +8,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.phases import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
 from syncpretrain.models.layer import Layer
 
 __all__ = ["Step", "WholeStep", "load_state"]
-
-Array = NDArray[np.float32]
 
 
 class Step(Protocol):

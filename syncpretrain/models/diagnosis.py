@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from syncpretrain.data.examples import evenly_spaced
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import Layer
 from syncpretrain.models.likelihood import free_energy, log_z, pseudo_likelihood
 from syncpretrain.models.stack import Stack
@@ -20,7 +18,6 @@ from syncpretrain.units import kind_of
 
 __all__ = ["diagnose_layers"]
 
-Array = NDArray[np.float32]
 ROWS = 1000  # of each part, evenly spaced: enough for these means
 NEAR = 0.01  # a unit as near to a limit on every example says nothing about any
 

@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.kernels.activations import affine
+from syncpretrain.kernels.arrays import Array
 
 __all__ = ["Head", "Layer", "parameters_sha256"]
-
-Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)  # of two arrays, == is no truth value

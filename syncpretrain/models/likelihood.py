@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.errors import DataError
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import Layer
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.units import kind_of
 
 __all__ = ["MAX_ENUMERATED", "LogZ", "free_energy", "log_z", "log_z_ais", "pseudo_likelihood"]
 
-Array = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 MAX_ENUMERATED = 20  # units whose states are enumerated: 2**20 of them
 STATES_AT_ONCE = 1 << 12

@@ -26,7 +26,7 @@ from syncpretrain.units import UNITS
 __all__ = ["MODEL_NAME", "Model", "read_model", "write_model"]
 
 MODEL_NAME = "model.safetensors"
-FORMAT = "syncpretrain 2"
+MODEL_FORMAT = "syncpretrain 2"
 
 
 class Model(NamedTuple):
@@ -51,7 +51,7 @@ def write_model(path: Path, model: Model) -> None:
         tensors |= {"head.weight": model.head.weight, "head.bias": model.head.bias}
     info, meaning = json.dumps(model.info), json.dumps(_meaning(model))
     metadata = {
-        "format": FORMAT,
+        "format": MODEL_FORMAT,
         "sha256": parameters_sha256(model.layers, model.scaling, model.head),
         "info": info,
         "info_sha256": _sha256(info),
@@ -70,7 +70,7 @@ def read_model(path: Path) -> Model:
         One sentence on what is missing or wrong.
     """
     file = _model_file(path)
-    metadata, tensors = read_tensors(file, FORMAT, kind="model", error_type=ModelFileError)
+    metadata, tensors = read_tensors(file, MODEL_FORMAT, kind="model", error_type=ModelFileError)
     info, meaning = _text(file, metadata, "info"), _text(file, metadata, "meaning")
     scaling, head = _scaling(file, tensors), _head(file, tensors, meaning)
     layers = _layers(file, tensors, meaning)

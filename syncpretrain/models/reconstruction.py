@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-from numpy.typing import NDArray
-
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.losses import squared_error
 from syncpretrain.models.stack import Stack
 
 __all__ = ["layer_errors", "stack_error"]
 
-Array = NDArray[np.float32]
 ROWS_AT_ONCE = 1000
 
 

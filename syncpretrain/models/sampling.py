@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.contrastive_divergence import draw_noise, fire
 from syncpretrain.models.layer import Layer
 from syncpretrain.units import kind_of
 
 __all__ = ["gibbs_chains"]
-
-Array = NDArray[np.float32]
 
 
 def gibbs_chains(rbm: Layer, visible: Array, steps: int, draws: np.random.Generator) -> Array:

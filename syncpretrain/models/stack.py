@@ -15,6 +15,7 @@ from syncpretrain.data.examples import as_examples, check_examples
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.activations import activate, affine
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import Head, Layer, parameters_sha256
 from syncpretrain.models.model_file import Model, read_model, write_model
 from syncpretrain.models.sampling import gibbs_chains
@@ -23,8 +24,7 @@ from syncpretrain.units import kind_of
 
 __all__ = ["Head", "Layer", "Stack", "load"]
 
-Array = NDArray[np.float32]
-ROWS_AT_ONCE = 2000
+ENCODED_ROWS = 2000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -292,9 +292,9 @@ def _checked_width(X: Array, width: int, name: str) -> Array:
 
 def _through(steps: Sequence[tuple[Array, Array, str]], X: Array) -> Array:
     result = np.empty((len(X), steps[-1][0].shape[1]), dtype=np.float32)
-    for start in range(0, len(X), ROWS_AT_ONCE):
-        rows = X[start : start + ROWS_AT_ONCE]
+    for start in range(0, len(X), ENCODED_ROWS):
+        rows = X[start : start + ENCODED_ROWS]
         for step in steps[:-1]:
             rows = affine(rows, *step)
-        affine(rows, *steps[-1], out=result[start : start + ROWS_AT_ONCE])
+        affine(rows, *steps[-1], out=result[start : start + ENCODED_ROWS])
     return result

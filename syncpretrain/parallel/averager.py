@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.errors import AveragingError, SettingsError
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.averaging import tree_mean
 from syncpretrain.parallel.available_memory import available_bytes
 from syncpretrain.parallel.barrier import Barrier, abort, cells_for, described
@@ -30,7 +31,6 @@ __all__ = ["GradientAverager", "Handle", "Update", "Worker"]
 
 TIMEOUT_SECONDS = 60.0
 
-Array = NDArray[np.float32]
 Update = Callable[[Array, Array, slice], object]
 """Moves a slice of the flat parameters: (parameters, mean gradient, which slice they are)."""
 

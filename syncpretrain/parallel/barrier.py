@@ -26,21 +26,20 @@ from numpy.typing import NDArray
 from syncpretrain.errors import AveragingError
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.parallel.process_watch import ProcessWatch, started
-from syncpretrain.parallel.waiting import arrive_and_wait, store_cell, wait_cells
+from syncpretrain.parallel.waiting import READY, arrive_and_wait, store_cell, wait_cells
 
 __all__ = ["Barrier", "abort", "cells_for", "described"]
 
 SPIN_SECONDS = 200e-6  # what it costs to nap and be late
 LOOK_SECONDS = 0.05
-READY = 0  # what waiting ends with
 WORKER_ROWS = 5  # arrived, process, its start, thread, left: cells of each worker, row by row
 BROKEN_CELL = 0  # 0, or 1 + the row of the reason
-FIRST = 8  # where the workers' cells begin: in another cache line
+FIRST_CELL = 8  # where the workers' cells begin: in another cache line
 
 
 def cells_for(workers: int) -> int:
     """Return the number of cells that a barrier of ``workers`` ranks needs."""
-    return FIRST + WORKER_ROWS * workers
+    return FIRST_CELL + WORKER_ROWS * workers
 
 
 def abort(cells: NDArray[np.int64], texts: NDArray[np.uint8], writer: int, reason: str) -> None:
@@ -87,7 +86,7 @@ class Barrier:
         self._cells, self._texts, self._rank, self._workers = cells, texts, rank, workers
         self._timeout, self._processes = timeout, ProcessWatch()
         self._arrived, self._process, self._start, self._thread, self._left = (
-            FIRST + row * workers for row in range(WORKER_ROWS)
+            FIRST_CELL + row * workers for row in range(WORKER_ROWS)
         )
         crowded = workers > usable_cores()  # then who spins keeps another from arriving
         self._spin = 0.0 if crowded else SPIN_SECONDS

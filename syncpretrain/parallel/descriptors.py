@@ -12,15 +12,15 @@ import subprocess
 
 __all__ = ["above_standard", "nameless_memory", "standard_stream"]
 
-FIRST = 3  # behind stdin, stdout and stderr
+FIRST_FREE = 3  # behind stdin, stdout and stderr
 
 
 def above_standard(descriptor: int) -> int:
     """Return the descriptor; if it has the number of a standard stream, move it first."""
-    if descriptor >= FIRST:
+    if descriptor >= FIRST_FREE:
         return descriptor
     try:
-        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, FIRST)
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE)
     finally:
         os.close(descriptor)
 

@@ -20,15 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.errors import AveragingError
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.parallel.descriptors import nameless_memory
 
 __all__ = ["GradientMemory", "Layout"]
 
-PAGE = 4096
+PAGE = 4096  # where each array begins, so that it is aligned as others are
 FLOATS_A_LINE = 16  # of 64 bytes, as processors cache them
 TEXT_BYTES = 1024
-
-Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

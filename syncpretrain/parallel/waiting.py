@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from syncpretrain.kernels.native import extension
 
-__all__ = ["arrive_and_wait", "store_cell", "wait_cells"]
+__all__ = ["LATE", "READY", "arrive_and_wait", "store_cell", "wait_cells"]
 
 Cells = NDArray[np.int64]
+READY, LATE = 0, 2  # what waiting ends with; 1 is broken
 FEW = 100  # looks without a sleep, of a wait in Python
 NAP = 50e-6
 

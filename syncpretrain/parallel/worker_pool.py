@@ -26,45 +26,12 @@ import numpy as np
 from syncpretrain.errors import StalledError
 from syncpretrain.kernels.phases import Phase, Phases, in_turn
 from syncpretrain.kernels.program import Program
-from syncpretrain.parallel.waiting import arrive_and_wait, store_cell, wait_cells
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.parallel.waiting import LATE, READY, arrive_and_wait, store_cell, wait_cells
 
-__all__ = ["STALL_SECONDS", "TIMEOUTS", "Timeouts", "WorkerPool"]
+__all__ = ["WorkerPool"]
 
-STALL_SECONDS = 600.0  # without a minibatch anywhere
-
-READY, LATE = 0, 2  # what waiting ends with
 BROKEN, BEGUN, ARRIVED = 0, 1, 2  # cells: a failure; the newest step; phases done, one a worker
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """How long the workers of a pool wait, in seconds.
-
-    Parameters
-    ----------
-    stall : float
-        For the others in one phase of a step, before the step fails.
-    spin : float
-        Without a nap. The parts of a phase are about equal: a nap would cost more than it saves.
-    stagger : float
-        Of one worker after another: what the interpreter does before a product.
-    linger : float
-        For the next step, before a worker sleeps.
-    look : float
-        Without taking signals, or noticing that the process was suspended.
-    join : float
-        For the end of the threads.
-    """
-
-    stall: float = STALL_SECONDS
-    spin: float = 2e-3
-    stagger: float = 10e-6
-    linger: float = 0.02
-    look: float = 1.0
-    join: float = 10.0
-
-
-TIMEOUTS = Timeouts()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.errors import RunInterrupted
 from syncpretrain.events import Event, FinetuneEpochFinished, RunFinished
 from syncpretrain.finetuning import finetune
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.planning.candidates import Candidate, Task
@@ -25,7 +25,6 @@ from syncpretrain.settings import PretrainSettings
 
 __all__ = ["Bench", "Reached", "bench", "random_rows", "run_candidate", "seconds_to", "sgemm_peak"]
 
-Array = NDArray[np.float32]
 SIDE = 1536  # of the matrices of the peak: 14 GFLOP for both
 TRIES = 5
 MINIBATCH = 100  # of fine-tuning

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from syncpretrain.errors import SettingsError
+from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.planning.simulate import EpochCost, Simulated, simulate
 from syncpretrain.planning.timings import LayerTimings, Timings, sizes
 from syncpretrain.pretraining.build import build_schedule
@@ -22,7 +23,6 @@ __all__ = ["Candidate", "Task", "candidates", "floor_seconds"]
 
 WORTH_IT = 0.995  # a layer takes more workers if the run then takes at most this share of its time
 SEARCHED_EPOCHS = 12  # of a layer, while replicas are looked for: enough to separate them
-FLOAT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,4 +193,4 @@ def _bytes(task: Task, settings: PretrainSettings, run: Simulated) -> int:
     own = [n if n > 1 and settings.split == "examples" else 0 for n in settings.replicas]
     gradients = sum(n * size for n, size in zip(own, weights, strict=True))
     fixed = pretraining_bytes(settings.layers, examples=0, batch_size=settings.batch_size)
-    return fixed + FLOAT * (rows * activations + gradients)
+    return fixed + FLOAT_BYTES * (rows * activations + gradients)

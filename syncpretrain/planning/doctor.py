@@ -17,19 +17,18 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
 import syncpretrain
 from syncpretrain.backends.cupy_backend import missing
 from syncpretrain.kernels import native
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.parallel.blas import blas_limit, usable_cores
 from syncpretrain.planning.gpu import described_devices, driver_version
 
 __all__ = ["Finding", "Status", "diagnose"]
 
-Array = NDArray[np.float32]
-Pair = tuple[Array, Array]
+Factors = tuple[Array, Array]
 Status = Literal["ok", "warning", "problem"]
 
 REQUIRED = ("numpy", "msgspec", "click", "rich", "safetensors", "threadpoolctl")
@@ -230,7 +229,7 @@ def _without_cupy(driver: int | None) -> Finding:
     return Finding("gpu", "warning", found, f"Install syncpretrain[{extra}].", facts)
 
 
-def _pairs(threads: int) -> list[Pair]:
+def _pairs(threads: int) -> list[Factors]:
     random, f4 = np.random.default_rng(0).standard_normal, np.float32
     return [
         (random((BATCH, VISIBLE), dtype=f4), random((VISIBLE, HIDDEN), dtype=f4))
@@ -238,7 +237,7 @@ def _pairs(threads: int) -> list[Pair]:
     ]
 
 
-def _deviation(pairs: Sequence[Pair]) -> float:
+def _deviation(pairs: Sequence[Factors]) -> float:
     """Multiply the pairs in turn, then at once; return the worst relative error, 0 if equal."""
     expected = [a @ b for a, b in pairs]
     deadline = time.monotonic() + SECONDS
@@ -259,7 +258,7 @@ def _deviation(pairs: Sequence[Pair]) -> float:
         return max(pool.map(worst, range(len(pairs))))
 
 
-def _rate(pairs: Sequence[Pair]) -> float:
+def _rate(pairs: Sequence[Factors]) -> float:
     """Return the GFLOP/s of one thread a pair, over about SECONDS."""
     outs = [np.empty((BATCH, HIDDEN), np.float32) for _ in pairs]
     one = min(_trial(pairs[:1], outs, 1) for _ in range(3))
@@ -268,7 +267,7 @@ def _rate(pairs: Sequence[Pair]) -> float:
     return 2e-9 * BATCH * VISIBLE * HIDDEN * repeats * len(pairs) / seconds
 
 
-def _trial(pairs: Sequence[Pair], outs: Sequence[Array], repeats: int) -> float:
+def _trial(pairs: Sequence[Factors], outs: Sequence[Array], repeats: int) -> float:
     """Return the seconds of ``repeats`` products of each pair, a thread a pair."""
 
     def work(index: int) -> None:

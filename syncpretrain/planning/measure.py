@@ -8,7 +8,6 @@ from time import perf_counter
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.kernels.phases import PhaseRunner, Phases
 from syncpretrain.learners.by_examples import ByExamples
@@ -30,14 +29,13 @@ from syncpretrain.planning.probes import (
 from syncpretrain.planning.timings import LayerTimings, Timings, sizes
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.memory import check_memory
+from syncpretrain.pretraining.runtime.activations import CHUNK_ROWS, CHUNKS_AT_ONCE
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.settings import PretrainSettings
 
 __all__ = ["measure"]
 
-Array = NDArray[np.float32]
 MOST_NUMBERS = 4_000_000  # of a layer's rows: more than caches hold, and soon drawn
-CHUNK, MOST_CHUNKS = 1000, 4  # rows of a transform that are made together, and dealt out at once
 
 
 @dataclass(slots=True)
@@ -134,7 +132,9 @@ class _Bench:
         batch = self._settings.batch_size
         for learner in build_learners(self._settings):
             width = learner.weight.shape[0]
-            rows = max(batch, min(examples, max(MOST_NUMBERS // width, CHUNK * MOST_CHUNKS)))
+            rows = max(
+                batch, min(examples, max(MOST_NUMBERS // width, CHUNK_ROWS * CHUNKS_AT_ONCE))
+            )
             self._steps.append(Steps(learner, draw((rows, width), dtype=np.float32)))
         found: dict[object, _Probes] = {}
         for i in range(len(self._steps)):
@@ -210,7 +210,7 @@ class _Bench:
         return run
 
     def _add_transform(self, probes: _Probes, below: Steps) -> None:
-        rows = below.X[: CHUNK * min(MOST_CHUNKS, max(2, self._workers))]
+        rows = below.X[: CHUNK_ROWS * min(CHUNKS_AT_ONCE, max(2, self._workers))]
         probes.rows = len(rows)
         layer = below.learner.snapshot()
 

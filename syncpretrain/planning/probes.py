@@ -9,6 +9,7 @@ from time import perf_counter, sleep
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.phases import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.select import step_for
@@ -20,12 +21,11 @@ from syncpretrain.pretraining.runtime.activations import Split, transform
 
 __all__ = ["Probe", "Steps", "beside", "measured", "products", "transforming", "validating"]
 
-Array = NDArray[np.float32]
 Work = Callable[[int], float]  # does something a number of times; returns the seconds
 BLOCK_SECONDS = 0.02  # of one timing: long beside a thread's waking, short beside a drift
 MOST_AT_ONCE = 100
 MOST_ROUNDS = 25
-SPIN_SECONDS = 0.05  # how long the threads of BLAS may spin for more work before they sleep
+BLAS_SPIN_SECONDS = 0.05  # how long the threads of BLAS may spin for more work before they sleep
 
 
 class Probe:
@@ -80,7 +80,7 @@ def measured(probes: Sequence[Probe], *, seconds: float) -> None:
                 for probe in group:
                     probe.time()
             if threads > 1:
-                sleep(SPIN_SECONDS)
+                sleep(BLAS_SPIN_SECONDS)
         if perf_counter() >= deadline:
             return
 

@@ -18,7 +18,7 @@ from syncpretrain.learners.base import Learner
 from syncpretrain.learners.early_stopping import EarlyStopping
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.select import step_for
-from syncpretrain.parallel.worker_pool import TIMEOUTS, Timeouts
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.memory import check_memory
 from syncpretrain.pretraining.runtime.activations import Split
 from syncpretrain.pretraining.runtime.messages import LayerState

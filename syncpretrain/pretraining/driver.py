@@ -24,7 +24,7 @@ from syncpretrain.learners.cursor import Stopped
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.blas import blas_limit, blas_threads, usable_cores
 from syncpretrain.parallel.signals import StopRequest, stop_on_signals
-from syncpretrain.parallel.worker_pool import STALL_SECONDS, Timeouts
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build import build_data, build_schedule, build_worker_factories
 from syncpretrain.pretraining.runtime.base import Runtime
 from syncpretrain.pretraining.runtime.messages import Failed, Finished, Message
@@ -34,7 +34,7 @@ from syncpretrain.pretraining.runtime.versions import Versions
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.pretraining.schedule.machine import Command, Release
 from syncpretrain.pretraining.schedule.reads import Reads
-from syncpretrain.pretraining.stall_watch import TICK_SECONDS, Watch
+from syncpretrain.pretraining.stall_watch import Watch
 from syncpretrain.pretraining.state import PretrainState
 from syncpretrain.pretraining.trained_layers import TrainedLayers
 from syncpretrain.settings import PretrainSettings
@@ -43,9 +43,6 @@ from syncpretrain.settings.devices import why_not_on_a_device
 __all__ = ["Pretraining"]
 
 Saver = Callable[..., None]
-
-DRAIN_SECONDS = 10.0  # a stop is seen after one minibatch
-FAILED_DRAIN_SECONDS = 0.3  # a failure is reported at once; no checkpoint is written then
 
 
 class Pretraining:
@@ -61,9 +58,8 @@ class Pretraining:
         the run's :class:`PretrainState`, and how many epochs each layer has done.
     resume : PretrainState, optional
         State of a run of the same settings and data to continue from.
-    stall_seconds : float, optional
-        How long no minibatch may be trained anywhere, nor a worker wait in one for others that
-        share it; default 600.
+    times : Timeouts
+        How long the driver, the runtime and the workers wait for each other.
     """
 
     def __init__(
@@ -76,7 +72,7 @@ class Pretraining:
         replay: Reads | None = None,
         save: Saver | None = None,
         resume: PretrainState | None = None,
-        stall_seconds: float | None = None,
+        times: Timeouts = TIMEOUTS,
     ) -> None:
         self._blas_threads = 1
         layers = range(1, len(settings.layers))
@@ -105,8 +101,8 @@ class Pretraining:
         self._finished = 0  # epochs of all layers
         self._busy = [0.0] * depth
         self._ended = 0  # layers whose end the observers know of
-        self._watch = Watch(self._emit, stall_seconds)
-        self._times = Timeouts(stall=stall_seconds or STALL_SECONDS)
+        self._times = times
+        self._watch = Watch(self._emit, times)
 
     def run(self) -> Stack:
         """Train until the schedule ends; see :func:`pretrain` for what it raises."""
@@ -145,15 +141,15 @@ class Pretraining:
                 runtime.dump_stacks()
                 raise
             except (Stopped, WorkerError) as end:
-                stopped = isinstance(end, Stopped)
-                self._drain(runtime, DRAIN_SECONDS if stopped else FAILED_DRAIN_SECONDS)
+                stopped, times = isinstance(end, Stopped), self._times
+                self._drain(runtime, times.drain if stopped else times.failed_drain)
                 raise
 
     def _drive(self, runtime: Runtime, request: StopRequest) -> None:
         """Carry events to the schedule and its commands to the runtime, until it is finished."""
         self._execute(self._first_commands(), runtime)
         while not self._schedule.is_finished:
-            message = runtime.wait(TICK_SECONDS)
+            message = runtime.wait(self._times.tick)
             if message is not None:
                 commands = self._take(message)
                 if isinstance(message, Failed):
@@ -201,7 +197,7 @@ class Pretraining:
         runtime.stop()
         deadline = time.monotonic() + seconds
         while self._running and time.monotonic() < deadline:
-            message = runtime.wait(TICK_SECONDS)
+            message = runtime.wait(self._times.tick)
             if message is not None:
                 for command in self._take(message):
                     if isinstance(command, Release):  # the others are begun again at a resume
@@ -263,6 +259,7 @@ class Pretraining:
             self._versions,
             blas_threads=self._blas_threads,
             stop=tick_and_ask if name == "serial" else request,
+            times=self._times,
         )
         return runtime
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.parallel.available_memory import check_available
 
 __all__ = ["check_memory", "pretraining_bytes"]
 
-FLOAT = 4
 VERSIONS = 3  # a layer's activations at a time, at most
 PROCESS_BYTES = 60_000_000  # an interpreter with NumPy
 COPIES = 8  # parameters, gradient, velocity and up to 5 published snapshots, the newest included
@@ -21,7 +21,7 @@ def pretraining_bytes(layers: Sequence[int], *, examples: int, batch_size: int) 
     activations = VERSIONS * examples * sum(widths[1:-1])
     parameters = COPIES * sum(v * h + v + h for v, h in pairwise(widths))
     minibatches = batch_size * sum(3 * v + 4 * h for v, h in pairwise(widths))
-    return FLOAT * (activations + parameters + minibatches)
+    return FLOAT_BYTES * (activations + parameters + minibatches)
 
 
 def check_memory(
@@ -36,5 +36,5 @@ def check_memory(
     """
     needed = pretraining_bytes(layers, examples=examples, batch_size=batch_size)
     if processes:
-        needed += FLOAT * examples * layers[0] + PROCESS_BYTES * (len(layers) - 1)
+        needed += FLOAT_BYTES * examples * layers[0] + PROCESS_BYTES * (len(layers) - 1)
     check_available(needed, ",".join(map(str, layers)), examples)

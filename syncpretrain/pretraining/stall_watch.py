@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 
 from syncpretrain.errors import StalledError
 from syncpretrain.events import Event, Progress
-from syncpretrain.parallel.worker_pool import STALL_SECONDS
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 
-__all__ = ["TICK_SECONDS", "Watch"]
+__all__ = ["Watch"]
 
-TICK_SECONDS = 0.1  # how often progress is reported and a stop is looked for
 LONGEST_TICK_SECONDS = 1.0
 
 
@@ -26,12 +25,12 @@ class Watch:
     ----------
     emit : callable
         Given a Progress event of each running layer.
-    stall_seconds : float
-        How long no layer may finish a minibatch; default 600.
+    times : Timeouts
+        Of which ``stall`` is how long no layer may finish a minibatch.
     """
 
-    def __init__(self, emit: Callable[[Event], None], stall_seconds: float | None = None) -> None:
-        self._emit, self._stall_seconds = emit, stall_seconds or STALL_SECONDS
+    def __init__(self, emit: Callable[[Event], None], times: Timeouts = TIMEOUTS) -> None:
+        self._emit, self._times = emit, times
         self._last_tick = time.monotonic()
         self._trained = -1.0  # epochs of all layers, by the last tick
         self._silent_seconds = 0.0  # since a minibatch was trained
@@ -57,7 +56,7 @@ class Watch:
         """
         now = time.monotonic()
         passed = now - self._last_tick
-        if passed < TICK_SECONDS:
+        if passed < self._times.tick:
             return
         self._last_tick = now
         trained = float(finished)
@@ -70,8 +69,6 @@ class Watch:
             return
         # A process that was suspended sees one long tick, during which no worker was stalled.
         self._silent_seconds += min(passed, LONGEST_TICK_SECONDS)
-        if self._silent_seconds > self._stall_seconds:
+        if self._silent_seconds > self._times.stall:
             layers = ", ".join(f"layer {layer}" for layer in sorted(running))
-            raise StalledError(
-                f"no minibatch was trained for {self._stall_seconds:g} s, by {layers}"
-            )
+            raise StalledError(f"no minibatch was trained for {self._times.stall:g} s, by {layers}")

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.array_files import read_arrays, write_arrays
 from syncpretrain.errors import CheckpointError
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.cursor import Cursor
 from syncpretrain.models.layer import Layer
 from syncpretrain.pretraining.runtime.messages import LayerState
@@ -20,8 +19,7 @@ from syncpretrain.pretraining.schedule.machine import Past
 
 __all__ = ["PretrainState", "read_pretrain_state", "write_pretrain_state"]
 
-Array = NDArray[np.float32]
-KINDS = ("hidden_units", "visible_units", "model")
+LAYER_KINDS = ("hidden_units", "visible_units", "model")
 ARRAYS = ("weight", "hidden_bias", "visible_bias", "decoder_weight")
 
 
@@ -80,7 +78,7 @@ def write_pretrain_state(path: Path, state: PretrainState, run: Mapping[str, Any
     kinds: list[dict[str, str]] = [{} for _ in state.states]
     for (number, version), layer in state.snapshots.items():
         arrays.update(_named(f"snapshot.{number}.{version}", layer))
-        kinds[number - 1] = {name: getattr(layer, name) for name in KINDS}
+        kinds[number - 1] = {name: getattr(layer, name) for name in LAYER_KINDS}
     states: list[_State | None] = []
     for number, own in enumerate(state.states, start=1):
         if own is None:
@@ -89,7 +87,7 @@ def write_pretrain_state(path: Path, state: PretrainState, run: Mapping[str, Any
         arrays.update(_named(f"layer.{number}", own.layer))
         arrays.update(_named(f"good.{number}", own.last_good))
         arrays.update({f"memory.{number}.{name}": x for name, x in own.step_state.items()})
-        kinds[number - 1] = {name: getattr(own.layer, name) for name in KINDS}
+        kinds[number - 1] = {name: getattr(own.layer, name) for name in LAYER_KINDS}
         states.append(_State(own.cursor, own.learning_rate, own.rollbacks, own.stopping))
     header = _Header(dict(run), state.past, state.computed, list(state.snapshots), states, kinds)
     write_arrays(path, _finite(msgspec.to_builtins(header)), arrays)
@@ -124,7 +122,7 @@ def _state(header: _Header, arrays: dict[str, Array]) -> PretrainState:
         if any(parameters[name] is None for name in ARRAYS[:3]):
             raise ValueError(f"{prefix} lacks an array")
         kinds = header.kinds[number - 1]
-        return Layer(**parameters, **{name: kinds[name] for name in KINDS})  # type: ignore[arg-type]
+        return Layer(**parameters, **{name: kinds[name] for name in LAYER_KINDS})  # type: ignore[arg-type]
 
     states: list[LayerState | None] = []
     for number, own in enumerate(header.states, start=1):

@@ -35,7 +35,7 @@ __all__ = ["FOLDER_NAME", "Checkpoints", "identity_in", "newest", "numbered", "p
 T = TypeVar("T")
 
 FOLDER_NAME = "checkpoints"
-REFUSED = ".refused"  # behind the name of a checkpoint that cannot be used
+REFUSED_SUFFIX = ".refused"  # behind the name of a checkpoint that cannot be used
 PRETRAINED_NAME = "pretrained.safetensors"
 IDENTITY_KEY = "run"  # in the info of the pretrained stack
 
@@ -232,13 +232,13 @@ def prune(folder: Path, stem: str, keep: int) -> None:
     for path in found[: max(0, len(found) - keep)]:
         path.unlink(missing_ok=True)
     if keep == 0:
-        for path in _found(folder, stem, REFUSED):
+        for path in _found(folder, stem, REFUSED_SUFFIX):
             path.unlink(missing_ok=True)
 
 
 def _set_aside(path: Path, report: Callable[[str], Any]) -> None:
     try:
-        path.replace(path.with_name(path.name + REFUSED))
+        path.replace(path.with_name(path.name + REFUSED_SUFFIX))
     except OSError as error:
         report(f"warning: {path} could not be renamed: {error.strerror}; delete it by hand")
 

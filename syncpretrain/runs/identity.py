@@ -34,7 +34,7 @@ __all__ = [
     "read_identity",
 ]
 
-FORMAT = "syncpretrain run 1"
+RUN_FORMAT = "syncpretrain run 1"
 BLAS_FIELDS = ("internal_api", "version", "architecture")
 LEGACY_ROWS = 1000  # of each part, in the checkpoints of format 1 without an identity
 
@@ -62,7 +62,7 @@ class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
     kernels: str
     arithmetic: dict[str, str]
     replay: Reads | None = None
-    format: str = FORMAT
+    format: str = RUN_FORMAT
 
     def write(self, path: Path) -> None:
         """Write it as JSON.

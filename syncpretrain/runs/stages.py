@@ -20,6 +20,7 @@ from syncpretrain.events import Event, Notice, Observer
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.signals import interrupted_by_sigterm
+from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.runs.checkpoints import Checkpoints
@@ -68,7 +69,7 @@ class Stages:
             self.data.train,
             self.data.validation,
             replay=self.identity.replay,
-            stall_seconds=self.settings.run.stall_timeout,
+            times=Timeouts(stall=self.settings.run.stall_timeout),
         )
 
     def execute(self, out: Path, *, resuming: bool) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from typing import Any
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
+from syncpretrain.pretraining.schedule.reads import MAX_EPOCHS
 from syncpretrain.settings.defaults import PER_LAYER
 from syncpretrain.settings.devices import check_backend, why_not_on_a_device
 from syncpretrain.settings.fields import PretrainFields
-from syncpretrain.settings.kinds import MAX_EPOCHS
 from syncpretrain.units import INPUT_UNITS, KINDS, kind_of
 
 __all__ = [

@@ -9,7 +9,7 @@ import msgspec
 
 __all__ = ["explained"]
 
-KINDS = {
+TYPE_WORDS = {
     "int": "a whole number",
     "float": "a number",
     "str": "text",
@@ -68,7 +68,7 @@ def _expected(complaint: str, kind: Any) -> str:
     if found is None:
         return complaint
     name, bound, limit = found.groups()
-    words = KINDS.get(name, name)
+    words = TYPE_WORDS.get(name, name)
     return words if bound is None else f"{words} {BOUNDS[bound]} {limit.removesuffix('.0')}"
 
 

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import msgspec
 
+from syncpretrain.pretraining.schedule.reads import MAX_EPOCHS
+
 __all__ = [
-    "MAX_EPOCHS",
     "MAX_WORKERS",
     "Count",
     "Epochs",
@@ -21,7 +22,6 @@ __all__ = [
 ]
 
 # More is a slip of the keyboard: a run without end, or a machine that only starts threads.
-MAX_EPOCHS = 1_000_000
 MAX_WORKERS = 1024
 
 Count = Annotated[int, msgspec.Meta(ge=1)]

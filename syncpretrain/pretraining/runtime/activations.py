@@ -7,16 +7,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.phases import PhaseRunner, in_turn
 from syncpretrain.models.layer import Layer
 
-__all__ = ["ActivationSource", "Arrays", "Device", "Split", "activations_from", "transform"]
+__all__ = [
+    "CHUNKS_AT_ONCE",
+    "CHUNK_ROWS",
+    "ActivationSource",
+    "Arrays",
+    "Device",
+    "Split",
+    "activations_from",
+    "transform",
+]
 
-Array = NDArray[np.float32]
-ROWS_AT_ONCE = 1000  # of a chunk: some ms of work
+CHUNK_ROWS = 1000  # of a chunk: some ms of work
 CHUNKS_AT_ONCE = 4  # between two looks whether to stop
 
 
@@ -102,5 +108,5 @@ def _fill(
 
 def _chunks(source: Split, target: Split) -> Iterator[tuple[Array, Array]]:
     for rows_in, rows_out in zip(source, target, strict=True):
-        for start in range(0, len(rows_in), ROWS_AT_ONCE):
-            yield rows_in[start : start + ROWS_AT_ONCE], rows_out[start : start + ROWS_AT_ONCE]
+        for start in range(0, len(rows_in), CHUNK_ROWS):
+            yield rows_in[start : start + CHUNK_ROWS], rows_out[start : start + CHUNK_ROWS]

@@ -32,8 +32,8 @@ from syncpretrain.pretraining.schedule.machine import Train
 
 __all__ = ["DUMP_SIGNAL", "Job", "Order", "Report", "main"]
 
-LOOK_SECONDS = 5.0  # how often a sleeping process looks whether its parent still lives
-FAILED = 1
+PARENT_LOOK_SECONDS = 5.0  # how often a sleeping process looks whether its parent still lives
+FAILED_STATUS = 1
 DUMP_SIGNAL = signal.SIGUSR1  # asks for the stacks of all threads on stderr
 
 
@@ -120,7 +120,7 @@ def main(descriptor: int) -> None:
         with contextlib.suppress(OSError):
             report = Report(Failed(Train(0, 0, 0, 0), error))
             connection.send_bytes(_packed(report))
-        os._exit(FAILED)
+        os._exit(FAILED_STATUS)
 
 
 def _work(connection: Connection, orders: queue.SimpleQueue[Order], job: Job) -> None:
@@ -143,7 +143,7 @@ def _receive(connection: Connection, orders: queue.SimpleQueue[Order], job: Job)
     try:
         while True:
             # A fork of the parent may hold the socket open after its death.
-            while not connection.poll(LOOK_SECONDS):
+            while not connection.poll(PARENT_LOOK_SECONDS):
                 if os.getppid() != job.parent:
                     os._exit(0)
             orders.put(connection.recv())
@@ -151,7 +151,7 @@ def _receive(connection: Connection, orders: queue.SimpleQueue[Order], job: Job)
         os._exit(0)
     except BaseException:
         traceback.print_exc()
-        os._exit(FAILED)
+        os._exit(FAILED_STATUS)
 
 
 def _packed(report: Report) -> Any:

@@ -34,6 +34,7 @@ import numpy as np
 from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.parallel.blas import blas_environment
 from syncpretrain.parallel.descriptors import above_standard, standard_stream
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.runtime.activations import Split
 from syncpretrain.pretraining.runtime.base import STDERR
 from syncpretrain.pretraining.runtime.child import DUMP_SIGNAL, Job, Order, Report
@@ -45,7 +46,6 @@ from syncpretrain.pretraining.schedule.machine import Train
 
 __all__ = ["ProcessesRuntime"]
 
-JOIN_SECONDS = 10.0  # a process that was killed ends at once, unless the system is stuck
 DUMP_SECONDS = 0.3
 TRANSFER_SECONDS = 30  # without a byte, in the middle of a message
 START = (
@@ -73,11 +73,18 @@ class ProcessesRuntime:
         Whose arrays are those of this runtime from now on, as long as it runs.
     blas_threads : int
         Of each process.
+    times : Timeouts
+        Of which ``join`` is used: a killed process ends at once, unless the system is stuck.
     """
 
     def __init__(
-        self, worker_factories: Sequence[WorkerFactory], versions: Versions, blas_threads: int
+        self,
+        worker_factories: Sequence[WorkerFactory],
+        versions: Versions,
+        blas_threads: int,
+        times: Timeouts = TIMEOUTS,
     ) -> None:
+        self._times = times
         self._worker_factories = worker_factories
         self._versions = versions
         self._blas_threads = blas_threads
@@ -110,7 +117,7 @@ class ProcessesRuntime:
         alive = self._close()
         if alive and error is None:
             raise StalledError(
-                f"process {', '.join(map(str, alive))} did not end within {JOIN_SECONDS:g} s"
+                f"process {', '.join(map(str, alive))} did not end within {self._times.join:g} s"
             )
 
     def submit(self, command: Train) -> None:
@@ -240,7 +247,7 @@ class ProcessesRuntime:
         self._connections.pop(layer).close()
         process = self._processes[layer]
         try:
-            status = process.wait(JOIN_SECONDS)
+            status = process.wait(self._times.join)
         except subprocess.TimeoutExpired:
             process.kill()
             status = process.wait()
@@ -262,7 +269,7 @@ class ProcessesRuntime:
         self._connections.clear()
         for process in self._processes.values():
             process.kill()  # whatever it does: it has nothing to clean up
-        deadline = time.monotonic() + JOIN_SECONDS
+        deadline = time.monotonic() + self._times.join
         for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.runtime.base import Runtime
 from syncpretrain.pretraining.runtime.processes import ProcessesRuntime
 from syncpretrain.pretraining.runtime.serial import SerialRuntime
@@ -13,7 +14,7 @@ from syncpretrain.pretraining.runtime.worker import WorkerFactory
 
 __all__ = ["RUNTIMES", "runtime_for"]
 
-Build = Callable[[Sequence[WorkerFactory], Versions, int, Callable[[], bool]], Runtime]
+Build = Callable[[Sequence[WorkerFactory], Versions, int, Callable[[], bool], Timeouts], Runtime]
 
 
 def _serial(
@@ -21,6 +22,7 @@ def _serial(
     versions: Versions,
     blas_threads: int,
     stop: Callable[[], bool],
+    times: Timeouts,
 ) -> Runtime:
     return SerialRuntime([build(versions) for build in worker_factories], stop)
 
@@ -30,8 +32,9 @@ def _threads(
     versions: Versions,
     blas_threads: int,
     stop: Callable[[], bool],
+    times: Timeouts,
 ) -> Runtime:
-    return ThreadsRuntime([build(versions) for build in worker_factories], stop)
+    return ThreadsRuntime([build(versions) for build in worker_factories], stop, times)
 
 
 def _processes(
@@ -39,8 +42,9 @@ def _processes(
     versions: Versions,
     blas_threads: int,
     stop: Callable[[], bool],
+    times: Timeouts,
 ) -> Runtime:
-    return ProcessesRuntime(list(worker_factories), versions, blas_threads)
+    return ProcessesRuntime(list(worker_factories), versions, blas_threads, times)
 
 
 RUNTIMES: dict[str, Build] = {"serial": _serial, "threads": _threads, "processes": _processes}
@@ -53,6 +57,7 @@ def runtime_for(
     *,
     blas_threads: int,
     stop: Callable[[], bool],
+    times: Timeouts = TIMEOUTS,
 ) -> Runtime:
     """Return the runtime of a name, to be entered as a context.
 
@@ -68,5 +73,7 @@ def runtime_for(
         BLAS threads of each process that is started.
     stop : callable
         Asked between minibatches whether to stop, by the workers of this process.
+    times : Timeouts
+        How long the caller and the workers wait for each other.
     """
-    return RUNTIMES[name](worker_factories, versions, blas_threads, stop)
+    return RUNTIMES[name](worker_factories, versions, blas_threads, stop, times)

@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.errors import SettingsError
+from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.parallel.descriptors import nameless_memory
+from syncpretrain.parallel.gradient_memory import PAGE
 from syncpretrain.pretraining.runtime.activations import Split
 
 __all__ = ["SharedNumbers", "SharedSplits", "check_runtime"]
 
-PAGE = 4096  # where each array begins, so that it is aligned as others are
 AT_ONCE = 1 << 24  # bytes written in a call
-FLOAT = 4
 
 
 def check_runtime(name: str) -> None:
@@ -104,7 +104,7 @@ class SharedSplits:
             offset += size
 
     def _sizes(self) -> list[int]:
-        return [PAGE * math.ceil(FLOAT * rows * self.width / PAGE) for rows in self.rows]
+        return [PAGE * math.ceil(FLOAT_BYTES * rows * self.width / PAGE) for rows in self.rows]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from syncpretrain.errors import StalledError
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.runtime.base import STDERR
 from syncpretrain.pretraining.runtime.mailbox import Broken, Mailbox
 from syncpretrain.pretraining.runtime.messages import Message
@@ -26,9 +27,6 @@ from syncpretrain.pretraining.runtime.worker import LayerWorker
 from syncpretrain.pretraining.schedule.machine import Train
 
 __all__ = ["ThreadsRuntime"]
-
-SLEEP_SECONDS = 60.0  # how often a sleeping thread looks whether its caller still lives
-JOIN_SECONDS = 10.0  # a stop is seen after one minibatch
 
 
 class ThreadsRuntime:
@@ -40,10 +38,17 @@ class ThreadsRuntime:
         From the lowest layer up.
     stop : callable
         Asked by every thread once a minibatch whether to leave.
+    times : Timeouts
+        Of which ``join`` and ``sleep`` are used.
     """
 
-    def __init__(self, workers: Sequence[LayerWorker], stop: Callable[[], bool]) -> None:
-        self._stop = stop
+    def __init__(
+        self,
+        workers: Sequence[LayerWorker],
+        stop: Callable[[], bool],
+        times: Timeouts = TIMEOUTS,
+    ) -> None:
+        self._stop, self._times = stop, times
         self._workers = workers
         self._stopping = threading.Event()
         self._results: Mailbox[Message] = Mailbox()
@@ -78,7 +83,7 @@ class ThreadsRuntime:
     ) -> None:
         alive = self._close()
         if alive and error is None:
-            raise StalledError(f"{', '.join(alive)} did not end within {JOIN_SECONDS:g} s")
+            raise StalledError(f"{', '.join(alive)} did not end within {self._times.join:g} s")
 
     def submit(self, command: Train) -> None:
         """Wake the layer's thread for an epoch."""
@@ -110,7 +115,7 @@ class ThreadsRuntime:
         self._stopping.set()
         for inbox in self._inboxes:
             inbox.break_("the run has ended")
-        deadline = time.monotonic() + JOIN_SECONDS
+        deadline = time.monotonic() + self._times.join
         for thread in self._threads:
             if thread.ident is not None:  # it was started
                 thread.join(max(0.0, deadline - time.monotonic()))
@@ -120,7 +125,7 @@ class ThreadsRuntime:
     def _serve(self, worker: LayerWorker, inbox: Mailbox[Train]) -> None:
         while self._caller.is_alive():
             try:
-                command = inbox.take(SLEEP_SECONDS)
+                command = inbox.take(self._times.sleep)
             except Broken:
                 return
             if command is not None:

@@ -17,7 +17,8 @@ from syncpretrain.learners.cursor import Cursor, Stopped
 from syncpretrain.learners.early_stopping import EarlyStopping
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.steps import Step, load_state
-from syncpretrain.parallel.worker_pool import TIMEOUTS, Timeouts, WorkerPool
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.pretraining.runtime.activations import Split
 from syncpretrain.pretraining.runtime.messages import Failed, Finished, LayerState, Message
 from syncpretrain.pretraining.schedule.machine import Train

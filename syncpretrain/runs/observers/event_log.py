@@ -19,8 +19,8 @@ from syncpretrain.events import Event, Progress
 
 __all__ = ["EventLog", "read_reads"]
 
-CHUNK = 1 << 16
-TIMEOUTS = ("time", "started")  # fields on the clock of the run, as opposed to durations
+PIECE_BYTES = 1 << 16
+CLOCK_FIELDS = ("time", "started")  # fields on the clock of the run, as opposed to durations
 
 
 class EventLog:
@@ -129,7 +129,7 @@ def _whole_lines(path: Path) -> int:
     with path.open("rb") as file:
         end = file.seek(0, SEEK_END)
         while end:
-            start = max(0, end - CHUNK)
+            start = max(0, end - PIECE_BYTES)
             file.seek(start)
             found = file.read(end - start).rfind(b"\n")
             if found >= 0:
@@ -244,7 +244,7 @@ def _check_version(layer: int, version: int, reads: list[list[int]]) -> None:
 
 def _as_dict(event: Event, origin: float) -> dict[str, Any]:
     values = {field.name: getattr(event, field.name) for field in fields(event)}
-    for name in TIMEOUTS:
+    for name in CLOCK_FIELDS:
         if name in values:
             values[name] = round(values[name] - origin, 6)
     return {"event": type(event).__name__, **values}

@@ -1,0 +1,109 @@
+"""Runs on saved data, with time limits of their own, or dying or stopped at a known moment."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from disturbedsteps import after_steps
+
+from syncpretrain import Stack
+from syncpretrain.events import EpochFinished, Event, Notice, Observer
+from syncpretrain.parallel.signals import StopRequest
+from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.runs.run import train_run
+from syncpretrain.settings import Settings, settings_from
+
+
+class Abort(Exception):  # noqa: N818 - it stands for a death
+    """As if the process had died here: nothing handles it."""
+
+
+class DieAt:
+    """Die at the n-th event of a kind, counting only those with the given values."""
+
+    def __init__(self, kind: type[Event], n: int = 1, **values: int) -> None:
+        self._kind, self._values, self._n = kind, values, n
+        self._seen = itertools.count(1)
+
+    def __call__(self, event: Event) -> None:
+        found = isinstance(event, self._kind) and all(
+            getattr(event, name) == value for name, value in self._values.items()
+        )
+        if found and next(self._seen) == self._n:
+            raise Abort
+
+
+def died(
+    settings: Settings, out: Path, kind: type[Event] = EpochFinished, n: int = 6, **options: Any
+) -> Path:
+    """Begin a run that dies at the n-th event of a kind; return its folder."""
+    with pytest.raises(Abort):
+        train_run(settings, out=out, observers=[DieAt(kind, n)], **options)
+    return out
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, minibatches: int) -> None:
+    """Stop pretraining after a number of minibatches, as on SIGINT."""
+    seen, request = itertools.count(1), StopRequest()
+
+    def count() -> None:
+        if next(seen) == minibatches:
+            request.signum = 2
+
+    @contextmanager
+    def on_signals() -> Iterator[StopRequest]:
+        yield request
+
+    after_steps(monkeypatch, count)
+    monkeypatch.setattr("syncpretrain.pretraining.driver.stop_on_signals", on_signals)
+
+
+def pretrain_within(
+    times: Timeouts, X: np.ndarray, *, observers: Sequence[Observer] = (), **settings: Any
+) -> Stack:
+    """Pretrain as ``syncpretrain.pretrain`` does, with time limits of its own."""
+    own = settings_from(**settings).pretrain
+    return Pretraining(own, X, observers=observers, times=times).run()
+
+
+def settings_on(
+    folder: Path, X: np.ndarray, layers: Sequence[int], *, tuning: int = 3, **given: Any
+) -> Settings:
+    """Save examples in a folder; return the settings of a run on them.
+
+    It has a checkpoint after each epoch and ``tuning`` epochs of fine-tuning, unless ``given``
+    says otherwise.
+    """
+    np.save(folder / "bits.npy", X)
+    usual = {
+        "data": {"name": str(folder / "bits.npy")},
+        "finetune": {"objective": "reconstruction", "epochs": tuning, "batch_size": 40},
+        "run": {"checkpoint_every": "1"},
+        "blas_threads": 1,
+        "epochs": 3,
+        "batch_size": 40,
+    }
+    return settings_from(layers, **(usual | given))
+
+
+def never() -> bool:
+    """Answer whether to stop."""
+    return False
+
+
+def notices_of(events: Iterable[Event]) -> list[str]:
+    """Return the messages of the notices among events."""
+    return [event.message for event in events if isinstance(event, Notice)]
+
+
+def library_threads() -> list[str]:
+    """Return the names of the library's threads that live."""
+    return sorted(t.name for t in threading.enumerate() if t.name.startswith("syncpretrain-"))
