@@ -158,7 +158,7 @@ def test_there_is_no_cycle_of_knowledge():
 
 def test_the_floors_and_the_longest_chain_are_bounded():
     assert len(ROWS) <= 9  # of 13 before
-    assert max(map(height, NAMES)) <= 17  # of 21 before; 14 is the aim
+    assert max(map(height, NAMES)) <= 14  # of 21 before
 
 
 def test_few_modules_stand_alone():

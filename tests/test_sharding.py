@@ -9,8 +9,9 @@ from syncpretrain.finetuning.chain import DenseLayer, Dropout
 from syncpretrain.finetuning.data_parallel import DataParallelNetwork
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import Adam, GradientDescent
+from syncpretrain.kernels.arrays import slices_of
 from syncpretrain.kernels.averaging import add_tree
-from syncpretrain.kernels.phases import in_turn, slices_of
+from syncpretrain.kernels.phases import in_turn
 from syncpretrain.kernels.program import Program
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner

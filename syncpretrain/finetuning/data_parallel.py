@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from syncpretrain.finetuning.network import Move, Network
-from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.arrays import LONG_BLOCK, Array, slices_of
 from syncpretrain.kernels.averaging import add_tree
-from syncpretrain.kernels.phases import LONG_BLOCK, Phase, PhaseRunner, in_turn, slices_of
+from syncpretrain.kernels.phases import Phase, PhaseRunner, in_turn
 
 __all__ = ["DataParallelNetwork"]
 

@@ -18,7 +18,7 @@ from syncpretrain.backends.base import Backend
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.finetuning.chain import DenseLayer, Dropout, views
 from syncpretrain.kernels.activations import affine
-from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.arrays import Array, slices_of
 from syncpretrain.kernels.backprop import (
     delta_below,
     forward,
@@ -26,7 +26,7 @@ from syncpretrain.kernels.backprop import (
     weight_gradient,
 )
 from syncpretrain.kernels.losses import cross_entropy, squared_error, wrong
-from syncpretrain.kernels.phases import Phase, PhaseRunner, in_turn, slices_of
+from syncpretrain.kernels.phases import Phase, PhaseRunner, in_turn
 from syncpretrain.kernels.program import Program
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.units import kind_of

@@ -17,7 +17,7 @@ from syncpretrain.kernels.arrays import BLOCK, Array
 from syncpretrain.kernels.optimizers import adam_step, sgd_step
 from syncpretrain.kernels.phases import PhaseRunner, in_turn
 from syncpretrain.kernels.program import Operation, Program
-from syncpretrain.settings import FinetuneSettings
+from syncpretrain.settings.finetuning import FinetuneSettings
 
 __all__ = [
     "LEARNING_RATES",

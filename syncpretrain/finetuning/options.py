@@ -10,8 +10,9 @@ import msgspec
 
 from syncpretrain.backends.choice import resolve_backend
 from syncpretrain.parallel.blas import blas_threads as resolve_threads
-from syncpretrain.settings import FinetuneSettings, checked
+from syncpretrain.settings.convert import checked
 from syncpretrain.settings.devices import check_tuning_backend, why_not_tuned_on_a_device
+from syncpretrain.settings.finetuning import FinetuneSettings
 
 __all__ = ["STEPPING", "TuningOptions", "shared_out", "tuning_options"]
 

@@ -1,12 +1,21 @@
-"""Type of the arrays that the equations compute on, and the sizes that follow from it."""
+"""Type of the arrays that the equations compute on, their sizes and their slices."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BLOCK", "FLOAT_BYTES", "Array"]
+__all__ = ["BLOCK", "FLOAT_BYTES", "LONG_BLOCK", "Array", "slices_of"]
 
 Array = NDArray[np.float32]
 FLOAT_BYTES = 4
 BLOCK = 65_536  # numbers that a pass takes at a time: several such arrays stay in the L2 cache
+LONG_BLOCK = 2**18  # the same where a pass holds the interpreter's lock, not to pass it around
+
+
+def slices_of(size: int, shards: int) -> list[slice]:
+    """Return slices of about equal length that make up ``range(size)``; some may be empty."""
+    ends = [size * i // shards for i in range(shards + 1)]
+    return [slice(start, end) for start, end in pairwise(ends)]

@@ -8,16 +8,14 @@ shards, never on how many workers there are for them or on their order.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 from syncpretrain.kernels.program import Program
 
-__all__ = ["LONG_BLOCK", "Phase", "PhaseRunner", "Phases", "in_turn", "slices_of"]
+__all__ = ["Phase", "PhaseRunner", "Phases", "in_turn"]
 
 Phase = Callable[[int], None]
 Phases = Sequence[Phase] | Program  # a program knows its own phases
 PhaseRunner = Callable[[Phases, int], None]  # runs the phases of a number of shards
-LONG_BLOCK = 2**18  # numbers; smaller ones pass the interpreter's lock around too often
 
 
 def in_turn(phases: Phases, shards: int) -> None:
@@ -30,9 +28,3 @@ def in_turn(phases: Phases, shards: int) -> None:
     for phase in phases:
         for shard in range(shards):
             phase(shard)
-
-
-def slices_of(size: int, shards: int) -> list[slice]:
-    """Return slices of about equal length that make up ``range(size)``; some may be empty."""
-    ends = [size * i // shards for i in range(shards + 1)]
-    return [slice(start, end) for start, end in pairwise(ends)]

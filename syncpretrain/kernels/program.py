@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import activate, means, times_derivative
+from syncpretrain.kernels.adam_rates import adam_rates
 from syncpretrain.kernels.arrays import BLOCK
 from syncpretrain.kernels.compiled import compiled_program, run_program
 from syncpretrain.kernels.contrastive_divergence import (
@@ -27,7 +28,7 @@ from syncpretrain.kernels.contrastive_divergence import (
 )
 from syncpretrain.kernels.losses import squared_error, wrong
 from syncpretrain.kernels.operations import check_program
-from syncpretrain.kernels.optimizers import adam_rates, adam_step, sgd_step
+from syncpretrain.kernels.optimizers import adam_step, sgd_step
 from syncpretrain.rng import Address, Purpose
 
 __all__ = ["Operation", "OperationPhases", "Program"]

@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from syncpretrain.backends.base import Backend, Stream
 from syncpretrain.backends.numpy_backend import NumpyBackend
-from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.arrays import LONG_BLOCK, Array
 from syncpretrain.kernels.contrastive_divergence import momentum_step
 from syncpretrain.kernels.losses import squared_error
-from syncpretrain.kernels.phases import LONG_BLOCK
 from syncpretrain.kernels.program import Operation
 from syncpretrain.models.layer import Layer
 from syncpretrain.rng import Purpose, generator

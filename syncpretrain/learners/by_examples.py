@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.arrays import LONG_BLOCK, Array, slices_of
 from syncpretrain.kernels.averaging import add_tree
-from syncpretrain.kernels.phases import LONG_BLOCK, Phase, PhaseRunner, in_turn, slices_of
+from syncpretrain.kernels.phases import Phase, PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
 
 __all__ = ["ByExamples"]

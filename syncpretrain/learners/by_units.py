@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.phases import PhaseRunner, in_turn, slices_of
+from syncpretrain.kernels.arrays import Array, slices_of
+from syncpretrain.kernels.phases import PhaseRunner, in_turn
 from syncpretrain.kernels.program import Operation, Program
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.rng import Address, Purpose

@@ -27,8 +27,9 @@ from syncpretrain.pretraining.schedule.kinds import SCHEDULES, ScheduleOptions
 from syncpretrain.pretraining.schedule.machine import Schedule
 from syncpretrain.pretraining.schedule.pace import Fixed, Pace
 from syncpretrain.pretraining.schedule.reads import LayerPlan, Reads
-from syncpretrain.settings import MomentumSchedule, PretrainSettings
 from syncpretrain.settings.checks import parsed_corruption
+from syncpretrain.settings.momentum import MomentumSchedule
+from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.units import kind_of
 
 __all__ = [

@@ -37,8 +37,8 @@ from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.pretraining.stall_watch import Watch
 from syncpretrain.pretraining.state import PretrainState
 from syncpretrain.pretraining.trained_layers import TrainedLayers
-from syncpretrain.settings import PretrainSettings
 from syncpretrain.settings.devices import why_not_on_a_device
+from syncpretrain.settings.sections import PretrainSettings
 
 __all__ = ["Pretraining"]
 

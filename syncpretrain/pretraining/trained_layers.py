@@ -21,7 +21,7 @@ from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.runtime.messages import LayerState
 from syncpretrain.pretraining.schedule.machine import Past, Release, Train
 from syncpretrain.pretraining.state import PretrainState
-from syncpretrain.settings import PretrainSettings
+from syncpretrain.settings.sections import PretrainSettings
 
 __all__ = ["TrainedLayers"]
 

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from syncpretrain.errors import SettingsError
+from syncpretrain.settings.convert import checked, plain
 from syncpretrain.settings.defaults import MODEL_DEFAULTS, PER_LAYER
-from syncpretrain.settings.explain import explained
 from syncpretrain.settings.sections import Settings
 from syncpretrain.storage import write_atomically
 from syncpretrain.units import KINDS, UNITS
@@ -31,7 +31,6 @@ __all__ = [
     "write_settings",
 ]
 
-S = TypeVar("S", bound=msgspec.Struct)
 PRESETS = Path(__file__).parent / "presets"
 
 
@@ -124,31 +123,6 @@ def write_settings(settings: Settings, path: Path) -> None:
     write_atomically(path, tomli_w.dumps(sections).encode())
 
 
-def checked(values: dict[str, Any], kind: type[S]) -> S:
-    """Build settings of a kind from plain values, or from NumPy's numbers and arrays.
-
-    Raises
-    ------
-    SettingsError
-        Naming the setting, what was got and what was expected.
-    """
-    values = _plain(values)
-    try:
-        return msgspec.convert(values, kind)
-    except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, SettingsError):
-            raise error.__cause__ from None
-        raise SettingsError(explained(str(error), values, kind)) from None
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
 def _from_sections(sections: dict[str, Any], layers: Any, pretrain: dict[str, Any]) -> Settings:
     depth = max(len(layers) - 1, 1) if hasattr(layers, "__len__") else 1
     defaults = PER_LAYER | MODEL_DEFAULTS.get(str(pretrain.get("model")), {})
@@ -175,6 +149,6 @@ def _usual_rates(pretrain: dict[str, Any], hidden: list[Any]) -> list[float]:
 
 
 def _spread(value: Any, depth: int) -> list[Any]:
-    value = _plain(value)
+    value = plain(value)
     values = value if isinstance(value, list) else [value]
     return values * depth if len(values) == 1 else values

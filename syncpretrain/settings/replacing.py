@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.settings.files import checked
+from syncpretrain.settings.convert import checked
 from syncpretrain.settings.sections import Settings
 
 __all__ = ["ELSEWHERE", "moved_elsewhere", "replaced"]

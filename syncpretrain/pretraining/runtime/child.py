@@ -15,7 +15,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -25,54 +25,14 @@ from syncpretrain.kernels.phases import PhaseRunner
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.pretraining.runtime.activations import ActivationSource, Split, activations_from
-from syncpretrain.pretraining.runtime.messages import Failed, Message
-from syncpretrain.pretraining.runtime.shared_activations import SharedNumbers, SharedSplits
-from syncpretrain.pretraining.runtime.worker import WorkerFactory
+from syncpretrain.pretraining.runtime.messages import Failed
+from syncpretrain.pretraining.runtime.process_messages import DUMP_SIGNAL, Job, Order, Report
 from syncpretrain.pretraining.schedule.machine import Train
 
-__all__ = ["DUMP_SIGNAL", "Job", "Order", "Report", "main"]
+__all__ = ["main"]
 
 PARENT_LOOK_SECONDS = 5.0  # how often a sleeping process looks whether its parent still lives
 FAILED_STATUS = 1
-DUMP_SIGNAL = signal.SIGUSR1  # asks for the stacks of all threads on stderr
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """Message to a process at its start.
-
-    ``splits`` are the data's and the layers' by number, as far as this layer reads them; it writes
-    those of the layer below. Of the ``numbers``, the first is 1 once the workers are to stop; then
-    follow the progress of each layer's epoch and the number of its workers. ``parent`` is a process
-    identifier.
-    """
-
-    layer: int
-    worker_factory: WorkerFactory
-    splits: dict[int, SharedSplits]
-    numbers: SharedNumbers
-    blas_threads: int
-    parent: int
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """An epoch to train, and where its input is."""
-
-    command: Train
-    source: ActivationSource
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Message of the worker after an order.
-
-    ``computed`` is whether the input was computed; ``trace`` is the traceback of an error.
-    """
-
-    message: Message
-    computed: bool = False
-    trace: str = ""
 
 
 class _SharedInputs:

@@ -1,13 +1,17 @@
-"""Plain messages for the errors that msgspec finds in settings: value given, value expected."""
+"""Build settings from plain values; errors name the value given and the value expected."""
 
 from __future__ import annotations
 
 import re
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
-__all__ = ["explained"]
+from syncpretrain.errors import SettingsError
+
+__all__ = ["checked", "plain"]
+
+SettingsT = TypeVar("SettingsT", bound=msgspec.Struct)
 
 TYPE_WORDS = {
     "int": "a whole number",
@@ -18,6 +22,32 @@ TYPE_WORDS = {
 }
 UNNAMED = ("pretrain", "data", "run")  # sections whose settings are called by their own names
 BOUNDS = {">=": "of at least", ">": "above", "<=": "of at most", "<": "below"}
+
+
+def checked(values: dict[str, Any], kind: type[SettingsT]) -> SettingsT:
+    """Build settings of a kind from plain values, or from NumPy's numbers and arrays.
+
+    Raises
+    ------
+    SettingsError
+        Naming the setting, what was got and what was expected.
+    """
+    values = plain(values)
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, SettingsError):
+            raise error.__cause__ from None
+        raise SettingsError(explained(str(error), values, kind)) from None
+
+
+def plain(value: Any) -> Any:
+    """Return lists, dictionaries and numbers of Python for those of NumPy."""
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def explained(message: str, values: dict[str, Any], kind: type[msgspec.Struct]) -> str:
@@ -33,7 +63,7 @@ def explained(message: str, values: dict[str, Any], kind: type[msgspec.Struct]) 
     found = re.fullmatch(r"(.*?)(?: - at `\$((?:\.\w+)+)(?:\[(\d+|\.\.\.)\])?`)?", message)
     if found is None:
         return message
-    complaint, path, index = found.groups()
+    problem, path, index = found.groups()
     names = path[1:].split(".") if path else []
     got: Any = values
     expected: Any = kind
@@ -41,32 +71,32 @@ def explained(message: str, values: dict[str, Any], kind: type[msgspec.Struct]) 
         got = got[name]
         expected = _field_type(expected, name)
     setting = "_".join(name for name in names if name not in UNNAMED) or "settings"
-    if complaint.startswith("Object "):
-        return _about_fields(complaint, names, expected)
+    if problem.startswith("Object "):
+        return _about_fields(problem, names, expected)
     if index is not None and index.isdigit():
         got = got[int(index)]
     if index is not None:
         expected = get_args(expected)[0]  # of a list, what an entry may be
-    return f"{setting}: got {got!r}, expected {_expected(complaint, expected)}"
+    return f"{setting}: got {got!r}, expected {_expected(problem, expected)}"
 
 
-def _about_fields(complaint: str, names: list[str], kind: type[msgspec.Struct]) -> str:
-    field = complaint.rpartition(" ")[2].strip("`")
-    if "missing" in complaint:
+def _about_fields(problem: str, names: list[str], kind: type[msgspec.Struct]) -> str:
+    field = problem.rpartition(" ")[2].strip("`")
+    if "missing" in problem:
         return f"{field}: got nothing, expected a value"
     where = f" in [{names[-1]}]" if names else ""
     known = ", ".join(kind.__struct_fields__)
     return f"{field}: there is no such setting{where}, expected one of {known}"
 
 
-def _expected(complaint: str, kind: Any) -> str:
-    if complaint.startswith("Invalid enum value"):
+def _expected(problem: str, kind: Any) -> str:
+    if problem.startswith("Invalid enum value"):
         values = [get_args(choice) or choice for choice in get_args(kind)]  # of an optional one
         names = values if isinstance(values[0], str) else values[0]
         return " or ".join(map(str, names))
-    found = re.match(r"Expected `(\w+)[^`]*`(?: ([<>]=?) ([\d.]+))?", complaint)
+    found = re.match(r"Expected `(\w+)[^`]*`(?: ([<>]=?) ([\d.]+))?", problem)
     if found is None:
-        return complaint
+        return problem
     name, bound, limit = found.groups()
     words = TYPE_WORDS.get(name, name)
     return words if bound is None else f"{words} {BOUNDS[bound]} {limit.removesuffix('.0')}"

@@ -1,0 +1,55 @@
+"""Messages between the processes of a run: the job, an order to train, and the report after it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from syncpretrain.pretraining.runtime.activations import ActivationSource
+from syncpretrain.pretraining.runtime.messages import Message
+from syncpretrain.pretraining.runtime.shared_activations import SharedNumbers, SharedSplits
+from syncpretrain.pretraining.schedule.machine import Train
+
+__all__ = ["DUMP_SIGNAL", "Job", "Order", "Report"]
+
+DUMP_SIGNAL = signal.SIGUSR1  # asks for the stacks of all threads on stderr
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Message to a process at its start.
+
+    ``splits`` are the data's and the layers' by number, as far as this layer reads them; it writes
+    those of the layer below. Of the ``numbers``, the first is 1 once the workers are to stop; then
+    follow the progress of each layer's epoch and the number of its workers. ``parent`` is a process
+    identifier.
+    """
+
+    layer: int
+    worker_factory: Callable[[Any], Any]  # a WorkerFactory
+    splits: dict[int, SharedSplits]
+    numbers: SharedNumbers
+    blas_threads: int
+    parent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An epoch to train, and where its input is."""
+
+    command: Train
+    source: ActivationSource
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Message of the worker after an order.
+
+    ``computed`` is whether the input was computed; ``trace`` is the traceback of an error.
+    """
+
+    message: Message
+    computed: bool = False
+    trace: str = ""
