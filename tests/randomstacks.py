@@ -27,7 +27,8 @@ def normal_stack(
 ) -> Stack:
     """Return a stack whose parameters are normal with a standard deviation of ``scale``.
 
-    ``units`` are the kinds of units from the input up, as pretraining makes them:     ReLU units sees Gaussian ones. ``transposed`` arrays are not contiguous.
+    ``units`` are the kinds of units from the input up, as pretraining makes them: what is above
+    ReLU units sees Gaussian ones. ``transposed`` arrays are not contiguous.
     """
     draw = np.random.default_rng(seed)
     units = units or ("bernoulli",) * len(widths)
