@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from contextlib import contextmanager
 
 import fakecupy
 import numpy as np
 import pytest
 from backends import BACKENDS, backend_of
-from disturbedsteps import after_steps, before_steps
+from disturbedsteps import before_steps
 from test_transparency import KINDS, VARIANTS
+from trialruns import notices_of, stop_after
 
 from syncpretrain import finetune, load, pretrain
 from syncpretrain.backends.choice import backend_for, resolve_backend
@@ -20,7 +20,7 @@ from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.cli import main
 from syncpretrain.data.order import minibatches
 from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError
-from syncpretrain.events import EpochFinished, FinetuneEpochFinished, Notice
+from syncpretrain.events import EpochFinished, FinetuneEpochFinished
 from syncpretrain.finetuning.state import read_finetune_state, write_finetune_state
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import train_epoch
@@ -76,30 +76,6 @@ def alike(actual, expected, tolerance=3e-6):
     for ours, theirs in zip(arrays_of(actual), arrays_of(expected), strict=True):
         assert type(ours) is np.ndarray
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=tolerance)
-
-
-def stopping_on(monkeypatch, minibatches: int) -> None:
-    """Let the caller's signals be found set after so many minibatches of pretraining."""
-    seen = itertools.count(1)
-
-    class Request:
-        signum: int | None = None
-
-        def __call__(self) -> bool:
-            return self.signum is not None
-
-    request = Request()
-
-    def count() -> None:
-        if next(seen) == minibatches:
-            request.signum = 2
-
-    @contextmanager
-    def on_signals():
-        yield request
-
-    after_steps(monkeypatch, count)
-    monkeypatch.setattr("syncpretrain.pretraining.driver.stop_on_signals", on_signals)
 
 
 class TestTraining:
@@ -180,7 +156,7 @@ class TestTraining:
                 states.append(state())
 
         with monkeypatch.context() as patch:
-            stopping_on(patch, minibatches)
+            stop_after(patch, minibatches)
             with pytest.raises(RunInterrupted) as caught:
                 Pretraining(settings, bits, save=save).run()
         assert {type(array) for array in arrays_of(caught.value.stack)} == {np.ndarray}
@@ -203,7 +179,7 @@ class TestTraining:
         settings = BASE | {"hidden_units": "relu", "learning_rate": 300.0, "momentum": "0.9"}
         with pytest.raises(DivergedError, match="layer 1 diverged in epoch 1") as caught:
             pretrain(bits, **settings, backend=name, observers=[events.append])
-        notices = [event.message for event in events if isinstance(event, Notice)]
+        notices = notices_of(events)
         assert len(notices) == 3 and "half the learning rate, 150" in notices[0]
         assert all(np.isfinite(array).all() for array in arrays_of(caught.value.stack))
 
@@ -296,7 +272,7 @@ class TestTraining:
         assert whole["backend"] == name
         assert json.loads((tmp_path / "whole" / METRICS_NAME).read_text())["backend"] == name
         with monkeypatch.context() as patch:
-            stopping_on(patch, 12)
+            stop_after(patch, 12)
             with pytest.raises(RunInterrupted):
                 train_run(settings, out=tmp_path / "run")
         assert read_settings(tmp_path / "run" / CONFIG_NAME).pretrain.backend == name
@@ -516,7 +492,7 @@ class TestChoice:
         settings = settings_from((16, 8), **given)
         train_run(settings_from((16, 8), **given, backend="numpy"), out=tmp_path / "whole")
         with monkeypatch.context() as patch:
-            stopping_on(patch, 12)
+            stop_after(patch, 12)
             with pytest.raises(RunInterrupted):
                 train_run(settings, out=tmp_path / "run")
         assert read_settings(tmp_path / "run" / CONFIG_NAME).pretrain.backend == "cupy"
@@ -526,7 +502,7 @@ class TestChoice:
         events = []
         report = resume_run(tmp_path / "run", backend="numpy", observers=[events.append])
         assert report["backend"] == "numpy"
-        notices = [event.message for event in events if isinstance(event, Notice)]
+        notices = notices_of(events)
         assert any("begun with backend cupy and goes on with numpy" in text for text in notices)
         alike(load(tmp_path / "run"), load(tmp_path / "whole"))
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from itertools import product
 
 import numpy as np
 import pytest
+from binaryunits import logistic, states
 
 from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.contrastive_divergence import (
@@ -18,15 +18,6 @@ from syncpretrain.kernels.contrastive_divergence import (
 from syncpretrain.kernels.losses import squared_error
 
 VISIBLE, HIDDEN = 6, 4
-
-
-def states(units: int) -> np.ndarray:
-    """Every binary state, of shape (2**units, units)."""
-    return np.array(list(product((0.0, 1.0), repeat=units)))
-
-
-def logistic(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
 
 
 class TinyRBM:

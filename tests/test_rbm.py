@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import tracemalloc
-from itertools import product
 
 import numpy as np
 import pytest
+from binaryunits import logistic, states
 
 from syncpretrain.errors import DivergedError
 from syncpretrain.learners.cursor import Stopped
@@ -36,14 +36,6 @@ def set_parameters(rbm: RBM, *, scale: float = 0.8, seed: int = 0) -> tuple[np.n
     rbm.visible_bias[:] = rng.normal(0, 0.5, rbm.visible_bias.shape)
     rbm.hidden_bias[:] = rng.normal(0, 0.5, rbm.hidden_bias.shape)
     return tuple(map(np.float64, (rbm.weight, rbm.visible_bias, rbm.hidden_bias)))
-
-
-def logistic(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
-
-
-def states(units: int) -> np.ndarray:
-    return np.array(list(product((0.0, 1.0), repeat=units)))
 
 
 def probability(p: np.ndarray, h: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ import json
 import msgspec
 import numpy as np
 import pytest
+from trialruns import DieAt
 
 import syncpretrain.runs.folder
 import syncpretrain.runs.run as run_module
@@ -61,19 +62,13 @@ def test_the_time_for_a_stall_reaches_both_stages(settings, tmp_path, monkeypatc
 
 class TestStopped:
     def test_an_observer_that_fails_loses_nothing(self, settings, tmp_path):
-        def fail(event):
-            if isinstance(event, EpochFinished):
-                raise OSError("the disk is full")
-
+        fail = DieAt(EpochFinished, error=OSError("the disk is full"))
         with pytest.raises(OSError, match="the disk is full"):
             train_run(settings, out=tmp_path / "run", observers=[fail])
         assert load(tmp_path / "run").widths == (16, 9, 4)
 
     def test_before_fine_tuning_the_pretrained_stack_is_kept(self, settings, tmp_path):
-        def interrupt(event):
-            if isinstance(event, FinetuneStarted):
-                raise KeyboardInterrupt
-
+        interrupt = DieAt(FinetuneStarted, error=KeyboardInterrupt)
         with pytest.raises(RunInterrupted, match="the run was stopped") as caught:
             train_run(settings, out=tmp_path / "run", observers=[interrupt])
         assert str(tmp_path / "run" / MODEL_NAME) in str(caught.value)
@@ -88,10 +83,7 @@ class TestStopped:
         assert load(tmp_path / "run").layers[0].decoder_weight is not None
 
     def test_a_crash_of_fine_tuning_leaves_the_pretrained_stack(self, settings, tmp_path):
-        def crash(event):
-            if isinstance(event, FinetuneStarted):
-                raise MemoryError("no room")
-
+        crash = DieAt(FinetuneStarted, error=MemoryError("no room"))
         with pytest.raises(MemoryError, match="no room"):
             train_run(settings, out=tmp_path / "run", observers=[crash])
         assert load(tmp_path / "run").widths == (16, 9, 4)

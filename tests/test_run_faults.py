@@ -58,7 +58,7 @@ class Disk:
                 full()
             return write(path, content, **options)
 
-        for module in ("array_files", "models.model_file", "runs.stages"):
+        for module in ("array_files", "runs.stages"):
             monkeypatch.setattr(f"syncpretrain.{module}.write_atomically", write_atomically)
 
 

@@ -11,7 +11,7 @@ from backends import backend_of
 from unitkinds import INPUT_UNITS, KINDS, LOG_SUMS, MEANS, RBM_UNITS, SLOPES, STATES, UNITS
 
 from syncpretrain.errors import DataError, SettingsError
-from syncpretrain.finetuning.chain import Step
+from syncpretrain.finetuning.chain import DenseLayer
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.network_program import network_program
 from syncpretrain.kernels import native
@@ -193,7 +193,7 @@ def network_of(units: str) -> Network:
     rng = np.random.default_rng(1)
     shapes = [(5, 4), (4, 3)]
     chain = [
-        Step(*(rng.normal(size=s).astype(np.float32) for s in (shape, shape[1:])), units)
+        DenseLayer(*(rng.normal(size=s).astype(np.float32) for s in (shape, shape[1:])), units)
         for shape in shapes
     ]
     return Network(chain, loss="squared", batch_size=6)

@@ -27,10 +27,17 @@ class Abort(Exception):  # noqa: N818 - it stands for a death
 
 
 class DieAt:
-    """Die at the n-th event of a kind, counting only those with the given values."""
+    """Raise an error at the n-th event of a kind, counting only those with the given values."""
 
-    def __init__(self, kind: type[Event], n: int = 1, **values: int) -> None:
-        self._kind, self._values, self._n = kind, values, n
+    def __init__(
+        self,
+        kind: type[Event],
+        n: int = 1,
+        *,
+        error: BaseException | type[BaseException] = Abort,
+        **values: int,
+    ) -> None:
+        self._kind, self._values, self._n, self._error = kind, values, n, error
         self._seen = itertools.count(1)
 
     def __call__(self, event: Event) -> None:
@@ -38,7 +45,7 @@ class DieAt:
             getattr(event, name) == value for name, value in self._values.items()
         )
         if found and next(self._seen) == self._n:
-            raise Abort
+            raise self._error
 
 
 def died(

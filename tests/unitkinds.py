@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from binaryunits import logistic
 
 from syncpretrain.units import INPUT_UNITS, KINDS, UNITS
 
@@ -20,10 +21,6 @@ __all__ = [
 ]
 
 RBM_UNITS = [name for name in UNITS if KINDS[name].fire is not None]
-
-
-def logistic(x):
-    return 1 / (1 + np.exp(-x))
 
 
 MEANS = {  # of inputs

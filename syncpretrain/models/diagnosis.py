@@ -19,7 +19,7 @@ from syncpretrain.units import kind_of
 __all__ = ["diagnose_layers"]
 
 ROWS = 1000  # of each part, evenly spaced: enough for these means
-NEAR = 0.01  # a unit as near to a limit on every example says nothing about any
+NEAR_LIMIT = 0.01  # a unit as near to a limit on every example says nothing about any
 
 
 def diagnose_layers(
@@ -74,6 +74,6 @@ def _rbm_figures(
 def _idle(units: str, hidden: Array) -> tuple[int | None, int | None]:
     """Return how many units are at their lower, and upper, limit for every row; None without."""
     lower, upper = kind_of(units).lower, kind_of(units).upper
-    dead = int((hidden < lower + NEAR).all(axis=0).sum()) if math.isfinite(lower) else None
-    on = int((hidden > upper - NEAR).all(axis=0).sum()) if math.isfinite(upper) else None
+    dead = int((hidden < lower + NEAR_LIMIT).all(axis=0).sum()) if math.isfinite(lower) else None
+    on = int((hidden > upper - NEAR_LIMIT).all(axis=0).sum()) if math.isfinite(upper) else None
     return dead, on

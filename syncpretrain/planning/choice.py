@@ -17,7 +17,7 @@ from syncpretrain.settings import PretrainSettings, settings_from
 
 __all__ = ["LEARNS", "Plan", "option_text", "plan", "plan_for"]
 
-AS_FAST = 1.01  # what is predicted as near as that is a matter of taste: the simplest is taken
+NEARLY_FASTEST = 1.01  # times the shortest prediction; of those the simplest is taken
 ONE_CORE = "greedy, one core"
 LEARNS = (
     "greedy and synchronized pretraining are both valid, and learn different weights: the layers"
@@ -176,7 +176,7 @@ def plan_for(task: Task, *, timings: Timings | None = None, measure_seconds: flo
             seconds=measure_seconds,
         )
     found = candidates(task, timings)
-    nearest = AS_FAST * min(candidate.seconds for candidate in found)
+    nearest = NEARLY_FASTEST * min(candidate.seconds for candidate in found)
     choice = next(candidate for candidate in found if candidate.seconds <= nearest)
     return Plan(task, tuple(found), choice, floor_seconds(task, timings), timings)
 
