@@ -39,7 +39,9 @@ EXTRAS["test"] += EXTRAS["all"]
 NATIVE = Extension(
     "syncpretrain.kernels._native",
     sources=["syncpretrain/kernels/_native.c"],
-    depends=[f"syncpretrain/kernels/_{name}.h" for name in ("cells", "loops", "philox", "program")],
+    depends=[
+        f"syncpretrain/kernels/_{name}.h" for name in ("counters", "loops", "philox", "program")
+    ],
     extra_compile_args=["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"],
     optional=True,
 )

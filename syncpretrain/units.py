@@ -69,18 +69,18 @@ def times_step(np: Any, a: Any, delta: Any) -> None:
     delta *= np.sign(a, out=a)  # a >= 0
 
 
-def fire_binary(np: Any, x: Any, noise: Any, out: Any) -> None:
+def sample_binary(np: Any, x: Any, noise: Any, out: Any) -> None:
     """Draw 1 with probability sigmoid(x), else 0."""
     sigmoid(np, x)
     np.less(noise, x, out=out)
 
 
-def fire_gaussian(np: Any, x: Any, noise: Any, out: Any) -> None:
+def sample_gaussian(np: Any, x: Any, noise: Any, out: Any) -> None:
     """Draw x + N(0, 1)."""
     np.add(x, noise, out=out)
 
 
-def fire_rectified(np: Any, x: Any, noise: Any, out: Any) -> None:
+def sample_rectified(np: Any, x: Any, noise: Any, out: Any) -> None:
     """Draw max(0, x + N(0, sigmoid(x))) (Nair and Hinton 2010, section 2)."""
     np.copyto(out, x)
     sigmoid(np, out)
@@ -130,8 +130,8 @@ class Kind:
     curvature : callable (np, a) or None
         The second derivative over the first at the means; None if it is 0.
     noise : str or None
-        The random numbers that ``fire`` needs: ``uniform`` or ``normal``.
-    fire : callable (np, x, noise, out) or None
+        The random numbers that ``sample`` needs: ``uniform`` or ``normal``.
+    sample : callable (np, x, noise, out) or None
         Draws states into ``out`` and replaces inputs by means; ``noise`` is overwritten. None if
         the kind has no states: then it is not supported in RBMs.
     log_sum : callable (np, x, b) or None
@@ -163,7 +163,7 @@ class Kind:
     times_derivative: Equation | None
     curvature: Equation | None = None
     noise: Literal["uniform", "normal"] | None = None
-    fire: Equation | None = None
+    sample: Equation | None = None
     log_sum: Equation | None = None
     energy: Equation | None = None
     bias_of: Equation | None = None
@@ -202,7 +202,7 @@ KINDS = {
             times_derivative=times_sigmoid_derivative,
             curvature=lambda np, a: 1 - 2 * a,
             noise="uniform",
-            fire=fire_binary,
+            sample=sample_binary,
             log_sum=lambda np, x, b: np.logaddexp(0, x),
             energy=lambda np, v, a: -v @ a,
             bias_of=log_odds,
@@ -218,7 +218,7 @@ KINDS = {
             mean=unchanged,
             times_derivative=unchanged,
             noise="normal",
-            fire=fire_gaussian,
+            sample=sample_gaussian,
             log_sum=lambda np, x, b: 0.5 * (np.square(x) - np.square(b) + math.log(2 * math.pi)),
             energy=lambda np, v, a: 0.5 * np.square(v - a).sum(axis=1),
             bias_of=lambda np, mean: mean,
@@ -233,7 +233,7 @@ KINDS = {
             mean=lambda np, x: np.maximum(x, 0, out=x),
             times_derivative=times_step,
             noise="normal",
-            fire=fire_rectified,
+            sample=sample_rectified,
             log_sum=log_sum_stepped,
             weight_variance=lambda fan_in, fan_out: 2 / fan_in,  # He et al. 2015
             lower=0,

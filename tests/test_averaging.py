@@ -364,6 +364,6 @@ def test_no_member_spins_where_the_container_has_fewer_cores(monkeypatch, quota,
 
     monkeypatch.setattr(blas.os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
     monkeypatch.setattr(blas, "_quota", lambda: quota)
-    cells = np.zeros(64, dtype=np.int64)
-    barrier = Barrier(cells, np.zeros((2, 64), dtype=np.uint8), 0, 2, timeout=1.0)
+    counters = np.zeros(64, dtype=np.int64)
+    barrier = Barrier(counters, np.zeros((2, 64), dtype=np.uint8), 0, 2, timeout=1.0)
     assert (barrier._spin > 0) == spins

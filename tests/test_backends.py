@@ -13,9 +13,9 @@ from syncpretrain.kernels.autoencoder import corrupt
 from syncpretrain.kernels.backprop import backward, forward, output_delta
 from syncpretrain.kernels.contrastive_divergence import (
     draw_noise,
-    draw_states,
     momentum_step,
     phase_differences,
+    sample_states,
     statistics,
 )
 from syncpretrain.kernels.losses import squared_error
@@ -114,7 +114,7 @@ class TestBackend:
     def test_states_are_drawn_alike(self, backend, units, shape):
         x, bias = normal(*shape), normal(shape[1], seed=1)
         inputs = backend.asarray(x.copy())
-        states = draw_states(
+        states = sample_states(
             inputs,
             backend.asarray(bias),
             units,
@@ -123,7 +123,7 @@ class TestBackend:
             out=backend.empty(shape),
         )
         noise, expected = np.empty_like(x), np.empty_like(x)
-        unwrap(draw_states)(x, bias, units, ADDRESS, noise=noise, out=expected)
+        unwrap(sample_states)(x, bias, units, ADDRESS, noise=noise, out=expected)
         alike(backend.tohost(inputs), x)
         alike(backend.tohost(states), expected)
 
@@ -222,7 +222,7 @@ def contrastive_divergence(backend):
     states, noise = backend.empty((n, 17)), backend.empty((n, 17))
     backend.gather(X, np.arange(0, 36, 3), out=v[:n])
     np.matmul(v[:n], weight, out=h[:n])
-    draw_states(h[:n], b, "bernoulli", ADDRESS, noise=noise, out=states)
+    sample_states(h[:n], b, "bernoulli", ADDRESS, noise=noise, out=states)
     affine(states, weight.T, a, out=v[n:])
     affine(v[n:], weight, b, out=h[n:])
     gradients = [backend.empty(s) for s in ((9, 17), (9,), (17,))]

@@ -22,9 +22,9 @@ from syncpretrain.backends.cupy_backend import CupyBackend
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.activations import means, times_derivative
 from syncpretrain.kernels.contrastive_divergence import (
-    draw_states,
     momentum_step,
     phase_differences,
+    sample_states,
 )
 from syncpretrain.kernels.dispatch import registered
 from syncpretrain.kernels.losses import squared_error
@@ -188,7 +188,7 @@ class TestStreams:
         rows = double.asarray(np.arange(4))
         fakecupy.log.clear()
         double.gather(v, rows, out=double.empty((4, 5)))
-        draw_states(h[:4], db, "bernoulli", ADDRESS, noise=double.empty((4, 7)), out=h[4:])
+        sample_states(h[:4], db, "bernoulli", ADDRESS, noise=double.empty((4, 7)), out=h[4:])
         error = squared_error(v[:4], v[4:], out=double.empty((4, 5)))
         error = error + error
         phase_differences(v, h, da=da, db=db, examples=4)
@@ -232,7 +232,7 @@ class TestStrictness:
         assert registered(double.array_type).keys() == {
             "means",
             "times_derivative",
-            "draw_states",
+            "sample_states",
             "phase_differences",
             "squared_error",
             "momentum_step",
@@ -288,9 +288,9 @@ class TestSource:
         (inner, frame), (noise, noise_frame), (out, out_frame) = (
             self.framed(double, x) for _ in range(3)
         )
-        draw_states(inner, double.asarray(bias), units, ADDRESS, noise=noise, out=out)
+        sample_states(inner, double.asarray(bias), units, ADDRESS, noise=noise, out=out)
         expected = np.empty_like(x)
-        draw_states.__wrapped__(x, bias, units, ADDRESS, noise=np.empty_like(x), out=expected)
+        sample_states.__wrapped__(x, bias, units, ADDRESS, noise=np.empty_like(x), out=expected)
         np.testing.assert_allclose(self.unframed(double, frame), x, rtol=2e-6, atol=1e-7)
         np.testing.assert_allclose(self.unframed(double, out_frame), expected, rtol=2e-6, atol=1e-6)
         self.unframed(double, noise_frame)

@@ -11,8 +11,8 @@ from binaryunits import logistic, states
 from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.contrastive_divergence import (
     draw_noise,
-    fire,
     momentum_step,
+    sample,
     statistics,
 )
 from syncpretrain.kernels.losses import squared_error
@@ -108,8 +108,8 @@ def test_the_negative_phase_is_the_expectation_of_the_model_once_the_chains_have
     h = np.empty((chains, HIDDEN), dtype=np.float32)
     for_v, for_h = np.empty_like(v), np.empty_like(h)
     for _ in range(60):
-        fire(v @ W + b, "bernoulli", draw_noise(rng, "bernoulli", out=for_h), out=h)
-        fire(h @ W.T + a, "bernoulli", draw_noise(rng, "bernoulli", out=for_v), out=v)
+        sample(v @ W + b, "bernoulli", draw_noise(rng, "bernoulli", out=for_h), out=h)
+        sample(h @ W.T + a, "bernoulli", draw_noise(rng, "bernoulli", out=for_v), out=v)
     p_h = affine(v, W, b)
     found = run_statistics(np.zeros_like(v), v, np.zeros_like(p_h), p_h)
     products = v[:, :, None] * p_h[:, None, :]
@@ -152,7 +152,7 @@ def test_a_binary_unit_fires_if_the_draw_is_below_its_probability():
     x = np.float32([-1e30, 0, 0, 1e30])
     u = np.float32([0, 0.5, 0.4999, 1 - 2**-24])
     out = np.empty_like(x)
-    assert fire(x, "bernoulli", u, out=out) is out
+    assert sample(x, "bernoulli", u, out=out) is out
     assert out.tolist() == [0, 0, 1, 1]  # never at probability 0, always at 1
     assert x.tolist() == [0, 0.5, 0.5, 1]
 
@@ -164,7 +164,7 @@ def fired(units: str, draws: int = 100_000) -> tuple[np.ndarray, np.ndarray]:
     """Means and states of units with the inputs above."""
     x = np.tile(INPUTS, (draws, 1))
     noise, out = np.empty_like(x), np.empty_like(x)
-    fire(x, units, draw_noise(np.random.default_rng(7), units, out=noise), out=out)
+    sample(x, units, draw_noise(np.random.default_rng(7), units, out=noise), out=out)
     return x, np.float64(out)
 
 

@@ -160,7 +160,7 @@ def test_states(shape, layout):
     x, out = array(shape, 1, layout=layout), array(shape, 2, layout=layout)
     bias, noise = array(shape[1:], 3), array(shape, 4)
     (result, ours), (_, theirs) = both(
-        "draw_states", [x, bias, noise, out], "bernoulli", address, noise=2, out=3
+        "sample_states", [x, bias, noise, out], "bernoulli", address, noise=2, out=3
     )
     assert result is ours[3]
     np.testing.assert_allclose(ours[0], theirs[0], **SIGMOID)
@@ -175,7 +175,7 @@ def test_other_units_draw_with_numpy():
     x, out = array((4, 5), 1), np.zeros((4, 5), dtype=np.float32)
     address = Address(7, Purpose.HIDDEN)
     for units in set(RBM_UNITS) - set(native.extension.DRAWN):
-        form = FORMS["draw_states"]
+        form = FORMS["sample_states"]
         assert form(x, x[0].copy(), units, address, noise=x, out=out) is NotImplemented
 
 
@@ -184,7 +184,7 @@ def test_a_number_that_is_no_word_of_the_generator_is_refused():
     x, bias = array((4, 5), 1), array((5,), 2)
     for address in (Address(-1, Purpose.HIDDEN), Address(2**64, Purpose.HIDDEN)):
         with pytest.raises(OverflowError):
-            FORMS["draw_states"](x, bias, "bernoulli", address, noise=x, out=x.copy())
+            FORMS["sample_states"](x, bias, "bernoulli", address, noise=x, out=x.copy())
 
 
 @compiled
@@ -412,13 +412,13 @@ def test_a_machine_without_a_compiler_can_build_the_package(tmp_path):
     assert not list(tmp_path.rglob("_native*.so"))
 
 
-# ------------------------------------------------------------------------------------ the cells
+# ------------------------------------------------------------------------------------ the counters
 
-BROKEN = 7  # the cell that breaks waits
+BROKEN = 7  # the counter that breaks waits
 
 
 @pytest.fixture(params=["compiled", "python"])
-def cells(request, monkeypatch):
+def counters(request, monkeypatch):
     if request.param == "python":
         monkeypatch.setattr(waiting, "extension", None)
     elif not native.available():
@@ -426,74 +426,74 @@ def cells(request, monkeypatch):
     return np.zeros(8, dtype=np.int64)
 
 
-def test_cells_that_have_reached_the_target_are_not_waited_for(cells):
-    cells[2:5] = [3, 4, 3]
-    assert waiting.wait_cells(cells, 2, 3, 3, BROKEN, 0, 10) == 0
-    assert waiting.wait_cells(cells, 2, 0, 9, BROKEN, 0, 10) == 0, "no cells"
+def test_counters_that_have_reached_the_target_are_not_waited_for(counters):
+    counters[2:5] = [3, 4, 3]
+    assert waiting.wait_for_counters(counters, 2, 3, 3, BROKEN, 0, 10) == 0
+    assert waiting.wait_for_counters(counters, 2, 0, 9, BROKEN, 0, 10) == 0, "no counters"
 
 
 @pytest.mark.parametrize("spin", [0, 0.01, 10])
-def test_a_wait_ends_in_time(cells, spin):
-    cells[2:5] = [3, 4, 2]
-    assert waiting.wait_cells(cells, 2, 3, 3, BROKEN, spin, 0.05) == 2
-    assert waiting.wait_cells(cells, 2, 3, 3, BROKEN, spin, 0) == 2
+def test_a_wait_ends_in_time(counters, spin):
+    counters[2:5] = [3, 4, 2]
+    assert waiting.wait_for_counters(counters, 2, 3, 3, BROKEN, spin, 0.05) == 2
+    assert waiting.wait_for_counters(counters, 2, 3, 3, BROKEN, spin, 0) == 2
 
 
-def test_a_broken_wait_says_so_even_at_its_target(cells):
-    cells[BROKEN] = -1
-    assert waiting.wait_cells(cells, 0, 2, 1, BROKEN, 0, 10) == 1
-    assert waiting.wait_cells(cells, 0, 2, 0, BROKEN, 0, 10) == 1
-    assert waiting.arrive_and_wait(cells, 0, 0, 2, 5, BROKEN, 0, 10) == 1
-    assert cells[0] == 5
+def test_a_broken_wait_says_so_even_at_its_target(counters):
+    counters[BROKEN] = -1
+    assert waiting.wait_for_counters(counters, 0, 2, 1, BROKEN, 0, 10) == 1
+    assert waiting.wait_for_counters(counters, 0, 2, 0, BROKEN, 0, 10) == 1
+    assert waiting.arrive_and_wait(counters, 0, 0, 2, 5, BROKEN, 0, 10) == 1
+    assert counters[0] == 5
 
 
-@pytest.mark.parametrize(("cell", "expected"), [(3, 0), (BROKEN, 1)])
+@pytest.mark.parametrize(("counter", "expected"), [(3, 0), (BROKEN, 1)])
 @pytest.mark.parametrize("spin", [0, 10])
-def test_another_thread_ends_the_wait(cells, spin, cell, expected):
+def test_another_thread_ends_the_wait(counters, spin, counter, expected):
     """The waiting thread holds no lock that the storing one needs."""
-    cells[2] = 1
+    counters[2] = 1
     found, waits = [], threading.Event()
 
     def wait():
         waits.set()
-        found.append(waiting.wait_cells(cells, 2, 2, 1, BROKEN, spin, 30))
+        found.append(waiting.wait_for_counters(counters, 2, 2, 1, BROKEN, spin, 30))
 
     thread = threading.Thread(target=wait)
     thread.start()
     assert waits.wait(30)
-    waiting.store_cell(cells, cell, 1)
+    waiting.store_counter(counters, counter, 1)
     thread.join(30)
     assert not thread.is_alive()
     assert found == [expected]
 
 
-def test_threads_meet_at_every_step(cells):
+def test_threads_meet_at_every_step(counters):
     """Each sees what all wrote before they arrived, and none runs ahead."""
-    members, steps = 3, 200
-    written = np.zeros(members, dtype=np.int64)
+    workers, steps = 3, 200
+    written = np.zeros(workers, dtype=np.int64)
     wrong = []
 
-    def member(rank):
+    def work(rank):
         for step in range(1, steps + 1):
             written[rank] = step
-            if waiting.arrive_and_wait(cells, rank, 0, members, 2 * step - 1, BROKEN, 1e-4, 30):
+            if waiting.arrive_and_wait(counters, rank, 0, workers, 2 * step - 1, BROKEN, 1e-4, 30):
                 wrong.append((rank, step, "waited in vain"))
                 return
             if (written != step).any():
                 wrong.append((rank, step, written.tolist()))
-            waiting.arrive_and_wait(cells, rank, 0, members, 2 * step, BROKEN, 1e-4, 30)
+            waiting.arrive_and_wait(counters, rank, 0, workers, 2 * step, BROKEN, 1e-4, 30)
 
-    threads = [threading.Thread(target=member, args=(rank,)) for rank in range(members)]
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(workers)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
     assert not wrong
-    assert cells[:members].tolist() == [2 * steps] * members
+    assert counters[:workers].tolist() == [2 * steps] * workers
 
 
-def test_a_signal_ends_the_wait(cells):
+def test_a_signal_ends_the_wait(counters):
     def interrupt(signum, frame):
         raise InterruptedError("by the test's handler")
 
@@ -503,13 +503,13 @@ def test_a_signal_ends_the_wait(cells):
     try:
         with pytest.raises(InterruptedError, match="by the test's handler"):
             sender.start()
-            waiting.wait_cells(cells, 0, 1, 1, BROKEN, 0, 30)
+            waiting.wait_for_counters(counters, 0, 1, 1, BROKEN, 0, 30)
     finally:
         sender.join(30)
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_cells_that_are_none_are_refused(cells):
+def test_counters_that_are_none_are_refused(counters):
     for first, count, broken in [
         (-1, 1, 7),
         (0, 9, 7),
@@ -519,27 +519,27 @@ def test_cells_that_are_none_are_refused(cells):
         (0, 1, -1),
     ]:
         with pytest.raises(IndexError, match="counted from 0"):
-            waiting.wait_cells(cells, first, count, 1, broken, 0, 0)
+            waiting.wait_for_counters(counters, first, count, 1, broken, 0, 0)
         with pytest.raises(IndexError, match="counted from 0"):
-            waiting.arrive_and_wait(cells, 0, first, count, 1, broken, 0, 0)
+            waiting.arrive_and_wait(counters, 0, first, count, 1, broken, 0, 0)
     for rank in (-1, 8):
         with pytest.raises(IndexError, match="counted from 0"):
-            waiting.store_cell(cells, rank, 1)
+            waiting.store_counter(counters, rank, 1)
         with pytest.raises(IndexError, match="counted from 0"):
-            waiting.arrive_and_wait(cells, rank, 0, 1, 1, BROKEN, 0, 0)
-    assert not cells.any(), "nothing was stored"
-    for other in (cells.astype(np.int32), cells.astype(float), cells.reshape(2, 4)):
+            waiting.arrive_and_wait(counters, rank, 0, 1, 1, BROKEN, 0, 0)
+    assert not counters.any(), "nothing was stored"
+    for other in (counters.astype(np.int32), counters.astype(float), counters.reshape(2, 4)):
         with pytest.raises(ValueError, match="expected one of int64"):
-            waiting.wait_cells(other, 0, 1, 1, 1, 0, 0)
+            waiting.wait_for_counters(other, 0, 1, 1, 1, 0, 0)
         with pytest.raises(ValueError, match="expected one of int64"):
-            waiting.store_cell(other, 0, 1)
+            waiting.store_counter(other, 0, 1)
 
 
 @compiled
-def test_cells_lie_in_memory_of_any_kind():
+def test_counters_lie_in_memory_of_any_kind():
     from syncpretrain.kernels import _native
 
     memory = memoryview(bytearray(64)).cast("q")
-    _native.store_cell(memory, 1, -(2**63))
+    _native.store_counter(memory, 1, -(2**63))
     assert memory[1] == -(2**63)
-    assert _native.wait_cells(memory, 0, 1, 0, 7, 0, 0, 0) == 0
+    assert _native.wait_for_counters(memory, 0, 1, 0, 7, 0, 0, 0) == 0

@@ -49,7 +49,7 @@ GOOD = {
     "scale": [(X, 2), (LINE, 0.5)],
     "decay": [(LINE, 0.5)],
     "copy": [(WIDE[:, :4], WIDE[:, 4:8])],
-    "draw_states": [(X, floats(6), X.copy(), X.copy(), "bernoulli", 1 | 3 << 32)],
+    "sample_states": [(X, floats(6), X.copy(), X.copy(), "bernoulli", 1 | 3 << 32)],
     "squared_error": [(X, X.copy(), X.copy(), 1), (X, X.copy(), X, 0)],
     "wrong": [(X, X.copy(), 1), (X, X, 0)],
     "phase_differences": [(X, floats(4, 3), floats(6), floats(3), floats(3), 2)],
@@ -89,10 +89,10 @@ BAD = {
     "a sum into a matrix": ("sum_rows", X, floats(1, 6)),
     "a mask of another shape": ("multiply", X, floats(4, 5), X.copy()),
     "a shifted mask": ("multiply", WIDE[:, :6], X, WIDE[:, 1:7]),
-    "no noise for all": ("draw_states", X, floats(6), floats(6), X.copy(), "bernoulli", 0),
-    "states in place": ("draw_states", X, floats(6), SQUARE[:4], X, "bernoulli", 0),
-    "a negative shard": ("draw_states", X, floats(6), SQUARE[:4], X.copy(), "bernoulli", -1),
-    "half a shard": ("draw_states", X, floats(6), SQUARE[:4], X.copy(), "bernoulli", 0.5),
+    "no noise for all": ("sample_states", X, floats(6), floats(6), X.copy(), "bernoulli", 0),
+    "states in place": ("sample_states", X, floats(6), SQUARE[:4], X, "bernoulli", 0),
+    "a negative shard": ("sample_states", X, floats(6), SQUARE[:4], X.copy(), "bernoulli", -1),
+    "half a shard": ("sample_states", X, floats(6), SQUARE[:4], X.copy(), "bernoulli", 0.5),
     "a slot too far": ("squared_error", X, X.copy(), X.copy(), 2),
     "a slot very far": ("squared_error", X, X.copy(), X.copy(), 10**9),
     "a negative slot": ("wrong", X, X.copy(), -1),
@@ -179,20 +179,20 @@ def test_the_extension_refuses_ragged_shards():
             native.extension.program(phases, *compiled._sgemm())
 
 
-CELLS = np.zeros(5, dtype=np.int64)
+COUNTERS = np.zeros(5, dtype=np.int64)
 PLACES = {
-    "a member that is none": {"member": 2},
-    "a negative member": {"member": -1},
-    "no members": {"members": 0},
-    "too many members": {"members": 4},
-    "a far cell": {"first": 10**12},
-    "cells from before the first": {"first": -1},
-    "a failure's cell that is none": {"broken": 10**12},
-    "a failure's cell before the first": {"broken": -1},
+    "a rank that is none": {"rank": 2},
+    "a negative rank": {"rank": -1},
+    "no workers": {"workers": 0},
+    "too many workers": {"workers": 4},
+    "a far counter": {"first": 10**12},
+    "counters from before the first": {"first": -1},
+    "a failure's counter that is none": {"broken": 10**12},
+    "a failure's counter before the first": {"broken": -1},
     "fewer than no phases": {"behind": -1},
-    "cells of float64": {"cells": np.zeros(5)},
-    "cells apart": {"cells": np.zeros(10, dtype=np.int64)[::2]},
-    "no cells": {"cells": None},
+    "counters of float64": {"counters": np.zeros(5)},
+    "counters apart": {"counters": np.zeros(10, dtype=np.int64)[::2]},
+    "no counters": {"counters": None},
 }
 
 
@@ -200,10 +200,10 @@ PLACES = {
 @pytest.mark.parametrize("what", PLACES)
 def test_a_place_that_is_none_is_refused(what):
     own = Program([[[SCALE], [SCALE]]], 0)
-    place = {"member": 0, "members": 2, "cells": CELLS, "first": 2, "broken": 0, **PLACES[what]}
+    place = {"rank": 0, "workers": 2, "counters": COUNTERS, "first": 2, "broken": 0, **PLACES[what]}
     with pytest.raises((ValueError, IndexError, BufferError)):
-        own.work(place.pop("member"), place.pop("members"), place.pop("cells"), **place)
-    assert not CELLS.any()
+        own.work(place.pop("rank"), place.pop("workers"), place.pop("counters"), **place)
+    assert not COUNTERS.any()
 
 
 @COMPILED

@@ -16,7 +16,7 @@ from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.network_program import network_program
 from syncpretrain.kernels import native
 from syncpretrain.kernels.activations import activate, means, times_derivative
-from syncpretrain.kernels.contrastive_divergence import draw_noise, fire
+from syncpretrain.kernels.contrastive_divergence import draw_noise, sample
 from syncpretrain.kernels.losses import cross_entropy
 from syncpretrain.models.layer import Layer
 from syncpretrain.models.likelihood import free_energy
@@ -43,9 +43,9 @@ class TestRecords:
         kind = kind_of(name)
         assert kind.name == name
         assert kind.lower < kind.upper
-        of_states = [kind.noise, kind.fire, kind.log_sum]
+        of_states = [kind.noise, kind.sample, kind.log_sum]
         assert all(of_states) or not any(of_states)
-        assert kind.fire or not (kind.energy or kind.is_binary)
+        assert kind.sample or not (kind.energy or kind.is_binary)
         assert (name in UNITS) != kind.is_exclusive
         if kind.is_input:
             assert kind.energy, "the visible units of an RBM"
@@ -56,7 +56,7 @@ class TestRecords:
         kind, above = kind_of(name), kind_of(kind_of(name).above)
         assert above.lower <= kind.lower < kind.upper <= above.upper
         assert above.bias_of
-        assert above.energy or not kind.fire, "in an RBM as well"
+        assert above.energy or not kind.sample, "in an RBM as well"
 
     @pytest.mark.parametrize("name", UNITS)
     def test_means_are_in_range_and_rise(self, name):
@@ -97,7 +97,7 @@ class TestRecords:
         noise = draw_noise(draws, name, out=np.empty_like(x))
         expected = STATES[name](np.float64(x), np.float64(noise))
         mean, out = x.copy(), np.empty_like(x)
-        assert fire(mean, name, noise, out=out) is out
+        assert sample(mean, name, noise, out=out) is out
         np.testing.assert_allclose(mean, MEANS[name](np.float64(x)), rtol=1e-6, atol=1e-7)
         np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
         assert set(np.unique(out)) == {0, 1} or not kind.is_binary
@@ -130,7 +130,7 @@ class TestRecords:
         with pytest.raises(ValueError, match="expected units that have states"):
             draw_noise(np.random.default_rng(0), name, out=one)
         with pytest.raises(ValueError, match="expected units that have states"):
-            fire(one, name, one.copy(), out=one.copy())
+            sample(one, name, one.copy(), out=one.copy())
         layer = Layer(one, one[0], one[0], None, hidden_units=name)
         with pytest.raises(DataError, match=f"layer: got bernoulli and {name} units, which have"):
             free_energy(layer, one)

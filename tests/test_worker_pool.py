@@ -13,7 +13,7 @@ from syncpretrain.kernels import native
 from syncpretrain.kernels.program import Program
 from syncpretrain.parallel import worker_pool as module
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.parallel.waiting import store_cell, wait_cells
+from syncpretrain.parallel.waiting import store_counter, wait_for_counters
 from syncpretrain.parallel.worker_pool import WorkerPool
 
 WAIT = 20.0
@@ -171,17 +171,17 @@ def test_the_own_work_of_a_member_is_no_time_that_it_waits():
         begun = time.monotonic()
         Program([[work]], 0).work()
         spent = time.monotonic() - begun
-    cells = np.zeros(3, dtype=np.int64)  # broken, and the phases done by each member
+    counters = np.zeros(3, dtype=np.int64)  # broken, and the phases done by each member
 
     def follow():
-        assert wait_cells(cells, 1, 1, 1, 0, WAIT, WAIT) == 0
-        assert wait_cells(cells, 2, 1, 1, 0, 0.0, limit / 5) == 2, "a moment later"
-        store_cell(cells, 2, 1)
+        assert wait_for_counters(counters, 1, 1, 1, 0, WAIT, WAIT) == 0
+        assert wait_for_counters(counters, 2, 1, 1, 0, 0.0, limit / 5) == 2, "a moment later"
+        store_counter(counters, 2, 1)
 
     other = threading.Thread(target=follow)
     other.start()
     program = Program([[work, []]], 0)
-    found = program.work(0, 2, cells, first=1, broken=0, timeout_seconds=limit)
+    found = program.work(0, 2, counters, first=1, broken=0, timeout_seconds=limit)
     other.join(WAIT)
     assert found == 0, "reached, not late"
 

@@ -20,7 +20,7 @@ __all__ = [
     "logistic",
 ]
 
-RBM_UNITS = [name for name in UNITS if KINDS[name].fire is not None]
+RBM_UNITS = [name for name in UNITS if KINDS[name].sample is not None]
 
 
 MEANS = {  # of inputs

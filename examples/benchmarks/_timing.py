@@ -123,7 +123,7 @@ def spread(values: Sequence[float]) -> str:
 
 def rst_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a simple table of reStructuredText; an empty head of a column is escaped."""
-    lines = [[cell or "\\" for cell in row] for row in (head, *rows)]
+    lines = [[counter or "\\" for counter in row] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rule = "  ".join("=" * width for width in widths)
     text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]

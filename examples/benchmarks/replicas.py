@@ -76,8 +76,8 @@ def measured(shape: tuple[int, int], batch: int, rounds: int, workers: int) -> l
         for name, stream in streams.items():
             times[name].append(1000 * next(stream))
     one, blas, *shared = times.values()
-    cell: Callable[[list[float]], str] = lambda own: f"{median(own):.2f}"  # noqa: E731
-    row = [f"{shape[0]}-{shape[1]}, {batch}", cell(one), cell(blas), *map(cell, shared)]
+    counter: Callable[[list[float]], str] = lambda own: f"{median(own):.2f}"  # noqa: E731
+    row = [f"{shape[0]}-{shape[1]}, {batch}", counter(one), counter(blas), *map(counter, shared)]
     row += [spread([b / own for b, own in zip(blas, other, strict=True)]) for other in shared]
     row += [spread([o / own for o, own in zip(one, other, strict=True)]) for other in shared]
     print(row, file=sys.stderr, flush=True)

@@ -92,7 +92,7 @@ class CudaKernels:
             for form in (
                 self.means,
                 self.times_derivative,
-                self.draw_states,
+                self.sample_states,
                 self.phase_differences,
                 self.squared_error,
                 self.momentum_step,
@@ -140,7 +140,7 @@ class CudaKernels:
         self._flat("times_derivative", delta.size, delta, ldd, a, lda, rows, columns, number)
         return None
 
-    def draw_states(
+    def sample_states(
         self, x: Any, bias: Any, units: str, address: Address, *, noise: Any, out: Any
     ) -> Any:
         """Draw states into ``out`` at an address; replace inputs x without their bias by means.

@@ -12,7 +12,7 @@ OUTPUT = "Run folder and output"  # and what belongs to no other section
 
 def _described(name: str) -> str:
     """Return the name of a kind of units, and what a user should know of it."""
-    if KINDS[name].fire is None:
+    if KINDS[name].sample is None:
         return f"{name} (autoencoders)"
     return f"{name} (linear)" if KINDS[name].is_linear else name
 

@@ -11,7 +11,7 @@
 #error "needs GCC or Clang on a POSIX system; without this module the NumPy forms are used"
 #endif
 
-#include "_cells.h"
+#include "_counters.h"
 #include "_loops.h"
 #include "_philox.h"
 
@@ -253,11 +253,11 @@ static void draw_all(const Matrix *x, const float *bias, Philox *state, const Ma
     }
 }
 
-static PyObject *draw_states(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *sample_states(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     Matrix m[3]; /* x, bias, out */
     Philox state;
-    if (!expect(nargs, 5, "draw_states") || !start_philox(&state, args[3], args[4])) return NULL;
+    if (!expect(nargs, 5, "sample_states") || !start_philox(&state, args[3], args[4])) return NULL;
     if (!open_all(m, args, "wrw")) Py_RETURN_NOTIMPLEMENTED;
     if (!is_row_of(&m[1], &m[0]) || !same_shape(&m[0], &m[2]) || !all_apart(m, 3))
         return closed(m, 3, Py_NotImplemented);
@@ -430,9 +430,9 @@ static PyObject *times_derivative(PyObject *module, PyObject *const *args, Py_ss
     return closed(m, 2, Py_None);
 }
 
-/* --------------------------------------------------------------------------------------- cells */
+/* --------------------------------------------------------------------------------------- counters */
 
-static int open_cells(Py_buffer *buffer, PyObject *object)
+static int open_counters(Py_buffer *buffer, PyObject *object)
 {
     if (PyObject_GetBuffer(object, buffer, PyBUF_WRITABLE | PyBUF_ND | PyBUF_FORMAT) < 0) return 0;
     const char *format = buffer->format ? buffer->format : "B";
@@ -440,37 +440,37 @@ static int open_cells(Py_buffer *buffer, PyObject *object)
         && (uintptr_t)buffer->buf % 8 == 0)
         return 1;
     PyErr_Format(PyExc_ValueError,
-                 "got cells of %d dimensions and format '%s'; expected one of int64: "
+                 "got counters of %d dimensions and format '%s'; expected one of int64: "
                  "take np.zeros(n, dtype=np.int64), or a view like it of shared memory",
                  buffer->ndim, format);
     PyBuffer_Release(buffer);
     return 0;
 }
 
-static int are_within(const Py_buffer *cells, Py_ssize_t first, Py_ssize_t count)
+static int are_within(const Py_buffer *counters, Py_ssize_t first, Py_ssize_t count)
 {
-    Py_ssize_t n = cells->shape[0];
+    Py_ssize_t n = counters->shape[0];
     if (first >= 0 && count >= 0 && first <= n && count <= n - first) return 1;
-    PyErr_Format(PyExc_IndexError, "got cells %zd to %zd; there are %zd, counted from 0", first,
+    PyErr_Format(PyExc_IndexError, "got counters %zd to %zd; there are %zd, counted from 0", first,
                  first + count - 1, n);
     return 0;
 }
 
-static void store(const Py_buffer *cells, Py_ssize_t index, int64_t value)
+static void store(const Py_buffer *counters, Py_ssize_t index, int64_t value)
 {
-    __atomic_store_n((int64_t *)cells->buf + index, value, __ATOMIC_RELEASE);
+    __atomic_store_n((int64_t *)counters->buf + index, value, __ATOMIC_RELEASE);
 }
 
 /* args: first, count, target, broken, spin, timeout and stagger seconds. Only checks them. */
-static int parse_wait(PyObject *const *args, const Py_buffer *cells, Wait *wait)
+static int parse_wait(PyObject *const *args, const Py_buffer *counters, Wait *wait)
 {
     Py_ssize_t first = PyLong_AsSsize_t(args[0]), count = PyLong_AsSsize_t(args[1]);
     long long target = PyLong_AsLongLong(args[2]);
     Py_ssize_t broken = PyLong_AsSsize_t(args[3]);
     double d[3], now = seconds();
     if (PyErr_Occurred() || !doubles(args + 4, d, 3)) return 0;
-    if (!are_within(cells, first, count) || !are_within(cells, broken, 1)) return 0;
-    const int64_t *all = cells->buf;
+    if (!are_within(counters, first, count) || !are_within(counters, broken, 1)) return 0;
+    const int64_t *all = counters->buf;
     *wait = (Wait){all + first, all + broken, count, target, now + d[0],
                    now + d[1],  d[2],         0,     SHORTEST_SLEEP};
     return 1;
@@ -481,7 +481,7 @@ static int parse_wait(PyObject *const *args, const Py_buffer *cells, Wait *wait)
  * Those who waited together would all want the lock at the same moment, and all but one be put to
  * sleep, to be woken some 40 us later. Who staggers finds the lock free again instead.
  */
-static PyObject *finish_wait(Py_buffer *cells, Wait *wait)
+static PyObject *finish_wait(Py_buffer *counters, Wait *wait)
 {
     Waited seen;
     do {
@@ -490,48 +490,48 @@ static PyObject *finish_wait(Py_buffer *cells, Wait *wait)
         if (seen == REACHED && wait->stagger > 0) spin_for(wait->stagger);
         Py_END_ALLOW_THREADS
         if (seen == PAUSED && PyErr_CheckSignals() < 0) {
-            PyBuffer_Release(cells);
+            PyBuffer_Release(counters);
             return NULL;
         }
     } while (seen == PAUSED);
-    PyBuffer_Release(cells);
+    PyBuffer_Release(counters);
     return PyLong_FromLong(seen);
 }
 
-static PyObject *wait_cells(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *wait_for_counters(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    Py_buffer cells;
+    Py_buffer counters;
     Wait wait;
-    if (!expect(nargs, 8, "wait_cells") || !open_cells(&cells, args[0])) return NULL;
-    if (parse_wait(args + 1, &cells, &wait)) return finish_wait(&cells, &wait);
-    PyBuffer_Release(&cells);
+    if (!expect(nargs, 8, "wait_for_counters") || !open_counters(&counters, args[0])) return NULL;
+    if (parse_wait(args + 1, &counters, &wait)) return finish_wait(&counters, &wait);
+    PyBuffer_Release(&counters);
     return NULL;
 }
 
-static PyObject *store_cell(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *store_counter(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    Py_buffer cells;
-    if (!expect(nargs, 3, "store_cell") || !open_cells(&cells, args[0])) return NULL;
+    Py_buffer counters;
+    if (!expect(nargs, 3, "store_counter") || !open_counters(&counters, args[0])) return NULL;
     Py_ssize_t index = PyLong_AsSsize_t(args[1]);
     long long value = PyLong_AsLongLong(args[2]);
-    int valid = !PyErr_Occurred() && are_within(&cells, index, 1);
-    if (valid) store(&cells, index, value);
-    PyBuffer_Release(&cells);
+    int valid = !PyErr_Occurred() && are_within(&counters, index, 1);
+    if (valid) store(&counters, index, value);
+    PyBuffer_Release(&counters);
     if (!valid) return NULL;
     Py_RETURN_NONE;
 }
 
 static PyObject *arrive_and_wait(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    Py_buffer cells;
+    Py_buffer counters;
     Wait wait;
-    if (!expect(nargs, 9, "arrive_and_wait") || !open_cells(&cells, args[0])) return NULL;
+    if (!expect(nargs, 9, "arrive_and_wait") || !open_counters(&counters, args[0])) return NULL;
     Py_ssize_t rank = PyLong_AsSsize_t(args[1]);
-    if (!PyErr_Occurred() && are_within(&cells, rank, 1) && parse_wait(args + 2, &cells, &wait)) {
-        store(&cells, rank, wait.target);
-        return finish_wait(&cells, &wait);
+    if (!PyErr_Occurred() && are_within(&counters, rank, 1) && parse_wait(args + 2, &counters, &wait)) {
+        store(&counters, rank, wait.target);
+        return finish_wait(&counters, &wait);
     }
-    PyBuffer_Release(&cells);
+    PyBuffer_Release(&counters);
     return NULL;
 }
 
@@ -543,15 +543,15 @@ static PyObject *arrive_and_wait(PyObject *module, PyObject *const *args, Py_ssi
 
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 static PyMethodDef methods[] = {
-    METHOD(means), METHOD(draw_states), METHOD(uniform), METHOD(phase_differences),
+    METHOD(means), METHOD(sample_states), METHOD(uniform), METHOD(phase_differences),
     METHOD(momentum_step), METHOD(sgd_step), METHOD(adam_step), METHOD(squared_error),
-    METHOD(times_derivative), METHOD(wait_cells), METHOD(store_cell), METHOD(arrive_and_wait),
+    METHOD(times_derivative), METHOD(wait_for_counters), METHOD(store_counter), METHOD(arrive_and_wait),
     METHOD(program), METHOD(run_program),
     {NULL, NULL, 0, NULL},
 };
 
 /* UNITS has the number of each kind of units that has a compiled form, DRAWN the names of those whose
- * states draw_states draws. */
+ * states sample_states draws. */
 static int add_units(PyObject *module)
 {
     PyObject *numbers = PyDict_New(), *drawn = Py_BuildValue("(s)", UNIT_NAMES[BERNOULLI]);

@@ -6,7 +6,7 @@ UNITS: dict[str, int]
 DRAWN: tuple[str, ...]
 
 def means(x: Any, bias: Any, units: str, /) -> Any: ...
-def draw_states(
+def sample_states(
     x: Any, bias: Any, out: Any, key: tuple[int, ...], counter: tuple[int, ...], /
 ) -> Any: ...
 def uniform(out: Any, key: tuple[int, ...], counter: tuple[int, ...], /) -> Any: ...
@@ -43,8 +43,8 @@ def adam_step(
 ) -> Any: ...
 def squared_error(x: Any, y: Any, out: Any, /) -> Any: ...
 def times_derivative(delta: Any, a: Any, units: str, /) -> Any: ...
-def wait_cells(
-    cells: Any,
+def wait_for_counters(
+    counters: Any,
     first: int,
     count: int,
     target: int,
@@ -54,9 +54,9 @@ def wait_cells(
     stagger_seconds: float,
     /,
 ) -> int: ...
-def store_cell(cells: Any, index: int, value: int, /) -> None: ...
+def store_counter(counters: Any, index: int, value: int, /) -> None: ...
 def arrive_and_wait(
-    cells: Any,
+    counters: Any,
     rank: int,
     first: int,
     count: int,
@@ -73,9 +73,9 @@ def run_program(
     numbers: Any,
     words: Any,
     results: Any,
-    member: int,
-    members: int,
-    cells: Any,
+    rank: int,
+    workers: int,
+    counters: Any,
     first: int,
     behind: int,
     broken: int,

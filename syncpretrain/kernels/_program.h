@@ -1,6 +1,6 @@
 /* A whole step of training as a list of operations, worked without the interpreter's lock.
  *
- * A program is phases of shards of operations. Every member works its shards of a phase, then waits
+ * A program is phases of shards of operations. Every worker runs its shards of a phase, then waits
  * for the others. The operations are the functions of _native.c and the products of NumPy's own
  * BLAS, so the bits are those of the same calls from Python. Included by _native.c alone.
  *
@@ -20,7 +20,7 @@ static const struct {
 } OPERATIONS[KINDS] = {
     [GEMM] = {"matmul", "ttw", 0},
     [MEANS] = {"means", "wr", 1},                           /* units */
-    [DRAW] = {"draw_states", "wrw", 1},                     /* shard */
+    [DRAW] = {"sample_states", "wrw", 1},                     /* shard */
     [SQUARED_ERROR] = {"squared_error", "rrw", 1},          /* slot */
     [DIFFERENCES] = {"phase_differences", "wrwww", 1},      /* scratch is an array; examples */
     [MOMENTUM] = {"momentum_step", "wrw", 2},               /* weight decay, l1 */
@@ -165,7 +165,7 @@ static void work_operation(const Program *program, const Operation *op, const Va
     }
 }
 
-/* Wait for the other members, for up to `limit` seconds in all.
+/* Wait for the other workers, for up to `limit` seconds in all.
  *
  * Of a look that took longer, only so much counts: the process was suspended meanwhile.
  */
@@ -184,21 +184,21 @@ static Waited wait_for_others(Wait *wait, double look, double limit)
     }
 }
 
-static Waited work_program(const Program *program, const Values *values, Py_ssize_t member,
-                           Py_ssize_t members, int64_t *cells, Wait wait, double look, double limit)
+static Waited work_program(const Program *program, const Values *values, Py_ssize_t rank,
+                           Py_ssize_t workers, int64_t *counters, Wait wait, double look, double limit)
 {
-    Py_ssize_t first = program->shards * member / members;
-    Py_ssize_t last = program->shards * (member + 1) / members;
+    Py_ssize_t first = program->shards * rank / workers;
+    Py_ssize_t last = program->shards * (rank + 1) / workers;
     for (Py_ssize_t phase = 0; phase < program->phases; phase++) {
         for (Py_ssize_t shard = first; shard < last; shard++) {
             Py_ssize_t at = phase * program->shards + shard;
             for (Py_ssize_t i = at ? program->ends[at - 1] : 0; i < program->ends[at]; i++)
                 work_operation(program, program->operations + i, values);
         }
-        if (members == 1) continue;
+        if (workers == 1) continue;
         Wait own = wait;
         own.target = wait.target + phase + 1;
-        __atomic_store_n(cells + member, own.target, __ATOMIC_RELEASE);
+        __atomic_store_n(counters + rank, own.target, __ATOMIC_RELEASE);
         Waited seen = wait_for_others(&own, look, limit);
         if (seen != REACHED) return seen;
     }
@@ -355,20 +355,20 @@ failed:
     return NULL;
 }
 
-/* args: program, numbers (4 float64), words (4 uint64), results (float64), member, members, cells,
- * first, behind, broken, spin, look and timeout seconds. Return as wait_cells does. */
+/* args: program, numbers (4 float64), words (4 uint64), results (float64), rank, workers, counters,
+ * first, behind, broken, spin, look and timeout seconds. Return as wait_for_counters does. */
 static PyObject *run_program(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     if (!expect(nargs, 13, "run_program")) return NULL;
     Program *program = PyCapsule_GetPointer(args[0], "syncpretrain.program");
     if (program == NULL) return NULL;
-    Py_buffer b[4]; /* numbers, words, results, cells */
+    Py_buffer b[4]; /* numbers, words, results, counters */
     PyObject *const objects[4] = {args[1], args[2], args[3], args[6]};
     int opened = 0;
     while (opened < 3 && PyObject_GetBuffer(objects[opened], b + opened, PyBUF_WRITABLE | PyBUF_ND) == 0)
         opened++;
-    if (opened == 3 && open_cells(b + 3, objects[3])) opened++;
-    long numbers[5]; /* member, members, first, behind, broken */
+    if (opened == 3 && open_counters(b + 3, objects[3])) opened++;
+    long numbers[5]; /* rank, workers, first, behind, broken */
     PyObject *const integers[5] = {args[4], args[5], args[7], args[8], args[9]};
     for (int i = 0; i < 5 && !PyErr_Occurred(); i++) numbers[i] = PyLong_AsLong(integers[i]);
     double d[3];
@@ -383,12 +383,12 @@ static PyObject *run_program(PyObject *module, PyObject *const *args, Py_ssize_t
     const double *v = b[0].buf;
     const uint64_t *w = b[1].buf;
     Values values = {v[0], v[1], v[2], v[3], {w[0], w[1]}, w[2], w[3], b[2].buf};
-    int64_t *cells = b[3].buf;
-    Wait wait = {cells + numbers[2], cells + numbers[4], numbers[1], numbers[3], d[0], 0, 0, 0,
+    int64_t *counters = b[3].buf;
+    Wait wait = {counters + numbers[2], counters + numbers[4], numbers[1], numbers[3], d[0], 0, 0, 0,
                  SHORTEST_SLEEP};
     Waited seen;
     Py_BEGIN_ALLOW_THREADS
-    seen = work_program(program, &values, numbers[0], numbers[1], cells + numbers[2], wait, d[1],
+    seen = work_program(program, &values, numbers[0], numbers[1], counters + numbers[2], wait, d[1],
                         d[2]);
     Py_END_ALLOW_THREADS
     result = PyLong_FromLong(seen);

@@ -17,7 +17,7 @@ __all__ = ["compiled_program", "run_program"]
 # With NumPy's prefix or not, with the suffix that says integers of 64 bits or not.
 NAMES = ("scipy_cblas_{}64_", "cblas_{}64_", "scipy_cblas_{}", "cblas_{}")
 EXACT = 2**24  # integers that a float32 holds
-NO_CELLS = np.zeros(1, dtype=np.int64)
+NO_COUNTERS = np.zeros(1, dtype=np.int64)
 
 
 class Sgemm(NamedTuple):
@@ -86,13 +86,13 @@ def compiled_program(phases: Any) -> Any:
     if blas is None:
         return None
     try:
-        told = [[[_told(*op) for op in ops] for ops in shards] for shards in phases]
-        return extension.program(told, *blas)
+        forms = [[[_compiled_form(*op) for op in ops] for ops in shards] for shards in phases]
+        return extension.program(forms, *blas)
     except ValueError:
         return None
 
 
-def _told(name: str, *arguments: Any) -> tuple[Any, ...]:
+def _compiled_form(name: str, *arguments: Any) -> tuple[Any, ...]:
     """Return an operation as the extension takes it.
 
     Raises
@@ -100,7 +100,7 @@ def _told(name: str, *arguments: Any) -> tuple[Any, ...]:
     ValueError
         If it has no such form.
     """
-    if name == "draw_states":
+    if name == "sample_states":
         x, bias, _, out, units, shard = arguments
         if units not in extension.DRAWN:
             raise ValueError(units)
@@ -121,9 +121,9 @@ def run_program(
     numbers: NDArray[np.float64],
     words: NDArray[np.uint64],
     results: NDArray[np.float64],
-    member: int,
-    members: int,
-    cells: NDArray[np.int64] | None,
+    rank: int,
+    workers: int,
+    counters: NDArray[np.int64] | None,
     *,
     first: int = 0,
     behind: int = 0,
@@ -132,26 +132,26 @@ def run_program(
     look_seconds: float = 1.0,
     timeout_seconds: float = 0.0,
 ) -> int:
-    """Work a member's shards of every phase of a program, without the interpreter's lock.
+    """Run a worker's shards of every phase of a program, without the interpreter's lock.
 
-    After each phase the member stores ``behind`` and the number of phases done in the cell
-    ``first + member``, and waits for the other members as ``wait_cells`` does
+    After each phase the worker stores ``behind`` and the number of phases done in the counter
+    ``first + rank``, and waits for the other workers as ``wait_for_counters`` does
     (:mod:`syncpretrain.parallel.waiting`), for up to ``timeout_seconds`` in each phase. Of a pause
     longer than ``look_seconds``, in which the process was suspended, only that much counts.
 
     Returns
     -------
     int
-        As ``wait_cells``.
+        As ``wait_for_counters``.
     """
     waited: int = extension.run_program(
         program,
         numbers,
         words,
         results,
-        member,
-        members,
-        NO_CELLS if cells is None else cells,
+        rank,
+        workers,
+        NO_COUNTERS if counters is None else counters,
         first,
         behind,
         broken,

@@ -17,17 +17,17 @@ from syncpretrain.units import kind_of
 
 __all__ = [
     "draw_noise",
-    "draw_states",
-    "fire",
     "momentum_step",
     "phase_differences",
+    "sample",
+    "sample_states",
     "sparsity_step",
     "statistics",
 ]
 
 
 def draw_noise(draws: np.random.Generator, units: str, *, out: Array) -> Array:
-    """Fill ``out`` with what :func:`fire` needs: uniform or normal draws.
+    """Fill ``out`` with what :func:`sample` needs: uniform or normal draws.
 
     Raises
     ------
@@ -42,7 +42,7 @@ def draw_noise(draws: np.random.Generator, units: str, *, out: Array) -> Array:
     return out
 
 
-def fire(x: Array, units: str, noise: Array, *, out: Array) -> Array:
+def sample(x: Array, units: str, noise: Array, *, out: Array) -> Array:
     """Draw states into ``out``; replace the inputs x by the units' means; use up ``noise``.
 
     Raises
@@ -50,7 +50,7 @@ def fire(x: Array, units: str, noise: Array, *, out: Array) -> Array:
     ValueError
         If units of this kind have no states.
     """
-    draw = kind_of(units).fire
+    draw = kind_of(units).sample
     if draw is None:
         raise ValueError(f"got {units} units; expected units that have states")
     draw(np, x, noise, out)
@@ -58,7 +58,7 @@ def fire(x: Array, units: str, noise: Array, *, out: Array) -> Array:
 
 
 @accelerated
-def draw_states(
+def sample_states(
     x: Array, bias: Array, units: str, address: Address, *, noise: Array, out: Array
 ) -> Array:
     """Draw states into ``out`` at an address; replace inputs x without their bias by means.
@@ -66,7 +66,7 @@ def draw_states(
     What is drawn goes through ``noise``, an array of the shape of x, in the order of its rows.
     """
     x += bias
-    return fire(x, units, draw_noise(address.generator(), units, out=noise), out=out)
+    return sample(x, units, draw_noise(address.generator(), units, out=noise), out=out)
 
 
 @accelerated

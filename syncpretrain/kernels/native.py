@@ -73,12 +73,12 @@ def _times_derivative(delta: Array, a: Array, units: str = "bernoulli") -> Any:
     return extension.times_derivative(delta, a, units)
 
 
-def _draw_states(
+def _sample_states(
     x: Array, bias: Array, units: str, address: Address, *, noise: Array, out: Array
 ) -> Any:
     if units not in extension.DRAWN:
         return NotImplemented
-    return extension.draw_states(x, bias, out, address.key, address.counter)
+    return extension.sample_states(x, bias, out, address.key, address.counter)
 
 
 def _phase_differences(v: Array, h: Array, *, da: Array, db: Array, examples: int) -> Any:
@@ -140,7 +140,7 @@ if extension is not None:
         {
             "means": _means,
             "times_derivative": _times_derivative,
-            "draw_states": _draw_states,
+            "sample_states": _sample_states,
             "phase_differences": _phase_differences,
             "momentum_step": _momentum_step,
             "squared_error": _squared_error,

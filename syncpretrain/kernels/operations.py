@@ -55,7 +55,7 @@ SIGNATURES = {
     "scale": _signature(">x:*", "number"),
     "decay": _signature(">parameters:*", "number"),
     "copy": _signature("x:* >out:*"),
-    "draw_states": _signature(">x:mn bias:n >noise:mn >out:mn", "units", "shard"),
+    "sample_states": _signature(">x:mn bias:n >noise:mn >out:mn", "units", "shard"),
     "squared_error": _signature("x:* y:* >out:*", "slot", in_place=True),
     "wrong": _signature("target:mn y:mn", "slot", columns=1),
     "phase_differences": _signature(">v:mi h:mj >da:i >db:j >scratch:j", "examples", rows=2),

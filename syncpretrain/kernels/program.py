@@ -22,9 +22,9 @@ from syncpretrain.kernels.adam_rates import adam_rates
 from syncpretrain.kernels.arrays import BLOCK
 from syncpretrain.kernels.compiled import compiled_program, run_program
 from syncpretrain.kernels.contrastive_divergence import (
-    draw_states,
     momentum_step,
     phase_differences,
+    sample_states,
 )
 from syncpretrain.kernels.losses import squared_error, wrong
 from syncpretrain.kernels.operations import check_program
@@ -43,7 +43,7 @@ class Program:
     ``matmul`` (a, b, out) and ``multiply`` are NumPy's; ``means`` (x, bias, units),
     ``squared_error`` (x, y, out, slot of ``results``), ``phase_differences`` (v, h, da, db,
     scratch, examples), ``times_derivative`` (delta, a, units) are equations of this package, and
-    so are ``draw_states`` (x, bias, noise, out, units, shard), ``momentum_step`` (parameter,
+    so are ``sample_states`` (x, bias, noise, out, units, shard), ``momentum_step`` (parameter,
     gradient, velocity, weight decay, l1), ``adam_step`` (parameters, gradient, moments) and
     ``sgd_step`` (parameters, gradient, velocity, momentum, nesterov), which also take the
     values given to :meth:`prepare`. ``sum_rows`` (x, out), ``scale`` (x, factor), ``decay``
@@ -114,12 +114,12 @@ class Program:
 
     def work(
         self,
-        member: int = 0,
-        members: int = 1,
-        cells: NDArray[np.int64] | None = None,
+        rank: int = 0,
+        workers: int = 1,
+        counters: NDArray[np.int64] | None = None,
         **wait: Any,
     ) -> int:
-        """Work one member's share of a compiled program, and wait for the others in each phase.
+        """Run one worker's shards of a compiled program, and wait for the others in each phase.
 
         See :func:`syncpretrain.kernels.compiled.run_program`.
         """
@@ -128,9 +128,9 @@ class Program:
             self._numbers,
             self._words,
             self.results,
-            member,
-            members,
-            cells,
+            rank,
+            workers,
+            counters,
             **wait,
         )
 
@@ -139,7 +139,7 @@ class Program:
             _INTERPRETED[name](self, *arguments)
 
     def _draw(self, x: Any, bias: Any, noise: Any, out: Any, units: str, shard: int) -> None:
-        draw_states(x, bias, units, self._address._replace(shard=shard), noise=noise, out=out)
+        sample_states(x, bias, units, self._address._replace(shard=shard), noise=noise, out=out)
 
     def _squared_error(self, x: Any, y: Any, out: Any, slot: int) -> None:
         self.results[slot] = squared_error(x, y, out=out)
@@ -200,7 +200,7 @@ _INTERPRETED: dict[str, Callable[..., Any]] = {
     "sum_rows": lambda self, x, out: np.sum(x, axis=0, out=out),
     "scale": lambda self, x, factor: np.multiply(x, factor, out=x),
     "copy": lambda self, x, out: np.copyto(out, x),
-    "draw_states": Program._draw,
+    "sample_states": Program._draw,
     "squared_error": Program._squared_error,
     "wrong": Program._wrong,
     "phase_differences": Program._differences,

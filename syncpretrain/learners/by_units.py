@@ -83,7 +83,7 @@ class ByUnits:
         bias = rbm.hidden_bias[own]
         return [
             ("matmul", self._v[half], rbm.weight[:, own], inputs),
-            ("draw_states", inputs, bias, noise, states, units, shard | k << 32),
+            ("sample_states", inputs, bias, noise, states, units, shard | k << 32),
         ]
 
     def _down(self, n: int, shard: int) -> list[Operation]:

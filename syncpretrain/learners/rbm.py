@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from syncpretrain.kernels.activations import affine, means
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.contrastive_divergence import (
-    draw_states,
+    sample_states,
     sparsity_step,
     statistics,
 )
@@ -128,7 +128,7 @@ class RBM(Learner):
         inputs = h[:n]
         for k in range(self.settings.cd_steps):
             address = self._address(Purpose.HIDDEN, epoch, step, k)
-            draw_states(inputs, self.hidden_bias, units, address, noise=noise, out=states)
+            sample_states(inputs, self.hidden_bias, units, address, noise=noise, out=states)
             self._drop(inputs, states)
             affine(states, self.weight.T, self.visible_bias, self.settings.visible_units, out=v1)
             np.matmul(v1, self.weight, out=h1)  # (B, V) @ (V, H) -> (B, H)
@@ -150,12 +150,12 @@ class RBM(Learner):
             inputs, noise = self._v1_inputs[:n], self._difference[:n]
             np.matmul(states, self.weight.T, out=inputs)
             address = self._address(Purpose.VISIBLE, epoch, step, k)
-            draw_states(
+            sample_states(
                 inputs, self.visible_bias, settings.visible_units, address, noise=noise, out=v1
             )
             np.matmul(v1, self.weight, out=h1)
             address = self._address(Purpose.HIDDEN, epoch, step, k)
-            draw_states(
+            sample_states(
                 h1,
                 self.hidden_bias,
                 settings.hidden_units,

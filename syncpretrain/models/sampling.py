@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.contrastive_divergence import draw_noise, fire
+from syncpretrain.kernels.contrastive_divergence import draw_noise, sample
 from syncpretrain.models.layer import Layer
 from syncpretrain.units import kind_of
 
@@ -22,16 +22,16 @@ def gibbs_chains(rbm: Layer, visible: Array, steps: int, draws: np.random.Genera
         np.less(draws.random(visible.shape, dtype=np.float32), visible, out=states)
     hidden = np.empty((len(visible), rbm.weight.shape[1]), dtype=np.float32)
     for _ in range(steps):
-        _fire(states, rbm.weight, rbm.hidden_bias, rbm.hidden_units, draws, hidden)
-        visible = _fire(hidden, rbm.weight.T, rbm.visible_bias, rbm.visible_units, draws, states)
+        _sample(states, rbm.weight, rbm.hidden_bias, rbm.hidden_units, draws, hidden)
+        visible = _sample(hidden, rbm.weight.T, rbm.visible_bias, rbm.visible_units, draws, states)
     return visible
 
 
-def _fire(
+def _sample(
     x: Array, weight: Array, bias: Array, units: str, draws: np.random.Generator, states: Array
 ) -> Array:
     """Draw states of units whose input is x W + b; return their means."""
     means: Array = x @ weight
     means += bias
-    fire(means, units, draw_noise(draws, units, out=np.empty_like(states)), out=states)
+    sample(means, units, draw_noise(draws, units, out=np.empty_like(states)), out=states)
     return means

@@ -24,7 +24,7 @@ from syncpretrain.errors import AveragingError, SettingsError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.averaging import tree_mean
 from syncpretrain.parallel.available_memory import available_bytes
-from syncpretrain.parallel.barrier import Barrier, abort, cells_for, described
+from syncpretrain.parallel.barrier import Barrier, abort, counters_for, described
 from syncpretrain.parallel.gradient_memory import GradientMemory, Layout
 
 __all__ = ["GradientAverager", "Handle", "Update", "Worker"]
@@ -71,7 +71,7 @@ class GradientAverager:
         _check(arrays, shards, workers, timeout)
         shapes = tuple(a if isinstance(a, tuple) else a.shape for a in arrays)
         self._workers, self._timeout = workers, timeout
-        layout = Layout(shapes, shards, cells=cells_for(workers), texts=workers + 1)
+        layout = Layout(shapes, shards, counters=counters_for(workers), error_texts=workers + 1)
         _check_memory(layout)
         self._memory: GradientMemory | None = GradientMemory.create(layout)
         for own, given in zip(self.parameters, arrays, strict=True):
@@ -124,7 +124,7 @@ class GradientAverager:
         Call this when a process ended before it became its rank: no rank can detect that.
         """
         memory = self._opened()
-        abort(memory.cells, memory.texts, self._workers, reason)
+        abort(memory.counters, memory.error_texts, self._workers, reason)
 
     def close(self) -> None:
         """Give the memory back, as far as no worker and no view uses it; abort who still waits."""
@@ -149,7 +149,7 @@ class Handle:
 
     def __init__(self, memory: GradientMemory, rank: int, workers: int, timeout: float) -> None:
         self._memory, self._rank, self._workers, self._timeout = memory, rank, workers, timeout
-        self._barrier = Barrier(memory.cells, memory.texts, rank, workers, timeout=timeout)
+        self._barrier = Barrier(memory.counters, memory.error_texts, rank, workers, timeout=timeout)
 
     def __enter__(self) -> Worker:
         self._barrier.join()

@@ -2,10 +2,10 @@
 
 Guarantees:
 
-* There is no lock: each cell has one writer, so a rank that is killed at any moment holds nothing
-  that others need. Only the cell "broken" has several writers; whichever writes last, the reason
-  that it points to is complete.
-* A rank arrives by incrementing its own cell, and continues when all cells have reached that
+* There is no lock: each counter has one writer, so a rank that is killed at any moment holds
+  nothing that others need. Only the counter "broken" has several writers; whichever writes last,
+  the reason that it points to is complete.
+* A rank arrives by incrementing its own counter, and continues when all counters have reached that
   count. It may be one barrier ahead of a slower rank, never two.
 * A waiting rank checks the missing ones every 50 ms. One that has left, or whose process has
   ended, will never arrive: the waiting rank breaks the barrier, and all ranks raise.
@@ -26,33 +26,35 @@ from numpy.typing import NDArray
 from syncpretrain.errors import AveragingError
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.parallel.process_watch import ProcessWatch, started
-from syncpretrain.parallel.waiting import READY, arrive_and_wait, store_cell, wait_cells
+from syncpretrain.parallel.waiting import READY, arrive_and_wait, store_counter, wait_for_counters
 
-__all__ = ["Barrier", "abort", "cells_for", "described"]
+__all__ = ["Barrier", "abort", "counters_for", "described"]
 
 SPIN_SECONDS = 200e-6  # what it costs to nap and be late
 LOOK_SECONDS = 0.05
-WORKER_ROWS = 5  # arrived, process, its start, thread, left: cells of each worker, row by row
-BROKEN_CELL = 0  # 0, or 1 + the row of the reason
-FIRST_CELL = 8  # where the workers' cells begin: in another cache line
+WORKER_ROWS = 5  # arrived, process, its start, thread, left: counters of each worker, row by row
+BROKEN_COUNTER = 0  # 0, or 1 + the row of the reason
+FIRST_CELL = 8  # where the workers' counters begin: in another cache line
 
 
-def cells_for(workers: int) -> int:
-    """Return the number of cells that a barrier of ``workers`` ranks needs."""
+def counters_for(workers: int) -> int:
+    """Return the number of counters that a barrier of ``workers`` ranks needs."""
     return FIRST_CELL + WORKER_ROWS * workers
 
 
-def abort(cells: NDArray[np.int64], texts: NDArray[np.uint8], writer: int, reason: str) -> None:
+def abort(
+    counters: NDArray[np.int64], error_texts: NDArray[np.uint8], writer: int, reason: str
+) -> None:
     """Break the barrier for all ranks, unless it is broken; no rank waits in it again.
 
-    ``writer`` is the row of ``texts`` that only the caller writes: a rank, or the last
+    ``writer`` is the row of ``error_texts`` that only the caller writes: a rank, or the last
     row for the creator of the averager.
     """
-    if cells[BROKEN_CELL]:
+    if counters[BROKEN_COUNTER]:
         return
-    text = reason.encode("utf-8", "replace")[: texts.shape[1]]
-    texts[writer, : len(text)] = np.frombuffer(text, np.uint8)
-    store_cell(cells, BROKEN_CELL, writer + 1)
+    text = reason.encode("utf-8", "replace")[: error_texts.shape[1]]
+    error_texts[writer, : len(text)] = np.frombuffer(text, np.uint8)
+    store_counter(counters, BROKEN_COUNTER, writer + 1)
 
 
 def described(error: BaseException) -> str:
@@ -65,9 +67,9 @@ class Barrier:
 
     Parameters
     ----------
-    cells : array of shape (cells_for(workers),), int64
+    counters : array of shape (counters_for(workers),), int64
         Shared, 0 at first.
-    texts : array of shape (workers + 1, n), uint8
+    error_texts : array of shape (workers + 1, n), uint8
         Shared, 0 at first.
     rank, workers : int
     timeout : float
@@ -76,14 +78,19 @@ class Barrier:
 
     def __init__(
         self,
-        cells: NDArray[np.int64],
-        texts: NDArray[np.uint8],
+        counters: NDArray[np.int64],
+        error_texts: NDArray[np.uint8],
         rank: int,
         workers: int,
         *,
         timeout: float,
     ) -> None:
-        self._cells, self._texts, self._rank, self._workers = cells, texts, rank, workers
+        self._counters, self._error_texts, self._rank, self._workers = (
+            counters,
+            error_texts,
+            rank,
+            workers,
+        )
         self._timeout, self._processes = timeout, ProcessWatch()
         self._arrived, self._process, self._start, self._thread, self._left = (
             FIRST_CELL + row * workers for row in range(WORKER_ROWS)
@@ -99,14 +106,14 @@ class Barrier:
         AveragingError
             If another process has this worker.
         """
-        pid = int(self._cells[self._process + self._rank])
+        pid = int(self._counters[self._process + self._rank])
         if pid not in (0, os.getpid()):
             raise AveragingError(
                 f"rank {self._rank} was given to process {pid} and to process {os.getpid()}; "
                 "give each rank to one"
             )
-        store_cell(self._cells, self._start + self._rank, started(os.getpid()))
-        store_cell(self._cells, self._process + self._rank, os.getpid())
+        store_counter(self._counters, self._start + self._rank, started(os.getpid()))
+        store_counter(self._counters, self._process + self._rank, os.getpid())
 
     def join(self) -> None:
         """Take part, from this thread.
@@ -116,13 +123,13 @@ class Barrier:
         AveragingError
             If this worker has taken part already, or the barrier is broken.
         """
-        if self._cells[self._thread + self._rank]:
+        if self._counters[self._thread + self._rank]:
             raise AveragingError(
                 f"{self._name(self._rank)} has entered its with block before; "
                 "make a new averager to begin again"
             )
         self.claim()
-        store_cell(self._cells, self._thread + self._rank, threading.get_native_id())
+        store_counter(self._counters, self._thread + self._rank, threading.get_native_id())
         self.check()
 
     def wait(self) -> None:
@@ -134,14 +141,14 @@ class Barrier:
             If the barrier is broken, or if a worker has left, died, or does not come in time: then
             this breaks it.
         """
-        if self._cells[self._left + self._rank]:
+        if self._counters[self._left + self._rank]:
             raise AveragingError(f"{self._name(self._rank)} has left; stay in its with block")
         self.check()  # before arriving: what this worker has broken it does not complete
         own = self._arrived + self._rank
-        target = int(self._cells[own]) + 1
+        target = int(self._counters[own]) + 1
         deadline, left = time.monotonic() + self._timeout, self._timeout
-        among = (self._arrived, self._workers, target, BROKEN_CELL)
-        found = arrive_and_wait(self._cells, own, *among, self._spin, min(LOOK_SECONDS, left))
+        among = (self._arrived, self._workers, target, BROKEN_COUNTER)
+        found = arrive_and_wait(self._counters, own, *among, self._spin, min(LOOK_SECONDS, left))
         while found != READY:
             self.check()
             self._look(target)
@@ -149,11 +156,11 @@ class Barrier:
             if left <= 0:
                 self._give_up(target)
                 return
-            found = wait_cells(self._cells, *among, 0.0, min(LOOK_SECONDS, left))
+            found = wait_for_counters(self._counters, *among, 0.0, min(LOOK_SECONDS, left))
 
     def abort(self, reason: str) -> None:
         """Break the barrier for all workers, unless it is broken."""
-        abort(self._cells, self._texts, self._rank, reason)
+        abort(self._counters, self._error_texts, self._rank, reason)
 
     def fail(self, error: BaseException) -> None:
         """Break the barrier because of an exception of this worker."""
@@ -161,14 +168,14 @@ class Barrier:
 
     def check(self) -> None:
         """Raise AveragingError with the reason if the barrier is broken."""
-        writer = int(self._cells[BROKEN_CELL]) - 1
+        writer = int(self._counters[BROKEN_COUNTER]) - 1
         if writer >= 0:
-            text = self._texts[writer].tobytes().rstrip(b"\0")
+            text = self._error_texts[writer].tobytes().rstrip(b"\0")
             raise AveragingError(text.decode("utf-8", "replace"))
 
     def leave(self) -> None:
         """Take part no longer. Who waits for this worker raises; who does not, is not disturbed."""
-        store_cell(self._cells, self._left + self._rank, 1)
+        store_counter(self._counters, self._left + self._rank, 1)
         self._processes.close()
 
     def _give_up(self, target: int) -> None:
@@ -181,23 +188,23 @@ class Barrier:
         """Break the barrier and raise if a worker that has not arrived never will."""
         for rank in self._missing(target):
             why = self._gone(rank)
-            # What it did before it ended counts, so its cell is read again.
-            if why and self._cells[self._arrived + rank] < target:
+            # What it did before it ended counts, so its counter is read again.
+            if why and self._counters[self._arrived + rank] < target:
                 self.abort(f"{self._name(rank)} {why}")
                 self.check()
 
     def _gone(self, rank: int) -> str | None:
-        if self._cells[self._left + rank]:
+        if self._counters[self._left + rank]:
             return "has left"
-        pid = int(self._cells[self._process + rank])
-        return self._processes.ended(pid, int(self._cells[self._start + rank])) if pid else None
+        pid = int(self._counters[self._process + rank])
+        return self._processes.ended(pid, int(self._counters[self._start + rank])) if pid else None
 
     def _missing(self, target: int) -> list[int]:
-        arrived = self._cells[self._arrived : self._arrived + self._workers]
+        arrived = self._counters[self._arrived : self._arrived + self._workers]
         return [int(rank) for rank in np.flatnonzero(arrived < target)]
 
     def _name(self, rank: int) -> str:
-        pid, thread = (int(self._cells[row + rank]) for row in (self._process, self._thread))
+        pid, thread = (int(self._counters[row + rank]) for row in (self._process, self._thread))
         if not pid:
             return f"rank {rank} (never started)"
         if thread in (0, pid):

@@ -1,4 +1,4 @@
-"""The memory that the workers share: cells, reasons, weights, parameters, a gradient a shard.
+"""The memory that the workers share: counters, reasons, weights, parameters, a gradient a shard.
 
 On Linux it is a file without a name, which is gone with the last process that has it open or
 mapped, however that ended, and which ``/dev/shm`` does not bound. Elsewhere it is plain memory,
@@ -34,13 +34,13 @@ TEXT_BYTES = 1024
 class Layout:
     """Where in the memory what is found.
 
-    ``cells`` is how many numbers the barrier needs, ``texts`` how many reasons.
+    ``counters`` is how many numbers the barrier needs, ``error_texts`` how many reasons.
     """
 
     shapes: tuple[tuple[int, ...], ...]
     shards: int
-    cells: int
-    texts: int
+    counters: int
+    error_texts: int
 
     @property
     def numbers(self) -> int:
@@ -53,10 +53,10 @@ class Layout:
         return FLOATS_A_LINE * math.ceil(max(self.numbers, 1) / FLOATS_A_LINE)
 
     def offsets(self) -> list[int]:
-        """Return where cells, texts, weights and floats begin, and where the memory ends."""
+        """Return the offsets of counters, error texts, weights and floats, and of the end."""
         floats = 4 * self.row * (1 + self.shards)
         offsets = [0]
-        for size in (8 * self.cells, TEXT_BYTES * self.texts, 8 * self.shards, floats):
+        for size in (8 * self.counters, TEXT_BYTES * self.error_texts, 8 * self.shards, floats):
             offsets.append(offsets[-1] + PAGE * math.ceil(size / PAGE))
         return offsets
 
@@ -82,8 +82,8 @@ class GradientMemory:
     Attributes
     ----------
     layout : Layout
-    cells : array of int64
-    texts : array of uint8, one row a reason
+    counters : array of int64
+    error_texts : array of uint8, one row a reason
     weights : array of shape (shards,), float64
     parameters : array of shape (n,), float32
     gradients : list of one array of shape (n,) a shard, float32
@@ -91,10 +91,12 @@ class GradientMemory:
 
     def __init__(self, layout: Layout, memory: mmap.mmap, file: FileIO | None) -> None:
         self.layout, self._file = layout, file
-        cells, texts, weights, floats, _ = layout.offsets()
-        shape = (layout.texts, TEXT_BYTES)
-        self.cells: NDArray[np.int64] = np.ndarray((layout.cells,), np.int64, memory, cells)
-        self.texts: NDArray[np.uint8] = np.ndarray(shape, np.uint8, memory, texts)
+        counters, error_texts, weights, floats, _ = layout.offsets()
+        shape = (layout.error_texts, TEXT_BYTES)
+        self.counters: NDArray[np.int64] = np.ndarray(
+            (layout.counters,), np.int64, memory, counters
+        )
+        self.error_texts: NDArray[np.uint8] = np.ndarray(shape, np.uint8, memory, error_texts)
         self.weights: NDArray[np.float64] = np.ndarray(
             (layout.shards,), np.float64, memory, weights
         )

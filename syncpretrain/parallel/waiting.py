@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.kernels.native import extension
 
-__all__ = ["LATE", "READY", "arrive_and_wait", "store_cell", "wait_cells"]
+__all__ = ["LATE", "READY", "arrive_and_wait", "store_counter", "wait_for_counters"]
 
 Cells = NDArray[np.int64]
 READY, LATE = 0, 2  # what waiting ends with; 1 is broken
@@ -17,8 +17,8 @@ FEW = 100  # looks without a sleep, of a wait in Python
 NAP = 50e-6
 
 
-def wait_cells(
-    cells: Cells,
+def wait_for_counters(
+    counters: Cells,
     first: int,
     count: int,
     target: int,
@@ -27,20 +27,20 @@ def wait_cells(
     timeout_seconds: float,
     stagger_seconds: float = 0.0,
 ) -> int:
-    """Wait, without the interpreter's lock, until some cells have all reached a target.
+    """Wait, without the interpreter's lock, until some counters have all reached a target.
 
     It spins, then yields to others, then sleeps. A thread that sees a value that
-    :func:`store_cell` put into a cell also sees all that was written before it. Where the extension
-    is missing, this looks and sleeps in turn.
+    :func:`store_counter` put into a counter also sees all that was written before it. Where the
+    extension is missing, this looks and sleeps in turn.
 
     Parameters
     ----------
-    cells : ndarray of int64, of shape (n,)
+    counters : ndarray of int64, of shape (n,)
         May lie in memory shared by processes.
     first, count, target : int
-        Until ``cells[first : first + count]`` are all at least ``target``.
+        Until ``counters[first : first + count]`` are all at least ``target``.
     broken : int
-        Or until ``cells[broken]`` is not 0.
+        Or until ``counters[broken]`` is not 0.
     spin_seconds, timeout_seconds : float
         How long to spin, and to wait in all.
     stagger_seconds : float
@@ -56,20 +56,24 @@ def wait_cells(
     Raises
     ------
     IndexError, ValueError
-        If there are no such cells, or they are not int64 side by side.
+        If there are no such counters, or they are not int64 side by side.
     KeyboardInterrupt
         Or what else a signal's handler raises.
     """
     if extension is not None:
-        waited: int = extension.wait_cells(
-            cells, first, count, target, broken, spin_seconds, timeout_seconds, stagger_seconds
+        waited: int = extension.wait_for_counters(
+            counters, first, count, target, broken, spin_seconds, timeout_seconds, stagger_seconds
         )
         return waited
-    _check_cells(cells, first, count)
-    _check_cells(cells, broken, 1)
-    awaited, deadline, looks = cells[first : first + count], time.monotonic() + timeout_seconds, 0
+    _check_counters(counters, first, count)
+    _check_counters(counters, broken, 1)
+    awaited, deadline, looks = (
+        counters[first : first + count],
+        time.monotonic() + timeout_seconds,
+        0,
+    )
     while True:
-        if cells[broken]:
+        if counters[broken]:
             return 1
         if (awaited >= target).all():
             return 0
@@ -79,8 +83,8 @@ def wait_cells(
         time.sleep(0 if looks < FEW else NAP)
 
 
-def store_cell(cells: Cells, index: int, value: int) -> None:
-    """Store a value in a cell, after all that this thread has written so far.
+def store_counter(counters: Cells, index: int, value: int) -> None:
+    """Store a value in a counter, after all that this thread has written so far.
 
     Where the extension is missing, that order is the processor's: kept by x86-64, and between the
     threads of one interpreter.
@@ -88,17 +92,17 @@ def store_cell(cells: Cells, index: int, value: int) -> None:
     Raises
     ------
     IndexError, ValueError
-        As :func:`wait_cells`.
+        As :func:`wait_for_counters`.
     """
     if extension is not None:
-        extension.store_cell(cells, index, value)
+        extension.store_counter(counters, index, value)
         return
-    _check_cells(cells, index, 1)
-    cells[index] = value
+    _check_counters(counters, index, 1)
+    counters[index] = value
 
 
 def arrive_and_wait(
-    cells: Cells,
+    counters: Cells,
     rank: int,
     first: int,
     count: int,
@@ -108,16 +112,16 @@ def arrive_and_wait(
     timeout_seconds: float,
     stagger_seconds: float = 0.0,
 ) -> int:
-    """Store the target in the cell ``rank``, then wait for the others as :func:`wait_cells`.
+    """Store the target in the counter ``rank``, then wait as :func:`wait_for_counters` does.
 
     Raises
     ------
     IndexError, ValueError, KeyboardInterrupt
-        As :func:`wait_cells`; nothing was stored if there are no such cells.
+        As :func:`wait_for_counters`; nothing was stored if there are no such counters.
     """
     if extension is not None:
         waited: int = extension.arrive_and_wait(
-            cells,
+            counters,
             rank,
             first,
             count,
@@ -128,19 +132,20 @@ def arrive_and_wait(
             stagger_seconds,
         )
         return waited
-    _check_cells(cells, first, count)
-    _check_cells(cells, broken, 1)
-    store_cell(cells, rank, target)
-    return wait_cells(cells, first, count, target, broken, spin_seconds, timeout_seconds)
+    _check_counters(counters, first, count)
+    _check_counters(counters, broken, 1)
+    store_counter(counters, rank, target)
+    return wait_for_counters(counters, first, count, target, broken, spin_seconds, timeout_seconds)
 
 
-def _check_cells(cells: Cells, first: int, count: int) -> None:
-    if cells.dtype != np.int64 or cells.ndim != 1 or not cells.flags.c_contiguous:
+def _check_counters(counters: Cells, first: int, count: int) -> None:
+    if counters.dtype != np.int64 or counters.ndim != 1 or not counters.flags.c_contiguous:
         raise ValueError(
-            f"got cells of {cells.ndim} dimensions and type {cells.dtype}; expected one of int64: "
-            "take np.zeros(n, dtype=np.int64), or a view like it of shared memory"
+            f"got counters of {counters.ndim} dimensions and type {counters.dtype}; expected one of"
+            " int64: take np.zeros(n, dtype=np.int64), or a view like it of shared memory"
         )
-    if first < 0 or count < 0 or first + count > len(cells):
+    if first < 0 or count < 0 or first + count > len(counters):
         raise IndexError(
-            f"got cells {first} to {first + count - 1}; there are {len(cells)}, counted from 0"
+            f"got counters {first} to {first + count - 1}; there are {len(counters)}, counted"
+            " from 0"
         )

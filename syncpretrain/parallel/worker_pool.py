@@ -27,11 +27,17 @@ from syncpretrain.errors import StalledError
 from syncpretrain.kernels.phases import Phase, Phases, in_turn
 from syncpretrain.kernels.program import Program
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
-from syncpretrain.parallel.waiting import LATE, READY, arrive_and_wait, store_cell, wait_cells
+from syncpretrain.parallel.waiting import (
+    LATE,
+    READY,
+    arrive_and_wait,
+    store_counter,
+    wait_for_counters,
+)
 
 __all__ = ["WorkerPool"]
 
-BROKEN, BEGUN, ARRIVED = 0, 1, 2  # cells: a failure; the newest step; phases done, one a worker
+BROKEN, BEGUN, ARRIVED = 0, 1, 2  # counters: a failure; the newest step; phases done, one a worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,7 @@ class WorkerPool:
 
     def __init__(self, most: int, name: str, times: Timeouts = TIMEOUTS) -> None:
         self._most, self._name, self._times = most, name, times
-        self._cells = np.zeros(ARRIVED + most, dtype=np.int64)
+        self._counters = np.zeros(ARRIVED + most, dtype=np.int64)
         self._lock = threading.Lock()  # of what follows; never held while working or waiting
         self._step = _Step(0, (), None, 0, 1, 0, 0)
         self._asleep = [True] * most
@@ -100,7 +106,7 @@ class WorkerPool:
                 self._asleep[rank] = False
         for rank in needed:
             self._wake(rank)
-        store_cell(self._cells, BEGUN, step.number)
+        store_counter(self._counters, BEGUN, step.number)
         self._work(step, 0)
         if self._failure is not None:
             raise self._failure
@@ -109,7 +115,7 @@ class WorkerPool:
         """Stop the helper threads; return the names of those still alive after the deadline."""
         with self._lock:
             self._closed = True
-        store_cell(self._cells, BROKEN, 1)
+        store_counter(self._counters, BROKEN, 1)
         threads = [thread for thread in self._threads if thread is not None]
         for door in self._doors:
             door.release()
@@ -136,8 +142,8 @@ class WorkerPool:
                     self._doors[rank].acquire()
                     rests = False
                     continue
-                found = wait_cells(
-                    self._cells,
+                found = wait_for_counters(
+                    self._counters,
                     BEGUN,
                     1,
                     seen + 1,
@@ -175,7 +181,7 @@ class WorkerPool:
         found = program.work(
             rank,
             step.workers,
-            self._cells,
+            self._counters,
             first=ARRIVED,
             behind=step.behind,
             broken=BROKEN,
@@ -192,7 +198,7 @@ class WorkerPool:
         while True:
             begun = time.monotonic()
             found = arrive_and_wait(
-                self._cells,
+                self._counters,
                 ARRIVED + rank,
                 ARRIVED,
                 step.workers,
@@ -217,4 +223,4 @@ class WorkerPool:
         """Let every worker leave the step, which raises the first failure."""
         with self._lock:
             self._failure = self._failure or error
-        store_cell(self._cells, BROKEN, 1)
+        store_counter(self._counters, BROKEN, 1)

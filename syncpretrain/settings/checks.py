@@ -78,7 +78,7 @@ def _check_model(settings: PretrainFields) -> None:
             f"visible_units: got {visible.name}, expected {' or '.join(INPUT_UNITS)}"
         )
     for units in settings.hidden_units:
-        if model == "rbm" and kind_of(units).fire is None:
+        if model == "rbm" and kind_of(units).sample is None:
             raise SettingsError(
                 f"hidden_units: got {units} with model rbm, which samples states that these do not"
                 " have; take an autoencoder"

@@ -51,7 +51,7 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     model : str
         ``rbm``, ``autoencoder``, ``denoising`` or ``contractive``.
     visible_units, hidden_units : str, tuple of str
-        Of the input, and of each layer: see :mod:`syncpretrain.units`.
+        Of the input, and of each layer: see ``syncpretrain/units.py``.
     schedule, group_size, pace, refresh_epochs, finish
         Which layer trains when, on which version (docs/schedules.rst).
     runtime, workers, blas_threads, replicas

@@ -1,6 +1,6 @@
 /* Waiting for counters in memory that other threads or processes share.
  *
- * Each cell has one writer, which only counts it up. Whoever sees a cell's new value also sees all
+ * Each counter has one writer, which only counts it up. Whoever sees a counter's new value also sees all
  * that its writer wrote before (release and acquire).
  */
 #ifndef SYNCPRETRAIN_CELLS_H
