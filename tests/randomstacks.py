@@ -10,7 +10,7 @@ import numpy as np
 
 from syncpretrain import Stack
 from syncpretrain.data.scaling import Scaling
-from syncpretrain.models.layer import Layer
+from syncpretrain.models.layer import DenseLayer
 from syncpretrain.units import kind_of
 
 
@@ -39,7 +39,7 @@ def normal_stack(
         return values.T if transposed else values
 
     layers = [
-        Layer(
+        DenseLayer(
             normal(v, h),
             normal(h),
             normal(v),

@@ -279,10 +279,10 @@ class TestOthers:
     def test_no_shape_that_is_square(self, folder, capsys, tmp_path):
         np.save("narrow.npy", np.zeros((20, 3), np.float32))
         (tmp_path / "run").mkdir()
-        from syncpretrain.models.stack import Layer, Stack
+        from syncpretrain.models.stack import DenseLayer, Stack
 
         zeros = (np.zeros((3, 2), np.float32), np.zeros(2, np.float32), np.zeros(3, np.float32))
-        Stack((Layer(*zeros),)).save("run/model.safetensors")
+        Stack((DenseLayer(*zeros),)).save("run/model.safetensors")
         line = refusal(capsys, "reconstruct", "run", "--data", "narrow.npy")
         assert line.startswith("Error: --shape: got none, and 3 values make no square")
 

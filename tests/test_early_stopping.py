@@ -11,7 +11,7 @@ import pytest
 from syncpretrain import Stack, pretrain
 from syncpretrain.events import EpochFinished, Event, LayerFinished, RunFinished
 from syncpretrain.learners.early_stopping import METRICS, EarlyStopping
-from syncpretrain.models.layer import Layer
+from syncpretrain.models.layer import DenseLayer
 from syncpretrain.pretraining import build as building
 from syncpretrain.pretraining.schedule.reads import LayerPlan, lockstep_row, planned_rows
 from syncpretrain.settings import settings_from
@@ -20,10 +20,10 @@ RUNTIMES = ["serial", "threads"]
 LAYERS = (16, 12, 8)
 
 
-def layer(bias: float, units: str = "bernoulli") -> Layer:
+def layer(bias: float, units: str = "bernoulli") -> DenseLayer:
     """One visible unit without any weight."""
     none = np.zeros(1, dtype=np.float32)
-    return Layer(
+    return DenseLayer(
         np.zeros((1, 1), dtype=np.float32), none, none + np.float32(bias), None, *2 * [units]
     )
 
@@ -152,7 +152,7 @@ class After(EarlyStopping):
         super().__init__("validation-error", 1)
         self._left = epoch
 
-    def stops(self, layer: Layer, train: np.ndarray, held_out: np.ndarray) -> bool:
+    def stops(self, layer: DenseLayer, train: np.ndarray, held_out: np.ndarray) -> bool:
         self._left -= 1
         return self._left <= 0
 

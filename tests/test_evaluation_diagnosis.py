@@ -10,7 +10,7 @@ from syncpretrain.data.scaling import Scaling
 from syncpretrain.kernels.activations import affine
 from syncpretrain.models.diagnosis import diagnose_layers
 from syncpretrain.models.likelihood import free_energy, log_z
-from syncpretrain.models.stack import Layer, Stack
+from syncpretrain.models.stack import DenseLayer, Stack
 
 NONE = np.empty((0, 6), dtype=np.float32)
 RBM_FIGURES = ("free_energy_gap", "pseudo_likelihood", "log_z", "log_likelihood")
@@ -20,11 +20,11 @@ RBM_FIGURES = ("free_energy_gap", "pseudo_likelihood", "log_z", "log_likelihood"
 def stack() -> Stack:
     draws = np.random.default_rng(0)
 
-    def layer(visible: int, hidden: int) -> Layer:
+    def layer(visible: int, hidden: int) -> DenseLayer:
         weight = draws.normal(size=(visible, hidden)).astype(np.float32)
         bias = np.zeros(hidden, dtype=np.float32)
         bias[:2] = 50, -50  # one is on whatever comes, one is off
-        return Layer(weight, bias, np.zeros(visible, dtype=np.float32))
+        return DenseLayer(weight, bias, np.zeros(visible, dtype=np.float32))
 
     return Stack((layer(6, 5), layer(5, 4)))
 

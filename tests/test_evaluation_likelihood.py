@@ -17,22 +17,22 @@ from syncpretrain.models.likelihood import (
     log_z_ais,
     pseudo_likelihood,
 )
-from syncpretrain.models.stack import Layer
+from syncpretrain.models.stack import DenseLayer
 from syncpretrain.rng import Purpose, generator
 
 VISIBLE, HIDDEN = 7, 5
 
 
-def make_layer(visible: int = VISIBLE, hidden: int = HIDDEN, *, scale: float = 0.8) -> Layer:
+def make_layer(visible: int = VISIBLE, hidden: int = HIDDEN, *, scale: float = 0.8) -> DenseLayer:
     draws = np.random.default_rng(3)
     weight, b, a = (
         (scale * draws.normal(size=shape)).astype(np.float32)
         for shape in ((visible, hidden), (hidden,), (visible,))
     )
-    return Layer(weight, b, a)
+    return DenseLayer(weight, b, a)
 
 
-def negative_energies(layer: Layer) -> np.ndarray:
+def negative_energies(layer: DenseLayer) -> np.ndarray:
     """-E of every pair of states, of shape (2**V, 2**H)."""
     v, h = states(len(layer.visible_bias)), states(len(layer.hidden_bias))
     W, a, b = (np.float64(x) for x in (layer.weight, layer.visible_bias, layer.hidden_bias))
@@ -94,7 +94,7 @@ def test_pseudo_likelihood_tends_to_the_exact_one():
     assert pseudo_likelihood(layer, X) == pytest.approx(exact, rel=0.05)
 
 
-def expected_term(layer: Layer, p: np.ndarray) -> float:
+def expected_term(layer: DenseLayer, p: np.ndarray) -> float:
     """V E[log p(v_i | the others)] of independent units on with probabilities p, by enumeration."""
     energies = dict(
         zip(map(tuple, states(VISIBLE)), free_energy(layer, states(VISIBLE)), strict=True)
@@ -117,10 +117,10 @@ def test_pseudo_likelihood_of_grey_values_is_that_of_the_binary_units_they_stand
     assert have == pytest.approx(expected_term(layer, p), rel=0.05)
 
 
-def sure_of(p: float) -> Layer:
+def sure_of(p: float) -> DenseLayer:
     """Return an RBM whose visible units are on with probability p each, whatever the others."""
     bias = np.full(VISIBLE, math.log(p / (1 - p)), dtype=np.float32)
-    return Layer(np.zeros((VISIBLE, 1), np.float32), np.zeros(1, np.float32), bias)
+    return DenseLayer(np.zeros((VISIBLE, 1), np.float32), np.zeros(1, np.float32), bias)
 
 
 @pytest.mark.parametrize(("value", "best"), [(0.3, 0.3), (0.5, 0.5), (0.8, 0.8), (0.0, 0.01)])
@@ -147,7 +147,7 @@ def test_pseudo_likelihood_of_binary_rows_draws_nothing_but_the_units():
     assert pseudo_likelihood(layer, X, seed=5) == pytest.approx(expected, rel=1e-12)
 
 
-def exact_rows(layer: Layer) -> list[tuple[np.ndarray, np.ndarray]]:
+def exact_rows(layer: DenseLayer) -> list[tuple[np.ndarray, np.ndarray]]:
     return list(zip(states(VISIBLE), negative_energies(layer), strict=True))
 
 
@@ -178,7 +178,7 @@ def test_free_energy_of_every_kind_of_units(visible, hidden, scale):
 def test_a_rectified_unit_alone_is_its_stepped_copies_everywhere():
     """Both branches of the series, the border between them, and far out."""
     x = np.array([-500, -40, -3, -0.5, -1e-6, 0, 1e-6, 0.5, 3, 40, 100])
-    layer = Layer(np.float32([[1]]), np.zeros(1, np.float32), np.zeros(1, np.float32))
+    layer = DenseLayer(np.float32([[1]]), np.zeros(1, np.float32), np.zeros(1, np.float32))
     layer = replace(layer, hidden_units="relu")
     expected = LOG_SUMS["relu"][0](np.float64(np.float32(x)), 0.0)
     have = -free_energy(layer, x[:, None].astype(np.float32))

@@ -20,7 +20,7 @@ from syncpretrain.errors import (
 )
 from syncpretrain.events import FinetuneEpochFinished, FinetuneStarted, Progress
 from syncpretrain.finetuning import finetune
-from syncpretrain.finetuning.chain import DenseLayer
+from syncpretrain.finetuning.chain import Affine
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import GradientDescent
 from syncpretrain.finetuning.tasks import Reconstruction
@@ -72,8 +72,8 @@ class TestResult:
         X, stack = bars_and_stripes(), make_stack()
         after = tuned(stack, X, optimizer="sgd", epochs=1, batch_size=len(X), learning_rate=0.25)
         network = Network(
-            [DenseLayer(x.weight, x.hidden_bias, "bernoulli") for x in stack.layers]
-            + [DenseLayer(x.weight.T, x.visible_bias, "bernoulli") for x in reversed(stack.layers)],
+            [Affine(x.weight, x.hidden_bias, "bernoulli") for x in stack.layers]
+            + [Affine(x.weight.T, x.visible_bias, "bernoulli") for x in reversed(stack.layers)],
             loss="squared",
             batch_size=len(X),
         )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from unitkinds import UNITS
 
-from syncpretrain.finetuning.chain import DenseLayer, Dropout
+from syncpretrain.finetuning.chain import Affine, Dropout
 from syncpretrain.finetuning.network import Network
 
 CHAINS = {  # units of each layer, loss
@@ -30,7 +30,7 @@ def make_chain(kinds, widths=WIDTHS, dtype=np.float64):
 
     draw = np.random.default_rng(4)
     return [
-        DenseLayer(normal(v, h), normal(h), units)
+        Affine(normal(v, h), normal(h), units)
         for (v, h), units in zip(pairwise(widths), kinds, strict=True)
     ]
 
@@ -82,41 +82,39 @@ class TestGradient:
 
 class TestErrors:
     def test_loss_of_classes_is_the_mean_log_probability_of_the_right_ones(self):
-        chain = [DenseLayer(np.eye(2), np.zeros(2), "softmax")]
+        chain = [Affine(np.eye(2), np.zeros(2), "softmax")]
         x, target = np.log([[0.25, 0.75], [0.5, 0.5]]), np.array([[1.0, 0], [0, 1]])
         network = Network(chain, loss="cross-entropy", batch_size=2)
         assert network.loss_of(x, target) == pytest.approx(-np.log([0.25, 0.5]).mean())
 
     def test_cross_entropy_of_binary_units_counts_both_values(self):
-        chain = [DenseLayer(np.eye(2), np.zeros(2), "bernoulli")]
+        chain = [Affine(np.eye(2), np.zeros(2), "bernoulli")]
         network = Network(chain, loss="cross-entropy", batch_size=1)
         x, target = np.log([[1 / 3, 4.0]]), np.array([[1.0, 0.5]])  # means 1/4 and 4/5
         expected = -np.log(0.25) - 0.5 * np.log(0.8) - 0.5 * np.log(0.2)
         assert network.loss_of(x, target) == pytest.approx(expected)
 
     def test_error_of_classes_is_the_share_of_wrong_ones_in_any_number_of_minibatches(self):
-        chain = [DenseLayer(np.eye(2), np.zeros(2), "softmax")]
+        chain = [Affine(np.eye(2), np.zeros(2), "softmax")]
         x, target = np.eye(2)[[0, 1, 1, 0, 0]], np.eye(2)[[0, 1, 0, 1, 0]]
         network = Network(chain, loss="cross-entropy", batch_size=2)
         assert network.error(x, target) == 0.4
         assert network.gradient(x[2:4], target[2:4]) == 2
 
     def test_squared_error_is_summed_over_outputs(self):
-        network = Network(
-            [DenseLayer(np.eye(2), np.ones(2), "gaussian")], loss="squared", batch_size=2
-        )
+        network = Network([Affine(np.eye(2), np.ones(2), "gaussian")], loss="squared", batch_size=2)
         x = np.array([[0.0, 0], [1, 2], [3, 4]])
         assert network.error(x, np.zeros((3, 2))) == (2 + 13 + 41) / 3
 
     def test_output_that_is_not_finite_gives_nan(self):
-        chain = [DenseLayer(np.full((1, 2), np.inf), np.zeros(2), "softmax")]
+        chain = [Affine(np.full((1, 2), np.inf), np.zeros(2), "softmax")]
         network = Network(chain, loss="cross-entropy", batch_size=1)
         assert np.isnan(network.gradient(np.ones((1, 1)), np.array([[1.0, 0]])))
 
 
 def let_through(*, share=0.25, hidden=0.0, seed=0, epoch=1, step=0):
     """Return what two identity layers make of 1000 ones."""
-    eye = DenseLayer(np.eye(1000, dtype=np.float32), np.zeros(1000, dtype=np.float32), "gaussian")
+    eye = Affine(np.eye(1000, dtype=np.float32), np.zeros(1000, dtype=np.float32), "gaussian")
     dropout = Dropout(share, hidden, seed)
     network = Network([eye, eye], loss="squared", batch_size=1, dropout=dropout)
     x = np.ones((1, 1000), dtype=np.float32)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.finetuning.chain import DenseLayer
+from syncpretrain.finetuning.chain import Affine
 from syncpretrain.finetuning.line_search import LineSearches
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import Adam, GradientDescent, scheduled
@@ -30,7 +30,7 @@ def make_network(dtype=np.float64, units="bernoulli", seed=1):
     draw = np.random.default_rng(seed)
     shapes = [(6, 4), (4, 6)]
     chain = [
-        DenseLayer(draw.normal(size=s).astype(dtype), draw.normal(size=s[1]).astype(dtype), units)
+        Affine(draw.normal(size=s).astype(dtype), draw.normal(size=s[1]).astype(dtype), units)
         for s in shapes
     ]
     return Network(chain, loss="squared", batch_size=20)
@@ -144,7 +144,7 @@ class TestWeightDecay:
         pytest.importorskip("scipy")
         # Inputs of zero and weights that decay to it: only the biases have something to learn.
         draw = np.random.default_rng(6)
-        chain = [DenseLayer(draw.normal(size=(3, 2)), np.array([4.0, -4.0]), "gaussian")]
+        chain = [Affine(draw.normal(size=(3, 2)), np.array([4.0, -4.0]), "gaussian")]
         network = Network(chain, loss="squared", batch_size=1)
         optimizer = LineSearches(method, weight_decay=0.01)
         x, target = np.zeros((1, 3)), np.array([[4.0, -4.0]])

@@ -11,18 +11,18 @@ from trialruns import never
 from syncpretrain import pretrain
 from syncpretrain.errors import ScheduleError
 from syncpretrain.kernels.activations import affine
-from syncpretrain.models.layer import Layer
+from syncpretrain.models.layer import DenseLayer
 from syncpretrain.pretraining.runtime.activations import CHUNK_ROWS, CHUNKS_AT_ONCE, Split
 from syncpretrain.pretraining.runtime.versions import Versions
 
 WIDTHS = (6, 5, 4, 3)
 
 
-def snapshot(layer: int, seed: int) -> Layer:
+def snapshot(layer: int, seed: int) -> DenseLayer:
     rng = np.random.default_rng([layer, seed])
     visible, hidden = WIDTHS[layer - 1 : layer + 1]
     shapes = ((visible, hidden), (hidden,), (visible,))
-    return Layer(*(rng.normal(size=shape).astype(np.float32) for shape in shapes))
+    return DenseLayer(*(rng.normal(size=shape).astype(np.float32) for shape in shapes))
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_a_stop_leaves_the_version_unmade():
 def test_no_computation_under_the_lock(versions):
     held = []
 
-    class Probing(Layer):
+    class Probing(DenseLayer):
         def up(self, X, *, out=None):
             held.append(versions._lock.locked())
             return super().up(X, out=out)

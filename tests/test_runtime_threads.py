@@ -12,7 +12,7 @@ from syncpretrain import pretrain
 from syncpretrain.errors import StalledError
 from syncpretrain.events import EpochStarted, Event
 from syncpretrain.learners.cursor import Stopped
-from syncpretrain.models.layer import Layer
+from syncpretrain.models.layer import DenseLayer
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime.messages import Failed, Finished, Message
 from syncpretrain.pretraining.runtime.serial import SerialRuntime
@@ -53,7 +53,7 @@ class Staged:
         return []
 
 
-NOTHING = Layer(*(np.zeros(shape, np.float32) for shape in ((1, 1), (1,), (1,))))
+NOTHING = DenseLayer(*(np.zeros(shape, np.float32) for shape in ((1, 1), (1,), (1,))))
 
 
 def command(layer: int) -> Train:

@@ -9,7 +9,7 @@ from syncpretrain import Stack, pretrain
 from syncpretrain.data.examples import check_examples
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError, SettingsError
-from syncpretrain.models.layer import Layer
+from syncpretrain.models.layer import DenseLayer
 
 
 def column(*values: float) -> np.ndarray:
@@ -67,7 +67,7 @@ class TestStack:
     def stack(self) -> Stack:
         """The identity, between data that is centred at 10 and codes in standard deviations."""
         eye, zero = np.eye(2, dtype=np.float32), np.zeros(2, dtype=np.float32)
-        layer = Layer(eye, zero, zero, None, "gaussian", "gaussian")
+        layer = DenseLayer(eye, zero, zero, None, "gaussian", "gaussian")
         return Stack((layer,), {}, Scaling(np.float32([10, 10]), np.float32([2, 4])))
 
     def test_encodes_from_and_decodes_to_the_units_of_the_data(self, stack):

@@ -5,7 +5,7 @@ import pytest
 from unitkinds import INPUT_UNITS, KINDS, RBM_UNITS
 
 from syncpretrain.finetuning import optimizers
-from syncpretrain.finetuning.chain import DenseLayer, Dropout
+from syncpretrain.finetuning.chain import Affine, Dropout
 from syncpretrain.finetuning.data_parallel import DataParallelNetwork
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import Adam, GradientDescent
@@ -218,12 +218,12 @@ def test_sparsity_in_shards_pulls_as_much_as_in_the_whole():
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
-def chain(units: str = "bernoulli") -> list[DenseLayer]:
+def chain(units: str = "bernoulli") -> list[Affine]:
     rng = np.random.default_rng(1)
     lowest = "bernoulli" if KINDS[units].is_exclusive else units
     widths, kinds = (11, 7, 3, 8), (lowest, "relu", units)
     return [
-        DenseLayer(
+        Affine(
             rng.normal(0, 0.5, (i, o)).astype(np.float32),
             rng.normal(0, 0.1, o).astype(np.float32),
             kind,

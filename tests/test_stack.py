@@ -15,7 +15,7 @@ from syncpretrain.data.dataset import UNLABELLED, Dataset
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
 from syncpretrain.models.prediction import accuracies
-from syncpretrain.models.stack import Head, Layer
+from syncpretrain.models.stack import DenseLayer, Head
 
 WIDTHS = (6, 5, 4, 3)
 make_stack = partial(normal_stack, WIDTHS, info={"made by": "a test"})
@@ -144,7 +144,7 @@ def test_the_checksum_covers_every_parameter_and_not_its_layout():
             array.flat[0] = before
             assert name
     assert len(seen) == 13
-    transposed = Layer(*(np.asfortranarray(a) for _, a in make_stack().layers[0].parameters()))
+    transposed = DenseLayer(*(np.asfortranarray(a) for _, a in make_stack().layers[0].parameters()))
     assert (
         Stack((transposed,)).parameters_sha256 == Stack(make_stack().layers[:1]).parameters_sha256
     )
@@ -249,7 +249,7 @@ class TestHead:
 def test_accuracies_are_those_of_labelled_rows():
     """One input, one unit that copies it, a head that says class 4 above 0.5 and class 2 below."""
     one, none = np.ones((1, 1), dtype=np.float32), np.zeros(1, dtype=np.float32)
-    layer = Layer(one, none, none, None, "gaussian", "bernoulli")
+    layer = DenseLayer(one, none, none, None, "gaussian", "bernoulli")
     head = Head(np.float32([[-1, 1]]), np.float32([0.5, -0.5]), "classification", (2, 4))
     X = np.float32([[0], [1], [0.2], [0.9]])
     labels = [np.array(rows) for rows in ([2, 4, 4, UNLABELLED], [UNLABELLED] * 4)]

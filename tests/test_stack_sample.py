@@ -11,18 +11,18 @@ from binaryunits import states
 
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
-from syncpretrain.models.stack import Layer, Stack
+from syncpretrain.models.stack import DenseLayer, Stack
 
 VISIBLE, HIDDEN = 5, 4
 
 
-def make_layer(visible: int = VISIBLE, hidden: int = HIDDEN, *, seed: int = 0) -> Layer:
+def make_layer(visible: int = VISIBLE, hidden: int = HIDDEN, *, seed: int = 0) -> DenseLayer:
     draws = np.random.default_rng(seed)
     shapes = ((visible, hidden), (hidden,), (visible,))
-    return Layer(*(draws.normal(size=shape).astype(np.float32) for shape in shapes))
+    return DenseLayer(*(draws.normal(size=shape).astype(np.float32) for shape in shapes))
 
 
-def exact_means(layer: Layer) -> np.ndarray:
+def exact_means(layer: DenseLayer) -> np.ndarray:
     """E[v] under the RBM, by enumeration."""
     v = states(VISIBLE)
     free = v @ layer.visible_bias + np.logaddexp(0, v @ layer.weight + layer.hidden_bias).sum(1)
@@ -53,7 +53,7 @@ def test_the_seed_decides():
 
 
 def test_a_chain_remembers_its_start():
-    stiff = Layer(*(np.float32(x) for x in (200 * np.eye(4), [-100] * 4, [-100] * 4)))
+    stiff = DenseLayer(*(np.float32(x) for x in (200 * np.eye(4), [-100] * 4, [-100] * 4)))
     start = np.eye(4, dtype=np.float32)
     np.testing.assert_allclose(Stack((stiff,)).sample(4, steps=9, start=start), start, atol=1e-6)
 
@@ -86,7 +86,7 @@ def test_an_autoencoder_below_the_top_decodes():
 
 def test_gaussian_dreams_have_the_mean_of_the_rbm_in_data_units():
     """Without weights v ~ N(a, 1); the last way down keeps the means, which are a."""
-    layer = Layer(
+    layer = DenseLayer(
         np.zeros((2, 3), dtype=np.float32),
         np.zeros(3, dtype=np.float32),
         np.float32([0.5, -2]),
@@ -100,7 +100,7 @@ def test_gaussian_dreams_have_the_mean_of_the_rbm_in_data_units():
 def test_the_joint_gaussian_of_linear_units_is_sampled():
     """E = (v^2 + h^2) / 2 - w v h: v has variance 1 / (1 - w^2), its last mean w h."""
     w = 0.6
-    layer = Layer(
+    layer = DenseLayer(
         np.float32([[w]]),
         np.zeros(1, dtype=np.float32),
         np.zeros(1, dtype=np.float32),

@@ -22,7 +22,7 @@ from syncpretrain.events import (
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.steps import WholeStep
-from syncpretrain.models.layer import Layer
+from syncpretrain.models.layer import DenseLayer
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.runs.observers.history import History
@@ -202,7 +202,7 @@ def test_greedy_equals_training_layer_by_layer_by_hand(train, bits):
                 train_epoch(
                     rbm, training, X, epoch=epoch, stop=lambda: False, progress=lambda _: None
                 )
-            layers.append(Layer(rbm.weight, rbm.hidden_bias, rbm.visible_bias))
+            layers.append(DenseLayer(rbm.weight, rbm.hidden_bias, rbm.visible_bias))
             X = rbm.snapshot().up(X)
     assert Stack(tuple(layers)).parameters_sha256 == stack.parameters_sha256
 

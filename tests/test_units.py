@@ -11,14 +11,14 @@ from backends import backend_of
 from unitkinds import INPUT_UNITS, KINDS, LOG_SUMS, MEANS, RBM_UNITS, SLOPES, STATES, UNITS
 
 from syncpretrain.errors import DataError, SettingsError
-from syncpretrain.finetuning.chain import DenseLayer
+from syncpretrain.finetuning.chain import Affine
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.network_program import network_program
 from syncpretrain.kernels import native
 from syncpretrain.kernels.activations import activate, means, times_derivative
 from syncpretrain.kernels.contrastive_divergence import draw_noise, sample
 from syncpretrain.kernels.losses import cross_entropy
-from syncpretrain.models.layer import Layer
+from syncpretrain.models.layer import DenseLayer
 from syncpretrain.models.likelihood import free_energy
 from syncpretrain.settings import settings_from
 from syncpretrain.settings.fields import Units
@@ -131,7 +131,7 @@ class TestRecords:
             draw_noise(np.random.default_rng(0), name, out=one)
         with pytest.raises(ValueError, match="expected units that have states"):
             sample(one, name, one.copy(), out=one.copy())
-        layer = Layer(one, one[0], one[0], None, hidden_units=name)
+        layer = DenseLayer(one, one[0], one[0], None, hidden_units=name)
         with pytest.raises(DataError, match=f"layer: got bernoulli and {name} units, which have"):
             free_energy(layer, one)
 
@@ -193,7 +193,7 @@ def network_of(units: str) -> Network:
     rng = np.random.default_rng(1)
     shapes = [(5, 4), (4, 3)]
     chain = [
-        DenseLayer(*(rng.normal(size=s).astype(np.float32) for s in (shape, shape[1:])), units)
+        Affine(*(rng.normal(size=s).astype(np.float32) for s in (shape, shape[1:])), units)
         for shape in shapes
     ]
     return Network(chain, loss="squared", batch_size=6)

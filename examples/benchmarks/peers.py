@@ -54,7 +54,7 @@ from numpy.typing import NDArray
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.data import load_dataset
-from syncpretrain.models.layer import Layer
+from syncpretrain.models.layer import DenseLayer
 from syncpretrain.models.reconstruction import stack_error
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.blas import usable_cores
@@ -135,7 +135,7 @@ def sklearn_trained(X: Array, size: Size) -> Stack:
     rbm = BernoulliRBM(hidden, learning_rate=0.1, batch_size=BATCH, n_iter=size.epochs)
     rbm.set_params(random_state=0).fit(X)
     weight = np.ascontiguousarray(rbm.components_.T)
-    return Stack((Layer(weight, rbm.intercept_hidden_, rbm.intercept_visible_),))
+    return Stack((DenseLayer(weight, rbm.intercept_hidden_, rbm.intercept_visible_),))
 
 
 def ours_finetuned(X: Array, size: Size, *, how: dict[str, Any]) -> Stack:
@@ -160,7 +160,7 @@ def random_start(widths: tuple[int, ...]) -> Stack:
         weight = draws.standard_normal((V, H), dtype=np.float32)
         weight *= np.float32(np.sqrt(2 / (V + H)))
         zeros = np.zeros(H, dtype=np.float32), np.zeros(V, dtype=np.float32)
-        layers.append(Layer(weight, *zeros, model="autoencoder"))
+        layers.append(DenseLayer(weight, *zeros, model="autoencoder"))
     return Stack(tuple(layers))
 
 

@@ -35,7 +35,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from syncpretrain.models.layer import Layer
+from syncpretrain.models.layer import DenseLayer
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.settings import MomentumSchedule, PretrainSettings
@@ -102,9 +102,9 @@ class RBM:
             torch.addmm(self.hidden_bias, below, self.weight, out=above).sigmoid_()
         return out
 
-    def layer(self) -> Layer:
+    def layer(self) -> DenseLayer:
         """Return the parameters as syncpretrain keeps them."""
-        return Layer(self.weight.numpy(), self.hidden_bias.numpy(), self.visible_bias.numpy())
+        return DenseLayer(self.weight.numpy(), self.hidden_bias.numpy(), self.visible_bias.numpy())
 
 
 def pretrained(X: Array, settings: PretrainSettings) -> Stack:
@@ -228,4 +228,4 @@ def _rolled(stack: Stack, network: nn.Sequential) -> Stack:
     depth = len(stack.layers)
     ups, downs = pairs[:depth], reversed(pairs[depth:])
     layers = zip(ups, downs, strict=True)
-    return Stack(tuple(Layer(W, b, a, U) for (W, b), (U, a) in layers))
+    return Stack(tuple(DenseLayer(W, b, a, U) for (W, b), (U, a) in layers))

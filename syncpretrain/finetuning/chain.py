@@ -1,4 +1,4 @@
-"""Dense layers of a network that is fine-tuned, and dropout."""
+"""Affine layers of a network that is fine-tuned, and dropout."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import Pair
 
-__all__ = ["DenseLayer", "Dropout", "views"]
+__all__ = ["Affine", "Dropout", "views"]
 
 
 @dataclass(frozen=True, slots=True)
-class DenseLayer:
+class Affine:
     """One layer of a chain: the means of ``units`` whose input is x W + b."""
 
     weight: Array
@@ -32,7 +32,7 @@ class Dropout:
     seed: int = 0
 
 
-def views(vector: Array, chain: Sequence[DenseLayer]) -> Iterator[Pair]:
+def views(vector: Array, chain: Sequence[Affine]) -> Iterator[Pair]:
     """Split a flat vector into a weight and a bias for each layer of a chain, as views."""
     at = 0
     for layer in chain:

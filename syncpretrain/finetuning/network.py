@@ -16,7 +16,7 @@ import numpy as np
 
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.numpy_backend import NumpyBackend
-from syncpretrain.finetuning.chain import DenseLayer, Dropout, views
+from syncpretrain.finetuning.chain import Affine, Dropout, views
 from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.arrays import Array, slices_of
 from syncpretrain.kernels.backprop import (
@@ -62,7 +62,7 @@ class Network:
 
     Parameters
     ----------
-    chain : sequence of DenseLayer
+    chain : sequence of Affine
         Weights of shape (fan in, fan out), biases of shape (fan out,); where the parameters
         start. They are copied, and their type, float32 or float64, is that of all arithmetic.
     loss : str
@@ -87,7 +87,7 @@ class Network:
 
     def __init__(
         self,
-        chain: Sequence[DenseLayer],
+        chain: Sequence[Affine],
         *,
         loss: str,
         batch_size: int,

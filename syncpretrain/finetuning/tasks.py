@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.dataset import UNLABELLED
 from syncpretrain.errors import DataError
-from syncpretrain.finetuning.chain import DenseLayer
+from syncpretrain.finetuning.chain import Affine
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import Pair
 from syncpretrain.models.stack import Head, Stack
@@ -44,12 +44,12 @@ class Reconstruction:
         self.stack = stack
         self.loss = reconstruction_loss(loss, stack.units[0])
 
-    def chain(self) -> list[DenseLayer]:
+    def chain(self) -> list[Affine]:
         """Return the unrolled stack."""
         layers, kinds = self.stack.layers, self.stack.units
-        up = [DenseLayer(x.weight, x.hidden_bias, x.hidden_units) for x in layers]
+        up = [Affine(x.weight, x.hidden_bias, x.hidden_units) for x in layers]
         down = [
-            DenseLayer(x.decoding, x.visible_bias, units)
+            Affine(x.decoding, x.visible_bias, units)
             for x, units in zip(reversed(layers), reversed(kinds[:-1]), strict=True)
         ]
         return up + down
@@ -97,11 +97,11 @@ class Supervised:
         self.stack, self._head, self.objective = stack, head, objective
         self.loss = "cross-entropy" if objective == "classification" else "squared"
 
-    def chain(self) -> list[DenseLayer]:
+    def chain(self) -> list[Affine]:
         """Return the stack's way up and the head."""
-        up = [DenseLayer(x.weight, x.hidden_bias, x.hidden_units) for x in self.stack.layers]
+        up = [Affine(x.weight, x.hidden_bias, x.hidden_units) for x in self.stack.layers]
         units = "softmax" if self.objective == "classification" else "gaussian"
-        return [*up, DenseLayer(self._head.weight, self._head.bias, units)]
+        return [*up, Affine(self._head.weight, self._head.bias, units)]
 
     def stack_of(self, chain: Sequence[Pair], info: dict[str, Any]) -> Stack:
         """Return the stack that a trained chain makes; its way down stays as it was."""

@@ -24,7 +24,7 @@ from syncpretrain.kernels.arrays import LONG_BLOCK, Array
 from syncpretrain.kernels.contrastive_divergence import momentum_step
 from syncpretrain.kernels.losses import squared_error
 from syncpretrain.kernels.program import Operation
-from syncpretrain.models.layer import Layer
+from syncpretrain.models.layer import DenseLayer
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.settings.momentum import MomentumSchedule
 from syncpretrain.units import kind_of
@@ -212,9 +212,9 @@ class Learner(ABC):
         visible = now.down(now.up(X))
         return float(squared_error(X, visible, out=visible)) / len(X)
 
-    def current(self) -> Layer:
+    def current(self) -> DenseLayer:
         """Return the layer as it is, in arrays that the next step will change."""
-        return Layer(
+        return DenseLayer(
             self.weight,
             self.hidden_bias,
             self.visible_bias,
@@ -224,7 +224,7 @@ class Learner(ABC):
             self.model,
         )
 
-    def snapshot(self) -> Layer:
+    def snapshot(self) -> DenseLayer:
         """Return a copy of the layer: what a version publishes."""
         return self.current().to(lambda array: array.copy())
 
@@ -256,7 +256,7 @@ class Learner(ABC):
         for array in self.state().values():
             array.fill(0)
 
-    def restore(self, snapshot: Layer) -> None:
+    def restore(self, snapshot: DenseLayer) -> None:
         """Take the parameters of a snapshot."""
         snapshot = snapshot.to(self.backend.asarray)
         np.copyto(self.weight, snapshot.weight)

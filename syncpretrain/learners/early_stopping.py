@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.models.layer import Layer
+from syncpretrain.models.layer import DenseLayer
 from syncpretrain.models.likelihood import free_energy, pseudo_likelihood
 
 __all__ = ["METRICS", "EarlyStopping"]
@@ -48,7 +48,7 @@ class EarlyStopping:
     def state(self, state: tuple[float, int]) -> None:
         self._best, self._bad = state
 
-    def stops(self, layer: Layer, train: Array, held_out: Array) -> bool:
+    def stops(self, layer: DenseLayer, train: Array, held_out: Array) -> bool:
         """Record the layer after an epoch; return whether that was its last.
 
         ``train`` and ``held_out`` are samples of the layer's input.
@@ -64,7 +64,7 @@ class EarlyStopping:
         self._bad = self._bad + 1 if worse else 0
         return self._bad >= self._patience
 
-    def _loss(self, layer: Layer, X: Array) -> float:
+    def _loss(self, layer: DenseLayer, X: Array) -> float:
         if self._metric == "pseudo-likelihood":
             return -pseudo_likelihood(layer, X, seed=self._seed)
         down = layer.down(layer.up(X))

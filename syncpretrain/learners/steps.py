@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.phases import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
-from syncpretrain.models.layer import Layer
+from syncpretrain.models.layer import DenseLayer
 
 __all__ = ["Step", "WholeStep", "load_state"]
 
@@ -66,7 +66,9 @@ class WholeStep:
         self.learner.restart()
 
 
-def load_state(learner: Learner, step: Step, snapshot: Layer, state: Mapping[str, Array]) -> None:
+def load_state(
+    learner: Learner, step: Step, snapshot: DenseLayer, state: Mapping[str, Array]
+) -> None:
     """Go back to a snapshot and to what ``step.state()`` held then; the result is bit-identical.
 
     Raises

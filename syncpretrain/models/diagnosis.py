@@ -11,7 +11,7 @@ from typing import Any
 
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.models.layer import Layer
+from syncpretrain.models.layer import DenseLayer
 from syncpretrain.models.likelihood import free_energy, log_z, pseudo_likelihood
 from syncpretrain.models.stack import Stack
 from syncpretrain.units import kind_of
@@ -49,7 +49,7 @@ def diagnose_layers(
 
 
 def _rbm_figures(
-    layer: Layer, train: Array, held_out: Array, *, partition: bool, seed: int
+    layer: DenseLayer, train: Array, held_out: Array, *, partition: bool, seed: int
 ) -> dict[str, Any]:
     names = ("free_energy_gap", "pseudo_likelihood", "log_z", "log_likelihood")
     figures: dict[str, Any] = dict.fromkeys(names)

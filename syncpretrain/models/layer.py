@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,8 +16,28 @@ from syncpretrain.kernels.arrays import Array
 __all__ = ["Head", "Layer", "parameters_sha256"]
 
 
+class Layer(Protocol):
+    """A trained layer of any shape, as the runtimes and their checkpoints use it."""
+
+    def parameters(self) -> Iterator[tuple[str, Array]]:
+        """Yield name and array of each parameter in their fixed order."""
+        ...
+
+    def to(self, device: Callable[[Any], Any]) -> Layer:
+        """Return the layer with every array moved by ``device``, to a device or to the host."""
+        ...
+
+    def up(self, X: Array, *, out: Array | None = None) -> Array:
+        """Return the mean of the hidden units for each row of X."""
+        ...
+
+    def down(self, H: Array, *, out: Array | None = None) -> Array:
+        """Return the mean of the visible units for each row of H."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)  # of two arrays, == is no truth value
-class Layer:
+class DenseLayer:
     """Parameters of one layer, float32, contiguous, and what its units are.
 
     ``weight`` has shape (visible, hidden), ``hidden_bias`` (hidden,), ``visible_bias`` (visible,).
@@ -47,7 +67,7 @@ class Layer:
             yield "decoder_weight", self.decoder_weight
         yield "visible_bias", self.visible_bias
 
-    def to(self, device: Callable[[Any], Any]) -> Layer:
+    def to(self, device: Callable[[Any], Any]) -> DenseLayer:
         """Return the layer with every array moved by ``device``, to a device or to the host."""
         return replace(self, **{name: device(array) for name, array in self.parameters()})
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from syncpretrain.array_files import read_tensors, write_tensors
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import ModelFileError
-from syncpretrain.models.layer import Head, Layer, parameters_sha256
+from syncpretrain.models.layer import DenseLayer, Head, parameters_sha256
 from syncpretrain.units import UNITS
 
 __all__ = ["MODEL_NAME", "Model", "read_model", "write_model"]
@@ -32,7 +32,7 @@ MODEL_FORMAT = "syncpretrain 2"
 class Model(NamedTuple):
     """The parts of a stack."""
 
-    layers: tuple[Layer, ...]
+    layers: tuple[DenseLayer, ...]
     info: dict[str, Any]
     scaling: Scaling | None
     head: Head | None
@@ -143,7 +143,7 @@ def _head(file: Path, tensors: dict[str, NDArray[Any]], meaning: dict[str, Any])
 
 
 def _check_ends(
-    file: Path, layers: tuple[Layer, ...], scaling: Scaling | None, head: Head | None
+    file: Path, layers: tuple[DenseLayer, ...], scaling: Scaling | None, head: Head | None
 ) -> None:
     """Check that the input's scaling and the head fit the layers."""
     if scaling is not None and scaling.shift.shape != layers[0].visible_bias.shape:
@@ -154,7 +154,7 @@ def _check_ends(
 
 def _layers(
     file: Path, tensors: dict[str, NDArray[Any]], meaning: dict[str, Any]
-) -> tuple[Layer, ...]:
+) -> tuple[DenseLayer, ...]:
     untied = {
         number: tensors.pop(name)
         for number in range(1, len(tensors))
@@ -163,7 +163,7 @@ def _layers(
     try:
         depth = max(int(name.split(".")[1]) for name in tensors)
         layers = tuple(
-            Layer(
+            DenseLayer(
                 tensors.pop(f"layers.{number}.weight"),
                 tensors.pop(f"layers.{number}.hidden_bias"),
                 tensors.pop(f"layers.{number}.visible_bias"),
@@ -188,7 +188,7 @@ def _units(kinds: dict[str, str]) -> dict[str, str]:
     return {name: kinds[name] for name in known}
 
 
-def _check_shapes(file: Path, layers: tuple[Layer, ...]) -> None:
+def _check_shapes(file: Path, layers: tuple[DenseLayer, ...]) -> None:
     for number, layer in enumerate(layers, start=1):
         shape = layer.weight.shape
         fits = len(shape) == 2 and layer.decoding.shape == shape[::-1]

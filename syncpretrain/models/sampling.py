@@ -6,13 +6,13 @@ import numpy as np
 
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.contrastive_divergence import draw_noise, sample
-from syncpretrain.models.layer import Layer
+from syncpretrain.models.layer import DenseLayer
 from syncpretrain.units import kind_of
 
 __all__ = ["gibbs_chains"]
 
 
-def gibbs_chains(rbm: Layer, visible: Array, steps: int, draws: np.random.Generator) -> Array:
+def gibbs_chains(rbm: DenseLayer, visible: Array, steps: int, draws: np.random.Generator) -> Array:
     """Return the visible means at the end of chains that start at visible means.
 
     Each step draws hidden states, then visible ones; ``visible`` has shape (chains, V).

@@ -16,13 +16,13 @@ from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.activations import activate, affine
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.models.layer import Head, Layer, parameters_sha256
+from syncpretrain.models.layer import DenseLayer, Head, parameters_sha256
 from syncpretrain.models.model_file import Model, read_model, write_model
 from syncpretrain.models.sampling import gibbs_chains
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.units import kind_of
 
-__all__ = ["Head", "Layer", "Stack", "load"]
+__all__ = ["DenseLayer", "Head", "Stack", "load"]
 
 ENCODED_ROWS = 2000
 
@@ -33,7 +33,7 @@ class Stack:
 
     Attributes
     ----------
-    layers : tuple of Layer
+    layers : tuple of DenseLayer
         From the input up.
     info : dict
         What made it (JSON values): the epochs each layer trained, the settings, the version.
@@ -43,7 +43,7 @@ class Stack:
         What predicts from the code, once fine-tuning gave the stack one.
     """
 
-    layers: tuple[Layer, ...]
+    layers: tuple[DenseLayer, ...]
     info: dict[str, Any] = field(default_factory=dict)
     scaling: Scaling | None = None
     head: Head | None = None

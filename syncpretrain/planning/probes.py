@@ -14,7 +14,7 @@ from syncpretrain.kernels.phases import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import Step
-from syncpretrain.models.layer import Layer
+from syncpretrain.models.layer import DenseLayer
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.pretraining.runtime.activations import Split, transform
@@ -142,7 +142,7 @@ def beside(own: Work, others: Sequence[Work], pool: WorkerPool) -> Work:
     return work
 
 
-def transforming(layer: Layer, X: Array, run: PhaseRunner = in_turn) -> Work:
+def transforming(layer: DenseLayer, X: Array, run: PhaseRunner = in_turn) -> Work:
     """Return the making of a layer's activations of X."""
     none = np.empty((0, X.shape[1]), dtype=np.float32)
     width = layer.hidden_bias.shape[0]

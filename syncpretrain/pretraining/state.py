@@ -13,7 +13,7 @@ from syncpretrain.array_files import read_arrays, write_arrays
 from syncpretrain.errors import CheckpointError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.cursor import Cursor
-from syncpretrain.models.layer import Layer
+from syncpretrain.models.layer import DenseLayer
 from syncpretrain.pretraining.runtime.messages import LayerState
 from syncpretrain.pretraining.schedule.machine import Past
 
@@ -34,11 +34,11 @@ class PretrainState:
     """
 
     past: Past
-    snapshots: dict[tuple[int, int], Layer]
+    snapshots: dict[tuple[int, int], DenseLayer]
     computed: list[tuple[int, int]]
     states: tuple[LayerState | None, ...]
 
-    def ancestry(self, layer: int, version: int) -> list[Layer]:
+    def ancestry(self, layer: int, version: int) -> list[DenseLayer]:
         """Return the snapshots, from layer 1 up, through which a version's activations go."""
         chain = []
         while layer >= 1:
@@ -117,12 +117,12 @@ def read_pretrain_state(
 
 
 def _state(header: _Header, arrays: dict[str, Array]) -> PretrainState:
-    def layer(prefix: str, number: int) -> Layer:
+    def layer(prefix: str, number: int) -> DenseLayer:
         parameters = {name: arrays.get(f"{prefix}.{name}") for name in ARRAYS}
         if any(parameters[name] is None for name in ARRAYS[:3]):
             raise ValueError(f"{prefix} lacks an array")
         kinds = header.kinds[number - 1]
-        return Layer(**parameters, **{name: kinds[name] for name in LAYER_KINDS})  # type: ignore[arg-type]
+        return DenseLayer(**parameters, **{name: kinds[name] for name in LAYER_KINDS})  # type: ignore[arg-type]
 
     states: list[LayerState | None] = []
     for number, own in enumerate(header.states, start=1):
@@ -156,7 +156,7 @@ def _state(header: _Header, arrays: dict[str, Array]) -> PretrainState:
     return state
 
 
-def _named(prefix: str, layer: Layer) -> Iterator[tuple[str, Array]]:
+def _named(prefix: str, layer: DenseLayer) -> Iterator[tuple[str, Array]]:
     for name, array in layer.parameters():
         yield f"{prefix}.{name}", array
 

@@ -17,7 +17,7 @@ from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.options import tuning_options
 from syncpretrain.finetuning.prepared import Finetuning, Form, Part
-from syncpretrain.models.layer import Layer
+from syncpretrain.models.layer import DenseLayer
 from syncpretrain.models.prediction import accuracies
 from syncpretrain.models.reconstruction import stack_error
 from syncpretrain.models.stack import Stack
@@ -173,7 +173,7 @@ def random_stack(settings: PretrainSettings, data: Dataset, *, seed: int) -> Sta
         variance = kind_of(units).weight_variance(visible, hidden)
         weight = draws.standard_normal((visible, hidden), dtype=np.float32)
         layers.append(
-            Layer(
+            DenseLayer(
                 weight * np.float32(math.sqrt(variance)),
                 np.zeros(hidden, dtype=np.float32),
                 np.zeros(visible, dtype=np.float32),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.errors import DivergedError, StalledError, WorkerError
 from syncpretrain.learners.cursor import Cursor, Stopped
-from syncpretrain.models.layer import Layer
+from syncpretrain.models.layer import DenseLayer
 from syncpretrain.pretraining.schedule.machine import Train
 
 __all__ = ["Failed", "Finished", "LayerState", "Message"]
@@ -26,9 +26,9 @@ class LayerState:
     that it stands; ``stopping`` the state of early stopping.
     """
 
-    layer: Layer
+    layer: DenseLayer
     step_state: dict[str, NDArray[np.float32]]
-    last_good: Layer
+    last_good: DenseLayer
     cursor: Cursor
     learning_rate: float
     rollbacks: int
@@ -59,7 +59,7 @@ class Finished:
     ended: float
     train_error: float
     validation_error: float | None
-    layer: Layer
+    layer: DenseLayer
     warnings: tuple[str, ...] = ()
     stops: bool = False
     state: LayerState | None = None
