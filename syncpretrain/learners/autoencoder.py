@@ -90,6 +90,10 @@ class Autoencoder(Learner):
         self._fill(n, share=n / (examples or n))
         return error
 
+    def hidden_means(self, n: int) -> Array | None:
+        """Return the code of the plain input; None with noise on the input."""
+        return None if self.settings.corruption is not None else self._h_delta_and_h[n : 2 * n]
+
     def _corrupt(self, x: Array, epoch: int, step: int, *, out: Array) -> None:
         np.copyto(out, x)
         if self.settings.corruption is not None:

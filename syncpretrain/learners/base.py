@@ -147,6 +147,13 @@ class Learner(ABC):
             Squared error between the examples and their reconstruction, summed over both.
         """
 
+    @abstractmethod
+    def hidden_means(self, n: int) -> Array | None:
+        """Return the hidden means of the n rows of the last gradient; None with noise or dropout.
+
+        A view, which the next gradient overwrites.
+        """
+
     def start(self, X: Array) -> None:
         """Record the first examples before the first step.
 

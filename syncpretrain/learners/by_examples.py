@@ -42,6 +42,15 @@ class ByExamples:
         run(self._phases, len(self._parts))
         return sum(self._errors)
 
+    def copy_hidden(self, out: Array) -> bool:
+        """Copy the hidden means of the last minibatch, where they are those of the plain input."""
+        for part, own in zip(self._parts, self._own_rows, strict=True):
+            hidden = part.hidden_means(own.stop - own.start)
+            if hidden is None:
+                return False
+            np.copyto(out[own], hidden)
+        return True
+
     def state(self) -> dict[str, Array]:
         """Return the learner's velocities, and what each shard's gradient depends on."""
         return self.learner.velocities() | {

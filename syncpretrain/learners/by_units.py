@@ -56,6 +56,11 @@ class ByUnits:
         run(program, program.shards)
         return float(program.results.sum())
 
+    def copy_hidden(self, out: Array) -> bool:
+        """Copy the hidden means of the last minibatch; return True."""
+        np.copyto(out, self._h[: len(out)])
+        return True
+
     def state(self) -> dict[str, Array]:
         """Return the state of the RBM; the shards keep nothing of their own."""
         return self.learner.state()

@@ -17,7 +17,7 @@ from syncpretrain.learners.cursor import Cursor, Stopped
 from syncpretrain.learners.steps import Step
 from syncpretrain.units import kind_of
 
-__all__ = ["train_epoch"]
+__all__ = ["LARGEST_WEIGHT", "diverged", "train_epoch"]
 
 # A weight of 1000 makes a step function of a unit: learning has stopped, finite or not.
 LARGEST_WEIGHT = 1e3
@@ -70,18 +70,16 @@ def train_epoch(
             # On a device the sum is an array, and to look at it is to wait for all that is queued.
             looks = (step + 1) % between == 0 or step + 1 == steps
             if looks and not math.isfinite(total):
-                raise _diverged(
-                    learner, epoch, f"the error is {total} after {step + 1} minibatches"
-                )
+                raise diverged(learner, epoch, f"the error is {total} after {step + 1} minibatches")
             progress((step + 1) / steps)
     largest = learner.largest_weight()
     if not largest <= LARGEST_WEIGHT:
-        raise _diverged(learner, epoch, f"a weight has grown to {largest:.3g}")
+        raise diverged(learner, epoch, f"a weight has grown to {largest:.3g}")
     return float(total) / len(X)
 
 
-def _diverged(learner: Learner, epoch: int, symptom: str) -> DivergedError:
-    """Name the likely cause: the units have no upper bound, or the rate is too high for any."""
+def diverged(learner: Learner, epoch: int, symptom: str) -> DivergedError:
+    """Return the error of a layer that diverged, with its likely cause and what to try."""
     rate = learner.learning_rate
     now = learner.current()
     kinds = {now.hidden_units, now.visible_units}

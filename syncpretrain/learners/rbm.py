@@ -121,6 +121,10 @@ class RBM(Learner):
             )
         return error
 
+    def hidden_means(self, n: int) -> Array | None:
+        """Return those of the positive phase, of all units; None with dropout."""
+        return None if self.settings.hidden_dropout else self._h[:n]
+
     def _from_data(self, v: Array, h: Array, *, epoch: int, step: int) -> float:
         """CD-k: the chain starts at the data; all but the hidden states are means."""
         n, units = len(v) // 2, self.settings.hidden_units

@@ -28,6 +28,14 @@ class Step(Protocol):
         """
         ...
 
+    def copy_hidden(self, out: Array) -> bool:
+        """Copy the hidden means of the last minibatch, as they were before its update.
+
+        They are those of the positive phase. Return False, and copy nothing, where these are not
+        the means for the plain input: with dropout, or with noise on the input.
+        """
+        ...
+
     def state(self) -> dict[str, Array]:
         """Return by name what the next step depends on beside the parameters; live arrays."""
         ...
@@ -56,6 +64,14 @@ class WholeStep:
         error = self.learner.gradient(X, rows, epoch=epoch, step=step)
         self.learner.update(epoch=epoch)
         return error
+
+    def copy_hidden(self, out: Array) -> bool:
+        """Copy the hidden means of the last minibatch, where they are those of the plain input."""
+        hidden = self.learner.hidden_means(len(out))
+        if hidden is None:
+            return False
+        np.copyto(out, hidden)
+        return True
 
     def state(self) -> dict[str, Array]:
         """Return the state of the learner."""

@@ -1,0 +1,216 @@
+"""Streamed layers: each trains on the hidden means that the layer below computes as it trains.
+
+A minibatch is handed up through a ring (:mod:`syncpretrain.pretraining.runtime.rings`), the
+validation examples at the end of every pass over the data through another. What a layer computes is
+a function of the minibatches that it has processed, so no timing and no number of workers changes a
+bit.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.phases import PhaseRunner, in_turn
+from syncpretrain.learners.base import Learner
+from syncpretrain.learners.cursor import Stopped
+from syncpretrain.learners.epoch import LARGEST_WEIGHT, diverged
+from syncpretrain.learners.steps import Step
+from syncpretrain.models.layer import DenseLayer
+from syncpretrain.pretraining.runtime.rings import DataSource, Ring, Source
+from syncpretrain.pretraining.runtime.worker import MAX_ROLLBACKS
+from syncpretrain.pretraining.schedule.stream import Block, StreamPlan
+
+__all__ = ["EpochResult", "StreamedLayer"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochResult:
+    """A layer finished an epoch of its own. Times as in ``time.monotonic``."""
+
+    layer: int
+    epoch: int
+    started: float
+    ended: float
+    train_error: float
+    validation_error: float | None
+    warnings: tuple[str, ...]
+
+
+class StreamedLayer:
+    """One layer of a stream: it trains, and hands up what it computes.
+
+    Parameters
+    ----------
+    learner : Learner
+    step : Step
+        How the learner trains on a minibatch.
+    plan : StreamPlan
+    source : Source
+        Of its minibatches.
+    data : DataSource
+        Whose passes end its epochs.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        step: Step,
+        plan: StreamPlan,
+        source: Source,
+        data: DataSource,
+    ) -> None:
+        self.learner, self.step, self.plan = learner, step, plan
+        self._source, self._data = source, data
+        self._above: tuple[Ring, Ring, range] | None = None
+        self._hands_up_own_means = learner.hidden_means(0) is not None
+        self._rows = np.empty((learner.batch_size, learner.weight.shape[0]), dtype=np.float32)
+        self.position = plan.delay  # the last minibatch that was processed
+        self.busy_seconds = 0.0
+        self._last_good = learner.snapshot()
+        self._rollbacks = 0
+        self._error, self._examples = 0.0, 0  # of the running epoch
+        self._started = 0.0
+        self._validation_error: float | None = None
+        self._warnings: list[str] = []
+
+    @property
+    def fraction(self) -> float:
+        """How far the running epoch is, in [0, 1]."""
+        own = self.position - self.plan.delay
+        return min(own, self.plan.steps) % self._data.steps / self._data.steps
+
+    @property
+    def epoch(self) -> int:
+        """The running epoch, from 1; the last one when all are done."""
+        own = min(self.position - self.plan.delay, self.plan.steps - 1)
+        return own // self._data.steps + 1
+
+    def connect(self, ring: Ring, validation: Ring, numbers: range) -> None:
+        """Hand up the hidden means of some minibatches."""
+        self._above = ring, validation, numbers
+
+    def current(self) -> DenseLayer:
+        """Return the layer as it was at the end of its last minibatch."""
+        return self.learner.snapshot()
+
+    def process(
+        self, block: Block, stop: Callable[[], bool], run: PhaseRunner = in_turn
+    ) -> list[EpochResult]:
+        """Process the minibatches of a block; return the epochs that ended with one of them.
+
+        Raises
+        ------
+        DivergedError
+            If the layer diverges more than :data:`MAX_ROLLBACKS` times.
+        Stopped
+            After the minibatch in which ``stop`` turned true.
+        """
+        started = time.monotonic()
+        results = []
+        with np.errstate(all="ignore"):  # what overflows is found below
+            for number in range(block.first, block.last + 1):
+                if stop():
+                    raise Stopped
+                results += self._process(number, run)
+                self.position = number
+        self.busy_seconds += time.monotonic() - started
+        return results
+
+    def _process(self, number: int, run: PhaseRunner) -> list[EpochResult]:
+        X, rows = self._source.minibatch(number)
+        out = self._hidden(number, len(rows))
+        own, steps = number - self.plan.delay, self._data.steps
+        if own > self.plan.steps:
+            if out is not None:
+                self._forward(X, rows, out)
+            self._pass_validation(number)
+            return []
+        if own == 1:
+            self.learner.start(X if number == 1 and len(X) > len(rows) else X[: len(rows)])
+        if (own - 1) % steps == 0:
+            self._started = time.monotonic()
+            self._error, self._examples = 0.0, 0
+        self._train(X, rows, own, out, run)
+        self._pass_validation(number)
+        return [self._epoch_result(own // steps)] if own % steps == 0 else []
+
+    def _train(
+        self, X: Array, rows: NDArray[np.intp], own: int, out: Array | None, run: PhaseRunner
+    ) -> None:
+        epoch, step = (own - 1) // self._data.steps + 1, (own - 1) % self._data.steps
+        if out is not None and not self._hands_up_own_means:
+            self._forward(X, rows, out)
+        error = self.step.train_step(X, rows, epoch=epoch, step=step, run=run)
+        if out is not None and self._hands_up_own_means:
+            self.step.copy_hidden(out)
+        symptom = ""
+        if not math.isfinite(error):
+            symptom = f"the error is {error} in minibatch {step + 1}"
+        elif own % self._data.steps == 0 and not self.learner.largest_weight() <= LARGEST_WEIGHT:
+            symptom = f"a weight has grown to {self.learner.largest_weight():.3g}"
+        if not symptom:
+            self._error += error
+            self._examples += len(rows)
+            return
+        self._roll_back(epoch, symptom)
+        if out is not None:  # what was handed up may not be finite
+            self._forward(X, rows, out)
+
+    def _roll_back(self, epoch: int, symptom: str) -> None:
+        """Take the layer back to its last epoch, with half the learning rate; it goes on from here.
+
+        The minibatches that it has seen since are lost to it: the layers above have read them.
+        """
+        failure = diverged(self.learner, epoch, symptom)
+        if self._rollbacks == MAX_ROLLBACKS:
+            raise failure
+        self._rollbacks += 1
+        self.learner.restore(self._last_good)
+        self.step.restart()
+        self.learner.learning_rate /= 2
+        self._warnings.append(
+            f"{failure}. Back to the end of epoch {epoch - 1}, with half the learning rate,"
+            f" {self.learner.learning_rate:g}"
+        )
+
+    def _epoch_result(self, epoch: int) -> EpochResult:
+        self._last_good = self.learner.snapshot()
+        warnings, self._warnings = tuple(self._warnings), []
+        return EpochResult(
+            layer=self.learner.layer,
+            epoch=epoch,
+            started=self._started,
+            ended=time.monotonic(),
+            train_error=self._error / max(self._examples, 1),
+            validation_error=self._validation_error,
+            warnings=warnings,
+        )
+
+    def _hidden(self, number: int, rows: int) -> Array | None:
+        if self._above is None or number not in self._above[2]:
+            return None
+        return self._above[0].array(number, rows)
+
+    def _forward(self, X: Array, rows: NDArray[np.intp], out: Array) -> None:
+        """Compute hidden means as the layer is now."""
+        np.take(X, rows, axis=0, out=self._rows[: len(rows)], mode="clip")
+        self.learner.current().up(self._rows[: len(rows)], out=out)
+
+    def _pass_validation(self, number: int) -> None:
+        """Take the validation examples along at the end of a pass over the data."""
+        if number % self._data.steps:
+            return
+        X = self._source.validation(number)
+        if not len(X):
+            return
+        self._validation_error = self.learner.validation_error(X)
+        if self._above is not None and number in self._above[2]:
+            out = self._above[1].array(number // self._data.steps, len(X))
+            self.learner.current().up(X, out=out)

@@ -1,0 +1,145 @@
+"""Threads that process a stream: each takes the next block that may be processed.
+
+Guarantees:
+
+* Layers have no threads of their own. A thread that finds nothing to do sleeps until another has
+  finished a block.
+* The first failure stops all of them, after their running minibatches; leaving the context joins
+  them within a deadline.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from syncpretrain.errors import StalledError
+from syncpretrain.learners.cursor import Stopped
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.pretraining.runtime.mailbox import Mailbox
+from syncpretrain.pretraining.runtime.stream import EpochResult, StreamedLayer
+from syncpretrain.pretraining.schedule.stream import Block, StreamSchedule
+
+__all__ = ["BlockFailed", "StreamPool"]
+
+
+class BlockFailed:
+    """A layer failed in a block, or was stopped in it."""
+
+    def __init__(self, layer: int, epoch: int, error: BaseException) -> None:
+        self.layer, self.epoch, self.error = layer, epoch, error
+
+
+class StreamPool:
+    """Worker threads of one streamed run; a context manager.
+
+    Parameters
+    ----------
+    layers : sequence of StreamedLayer
+        From the lowest up.
+    schedule : StreamSchedule
+    workers : int
+    stop : callable
+        Asked by every thread once a minibatch whether to stop.
+    times : Timeouts
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[StreamedLayer],
+        schedule: StreamSchedule,
+        workers: int,
+        stop: Callable[[], bool],
+        times: Timeouts = TIMEOUTS,
+    ) -> None:
+        self._layers, self._schedule, self._stop, self._times = layers, schedule, stop, times
+        self._changed = threading.Condition()  # guards the schedule
+        self._stopping = threading.Event()
+        self._caller = threading.current_thread()
+        self.results: Mailbox[EpochResult | BlockFailed] = Mailbox()
+        # Daemons only so that a thread stuck in foreign code cannot keep the process from ending.
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"syncpretrain-stream-{i + 1}", daemon=True)
+            for i in range(workers)
+        ]
+
+    def __enter__(self) -> StreamPool:
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:  # such as "can't start new thread": leave none of the others behind
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        alive = self._close()
+        if alive and error is None:
+            raise StalledError(f"{', '.join(alive)} did not end within {self._times.join:g} s")
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the stream has ended."""
+        with self._changed:
+            return self._schedule.is_finished
+
+    def stop(self) -> None:
+        """Ask every thread to leave after its minibatch."""
+        self._stopping.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    def join(self, seconds: float) -> None:
+        """Wait for the end of the threads, for a limited time."""
+        deadline = time.monotonic() + seconds
+        for thread in self._threads:
+            if thread.ident is not None:  # it was started
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _close(self) -> list[str]:
+        self.stop()
+        self.join(self._times.join)
+        return [thread.name for thread in self._threads if thread.is_alive()]
+
+    def _serve(self) -> None:
+        while (block := self._next()) is not None:
+            layer = self._layers[block.layer - 1]
+            try:
+                results = layer.process(block, self._should_stop)
+                with self._changed:
+                    self._schedule.done(block)
+                    self._changed.notify_all()
+            except BaseException as error:  # the driver raises it
+                self._fail(block.layer, layer.epoch, error)
+                return
+            for result in results:
+                self.results.put(result)
+
+    def _next(self) -> Block | None:
+        """Return the next block, waiting for it; None at the end."""
+        with self._changed:
+            while self._caller.is_alive() and not self._stopping.is_set():
+                try:
+                    block = self._schedule.take()
+                except BaseException as error:
+                    self._fail(0, 0, error)
+                    return None
+                if block is not None or self._schedule.is_finished:
+                    return block
+                self._changed.wait(self._times.sleep)
+        return None
+
+    def _fail(self, layer: int, epoch: int, error: BaseException) -> None:
+        self.results.put(BlockFailed(layer, epoch, error))
+        if not isinstance(error, Stopped):
+            self.stop()
+
+    def _should_stop(self) -> bool:
+        return self._stopping.is_set() or self._stop()

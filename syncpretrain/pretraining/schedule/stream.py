@@ -1,0 +1,139 @@
+"""Streamed schedule: which layer processes which minibatches of a stream next.
+
+Pure: no threads, clocks or arrays. Layer 1 reads the data, epoch after epoch, as one stream of
+minibatches, counted from 1. Every other layer reads the hidden means that the layer below computed
+for the same minibatch, through a ring of a few minibatches. A layer skips the first ``delay``
+minibatches, trains on as many as its plan says, and after that only computes the hidden means that
+layers above still need.
+
+With a delay of 2 minibatches, 4 to train on and a ring of 2 (``t`` trains, ``f`` forwards)::
+
+    minibatch   1  2  3  4  5  6  7  8
+    layer 1     t  t  t  t  f  f  f  f
+    layer 2           t  t  t  t  f  f
+    layer 3                 t  t  t  t
+
+A layer may process a minibatch when the layer below has, and when the ring above has room for it.
+What it computes follows from the minibatches alone, so any order that keeps to this gives the same
+result (a Kahn network). The lowest layer that may process goes first: it has the longest way to go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from syncpretrain.errors import ScheduleError
+
+__all__ = ["Block", "StreamPlan", "StreamSchedule"]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """Minibatches of the stream that a layer skips, and then trains on."""
+
+    delay: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Successive minibatches of the stream for one layer, counted from 1, as layers are."""
+
+    layer: int
+    first: int
+    last: int
+
+
+class StreamSchedule:
+    """State machine of one streamed run.
+
+    Parameters
+    ----------
+    plans : sequence of StreamPlan
+        From the lowest layer up. No delay is shorter than that of the layer below.
+    ring : int
+        Minibatches that may wait between two layers.
+    block : int
+        The most minibatches that a layer processes at once.
+    positions : sequence of int, optional
+        The last minibatch that each layer has processed, to resume from.
+
+    Raises
+    ------
+    ScheduleError
+        If a number is out of range.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[StreamPlan],
+        *,
+        ring: int,
+        block: int,
+        positions: Sequence[int] | None = None,
+    ) -> None:
+        delays = [plan.delay for plan in plans]
+        if min(ring, block) < 1 or min(plan.steps for plan in plans) < 1:
+            raise ScheduleError(f"ring, block, steps: got {ring}, {block}; expected 1 or more")
+        if delays != sorted(delays) or delays[0] < 0:
+            raise ScheduleError(f"delays: got {delays}, expected numbers that rise from layer 1")
+        self._plans, self._ring, self._block = list(plans), ring, block
+        self.ends = [plan.delay + plan.steps for plan in plans]  # the last minibatch each is for
+        for i in reversed(range(len(plans) - 1)):
+            self.ends[i] = max(self.ends[i], self.ends[i + 1])
+        self._positions = list(delays if positions is None else positions)
+        self._running: dict[int, Block] = {}
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The last minibatch that each layer has processed."""
+        return tuple(self._positions)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every layer has processed all of its minibatches."""
+        return not self._running and self._positions == self.ends
+
+    def take(self) -> Block | None:
+        """Return minibatches that a layer may process now; None to wait for :meth:`done`.
+
+        Raises
+        ------
+        ScheduleError
+            If no layer processes any, none may, and the stream has not ended.
+        """
+        for i in range(len(self._plans)):
+            if i in self._running:
+                continue
+            last = min(self._positions[i] + self._block, self._limit(i))
+            if last > self._positions[i]:
+                self._running[i] = block = Block(i + 1, self._positions[i] + 1, last)
+                return block
+        if not self._running and not self.is_finished:
+            raise ScheduleError(f"no layer may process; they are at {self._positions}")
+        return None
+
+    def done(self, block: Block) -> None:
+        """Record that a layer has processed a block.
+
+        Raises
+        ------
+        ScheduleError
+            If the layer was not processing it.
+        """
+        if self._running.get(block.layer - 1) != block:
+            raise ScheduleError(f"got {block}, which was not taken")
+        del self._running[block.layer - 1]
+        self._positions[block.layer - 1] = block.last
+
+    def _limit(self, i: int) -> int:
+        """Return the last minibatch that a layer may process, by its input and the ring above."""
+        limit = self.ends[i]
+        if i:
+            limit = min(limit, self._positions[i - 1])
+        if i + 1 < len(self._plans):
+            filled = self._positions[i + 1] + self._ring
+            if filled < self.ends[i + 1]:  # what is behind its end goes into no ring
+                limit = min(limit, filled)
+        return limit

@@ -1,0 +1,239 @@
+"""Driver of a streamed run: layers train on each other's minibatches as these are computed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+from numpy.typing import ArrayLike
+
+from syncpretrain import __version__
+from syncpretrain.backends.choice import backend_for
+from syncpretrain.data.order import steps_per_epoch
+from syncpretrain.errors import DivergedError, RunInterrupted, WorkerError
+from syncpretrain.events import (
+    EpochFinished,
+    EpochStarted,
+    Event,
+    LayerFinished,
+    Notice,
+    Observer,
+    RunFinished,
+    RunStarted,
+)
+from syncpretrain.learners.cursor import Stopped
+from syncpretrain.learners.select import step_for
+from syncpretrain.models.stack import Stack
+from syncpretrain.parallel.blas import blas_limit, usable_cores
+from syncpretrain.parallel.signals import StopRequest, stop_on_signals
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.pretraining.build import build_data, build_learners
+from syncpretrain.pretraining.runtime.rings import DataSource, Ring, RingSource, Source
+from syncpretrain.pretraining.runtime.stream import EpochResult, StreamedLayer
+from syncpretrain.pretraining.runtime.stream_pool import BlockFailed, StreamPool
+from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
+from syncpretrain.pretraining.schedule.stream import StreamPlan, StreamSchedule
+from syncpretrain.pretraining.stall_watch import Watch
+from syncpretrain.settings.sections import PretrainSettings
+
+__all__ = ["StreamedPretraining"]
+
+RING_MINIBATCHES = 4  # minibatches between two layers
+BLOCK_MINIBATCHES = (
+    2  # minibatches that a layer processes before it is asked again: its weights stay in cache
+)
+
+
+class StreamedPretraining:
+    """One streamed run: everything checked at construction, trained by :meth:`run`.
+
+    Parameters
+    ----------
+    settings : PretrainSettings
+    X, validation, observers
+        See :func:`syncpretrain.pretrain`.
+    delay : float
+        Epochs of the layer below before a layer starts.
+    times : Timeouts
+    """
+
+    def __init__(
+        self,
+        settings: PretrainSettings,
+        X: ArrayLike,
+        validation: ArrayLike | None = None,
+        *,
+        delay: float = 0.0,
+        observers: Iterable[Observer] = (),
+        times: Timeouts = TIMEOUTS,
+    ) -> None:
+        self.settings = msgspec.structs.replace(settings, backend="numpy")
+        backend_for("numpy")
+        self.observers, self._times = tuple(observers), times
+        data, self._scaling = build_data(self.settings, X, validation)
+        held_out = data.validation[:PROBE_ROWS]
+        depth = len(settings.layers) - 1
+        self._workers = 1 if settings.runtime == "serial" else settings.workers or usable_cores()
+        self.slots = min(self._workers, depth)
+        self._source = DataSource(
+            data.train, held_out, batch_size=settings.batch_size, seed=settings.seed
+        )
+        steps = steps_per_epoch(len(data.train), settings.batch_size)
+        self.plans = [
+            StreamPlan(round(i * delay * steps), epochs * steps)
+            for i, epochs in enumerate(settings.epochs)
+        ]
+        self._schedule = StreamSchedule(self.plans, ring=RING_MINIBATCHES, block=BLOCK_MINIBATCHES)
+        self._layers = self._connected(len(held_out), steps)
+        self._examples = len(data.train)
+        self._watch = Watch(self._emit, times)
+        self._begun: dict[int, int] = {}  # the newest epoch that the observers know of, by layer
+
+    def run(self) -> Stack:
+        """Train until the stream ends; see :func:`syncpretrain.pretrain` for what it raises."""
+        with stop_on_signals() as request:  # outermost: an interrupt leaves no BLAS limit behind
+            started = time.monotonic()
+            try:
+                with blas_limit(1):
+                    self._emit_start(started)
+                    self._train(request)
+                if request():
+                    raise Stopped
+            except WorkerError as error:
+                error.stack = self.stack()
+                raise
+            except Stopped:
+                raise self._interrupted(request) from None
+        now = time.monotonic()
+        busy = tuple(layer.busy_seconds for layer in self._layers)
+        self._emit(RunFinished(now, now - started, busy))
+        return self.stack()
+
+    def stack(self) -> Stack:
+        """Return the newest layers."""
+        epochs = [layer.epoch for layer in self._layers]
+        return Stack(
+            tuple(layer.current() for layer in self._layers),
+            {
+                "syncpretrain": __version__,
+                "epochs": epochs,
+                "pretrain": msgspec.json.decode(msgspec.json.encode(self.settings)),
+            },
+            self._scaling,
+        )
+
+    def _connected(self, held_out: int, steps: int) -> list[StreamedLayer]:
+        """Return the layers, with rings between them."""
+        source: Source = self._source
+        layers: list[StreamedLayer] = []
+        for i, learner in enumerate(build_learners(self.settings)):
+            step = step_for(learner, self.settings.shards_of(i + 1), self.settings.split)
+            layers.append(StreamedLayer(learner, step, self.plans[i], source, self._source))
+            if i:
+                width, rows = self.settings.layers[i], self._source.size(1)
+                numbers = range(self.plans[i].delay + 1, self._schedule.ends[i] + 1)
+                ring = Ring(RING_MINIBATCHES, rows, width)
+                passes = Ring(RING_MINIBATCHES // steps + 2, held_out, width)
+                layers[i - 1].connect(ring, passes, numbers)
+                source = RingSource(ring, passes, self._source, held_out)
+                layers[i] = StreamedLayer(learner, step, self.plans[i], source, self._source)
+        return layers
+
+    def _train(self, request: StopRequest) -> None:
+        if self.settings.runtime == "serial":
+            for result in self._processed(request):
+                self._take(result)
+            return
+        with StreamPool(self._layers, self._schedule, self._workers, request, self._times) as pool:
+            while not pool.is_finished:
+                item = pool.results.take(self._times.tick)
+                if item is not None:
+                    self._take(item)
+                self._tick()
+                if request():
+                    pool.stop()
+                    pool.join(self._times.drain)
+                    raise Stopped
+            while (item := pool.results.take(0.0)) is not None:
+                self._take(item)
+
+    def _processed(self, request: StopRequest) -> Iterator[EpochResult]:
+        """Process the blocks in turn; yield the epochs that ended."""
+        while (block := self._schedule.take()) is not None:
+            layer = self._layers[block.layer - 1]
+            with self._failing_as(block.layer, layer.epoch):
+                results = layer.process(block, request)
+            self._schedule.done(block)
+            yield from results
+            self._tick()
+
+    @contextmanager
+    def _failing_as(self, layer: int, epoch: int) -> Iterator[None]:
+        try:
+            yield
+        except (Stopped, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise _failure(layer, epoch, error) from error
+
+    def _take(self, item: EpochResult | BlockFailed) -> None:
+        if isinstance(item, BlockFailed):
+            if isinstance(item.error, (Stopped, KeyboardInterrupt)):
+                raise item.error
+            raise _failure(item.layer, item.epoch, item.error) from item.error
+        self._begin(item.layer, item.epoch, item.started)
+        for warning in item.warnings:
+            self._emit(Notice(time.monotonic(), f"warning: {warning}"))
+        self._emit(
+            EpochFinished(
+                time=item.ended,
+                layer=item.layer,
+                epoch=item.epoch,
+                reads=0,
+                started=item.started,
+                transform_seconds=0.0,
+                train_error=item.train_error,
+                validation_error=item.validation_error,
+            )
+        )
+        if item.epoch == self.settings.epochs[item.layer - 1]:
+            self._emit(LayerFinished(time.monotonic(), item.layer))
+
+    def _begin(self, layer: int, epoch: int, started: float) -> None:
+        if self._begun.get(layer, 0) < epoch:
+            self._begun[layer] = epoch
+            self._emit(EpochStarted(started, layer, epoch, 0))
+
+    def _tick(self) -> None:
+        running = {
+            layer.learner.layer: layer.epoch
+            for layer in self._layers
+            if layer.plan.delay < layer.position < layer.plan.delay + layer.plan.steps
+        }
+        finished = sum(layer.epoch - 1 for layer in self._layers)
+        self._watch.tick(running, finished, lambda layer: self._layers[layer - 1].fraction)
+
+    def _interrupted(self, request: StopRequest) -> RunInterrupted:
+        done = ", ".join(f"layer {x.learner.layer}: {x.epoch - 1}" for x in self._layers)
+        message = f"pretraining was stopped; epochs finished: {done}"
+        return RunInterrupted(message, stack=self.stack(), signum=request.signum or 2)
+
+    def _emit(self, event: Event) -> None:
+        for observer in self.observers:
+            observer(event)
+
+    def _emit_start(self, now: float) -> None:
+        s = self.settings
+        self._emit(
+            RunStarted(
+                now, s.layers, s.epochs, s.schedule, s.pace, s.runtime, self.slots, self._examples
+            )
+        )
+
+
+def _failure(layer: int, epoch: int, error: BaseException) -> WorkerError:
+    if isinstance(error, DivergedError):
+        return DivergedError(str(error))
+    return WorkerError(f"layer {layer} failed in epoch {epoch}: {type(error).__name__}: {error}")

@@ -1,0 +1,110 @@
+"""The streamed schedule: order, rings, delays, the end."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncpretrain.errors import ScheduleError
+from syncpretrain.pretraining.schedule.stream import Block, StreamPlan, StreamSchedule
+
+stacks = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), min_size=1, max_size=5)
+
+
+def plans_of(stack: list[tuple[int, int]]) -> list[StreamPlan]:
+    plans, delay = [], 0
+    for i, (more, steps) in enumerate(stack):
+        delay += more if i else 0
+        plans.append(StreamPlan(delay, steps))
+    return plans
+
+
+def play(schedule: StreamSchedule, plans: list[StreamPlan], *, workers: int, ring: int, seed: int):
+    """Process blocks that end in random order; return what each layer processed."""
+    rng, running = random.Random(seed), []
+    processed: list[list[int]] = [[] for _ in plans]
+    position = list(schedule.positions)
+    while True:
+        while len(running) < workers and (block := schedule.take()) is not None:
+            running.append(block)
+        if not running:
+            break
+        assert len({block.layer for block in running}) == len(running), "one block a layer"
+        block = running.pop(rng.randrange(len(running)))
+        i = block.layer - 1
+        for number in range(block.first, block.last + 1):
+            assert i == 0 or number <= position[i - 1], "its input is there"
+            if i + 1 < len(plans) and number <= schedule.ends[i + 1]:
+                assert number - position[i + 1] <= ring, "the ring has room"
+            processed[i].append(number)
+        position[i] = block.last
+        schedule.done(block)
+    assert schedule.is_finished
+    return processed
+
+
+@given(stacks, st.integers(1, 5), st.integers(1, 4), st.integers(1, 6), st.integers())
+def test_every_layer_processes_its_part_of_the_stream_once_in_order(
+    stack, ring, block, workers, seed
+):
+    plans = plans_of(stack)
+    schedule = StreamSchedule(plans, ring=ring, block=block)
+    processed = play(schedule, plans, workers=workers, ring=ring, seed=seed)
+    ends = [max(plan.delay + plan.steps for plan in plans[i:]) for i in range(len(plans))]
+    assert processed == [
+        list(range(plan.delay + 1, end + 1)) for plan, end in zip(plans, ends, strict=True)
+    ]
+
+
+@given(stacks, st.integers(1, 5), st.integers(1, 4), st.integers(0, 30), st.integers())
+def test_it_is_resumed_from_any_positions_that_it_had(stack, ring, block, steps, seed):
+    plans, rng = plans_of(stack), random.Random(seed)
+    schedule = StreamSchedule(plans, ring=ring, block=block)
+    for _ in range(steps):
+        taken = [b for b in (schedule.take(), schedule.take()) if b is not None]
+        rng.shuffle(taken)
+        for one in taken:
+            schedule.done(one)
+    again = StreamSchedule(plans, ring=ring, block=block, positions=schedule.positions)
+    play(again, plans, workers=3, ring=ring, seed=seed)
+
+
+def test_the_lowest_layer_that_may_process_goes_first():
+    schedule = StreamSchedule([StreamPlan(0, 4)] * 2, ring=2, block=1)
+    for block in (Block(1, 1, 1), Block(1, 2, 2), Block(2, 1, 1), Block(1, 3, 3)):
+        assert schedule.take() == block
+        schedule.done(block)
+
+
+def test_a_full_ring_and_an_empty_one_make_a_layer_wait():
+    schedule = StreamSchedule([StreamPlan(0, 9)] * 2, ring=2, block=2)
+    first = schedule.take()
+    assert first == Block(1, 1, 2)
+    assert schedule.take() is None, "layer 2 has no input yet"
+    schedule.done(first)
+    assert schedule.take() == Block(2, 1, 2)
+    assert schedule.take() is None, "the ring is full until layer 2 is done"
+
+
+@pytest.mark.parametrize(
+    ("plans", "numbers"),
+    [
+        ([StreamPlan(0, 1)], {"ring": 0, "block": 1}),
+        ([StreamPlan(0, 1)], {"ring": 1, "block": 0}),
+        ([StreamPlan(0, 0)], {"ring": 1, "block": 1}),
+        ([StreamPlan(3, 1), StreamPlan(2, 1)], {"ring": 1, "block": 1}),
+        ([StreamPlan(-1, 1)], {"ring": 1, "block": 1}),
+    ],
+)
+def test_numbers_out_of_range_are_refused(plans, numbers):
+    with pytest.raises(ScheduleError):
+        StreamSchedule(plans, **numbers)
+
+
+def test_a_block_that_was_not_taken_is_refused():
+    schedule = StreamSchedule([StreamPlan(0, 4)], ring=1, block=2)
+    with pytest.raises(ScheduleError, match="was not taken"):
+        schedule.done(Block(1, 1, 2))
