@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from disturbedsteps import after_steps, before_steps
 from trialruns import library_threads
 
+from syncpretrain.array_files import read_arrays, write_arrays
 from syncpretrain.data.order import minibatches
-from syncpretrain.errors import DivergedError, RunInterrupted, WorkerError
+from syncpretrain.errors import CheckpointError, DivergedError, RunInterrupted, WorkerError
 from syncpretrain.events import EpochFinished, LayerFinished, RunFinished
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.stream_driver import StreamedPretraining
+from syncpretrain.pretraining.stream_state import read_stream_state, write_stream_state
 from syncpretrain.settings import settings_from
 
 LAYERS = (16, 12, 8, 5)
@@ -163,3 +167,102 @@ def test_a_layer_that_diverges_goes_on_with_half_the_rate_to_the_same_bits(bits)
 def test_one_that_diverges_again_and_again_fails(bits):
     with pytest.raises(DivergedError, match="layer 1 diverged in epoch"):
         streamed(bits, "gaussian", runtime="serial", learning_rate=1e6).run()
+
+
+def stopped_after(bits, variant, number, monkeypatch, **options):
+    """Return the state of a run that was stopped after a number of minibatches, None at its end."""
+    states, seen = [], itertools.count(1)
+    main = threading.main_thread().ident
+
+    def interrupt():
+        if next(seen) == number:
+            signal.pthread_kill(main, signal.SIGINT)
+
+    def save(state, *, done, final):
+        if final:
+            states.append(state())
+
+    with monkeypatch.context() as patched:
+        after_steps(patched, interrupt)
+        run = streamed(bits, variant, **options)
+        run.save = save
+        try:
+            run.run()
+        except RunInterrupted:
+            return states[-1]
+    return None
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.4, 1.5])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_run_stopped_anywhere_is_resumed_to_the_same_bits(
+    bits, variant, delay, monkeypatch, tmp_path
+):
+    whole = streamed(bits, variant, delay=delay, runtime="serial").run().parameters_sha256
+    path, stops = tmp_path / "state.safetensors", 0
+    for number in itertools.count(1, 7):
+        options = {"runtime": ("serial", "threads")[stops % 2], "delay": delay}
+        state = stopped_after(bits, variant, number, monkeypatch, **options)
+        if state is None:
+            break
+        write_stream_state(path, state, {})
+        run = streamed(bits, variant, delay=delay, workers=1 + stops % 3)
+        run.resume = read_stream_state(path)
+        assert run.run().parameters_sha256 == whole
+        stops += 1
+    assert stops > 4
+
+
+@pytest.mark.parametrize("runtime", ["serial", "threads"])
+def test_every_state_after_an_epoch_is_resumed_to_the_same_bits(bits, runtime):
+    states = []
+    run = streamed(bits, "uneven", runtime=runtime, workers=3)
+    run.save = lambda state, *, done, final: states.append((state(), done))
+    whole = run.run().parameters_sha256
+    assert len(states) >= (5 if runtime == "serial" else 1)  # threads may finish several at once
+    for state, done in states:
+        assert state.done == done
+        events = []
+        again = streamed(bits, "uneven", workers=2, observers=[events.append])
+        again.resume = state
+        assert again.run().parameters_sha256 == whole
+        finished = [e for e in events if isinstance(e, EpochFinished)]
+        assert len(finished) == 6 - sum(done), "no epoch twice"
+
+
+def test_the_state_of_another_stack_is_refused(bits, tmp_path):
+    states = []
+    run = streamed(bits, "rbm", runtime="serial")
+    run.save = lambda state, *, done, final: states.append(state())
+    run.run()
+    other = streamed(bits, "autoencoder", runtime="serial")
+    other.resume = states[0]
+    other.resume.layers[1].state.step_state.clear()
+    with pytest.raises(CheckpointError, match="the state of layer 2 is of another layer"):
+        other.run()
+
+
+@pytest.mark.parametrize("damage", ["check", "array"])
+def test_a_file_that_does_not_fit_is_refused(bits, tmp_path, damage):
+    states = []
+    run = streamed(bits, "rbm", runtime="serial")
+    run.save = lambda state, *, done, final: states.append(state())
+    run.run()
+    state = states[0]
+    if damage == "array":
+        ring = {99: np.zeros((1, 1), np.float32)}
+        state = replace(state, layers=(replace(state.layers[0], ring=ring), *state.layers[1:]))
+    path = tmp_path / "x.safetensors"
+    write_stream_state(path, state, {"data": "abc"})
+
+    def check(header):
+        raise CheckpointError(f"is of another run: {header}")
+
+    if damage == "check":
+        with pytest.raises(CheckpointError, match=r"x\.safetensors: is of another run: .*abc"):
+            read_stream_state(path, check)
+        return
+    header, arrays = read_arrays(path)
+    write_arrays(path, header, {n: a for n, a in arrays.items() if n != "ring.1.99"})
+    with pytest.raises(CheckpointError, match="is damaged"):
+        read_stream_state(path)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 import msgspec
 from numpy.typing import ArrayLike
@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from syncpretrain import __version__
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.data.order import steps_per_epoch
-from syncpretrain.errors import DivergedError, RunInterrupted, WorkerError
+from syncpretrain.errors import CheckpointError, DivergedError, RunInterrupted, WorkerError
 from syncpretrain.events import (
     EpochFinished,
     EpochStarted,
@@ -24,18 +24,19 @@ from syncpretrain.events import (
     RunStarted,
 )
 from syncpretrain.learners.cursor import Stopped
-from syncpretrain.learners.select import step_for
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.blas import blas_limit, usable_cores
 from syncpretrain.parallel.signals import StopRequest, stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
-from syncpretrain.pretraining.build import build_data, build_learners
-from syncpretrain.pretraining.runtime.rings import DataSource, Ring, RingSource, Source
-from syncpretrain.pretraining.runtime.stream import EpochResult, StreamedLayer
+from syncpretrain.pretraining.build import build_data
+from syncpretrain.pretraining.runtime.rings import DataSource
+from syncpretrain.pretraining.runtime.stream import EpochResult
 from syncpretrain.pretraining.runtime.stream_pool import BlockFailed, StreamPool
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.pretraining.schedule.stream import StreamPlan, StreamSchedule
 from syncpretrain.pretraining.stall_watch import Watch
+from syncpretrain.pretraining.stream_build import connected_layers
+from syncpretrain.pretraining.stream_state import StreamState
 from syncpretrain.settings.sections import PretrainSettings
 
 __all__ = ["StreamedPretraining"]
@@ -56,6 +57,11 @@ class StreamedPretraining:
         See :func:`syncpretrain.pretrain`.
     delay : float
         Epochs of the layer below before a layer starts.
+    save : callable, optional
+        Called after each epoch, and at a stop with ``final=True``: given a function that returns
+        the run's :class:`StreamState`, and how many epochs each layer has done.
+    resume : StreamState, optional
+        State of a run of the same settings and data to continue from.
     times : Timeouts
     """
 
@@ -67,6 +73,8 @@ class StreamedPretraining:
         *,
         delay: float = 0.0,
         observers: Iterable[Observer] = (),
+        save: Callable[..., None] | None = None,
+        resume: StreamState | None = None,
         times: Timeouts = TIMEOUTS,
     ) -> None:
         self.settings = msgspec.structs.replace(settings, backend="numpy")
@@ -85,8 +93,12 @@ class StreamedPretraining:
             StreamPlan(round(i * delay * steps), epochs * steps)
             for i, epochs in enumerate(settings.epochs)
         ]
-        self._schedule = StreamSchedule(self.plans, ring=RING_MINIBATCHES, block=BLOCK_MINIBATCHES)
-        self._layers = self._connected(len(held_out), steps)
+        self.save, self.resume = save, resume
+        self._schedule = self._new_schedule(None)
+        self._layers = connected_layers(
+            self.settings, self._source, self.plans, self._schedule.ends, ring=RING_MINIBATCHES
+        )
+        self._pool: StreamPool | None = None
         self._examples = len(data.train)
         self._watch = Watch(self._emit, times)
         self._begun: dict[int, int] = {}  # the newest epoch that the observers know of, by layer
@@ -97,6 +109,7 @@ class StreamedPretraining:
             started = time.monotonic()
             try:
                 with blas_limit(1):
+                    self._go_on()
                     self._emit_start(started)
                     self._train(request)
                 if request():
@@ -105,6 +118,8 @@ class StreamedPretraining:
                 error.stack = self.stack()
                 raise
             except Stopped:
+                if self.save is not None:
+                    self.save(self.state, done=self._done(), final=True)
                 raise self._interrupted(request) from None
         now = time.monotonic()
         busy = tuple(layer.busy_seconds for layer in self._layers)
@@ -113,7 +128,7 @@ class StreamedPretraining:
 
     def stack(self) -> Stack:
         """Return the newest layers."""
-        epochs = [layer.epoch for layer in self._layers]
+        epochs = list(self._done())
         return Stack(
             tuple(layer.current() for layer in self._layers),
             {
@@ -124,40 +139,74 @@ class StreamedPretraining:
             self._scaling,
         )
 
-    def _connected(self, held_out: int, steps: int) -> list[StreamedLayer]:
-        """Return the layers, with rings between them."""
-        source: Source = self._source
-        layers: list[StreamedLayer] = []
-        for i, learner in enumerate(build_learners(self.settings)):
-            step = step_for(learner, self.settings.shards_of(i + 1), self.settings.split)
-            layers.append(StreamedLayer(learner, step, self.plans[i], source, self._source))
-            if i:
-                width, rows = self.settings.layers[i], self._source.size(1)
-                numbers = range(self.plans[i].delay + 1, self._schedule.ends[i] + 1)
-                ring = Ring(RING_MINIBATCHES, rows, width)
-                passes = Ring(RING_MINIBATCHES // steps + 2, held_out, width)
-                layers[i - 1].connect(ring, passes, numbers)
-                source = RingSource(ring, passes, self._source, held_out)
-                layers[i] = StreamedLayer(learner, step, self.plans[i], source, self._source)
-        return layers
+    def state(self) -> StreamState:
+        """Return all that the rest of the run depends on."""
+        with self._pool.paused() if self._pool is not None else nullcontext():
+            above = [layer.position for layer in self._layers[1:]] + [None]
+            states = [x.state(position) for x, position in zip(self._layers, above, strict=True)]
+            return StreamState(tuple(states), self._done())
+
+    def _done(self) -> tuple[int, ...]:
+        """Return the epochs that each layer has finished."""
+        return tuple(layer.epochs_done for layer in self._layers)
+
+    def _new_schedule(self, positions: Sequence[int] | None) -> StreamSchedule:
+        return StreamSchedule(
+            self.plans, ring=RING_MINIBATCHES, block=BLOCK_MINIBATCHES, positions=positions
+        )
+
+    def _go_on(self) -> None:
+        """Load the state to resume from, if there is one."""
+        if self.resume is None:
+            return
+        for layer, state in zip(self._layers, self.resume.layers, strict=True):
+            try:
+                layer.load_state(state)
+            except (KeyError, ValueError) as error:
+                raise CheckpointError(
+                    f"resume: the state of layer {layer.learner.layer} is of another layer: {error}"
+                ) from error
+        self._schedule = self._new_schedule([layer.position for layer in self._layers])
 
     def _train(self, request: StopRequest) -> None:
         if self.settings.runtime == "serial":
             for result in self._processed(request):
                 self._take(result)
+                self._save()
             return
         with StreamPool(self._layers, self._schedule, self._workers, request, self._times) as pool:
-            while not pool.is_finished:
-                item = pool.results.take(self._times.tick)
-                if item is not None:
-                    self._take(item)
-                self._tick()
-                if request():
-                    pool.stop()
-                    pool.join(self._times.drain)
-                    raise Stopped
-            while (item := pool.results.take(0.0)) is not None:
+            self._pool = pool
+            try:
+                self._drive(pool, request)
+            except Stopped:
+                pool.stop()
+                pool.join(self._times.drain)
+                self._take_all(pool)
+                raise
+            finally:
+                self._pool = None
+
+    def _drive(self, pool: StreamPool, request: StopRequest) -> None:
+        while not pool.is_finished:
+            item = pool.results.take(self._times.tick)
+            if item is not None:
                 self._take(item)
+                with pool.paused():
+                    self._take_all(pool)  # a state has no epoch that was not reported
+                    self._save()
+            self._tick()
+            if request():
+                raise Stopped
+        self._take_all(pool)
+
+    def _take_all(self, pool: StreamPool) -> None:
+        while (item := pool.results.take(0.0)) is not None:
+            self._take(item)
+
+    def _save(self) -> None:
+        done = self._done()
+        if self.save is not None and done != self.settings.epochs:
+            self.save(self.state, done=done, final=False)
 
     def _processed(self, request: StopRequest) -> Iterator[EpochResult]:
         """Process the blocks in turn; yield the epochs that ended."""
@@ -212,11 +261,13 @@ class StreamedPretraining:
             for layer in self._layers
             if layer.plan.delay < layer.position < layer.plan.delay + layer.plan.steps
         }
-        finished = sum(layer.epoch - 1 for layer in self._layers)
+        for layer, epoch in running.items():
+            self._begin(layer, epoch, time.monotonic())
+        finished = sum(self._done())
         self._watch.tick(running, finished, lambda layer: self._layers[layer - 1].fraction)
 
     def _interrupted(self, request: StopRequest) -> RunInterrupted:
-        done = ", ".join(f"layer {x.learner.layer}: {x.epoch - 1}" for x in self._layers)
+        done = ", ".join(f"layer {i}: {n}" for i, n in enumerate(self._done(), start=1))
         message = f"pretraining was stopped; epochs finished: {done}"
         return RunInterrupted(message, stack=self.stack(), signum=request.signum or 2)
 
@@ -228,7 +279,15 @@ class StreamedPretraining:
         s = self.settings
         self._emit(
             RunStarted(
-                now, s.layers, s.epochs, s.schedule, s.pace, s.runtime, self.slots, self._examples
+                now,
+                s.layers,
+                s.epochs,
+                s.schedule,
+                s.pace,
+                s.runtime,
+                self.slots,
+                self._examples,
+                tuple((0,) * done for done in self._done()),
             )
         )
 

@@ -58,6 +58,7 @@ class DataSource:
         self._train, self._validation = train, validation
         self._batch_size, self._seed = batch_size, seed
         self.steps = steps_per_epoch(len(train), batch_size)
+        self.held_out = len(validation)
         self._pass = 0
         self._order: list[NDArray[np.intp]] = []
 
@@ -90,14 +91,11 @@ class RingSource:
     ring, validation : Ring
     data : DataSource
         Whose minibatches these are made of.
-    held_out : int
-        Validation examples.
     """
 
-    def __init__(self, ring: Ring, validation: Ring, data: DataSource, held_out: int) -> None:
+    def __init__(self, ring: Ring, validation: Ring, data: DataSource) -> None:
         self._ring, self._validation, self._data = ring, validation, data
         self._rows = np.arange(data.size(1))
-        self._held_out = held_out
 
     def minibatch(self, number: int) -> tuple[Array, NDArray[np.intp]]:
         """Return the minibatch of a number, all rows of which count."""
@@ -106,4 +104,4 @@ class RingSource:
 
     def validation(self, number: int) -> Array:
         """Return the validation examples of the pass that ended with a minibatch."""
-        return self._validation.array(number // self._data.steps, self._held_out)
+        return self._validation.array(number // self._data.steps, self._data.held_out)

@@ -19,13 +19,15 @@ from numpy.typing import NDArray
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.phases import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
-from syncpretrain.learners.cursor import Stopped
+from syncpretrain.learners.cursor import Cursor, Stopped
 from syncpretrain.learners.epoch import LARGEST_WEIGHT, diverged
-from syncpretrain.learners.steps import Step
+from syncpretrain.learners.steps import Step, load_state
 from syncpretrain.models.layer import DenseLayer
+from syncpretrain.pretraining.runtime.messages import LayerState
 from syncpretrain.pretraining.runtime.rings import DataSource, Ring, Source
 from syncpretrain.pretraining.runtime.worker import MAX_ROLLBACKS
 from syncpretrain.pretraining.schedule.stream import Block, StreamPlan
+from syncpretrain.pretraining.stream_state import StreamedLayerState
 
 __all__ = ["EpochResult", "StreamedLayer"]
 
@@ -99,6 +101,67 @@ class StreamedLayer:
     def current(self) -> DenseLayer:
         """Return the layer as it was at the end of its last minibatch."""
         return self.learner.snapshot()
+
+    @property
+    def epochs_done(self) -> int:
+        """How many epochs the layer has finished."""
+        return max(0, min(self.position - self.plan.delay, self.plan.steps)) // self._data.steps
+
+    def state(self, above: int | None) -> StreamedLayerState:
+        """Return a copy of everything that the next minibatch depends on.
+
+        ``above`` is the position of the layer above, None at the top.
+        """
+        ring: dict[int, Array] = {}
+        passes: dict[int, Array] = {}
+        if self._above is not None and above is not None:
+            minibatches, validation, numbers = self._above
+            for number in range(max(above + 1, numbers.start), self.position + 1):
+                if number not in numbers:
+                    break
+                ring[number] = minibatches.array(number, self._data.size(number)).copy()
+                if number % self._data.steps == 0 and self._data.held_out:
+                    count = number // self._data.steps
+                    passes[count] = validation.array(count, self._data.held_out).copy()
+        begun = (self.position - self.plan.delay) % self._data.steps
+        return StreamedLayerState(
+            position=self.position,
+            state=LayerState(
+                layer=self.learner.snapshot(),
+                step_state={name: array.copy() for name, array in self.step.state().items()},
+                last_good=self._last_good,
+                cursor=Cursor(begun, self._error),
+                learning_rate=self.learner.learning_rate,
+                rollbacks=self._rollbacks,
+                stopping=None,
+            ),
+            examples=self._examples,
+            validation_error=self._validation_error,
+            warnings=tuple(self._warnings),
+            ring=ring,
+            passes=passes,
+        )
+
+    def load_state(self, state: StreamedLayerState) -> None:
+        """Continue from a state; the result is bit-identical.
+
+        Raises
+        ------
+        KeyError, ValueError
+            If it is the state of another layer.
+        """
+        own = state.state
+        load_state(self.learner, self.step, own.layer, own.step_state)
+        self.learner.learning_rate = own.learning_rate
+        self._last_good, self._rollbacks = own.last_good, own.rollbacks
+        self.position, self._started = state.position, time.monotonic()
+        self._error, self._examples = own.cursor.error, state.examples
+        self._validation_error, self._warnings = state.validation_error, list(state.warnings)
+        if self._above is not None:
+            for number, array in state.ring.items():
+                np.copyto(self._above[0].array(number, len(array)), array)
+            for number, array in state.passes.items():
+                np.copyto(self._above[1].array(number, len(array)), array)
 
     def process(
         self, block: Block, stop: Callable[[], bool], run: PhaseRunner = in_turn

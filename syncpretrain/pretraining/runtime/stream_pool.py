@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
 from syncpretrain.errors import StalledError
@@ -57,6 +58,7 @@ class StreamPool:
         self._layers, self._schedule, self._stop, self._times = layers, schedule, stop, times
         self._changed = threading.Condition()  # guards the schedule
         self._stopping = threading.Event()
+        self._pauses = 0
         self._caller = threading.current_thread()
         self.results: Mailbox[EpochResult | BlockFailed] = Mailbox()
         # Daemons only so that a thread stuck in foreign code cannot keep the process from ending.
@@ -89,6 +91,34 @@ class StreamPool:
         """Whether the stream has ended."""
         with self._changed:
             return self._schedule.is_finished
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let no thread process anything, as long as the context lasts.
+
+        Raises
+        ------
+        Stopped
+            If the threads are to leave.
+        StalledError
+            If one of them does not finish its block.
+        """
+        deadline = time.monotonic() + self._times.stall
+        with self._changed:
+            self._pauses += 1
+        try:
+            with self._changed:
+                while self._schedule.is_running and not self._stopping.is_set():
+                    self._changed.wait(self._times.tick)
+                    if time.monotonic() > deadline:
+                        raise StalledError(f"a block took more than {self._times.stall:g} s")
+            if self._stopping.is_set():
+                raise Stopped
+            yield
+        finally:
+            with self._changed:
+                self._pauses -= 1
+                self._changed.notify_all()
 
     def stop(self) -> None:
         """Ask every thread to leave after its minibatch."""
@@ -126,6 +156,9 @@ class StreamPool:
         """Return the next block, waiting for it; None at the end."""
         with self._changed:
             while self._caller.is_alive() and not self._stopping.is_set():
+                if self._pauses:
+                    self._changed.wait(self._times.tick)
+                    continue
                 try:
                     block = self._schedule.take()
                 except BaseException as error:
@@ -138,8 +171,7 @@ class StreamPool:
 
     def _fail(self, layer: int, epoch: int, error: BaseException) -> None:
         self.results.put(BlockFailed(layer, epoch, error))
-        if not isinstance(error, Stopped):
-            self.stop()
+        self.stop()
 
     def _should_stop(self) -> bool:
         return self._stopping.is_set() or self._stop()

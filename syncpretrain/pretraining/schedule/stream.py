@@ -91,6 +91,11 @@ class StreamSchedule:
         return tuple(self._positions)
 
     @property
+    def is_running(self) -> bool:
+        """Whether a layer processes a block now."""
+        return bool(self._running)
+
+    @property
     def is_finished(self) -> bool:
         """Whether every layer has processed all of its minibatches."""
         return not self._running and self._positions == self.ends

@@ -1,0 +1,110 @@
+"""States of layers as named arrays and scalars, for checkpoint files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.learners.cursor import Cursor
+from syncpretrain.models.layer import DenseLayer
+from syncpretrain.pretraining.runtime.messages import LayerState
+
+__all__ = [
+    "LayerScalars",
+    "finite",
+    "infinite",
+    "kinds_of",
+    "named",
+    "pack",
+    "read_layer",
+    "unpack",
+]
+
+LAYER_KINDS = ("hidden_units", "visible_units", "model")
+ARRAYS = ("weight", "hidden_bias", "visible_bias", "decoder_weight")
+
+
+class LayerScalars(msgspec.Struct):
+    """Scalar part of a layer's state."""
+
+    cursor: Cursor
+    learning_rate: float
+    rollbacks: int
+    stopping: tuple[float, int] | None
+
+
+def pack(number: int, state: LayerState) -> tuple[LayerScalars, dict[str, Array]]:
+    """Return the scalars and the named arrays of the state of a layer, counted from 1."""
+    arrays = dict(named(f"layer.{number}", state.layer))
+    arrays |= dict(named(f"good.{number}", state.last_good))
+    arrays |= {f"memory.{number}.{name}": array for name, array in state.step_state.items()}
+    scalars = LayerScalars(state.cursor, state.learning_rate, state.rollbacks, state.stopping)
+    return scalars, arrays
+
+
+def unpack(
+    number: int, scalars: LayerScalars, kinds: Mapping[str, str], arrays: Mapping[str, Array]
+) -> LayerState:
+    """Return the state that :func:`pack` took apart.
+
+    Raises
+    ------
+    ValueError, KeyError
+        If an array or a kind is missing.
+    """
+    prefix = f"memory.{number}."
+    return LayerState(
+        layer=read_layer(f"layer.{number}", kinds, arrays),
+        step_state={n.removeprefix(prefix): x for n, x in arrays.items() if n.startswith(prefix)},
+        last_good=read_layer(f"good.{number}", kinds, arrays),
+        cursor=scalars.cursor,
+        learning_rate=scalars.learning_rate,
+        rollbacks=scalars.rollbacks,
+        stopping=scalars.stopping,
+    )
+
+
+def kinds_of(layer: DenseLayer) -> dict[str, str]:
+    """Return what a layer is beside its arrays."""
+    return {name: getattr(layer, name) for name in LAYER_KINDS}
+
+
+def named(prefix: str, layer: DenseLayer) -> Iterator[tuple[str, Array]]:
+    """Yield the parameters of a layer under names with a prefix."""
+    for name, array in layer.parameters():
+        yield f"{prefix}.{name}", array
+
+
+def read_layer(prefix: str, kinds: Mapping[str, str], arrays: Mapping[str, Array]) -> DenseLayer:
+    """Return the layer that :func:`named` named.
+
+    Raises
+    ------
+    ValueError, KeyError
+        If an array or a kind is missing.
+    """
+    parameters = {name: arrays.get(f"{prefix}.{name}") for name in ARRAYS}
+    if any(parameters[name] is None for name in ARRAYS[:3]):
+        raise ValueError(f"{prefix} lacks an array")
+    return DenseLayer(**parameters, **{name: kinds[name] for name in LAYER_KINDS})  # type: ignore[arg-type]
+
+
+def finite(value: Any) -> Any:
+    """Write infinity, which JSON lacks and an early stopping's best begins with, as text."""
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return "inf" if value == float("inf") else value
+
+
+def infinite(value: Any) -> Any:
+    """Read what :func:`finite` wrote."""
+    if isinstance(value, dict):
+        return {name: infinite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [infinite(item) for item in value]
+    return float("inf") if value == "inf" else value

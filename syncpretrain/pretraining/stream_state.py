@@ -1,0 +1,136 @@
+"""State of a streamed pretraining: all that is needed to resume it, and its checkpoint file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from syncpretrain.array_files import read_arrays, write_arrays
+from syncpretrain.errors import CheckpointError
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.pretraining.layer_states import (
+    LayerScalars,
+    finite,
+    infinite,
+    kinds_of,
+    pack,
+    unpack,
+)
+from syncpretrain.pretraining.runtime.messages import LayerState
+
+__all__ = ["StreamState", "StreamedLayerState", "read_stream_state", "write_stream_state"]
+
+Numbered = dict[int, Array]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamedLayerState:
+    """One layer between two minibatches.
+
+    ``position`` is the last minibatch that it processed. Of the running epoch, ``examples`` is how
+    many its errors are summed over. ``ring`` and ``passes`` hold, by number, the minibatches and
+    the validation examples that it handed up and that the layer above has not processed.
+    """
+
+    position: int
+    state: LayerState
+    examples: int
+    validation_error: float | None
+    warnings: tuple[str, ...]
+    ring: Numbered
+    passes: Numbered
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """All layers, from the lowest up, and the epochs that each has finished."""
+
+    layers: tuple[StreamedLayerState, ...]
+    done: tuple[int, ...]
+
+
+class _Layer(msgspec.Struct):
+    position: int
+    scalars: LayerScalars
+    kinds: dict[str, str]
+    examples: int
+    validation_error: float | None
+    warnings: tuple[str, ...]
+    ring: list[int]
+    passes: list[int]
+
+
+class _Header(msgspec.Struct):
+    run: dict[str, Any]
+    stream: list[_Layer]
+    done: tuple[int, ...]
+
+
+def write_stream_state(path: Path, state: StreamState, run: Mapping[str, Any]) -> None:
+    """Write a state, and of which run it is (JSON values).
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written.
+    """
+    arrays: dict[str, Array] = {}
+    layers = []
+    for number, layer in enumerate(state.layers, start=1):
+        scalars, packed = pack(number, layer.state)
+        arrays |= packed
+        arrays |= {f"ring.{number}.{n}": array for n, array in layer.ring.items()}
+        arrays |= {f"passes.{number}.{n}": array for n, array in layer.passes.items()}
+        layers.append(
+            _Layer(
+                layer.position,
+                scalars,
+                kinds_of(layer.state.layer),
+                layer.examples,
+                layer.validation_error,
+                layer.warnings,
+                list(layer.ring),
+                list(layer.passes),
+            )
+        )
+    header = _Header(dict(run), layers, state.done)
+    write_arrays(path, finite(msgspec.to_builtins(header)), arrays)
+
+
+def read_stream_state(
+    path: Path, check: Callable[[dict[str, Any]], Any] = lambda run: None
+) -> StreamState:
+    """Return the state in a file.
+
+    ``check`` is called with the run that the header names, and raises CheckpointError on another.
+
+    Raises
+    ------
+    CheckpointError
+        If it is damaged, or of another run.
+    """
+    values, arrays = read_arrays(path)
+    try:
+        header = msgspec.convert(infinite(values), _Header)
+        check(header.run)
+        layers = tuple(
+            StreamedLayerState(
+                position=layer.position,
+                state=unpack(number, layer.scalars, layer.kinds, arrays),
+                examples=layer.examples,
+                validation_error=layer.validation_error,
+                warnings=layer.warnings,
+                ring={n: arrays[f"ring.{number}.{n}"] for n in layer.ring},
+                passes={n: arrays[f"passes.{number}.{n}"] for n in layer.passes},
+            )
+            for number, layer in enumerate(header.stream, start=1)
+        )
+        return StreamState(layers, header.done)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: is damaged: {error}") from error
