@@ -255,7 +255,7 @@ def test_the_end_of_the_averager_ends_who_waits():
             assert came.wait(SECONDS)
             raise KeyError("elsewhere")
         with pytest.raises(
-            AveragingError, match="who made the averager failed: KeyError: 'elsewhere'"
+            AveragingError, match="the creator of the averager failed: KeyError: 'elsewhere'"
         ):
             future.result(SECONDS)
 

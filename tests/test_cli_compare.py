@@ -206,3 +206,11 @@ def test_refused(call, tmp_path, arguments, message):
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith(f"Error: {message}")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_group_size_belongs_to_rounds(call):
+    stack = ("--data", "digits", "--layers", "64,12,8", "--epochs", 1, "--finetune-epochs", 1)
+    common = ("--labels", 50, "--seeds", 1, "--quiet", "--group-size", 1)
+    call(*stack, *common, "--starts", "rounds,greedy")
+    _, err = call(*stack, *common, "--starts", "greedy", status=2)
+    assert "--group-size: got 1, but no start trains groups of layers; add rounds" in err

@@ -235,8 +235,11 @@ def test_options_reach_their_settings_and_the_file_repeats_the_run(call, out, op
 
 
 WRONG = [
-    ("--corruption masking:0.2", "--corruption: got masking:0.2 with model rbm, which has none"),
-    ("--contraction 0.2", "--contraction: got 0.2 with model rbm, which has none"),
+    (
+        "--corruption masking:0.2",
+        "--corruption: got masking:0.2 with model rbm, which ignores it",
+    ),
+    ("--contraction 0.2", "--contraction: got 0.2 with model rbm, which ignores it"),
     ("--loss squared", "--loss: got a value with model rbm, expected none"),
     ("--untied", "--tied: got a value with model rbm, expected none"),
     ("--model autoencoder --persistent", "--persistent: got True with model autoencoder, which"),
@@ -250,7 +253,7 @@ WRONG = [
         "--early-stopping: got free-energy-gap with model autoencoder",
     ),
     ("--hidden-units cubic", "--hidden-units: got 'cubic', expected bernoulli or gaussian or"),
-    ("--hidden-units tanh", "--hidden-units: got tanh with model rbm, which samples states that"),
+    ("--hidden-units tanh", "--hidden-units: got tanh with model rbm, expected units whose"),
     ("--visible-units tanh", "--visible-units: 'tanh' is not one of 'bernoulli', 'gaussian'"),
     ("--hidden-units relu,relu,relu", "--hidden-units: got 3 values, expected one for all"),
     ("--hidden-units gaussian --sparsity-cost 1", "--sparsity-cost: got a cost for gaussian"),

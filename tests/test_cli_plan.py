@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import numpy as np
 import pytest
@@ -196,3 +197,18 @@ class TestBench:
         assert "--target: " in call("bench", *STACK, "--target", 8, status=2)[1]
         wrong = ("--layers", "15,8", "--data", "x.npy")
         assert "the first number is 15" in call("bench", *wrong, status=2)[1]
+
+
+def test_the_printed_command_trains_the_chosen_candidate(call, tmp_path):
+    """The settings of a file that the candidate does not share are named on the command line."""
+    stack = ("--data", "digits", "--layers", "64,12,8", "--epochs", 1, "--batch-size", 100)
+    options = ("--schedule", "rounds", "--group-size", 1, "--replicas", 2, "--split", "units")
+    call("train", *stack, *options, "--quiet", "--out", "run")
+    out, _ = call("plan", "--config", "run/config.toml", "--seconds", 0, "--json")
+    report = json.loads(out)
+    call(*shlex.split(report["command"])[1:], "--quiet", "--out", "again")
+    ran = read_settings(tmp_path / "again" / "config.toml").pretrain
+    chosen = report["settings"]
+    assert ran.schedule == chosen["schedule"]
+    assert list(ran.replicas) == list(chosen.get("replicas", (1, 1)))
+    assert ran.group_size is None

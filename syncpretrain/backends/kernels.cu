@@ -5,7 +5,7 @@
 // A matrix is a pointer to its first element and the number of elements from row to row (ld...).
 // Counts are long long, which is what CuPy makes of a Python int; a matrix has fewer than 2^31
 // elements, so that flat indices are 32 bits. Products and sums are not contracted to fused ones
-// (--fmad=false): what has no exp() and no long sum in it is NumPy's result bit for bit.
+// (--fmad=false): what has no exp(), no tanh() and no long sum in it is NumPy's result bit for bit.
 
 typedef unsigned int uint32;
 typedef unsigned long long uint64;

@@ -93,7 +93,7 @@ def command(
     from syncpretrain.runs.report.curves import check_drawing
 
     check_folder(out)
-    settings = _settings(preset, config, labels, options)
+    settings = _settings(preset, config, labels, starts, options)
     if settings.finetune.objective == "classification":
         check_drawing()
     data = load_data(settings)
@@ -147,6 +147,7 @@ def _settings(
     preset: str | None,
     config: Path | None,
     labels: tuple[int | None, ...] | None,
+    starts: tuple[str, ...] | None,
     options: dict[str, Any],
 ) -> Settings:
     """Return the settings of all that is compared."""
@@ -156,4 +157,12 @@ def _settings(
         preset = DEFAULT_PRESET
     if labels is not None and options["finetune"] is None:
         options["finetune"] = "classification"
+    if options["group_size"] is not None:
+        grouped = [name for name, kind in SCHEDULES.items() if kind.has_groups]
+        options["schedule"] = next((name for name in starts or () if name in grouped), None)
+        if options["schedule"] is None:
+            raise SettingsError(
+                f"group_size: got {options['group_size']}, but no start trains groups of layers;"
+                f" add {' or '.join(grouped)} to --starts"
+            )
     return settings_from_options(preset, config, options)

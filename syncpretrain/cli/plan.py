@@ -15,10 +15,14 @@ from syncpretrain.cli.train_options import setting_options, source_options
 
 if TYPE_CHECKING:
     from syncpretrain.planning.choice import Plan
+    from syncpretrain.settings.sections import PretrainSettings
 
 __all__ = ["command"]
 
 TRAIN_PER_HELD_OUT = 5  # examples, as of MNIST's
+
+# The command line of a candidate names these only where it does not take them so.
+UNSHARED = {"replicas": 1, "shards": 0, "split": "examples"}
 
 
 @click.command("plan")
@@ -69,11 +73,18 @@ def command(
     if preset is not None or config is not None:
         source = {"preset": preset, "config": config}
         own = {name: value for name, value in (source | options).items() if value is not None}
+        own |= {n: v for n, v in UNSHARED.items() if _differs(settings.pretrain, n, v)}
         line = f"syncpretrain train {option_text(own | found.settings)}"
     if as_json:
         click.echo(json.dumps(found.report() | {"command": line}))
     else:
         print_plan(found, line, sys.stdout)
+
+
+def _differs(pretrain: PretrainSettings, name: str, value: Any) -> bool:
+    """Return whether a file says something else than what a candidate takes for granted."""
+    found = getattr(pretrain, name)
+    return any(x != value for x in (found if isinstance(found, tuple) else (found,)))
 
 
 def print_plan(plan: Plan, line: str, file: IO[str]) -> None:

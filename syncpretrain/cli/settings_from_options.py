@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from syncpretrain.cli.train_options import AUTO, FINETUNE, OPTIONS
 from syncpretrain.errors import SettingsError
+from syncpretrain.pretraining.schedule.kinds import SCHEDULES, ScheduleKind
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
@@ -46,6 +47,8 @@ def settings_from_options(
             _drop_model(base["pretrain"])
         if options["layers"] and len(options["layers"]) != len(base["pretrain"]["layers"]):
             _drop_depth(base["pretrain"])
+        if options.get("schedule") in SCHEDULES:
+            _drop_schedule(base["pretrain"], SCHEDULES[options["schedule"]])
     for name, value in options.items():
         if value is None:
             continue
@@ -122,6 +125,14 @@ def _check_finetuning(settings: Settings, options: dict[str, Any]) -> None:
                 f"{name}: got {value} without fine-tuning; add --finetune reconstruction or"
                 " classification"
             )
+
+
+def _drop_schedule(pretrain: dict[str, Any], kind: ScheduleKind) -> None:
+    """Drop what a file says of its own schedule and another one does not have."""
+    if not kind.has_groups:
+        pretrain.pop("group_size", None)
+    if kind.free is None:
+        pretrain.pop("pace", None)
 
 
 def _drop_depth(pretrain: dict[str, Any]) -> None:

@@ -134,8 +134,8 @@ class Finetuning:
         backend = self._backend.for_layer(1)
         times = Timeouts(stall=stall_seconds or TIMEOUTS.stall)
         # More threads than cores only wait for each other; the bits depend on the shards.
-        members = min(self.options.replicas or 1, THREADS_PER_CORE * usable_cores())
-        workers = WorkerPool(members, "syncpretrain-finetune", times)
+        count = min(self.options.replicas or 1, THREADS_PER_CORE * usable_cores())
+        workers = WorkerPool(count, "syncpretrain-finetune", times)
         with stop_on_signals() as request:  # outermost: an interrupt leaves no BLAS limit behind
             with blas_limit(self._threads), closing(workers) as pool, backend.stream():
                 trainer = Trainer(

@@ -98,13 +98,13 @@ class Supervised:
         self.loss = "cross-entropy" if objective == "classification" else "squared"
 
     def chain(self) -> list[Affine]:
-        """Return the stack's way up and the head."""
+        """Return the stack's encoder and the head."""
         up = [Affine(x.weight, x.hidden_bias, x.hidden_units) for x in self.stack.layers]
         units = "softmax" if self.objective == "classification" else "gaussian"
         return [*up, Affine(self._head.weight, self._head.bias, units)]
 
     def stack_of(self, chain: Sequence[Pair], info: dict[str, Any]) -> Stack:
-        """Return the stack that a trained chain makes; its way down stays as it was."""
+        """Return the stack of a trained chain; its decoder stays as it was."""
         layers = tuple(
             replace(layer, weight=w.copy(), hidden_bias=b.copy(), model="autoencoder")
             for layer, (w, b) in zip(self.stack.layers, chain, strict=False)

@@ -2,7 +2,7 @@
  *
  * Every loop is plain C that the compiler vectorizes, once for each level of x86-64 (VECTORIZED).
  * Sums run in a fixed order, and no product is contracted with a sum (-ffp-contract=off): so the
- * bits are those of the NumPy form, except for the sigmoid's and the summed squares.
+ * bits are those of the NumPy form, except for the sigmoid's, the tangent's and the summed squares.
  */
 #ifndef SYNCPRETRAIN_LOOPS_H
 #define SYNCPRETRAIN_LOOPS_H

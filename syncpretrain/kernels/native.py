@@ -5,8 +5,9 @@ stand in for those in NumPy, for rows of float32 whose elements lie side by side
 to NumPy still. The environment variable ``SYNCPRETRAIN_KERNELS`` chooses: ``numpy`` leaves the
 extension out, ``native`` insists on it.
 
-Equal to the NumPy forms bit for bit: the random numbers, and every form but for the sigmoid, which
-differs in its last bits, and the sum of squared errors, whose terms are added in another order.
+Equal to the NumPy forms bit for bit: the random numbers, and every form but for the sigmoid and the
+hyperbolic tangent, which differ in their last bits, and the sum of squared errors, whose terms are
+added in another order.
 Nothing warns of a number that is not finite; ``noise``, ``scratch`` and what else a NumPy form uses
 up stays as it is.
 """

@@ -66,7 +66,7 @@ class Autoencoder(Learner):
         step: int,
         examples: int | None = None,
     ) -> float:
-        """Fill the gradients with the way down the loss on some rows of X.
+        """Fill the gradients with the descent direction of the loss on some rows of X.
 
         Returns
         -------
@@ -83,7 +83,7 @@ class Autoencoder(Learner):
         affine(z, self.weight, self.hidden_bias, settings.hidden_units, out=h)
         affine(h, decoding, self.visible_bias, settings.visible_units, out=y)
         error = output_delta(x, y, settings.visible_units, settings.loss, out=y_delta)
-        y_delta *= np.float32(-n / (examples or n))  # the way down the loss, and this part's share
+        y_delta *= np.float32(-n / (examples or n))  # downhill, and only this part
         np.matmul(y_delta, decoding.T, out=h_delta)
         np.copyto(code, h)
         times_derivative(h_delta, h, settings.hidden_units)

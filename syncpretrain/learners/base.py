@@ -4,7 +4,7 @@
 the parameters, so that averaging can stand between them. All arrays are allocated in the
 constructor. A learner is a function of its seed and of its inputs: no clocks, no threads.
 
-On a device (:meth:`Learner.on`) a step returns an array that is not synchronized, and the caller is
+On a device (:meth:`Learner.to`) a step returns an array that is not synchronized, and the caller is
 in a ``with`` block of the learner's stream, where all work is queued.
 """
 
@@ -60,7 +60,7 @@ class Learner(ABC):
     spread : float
         Standard deviation of the first weights.
     tied : bool
-        Whether the way down uses the transposed weights, or weights of its own, which start as
+        Whether the decoder uses the transposed weights, or weights of its own, which start as
         the transposed ones.
 
     Attributes
@@ -68,7 +68,7 @@ class Learner(ABC):
     learning_rate : float
         That of the settings, until it is lowered after a divergence.
     parameters, gradients : list of ndarray
-        Weight, visible bias, hidden bias, and the weights of the way down if it has its own.
+        Weight, visible bias, hidden bias, and the decoder weights if it has its own.
     backend, stream : Backend, Stream
         Where its arrays are, and where its work is queued.
     """

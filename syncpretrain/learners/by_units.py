@@ -79,7 +79,7 @@ class ByUnits:
         return Program(phases, len(self._own))
 
     def _draw(self, n: int, k: int, shard: int) -> list[Operation]:
-        """Draw a part of the hidden states for the k-th way down, from v0 or v1."""
+        """Draw a part of the hidden states for the k-th reconstruction, from v0 or v1."""
         rbm, (_, own) = self.learner, self._own[shard]
         half = slice(n, 2 * n) if k else slice(n)
         inputs, states, units = self._h[half, own], self._states[:n, own], rbm.settings.hidden_units

@@ -34,7 +34,7 @@ class RBMSettings(LearnerSettings):
     minibatch left them (Tieleman 2008). ``sparsity_cost`` weighs the pull of each hidden unit's
     mean activity to ``sparsity_target`` (Hinton 2010, section 11). ``hidden_dropout`` is the
     probability with which a hidden unit is left out of an example (Srivastava et al. 2014,
-    section 8); those that stay are scaled up on the way down, so that all together reach it.
+    section 8); those that stay are scaled up in the decoder, so that all together reach it.
     """
 
     cd_steps: int = 1
@@ -178,7 +178,7 @@ class RBM(Learner):
             np.greater_equal(kept, np.float32(dropout), out=kept)
 
     def _drop(self, means: Array, states: Array | None = None) -> None:
-        """Leave units out of the means, and of states on their way down, which are scaled up."""
+        """Leave units out of the means, and of states for the decoder, which are scaled up."""
         if len(self._kept):
             kept = self._kept[: len(means)]
             means *= kept

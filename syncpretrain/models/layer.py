@@ -17,7 +17,7 @@ __all__ = ["Head", "Layer", "parameters_sha256"]
 
 
 class Layer(Protocol):
-    """A trained layer of any shape, as the runtimes and their checkpoints use it."""
+    """A trained layer of any shape, as the runtimes use it to compute activations."""
 
     def parameters(self) -> Iterator[tuple[str, Array]]:
         """Yield name and array of each parameter in their fixed order."""
@@ -41,8 +41,7 @@ class DenseLayer:
     """Parameters of one layer, float32, contiguous, and what its units are.
 
     ``weight`` has shape (visible, hidden), ``hidden_bias`` (hidden,), ``visible_bias`` (visible,).
-    ``decoder_weight`` of shape (hidden, visible) is None as long as the way down uses the
-    transposed ``weight``. Units are one of ``syncpretrain.units.UNITS``; ``model`` is "rbm" or
+    ``decoder_weight`` of shape (hidden, visible) is None as long as the decoder uses the     transposed ``weight``. Units are one of ``syncpretrain.units.UNITS``; ``model`` is "rbm" or
     "autoencoder".
     """
 
@@ -56,7 +55,7 @@ class DenseLayer:
 
     @property
     def decoding(self) -> Array:
-        """The weights of the way down, of shape (hidden, visible)."""
+        """The decoder weights, of shape (hidden, visible)."""
         return self.weight.T if self.decoder_weight is None else self.decoder_weight
 
     def parameters(self) -> Iterator[tuple[str, Array]]:

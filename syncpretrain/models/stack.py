@@ -152,7 +152,7 @@ class Stack:
     def down(self, codes: Array, *, layer: int | None = None) -> Array:
         """Return what codes of a layer, default the top one, make of the lowest visible units.
 
-        The units of each layer on the way are those that the layer has on the way up.
+        The units of each layer on the way are those of its encoder.
         """
         layers = self.layers[:layer]
         kinds = self.units[: len(layers)]

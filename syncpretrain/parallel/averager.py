@@ -89,7 +89,7 @@ class GradientAverager:
         traceback: TracebackType | None,
     ) -> None:
         if error is not None:
-            self.abort(f"who made the averager failed: {described(error)}")
+            self.abort(f"the creator of the averager failed: {described(error)}")
         self.close()
 
     @property
@@ -170,7 +170,7 @@ class Handle:
 
 
 def _received(memory: GradientMemory, rank: int, workers: int, timeout: float) -> Handle:
-    """Take a worker over in another process, which is that worker's from now on."""
+    """Take over a rank in another process, which has it from now on."""
     handle = Handle(memory, rank, workers, timeout)
     handle._barrier.claim()
     return handle

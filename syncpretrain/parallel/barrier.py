@@ -104,7 +104,7 @@ class Barrier:
         Raises
         ------
         AveragingError
-            If another process has this worker.
+            If another process has this rank.
         """
         pid = int(self._counters[self._process + self._rank])
         if pid not in (0, os.getpid()):
@@ -121,7 +121,7 @@ class Barrier:
         Raises
         ------
         AveragingError
-            If this worker has taken part already, or the barrier is broken.
+            If this rank has taken part already, or the barrier is broken.
         """
         if self._counters[self._thread + self._rank]:
             raise AveragingError(
@@ -133,7 +133,7 @@ class Barrier:
         self.check()
 
     def wait(self) -> None:
-        """Wait until all workers are here.
+        """Wait until all ranks are here.
 
         Raises
         ------

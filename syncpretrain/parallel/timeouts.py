@@ -34,7 +34,8 @@ class Timeouts:
     linger : float
         For the next step, before a worker sleeps.
     look : float
-        Without taking signals, or noticing that the process was suspended.
+        Of one uninterrupted wait, after which signals are taken; a longer one means that the
+        process was suspended, and counts only this much.
     """
 
     stall: float = 600.0

@@ -18,7 +18,6 @@ from syncpretrain.settings import PretrainSettings, settings_from
 __all__ = ["LEARNS", "Plan", "option_text", "plan", "plan_for"]
 
 NEARLY_FASTEST = 1.01  # times the shortest prediction; of those the simplest is taken
-ONE_CORE = "greedy, one core"
 LEARNS = (
     "greedy and synchronized pretraining are both valid, and learn different weights: the layers"
     " of a pipeline begin on unfinished ones below"

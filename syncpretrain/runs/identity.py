@@ -49,7 +49,7 @@ class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
         values.
     data : DataRecord
     kernels : str
-        ``compiled`` or ``numpy``: their sigmoids differ in the last bits.
+        ``compiled`` or ``numpy``: their sigmoids and tangents differ in the last bits.
     arithmetic : dict
         Versions of NumPy and its BLAS, and the kind of CPU that BLAS computes for. They may
         differ in the last bits as well; that is reported, and not refused.

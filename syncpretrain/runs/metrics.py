@@ -33,7 +33,7 @@ def measure(
 
     The layers' own errors, on ``layer_parts``, are those of ``pretrained``, since fine-tuning gives
     the layers up for the whole; default the stack itself. So is the whole stack's if it became a
-    classifier, whose way down was left behind; without ``pretrained`` it is None. Figures of the
+    classifier, which has no decoder; without ``pretrained`` it is None. Figures of the
     training part are those of 10,000 of its examples, evenly spaced.
     """
     sizes = {part: len(getattr(data, part)) for part in PARTS}

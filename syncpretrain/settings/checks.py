@@ -80,8 +80,9 @@ def _check_model(settings: PretrainFields) -> None:
     for units in settings.hidden_units:
         if model == "rbm" and kind_of(units).sample is None:
             raise SettingsError(
-                f"hidden_units: got {units} with model rbm, which samples states that these do not"
-                " have; take an autoencoder"
+                f"hidden_units: got {units} with model rbm, expected units whose states can be"
+                f" sampled: {' or '.join(n for n in KINDS if KINDS[n].sample)}; or take model"
+                " autoencoder"
             )
     used = {
         "corruption": model == "denoising",
@@ -91,7 +92,7 @@ def _check_model(settings: PretrainFields) -> None:
     for name, is_used in used.items():
         values = [value for value in getattr(settings, name) if value != PER_LAYER[name]]
         if values and not is_used:
-            raise SettingsError(f"{name}: got {values[0]} with model {model}, which has none")
+            raise SettingsError(f"{name}: got {values[0]} with model {model}, which ignores it")
     if model == "rbm" and (settings.loss is not None or not settings.tied):
         name = "tied" if settings.loss is None else "loss"
         raise SettingsError(
