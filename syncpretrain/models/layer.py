@@ -41,7 +41,8 @@ class DenseLayer:
     """Parameters of one layer, float32, contiguous, and what its units are.
 
     ``weight`` has shape (visible, hidden), ``hidden_bias`` (hidden,), ``visible_bias`` (visible,).
-    ``decoder_weight`` of shape (hidden, visible) is None as long as the decoder uses the     transposed ``weight``. Units are one of ``syncpretrain.units.UNITS``; ``model`` is "rbm" or
+    ``decoder_weight`` of shape (hidden, visible) is None as long as the decoder uses the transposed
+    ``weight``. Units are one of ``syncpretrain.units.UNITS``; ``model`` is "rbm" or
     "autoencoder".
     """
 
