@@ -49,6 +49,8 @@ COMMON = {
     "--schedule": Option(["synchronized", "greedy", "rounds", "greedy", "rounds", "auto"]),
     "--group-size": Option(["1", "2", "100", HUGE]),
     "--pace": Option(["lockstep", "free"]),
+    "--handoff": Option(["epoch", "minibatch"]),
+    "--delay": Option(["0", "0.3", "2"], ["1000.5", "1e308"]),
     "--runtime": Option(["serial", "threads"] * 4 + ["processes"]),
     "--backend": Option(["auto", "numpy"], ["cupy", "cupy:0", "cupy:x", "cupy:" + HUGE]),
     "--workers": Option(["1", "2", "4"], ["1024", "1025", "1000000000"]),

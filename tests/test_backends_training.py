@@ -27,7 +27,7 @@ from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.runtime.activations import Split
+from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.versions import Versions
 from syncpretrain.pretraining.state import read_pretrain_state, write_pretrain_state
 from syncpretrain.runs.folder import CONFIG_NAME, METRICS_NAME

@@ -267,11 +267,12 @@ class TestHelp:
         text = call(command, "--help")
         blocks = text.split("\n\n")
         sections = {block.partition(":")[0]: block.splitlines() for block in blocks[1:]}
-        assert list(sections)[-6:] == [
+        assert list(sections)[-7:] == [
             "Data and settings",
             "Model",
             "Learning",
-            "Schedule and workers",
+            "Schedule",
+            "Workers",
             "Fine-tuning",
             "Run folder and output",
         ]

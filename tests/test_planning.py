@@ -21,7 +21,7 @@ from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.choice import plan_for
 from syncpretrain.planning.measure import measure
 from syncpretrain.planning.timings import LayerTimings, Timings, sizes
-from syncpretrain.pretraining.runtime.activations import Split
+from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.settings import PretrainSettings, settings_from
 

@@ -25,8 +25,8 @@ from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining import build as building
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.runtime import processes
-from syncpretrain.pretraining.runtime.activations import Split
 from syncpretrain.pretraining.runtime.processes import ProcessesRuntime
+from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.versions import Versions
 from syncpretrain.pretraining.schedule.machine import Train
 from syncpretrain.pretraining.state import PretrainState

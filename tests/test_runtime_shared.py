@@ -11,8 +11,8 @@ import pytest
 from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
 from syncpretrain.parallel.gradient_memory import PAGE
-from syncpretrain.pretraining.runtime.activations import Split
 from syncpretrain.pretraining.runtime.shared_activations import SharedNumbers, SharedSplits
+from syncpretrain.pretraining.runtime.split import Split
 
 
 def split(train: int, validation: int, width: int = 3) -> Split:

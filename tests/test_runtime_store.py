@@ -12,7 +12,8 @@ from syncpretrain import pretrain
 from syncpretrain.errors import ScheduleError
 from syncpretrain.kernels.activations import affine
 from syncpretrain.models.layer import DenseLayer
-from syncpretrain.pretraining.runtime.activations import CHUNK_ROWS, CHUNKS_AT_ONCE, Split
+from syncpretrain.pretraining.runtime.activations import CHUNK_ROWS, CHUNKS_AT_ONCE
+from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.versions import Versions
 
 WIDTHS = (6, 5, 4, 3)

@@ -11,8 +11,7 @@ from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import Adam, GradientDescent
 from syncpretrain.kernels.arrays import slices_of
 from syncpretrain.kernels.averaging import add_tree
-from syncpretrain.kernels.phases import in_turn
-from syncpretrain.kernels.program import Program
+from syncpretrain.kernels.program import Program, in_turn
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_units import ByUnits

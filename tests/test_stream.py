@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import itertools
+import json
 import signal
+import subprocess
+import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from disturbedsteps import after_steps, before_steps
 from trialruns import library_threads
 
+from syncpretrain import load, pretrain
 from syncpretrain.array_files import read_arrays, write_arrays
 from syncpretrain.data.order import minibatches
-from syncpretrain.errors import CheckpointError, DivergedError, RunInterrupted, WorkerError
+from syncpretrain.errors import (
+    CheckpointError,
+    DivergedError,
+    RunInterrupted,
+    SettingsError,
+    WorkerError,
+)
 from syncpretrain.events import EpochFinished, LayerFinished, RunFinished
+from syncpretrain.planning import plan
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.stream_driver import StreamedPretraining
 from syncpretrain.pretraining.stream_state import read_stream_state, write_stream_state
@@ -41,8 +53,8 @@ DELAYS = (0.0, 0.4, 1.0, 2.5)
 
 def streamed(bits, variant, *, delay=0.0, observers=(), **others) -> StreamedPretraining:
     options = {"epochs": 2, "batch_size": 30, "seed": 3, **VARIANTS[variant], **others}
-    settings = settings_from(LAYERS, **options).pretrain
-    return StreamedPretraining(settings, bits, bits[:50], delay=delay, observers=observers)
+    settings = settings_from(LAYERS, handoff="minibatch", delay=delay, **options).pretrain
+    return StreamedPretraining(settings, bits, bits[:50], observers=observers)
 
 
 def transcribed(bits, variant, delay) -> list[np.ndarray]:
@@ -215,19 +227,20 @@ def test_a_run_stopped_anywhere_is_resumed_to_the_same_bits(
 
 @pytest.mark.parametrize("runtime", ["serial", "threads"])
 def test_every_state_after_an_epoch_is_resumed_to_the_same_bits(bits, runtime):
-    states = []
-    run = streamed(bits, "uneven", runtime=runtime, workers=3)
+    states, epochs = [], (3, 1, 2) if runtime == "serial" else (80, 40, 60)
+    run = streamed(bits, "rbm", runtime=runtime, workers=3, epochs=epochs)
     run.save = lambda state, *, done, final: states.append((state(), done))
     whole = run.run().parameters_sha256
-    assert len(states) >= (5 if runtime == "serial" else 1)  # threads may finish several at once
+    assert len(states) >= 5
+    states = states[:: -(-len(states) // 6)]
     for state, done in states:
         assert state.done == done
         events = []
-        again = streamed(bits, "uneven", workers=2, observers=[events.append])
+        again = streamed(bits, "rbm", workers=2, epochs=epochs, observers=[events.append])
         again.resume = state
         assert again.run().parameters_sha256 == whole
         finished = [e for e in events if isinstance(e, EpochFinished)]
-        assert len(finished) == 6 - sum(done), "no epoch twice"
+        assert len(finished) == sum(epochs) - sum(done), "no epoch twice"
 
 
 def test_the_state_of_another_stack_is_refused(bits, tmp_path):
@@ -266,3 +279,100 @@ def test_a_file_that_does_not_fit_is_refused(bits, tmp_path, damage):
     write_arrays(path, header, {n: a for n, a in arrays.items() if n != "ring.1.99"})
     with pytest.raises(CheckpointError, match="is damaged"):
         read_stream_state(path)
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"pace": "free"}, "pace: got free with handoff minibatch, expected lockstep"),
+            ({"schedule": "greedy"}, "schedule: got greedy with handoff minibatch, expected sync"),
+            ({"schedule": "rounds"}, "schedule: got rounds with handoff minibatch, expected sync"),
+            ({"finish": "first-layer"}, "finish: got first-layer with handoff minibatch"),
+            ({"refresh_epochs": 1}, "refresh_epochs: got 1 with handoff minibatch, expected 0"),
+            ({"replicas": (2, 1, 1)}, "replicas: got 2 with handoff minibatch, expected 1"),
+            ({"runtime": "processes"}, "runtime: got processes with handoff minibatch, expected"),
+            ({"early_stopping": "pseudo-likelihood"}, "early_stopping: got pseudo-likelihood"),
+            ({"backend": "cupy"}, "backend: got cupy with handoff minibatch"),
+            ({"handoff": "epoch", "delay": 0.5}, "delay: got 0.5 with handoff epoch"),
+            ({"delay": -1}, "delay: got -1"),
+            ({"delay": 1001}, "delay: got 1001"),
+        ],
+    )
+    def test_what_a_stream_does_not_have_is_refused(self, options, message):
+        with pytest.raises(SettingsError, match=f"^{message}"):
+            settings_from(LAYERS, **{"handoff": "minibatch", **options})
+
+    def test_newer_versions_wake_no_layer(self):
+        settings = settings_from(LAYERS, handoff="minibatch").pretrain
+        assert settings.refresh_epochs == (0, 0, 0)
+        assert settings_from(LAYERS).pretrain.refresh_epochs == (1, 1, 1)
+
+    def test_a_replay_is_refused(self, bits):
+        with pytest.raises(SettingsError, match=r"^replay: got one with handoff minibatch"):
+            pretrain(bits, layers=LAYERS, handoff="minibatch", replay=((0,), (1,), (1,)))
+
+    def test_no_time_is_predicted(self):
+        with pytest.raises(SettingsError, match=r"^handoff: got minibatch, expected epoch"):
+            plan(LAYERS, handoff="minibatch")
+
+
+class TestRun:
+    """A streamed run by the command line."""
+
+    OPTIONS = (
+        "--layers",
+        "64,20,12,5",
+        "--data",
+        "digits",
+        "--epochs",
+        3,
+        "--handoff",
+        "minibatch",
+    )
+
+    def test_its_folder_is_like_any_other(self, call, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        out, _ = call("train", *self.OPTIONS, "--delay", 0.5, "--json", "--out", "run")
+        report = json.loads(out)
+        assert report["parameters_sha256"] == load("run").parameters_sha256
+        assert [layer["epochs"] for layer in report["layers"]] == [3, 3, 3]
+        assert all(layer["busy_seconds"] > 0 for layer in report["layers"])
+        assert {path.name for path in (tmp_path / "run").iterdir()} >= {
+            "trace.json",
+            "events.jsonl",
+        }
+        out, _ = call("train", "--config", "run/config.toml", "--json", "--out", "again")
+        assert json.loads(out)["parameters_sha256"] == report["parameters_sha256"]
+
+    @pytest.mark.parametrize("epoch", [1, 2, 3])
+    def test_one_that_dies_is_resumed_to_the_same_bits(self, call, tmp_path, monkeypatch, epoch):
+        monkeypatch.chdir(tmp_path)
+        out, _ = call("train", *self.OPTIONS, "--json", "--out", "whole")
+        whole = json.loads(out)["parameters_sha256"]
+        program = (
+            "import os\n"
+            "from pathlib import Path\n"
+            "from syncpretrain.runs.run import train_run\n"
+            "from syncpretrain.settings import read_settings\n"
+            "from syncpretrain.events import EpochFinished\n"
+            "def die(event):\n"
+            "    if not isinstance(event, EpochFinished):\n"
+            "        return\n"
+            f"    if (event.layer, event.epoch) == (2, {epoch}):\n"
+            "        os.kill(os.getpid(), 9)\n"
+            "settings = read_settings(Path('whole/config.toml'))\n"
+            "train_run(settings, out=Path('run'), observers=[die])\n"
+        )
+        died = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+        assert died.returncode == -9
+        out, _ = call("train", "--resume", "run", "--json")
+        assert json.loads(out)["parameters_sha256"] == whole
+        events = [json.loads(line) for line in Path("run/events.jsonl").read_text().splitlines()]
+        finished = [(e["layer"], e["epoch"]) for e in events if e["event"] == "EpochFinished"]
+        assert set(finished) == {(layer, n) for layer in (1, 2, 3) for n in (1, 2, 3)}
+
+    def test_compare_streams_what_can_be_streamed(self, call, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        tuning = ("--finetune", "reconstruction", "--finetune-epochs", 1, "--seeds", 1, "--quiet")
+        call("compare", *self.OPTIONS, *tuning, "--starts", "greedy,synchronized")

@@ -47,7 +47,7 @@ def test_a_run_keeps_the_versions_held_and_those_below_them(
     rng = random.Random(seed)
     pretrain = settings_from([4] * (len(plans) + 1)).pretrain
     schedule = Schedule(plans, pace(plans), slots=slots)
-    trained, running = TrainedLayers(pretrain, NumpyBackend()), {}
+    trained, running = TrainedLayers(pretrain, NumpyBackend(), list), {}
 
     def execute(commands: Sequence[Command]) -> None:
         for command in commands:
@@ -67,7 +67,7 @@ def test_a_run_keeps_the_versions_held_and_those_below_them(
         assert list(cut().snapshots) == sorted(retained(schedule.past))
         if rng.random() < interruptions:
             stopped = cut()
-            trained = TrainedLayers(pretrain, NumpyBackend())
+            trained = TrainedLayers(pretrain, NumpyBackend(), list)
             trained.resume(stopped)
             running.clear()
             schedule = Schedule(plans, pace(plans), slots=slots)

@@ -24,7 +24,7 @@ from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.planning.bench import random_rows, run_candidate
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.choice import Plan, plan_for
-from syncpretrain.pretraining.runtime.activations import Split
+from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.settings import settings_from
 
 SHAPES = {

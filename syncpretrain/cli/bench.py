@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
     from syncpretrain.planning.bench import Bench, Reached
     from syncpretrain.planning.candidates import Task
-    from syncpretrain.pretraining.runtime.activations import Split
+    from syncpretrain.pretraining.runtime.split import Split
 
 __all__ = ["command"]
 
@@ -114,7 +114,7 @@ def _loaded(data: str | None, width: int) -> Dataset | None:
 
 def _rows(dataset: Dataset | None, width: int, examples: int | None) -> Split:
     from syncpretrain.planning.bench import random_rows
-    from syncpretrain.pretraining.runtime.activations import Split
+    from syncpretrain.pretraining.runtime.split import Split
 
     wanted = examples or EXAMPLES
     if dataset is None:

@@ -19,7 +19,7 @@ from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
-    from syncpretrain.runs.compare import Outcome
+    from syncpretrain.runs.outcomes import Outcome
     from syncpretrain.settings import Settings
 
 __all__ = ["command"]

@@ -77,13 +77,18 @@ SECTIONS: dict[str, dict[str, str]] = {
         "patience": "Epochs that may be bad.",
         "seed": "The same seed gives the same model.",
     },
-    "Schedule and workers": {
+    "Schedule": {
         "schedule": "Layers in parallel (default), in turn, or in groups; auto measures, and takes"
         " the fastest.",
         "group_size": "Layers that rounds train at a time. Default 2.",
         "pace": "Epoch k reads version k of the layer below (default), or the newest there is.",
+        "handoff": "Train on whole versions of the layer below (default), or on its minibatches as"
+        " they are computed.",
+        "delay": "Epochs that a layer starts after the one below, with minibatch. Default 0.",
         "refresh_epochs": "On each newer version below.",
         "finish": "Stop when every version is read (default), or do not wait for refreshes.",
+    },
+    "Workers": {
         "runtime": "Layers in threads (default), processes or turns.",
         "backend": "CPU, all GPUs, or GPU N; auto (default) takes a GPU that CuPy can use.",
         "workers": "Of all layers. Default the usable cores.",

@@ -87,12 +87,12 @@ def planned(
 
     from syncpretrain.planning.candidates import Task
     from syncpretrain.planning.choice import plan_for
-    from syncpretrain.pretraining.driver import Pretraining
+    from syncpretrain.pretraining.start import driver_for
     from syncpretrain.runs.prepare import check_finetuning
 
     # Before the seconds that measuring takes, and the memory.
     check_finetuning(settings, data)
-    Pretraining(settings.pretrain, data.train, data.validation)
+    driver_for(settings.pretrain, data.train, data.validation)
     task = Task(settings.pretrain, len(data.train), len(data.validation))
     found = plan_for(task, measure_seconds=measure_seconds)
     return msgspec.structs.replace(settings, pretrain=found.apply(settings.pretrain)), found

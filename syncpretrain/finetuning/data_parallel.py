@@ -9,7 +9,7 @@ import numpy as np
 from syncpretrain.finetuning.network import Move, Network
 from syncpretrain.kernels.arrays import LONG_BLOCK, Array, slices_of
 from syncpretrain.kernels.averaging import add_tree
-from syncpretrain.kernels.phases import Phase, PhaseRunner, in_turn
+from syncpretrain.kernels.program import Phase, PhaseRunner, in_turn
 
 __all__ = ["DataParallelNetwork"]
 

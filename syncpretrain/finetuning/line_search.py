@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.network import Network
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.phases import PhaseRunner, in_turn
+from syncpretrain.kernels.program import PhaseRunner, in_turn
 
 __all__ = ["LINE_SEARCHES", "LineSearches"]
 

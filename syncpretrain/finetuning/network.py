@@ -26,8 +26,7 @@ from syncpretrain.kernels.backprop import (
     weight_gradient,
 )
 from syncpretrain.kernels.losses import cross_entropy, squared_error, wrong
-from syncpretrain.kernels.phases import Phase, PhaseRunner, in_turn
-from syncpretrain.kernels.program import Program
+from syncpretrain.kernels.program import Phase, PhaseRunner, Program, in_turn
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.units import kind_of
 
@@ -171,7 +170,7 @@ class Network:
         examples : int, optional
             Of the minibatch that these are a part of; the gradient is this part's share of it.
         run : callable
-            Works the phases; see :mod:`syncpretrain.kernels.phases`.
+            Works the phases; see :mod:`syncpretrain.kernels.program`.
         """
         n = len(x)
         masks, buffers = self._drawn_masks(n, epoch, step), self.inputs

@@ -12,7 +12,8 @@ import numpy as np
 
 from syncpretrain.finetuning.network import Network
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.program import Operation, Program
+from syncpretrain.kernels.operations import Operation
+from syncpretrain.kernels.program import Program
 from syncpretrain.units import kind_of
 
 __all__ = ["Follow", "network_program"]

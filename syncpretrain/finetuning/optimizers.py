@@ -14,9 +14,9 @@ from syncpretrain.finetuning.line_search import LineSearches
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.network_program import network_program
 from syncpretrain.kernels.arrays import BLOCK, Array
+from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.optimizers import adam_step, sgd_step
-from syncpretrain.kernels.phases import PhaseRunner, in_turn
-from syncpretrain.kernels.program import Operation, Program
+from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
 from syncpretrain.settings.finetuning import FinetuneSettings
 
 __all__ = [

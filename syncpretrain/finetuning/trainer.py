@@ -25,7 +25,7 @@ from syncpretrain.finetuning.options import STEPPING, TuningOptions
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.tasks import Reconstruction, Supervised
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.phases import Phases
+from syncpretrain.kernels.program import Phases
 from syncpretrain.learners.cursor import Cursor
 from syncpretrain.models.stack import Stack
 

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from syncpretrain.units import UNITS
 
-__all__ = ["check_program"]
+__all__ = ["Operation", "check_program"]
+
+Operation = tuple[Any, ...]  # a name and its arguments
 
 MOST_SHARDS = 2**53  # integers that a float64 holds
 WHOLE = (int, np.integer)

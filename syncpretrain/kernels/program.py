@@ -1,8 +1,8 @@
-"""A whole step of training as a list of operations, recorded once and worked again and again.
+"""A whole step of training as a list of operations, recorded once and run in every step.
 
-A program is phases of shards of operations: all shards of a phase may be worked at once, and the
+A program is phases of shards of operations: all shards of a phase may run at once, and the
 next phase begins when all are done. An operation is a tuple of its name, its arrays, which are the
-same in every step, and what else it needs. Where the compiled kernels and NumPy's own BLAS can work
+same in every step, and what else it needs. Where the compiled kernels and NumPy's own BLAS can run
 all of them, a step is one call without the interpreter's lock: for two workers that share a step of
 some ms, to hand it over in each of its phases costs a tenth of the time. Elsewhere the equations of
 this package are called one after another. Both do the same in the same order.
@@ -27,13 +27,13 @@ from syncpretrain.kernels.contrastive_divergence import (
     sample_states,
 )
 from syncpretrain.kernels.losses import squared_error, wrong
-from syncpretrain.kernels.operations import check_program
+from syncpretrain.kernels.operations import Operation, check_program
 from syncpretrain.kernels.optimizers import adam_step, sgd_step
 from syncpretrain.rng import Address, Purpose
 
-__all__ = ["Operation", "OperationPhases", "Program"]
+__all__ = ["OperationPhases", "Phase", "PhaseRunner", "Phases", "Program", "in_turn"]
 
-Operation = tuple[Any, ...]
+Phase = Callable[[int], None]  # runs a shard; the next phase begins when all shards are done
 OperationPhases = Sequence[Sequence[Sequence[Operation]]]  # phases of shards of operations
 
 
@@ -209,3 +209,19 @@ _INTERPRETED: dict[str, Callable[..., Any]] = {
     "sgd_step": Program._sgd,
     "decay": Program._decay,
 }
+
+
+Phases = Sequence[Phase] | Program  # a program knows its own phases
+PhaseRunner = Callable[[Phases, int], None]  # runs the phases of a number of shards
+
+
+def in_turn(phases: Phases, shards: int) -> None:
+    """Run all shards of all phases, one after another."""
+    if isinstance(phases, Program):
+        if phases.is_compiled:
+            phases.work()
+            return
+        phases = phases.phases
+    for phase in phases:
+        for shard in range(shards):
+            phase(shard)

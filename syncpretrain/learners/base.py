@@ -23,7 +23,7 @@ from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.kernels.arrays import LONG_BLOCK, Array
 from syncpretrain.kernels.contrastive_divergence import momentum_step
 from syncpretrain.kernels.losses import squared_error
-from syncpretrain.kernels.program import Operation
+from syncpretrain.kernels.operations import Operation
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.settings.momentum import MomentumSchedule

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.kernels.arrays import LONG_BLOCK, Array, slices_of
 from syncpretrain.kernels.averaging import add_tree
-from syncpretrain.kernels.phases import Phase, PhaseRunner, in_turn
+from syncpretrain.kernels.program import Phase, PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
 
 __all__ = ["ByExamples"]

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.arrays import Array, slices_of
-from syncpretrain.kernels.phases import PhaseRunner, in_turn
-from syncpretrain.kernels.program import Operation, Program
+from syncpretrain.kernels.operations import Operation
+from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.rng import Address, Purpose
 

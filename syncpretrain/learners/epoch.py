@@ -11,16 +11,17 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.order import minibatches, steps_per_epoch
 from syncpretrain.errors import DivergedError
-from syncpretrain.kernels.phases import PhaseRunner, in_turn
+from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.cursor import Cursor, Stopped
 from syncpretrain.learners.steps import Step
 from syncpretrain.units import kind_of
 
-__all__ = ["LARGEST_WEIGHT", "diverged", "train_epoch"]
+__all__ = ["LARGEST_WEIGHT", "MAX_ROLLBACKS", "diverged", "train_epoch"]
 
 # A weight of 1000 makes a step function of a unit: learning has stopped, finite or not.
 LARGEST_WEIGHT = 1e3
+MAX_ROLLBACKS = 3  # of one layer in one run
 BEGINNING = Cursor()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.phases import PhaseRunner, in_turn
+from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
 from syncpretrain.models.layer import DenseLayer
 

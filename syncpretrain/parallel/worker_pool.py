@@ -24,8 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from syncpretrain.errors import StalledError
-from syncpretrain.kernels.phases import Phase, Phases, in_turn
-from syncpretrain.kernels.program import Program
+from syncpretrain.kernels.program import Phase, Phases, Program, in_turn
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.waiting import (
     LATE,

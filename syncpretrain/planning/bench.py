@@ -20,7 +20,7 @@ from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.planning.candidates import Candidate, Task
 from syncpretrain.planning.choice import Plan, plan_for
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.runtime.activations import Split
+from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.settings import PretrainSettings
 
 __all__ = ["Bench", "Reached", "bench", "random_rows", "run_candidate", "seconds_to", "sgemm_peak"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from syncpretrain.errors import SettingsError
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.planning.candidates import Candidate, Task, candidates, floor_seconds
 from syncpretrain.planning.measure import measure
@@ -165,7 +166,18 @@ def plan(
 
 
 def plan_for(task: Task, *, timings: Timings | None = None, measure_seconds: float = 7.0) -> Plan:
-    """Return the plan of a task, measured now or with timings that were."""
+    """Return the plan of a task, measured now or with timings that were.
+
+    Raises
+    ------
+    SettingsError
+        If its layers train on minibatches, of which nothing is predicted.
+    """
+    if task.settings.handoff != "epoch":
+        raise SettingsError(
+            f"handoff: got {task.settings.handoff}, expected epoch; the time of streamed runs"
+            " cannot be predicted, so train with schedule synchronized"
+        )
     if timings is None:
         timings = measure(
             task.settings,

@@ -9,7 +9,7 @@ from time import perf_counter
 import msgspec
 import numpy as np
 
-from syncpretrain.kernels.phases import PhaseRunner, Phases
+from syncpretrain.kernels.program import PhaseRunner, Phases
 from syncpretrain.learners.by_examples import ByExamples
 from syncpretrain.learners.by_units import ByUnits
 from syncpretrain.learners.rbm import RBM

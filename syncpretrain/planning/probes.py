@@ -10,14 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.phases import PhaseRunner, in_turn
+from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import Step
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.parallel.worker_pool import WorkerPool
-from syncpretrain.pretraining.runtime.activations import Split, transform
+from syncpretrain.pretraining.runtime.activations import transform
+from syncpretrain.pretraining.runtime.split import Split
 
 __all__ = ["Probe", "Steps", "beside", "measured", "products", "transforming", "validating"]
 

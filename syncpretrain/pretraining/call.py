@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike
 from syncpretrain.errors import SettingsError
 from syncpretrain.events import Observer
 from syncpretrain.models.stack import Stack
-from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.schedule.reads import Reads
+from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import settings_from
 
 __all__ = ["pretrain"]
@@ -68,4 +68,4 @@ def pretrain(
     if others := settings.keys() & {"data", "finetune"}:
         raise SettingsError(f"{min(others)}: is no setting of pretrain(); see finetune() for that")
     wanted = settings_from(layers, **settings).pretrain
-    return Pretraining(wanted, X, validation, observers=observers, replay=replay).run()
+    return driver_for(wanted, X, validation, observers=observers, replay=replay).run()

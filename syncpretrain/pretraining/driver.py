@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import msgspec
 from numpy.typing import ArrayLike
@@ -25,7 +26,12 @@ from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.blas import blas_limit, blas_threads, usable_cores
 from syncpretrain.parallel.signals import StopRequest, stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
-from syncpretrain.pretraining.build import build_data, build_schedule, build_worker_factories
+from syncpretrain.pretraining.build import (
+    build_data,
+    build_learners,
+    build_schedule,
+    build_worker_factories,
+)
 from syncpretrain.pretraining.runtime.base import Runtime
 from syncpretrain.pretraining.runtime.messages import Failed, Finished, Message
 from syncpretrain.pretraining.runtime.select import runtime_for
@@ -94,7 +100,7 @@ class Pretraining:
         self._schedule = build_schedule(settings, slots=self.slots, replay=replay)
         self._data = data
         self._versions = Versions(data, settings.layers[1:], backend=self._backend)
-        self._trained = TrainedLayers(settings, self._backend)
+        self._trained = TrainedLayers(settings, self._backend, partial(build_learners, settings))
         depth = len(settings.layers) - 1
         self.save, self.resume = save, resume
         self._running: dict[int, int] = {}  # the epoch of each layer whose message is awaited

@@ -44,6 +44,11 @@ class PretrainState:
     computed: list[tuple[int, int]]
     states: tuple[LayerState | None, ...]
 
+    @property
+    def done(self) -> tuple[int, ...]:
+        """The epochs that each layer has finished."""
+        return self.past.done
+
     def ancestry(self, layer: int, version: int) -> list[DenseLayer]:
         """Return the snapshots, from layer 1 up, through which a version's activations go."""
         chain = []

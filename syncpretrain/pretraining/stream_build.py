@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from syncpretrain.learners.base import Learner
 from syncpretrain.learners.select import step_for
-from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.runtime.rings import DataSource, Ring, RingSource, Source
 from syncpretrain.pretraining.runtime.stream import StreamedLayer
 from syncpretrain.pretraining.schedule.stream import StreamPlan
@@ -16,6 +16,7 @@ __all__ = ["connected_layers"]
 
 def connected_layers(
     settings: PretrainSettings,
+    learners: Sequence[Learner],
     data: DataSource,
     plans: Sequence[StreamPlan],
     ends: Sequence[int],
@@ -27,6 +28,8 @@ def connected_layers(
     Parameters
     ----------
     settings : PretrainSettings
+    learners : sequence of Learner
+        One a layer.
     data : DataSource
     plans : sequence of StreamPlan
         One a layer.
@@ -37,7 +40,7 @@ def connected_layers(
     """
     source: Source = data
     layers: list[StreamedLayer] = []
-    for i, learner in enumerate(build_learners(settings)):
+    for i, learner in enumerate(learners):
         if i:
             width, numbers = settings.layers[i], range(plans[i].delay + 1, ends[i] + 1)
             minibatches = Ring(ring, data.size(1), width)

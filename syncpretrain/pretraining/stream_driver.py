@@ -28,7 +28,7 @@ from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.blas import blas_limit, usable_cores
 from syncpretrain.parallel.signals import StopRequest, stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
-from syncpretrain.pretraining.build import build_data
+from syncpretrain.pretraining.build import build_data, build_learners
 from syncpretrain.pretraining.runtime.rings import DataSource
 from syncpretrain.pretraining.runtime.stream import EpochResult
 from syncpretrain.pretraining.runtime.stream_pool import BlockFailed, StreamPool
@@ -55,8 +55,6 @@ class StreamedPretraining:
     settings : PretrainSettings
     X, validation, observers
         See :func:`syncpretrain.pretrain`.
-    delay : float
-        Epochs of the layer below before a layer starts.
     save : callable, optional
         Called after each epoch, and at a stop with ``final=True``: given a function that returns
         the run's :class:`StreamState`, and how many epochs each layer has done.
@@ -71,7 +69,6 @@ class StreamedPretraining:
         X: ArrayLike,
         validation: ArrayLike | None = None,
         *,
-        delay: float = 0.0,
         observers: Iterable[Observer] = (),
         save: Callable[..., None] | None = None,
         resume: StreamState | None = None,
@@ -90,13 +87,18 @@ class StreamedPretraining:
         )
         steps = steps_per_epoch(len(data.train), settings.batch_size)
         self.plans = [
-            StreamPlan(round(i * delay * steps), epochs * steps)
+            StreamPlan(round(i * settings.delay * steps), epochs * steps)
             for i, epochs in enumerate(settings.epochs)
         ]
         self.save, self.resume = save, resume
         self._schedule = self._new_schedule(None)
         self._layers = connected_layers(
-            self.settings, self._source, self.plans, self._schedule.ends, ring=RING_MINIBATCHES
+            self.settings,
+            build_learners(self.settings),
+            self._source,
+            self.plans,
+            self._schedule.ends,
+            ring=RING_MINIBATCHES,
         )
         self._pool: StreamPool | None = None
         self._examples = len(data.train)

@@ -20,29 +20,9 @@ from syncpretrain.pretraining.layer_states import (
     pack,
     unpack,
 )
-from syncpretrain.pretraining.runtime.messages import LayerState
+from syncpretrain.pretraining.runtime.messages import StreamedLayerState
 
-__all__ = ["StreamState", "StreamedLayerState", "read_stream_state", "write_stream_state"]
-
-Numbered = dict[int, Array]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamedLayerState:
-    """One layer between two minibatches.
-
-    ``position`` is the last minibatch that it processed. Of the running epoch, ``examples`` is how
-    many its errors are summed over. ``ring`` and ``passes`` hold, by number, the minibatches and
-    the validation examples that it handed up and that the layer above has not processed.
-    """
-
-    position: int
-    state: LayerState
-    examples: int
-    validation_error: float | None
-    warnings: tuple[str, ...]
-    ring: Numbered
-    passes: Numbered
+__all__ = ["StreamState", "read_stream_state", "write_stream_state"]
 
 
 @dataclass(frozen=True, slots=True)

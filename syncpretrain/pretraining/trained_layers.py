@@ -15,9 +15,9 @@ import msgspec
 from syncpretrain import __version__
 from syncpretrain.backends.base import Backend
 from syncpretrain.data.scaling import Scaling
+from syncpretrain.learners.base import Learner
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.models.stack import Stack
-from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.runtime.messages import LayerState
 from syncpretrain.pretraining.schedule.machine import Past, Release, Train
 from syncpretrain.pretraining.state import PretrainState
@@ -43,10 +43,17 @@ class TrainedLayers:
     settings : PretrainSettings
     backend : Backend
         Where the layers are trained.
+    learners : callable
+        Returns a learner a layer, for those that have not trained yet.
     """
 
-    def __init__(self, settings: PretrainSettings, backend: Backend) -> None:
-        self._settings, self._backend = settings, backend
+    def __init__(
+        self,
+        settings: PretrainSettings,
+        backend: Backend,
+        learners: Callable[[], Sequence[Learner]],
+    ) -> None:
+        self._settings, self._backend, self._learners = settings, backend, learners
         depth = len(settings.layers) - 1
         self._layers: list[DenseLayer | None] = [None] * depth  # the newest of each
         self._states: list[LayerState | None] = [None] * depth
@@ -90,7 +97,7 @@ class TrainedLayers:
 
     def stack(self, epochs: Sequence[int], scaling: Scaling | None) -> Stack:
         """Return the newest layers; ``epochs`` is how many each has trained."""
-        fresh = build_learners(self._settings) if None in self._layers else []
+        fresh = self._learners() if None in self._layers else []
         layers = [
             fresh[i].snapshot() if layer is None else layer.to(self._host(i + 1))
             for i, layer in enumerate(self._layers)

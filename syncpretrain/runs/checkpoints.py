@@ -21,11 +21,7 @@ from syncpretrain.finetuning.state import (
     write_finetune_state,
 )
 from syncpretrain.models.stack import Stack, load
-from syncpretrain.pretraining.state import (
-    PretrainState,
-    read_pretrain_state,
-    write_pretrain_state,
-)
+from syncpretrain.pretraining.state_files import STATE_FILES, State
 from syncpretrain.runs.identity import RunIdentity, check_header, identity_from
 from syncpretrain.settings import Settings
 from syncpretrain.storage import remove_temporaries
@@ -67,6 +63,7 @@ class Checkpoints:
         self._settings, self._data = settings, data
         self._report = report
         self._keep = settings.run.keep
+        self._state_file = STATE_FILES[settings.pretrain.handoff]
         self._epochs, self._seconds = settings.run.interval()
         self._identity = identity
         self._header: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(identity))
@@ -76,14 +73,14 @@ class Checkpoints:
             remove_temporaries(self._folder)
 
     def save_pretraining(
-        self, state: Callable[[], PretrainState], *, done: Sequence[int], final: bool
+        self, state: Callable[[], State], *, done: Sequence[int], final: bool
     ) -> None:
         """Write where pretraining stands, if it is time to, or at a stop."""
         if final or self._is_due(done):
             self._write(
                 "pretrain",
                 sum(done),
-                lambda path: write_pretrain_state(path, state(), self._header),
+                lambda path: self._state_file.write(path, state(), self._header),
                 done,
             )
 
@@ -129,15 +126,15 @@ class Checkpoints:
                 " complete and does not need it"
             )
 
-    def newest_pretrain_state(self) -> PretrainState | None:
+    def newest_pretrain_state(self) -> State | None:
         """Return the newest valid state of pretraining, None if there is none."""
         state = newest(
             self._folder,
             "pretrain",
-            lambda path: read_pretrain_state(path, self._check),
+            lambda path: self._state_file.read(path, self._check),
             self._report,
         )
-        self._last_done = state.past.done if state is not None else ()
+        self._last_done = state.done if state is not None else ()
         return state
 
     def newest_finetune_state(self) -> FinetuneState | None:

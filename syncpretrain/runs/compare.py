@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -21,57 +20,21 @@ from syncpretrain.models.layer import DenseLayer
 from syncpretrain.models.prediction import accuracies
 from syncpretrain.models.reconstruction import stack_error
 from syncpretrain.models.stack import Stack
-from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
+from syncpretrain.pretraining.start import driver_for
 from syncpretrain.rng import Purpose, generator
+from syncpretrain.runs.outcomes import RANDOM, Outcome
 from syncpretrain.settings import PretrainSettings, Settings, replaced
 from syncpretrain.units import kind_of
 
-__all__ = ["STARTS", "USUAL_STARTS", "Outcome", "Summary", "compare", "random_stack", "summarized"]
+__all__ = ["STARTS", "USUAL_STARTS", "compare", "random_stack"]
 
-RANDOM = "random"
 STARTS = (*SCHEDULES, RANDOM)
 USUAL_STARTS = ("greedy", "synchronized", RANDOM)
 FEWEST_STEPS = 2000  # of fine-tuning, however few labels there are
 SMALLEST_BATCH = 10
 
-Report = Callable[["Outcome"], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """One fine-tuned stack.
-
-    ``labels`` is the number of labelled examples, None where none were used. ``test`` is the
-    share of wrong classes, or the reconstruction error, on the test examples, ``validation`` that
-    on the validation examples.
-    """
-
-    start: str
-    seed: int
-    labels: int | None
-    validation: float | None
-    test: float | None
-    pretrain_seconds: float
-    finetune_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What the seeds of one start and one number of labels have in common.
-
-    ``spread`` is the sample standard deviation of ``test``, None for a single seed; ``gain`` how
-    much less than the random start's the mean is, None for itself or without one.
-    """
-
-    start: str
-    labels: int | None
-    seeds: int
-    test: float
-    spread: float | None
-    gain: float | None
-    pretrain_seconds: float
-    finetune_seconds: float
+Report = Callable[[Outcome], Any]
 
 
 def compare(
@@ -126,7 +89,7 @@ def compare(
     }
     for start, pretrain in pretrains[: len(starts)]:
         if start != "random":
-            Pretraining(pretrain, data.train, data.validation)  # refuses what it cannot train
+            driver_for(pretrain, data.train, data.validation)  # refuses what it cannot train
     begin()
     outcomes = []
     for start, pretrain in pretrains:
@@ -137,27 +100,6 @@ def compare(
             outcomes.append(_fine_tuned(stack, tuning, data, start, seconds))
             report(outcomes[-1])
     return outcomes
-
-
-def summarized(outcomes: Iterable[Outcome]) -> list[Summary]:
-    """Return one row for each number of labels and start, fewest labels first."""
-    groups: dict[tuple[int | None, str], list[Outcome]] = {}
-    for outcome in sorted(outcomes, key=lambda outcome: outcome.labels or 0):
-        groups.setdefault((outcome.labels, outcome.start), []).append(outcome)
-    means = {key: float(np.mean([_test(x) for x in group])) for key, group in groups.items()}
-    return [
-        Summary(
-            start,
-            labels,
-            len(group),
-            means[labels, start],
-            float(np.std([_test(x) for x in group], ddof=1)) if len(group) > 1 else None,
-            _gain(means, labels, start),
-            float(np.mean([x.pretrain_seconds for x in group])),
-            float(np.mean([x.finetune_seconds for x in group])),
-        )
-        for (labels, start), group in groups.items()
-    ]
 
 
 def random_stack(settings: PretrainSettings, data: Dataset, *, seed: int) -> Stack:
@@ -192,15 +134,16 @@ def _pretrain_settings(start: str, settings: PretrainSettings, seed: int) -> Pre
     if start == RANDOM:
         return settings
     kind = SCHEDULES[start]
-    pace = settings.pace if kind.free is not None else "lockstep"
-    group_size = settings.group_size if kind.has_groups else None
-    return replaced(settings, schedule=start, pace=pace, group_size=group_size)
+    lacks: dict[str, Any] = {} if kind.free else {"pace": "lockstep"}
+    lacks |= {} if kind.has_groups else {"group_size": None}
+    lacks |= {} if kind.can_stream else {"handoff": "epoch", "delay": 0.0}
+    return replaced(settings, schedule=start, **lacks)
 
 
 def _started(start: str, settings: PretrainSettings, data: Dataset) -> Stack:
     if start == RANDOM:
         return random_stack(settings, data, seed=settings.seed)
-    return Pretraining(settings, data.train, data.validation).run()
+    return driver_for(settings, data.train, data.validation).run()
 
 
 def _tuning(settings: Settings, data: Dataset, seed: int, count: int | None) -> Finetuning:
@@ -247,18 +190,6 @@ def _budget(labelled: int, batch_size: int, epochs: int) -> dict[str, int]:
     batch = min(batch_size, max(SMALLEST_BATCH, labelled // 10), labelled)
     steps = math.ceil(labelled / batch)
     return {"batch_size": batch, "epochs": max(epochs, math.ceil(FEWEST_STEPS / steps))}
-
-
-def _gain(
-    means: dict[tuple[int | None, str], float], labels: int | None, start: str
-) -> float | None:
-    if start == RANDOM or (labels, RANDOM) not in means:
-        return None
-    return means[labels, "random"] - means[labels, start]
-
-
-def _test(outcome: Outcome) -> float:
-    return math.nan if outcome.test is None else outcome.test
 
 
 def _check(

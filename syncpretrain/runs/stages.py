@@ -21,8 +21,8 @@ from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.signals import interrupted_by_sigterm
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.schedule.reads import Reads
+from syncpretrain.pretraining.start import Driver, driver_for
 from syncpretrain.runs.checkpoints import Checkpoints
 from syncpretrain.runs.final_files import FinalFiles
 from syncpretrain.runs.folder import EVENTS_NAME, METRICS_NAME, TRACE_NAME
@@ -62,9 +62,9 @@ class Stages:
         self.unsaved: Stack | None = None  # the result of pretraining, until it is saved
         self.pretraining = self.new_pretraining()
 
-    def new_pretraining(self) -> Pretraining:
+    def new_pretraining(self) -> Driver:
         """Return the pretraining, checked and ready to run."""
-        return Pretraining(
+        return driver_for(
             self.settings.pretrain,
             self.data.train,
             self.data.validation,

@@ -64,6 +64,7 @@ def check_pretraining(settings: PretrainFields) -> None:
     _check_model(settings)
     _check_early_stopping(settings)
     _check_replicas(settings)
+    _check_handoff(settings)
     lacks = why_not_on_a_device(settings)
     if check_backend(settings.backend) and lacks:
         raise SettingsError(f"backend: got {settings.backend} {lacks}")
@@ -185,6 +186,33 @@ def check_schedule(settings: PretrainFields) -> None:
 
 def _names(names: Iterable[str]) -> str:
     return " or ".join(names)
+
+
+def _check_handoff(settings: PretrainFields) -> None:
+    """Refuse what a streamed run does not have, and a delay without one."""
+    if settings.handoff == "epoch":
+        if settings.delay:
+            raise SettingsError(
+                f"delay: got {settings.delay:g} with handoff epoch, expected none; take handoff"
+                " minibatch"
+            )
+        return
+    usual = {
+        "schedule": (_names(n for n, kind in SCHEDULES.items() if kind.can_stream), None),
+        "pace": ("lockstep", None),
+        "finish": ("drain", None),
+        "early_stopping": ("none", None),
+        "runtime": ("threads or serial", ("threads", "serial")),
+        "refresh_epochs": ("0: no newer version wakes a layer", (0,)),
+        "replicas": ("1", (1,)),
+    }
+    for name, (expected, values) in usual.items():
+        found = getattr(settings, name)
+        for value in found if isinstance(found, tuple) else (found,):
+            if value not in (values or expected.split(" or ")):
+                raise SettingsError(
+                    f"{name}: got {value} with handoff minibatch, expected {expected}"
+                )
 
 
 def check_layers(layers: tuple[int, ...]) -> None:

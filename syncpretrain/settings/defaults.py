@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["MODEL_DEFAULTS", "PER_LAYER"]
+__all__ = ["HANDOFF_DEFAULTS", "MODEL_DEFAULTS", "PER_LAYER"]
 
 PER_LAYER: dict[str, Any] = {  # each with its default
     "epochs": 10,
@@ -24,6 +24,8 @@ PER_LAYER: dict[str, Any] = {  # each with its default
     "replicas": 1,
     "shards": 0,
 }
+# Where they differ from those above.
+HANDOFF_DEFAULTS: dict[str, dict[str, Any]] = {"minibatch": {"refresh_epochs": 0}}
 MODEL_DEFAULTS: dict[str, dict[str, Any]] = {  # where they differ from those above
     "denoising": {"corruption": "masking:0.25"},
     "contractive": {"contraction": 0.1},

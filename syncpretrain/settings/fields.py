@@ -25,6 +25,7 @@ else:
     Units = Literal[UNITS]
 
 MODELS = ("rbm", "autoencoder", "denoising", "contractive")
+MAX_DELAY = 1000.0  # epochs
 MAX_CD_STEPS = 1000  # a minibatch cannot be interrupted
 
 
@@ -52,7 +53,7 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
         ``rbm``, ``autoencoder``, ``denoising`` or ``contractive``.
     visible_units, hidden_units : str, tuple of str
         Of the input, and of each layer: see ``syncpretrain/units.py``.
-    schedule, group_size, pace, refresh_epochs, finish
+    schedule, group_size, pace, handoff, delay, refresh_epochs, finish
         Which layer trains when, on which version (docs/schedules.rst).
     runtime, workers, blas_threads, replicas
         What executes it; only ``blas_threads`` can change the last bits, and of greedy alone.
@@ -86,6 +87,8 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     schedule: Literal["synchronized", "greedy", "rounds"] = "synchronized"
     group_size: Count | None = None
     pace: Literal["lockstep", "free"] = "lockstep"
+    handoff: Literal["epoch", "minibatch"] = "epoch"
+    delay: Annotated[float, msgspec.Meta(ge=0, le=MAX_DELAY)] = 0.0
     runtime: Literal["threads", "processes", "serial"] = "threads"
     backend: str = "auto"
     workers: Workers | None = None

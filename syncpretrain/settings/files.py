@@ -12,7 +12,7 @@ import msgspec
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings.convert import checked, plain
-from syncpretrain.settings.defaults import MODEL_DEFAULTS, PER_LAYER
+from syncpretrain.settings.defaults import HANDOFF_DEFAULTS, MODEL_DEFAULTS, PER_LAYER
 from syncpretrain.settings.sections import Settings
 from syncpretrain.storage import write_atomically
 from syncpretrain.units import KINDS, UNITS
@@ -126,6 +126,7 @@ def write_settings(settings: Settings, path: Path) -> None:
 def _from_sections(sections: dict[str, Any], layers: Any, pretrain: dict[str, Any]) -> Settings:
     depth = max(len(layers) - 1, 1) if hasattr(layers, "__len__") else 1
     defaults = PER_LAYER | MODEL_DEFAULTS.get(str(pretrain.get("model")), {})
+    defaults |= HANDOFF_DEFAULTS.get(str(pretrain.get("handoff")), {})
     filled: dict[str, Any] = {
         name: _spread(pretrain.get(name, default), depth) for name, default in defaults.items()
     }

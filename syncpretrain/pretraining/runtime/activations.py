@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.phases import PhaseRunner, in_turn
+from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.models.layer import Layer
+from syncpretrain.pretraining.runtime.split import Split
 
 __all__ = [
     "CHUNKS_AT_ONCE",
@@ -24,13 +25,6 @@ __all__ = [
 
 CHUNK_ROWS = 1000  # of a chunk: some ms of work
 CHUNKS_AT_ONCE = 4  # between two looks whether to stop
-
-
-class Split(NamedTuple):
-    """Training and validation rows of one layer's input, which are transformed alike."""
-
-    train: Array
-    validation: Array
 
 
 @dataclass(frozen=True, slots=True)

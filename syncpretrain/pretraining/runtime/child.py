@@ -21,12 +21,13 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from syncpretrain.errors import WorkerError
-from syncpretrain.kernels.phases import PhaseRunner
+from syncpretrain.kernels.program import PhaseRunner
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.parallel.blas import blas_limit
-from syncpretrain.pretraining.runtime.activations import ActivationSource, Split, activations_from
+from syncpretrain.pretraining.runtime.activations import ActivationSource, activations_from
 from syncpretrain.pretraining.runtime.messages import Failed
 from syncpretrain.pretraining.runtime.process_messages import DUMP_SIGNAL, Job, Order, Report
+from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.schedule.machine import Train
 
 __all__ = ["main"]

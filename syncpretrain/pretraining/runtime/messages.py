@@ -14,7 +14,7 @@ from syncpretrain.learners.cursor import Cursor, Stopped
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.pretraining.schedule.machine import Train
 
-__all__ = ["Failed", "Finished", "LayerState", "Message"]
+__all__ = ["Failed", "Finished", "LayerState", "Message", "StreamedLayerState"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,24 @@ class LayerState:
             step_state={name: device(array) for name, array in self.step_state.items()},
             last_good=self.last_good.to(device),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamedLayerState:
+    """One layer between two minibatches.
+
+    ``position`` is the last minibatch that it processed. Of the running epoch, ``examples`` is how
+    many its errors are summed over. ``ring`` and ``passes`` hold, by number, the minibatches and
+    the validation examples that it handed up and that the layer above has not processed.
+    """
+
+    position: int
+    state: LayerState
+    examples: int
+    validation_error: float | None
+    warnings: tuple[str, ...]
+    ring: dict[int, NDArray[np.float32]]
+    passes: dict[int, NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

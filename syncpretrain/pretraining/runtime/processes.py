@@ -35,11 +35,11 @@ from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.parallel.blas import blas_environment
 from syncpretrain.parallel.descriptors import above_standard, standard_stream
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
-from syncpretrain.pretraining.runtime.activations import Split
 from syncpretrain.pretraining.runtime.base import STDERR
 from syncpretrain.pretraining.runtime.messages import Failed, Message
 from syncpretrain.pretraining.runtime.process_messages import DUMP_SIGNAL, Job, Order, Report
 from syncpretrain.pretraining.runtime.shared_activations import SharedNumbers, SharedSplits
+from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.versions import MAX_BUFFERS, Versions
 from syncpretrain.pretraining.runtime.worker import WorkerFactory
 from syncpretrain.pretraining.schedule.machine import Train

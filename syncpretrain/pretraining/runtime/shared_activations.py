@@ -20,7 +20,7 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.parallel.descriptors import nameless_memory
 from syncpretrain.parallel.gradient_memory import PAGE
-from syncpretrain.pretraining.runtime.activations import Split
+from syncpretrain.pretraining.runtime.split import Split
 
 __all__ = ["SharedNumbers", "SharedSplits", "check_runtime"]
 

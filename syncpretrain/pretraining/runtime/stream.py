@@ -17,17 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.phases import PhaseRunner, in_turn
+from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.cursor import Cursor, Stopped
-from syncpretrain.learners.epoch import LARGEST_WEIGHT, diverged
+from syncpretrain.learners.epoch import LARGEST_WEIGHT, MAX_ROLLBACKS, diverged
 from syncpretrain.learners.steps import Step, load_state
 from syncpretrain.models.layer import DenseLayer
-from syncpretrain.pretraining.runtime.messages import LayerState
+from syncpretrain.pretraining.runtime.messages import LayerState, StreamedLayerState
 from syncpretrain.pretraining.runtime.rings import DataSource, Ring, Source
-from syncpretrain.pretraining.runtime.worker import MAX_ROLLBACKS
 from syncpretrain.pretraining.schedule.stream import Block, StreamPlan
-from syncpretrain.pretraining.stream_state import StreamedLayerState
 
 __all__ = ["EpochResult", "StreamedLayer"]
 

@@ -24,15 +24,15 @@ from dataclasses import dataclass
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.errors import ScheduleError
-from syncpretrain.kernels.phases import PhaseRunner, in_turn
+from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.models.layer import Layer
 from syncpretrain.pretraining.runtime.activations import (
     ActivationSource,
     Arrays,
-    Split,
     activations_from,
     transform,
 )
+from syncpretrain.pretraining.runtime.split import Split
 
 __all__ = ["MAX_BUFFERS", "Versions"]
 

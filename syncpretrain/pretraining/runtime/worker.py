@@ -11,21 +11,20 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.errors import DivergedError
-from syncpretrain.kernels.phases import PhaseRunner, Phases
+from syncpretrain.kernels.program import PhaseRunner, Phases
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.cursor import Cursor, Stopped
 from syncpretrain.learners.early_stopping import EarlyStopping
-from syncpretrain.learners.epoch import train_epoch
+from syncpretrain.learners.epoch import MAX_ROLLBACKS, train_epoch
 from syncpretrain.learners.steps import Step, load_state
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
-from syncpretrain.pretraining.runtime.activations import Split
 from syncpretrain.pretraining.runtime.messages import Failed, Finished, LayerState, Message
+from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.schedule.machine import Train
 
 __all__ = ["Inputs", "LayerWorker", "WorkerFactory"]
 
-MAX_ROLLBACKS = 3  # of one layer in one run
 PROBE_ROWS = 1000  # validation rows looked at after each epoch; more would cost over 1 %
 
 

@@ -48,6 +48,8 @@ class ScheduleKind:
         Whether a single layer trains at any time, so that BLAS may use several threads.
     has_groups : bool
         Whether ``group_size`` applies.
+    can_stream : bool
+        Whether layers may train on each other's minibatches instead of whole versions.
     candidate, shared_candidate : str or None
         Names in the planner's tables, with one worker a layer and with several; None where the
         planner does not try it.
@@ -57,6 +59,7 @@ class ScheduleKind:
     free: Callable[[Sequence[LayerPlan], ScheduleOptions], Pace] | None = None
     one_at_a_time: bool = False
     has_groups: bool = False
+    can_stream: bool = False
     candidate: str | None = None
     shared_candidate: str | None = None
 
@@ -84,7 +87,11 @@ SCHEDULES = {
         lockstep=_greedy, one_at_a_time=True, candidate="greedy", shared_candidate="greedy"
     ),
     "synchronized": ScheduleKind(
-        lockstep=_synchronized, free=_free, candidate="pipeline", shared_candidate="hybrid"
+        lockstep=_synchronized,
+        free=_free,
+        can_stream=True,
+        candidate="pipeline",
+        shared_candidate="hybrid",
     ),
     "rounds": ScheduleKind(lockstep=_rounds, has_groups=True),
 }

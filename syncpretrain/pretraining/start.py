@@ -1,0 +1,45 @@
+"""The driver of a run: by whole epochs, or streamed, as the settings say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from numpy.typing import ArrayLike
+
+from syncpretrain.errors import SettingsError
+from syncpretrain.events import Observer
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.pretraining.schedule.reads import Reads
+from syncpretrain.pretraining.stream_driver import StreamedPretraining
+from syncpretrain.settings.sections import PretrainSettings
+
+__all__ = ["Driver", "driver_for"]
+
+Driver = Pretraining | StreamedPretraining
+
+
+def driver_for(
+    settings: PretrainSettings,
+    X: ArrayLike,
+    validation: ArrayLike | None = None,
+    *,
+    observers: Iterable[Observer] = (),
+    replay: Reads | None = None,
+    times: Timeouts = TIMEOUTS,
+) -> Driver:
+    """Return the driver of a run, everything checked; its parameters are those of ``pretrain``.
+
+    Raises
+    ------
+    SettingsError, DataError
+        If the run is not possible.
+    """
+    if settings.handoff == "epoch":
+        return Pretraining(settings, X, validation, observers=observers, replay=replay, times=times)
+    if replay is not None:
+        raise SettingsError(
+            "replay: got one with handoff minibatch, expected none; a streamed run depends on its"
+            " seed alone"
+        )
+    return StreamedPretraining(settings, X, validation, observers=observers, times=times)
