@@ -47,14 +47,14 @@ def test_the_time_for_a_stall_reaches_both_stages(settings, tmp_path, monkeypatc
         reported.append(stall_seconds)
         return tune(*arguments, stall_seconds=stall_seconds, **options)
 
-    tune, pretraining = Finetuning.run, stages_module.Pretraining
+    tune, pretraining = Finetuning.run, stages_module.driver_for
 
     def started(*arguments, times, **options):
         reported.append(times.stall)
         return pretraining(*arguments, times=times, **options)
 
     monkeypatch.setattr(Finetuning, "run", record)
-    monkeypatch.setattr(stages_module, "Pretraining", started)
+    monkeypatch.setattr(stages_module, "driver_for", started)
     own = msgspec.structs.replace(settings.run, stall_timeout=123.0)
     train_run(msgspec.structs.replace(settings, run=own), out=tmp_path / "run")
     assert reported == [123.0, 123.0]

@@ -231,7 +231,13 @@ def _check_legacy(header: dict[str, Any], settings: Settings, data: Dataset) -> 
         "data": digest.hexdigest(),
     }
     for name, value in header.items():
-        if now.get(name) != value:
+        was = value
+        if name == "pretrain" and isinstance(value, dict):
+            # Settings that did not exist yet were what their defaults are.
+            fields = msgspec.structs.fields(settings.pretrain)
+            newer = {field.name: field.default for field in fields if field.name not in value}
+            was = {k: v for k, v in {**value, **newer}.items() if k not in ELSEWHERE}
+        if now.get(name) != was:
             raise CheckpointError(f"is of another run: {name} was {value!r}, now {now.get(name)!r}")
 
 
