@@ -376,3 +376,38 @@ class TestRun:
         monkeypatch.chdir(tmp_path)
         tuning = ("--finetune", "reconstruction", "--finetune-epochs", 1, "--seeds", 1, "--quiet")
         call("compare", *self.OPTIONS, *tuning, "--starts", "greedy,synchronized")
+
+
+def test_no_more_threads_than_layers_are_started(bits, monkeypatch):
+    started = []
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda t: (started.append(t.name), start(t)))
+    streamed(bits, "rbm", workers=64).run()
+    assert len([name for name in started if name.startswith("syncpretrain-stream")]) == 3
+
+
+def test_no_state_is_saved_while_a_minibatch_runs(bits, monkeypatch):
+    """A thread that does not leave in time would tear it."""
+    states, busy, leave = [], threading.Event(), threading.Event()
+    main = threading.main_thread().ident
+
+    def before(learner, epoch, step):
+        if (learner.layer, epoch, step) == (1, 1, 2):
+            busy.set()
+            signal.pthread_kill(main, signal.SIGINT)
+            assert leave.wait(60)
+
+    before_steps(monkeypatch, before)
+    run = streamed(bits, "rbm", workers=2, epochs=20)
+    run.save = lambda state, *, done, final: states.append(final)
+    run._times = replace(run._times, drain=0.1)
+    timer = threading.Timer(1.0, leave.set)
+    timer.start()
+    try:
+        with pytest.raises(RunInterrupted):
+            run.run()
+    finally:
+        leave.set()
+        timer.join(60)
+    assert busy.is_set()
+    assert True not in states

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import faulthandler
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 
 import msgspec
 from numpy.typing import ArrayLike
 
 from syncpretrain import __version__
-from syncpretrain.backends.choice import backend_for
 from syncpretrain.data.order import steps_per_epoch
-from syncpretrain.errors import CheckpointError, DivergedError, RunInterrupted, WorkerError
+from syncpretrain.errors import (
+    CheckpointError,
+    RunInterrupted,
+    StalledError,
+    WorkerError,
+)
 from syncpretrain.events import (
     EpochFinished,
     EpochStarted,
@@ -29,6 +34,7 @@ from syncpretrain.parallel.blas import blas_limit, usable_cores
 from syncpretrain.parallel.signals import StopRequest, stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build import build_data, build_learners
+from syncpretrain.pretraining.runtime.base import STDERR
 from syncpretrain.pretraining.runtime.rings import DataSource
 from syncpretrain.pretraining.runtime.stream import EpochResult
 from syncpretrain.pretraining.runtime.stream_pool import BlockFailed, StreamPool
@@ -75,13 +81,12 @@ class StreamedPretraining:
         times: Timeouts = TIMEOUTS,
     ) -> None:
         self.settings = msgspec.structs.replace(settings, backend="numpy")
-        backend_for("numpy")
         self.observers, self._times = tuple(observers), times
         data, self._scaling = build_data(self.settings, X, validation)
         held_out = data.validation[:PROBE_ROWS]
         depth = len(settings.layers) - 1
-        self._workers = 1 if settings.runtime == "serial" else settings.workers or usable_cores()
-        self.slots = min(self._workers, depth)
+        workers = 1 if settings.runtime == "serial" else settings.workers or usable_cores()
+        self.slots = min(workers, depth)
         self._source = DataSource(
             data.train, held_out, batch_size=settings.batch_size, seed=settings.seed
         )
@@ -101,6 +106,7 @@ class StreamedPretraining:
             ring=RING_MINIBATCHES,
         )
         self._pool: StreamPool | None = None
+        self._is_settled = True  # no thread is in the middle of a minibatch
         self._examples = len(data.train)
         self._watch = Watch(self._emit, times)
         self._begun: dict[int, int] = {}  # the newest epoch that the observers know of, by layer
@@ -120,7 +126,7 @@ class StreamedPretraining:
                 error.stack = self.stack()
                 raise
             except Stopped:
-                if self.save is not None:
+                if self.save is not None and self._is_settled:
                     self.save(self.state, done=self._done(), final=True)
                 raise self._interrupted(request) from None
         now = time.monotonic()
@@ -176,13 +182,16 @@ class StreamedPretraining:
                 self._take(result)
                 self._save()
             return
-        with StreamPool(self._layers, self._schedule, self._workers, request, self._times) as pool:
+        with StreamPool(self._layers, self._schedule, self.slots, request, self._times) as pool:
             self._pool = pool
             try:
                 self._drive(pool, request)
+            except StalledError:
+                faulthandler.dump_traceback(STDERR)
+                raise
             except Stopped:
                 pool.stop()
-                pool.join(self._times.drain)
+                self._is_settled = not pool.join(self._times.drain)
                 self._take_all(pool)
                 raise
             finally:
@@ -214,26 +223,18 @@ class StreamedPretraining:
         """Process the blocks in turn; yield the epochs that ended."""
         while (block := self._schedule.take()) is not None:
             layer = self._layers[block.layer - 1]
-            with self._failing_as(block.layer, layer.epoch):
+            try:
                 results = layer.process(block, request)
+            except BaseException as error:
+                failure = BlockFailed(block.layer, layer.epoch, error).failure()
+                raise failure from failure.__cause__
             self._schedule.done(block)
             yield from results
             self._tick()
 
-    @contextmanager
-    def _failing_as(self, layer: int, epoch: int) -> Iterator[None]:
-        try:
-            yield
-        except (Stopped, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            raise _failure(layer, epoch, error) from error
-
     def _take(self, item: EpochResult | BlockFailed) -> None:
         if isinstance(item, BlockFailed):
-            if isinstance(item.error, (Stopped, KeyboardInterrupt)):
-                raise item.error
-            raise _failure(item.layer, item.epoch, item.error) from item.error
+            raise item.failure()
         self._begin(item.layer, item.epoch, item.started)
         for warning in item.warnings:
             self._emit(Notice(time.monotonic(), f"warning: {warning}"))
@@ -292,9 +293,3 @@ class StreamedPretraining:
                 tuple((0,) * done for done in self._done()),
             )
         )
-
-
-def _failure(layer: int, epoch: int, error: BaseException) -> WorkerError:
-    if isinstance(error, DivergedError):
-        return DivergedError(str(error))
-    return WorkerError(f"layer {layer} failed in epoch {epoch}: {type(error).__name__}: {error}")

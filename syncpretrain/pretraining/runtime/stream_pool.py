@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 
-from syncpretrain.errors import StalledError
+from syncpretrain.errors import DivergedError, StalledError, WorkerError
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.runtime.mailbox import Mailbox
@@ -31,6 +31,19 @@ class BlockFailed:
 
     def __init__(self, layer: int, epoch: int, error: BaseException) -> None:
         self.layer, self.epoch, self.error = layer, epoch, error
+
+    def failure(self) -> BaseException:
+        """Return what the caller is to see: the layer, the epoch, and the error as its cause."""
+        if isinstance(self.error, (Stopped, KeyboardInterrupt)):
+            return self.error
+        failure = WorkerError(
+            f"layer {self.layer} failed in epoch {self.epoch}:"
+            f" {type(self.error).__name__}: {self.error}"
+        )
+        if isinstance(self.error, DivergedError):
+            failure = DivergedError(str(self.error))
+        failure.__cause__ = self.error
+        return failure
 
 
 class StreamPool:
@@ -126,17 +139,17 @@ class StreamPool:
         with self._changed:
             self._changed.notify_all()
 
-    def join(self, seconds: float) -> None:
-        """Wait for the end of the threads, for a limited time."""
+    def join(self, seconds: float) -> list[str]:
+        """Wait for the end of the threads; return the names of those still alive."""
         deadline = time.monotonic() + seconds
         for thread in self._threads:
             if thread.ident is not None:  # it was started
                 thread.join(max(0.0, deadline - time.monotonic()))
+        return [thread.name for thread in self._threads if thread.is_alive()]
 
     def _close(self) -> list[str]:
         self.stop()
-        self.join(self._times.join)
-        return [thread.name for thread in self._threads if thread.is_alive()]
+        return self.join(self._times.join)
 
     def _serve(self) -> None:
         while (block := self._next()) is not None:
