@@ -546,7 +546,7 @@ static PyMethodDef methods[] = {
     METHOD(means), METHOD(sample_states), METHOD(uniform), METHOD(phase_differences),
     METHOD(momentum_step), METHOD(sgd_step), METHOD(adam_step), METHOD(squared_error),
     METHOD(times_derivative), METHOD(wait_for_counters), METHOD(store_counter), METHOD(arrive_and_wait),
-    METHOD(program), METHOD(run_program),
+    METHOD(program), METHOD(run_program), METHOD(share_program),
     {NULL, NULL, 0, NULL},
 };
 

@@ -184,17 +184,21 @@ static Waited wait_for_others(Wait *wait, double look, double limit)
     }
 }
 
+/* Run one shard of one phase, by its number. */
+static void work_shard(const Program *program, Py_ssize_t at, const Values *values)
+{
+    for (Py_ssize_t i = at ? program->ends[at - 1] : 0; i < program->ends[at]; i++)
+        work_operation(program, program->operations + i, values);
+}
+
 static Waited work_program(const Program *program, const Values *values, Py_ssize_t rank,
                            Py_ssize_t workers, int64_t *counters, Wait wait, double look, double limit)
 {
     Py_ssize_t first = program->shards * rank / workers;
     Py_ssize_t last = program->shards * (rank + 1) / workers;
     for (Py_ssize_t phase = 0; phase < program->phases; phase++) {
-        for (Py_ssize_t shard = first; shard < last; shard++) {
-            Py_ssize_t at = phase * program->shards + shard;
-            for (Py_ssize_t i = at ? program->ends[at - 1] : 0; i < program->ends[at]; i++)
-                work_operation(program, program->operations + i, values);
-        }
+        for (Py_ssize_t shard = first; shard < last; shard++)
+            work_shard(program, phase * program->shards + shard, values);
         if (workers == 1) continue;
         Wait own = wait;
         own.target = wait.target + phase + 1;
@@ -203,6 +207,36 @@ static Waited work_program(const Program *program, const Values *values, Py_ssiz
         if (seen != REACHED) return seen;
     }
     return REACHED;
+}
+
+/* Counters of a program whose shards are taken by whoever is free, a cache line apart. Shards are
+ * numbered through phases and steps: those below `OPEN` may run, those below `TAKEN` run or have run. */
+enum { TAKEN = 0, DONE = 8, OPEN = 16, SHARED_COUNTERS = 17 };
+
+static Waited work_shared_program(const Program *program, const Values *values, int64_t *counters,
+                                  int64_t base, int is_owner, Wait wait, double look, double limit)
+{
+    int64_t total = program->phases * program->shards, shards = program->shards;
+    if (is_owner) __atomic_store_n(counters + OPEN, base + shards, __ATOMIC_RELEASE);
+    for (;;) {
+        int64_t taken = __atomic_load_n(counters + TAKEN, __ATOMIC_ACQUIRE), at = taken - base;
+        if (at >= total && !is_owner) return REACHED; /* or it is another step's */
+        if (at < total && taken < __atomic_load_n(counters + OPEN, __ATOMIC_ACQUIRE)) {
+            if (!__atomic_compare_exchange_n(counters + TAKEN, &taken, taken + 1, 0, __ATOMIC_ACQ_REL,
+                                             __ATOMIC_RELAXED))
+                continue;
+            work_shard(program, at, values);
+            int64_t done = __atomic_add_fetch(counters + DONE, 1, __ATOMIC_ACQ_REL);
+            if ((done - base) % shards == 0 && done - base < total)
+                __atomic_store_n(counters + OPEN, done + shards, __ATOMIC_RELEASE);
+            continue;
+        }
+        Wait own = wait;
+        own.first = counters + (at < total ? OPEN : DONE);
+        own.target = at < total ? taken + 1 : base + total;
+        Waited seen = wait_for_others(&own, look, limit);
+        if (seen != REACHED || at >= total) return seen;
+    }
 }
 
 /* ---------------------------------------------------------------------------------- from Python */
@@ -355,44 +389,98 @@ failed:
     return NULL;
 }
 
-/* args: program, numbers (4 float64), words (4 uint64), results (float64), rank, workers, counters,
- * first, behind, broken, spin, look and timeout seconds. Return as wait_for_counters does. */
+/* What both ways to run a program are given first. */
+typedef struct {
+    Program *program;
+    Py_buffer buffers[4]; /* numbers, words, results, counters */
+    int opened;
+    Values values;
+} Call;
+
+static void close_call(Call *call)
+{
+    while (call->opened-- > 0) PyBuffer_Release(call->buffers + call->opened);
+}
+
+/* args: program, numbers (4 float64), words (4 uint64), results (float64), counters. */
+static int open_call(Call *call, PyObject *const *args)
+{
+    Py_buffer *b = call->buffers;
+    call->opened = 0;
+    call->program = PyCapsule_GetPointer(args[0], "syncpretrain.program");
+    if (call->program == NULL) return 0;
+    while (call->opened < 3
+           && PyObject_GetBuffer(args[1 + call->opened], b + call->opened, PyBUF_WRITABLE | PyBUF_ND) == 0)
+        call->opened++;
+    if (call->opened == 3 && open_counters(b + 3, args[4])) call->opened++;
+    if (call->opened == 4 && b[0].len >= 32 && b[1].len >= 32
+        && b[2].len / (Py_ssize_t)sizeof(double) >= call->program->slots) {
+        const double *v = b[0].buf;
+        const uint64_t *w = b[1].buf;
+        call->values = (Values){v[0], v[1], v[2], v[3], {w[0], w[1]}, w[2], w[3], b[2].buf};
+        return 1;
+    }
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "got values that fit no program");
+    close_call(call);
+    return 0;
+}
+
+static int longs(PyObject *const *objects, long *numbers, int count)
+{
+    for (int i = 0; i < count; i++) {
+        numbers[i] = PyLong_AsLong(objects[i]);
+        if (PyErr_Occurred()) return 0;
+    }
+    return 1;
+}
+
+/* args: program, numbers, words, results, counters; rank, workers, first, behind, broken; spin, look
+ * and timeout seconds. Return as wait_for_counters does. */
 static PyObject *run_program(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    if (!expect(nargs, 13, "run_program")) return NULL;
-    Program *program = PyCapsule_GetPointer(args[0], "syncpretrain.program");
-    if (program == NULL) return NULL;
-    Py_buffer b[4]; /* numbers, words, results, counters */
-    PyObject *const objects[4] = {args[1], args[2], args[3], args[6]};
-    int opened = 0;
-    while (opened < 3 && PyObject_GetBuffer(objects[opened], b + opened, PyBUF_WRITABLE | PyBUF_ND) == 0)
-        opened++;
-    if (opened == 3 && open_counters(b + 3, objects[3])) opened++;
-    long numbers[5]; /* rank, workers, first, behind, broken */
-    PyObject *const integers[5] = {args[4], args[5], args[7], args[8], args[9]};
-    for (int i = 0; i < 5 && !PyErr_Occurred(); i++) numbers[i] = PyLong_AsLong(integers[i]);
+    Call call;
+    long n[5];
     double d[3];
+    if (!expect(nargs, 13, "run_program") || !longs(args + 5, n, 5) || !doubles(args + 10, d, 3)
+        || !open_call(&call, args))
+        return NULL;
     PyObject *result = NULL;
-    if (PyErr_Occurred() || opened < 4 || !doubles(args + 10, d, 3)) goto end;
-    if (b[0].len < 32 || b[1].len < 32 || numbers[1] < 1 || numbers[0] < 0 || numbers[0] >= numbers[1]
-        || numbers[3] < 0 || b[2].len / (Py_ssize_t)sizeof(double) < program->slots) {
-        PyErr_SetString(PyExc_ValueError, "got a place or values that fit no program");
-        goto end;
+    if (n[1] < 1 || n[0] < 0 || n[0] >= n[1] || n[3] < 0) {
+        PyErr_SetString(PyExc_ValueError, "got a place that fits no program");
+    } else if (are_within(call.buffers + 3, n[2], n[1]) && are_within(call.buffers + 3, n[4], 1)) {
+        int64_t *counters = call.buffers[3].buf;
+        Wait wait = {counters + n[2], counters + n[4], n[1], n[3], d[0], 0, 0, 0, SHORTEST_SLEEP};
+        Waited seen;
+        Py_BEGIN_ALLOW_THREADS
+        seen = work_program(call.program, &call.values, n[0], n[1], counters + n[2], wait, d[1], d[2]);
+        Py_END_ALLOW_THREADS
+        result = PyLong_FromLong(seen);
     }
-    if (!are_within(b + 3, numbers[2], numbers[1]) || !are_within(b + 3, numbers[4], 1)) goto end;
-    const double *v = b[0].buf;
-    const uint64_t *w = b[1].buf;
-    Values values = {v[0], v[1], v[2], v[3], {w[0], w[1]}, w[2], w[3], b[2].buf};
-    int64_t *counters = b[3].buf;
-    Wait wait = {counters + numbers[2], counters + numbers[4], numbers[1], numbers[3], d[0], 0, 0, 0,
-                 SHORTEST_SLEEP};
-    Waited seen;
-    Py_BEGIN_ALLOW_THREADS
-    seen = work_program(program, &values, numbers[0], numbers[1], counters + numbers[2], wait, d[1],
-                        d[2]);
-    Py_END_ALLOW_THREADS
-    result = PyLong_FromLong(seen);
-end:
-    while (opened-- > 0) PyBuffer_Release(b + opened);
+    close_call(&call);
+    return result;
+}
+
+/* args: program, numbers, words, results, counters; first, base, broken, is_owner; spin, look and
+ * timeout seconds. Return as wait_for_counters does. */
+static PyObject *share_program(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    Call call;
+    long n[4];
+    double d[3];
+    if (!expect(nargs, 12, "share_program") || !longs(args + 5, n, 4) || !doubles(args + 9, d, 3)
+        || !open_call(&call, args))
+        return NULL;
+    PyObject *result = NULL;
+    if (are_within(call.buffers + 3, n[0], SHARED_COUNTERS) && are_within(call.buffers + 3, n[2], 1)) {
+        int64_t *counters = call.buffers[3].buf;
+        Wait wait = {NULL, counters + n[2], 1, 0, d[0], 0, 0, 0, SHORTEST_SLEEP};
+        Waited seen;
+        Py_BEGIN_ALLOW_THREADS
+        seen = work_shared_program(call.program, &call.values, counters + n[0], n[1], (int)n[3], wait,
+                                   d[1], d[2]);
+        Py_END_ALLOW_THREADS
+        result = PyLong_FromLong(seen);
+    }
+    close_call(&call);
     return result;
 }

@@ -12,12 +12,13 @@ from threadpoolctl import threadpool_info
 
 from syncpretrain.kernels.native import extension
 
-__all__ = ["compiled_program", "run_program"]
+__all__ = ["SHARED_COUNTERS", "compiled_program", "run_program", "share_program"]
 
 # With NumPy's prefix or not, with the suffix that says integers of 64 bits or not.
 NAMES = ("scipy_cblas_{}64_", "cblas_{}64_", "scipy_cblas_{}", "cblas_{}")
 EXACT = 2**24  # integers that a float32 holds
 NO_COUNTERS = np.zeros(1, dtype=np.int64)
+SHARED_COUNTERS = 17  # those of :func:`share_program`
 
 
 class Sgemm(NamedTuple):
@@ -149,12 +150,56 @@ def run_program(
         numbers,
         words,
         results,
+        NO_COUNTERS if counters is None else counters,
         rank,
         workers,
-        NO_COUNTERS if counters is None else counters,
         first,
         behind,
         broken,
+        spin_seconds,
+        look_seconds,
+        timeout_seconds,
+    )
+    return waited
+
+
+def share_program(
+    program: Any,
+    numbers: NDArray[np.float64],
+    words: NDArray[np.uint64],
+    results: NDArray[np.float64],
+    counters: NDArray[np.int64],
+    *,
+    base: int,
+    broken: int,
+    is_owner: bool,
+    first: int = 0,
+    spin_seconds: float = 0.0,
+    look_seconds: float = 1.0,
+    timeout_seconds: float = 0.0,
+) -> int:
+    """Run shards of a program that nobody has taken yet, without the interpreter's lock.
+
+    The owner, of which there is one, begins the step, and returns when all of it is done. Any
+    other returns when all shards are taken. Shards are numbered through all steps: ``base`` have
+    been before this one. ``counters[first:]`` has :data:`SHARED_COUNTERS` counters, 0 before the
+    first step.
+
+    Returns
+    -------
+    int
+        As ``wait_for_counters``; late if a phase takes longer than ``timeout_seconds``.
+    """
+    waited: int = extension.share_program(
+        program,
+        numbers,
+        words,
+        results,
+        counters,
+        first,
+        base,
+        broken,
+        is_owner,
         spin_seconds,
         look_seconds,
         timeout_seconds,

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from syncpretrain.kernels.activations import activate, means, times_derivative
 from syncpretrain.kernels.adam_rates import adam_rates
 from syncpretrain.kernels.arrays import BLOCK
-from syncpretrain.kernels.compiled import compiled_program, run_program
+from syncpretrain.kernels.compiled import compiled_program, run_program, share_program
 from syncpretrain.kernels.contrastive_divergence import (
     momentum_step,
     phase_differences,
@@ -132,6 +132,15 @@ class Program:
             workers,
             counters,
             **wait,
+        )
+
+    def share(self, counters: NDArray[np.int64], **options: Any) -> int:
+        """Run shards of a compiled program that nobody has taken yet.
+
+        See :func:`syncpretrain.kernels.compiled.share_program`.
+        """
+        return share_program(
+            self._compiled, self._numbers, self._words, self.results, counters, **options
         )
 
     def _work_shard(self, shards: Sequence[Sequence[Operation]], shard: int) -> None:

@@ -84,9 +84,8 @@ class StreamedPretraining:
         self.observers, self._times = tuple(observers), times
         data, self._scaling = build_data(self.settings, X, validation)
         held_out = data.validation[:PROBE_ROWS]
-        depth = len(settings.layers) - 1
         workers = 1 if settings.runtime == "serial" else settings.workers or usable_cores()
-        self.slots = min(workers, depth)
+        self.slots = min(workers, sum(settings.replicas))
         self._source = DataSource(
             data.train, held_out, batch_size=settings.batch_size, seed=settings.seed
         )
@@ -182,7 +181,10 @@ class StreamedPretraining:
                 self._take(result)
                 self._save()
             return
-        with StreamPool(self._layers, self._schedule, self.slots, request, self._times) as pool:
+        replicas = self.settings.replicas
+        with StreamPool(
+            self._layers, self._schedule, self.slots, replicas, request, self._times
+        ) as pool:
             self._pool = pool
             try:
                 self._drive(pool, request)

@@ -204,7 +204,6 @@ def _check_handoff(settings: PretrainFields) -> None:
         "early_stopping": ("none", None),
         "runtime": ("threads or serial", ("threads", "serial")),
         "refresh_epochs": ("0: no newer version wakes a layer", (0,)),
-        "replicas": ("1", (1,)),
     }
     for name, (expected, values) in usual.items():
         found = getattr(settings, name)

@@ -2,8 +2,9 @@
 
 Guarantees:
 
-* Layers have no threads of their own. A thread that finds nothing to do sleeps until another has
-  finished a block.
+* Layers have no threads of their own. A thread that finds nothing to do takes shards of the steps
+  of the lowest layer that has some to share, until another has finished a block; with none to take,
+  it sleeps until then.
 * The first failure stops all of them, after their running minibatches; leaving the context joins
   them within a deadline.
 """
@@ -17,7 +18,9 @@ from contextlib import contextmanager
 from types import TracebackType
 
 from syncpretrain.errors import DivergedError, StalledError, WorkerError
+from syncpretrain.kernels.program import in_turn
 from syncpretrain.learners.cursor import Stopped
+from syncpretrain.parallel.step_sharing import StepSharing
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.runtime.mailbox import Mailbox
 from syncpretrain.pretraining.runtime.stream import EpochResult, StreamedLayer
@@ -55,6 +58,8 @@ class StreamPool:
         From the lowest up.
     schedule : StreamSchedule
     workers : int
+    replicas : sequence of int
+        The most threads that may run a step of each layer together.
     stop : callable
         Asked by every thread once a minibatch whether to stop.
     times : Timeouts
@@ -65,6 +70,7 @@ class StreamPool:
         layers: Sequence[StreamedLayer],
         schedule: StreamSchedule,
         workers: int,
+        replicas: Sequence[int],
         stop: Callable[[], bool],
         times: Timeouts = TIMEOUTS,
     ) -> None:
@@ -72,6 +78,8 @@ class StreamPool:
         self._changed = threading.Condition()  # guards the schedule
         self._stopping = threading.Event()
         self._pauses = 0
+        self._sharing = [StepSharing(times) if n > 1 else None for n in replicas]
+        self._room = [n - 1 for n in replicas]  # for helpers
         self._caller = threading.current_thread()
         self.results: Mailbox[EpochResult | BlockFailed] = Mailbox()
         # Daemons only so that a thread stuck in foreign code cannot keep the process from ending.
@@ -121,7 +129,7 @@ class StreamPool:
             self._pauses += 1
         try:
             with self._changed:
-                while self._schedule.is_running and not self._stopping.is_set():
+                while self._schedule.running and not self._stopping.is_set():
                     self._changed.wait(self._times.tick)
                     if time.monotonic() > deadline:
                         raise StalledError(f"a block took more than {self._times.stall:g} s")
@@ -137,7 +145,7 @@ class StreamPool:
         """Ask every thread to leave after its minibatch."""
         self._stopping.set()
         with self._changed:
-            self._changed.notify_all()
+            self._call_all()
 
     def join(self, seconds: float) -> list[str]:
         """Wait for the end of the threads; return the names of those still alive."""
@@ -152,21 +160,43 @@ class StreamPool:
         return self.join(self._times.join)
 
     def _serve(self) -> None:
-        while (block := self._next()) is not None:
-            layer = self._layers[block.layer - 1]
-            try:
-                results = layer.process(block, self._should_stop)
-                with self._changed:
-                    self._schedule.done(block)
-                    self._changed.notify_all()
-            except BaseException as error:  # the driver raises it
-                self._fail(block.layer, layer.epoch, error)
-                return
-            for result in results:
-                self.results.put(result)
+        tired = False  # there was nothing to help with for a while
+        while (task := self._next(may_help=not tired)) is not None:
+            if isinstance(task, Block):
+                tired = False
+                self._process(task)
+            else:
+                tired = not self._help(*task)
 
-    def _next(self) -> Block | None:
-        """Return the next block, waiting for it; None at the end."""
+    def _process(self, block: Block) -> None:
+        layer, sharing = self._layers[block.layer - 1], self._sharing[block.layer - 1]
+        try:
+            results = layer.process(block, self._should_stop, sharing.run if sharing else in_turn)
+            with self._changed:
+                self._schedule.done(block)
+                self._call_all()
+        except BaseException as error:  # the driver raises it
+            self._fail(block.layer, layer.epoch, error)
+            return
+        for result in results:
+            self.results.put(result)
+
+    def _help(self, layer: int, sharing: StepSharing, calls: int) -> bool:
+        try:
+            return sharing.help(calls)
+        finally:
+            with self._changed:
+                self._room[layer - 1] += 1
+
+    def _call_all(self) -> None:
+        """Let every thread that waits or helps ask for a block again."""
+        self._changed.notify_all()
+        for sharing in self._sharing:
+            if sharing is not None:
+                sharing.call()
+
+    def _next(self, *, may_help: bool) -> Block | tuple[int, StepSharing, int] | None:
+        """Return the next block or layer to help, waiting for one; None at the end."""
         with self._changed:
             while self._caller.is_alive() and not self._stopping.is_set():
                 if self._pauses:
@@ -179,7 +209,19 @@ class StreamPool:
                     return None
                 if block is not None or self._schedule.is_finished:
                     return block
+                if may_help and (helped := self._to_help()) is not None:
+                    return helped
                 self._changed.wait(self._times.sleep)
+                may_help = True
+        return None
+
+    def _to_help(self) -> tuple[int, StepSharing, int] | None:
+        """Return the lowest running layer that has room for a helper."""
+        for layer in self._schedule.running:
+            sharing = self._sharing[layer - 1]
+            if sharing is not None and self._room[layer - 1]:
+                self._room[layer - 1] -= 1
+                return layer, sharing, sharing.calls
         return None
 
     def _fail(self, layer: int, epoch: int, error: BaseException) -> None:

@@ -91,9 +91,9 @@ class StreamSchedule:
         return tuple(self._positions)
 
     @property
-    def is_running(self) -> bool:
-        """Whether a layer processes a block now."""
-        return bool(self._running)
+    def running(self) -> tuple[int, ...]:
+        """The layers that process a block now, from the lowest up."""
+        return tuple(i + 1 for i in sorted(self._running))
 
     @property
     def is_finished(self) -> bool:

@@ -1,0 +1,175 @@
+"""Steps whose shards are taken by any thread that is free at the moment.
+
+Unlike a :class:`~syncpretrain.parallel.worker_pool.WorkerPool`, which deals the shards out when a
+step begins, threads come and go in the middle of a step: each takes the next shard of the running
+phase that nobody has taken. Which thread runs a shard changes no bit of the result.
+
+Guarantees:
+
+* The owner of the steps never waits for a helper to come, and finishes a step alone if none does.
+* A helper leaves after its shard when it is called away.
+* A failure in any thread is raised by the owner's :meth:`StepSharing.run`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.errors import StalledError
+from syncpretrain.kernels.compiled import SHARED_COUNTERS
+from syncpretrain.kernels.program import Phase, Phases, Program
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.parallel.waiting import LATE, store_counter, wait_for_counters
+
+__all__ = ["StepSharing"]
+
+ABORTED, NEWS = SHARED_COUNTERS + 7, SHARED_COUNTERS + 15  # counters; nothing sets the first
+
+
+class StepSharing:
+    """The steps of one owner, and the threads that help it.
+
+    Parameters
+    ----------
+    times : Timeouts
+    """
+
+    def __init__(self, times: Timeouts = TIMEOUTS) -> None:
+        self._times = times
+        self._counters = np.zeros(NEWS + 1, dtype=np.int64)
+        self._lock = threading.Lock()  # of what follows; never held while working or waiting
+        self._step: _Step | None = None
+        self._news = 0  # how often there was a new step or a call
+        self._calls = 0
+        self._base = 0  # shards of compiled steps so far
+
+    @property
+    def calls(self) -> int:
+        """How often helpers have been called away."""
+        return self._calls
+
+    def run(self, phases: Phases, shards: int) -> None:
+        """Run all shards of one phase after another, together with the helpers that come.
+
+        Raises
+        ------
+        BaseException
+            Whatever a phase raised first.
+        StalledError
+            If a helper takes longer for a shard than ``times.stall``.
+        """
+        step: _Step
+        if isinstance(phases, Program) and phases.is_compiled:
+            step = _CompiledStep(phases, self._counters, self._base, self._times)
+            self._base += phases.shards * phases.length
+        else:
+            each = phases.phases if isinstance(phases, Program) else phases
+            step = _InterpretedStep(each, shards, self._times)
+        with self._lock:
+            self._step = step
+            self._tell()
+        step.work(is_owner=True)
+
+    def help(self, calls: int) -> bool:
+        """Take shards until called away; return False if there was no step for a while.
+
+        ``calls`` is :attr:`calls` as it was when this thread had nothing else to do.
+        """
+        with np.errstate(all="ignore"):  # as in the owner: what overflows is found there
+            while True:
+                with self._lock:
+                    step, news, is_called = self._step, self._news, self._calls != calls
+                if is_called:
+                    return True
+                if step is not None:
+                    step.work(is_owner=False)
+                spin, linger = self._times.spin, self._times.linger
+                if (
+                    wait_for_counters(self._counters, NEWS, 1, news + 1, ABORTED, spin, linger)
+                    == LATE
+                ):
+                    return False
+
+    def call(self) -> None:
+        """Call the helpers away: there is other work for them."""
+        with self._lock:
+            self._calls += 1
+            self._tell()
+
+    def _tell(self) -> None:
+        self._news += 1
+        store_counter(self._counters, NEWS, self._news)
+
+
+class _Step(Protocol):
+    def work(self, *, is_owner: bool) -> None:
+        """Run shards: the owner until all are done, a helper until all are taken."""
+        ...
+
+
+class _CompiledStep:
+    def __init__(
+        self, program: Program, counters: NDArray[np.int64], base: int, times: Timeouts
+    ) -> None:
+        self._program, self._counters, self._base, self._times = program, counters, base, times
+
+    def work(self, *, is_owner: bool) -> None:
+        found = self._program.share(
+            self._counters,
+            base=self._base,
+            broken=ABORTED,
+            is_owner=is_owner,
+            spin_seconds=self._times.spin,
+            look_seconds=self._times.look,
+            timeout_seconds=self._times.stall,
+        )
+        if is_owner and found == LATE:
+            raise _stalled(self._times)
+
+
+class _InterpretedStep:
+    def __init__(self, phases: Sequence[Phase], shards: int, times: Timeouts) -> None:
+        self._phases, self._shards, self._times = phases, shards, times
+        self._taken, self._done, self._open = 0, 0, shards
+        self._changed = threading.Condition()
+        self._failure: BaseException | None = None
+
+    def work(self, *, is_owner: bool) -> None:
+        total = self._shards * len(self._phases)
+        while (at := self._take(total, is_owner)) is not None:
+            failure = None
+            try:
+                self._phases[at // self._shards](at % self._shards)
+            except BaseException as error:  # the owner raises it
+                failure = error
+            with self._changed:
+                self._failure = self._failure or failure
+                self._done += 1
+                if self._done % self._shards == 0:
+                    self._open += self._shards
+                self._changed.notify_all()
+
+    def _take(self, total: int, is_owner: bool) -> int | None:
+        """Return the next shard; None when all are taken, or, for the owner, done."""
+        with self._changed:
+            while True:
+                is_over = self._failure is not None or self._taken == total
+                if is_over and (self._done == self._taken or not is_owner):
+                    break
+                if not is_over and self._taken < self._open:
+                    self._taken += 1
+                    return self._taken - 1
+                if not self._changed.wait(self._times.stall) and is_owner:
+                    raise _stalled(self._times)
+            if is_owner and self._failure is not None:
+                raise self._failure
+            return None
+
+
+def _stalled(times: Timeouts) -> StalledError:
+    return StalledError(f"a thread took more than {times.stall:g} s for a shard of a step")
