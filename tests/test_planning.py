@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import syncpretrain
+from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
 from syncpretrain.planning import Plan, plan
 from syncpretrain.planning.bench import (
@@ -18,11 +20,12 @@ from syncpretrain.planning.bench import (
     sgemm_peak,
 )
 from syncpretrain.planning.candidates import Task
-from syncpretrain.planning.choice import plan_for
+from syncpretrain.planning.choice import plan_for, simplest
 from syncpretrain.planning.measure import measure
 from syncpretrain.planning.timings import LayerTimings, Timings, sizes
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
+from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import PretrainSettings, settings_from
 
 EXAMPLES, BATCH = 1000, 100
@@ -59,6 +62,12 @@ def planned(layers, *, workers=2, **others) -> Plan:
     return plan_for(task, timings=Timings(tuple(layers), workers, blas))
 
 
+def by_epochs(found: Plan) -> Plan:
+    """Return a plan without its streamed candidates."""
+    rest = tuple(x for x in found.candidates if "handoff" not in x.options)
+    return replace(found, candidates=rest, choice=simplest(rest))
+
+
 def seconds(found: Plan) -> dict[str, float]:
     return {candidate.name: candidate.seconds for candidate in found.candidates}
 
@@ -70,7 +79,7 @@ def on_one_core() -> list[str]:
 
 class TestChoice:
     def test_equal_layers_are_a_pipeline(self):
-        found = planned([layer(), layer(), layer()])
+        found = by_epochs(planned([layer(), layer(), layer()]))
         assert found.choice.name == "pipeline"
         assert found.settings == {"schedule": "synchronized", "workers": 2}
         assert "fastest" in found.reason
@@ -81,7 +90,7 @@ class TestChoice:
         assert found.speedup(found.choice) == pytest.approx(30 / 16)
 
     def test_replicas_that_pay_make_a_hybrid_of_a_lopsided_pipeline(self):
-        found = planned([layer(8.0, units=4.2), layer(), layer()])
+        found = by_epochs(planned([layer(8.0, units=4.2), layer(), layer()]))
         assert found.choice.name == "hybrid, units split"
         given = found.settings
         assert given["replicas"] == given["shards"] == (2, 1, 1)
@@ -92,62 +101,106 @@ class TestChoice:
 
     def test_workers_that_scale_perfectly_make_greedy_training_the_simplest(self):
         costly = {"transform": {1: 0.01, 2: 0.005}}
-        found = planned([layer(examples=0.5, **costly) for _ in range(3)])
+        found = by_epochs(planned([layer(examples=0.5, **costly) for _ in range(3)]))
         assert found.choice.name == "greedy, examples split"
         assert found.settings["replicas"] == (2, 2, 2)
         assert found.settings["schedule"] == "greedy"
 
     def test_only_layers_that_gain_take_replicas(self):
-        found = planned([layer(4.0, examples=2.1), layer(0.1, examples=0.5)])
+        found = by_epochs(planned([layer(4.0, examples=2.1), layer(0.1, examples=0.5)]))
         candidates = {candidate.name: candidate for candidate in found.candidates}
         assert candidates["greedy, examples split"].options["replicas"] == (2, 1)
 
     def test_blas_wins_where_it_scales(self):
-        found = planned([layer(blas=0.5), layer(blas=0.5)], epochs=2)
+        found = by_epochs(planned([layer(blas=0.5), layer(blas=0.5)], epochs=2))
         assert found.choice.name == "greedy, BLAS on 2 cores"
         assert found.settings == {"schedule": "greedy", "workers": 2, "blas_threads": 2}
         assert found.choice.seconds == pytest.approx(0.5 * 2 * 2 * STEPS)
 
     def test_serial_is_fastest_and_it_says_so(self):
         slow = [layer(contention=2.5, examples=1.5, units=1.6, blas=1.4) for _ in range(3)]
-        found = planned(slow)
+        found = by_epochs(planned(slow))
         assert found.choice.name == "greedy, one core"
         assert found.reason == "staying on one core is fastest"
         assert found.settings == {"schedule": "greedy", "workers": 1, "blas_threads": 1}
 
     def test_one_core_has_no_choice(self):
-        found = planned([layer(), layer()], workers=1)
+        found = by_epochs(planned([layer(), layer()], workers=1))
         assert [candidate.name for candidate in found.candidates] == on_one_core()
         assert found.choice.name == "greedy, one core"
         assert found.reason == "staying on one core is all there is"
 
     def test_the_simplest_of_those_that_are_near_each_other(self):
-        found = planned([layer(blas=0.508, examples=0.505), layer(blas=0.508, examples=0.505)])
+        found = by_epochs(
+            planned([layer(blas=0.508, examples=0.505), layer(blas=0.508, examples=0.505)])
+        )
         assert min(seconds(found), key=seconds(found).get) != "greedy, BLAS on 2 cores"
         assert found.choice.name == "greedy, BLAS on 2 cores"
         assert found.reason.startswith("simpler than ")
-        farther = planned([layer(blas=0.52, examples=0.505), layer(blas=0.52, examples=0.505)])
+        farther = by_epochs(
+            planned([layer(blas=0.52, examples=0.505), layer(blas=0.52, examples=0.505)])
+        )
         assert farther.choice.name == "greedy, examples split"
 
     def test_a_free_pace_leaves_greedy_out(self):
-        found = planned([layer(), layer()], pace="free")
+        found = by_epochs(planned([layer(), layer()], pace="free"))
         assert set(seconds(found)) == {"pipeline, one core", "pipeline"}
 
     def test_the_serial_runtime_leaves_parallel_layers_out(self):
-        found = planned([layer(), layer()], runtime="serial")
+        found = by_epochs(planned([layer(), layer()], runtime="serial"))
         assert set(seconds(found)) == set(on_one_core())
 
     def test_no_way_is_faster_than_the_bound(self):
-        found = planned([layer(4.0, units=2.0), layer(units=0.5), layer(0.5)])
+        found = by_epochs(planned([layer(4.0, units=2.0), layer(units=0.5), layer(0.5)]))
         assert found.floor_seconds == pytest.approx(0.8 * 5.5 * 10 * STEPS / 2)
         assert all(candidate.seconds > found.floor_seconds for candidate in found.candidates)
         assert all(0 < found.share(candidate) < 1 for candidate in found.candidates)
 
     def test_refreshes_count(self):
-        found = planned([layer(), layer()], epochs=(4, 2), refresh_epochs=(0, 3))
+        found = by_epochs(planned([layer(), layer()], epochs=(4, 2), refresh_epochs=(0, 3)))
         candidates = {candidate.name: candidate for candidate in found.candidates}
         assert candidates["greedy, one core"].epochs == (4, 2)
         assert candidates["pipeline"].epochs == (4, 2 + 2 * 3)
+
+
+class TestStreams:
+    def test_equal_layers_are_streamed(self):
+        found = planned([layer(), layer(), layer()])
+        assert found.choice.name == "streamed"
+        options = {"schedule": "synchronized", "handoff": "minibatch", "workers": 2}
+        assert found.settings == options
+        assert found.choice.seconds == pytest.approx(3 * 10 * STEPS / 2, rel=0.02)
+        one_core = next(c for c in found.candidates if c.name == "streamed, one core")
+        assert one_core.seconds == pytest.approx(3 * 10 * STEPS)
+
+    def test_a_lopsided_stream_is_shared(self):
+        found = planned([layer(8.0, units=4.2), layer(), layer()])
+        assert found.choice.name == "streamed, units split"
+        assert found.settings["replicas"] == found.settings["shards"] == (2, 1, 1)
+        times = seconds(found)
+        assert times["streamed"] == pytest.approx(80 * STEPS, rel=0.02)
+        # Seven eighths of the bottom layer's steps are shared, at 4.2 instead of 8.
+        assert times["streamed, units split"] < 1.08 * 100 * STEPS / 2
+
+    def test_a_hand_over_of_minibatches_is_kept(self):
+        found = planned([layer(8.0, blas=0.5), layer()], handoff="minibatch", delay=0.5, workers=2)
+        assert found.choice.name.startswith("streamed")
+        assert found.settings["delay"] == 0.5
+        assert "--handoff minibatch --delay 0.5" in found.command
+        assert "greedy, BLAS on 2 cores" in seconds(found), "to compare with"
+
+    def test_what_cannot_be_streamed_is_not(self):
+        for others in ({"pace": "free"}, {"early_stopping": "pseudo-likelihood"}):
+            assert not [name for name in seconds(planned([layer()] * 2, **others)) if "str" in name]
+
+    @pytest.mark.parametrize("handoff", ["epoch", "minibatch"])
+    def test_the_choice_is_what_pretrain_takes(self, bits, handoff):
+        found = planned([layer(4.0, units=2.2), layer()], handoff=handoff)
+        assert found.choice.name == "streamed, units split"
+        stack = pretrain(bits, layers=(bits.shape[1], 8, 8), **{**found.settings, "epochs": 1})
+        applied = found.apply(settings((bits.shape[1], 8, 8), epochs=1, handoff=handoff))
+        assert applied.refresh_epochs == (0, 0)
+        assert driver_for(applied, bits).run().parameters_sha256 == stack.parameters_sha256
 
 
 class TestMemory:
@@ -181,7 +234,8 @@ class TestSettings:
         found = planned([layer(9.0, units=4.6), layer()], epochs=(3, 4), batch_size=50)
         assert found.command == (
             "syncpretrain train --layers 8,8,8 --epochs 3,4 --batch-size 50"
-            " --schedule synchronized --workers 2 --split units --replicas 2,1 --shards 2,1"
+            " --schedule synchronized --handoff minibatch --workers 2 --split units"
+            " --replicas 2,1 --shards 2,1"
         )
 
     def test_the_report_is_json(self):
@@ -263,10 +317,10 @@ class TestBench:
 
     def test_schedules_learn_what_they_learn_without_the_bench(self, task, bits):
         found = planned([layer(), layer()])
-        _, stack = run_candidate(found.choice, task.settings, Split(bits, bits[:20]))
-        again = syncpretrain.pretrain(bits, layers=[16, 8, 4], epochs=2, batch_size=20)
-        for ours, theirs in zip(stack.layers, again.layers, strict=True):
-            np.testing.assert_array_equal(ours.weight, theirs.weight)
+        for choice in (found.choice, by_epochs(found).choice):
+            _, stack = run_candidate(choice, task.settings, Split(bits, bits[:20]))
+            again = pretrain(bits, layers=[16, 8, 4], epochs=2, batch_size=20, **choice.options)
+            assert stack.parameters_sha256 == again.parameters_sha256
 
     def test_seconds_to_an_error(self, task, bits):
         found = plan_for(task, measure_seconds=0)

@@ -27,7 +27,6 @@ from syncpretrain.errors import (
     WorkerError,
 )
 from syncpretrain.events import EpochFinished, LayerFinished, RunFinished
-from syncpretrain.planning import plan
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.stream_driver import StreamedPretraining
 from syncpretrain.pretraining.stream_state import read_stream_state, write_stream_state
@@ -310,10 +309,6 @@ class TestSettings:
     def test_a_replay_is_refused(self, bits):
         with pytest.raises(SettingsError, match=r"^replay: got one with handoff minibatch"):
             pretrain(bits, layers=LAYERS, handoff="minibatch", replay=((0,), (1,), (1,)))
-
-    def test_no_time_is_predicted(self):
-        with pytest.raises(SettingsError, match=r"^handoff: got minibatch, expected epoch"):
-            plan(LAYERS, handoff="minibatch")
 
 
 class TestRun:

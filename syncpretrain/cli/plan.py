@@ -21,9 +21,6 @@ __all__ = ["command"]
 
 TRAIN_PER_HELD_OUT = 5  # examples, as of MNIST's
 
-# The command line of a candidate names these only where it does not take them so.
-UNSHARED = {"replicas": 1, "shards": 0, "split": "examples"}
-
 
 @click.command("plan")
 @setting_options(only=("layers", "model", "epochs", "batch_size", "workers"))
@@ -63,7 +60,7 @@ def command(
       syncpretrain plan --layers 784,2000,2000,2000 --batch-size 1000 --workers 4
       syncpretrain plan --preset hinton2006 --json
     """
-    from syncpretrain.planning.candidates import Task
+    from syncpretrain.planning.candidates import Task, granted
     from syncpretrain.planning.choice import option_text, plan_for
 
     settings = settings_from_options(preset, config, options)
@@ -73,7 +70,8 @@ def command(
     if preset is not None or config is not None:
         source = {"preset": preset, "config": config}
         own = {name: value for name, value in (source | options).items() if value is not None}
-        own |= {n: v for n, v in UNSHARED.items() if _differs(settings.pretrain, n, v)}
+        plain = granted(found.settings)
+        own |= {n: v for n, v in plain.items() if _differs(settings.pretrain, n, v)}
         line = f"syncpretrain train {option_text(own | found.settings)}"
     if as_json:
         click.echo(json.dumps(found.report() | {"command": line}))

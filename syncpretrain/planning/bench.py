@@ -8,7 +8,6 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from syncpretrain.errors import RunInterrupted
@@ -17,10 +16,10 @@ from syncpretrain.finetuning import finetune
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.blas import blas_limit
-from syncpretrain.planning.candidates import Candidate, Task
+from syncpretrain.planning.candidates import Candidate, Task, settings_with
 from syncpretrain.planning.choice import Plan, plan_for
-from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.runtime.split import Split
+from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import PretrainSettings
 
 __all__ = ["Bench", "Reached", "bench", "random_rows", "run_candidate", "seconds_to", "sgemm_peak"]
@@ -123,8 +122,8 @@ def run_candidate(
         if isinstance(event, RunFinished):
             seconds.append(event.seconds)
 
-    settings = msgspec.structs.replace(settings, group_size=None, **candidate.options)
-    stack = Pretraining(settings, data.train, data.validation, observers=[record]).run()
+    settings = settings_with(settings, candidate.options)
+    stack = driver_for(settings, data.train, data.validation, observers=[record]).run()
     return seconds[0], stack
 
 

@@ -12,14 +12,16 @@ import msgspec
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.planning.simulate import EpochCost, Simulated, simulate
+from syncpretrain.planning.simulate_stream import StreamCost, simulate_stream
 from syncpretrain.planning.timings import LayerTimings, Timings, sizes
 from syncpretrain.pretraining.build import build_schedule
 from syncpretrain.pretraining.memory import pretraining_bytes
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
+from syncpretrain.pretraining.schedule.stream import BLOCK_MINIBATCHES, RING_MINIBATCHES, plans
 from syncpretrain.settings import PretrainSettings
 
-__all__ = ["Candidate", "Task", "candidates", "floor_seconds"]
+__all__ = ["Candidate", "Task", "candidates", "floor_seconds", "granted", "settings_with"]
 
 WORTH_IT = 0.995  # a layer takes more workers if the run then takes at most this share of its time
 SEARCHED_EPOCHS = 12  # of a layer, while replicas are looked for: enough to separate them
@@ -96,12 +98,17 @@ def floor_seconds(task: Task, timings: Timings) -> float:
 
 def _named_candidates(task: Task, timings: Timings) -> Iterator[tuple[str, dict[str, Any]]]:
     P, B = timings.workers, timings.blas_threads
+    streamed: dict[str, Any] = {"handoff": "minibatch"}
+    if task.settings.delay:
+        streamed["delay"] = task.settings.delay
     kinds = {name: kind for name, kind in SCHEDULES.items() if kind.candidate is not None}
     single = {name: kind for name, kind in kinds.items() if kind.one_at_a_time}
     deep = len(timings.layers) > 1
     for name, kind in kinds.items():
         blas = {"blas_threads": 1} if kind.one_at_a_time else {}
         yield f"{kind.candidate}, one core", {"schedule": name, "workers": 1, **blas}
+        if kind.can_stream:
+            yield "streamed, one core", {"schedule": name, **streamed, "workers": 1}
     for name, kind in single.items() if B > 1 else ():
         blas = {"blas_threads": B}
         yield f"{kind.candidate}, BLAS on {B} cores", {"schedule": name, "workers": P, **blas}
@@ -114,14 +121,42 @@ def _named_candidates(task: Task, timings: Timings) -> Iterator[tuple[str, dict[
         for split in ("examples", "units") if deep or kind.one_at_a_time else ():
             options = {"schedule": name, "workers": P, "split": split}
             yield f"{kind.shared_candidate}, {split} split", options
+    for name, kind in kinds.items():
+        if deep and kind.can_stream:
+            yield "streamed", {"schedule": name, **streamed, "workers": P}
+            for split in ("examples", "units"):
+                options = {"schedule": name, **streamed, "workers": P, "split": split}
+                yield f"streamed, {split} split", options
+
+
+def granted(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a candidate's options take for granted, the same for all layers."""
+    plain = {"replicas": 1, "shards": 0, "split": "examples", "handoff": "epoch", "delay": 0.0}
+    if options.get("handoff") == "minibatch":
+        plain["refresh_epochs"] = 0  # no newer version wakes a layer
+    return {name: value for name, value in plain.items() if name not in options}
+
+
+def settings_with(settings: PretrainSettings, options: Mapping[str, Any]) -> PretrainSettings:
+    """Return settings with the options of a candidate on top.
+
+    Raises
+    ------
+    SettingsError
+        If the settings do not permit it.
+    """
+    depth = len(settings.layers) - 1
+    plain = {
+        name: (value,) * depth if isinstance(getattr(settings, name), tuple) else value
+        for name, value in granted(options).items()
+    }
+    return msgspec.structs.replace(settings, **{"group_size": None, **plain, **options})
 
 
 def _with(settings: PretrainSettings, options: Mapping[str, Any]) -> PretrainSettings | None:
     """Return the settings of a candidate, or None where they do not permit it."""
-    depth = len(settings.layers) - 1
-    plain = {"replicas": (1,) * depth, "shards": (0,) * depth, "split": "examples"}
     try:
-        return msgspec.structs.replace(settings, group_size=None, **(plain | dict(options)))
+        return settings_with(settings, options)
     except SettingsError:
         return None
 
@@ -160,6 +195,8 @@ def _with_size(
 
 def _simulated(task: Task, settings: PretrainSettings, timings: Timings) -> Simulated:
     workers = settings.workers or 1
+    if settings.handoff == "minibatch":
+        return _simulated_stream(task, settings, timings)
     costs = [_cost(task, settings, i, layer) for i, layer in enumerate(timings.layers)]
     slots = min(workers, len(costs))
     schedule = build_schedule(settings, slots=slots)
@@ -183,6 +220,27 @@ def _cost(task: Task, settings: PretrainSettings, i: int, layer: LayerTimings) -
         validation=validation,
         contention=layer.contention,
     )
+
+
+def _simulated_stream(task: Task, settings: PretrainSettings, timings: Timings) -> Simulated:
+    steps = -(-task.examples // settings.batch_size)
+    costs = []
+    for i, layer in enumerate(timings.layers):
+        cost = _cost(task, settings, i, layer)
+        rows = timings.layers[i + 1].transform[1] if i + 1 < len(timings.layers) else 0.0
+        train = {workers: seconds / steps for workers, seconds in cost.train.items()}
+        end = cost.validation + rows * min(task.held_out, PROBE_ROWS)
+        costs.append(StreamCost(train, rows * settings.batch_size, end, cost.contention))
+    seconds = simulate_stream(
+        plans(settings.epochs, delay=settings.delay, steps=steps),
+        costs,
+        steps=steps,
+        ring=RING_MINIBATCHES,
+        block=BLOCK_MINIBATCHES,
+        workers=settings.workers or 1,
+        replicas=settings.replicas,
+    )
+    return Simulated(seconds, settings.epochs, (0,) * len(costs))
 
 
 def _bytes(task: Task, settings: PretrainSettings, run: Simulated) -> int:

@@ -9,9 +9,14 @@ from typing import Any
 
 import msgspec
 
-from syncpretrain.errors import SettingsError
 from syncpretrain.parallel.blas import usable_cores
-from syncpretrain.planning.candidates import Candidate, Task, candidates, floor_seconds
+from syncpretrain.planning.candidates import (
+    Candidate,
+    Task,
+    candidates,
+    floor_seconds,
+    settings_with,
+)
 from syncpretrain.planning.measure import measure
 from syncpretrain.planning.timings import LayerTimings, Timings
 from syncpretrain.settings import PretrainSettings, settings_from
@@ -20,8 +25,8 @@ __all__ = ["LEARNS", "Plan", "option_text", "plan", "plan_for"]
 
 NEARLY_FASTEST = 1.01  # times the shortest prediction; of those the simplest is taken
 LEARNS = (
-    "greedy and synchronized pretraining are both valid, and learn different weights: the layers"
-    " of a pipeline begin on unfinished ones below"
+    "greedy, synchronized and streamed pretraining are all valid, and learn different weights: the"
+    " layers of a pipeline or of a stream begin on unfinished ones below"
 )
 
 
@@ -88,10 +93,7 @@ class Plan:
 
     def apply(self, settings: PretrainSettings) -> PretrainSettings:
         """Return settings with those of the choice on top."""
-        depth = len(settings.layers) - 1
-        plain = {"replicas": (1,) * depth, "shards": (0,) * depth, "split": "examples"}
-        chosen = plain | {"group_size": None} | dict(self.choice.options)
-        return msgspec.structs.replace(settings, **chosen)
+        return settings_with(settings, self.choice.options)
 
     def report(self) -> dict[str, Any]:
         """Return all of it as plain values."""
@@ -168,16 +170,8 @@ def plan(
 def plan_for(task: Task, *, timings: Timings | None = None, measure_seconds: float = 7.0) -> Plan:
     """Return the plan of a task, measured now or with timings that were.
 
-    Raises
-    ------
-    SettingsError
-        If its layers train on minibatches, of which nothing is predicted.
+    With handoff minibatch only streamed candidates can be the choice.
     """
-    if task.settings.handoff != "epoch":
-        raise SettingsError(
-            f"handoff: got {task.settings.handoff}, expected epoch; the time of streamed runs"
-            " cannot be predicted, so train with schedule synchronized"
-        )
     if timings is None:
         timings = measure(
             task.settings,
@@ -187,9 +181,15 @@ def plan_for(task: Task, *, timings: Timings | None = None, measure_seconds: flo
             seconds=measure_seconds,
         )
     found = candidates(task, timings)
-    nearest = NEARLY_FASTEST * min(candidate.seconds for candidate in found)
-    choice = next(candidate for candidate in found if candidate.seconds <= nearest)
-    return Plan(task, tuple(found), choice, floor_seconds(task, timings), timings)
+    only = task.settings.handoff
+    able = [x for x in found if only == "epoch" or x.options.get("handoff") == only]
+    return Plan(task, tuple(found), simplest(able), floor_seconds(task, timings), timings)
+
+
+def simplest(candidates: Sequence[Candidate]) -> Candidate:
+    """Return the first of the candidates that are nearly as fast as the fastest."""
+    nearest = NEARLY_FASTEST * min(candidate.seconds for candidate in candidates)
+    return next(candidate for candidate in candidates if candidate.seconds <= nearest)
 
 
 def option_text(settings: Mapping[str, Any]) -> str:

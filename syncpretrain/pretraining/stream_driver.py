@@ -39,18 +39,18 @@ from syncpretrain.pretraining.runtime.rings import DataSource
 from syncpretrain.pretraining.runtime.stream import EpochResult
 from syncpretrain.pretraining.runtime.stream_pool import BlockFailed, StreamPool
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
-from syncpretrain.pretraining.schedule.stream import StreamPlan, StreamSchedule
+from syncpretrain.pretraining.schedule.stream import (
+    BLOCK_MINIBATCHES,
+    RING_MINIBATCHES,
+    StreamSchedule,
+    plans,
+)
 from syncpretrain.pretraining.stall_watch import Watch
 from syncpretrain.pretraining.stream_build import connected_layers
 from syncpretrain.pretraining.stream_state import StreamState
 from syncpretrain.settings.sections import PretrainSettings
 
 __all__ = ["StreamedPretraining"]
-
-RING_MINIBATCHES = 4  # minibatches between two layers
-BLOCK_MINIBATCHES = (
-    2  # minibatches that a layer processes before it is asked again: its weights stay in cache
-)
 
 
 class StreamedPretraining:
@@ -90,10 +90,7 @@ class StreamedPretraining:
             data.train, held_out, batch_size=settings.batch_size, seed=settings.seed
         )
         steps = steps_per_epoch(len(data.train), settings.batch_size)
-        self.plans = [
-            StreamPlan(round(i * settings.delay * steps), epochs * steps)
-            for i, epochs in enumerate(settings.epochs)
-        ]
+        self.plans = plans(settings.epochs, delay=settings.delay, steps=steps)
         self.save, self.resume = save, resume
         self._schedule = self._new_schedule(None)
         self._layers = connected_layers(

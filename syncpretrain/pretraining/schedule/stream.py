@@ -25,7 +25,17 @@ from dataclasses import dataclass
 
 from syncpretrain.errors import ScheduleError
 
-__all__ = ["Block", "StreamPlan", "StreamSchedule"]
+__all__ = [
+    "BLOCK_MINIBATCHES",
+    "RING_MINIBATCHES",
+    "Block",
+    "StreamPlan",
+    "StreamSchedule",
+    "plans",
+]
+
+RING_MINIBATCHES = 4  # between two layers
+BLOCK_MINIBATCHES = 2  # that a layer processes at once: its weights stay in cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +44,14 @@ class StreamPlan:
 
     delay: int
     steps: int
+
+
+def plans(epochs: Sequence[int], *, delay: float, steps: int) -> list[StreamPlan]:
+    """Return the plans of layers that train some epochs of ``steps`` minibatches each.
+
+    Each layer starts ``delay`` epochs after the one below.
+    """
+    return [StreamPlan(round(i * delay * steps), n * steps) for i, n in enumerate(epochs)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,136 @@
+"""Predict the duration of a streamed run by simulating its schedule on a clock of its own.
+
+Pure: no threads, clocks or arrays. A block takes the seconds of its minibatches, in training or
+forward; threads without a block help the lowest layer that shares its steps, as those of the run
+do. A long stream is simulated with fewer minibatches, and its time multiplied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from syncpretrain.pretraining.schedule.stream import Block, StreamPlan, StreamSchedule
+
+__all__ = ["StreamCost", "simulate_stream"]
+
+MOST_MINIBATCHES = 3_000  # simulated of a stream: many beside what a ring holds
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCost:
+    """Duration of a minibatch of one layer, in seconds.
+
+    Attributes
+    ----------
+    train : mapping of int to float
+        A training step, by the number of workers. Between two numbers the lower one counts.
+    forward : float
+        Computing only the hidden means.
+    epoch_end : float
+        What is added at the end of an epoch: the validation error, the copy of the layer.
+    contention : float
+        By how much a worker becomes slower when all others are at work too, 1 for not.
+    """
+
+    train: Mapping[int, float]
+    forward: float
+    epoch_end: float = 0.0
+    contention: float = 1.0
+
+
+def simulate_stream(
+    plans: Sequence[StreamPlan],
+    costs: Sequence[StreamCost],
+    *,
+    steps: int,
+    ring: int,
+    block: int,
+    workers: int,
+    replicas: Sequence[int],
+) -> float:
+    """Return the seconds of a stream.
+
+    Parameters
+    ----------
+    plans : sequence of StreamPlan
+    costs : sequence of StreamCost
+        One a layer, as the plans.
+    steps : int
+        Minibatches of an epoch.
+    ring, block : int
+        As of :class:`StreamSchedule`.
+    workers : int
+        Of all layers together.
+    replicas : sequence of int
+        The most workers of a step of each layer.
+    """
+    longest = max(plan.delay + plan.steps for plan in plans)
+    fewer = max(1, longest // MOST_MINIBATCHES)
+    short = [StreamPlan(p.delay // fewer, max(1, p.steps // fewer)) for p in plans]
+    run = _Run(short, costs, max(1, steps // fewer), workers, replicas)
+    schedule = StreamSchedule(short, ring=ring, block=block)
+    clock = 0.0
+    while not schedule.is_finished:
+        while len(run.left) < workers and (taken := schedule.take()) is not None:
+            run.begin(taken)
+        seconds, done = run.advance()
+        clock += seconds
+        schedule.done(done)
+    whole = sum(plan.steps for plan in plans) / sum(plan.steps for plan in short)
+    return clock * whole
+
+
+class _Run:
+    """The blocks that are being processed, and the seconds of one worker left of each."""
+
+    def __init__(
+        self,
+        plans: Sequence[StreamPlan],
+        costs: Sequence[StreamCost],
+        steps: int,
+        workers: int,
+        replicas: Sequence[int],
+    ) -> None:
+        self._plans, self._costs, self._steps = plans, costs, steps
+        self._workers, self._replicas = workers, replicas
+        self.left: dict[Block, float] = {}
+
+    def begin(self, block: Block) -> None:
+        self.left[block] = sum(
+            self._seconds(block.layer - 1, n) for n in range(block.first, block.last + 1)
+        )
+
+    def advance(self) -> tuple[float, Block]:
+        """Go on until the first block is done; return the seconds, and the block."""
+        helping = self._workers - len(self.left)
+        speeds = {}
+        for block in sorted(self.left, key=lambda block: block.layer):
+            speeds[block], used = self._speed(block, helping)
+            helping -= used
+        slower = (len(self.left) - 1) / (self._workers - 1) if self._workers > 1 else 0.0
+        for block in speeds:
+            speeds[block] /= 1 + (self._costs[block.layer - 1].contention - 1) * slower
+        first = min(self.left, key=lambda block: self.left[block] / speeds[block])
+        seconds = self.left[first] / speeds[first]
+        for block, speed in speeds.items():
+            self.left[block] -= seconds * speed
+        del self.left[first]
+        return seconds, first
+
+    def _seconds(self, i: int, number: int) -> float:
+        cost, own = self._costs[i], number - self._plans[i].delay
+        is_trained = own <= self._plans[i].steps
+        end = cost.epoch_end if number % self._steps == 0 else 0.0
+        return (cost.train[1] if is_trained else cost.forward) + end
+
+    def _speed(self, block: Block, helping: int) -> tuple[float, int]:
+        """Return how many times faster than alone a block is, and how many helpers it has."""
+        i = block.layer - 1
+        is_trained = block.first - self._plans[i].delay <= self._plans[i].steps
+        if self._replicas[i] == 1 or not is_trained:
+            return 1.0, 0
+        own = min(self._replicas[i], 1 + helping)
+        train = self._costs[i].train
+        size = max(n for n in train if n <= own)
+        return train[1] / train[size], own - 1

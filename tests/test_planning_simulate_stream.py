@@ -1,0 +1,84 @@
+"""The simulation of streamed runs, against times that can be told by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncpretrain.planning.simulate_stream import MOST_MINIBATCHES, StreamCost, simulate_stream
+from syncpretrain.pretraining.schedule.stream import plans
+
+
+def run(costs, *, epochs=10, delay=0.0, steps=10, workers=2, replicas=None, block=1) -> float:
+    return simulate_stream(
+        plans((epochs,) * len(costs), delay=delay, steps=steps),
+        costs,
+        steps=steps,
+        ring=4,
+        block=block,
+        workers=workers,
+        replicas=replicas or (1,) * len(costs),
+    )
+
+
+def cost(*seconds: float, forward=0.2, **others: float) -> StreamCost:
+    return StreamCost(dict(enumerate(seconds, start=1)), forward, **others)
+
+
+def test_one_worker_adds_everything_up():
+    assert run([cost(1.0), cost(0.5, epoch_end=3.0)], workers=1) == pytest.approx(150 + 30)
+
+
+def test_two_equal_layers_take_one_minibatch_more_than_one():
+    assert run([cost(1.0), cost(1.0)]) == pytest.approx(101)
+
+
+def test_the_slowest_layer_sets_the_pace():
+    assert run([cost(0.5), cost(2.0)]) == pytest.approx(200.5)
+    assert run([cost(2.0), cost(0.5)]) == pytest.approx(200.5)
+
+
+def test_a_layer_behind_is_fed_by_forward_passes():
+    """One epoch alone, nine together, and one with forward passes of the layer below."""
+    assert run([cost(1.0), cost(1.0)], delay=1.0) == pytest.approx(10 + 90 + 10, abs=2)
+    assert run([cost(1.0), cost(0.1)], delay=1.0, workers=1) == pytest.approx(110 + 10 * 0.2)
+
+
+def test_a_helper_comes_whenever_there_is_nothing_else():
+    """Per minibatch: 0.5 beside the layer above, then 1.5 that two workers do in half the time."""
+    costs = [cost(2.0, 1.0), cost(0.5)]
+    assert run(costs) == pytest.approx(200.5)
+    assert run(costs, replicas=(2, 1)) == pytest.approx(125, rel=0.02)
+
+
+def test_no_more_helpers_than_replicas():
+    one = [cost(4.0, 2.0, 1.4, 1.0)]
+    assert run(one, workers=4, replicas=(2,)) == pytest.approx(200)
+    assert run(one, workers=4, replicas=(4,)) == pytest.approx(100)
+
+
+def test_busy_workers_slow_each_other():
+    slow = [cost(1.0, contention=1.5), cost(1.0, contention=1.5)]
+    assert run(slow) == pytest.approx(99 * 1.5 + 2)
+    assert run(slow, workers=1) == pytest.approx(200)
+
+
+def test_a_long_stream_takes_as_much_longer():
+    costs = [cost(1.0), cost(0.7)]
+    short, long = (run(costs, epochs=n, steps=50) for n in (10, 1000))
+    assert MOST_MINIBATCHES < 1000 * 50
+    assert long == pytest.approx(100 * short, rel=0.01)
+
+
+@given(
+    seconds=st.lists(st.floats(0.1, 3), min_size=1, max_size=4),
+    workers=st.integers(1, 4),
+    delay=st.sampled_from([0.0, 0.5, 2.0]),
+    block=st.integers(1, 4),
+)
+def test_never_faster_than_all_work_spread_evenly(seconds, workers, delay, block):
+    costs = [cost(x, forward=0.0) for x in seconds]
+    took = run(costs, epochs=3, delay=delay, workers=workers, block=block)
+    assert took >= 30 * max(sum(seconds) / workers, max(seconds)) * (1 - 1e-9)
+    assert took <= 30 * sum(seconds) * (1 + 1e-9)
