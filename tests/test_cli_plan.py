@@ -82,9 +82,7 @@ class TestPlan:
         report = json.loads(out)
         assert report["layers"] == [16, 8, 4]
         assert report["epochs"] == [2, 2]
-        assert report["command"].startswith(
-            "syncpretrain train --preset fast --layers 16,8,4 --schedule "
-        )
+        assert report["command"].startswith("syncpretrain train --preset fast --layers 16,8,4 ")
 
     def test_refusals(self, call):
         assert "--layers: got nothing" in call("plan", status=2)[1]

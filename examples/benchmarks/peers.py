@@ -63,6 +63,7 @@ from syncpretrain.settings import settings_from
 __all__ = ["FINETUNING", "FLOOR", "PARTS", "PRETRAINING", "RBM", "Size", "main"]
 
 WIDE = "as many as there are cores in every layer that is worth it"
+FIRST = "as many as there are cores in layer 1"
 WORTH_SHARING = 100_000  # weights
 # Ways to run the same training with syncpretrain: a name for the table, and arguments of pretrain.
 # To compare one more, such as with replicas or with a schedule that was picked, add a line.
@@ -72,6 +73,9 @@ PRETRAINING: dict[str, dict[str, Any]] = {
     "greedy, shared by units": {"schedule": "greedy", "split": "units", "replicas": WIDE},
     "pipeline": {"schedule": "synchronized"},
     "pipeline, shared by units": {"schedule": "synchronized", "split": "units", "replicas": WIDE},
+    "streamed, 1 worker": {"handoff": "minibatch", "workers": 1},
+    "streamed": {"handoff": "minibatch"},
+    "streamed, shared by units": {"handoff": "minibatch", "split": "units", "replicas": FIRST},
 }
 RBM: dict[str, dict[str, Any]] = {
     "persistent CD": {"schedule": "greedy", "persistent": True},
@@ -118,6 +122,8 @@ def ours(X: Array, size: Size, *, how: dict[str, Any]) -> Stack:
     if how.get("replicas") == WIDE:
         wide = [V * H >= WORTH_SHARING for V, H in pairwise(size.layers)]
         how = {**how, "replicas": [usable_cores() if is_wide else 1 for is_wide in wide]}
+    if how.get("replicas") == FIRST:
+        how = {**how, "replicas": [usable_cores(), *[1] * (len(size.layers) - 2)]}
     return pretrain(X, layers=size.layers, epochs=size.epochs, batch_size=BATCH, **how)
 
 

@@ -84,7 +84,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "pace": "Epoch k reads version k of the layer below (default), or the newest there is.",
         "handoff": "Train on whole versions of the layer below (default), or on its minibatches as"
         " they are computed.",
-        "delay": "Epochs that a layer starts after the one below, with minibatch. Default 0.",
+        "delay": "Epochs that a layer starts after the one below, with minibatch. Default 0.5.",
         "refresh_epochs": "On each newer version below.",
         "finish": "Stop when every version is read (default), or do not wait for refreshes.",
     },

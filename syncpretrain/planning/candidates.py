@@ -20,6 +20,7 @@ from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.pretraining.schedule.stream import BLOCK_MINIBATCHES, RING_MINIBATCHES, plans
 from syncpretrain.settings import PretrainSettings
+from syncpretrain.settings.defaults import HANDOFF_DEFAULTS
 
 __all__ = ["Candidate", "Task", "candidates", "floor_seconds", "granted", "settings_with"]
 
@@ -98,9 +99,9 @@ def floor_seconds(task: Task, timings: Timings) -> float:
 
 def _named_candidates(task: Task, timings: Timings) -> Iterator[tuple[str, dict[str, Any]]]:
     P, B = timings.workers, timings.blas_threads
-    streamed: dict[str, Any] = {"handoff": "minibatch"}
-    if task.settings.delay:
-        streamed["delay"] = task.settings.delay
+    is_streamed = task.settings.handoff == "minibatch"
+    delay = task.settings.delay if is_streamed else HANDOFF_DEFAULTS["minibatch"]["delay"]
+    streamed = {"handoff": "minibatch", "delay": delay}
     kinds = {name: kind for name, kind in SCHEDULES.items() if kind.candidate is not None}
     single = {name: kind for name, kind in kinds.items() if kind.one_at_a_time}
     deep = len(timings.layers) > 1

@@ -25,7 +25,7 @@ PER_LAYER: dict[str, Any] = {  # each with its default
     "shards": 0,
 }
 # Where they differ from those above.
-HANDOFF_DEFAULTS: dict[str, dict[str, Any]] = {"minibatch": {"refresh_epochs": 0}}
+HANDOFF_DEFAULTS: dict[str, dict[str, Any]] = {"minibatch": {"refresh_epochs": 0, "delay": 0.5}}
 MODEL_DEFAULTS: dict[str, dict[str, Any]] = {  # where they differ from those above
     "denoising": {"corruption": "masking:0.25"},
     "contractive": {"contraction": 0.1},

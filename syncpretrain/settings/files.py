@@ -128,7 +128,8 @@ def _from_sections(sections: dict[str, Any], layers: Any, pretrain: dict[str, An
     defaults = PER_LAYER | MODEL_DEFAULTS.get(str(pretrain.get("model")), {})
     defaults |= HANDOFF_DEFAULTS.get(str(pretrain.get("handoff")), {})
     filled: dict[str, Any] = {
-        name: _spread(pretrain.get(name, default), depth) for name, default in defaults.items()
+        name: _spread(value, depth) if name in PER_LAYER else value
+        for name, value in ((name, pretrain.get(name, usual)) for name, usual in defaults.items())
     }
     filled["momentum"] = [str(value) for value in filled["momentum"]]
     if "learning_rate" not in pretrain:
