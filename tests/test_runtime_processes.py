@@ -24,7 +24,7 @@ from syncpretrain.events import EpochFinished, EpochStarted, Event, Progress
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining import build as building
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.runtime import processes
+from syncpretrain.pretraining.runtime import layer_process
 from syncpretrain.pretraining.runtime.processes import ProcessesRuntime
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.versions import Versions
@@ -252,7 +252,7 @@ def test_a_death_is_seen_though_a_copy_of_its_socket_is_open(bits, monkeypatch):
         ends.append(pair[1].dup())
         return pair
 
-    monkeypatch.setattr(processes.socket, "socketpair", socketpair)
+    monkeypatch.setattr(layer_process.socket, "socketpair", socketpair)
     runtime, _ = standing(bits)
     try:
         with runtime:
@@ -278,7 +278,7 @@ def test_a_start_that_fails_half_way_leaves_nothing(bits, monkeypatch):
         started.append(original(*args, **named))
         return started[-1]
 
-    monkeypatch.setattr(processes.subprocess, "Popen", popen)
+    monkeypatch.setattr(layer_process.subprocess, "Popen", popen)
     with pytest.raises(BlockingIOError, match="no more processes"):
         run(bits)
     assert [process.returncode for process in started] == [-signal.SIGKILL] * 2

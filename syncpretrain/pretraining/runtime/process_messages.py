@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +11,7 @@ from syncpretrain.pretraining.runtime.messages import Message
 from syncpretrain.pretraining.runtime.shared_activations import SharedNumbers, SharedSplits
 from syncpretrain.pretraining.schedule.machine import Train
 
-__all__ = ["DUMP_SIGNAL", "Job", "Order", "Report"]
-
-DUMP_SIGNAL = signal.SIGUSR1  # asks for the stacks of all threads on stderr
+__all__ = ["Job", "Order", "Report"]
 
 
 @dataclass(frozen=True, slots=True)
