@@ -48,7 +48,7 @@ def fail(kind: str) -> None:
 def build_worker(kind, failing, settings, layer, state, keep_states, backend, times, inputs):
     if kind == "worker_factory" and layer == failing:
         raise MemoryError("out of luck")
-    learner = building._learner(settings, layer)
+    learner = building.build_learner(settings, layer)
     training = building.step_for(learner, settings.shards_of(layer), settings.split)
     worker = building.LayerWorker(learner, training, inputs, replicas=2, times=times)
     if kind == "alone":

@@ -34,6 +34,7 @@ from syncpretrain.units import kind_of
 
 __all__ = [
     "build_data",
+    "build_learner",
     "build_learners",
     "build_schedule",
     "build_stopping",
@@ -82,10 +83,13 @@ def build_data(
 
 def build_learners(settings: PretrainSettings) -> list[Learner]:
     """Return one learner a layer, from the lowest up, each with its arrays allocated."""
-    return [_learner(settings, layer) for layer in range(1, len(settings.layers))]
+    return [build_learner(settings, layer) for layer in range(1, len(settings.layers))]
 
 
-def _learner(settings: PretrainSettings, layer: int, backend: Backend | None = None) -> Learner:
+def build_learner(
+    settings: PretrainSettings, layer: int, backend: Backend | None = None
+) -> Learner:
+    """Return the learner of one layer, its arrays allocated where a backend has them."""
     build = _rbm if settings.model == "rbm" else _autoencoder
     learner = build(settings, layer - 1, *settings.layers[layer - 1 : layer + 1])
     if backend is not None:
@@ -147,7 +151,7 @@ def build_worker(
 
     ``backend`` is where the layers are trained, None NumPy.
     """
-    learner = _learner(settings, layer, backend)
+    learner = build_learner(settings, layer, backend)
     stopping = build_stopping(settings)[layer - 1]
     worker = LayerWorker(
         learner,

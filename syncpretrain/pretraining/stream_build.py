@@ -1,35 +1,58 @@
-"""Build the layers of a streamed run, with rings between them."""
+"""Build the layers of a streamed run, and choose where they are trained."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
-from syncpretrain.learners.base import Learner
 from syncpretrain.learners.select import step_for
-from syncpretrain.pretraining.runtime.rings import DataSource, Ring, RingSource, Source
+from syncpretrain.models.layer import DenseLayer
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.pretraining.build import build_learner
+from syncpretrain.pretraining.runtime.rings import DataSource, Passes, RingSize, RingSource, Source
+from syncpretrain.pretraining.runtime.shared_activations import check_runtime
+from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.stream import StreamedLayer
+from syncpretrain.pretraining.runtime.stream_base import StreamRuntime
+from syncpretrain.pretraining.runtime.stream_local import LocalStream
+from syncpretrain.pretraining.runtime.stream_processes import ProcessStream
+from syncpretrain.pretraining.runtime.stream_remote import RemoteLayer
 from syncpretrain.pretraining.schedule.stream import StreamPlan
 from syncpretrain.settings.sections import PretrainSettings
 
-__all__ = ["connected_layers"]
+__all__ = ["LayerPlace", "build_streamed_layer", "stream_runtime"]
 
 
-def connected_layers(
+@dataclass(frozen=True, slots=True)
+class LayerPlace:
+    """One layer's part in a stream: its plan, its input, and the minibatches that it hands up.
+
+    ``below`` is None for layer 1, ``above`` for the last layer.
+    """
+
+    layer: int
+    plan: StreamPlan
+    passes: Passes
+    below: RingSize | None
+    above: RingSize | None
+    handed_up: range
+
+
+def stream_runtime(
     settings: PretrainSettings,
-    learners: Sequence[Learner],
     data: DataSource,
     plans: Sequence[StreamPlan],
     ends: Sequence[int],
     *,
     ring: int,
-) -> list[StreamedLayer]:
-    """Return the layers, from the lowest up, each of which hands up what the next one reads.
+    times: Timeouts = TIMEOUTS,
+) -> StreamRuntime:
+    """Return the runtime of a streamed run, to be entered as a context.
 
     Parameters
     ----------
     settings : PretrainSettings
-    learners : sequence of Learner
-        One a layer.
     data : DataSource
     plans : sequence of StreamPlan
         One a layer.
@@ -37,16 +60,55 @@ def connected_layers(
         The last minibatch that each layer processes.
     ring : int
         Minibatches that may wait between two layers.
+    times : Timeouts
+
+    Raises
+    ------
+    SettingsError
+        If the system does not have it.
     """
-    source: Source = data
-    layers: list[StreamedLayer] = []
-    for i, learner in enumerate(learners):
-        if i:
-            width, numbers = settings.layers[i], range(plans[i].delay + 1, ends[i] + 1)
-            minibatches = Ring(ring, data.size(1), width)
-            passes = Ring(ring // data.steps + 2, data.held_out, width)
-            layers[i - 1].connect(minibatches, passes, numbers)
-            source = RingSource(minibatches, passes, data)
-        step = step_for(learner, settings.shards_of(i + 1), settings.split)
-        layers.append(StreamedLayer(learner, step, plans[i], source, data))
-    return layers
+    check_runtime(settings.runtime)
+    passes = data.passes
+    sizes = [
+        RingSize(ring, passes.size(1), ring // passes.steps + 2, passes.held_out, width)
+        for width in settings.layers[1:-1]
+    ]
+    handed_up = [range(p.delay + 1, n + 1) for p, n in zip(plans[1:], ends[1:], strict=True)]
+    places = [
+        LayerPlace(i + 1, plan, passes, below, above, numbers)
+        for i, (plan, below, above, numbers) in enumerate(
+            zip(plans, [None, *sizes], [*sizes, None], [*handed_up, range(0)], strict=True)
+        )
+    ]
+    layer_factories = [partial(build_streamed_layer, settings, place) for place in places]
+    if settings.runtime != "processes":
+        return LocalStream(layer_factories, data.data, sizes)
+    layers = [
+        RemoteLayer(p.layer, p.plan, passes.steps, partial(_untrained, settings, p.layer), times)
+        for p in places
+    ]
+    return ProcessStream(layer_factories, layers, data.data, sizes, times)
+
+
+def build_streamed_layer(
+    settings: PretrainSettings, place: LayerPlace, below: Split, above: Split | None
+) -> StreamedLayer:
+    """Return one layer, which reads one memory and hands up through another, None at the top.
+
+    It is fit to be sent to another process as a partial function of the last two.
+    """
+    source: Source
+    if place.below is None:
+        source = DataSource(*below, batch_size=settings.batch_size, seed=settings.seed)
+    else:
+        source = RingSource(place.below.rings(below), place.passes)
+    learner = build_learner(settings, place.layer)
+    step = step_for(learner, settings.shards_of(place.layer), settings.split)
+    layer = StreamedLayer(learner, step, place.plan, source, place.passes)
+    if place.above is not None and above is not None:
+        layer.connect(place.above.rings(above), place.handed_up)
+    return layer
+
+
+def _untrained(settings: PretrainSettings, layer: int) -> DenseLayer:
+    return build_learner(settings, layer).snapshot()

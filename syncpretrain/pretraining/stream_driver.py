@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -33,10 +32,9 @@ from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.blas import blas_limit, usable_cores
 from syncpretrain.parallel.signals import StopRequest, stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
-from syncpretrain.pretraining.build import build_data, build_learners
-from syncpretrain.pretraining.runtime.base import STDERR
+from syncpretrain.pretraining.build import build_data
 from syncpretrain.pretraining.runtime.rings import DataSource
-from syncpretrain.pretraining.runtime.stream import EpochResult
+from syncpretrain.pretraining.runtime.stream_base import EpochResult
 from syncpretrain.pretraining.runtime.stream_pool import BlockFailed, StreamPool
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.pretraining.schedule.stream import (
@@ -46,7 +44,7 @@ from syncpretrain.pretraining.schedule.stream import (
     plans,
 )
 from syncpretrain.pretraining.stall_watch import Watch
-from syncpretrain.pretraining.stream_build import connected_layers
+from syncpretrain.pretraining.stream_build import stream_runtime
 from syncpretrain.pretraining.stream_state import StreamState
 from syncpretrain.settings.sections import PretrainSettings
 
@@ -93,14 +91,15 @@ class StreamedPretraining:
         self.plans = plans(settings.epochs, delay=settings.delay, steps=steps)
         self.save, self.resume = save, resume
         self._schedule = self._new_schedule(None)
-        self._layers = connected_layers(
+        self._runtime = stream_runtime(
             self.settings,
-            build_learners(self.settings),
             self._source,
             self.plans,
             self._schedule.ends,
             ring=RING_MINIBATCHES,
+            times=times,
         )
+        self._layers = self._runtime.layers
         self._pool: StreamPool | None = None
         self._is_settled = True  # no thread is in the middle of a minibatch
         self._examples = len(data.train)
@@ -109,7 +108,8 @@ class StreamedPretraining:
 
     def run(self) -> Stack:
         """Train until the stream ends; see :func:`syncpretrain.pretrain` for what it raises."""
-        with stop_on_signals() as request:  # outermost: an interrupt leaves no BLAS limit behind
+        # The signals are outermost: an interrupt leaves no BLAS limit behind.
+        with stop_on_signals() as request, self._runtime:
             started = time.monotonic()
             try:
                 with blas_limit(1):
@@ -168,7 +168,7 @@ class StreamedPretraining:
                 layer.load_state(state)
             except (KeyError, ValueError) as error:
                 raise CheckpointError(
-                    f"resume: the state of layer {layer.learner.layer} is of another layer: {error}"
+                    f"resume: the state of layer {layer.number} is of another layer: {error}"
                 ) from error
         self._schedule = self._new_schedule([layer.position for layer in self._layers])
 
@@ -186,11 +186,12 @@ class StreamedPretraining:
             try:
                 self._drive(pool, request)
             except StalledError:
-                faulthandler.dump_traceback(STDERR)
+                self._runtime.abandon()
                 raise
             except Stopped:
                 pool.stop()
-                self._is_settled = not pool.join(self._times.drain)
+                alive = pool.join(self._times.drain)
+                self._is_settled = not alive and self._runtime.is_settled
                 self._take_all(pool)
                 raise
             finally:
@@ -204,6 +205,7 @@ class StreamedPretraining:
                 with pool.paused():
                     self._take_all(pool)  # a state has no epoch that was not reported
                     self._save()
+            self._runtime.check()
             self._tick()
             if request():
                 raise Stopped
@@ -259,7 +261,7 @@ class StreamedPretraining:
 
     def _tick(self) -> None:
         running = {
-            layer.learner.layer: layer.epoch
+            layer.number: layer.epoch
             for layer in self._layers
             if layer.plan.delay < layer.position < layer.plan.delay + layer.plan.steps
         }

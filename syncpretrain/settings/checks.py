@@ -202,7 +202,6 @@ def _check_handoff(settings: PretrainFields) -> None:
         "pace": ("lockstep", None),
         "finish": ("drain", None),
         "early_stopping": ("none", None),
-        "runtime": ("threads or serial", ("threads", "serial")),
         "refresh_epochs": ("0: no newer version wakes a layer", (0,)),
     }
     for name, (expected, values) in usual.items():

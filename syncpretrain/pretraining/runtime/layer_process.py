@@ -110,9 +110,14 @@ class LayerProcess:
             except BlockingIOError:  # it reads nothing any more
                 self._process.kill()
 
+    def poll(self, seconds: float) -> bool:
+        """Wait for something to receive or the end of the process; return whether it came."""
+        return self.channel is None or self.channel.poll(seconds) or self.has_ended
+
     def receive(self) -> Any:
         """Return the next thing that the process sent; None if there is none, and never will be."""
-        if self.channel is None:
+        # A fork of this process may hold the other end of the socket open after its owner's death.
+        if self.channel is None or (self.has_ended and not self.channel.poll()):
             return None
         try:
             return self.channel.recv()

@@ -14,7 +14,7 @@ from syncpretrain.learners.cursor import Cursor, Stopped
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.pretraining.schedule.machine import Train
 
-__all__ = ["Failed", "Finished", "LayerState", "Message", "StreamedLayerState"]
+__all__ = ["Failed", "Finished", "LayerState", "Message", "StreamedLayerState", "failure_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,20 +97,22 @@ class Failed:
 
     def failure(self) -> BaseException:
         """Return what the caller is to see: the layer, the epoch, and the error as its cause."""
-        if isinstance(self.error, (Stopped, KeyboardInterrupt)):
-            return self.error
-        if type(self.error) is WorkerError:  # a process that ended says it all itself
-            return self.error
-        if isinstance(self.error, DivergedError):
-            failure: WorkerError = DivergedError(str(self.error))
-        else:
-            kind = StalledError if isinstance(self.error, StalledError) else WorkerError
-            failure = kind(
-                f"layer {self.command.layer} failed in epoch {self.command.epoch}:"
-                f" {type(self.error).__name__}: {self.error}"
-            )
-        failure.__cause__ = self.error
-        return failure
+        return failure_of(self.command.layer, self.command.epoch, self.error)
+
+
+def failure_of(layer: int, epoch: int, error: BaseException) -> BaseException:
+    """Return the error that the caller of a run is to see, with that of the layer as its cause."""
+    if isinstance(error, (Stopped, KeyboardInterrupt)):
+        return error
+    if type(error) is WorkerError:  # a process that ended says it all itself
+        return error
+    if isinstance(error, DivergedError):
+        failure: WorkerError = DivergedError(str(error))
+    else:
+        kind = StalledError if isinstance(error, StalledError) else WorkerError
+        failure = kind(f"layer {layer} failed in epoch {epoch}: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
 
 
 Message = Finished | Failed

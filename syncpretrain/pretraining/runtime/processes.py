@@ -136,10 +136,9 @@ class ProcessesRuntime:
         for channel in connection.wait(list(layers), timeout):
             if isinstance(channel, connection.Connection):
                 return self._receive(layers[channel])
-        # A fork of this process may hold the other end of a socket open after its owner's death.
-        for channel, layer in layers.items():
-            if self._processes[layer].has_ended:
-                return self._receive(layer) if channel.poll() else self._died(layer)
+        for layer in layers.values():
+            if self._processes[layer].has_ended:  # though its end of the socket is open somewhere
+                return self._receive(layer)
         return None
 
     def _share(self) -> None:

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data.order import minibatches, steps_per_epoch
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.pretraining.runtime.split import Split
 
-__all__ = ["DataSource", "Ring", "RingSource", "Source"]
+__all__ = ["DataSource", "Passes", "Ring", "RingSize", "RingSource", "Rings", "Source"]
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Passes over the data: how many examples they have, and how many are held out."""
+
+    examples: int
+    held_out: int
+    batch_size: int
+
+    @property
+    def steps(self) -> int:
+        """Minibatches of a pass."""
+        return steps_per_epoch(self.examples, self.batch_size)
+
+    def size(self, number: int) -> int:
+        """Return the number of examples in a minibatch; the last one of a pass may be smaller."""
+        if number % self.steps:
+            return self.batch_size
+        return self.examples - (self.steps - 1) * self.batch_size
 
 
 class Ring:
@@ -18,19 +40,55 @@ class Ring:
 
     Parameters
     ----------
-    capacity : int
-        Arrays that may wait to be read.
-    rows, width : int
-        The most rows of an array, and its columns.
+    arrays : ndarray of shape (capacity, rows, width), float32
+        As many as may wait to be read, with the most rows that one has.
     """
 
-    def __init__(self, capacity: int, rows: int, width: int) -> None:
-        self._arrays = np.empty((capacity, rows, width), dtype=np.float32)
+    def __init__(self, arrays: Array) -> None:
+        self._arrays = arrays
 
     def array(self, number: int, rows: int) -> Array:
         """Return the array of a number, a view of shape (rows, width)."""
         array: Array = self._arrays[number % len(self._arrays), :rows]
         return array
+
+
+class Rings(NamedTuple):
+    """What one layer hands to the next: minibatches, and validation examples by pass."""
+
+    minibatches: Ring
+    validation: Ring
+
+
+@dataclass(frozen=True, slots=True)
+class RingSize:
+    """Size of the rings between two layers.
+
+    ``minibatches`` and ``passes`` are how many may wait, ``rows`` and ``held_out`` the most rows
+    of one.
+    """
+
+    minibatches: int
+    rows: int
+    passes: int
+    held_out: int
+    width: int
+
+    @property
+    def all_rows(self) -> tuple[int, int]:
+        """Rows of all minibatches, and of all passes."""
+        return self.minibatches * self.rows, self.passes * self.held_out
+
+    def memory(self) -> Split:
+        """Return memory for the rings, in this process."""
+        return Split(*(np.empty((n, self.width), dtype=np.float32) for n in self.all_rows))
+
+    def rings(self, memory: Split) -> Rings:
+        """Return the rings that lie in a memory of :attr:`all_rows` rows."""
+        shapes = (self.minibatches, self.rows), (self.passes, self.held_out)
+        return Rings(
+            *(Ring(x.reshape(*n, self.width)) for x, n in zip(memory, shapes, strict=True))
+        )
 
 
 class Source(Protocol):
@@ -55,32 +113,24 @@ class DataSource:
     """
 
     def __init__(self, train: Array, validation: Array, *, batch_size: int, seed: int) -> None:
-        self._train, self._validation = train, validation
-        self._batch_size, self._seed = batch_size, seed
-        self.steps = steps_per_epoch(len(train), batch_size)
-        self.held_out = len(validation)
+        self.data, self._seed = Split(train, validation), seed
+        self.passes = Passes(len(train), len(validation), batch_size)
         self._pass = 0
         self._order: list[NDArray[np.intp]] = []
 
     def minibatch(self, number: int) -> tuple[Array, NDArray[np.intp]]:
         """Return the data, and the rows of the minibatch of a number, counted from 1."""
-        number_of_pass, step = divmod(number - 1, self.steps)
+        number_of_pass, step = divmod(number - 1, self.passes.steps)
         if number_of_pass + 1 != self._pass:
             self._pass = number_of_pass + 1
-            order = minibatches(
-                len(self._train), self._batch_size, seed=self._seed, layer=1, epoch=self._pass
-            )
+            n, size = self.passes.examples, self.passes.batch_size
+            order = minibatches(n, size, seed=self._seed, layer=1, epoch=self._pass)
             self._order = list(order)
-        return self._train, self._order[step]
+        return self.data.train, self._order[step]
 
     def validation(self, number: int) -> Array:
         """Return the validation examples."""
-        return self._validation
-
-    def size(self, number: int) -> int:
-        """Return the number of examples in a minibatch; the last one of a pass may be smaller."""
-        last = number % self.steps == 0
-        return len(self._train) - (self.steps - 1) * self._batch_size if last else self._batch_size
+        return self.data.validation
 
 
 class RingSource:
@@ -88,20 +138,21 @@ class RingSource:
 
     Parameters
     ----------
-    ring, validation : Ring
-    data : DataSource
-        Whose minibatches these are made of.
+    rings : Rings
+    passes : Passes
+        Over the data of which these are made.
     """
 
-    def __init__(self, ring: Ring, validation: Ring, data: DataSource) -> None:
-        self._ring, self._validation, self._data = ring, validation, data
-        self._rows = np.arange(data.size(1))
+    def __init__(self, rings: Rings, passes: Passes) -> None:
+        self._rings, self._passes = rings, passes
+        self._rows = np.arange(passes.size(1))
 
     def minibatch(self, number: int) -> tuple[Array, NDArray[np.intp]]:
         """Return the minibatch of a number, all rows of which count."""
-        rows = self._rows[: self._data.size(number)]
-        return self._ring.array(number, len(rows)), rows
+        rows = self._rows[: self._passes.size(number)]
+        return self._rings.minibatches.array(number, len(rows)), rows
 
     def validation(self, number: int) -> Array:
         """Return the validation examples of the pass that ended with a minibatch."""
-        return self._validation.array(number // self._data.steps, self._data.held_out)
+        count = number // self._passes.steps
+        return self._rings.validation.array(count, self._passes.held_out)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,26 +23,14 @@ from syncpretrain.learners.epoch import LARGEST_WEIGHT, MAX_ROLLBACKS, diverged
 from syncpretrain.learners.steps import Step, load_state
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.pretraining.runtime.messages import LayerState, StreamedLayerState
-from syncpretrain.pretraining.runtime.rings import DataSource, Ring, Source
+from syncpretrain.pretraining.runtime.rings import Passes, Rings, Source
+from syncpretrain.pretraining.runtime.stream_base import BaseStreamedLayer, EpochResult
 from syncpretrain.pretraining.schedule.stream import Block, StreamPlan
 
-__all__ = ["EpochResult", "StreamedLayer"]
+__all__ = ["StreamedLayer"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochResult:
-    """A layer finished an epoch of its own. Times as in ``time.monotonic``."""
-
-    layer: int
-    epoch: int
-    started: float
-    ended: float
-    train_error: float
-    validation_error: float | None
-    warnings: tuple[str, ...]
-
-
-class StreamedLayer:
+class StreamedLayer(BaseStreamedLayer):
     """One layer of a stream: it trains, and hands up what it computes.
 
     Parameters
@@ -54,8 +41,8 @@ class StreamedLayer:
     plan : StreamPlan
     source : Source
         Of its minibatches.
-    data : DataSource
-        Whose passes end its epochs.
+    passes : Passes
+        Over the data, which end its epochs.
     """
 
     def __init__(
@@ -64,15 +51,14 @@ class StreamedLayer:
         step: Step,
         plan: StreamPlan,
         source: Source,
-        data: DataSource,
+        passes: Passes,
     ) -> None:
-        self.learner, self.step, self.plan = learner, step, plan
-        self._source, self._data = source, data
-        self._above: tuple[Ring, Ring, range] | None = None
+        super().__init__(learner.layer, plan, passes.steps)
+        self.learner, self.step = learner, step
+        self._source, self._passes = source, passes
+        self._above: tuple[Rings, range] | None = None
         self._hands_up_own_means = learner.hidden_means(0) is not None
         self._rows = np.empty((learner.batch_size, learner.weight.shape[0]), dtype=np.float32)
-        self.position = plan.delay  # the last minibatch that was processed
-        self.busy_seconds = 0.0
         self._last_good = learner.snapshot()
         self._rollbacks = 0
         self._error, self._examples = 0.0, 0  # of the running epoch
@@ -80,30 +66,13 @@ class StreamedLayer:
         self._validation_error: float | None = None
         self._warnings: list[str] = []
 
-    @property
-    def fraction(self) -> float:
-        """How far the running epoch is, in [0, 1]."""
-        own = self.position - self.plan.delay
-        return min(own, self.plan.steps) % self._data.steps / self._data.steps
-
-    @property
-    def epoch(self) -> int:
-        """The running epoch, from 1; the last one when all are done."""
-        own = min(self.position - self.plan.delay, self.plan.steps - 1)
-        return own // self._data.steps + 1
-
-    def connect(self, ring: Ring, validation: Ring, numbers: range) -> None:
+    def connect(self, rings: Rings, numbers: range) -> None:
         """Hand up the hidden means of some minibatches."""
-        self._above = ring, validation, numbers
+        self._above = rings, numbers
 
     def current(self) -> DenseLayer:
-        """Return the layer as it was at the end of its last minibatch."""
-        return self.learner.snapshot()
-
-    @property
-    def epochs_done(self) -> int:
-        """How many epochs the layer has finished."""
-        return max(0, min(self.position - self.plan.delay, self.plan.steps)) // self._data.steps
+        """Return the layer as it was at the end of its last minibatch; if finite, else epoch."""
+        return self.learner.snapshot() if self.learner.is_finite() else self._last_good
 
     def state(self, above: int | None) -> StreamedLayerState:
         """Return a copy of everything that the next minibatch depends on.
@@ -113,15 +82,15 @@ class StreamedLayer:
         ring: dict[int, Array] = {}
         passes: dict[int, Array] = {}
         if self._above is not None and above is not None:
-            minibatches, validation, numbers = self._above
+            (minibatches, validation), numbers = self._above
             for number in range(max(above + 1, numbers.start), self.position + 1):
                 if number not in numbers:
                     break
-                ring[number] = minibatches.array(number, self._data.size(number)).copy()
-                if number % self._data.steps == 0 and self._data.held_out:
-                    count = number // self._data.steps
-                    passes[count] = validation.array(count, self._data.held_out).copy()
-        begun = (self.position - self.plan.delay) % self._data.steps
+                ring[number] = minibatches.array(number, self._passes.size(number)).copy()
+                if number % self._passes.steps == 0 and self._passes.held_out:
+                    count = number // self._passes.steps
+                    passes[count] = validation.array(count, self._passes.held_out).copy()
+        begun = (self.position - self.plan.delay) % self._passes.steps
         return StreamedLayerState(
             position=self.position,
             state=LayerState(
@@ -152,14 +121,15 @@ class StreamedLayer:
         load_state(self.learner, self.step, own.layer, own.step_state)
         self.learner.learning_rate = own.learning_rate
         self._last_good, self._rollbacks = own.last_good, own.rollbacks
-        self.position, self._started = state.position, time.monotonic()
+        self.progress[0], self._started = state.position, time.monotonic()
         self._error, self._examples = own.cursor.error, state.examples
         self._validation_error, self._warnings = state.validation_error, list(state.warnings)
         if self._above is not None:
+            minibatches, validation = self._above[0]
             for number, array in state.ring.items():
-                np.copyto(self._above[0].array(number, len(array)), array)
+                np.copyto(minibatches.array(number, len(array)), array)
             for number, array in state.passes.items():
-                np.copyto(self._above[1].array(number, len(array)), array)
+                np.copyto(validation.array(number, len(array)), array)
 
     def process(
         self, block: Block, stop: Callable[[], bool], run: PhaseRunner = in_turn
@@ -180,14 +150,14 @@ class StreamedLayer:
                 if stop():
                     raise Stopped
                 results += self._process(number, run)
-                self.position = number
+                self.progress[0] = number
         self.busy_seconds += time.monotonic() - started
         return results
 
     def _process(self, number: int, run: PhaseRunner) -> list[EpochResult]:
         X, rows = self._source.minibatch(number)
         out = self._hidden(number, len(rows))
-        own, steps = number - self.plan.delay, self._data.steps
+        own, steps = number - self.plan.delay, self._passes.steps
         if own > self.plan.steps:
             if out is not None:
                 self._forward(X, rows, out)
@@ -205,7 +175,7 @@ class StreamedLayer:
     def _train(
         self, X: Array, rows: NDArray[np.intp], own: int, out: Array | None, run: PhaseRunner
     ) -> None:
-        epoch, step = (own - 1) // self._data.steps + 1, (own - 1) % self._data.steps
+        epoch, step = (own - 1) // self._passes.steps + 1, (own - 1) % self._passes.steps
         if out is not None and not self._hands_up_own_means:
             self._forward(X, rows, out)
         error = self.step.train_step(X, rows, epoch=epoch, step=step, run=run)
@@ -214,7 +184,7 @@ class StreamedLayer:
         symptom = ""
         if not math.isfinite(error):
             symptom = f"the error is {error} in minibatch {step + 1}"
-        elif own % self._data.steps == 0 and not self.learner.largest_weight() <= LARGEST_WEIGHT:
+        elif own % self._passes.steps == 0 and not self.learner.largest_weight() <= LARGEST_WEIGHT:
             symptom = f"a weight has grown to {self.learner.largest_weight():.3g}"
         if not symptom:
             self._error += error
@@ -255,9 +225,9 @@ class StreamedLayer:
         )
 
     def _hidden(self, number: int, rows: int) -> Array | None:
-        if self._above is None or number not in self._above[2]:
+        if self._above is None or number not in self._above[1]:
             return None
-        return self._above[0].array(number, rows)
+        return self._above[0].minibatches.array(number, rows)
 
     def _forward(self, X: Array, rows: NDArray[np.intp], out: Array) -> None:
         """Compute hidden means as the layer is now."""
@@ -266,12 +236,12 @@ class StreamedLayer:
 
     def _pass_validation(self, number: int) -> None:
         """Take the validation examples along at the end of a pass over the data."""
-        if number % self._data.steps:
+        if number % self._passes.steps:
             return
         X = self._source.validation(number)
         if not len(X):
             return
         self._validation_error = self.learner.validation_error(X)
-        if self._above is not None and number in self._above[2]:
-            out = self._above[1].array(number // self._data.steps, len(X))
+        if self._above is not None and number in self._above[1]:
+            out = self._above[0].validation.array(number // self._passes.steps, len(X))
             self.learner.current().up(X, out=out)

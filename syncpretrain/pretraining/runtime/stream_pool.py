@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 
-from syncpretrain.errors import DivergedError, StalledError, WorkerError
+from syncpretrain.errors import StalledError
 from syncpretrain.kernels.program import in_turn
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.parallel.step_sharing import StepSharing
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.runtime.mailbox import Mailbox
-from syncpretrain.pretraining.runtime.stream import EpochResult, StreamedLayer
+from syncpretrain.pretraining.runtime.messages import failure_of
+from syncpretrain.pretraining.runtime.stream_base import BaseStreamedLayer, EpochResult
 from syncpretrain.pretraining.schedule.stream import Block, StreamSchedule
 
 __all__ = ["BlockFailed", "StreamPool"]
@@ -37,16 +38,7 @@ class BlockFailed:
 
     def failure(self) -> BaseException:
         """Return what the caller is to see: the layer, the epoch, and the error as its cause."""
-        if isinstance(self.error, (Stopped, KeyboardInterrupt)):
-            return self.error
-        failure = WorkerError(
-            f"layer {self.layer} failed in epoch {self.epoch}:"
-            f" {type(self.error).__name__}: {self.error}"
-        )
-        if isinstance(self.error, DivergedError):
-            failure = DivergedError(str(self.error))
-        failure.__cause__ = self.error
-        return failure
+        return failure_of(self.layer, self.epoch, self.error)
 
 
 class StreamPool:
@@ -54,7 +46,7 @@ class StreamPool:
 
     Parameters
     ----------
-    layers : sequence of StreamedLayer
+    layers : sequence of BaseStreamedLayer
         From the lowest up.
     schedule : StreamSchedule
     workers : int
@@ -67,7 +59,7 @@ class StreamPool:
 
     def __init__(
         self,
-        layers: Sequence[StreamedLayer],
+        layers: Sequence[BaseStreamedLayer],
         schedule: StreamSchedule,
         workers: int,
         replicas: Sequence[int],

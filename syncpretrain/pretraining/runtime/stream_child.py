@@ -1,0 +1,67 @@
+"""The process of one streamed layer: a block of minibatches an order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from syncpretrain.kernels.program import PhaseRunner, in_turn
+from syncpretrain.parallel.blas import blas_limit
+from syncpretrain.pretraining.runtime.child_loop import sendable, serve
+from syncpretrain.pretraining.runtime.stream_base import BaseStreamedLayer
+from syncpretrain.pretraining.runtime.stream_messages import (
+    Answer,
+    GiveLayer,
+    GiveState,
+    Processed,
+    StreamJob,
+    StreamOrder,
+)
+from syncpretrain.pretraining.schedule.stream import Block
+
+__all__ = ["main"]
+
+
+def main(descriptor: int) -> None:
+    """Work for the parent at the other end of a socket, until it closes that."""
+    serve(descriptor, _work, lambda error: _failed(error, 0, 1))
+
+
+def _work(job: StreamJob, take: Callable[[], StreamOrder], send: Callable[[Any], None]) -> None:
+    numbers = job.numbers.map()
+    with blas_limit(1):
+        layer = _layer(job)
+        layer.progress = numbers[job.layer : job.layer + 1]
+        while True:
+            order = take()
+            try:
+                answer = Answer(_obeyed(layer, order, lambda: bool(numbers[0])))
+            except BaseException as error:  # the parent raises it
+                answer = _failed(error, layer.number, layer.epoch)
+            send(answer)
+
+
+def _layer(job: StreamJob) -> BaseStreamedLayer:
+    (below,) = job.below.map()
+    above = job.above.map(write=True)[0] if job.above is not None else None
+    layer: BaseStreamedLayer = job.layer_factory(below, above)
+    return layer
+
+
+def _obeyed(layer: BaseStreamedLayer, order: StreamOrder, stop: Callable[[], bool]) -> Any:
+    """Do what an order says; return what is to be answered."""
+    if isinstance(order, Block):
+        run: PhaseRunner = in_turn  # with a WorkerPool's, helper threads could share the steps
+        results = tuple(layer.process(order, stop, run))
+        return Processed(results, layer.current() if results else None, layer.busy_seconds)
+    if isinstance(order, GiveLayer):
+        return layer.current()
+    if isinstance(order, GiveState):
+        return layer.state(order.above)
+    layer.load_state(order.state)
+    return None
+
+
+def _failed(error: BaseException, layer: int, epoch: int) -> Answer:
+    error, trace = sendable(error, layer, epoch)
+    return Answer(None, error, trace)

@@ -1,0 +1,146 @@
+"""Streamed layers in a process each, which the threads of the pool give their blocks.
+
+Guarantees:
+
+* A process that dies is a failure of its layer: of the block that it was given, or found by
+  :meth:`ProcessStream.check`.
+* The data and the rings are in memory without a name; layers and states are sent when asked for.
+* Leaving the context ends every process, within a deadline. A process whose parent dies ends too.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+
+from syncpretrain.errors import StalledError
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.pretraining.runtime.base import STDERR
+from syncpretrain.pretraining.runtime.layer_process import LayerProcess, dump_stacks, end_all
+from syncpretrain.pretraining.runtime.rings import RingSize
+from syncpretrain.pretraining.runtime.shared_activations import SharedNumbers, SharedSplits
+from syncpretrain.pretraining.runtime.split import Split
+from syncpretrain.pretraining.runtime.stream_base import BaseStreamedLayer
+from syncpretrain.pretraining.runtime.stream_messages import StreamJob
+from syncpretrain.pretraining.runtime.stream_remote import RemoteLayer
+
+__all__ = ["ProcessStream"]
+
+STREAM_CHILD = "syncpretrain.pretraining.runtime.stream_child"
+STOP = 0  # among the shared numbers; those behind it are the layers' progress
+
+
+class ProcessStream:
+    """Streamed layers in a process each.
+
+    Parameters
+    ----------
+    layer_factories : sequence of callable
+        From the lowest layer up, each a ``StreamedLayerFactory`` that can be sent to a process.
+    layers : sequence of RemoteLayer
+        The same layers, as they are used here.
+    data : Split
+        What layer 1 reads; the processes share a copy.
+    sizes : sequence of RingSize
+        Of what lies between two layers, from the lowest up.
+    times : Timeouts
+        Of which ``join`` is used.
+    """
+
+    def __init__(
+        self,
+        layer_factories: Sequence[Callable[..., BaseStreamedLayer]],
+        layers: Sequence[RemoteLayer],
+        data: Split,
+        sizes: Sequence[RingSize],
+        times: Timeouts = TIMEOUTS,
+    ) -> None:
+        self._layer_factories, self._remote_layers = layer_factories, layers
+        self._data, self._sizes, self._times = data, sizes, times
+        self._memory: list[SharedSplits] = []
+        self._numbers: SharedNumbers | None = None
+        self._processes: list[LayerProcess] = []
+
+    @property
+    def layers(self) -> Sequence[BaseStreamedLayer]:
+        """The layers, from the lowest up."""
+        return self._remote_layers
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every process lives."""
+        return not any(process.has_ended for process in self._processes)
+
+    def __enter__(self) -> ProcessStream:
+        try:
+            self._start(self._share())
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        alive = self._close()
+        if alive and error is None:
+            raise StalledError(
+                f"process {', '.join(map(str, alive))} did not end within {self._times.join:g} s"
+            )
+
+    def check(self) -> None:
+        """Look for a process that died while it had nothing to do."""
+        for layer in self._remote_layers:
+            layer.check()
+
+    def abandon(self) -> None:
+        """Write on stderr where every thread of every process stands, and end the processes."""
+        dump_stacks(self._processes)
+        faulthandler.dump_traceback(STDERR)
+        for process in self._processes:
+            process.kill()
+
+    def _share(self) -> SharedNumbers:
+        """Copy the data to shared memory, and allocate the rings and the numbers there."""
+        self._memory.append(SharedSplits.of(self._data))
+        for size in self._sizes:
+            self._memory.append(SharedSplits.create(size.all_rows, size.width, 1))
+        self._numbers = SharedNumbers.create(len(self._remote_layers) + 1)
+        return self._numbers
+
+    def _start(self, numbers: SharedNumbers) -> None:
+        """Start the processes, then send their jobs: they start at the same time."""
+        shared = numbers.map()
+        memory = list(zip(self._memory, [*self._memory[1:], None], strict=True))
+        for layer, (below, above) in zip(self._remote_layers, memory, strict=True):
+            shared[layer.number] = layer.position
+            layer.progress = shared[layer.number : layer.number + 1]
+            descriptors = [x.descriptor for x in (numbers, below, above) if x is not None]
+            process = LayerProcess(layer.number, STREAM_CHILD, descriptors, 1, self._times)
+            self._processes.append(process)
+            layer.connect(process, partial(shared.__setitem__, STOP, 1.0))
+        jobs = zip(self._layer_factories, memory, strict=True)
+        for i, (layer_factory, (below, above)) in enumerate(jobs):
+            job = StreamJob(i + 1, layer_factory, below, above, numbers, os.getpid())
+            self._processes[i].send(job)
+
+    def _close(self) -> list[int]:
+        """End every process, release the memory; return those that did not end in time."""
+        for process in self._processes:
+            process.kill()
+        for layer in self._remote_layers:
+            layer.disconnect()
+        alive = end_all(self._processes, self._times.join)
+        for memory in self._memory:
+            memory.close()
+        self._memory.clear()
+        if self._numbers is not None:
+            self._numbers.close()
+            self._numbers = None
+        return alive

@@ -1,0 +1,186 @@
+"""A streamed layer in another process, as the pool and the driver use it here.
+
+A process has one order at a time. Every wait for its answer ends with its death, with a deadline,
+or, where it trains, some time after a request to stop: how long no layer may move is the driver's
+matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from syncpretrain.errors import StalledError, WorkerError
+from syncpretrain.kernels.program import PhaseRunner, in_turn
+from syncpretrain.learners.cursor import Stopped
+from syncpretrain.models.layer import DenseLayer
+from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.pretraining.runtime.layer_process import LayerProcess, RemoteTraceback
+from syncpretrain.pretraining.runtime.messages import StreamedLayerState, failure_of
+from syncpretrain.pretraining.runtime.stream_base import BaseStreamedLayer, EpochResult
+from syncpretrain.pretraining.runtime.stream_messages import (
+    Answer,
+    GiveLayer,
+    GiveState,
+    Processed,
+    StreamOrder,
+    TakeState,
+)
+from syncpretrain.pretraining.schedule.stream import Block, StreamPlan
+
+__all__ = ["RemoteLayer"]
+
+
+class RemoteLayer(BaseStreamedLayer):
+    """A streamed layer in another process.
+
+    Parameters
+    ----------
+    number, plan, steps
+        As of :class:`BaseStreamedLayer`.
+    initial : callable
+        Returns the layer as it is before its first epoch.
+    times : Timeouts
+    """
+
+    def __init__(
+        self,
+        number: int,
+        plan: StreamPlan,
+        steps: int,
+        initial: Callable[[], DenseLayer],
+        times: Timeouts,
+    ) -> None:
+        super().__init__(number, plan, steps)
+        self._times, self._initial = times, initial
+        self._lock = threading.Lock()  # guards what follows: one order at a time
+        self._process: LayerProcess | None = None
+        self._tell_to_stop: Callable[[], None] = lambda: None
+        self._newest: DenseLayer | None = None
+
+    def connect(self, process: LayerProcess, tell_to_stop: Callable[[], None]) -> None:
+        """Use a process, and a function that tells all processes to stop after a minibatch."""
+        self._process, self._tell_to_stop = process, tell_to_stop
+
+    def disconnect(self) -> None:
+        """Go on without the process, which was killed, as the layer is known here."""
+        with contextlib.suppress(StalledError), self._turn(self._times.join):
+            self._process = None
+        self.progress = self.progress.copy()
+
+    def process(
+        self, block: Block, stop: Callable[[], bool], run: PhaseRunner = in_turn
+    ) -> list[EpochResult]:
+        """Have the process do it; ``run``, which has threads of this one, is not used."""
+        if stop():
+            raise Stopped
+        with self._turn():
+            answer: Processed = self._answer(block, math.inf, stop)
+            self.busy_seconds = answer.busy_seconds
+            self._newest = answer.layer or self._newest
+        return list(answer.results)
+
+    def current(self) -> DenseLayer:
+        """Return the layer as it is, or was when its process was last heard of."""
+        if self._process is not None and not self._lock.locked():
+            # A process that is lost, or does not answer, leaves what it sent before.
+            with contextlib.suppress(WorkerError):
+                self._newest = self._asked(GiveLayer(), self._times.drain)
+        if self._newest is None:
+            self._newest = self._initial()
+        return self._newest
+
+    def state(self, above: int | None) -> StreamedLayerState:
+        """Return the state; see the base class.
+
+        Raises
+        ------
+        WorkerError
+            If the process is lost.
+        """
+        state: StreamedLayerState = self._asked(GiveState(above), self._times.stall)
+        return state
+
+    def load_state(self, state: StreamedLayerState) -> None:
+        """Continue from a state; see the base class."""
+        with self._turn():
+            self._answer(TakeState(state), self._times.stall)
+            self._newest = state.state.layer
+
+    def check(self) -> None:
+        """Raise what ended the process, unless a thread waits for it, which will."""
+        if self._process is None or not self._process.has_ended or self._lock.locked():
+            return
+        try:
+            with self._turn():
+                self._receive()
+                raise self._death(is_busy=False)
+        except Exception as error:
+            failure = failure_of(self.number, self.epoch, error)
+            raise failure from failure.__cause__
+
+    @contextlib.contextmanager
+    def _turn(self, seconds: float | None = None) -> Iterator[None]:
+        limit = self._times.stall if seconds is None else seconds
+        if not self._lock.acquire(timeout=limit):
+            raise StalledError(f"layer {self.number} took more than {limit:g} s")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _asked(self, order: StreamOrder, seconds: float) -> Any:
+        """Return the answer to an order of the driver; an error is that of a run."""
+        try:
+            with self._turn():
+                return self._answer(order, seconds)
+        except Exception as error:
+            failure = failure_of(self.number, self.epoch, error)
+            raise failure from failure.__cause__
+
+    def _answer(
+        self, order: StreamOrder, seconds: float, stop: Callable[[], bool] = lambda: False
+    ) -> Any:
+        """Return the answer of the process to an order, or raise its error."""
+        process, is_stopping = self._process, False
+        if process is None:
+            raise WorkerError(f"layer {self.number} has no process any more")
+        deadline = time.monotonic() + seconds
+        process.send(order)
+        while not process.poll(self._times.tick):
+            if not is_stopping and stop():
+                is_stopping = True
+                self._tell_to_stop()
+                deadline = time.monotonic() + self._times.drain
+            if time.monotonic() > deadline:
+                process.kill()  # else its answer would be taken for that to another order
+                process.ending()
+                if is_stopping:
+                    raise Stopped
+                raise StalledError(f"layer {self.number} did not answer within {seconds:g} s")
+        answer = self._receive()
+        if answer is None:
+            raise self._death(is_busy=isinstance(order, Block))
+        return answer.value
+
+    def _receive(self) -> Answer | None:
+        """Return the next answer, None if the process has ended without one; raise an error."""
+        answer: Answer | None = self._process.receive() if self._process is not None else None
+        if answer is None or answer.error is None:
+            return answer
+        if answer.trace:
+            answer.error.__cause__ = RemoteTraceback(answer.trace)
+        raise answer.error
+
+    def _death(self, *, is_busy: bool) -> WorkerError:
+        own = self.position - self.plan.delay
+        if own < self.plan.steps and (is_busy or own % self._steps):
+            moment = f"in epoch {self.epoch}"
+        else:
+            moment = f"after epoch {self.epochs_done}" if own else "before its first epoch"
+        assert self._process is not None
+        return WorkerError(f"layer {self.number} failed {moment}: {self._process.ending()}")
