@@ -8,6 +8,7 @@ import sys
 import time
 
 from syncpretrain.pretraining import build as building
+from syncpretrain.pretraining import stream_build as stream_building
 
 PLACE = (2, 3)  # epoch and step
 
@@ -45,6 +46,19 @@ def fail(kind: str) -> None:
             time.sleep(1000)
 
 
+def sabotaged(training, kind: str):
+    """Return the step of a failing layer."""
+    train_step = training.train_step
+
+    def step(X, rows, *, epoch, step, **how):
+        if (epoch, step) == PLACE:
+            fail(kind)
+        return train_step(X, rows, epoch=epoch, step=step, **how)
+
+    training.train_step = step
+    return training
+
+
 def build_worker(kind, failing, settings, layer, state, keep_states, backend, times, inputs):
     if kind == "worker_factory" and layer == failing:
         raise MemoryError("out of luck")
@@ -53,12 +67,18 @@ def build_worker(kind, failing, settings, layer, state, keep_states, backend, ti
     worker = building.LayerWorker(learner, training, inputs, replicas=2, times=times)
     if kind == "alone":
         worker._pool._wake = lambda rank: None
-    train_step = training.train_step
-
-    def step(X, rows, *, epoch, step, **how):
-        if layer == failing and (epoch, step) == PLACE:
-            fail(kind)
-        return train_step(X, rows, epoch=epoch, step=step, **how)
-
-    training.train_step = step
+    if layer == failing:
+        sabotaged(training, kind)
     return worker
+
+
+original_streamed_layer = stream_building.build_streamed_layer
+
+
+def build_streamed_layer(kind, failing, settings, place, below, above):
+    if kind == "worker_factory" and place.layer == failing:
+        raise MemoryError("out of luck")
+    layer = original_streamed_layer(settings, place, below, above)
+    if place.layer == failing:
+        sabotaged(layer.step, kind)
+    return layer

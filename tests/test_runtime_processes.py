@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import psutil
 import pytest
 import sabotage
+from layerprocesses import ended, workers
 from trialruns import pretrain_within
 
 from syncpretrain import Stack, pretrain
@@ -53,16 +53,6 @@ def run(bits: np.ndarray, **settings) -> Stack:
 
 def run_within(times: Timeouts, bits: np.ndarray, **settings) -> Stack:
     return pretrain_within(times, bits, **(WANTED | settings))
-
-
-def workers(parent: int | None = None) -> dict[int, psutil.Process]:
-    """Return the processes of the layers, by layer."""
-    found = {}
-    for child in psutil.Process(parent).children():
-        name = re.search(r"syncpretrain-layer-(\d+)", " ".join(child.cmdline()))
-        if name:
-            found[int(name[1])] = child
-    return found
 
 
 VARIANTS = {
@@ -391,11 +381,6 @@ def test_the_command_line_has_it(tmp_path):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert 'runtime = "processes"' in (tmp_path / "run" / "config.toml").read_text()
-
-
-def ended(process: psutil.Process) -> bool:
-    """Return whether a process has ended; whoever inherited it may not have noticed yet."""
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize("moment", [EpochStarted, EpochFinished])

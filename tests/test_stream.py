@@ -289,7 +289,6 @@ class TestSettings:
             ({"schedule": "rounds"}, "schedule: got rounds with handoff minibatch, expected sync"),
             ({"finish": "first-layer"}, "finish: got first-layer with handoff minibatch"),
             ({"refresh_epochs": 1}, "refresh_epochs: got 1 with handoff minibatch, expected 0"),
-            ({"runtime": "processes"}, "runtime: got processes with handoff minibatch, expected"),
             ({"early_stopping": "pseudo-likelihood"}, "early_stopping: got pseudo-likelihood"),
             ({"backend": "cupy"}, "backend: got cupy with handoff minibatch"),
             ({"handoff": "epoch", "delay": 0.5}, "delay: got 0.5 with handoff epoch"),

@@ -20,7 +20,7 @@ from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.select import step_for
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.memory import check_memory
-from syncpretrain.pretraining.runtime.messages import LayerState
+from syncpretrain.pretraining.runtime.layer_state import LayerState
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS, Inputs, LayerWorker, WorkerFactory
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES, ScheduleOptions

@@ -10,7 +10,7 @@ import msgspec
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.cursor import Cursor
 from syncpretrain.models.layer import DenseLayer
-from syncpretrain.pretraining.runtime.messages import LayerState
+from syncpretrain.pretraining.runtime.layer_state import LayerState
 
 __all__ = [
     "LayerScalars",

@@ -23,7 +23,7 @@ from syncpretrain.pretraining.layer_states import (
     read_layer,
     unpack,
 )
-from syncpretrain.pretraining.runtime.messages import LayerState
+from syncpretrain.pretraining.runtime.layer_state import LayerState
 from syncpretrain.pretraining.schedule.machine import Past
 
 __all__ = ["PretrainState", "read_pretrain_state", "write_pretrain_state"]

@@ -191,7 +191,7 @@ class StreamedPretraining:
             except Stopped:
                 pool.stop()
                 alive = pool.join(self._times.drain)
-                self._is_settled = not alive and self._runtime.is_settled
+                self._is_settled = not alive and self._runtime.settle()
                 self._take_all(pool)
                 raise
             finally:

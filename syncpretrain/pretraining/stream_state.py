@@ -20,7 +20,7 @@ from syncpretrain.pretraining.layer_states import (
     pack,
     unpack,
 )
-from syncpretrain.pretraining.runtime.messages import StreamedLayerState
+from syncpretrain.pretraining.runtime.layer_state import StreamedLayerState
 
 __all__ = ["StreamState", "read_stream_state", "write_stream_state"]
 

@@ -18,7 +18,7 @@ from syncpretrain.data.scaling import Scaling
 from syncpretrain.learners.base import Learner
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.models.stack import Stack
-from syncpretrain.pretraining.runtime.messages import LayerState
+from syncpretrain.pretraining.runtime.layer_state import LayerState
 from syncpretrain.pretraining.schedule.machine import Past, Release, Train
 from syncpretrain.pretraining.state import PretrainState
 from syncpretrain.settings.sections import PretrainSettings

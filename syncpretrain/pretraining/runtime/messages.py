@@ -1,65 +1,16 @@
-"""Messages of a layer's worker in answer to a command, and the state that they may hold."""
+"""Messages of a layer's worker in answer to a command."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import dataclass
 
 from syncpretrain.errors import DivergedError, StalledError, WorkerError
-from syncpretrain.learners.cursor import Cursor, Stopped
+from syncpretrain.learners.cursor import Stopped
 from syncpretrain.models.layer import DenseLayer
+from syncpretrain.pretraining.runtime.layer_state import LayerState
 from syncpretrain.pretraining.schedule.machine import Train
 
-__all__ = ["Failed", "Finished", "LayerState", "Message", "StreamedLayerState", "failure_of"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerState:
-    """Everything that a layer's next minibatch depends on: what a checkpoint keeps of it.
-
-    ``step_state`` is that of its :class:`~syncpretrain.learners.steps.Step`. ``last_good`` is the
-    layer at its last epoch's end, where a roll-back goes. ``cursor`` is where in the epoch after
-    that it stands; ``stopping`` the state of early stopping.
-    """
-
-    layer: DenseLayer
-    step_state: dict[str, NDArray[np.float32]]
-    last_good: DenseLayer
-    cursor: Cursor
-    learning_rate: float
-    rollbacks: int
-    stopping: tuple[float, int] | None
-
-    def to(self, device: Callable[[Any], Any]) -> LayerState:
-        """Return the state with every array moved by ``device``."""
-        return replace(
-            self,
-            layer=self.layer.to(device),
-            step_state={name: device(array) for name, array in self.step_state.items()},
-            last_good=self.last_good.to(device),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamedLayerState:
-    """One layer between two minibatches.
-
-    ``position`` is the last minibatch that it processed. Of the running epoch, ``examples`` is how
-    many its errors are summed over. ``ring`` and ``passes`` hold, by number, the minibatches and
-    the validation examples that it handed up and that the layer above has not processed.
-    """
-
-    position: int
-    state: LayerState
-    examples: int
-    validation_error: float | None
-    warnings: tuple[str, ...]
-    ring: dict[int, NDArray[np.float32]]
-    passes: dict[int, NDArray[np.float32]]
+__all__ = ["Failed", "Finished", "Message", "failure_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from syncpretrain.learners.cursor import Cursor, Stopped
 from syncpretrain.learners.epoch import LARGEST_WEIGHT, MAX_ROLLBACKS, diverged
 from syncpretrain.learners.steps import Step, load_state
 from syncpretrain.models.layer import DenseLayer
-from syncpretrain.pretraining.runtime.messages import LayerState, StreamedLayerState
+from syncpretrain.pretraining.runtime.layer_state import LayerState, StreamedLayerState
 from syncpretrain.pretraining.runtime.rings import Passes, Rings, Source
 from syncpretrain.pretraining.runtime.stream_base import BaseStreamedLayer, EpochResult
 from syncpretrain.pretraining.schedule.stream import Block, StreamPlan

@@ -12,7 +12,7 @@ import numpy as np
 
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.models.layer import DenseLayer
-from syncpretrain.pretraining.runtime.messages import StreamedLayerState
+from syncpretrain.pretraining.runtime.layer_state import StreamedLayerState
 from syncpretrain.pretraining.schedule.stream import Block, StreamPlan
 
 __all__ = ["BaseStreamedLayer", "EpochResult", "StreamRuntime"]
@@ -121,11 +121,6 @@ class StreamRuntime(Protocol):
         """The layers, from the lowest up."""
         ...
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether no layer has been lost, so that each can be asked for its state."""
-        ...
-
     def __enter__(self) -> StreamRuntime:
         """Start what the layers need."""
         ...
@@ -147,6 +142,10 @@ class StreamRuntime(Protocol):
         WorkerError
             Saying how.
         """
+        ...
+
+    def settle(self) -> bool:
+        """Return whether every layer answers, so that each can be asked for its state."""
         ...
 
     def abandon(self) -> None:

@@ -43,7 +43,6 @@ class LocalStream:
                 layer_factories, memory, [*memory[1:], None], strict=True
             )
         ]
-        self.is_settled = True
 
     def __enter__(self) -> LocalStream:
         return self
@@ -58,6 +57,10 @@ class LocalStream:
 
     def check(self) -> None:
         """Find nothing: a layer here is lost with everything else."""
+
+    def settle(self) -> bool:
+        """Return True: what the threads have left is whole."""
+        return True
 
     def abandon(self) -> None:
         """Write on stderr where every thread stands; none can be ended from outside."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from syncpretrain.models.layer import DenseLayer
-from syncpretrain.pretraining.runtime.messages import StreamedLayerState
+from syncpretrain.pretraining.runtime.layer_state import StreamedLayerState
 from syncpretrain.pretraining.runtime.shared_activations import SharedNumbers, SharedSplits
 from syncpretrain.pretraining.schedule.stream import Block
 

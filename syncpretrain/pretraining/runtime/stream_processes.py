@@ -69,11 +69,6 @@ class ProcessStream:
         """The layers, from the lowest up."""
         return self._remote_layers
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether every process lives."""
-        return not any(process.has_ended for process in self._processes)
-
     def __enter__(self) -> ProcessStream:
         try:
             self._start(self._share())
@@ -98,6 +93,10 @@ class ProcessStream:
         """Look for a process that died while it had nothing to do."""
         for layer in self._remote_layers:
             layer.check()
+
+    def settle(self) -> bool:
+        """Return whether every process answers; one that does not in time is killed."""
+        return all(layer.refresh() for layer in self._remote_layers)
 
     def abandon(self) -> None:
         """Write on stderr where every thread of every process stands, and end the processes."""

@@ -20,7 +20,8 @@ from syncpretrain.learners.cursor import Stopped
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime.layer_process import LayerProcess, RemoteTraceback
-from syncpretrain.pretraining.runtime.messages import StreamedLayerState, failure_of
+from syncpretrain.pretraining.runtime.layer_state import StreamedLayerState
+from syncpretrain.pretraining.runtime.messages import failure_of
 from syncpretrain.pretraining.runtime.stream_base import BaseStreamedLayer, EpochResult
 from syncpretrain.pretraining.runtime.stream_messages import (
     Answer,
@@ -59,7 +60,7 @@ class RemoteLayer(BaseStreamedLayer):
         self._times, self._initial = times, initial
         self._lock = threading.Lock()  # guards what follows: one order at a time
         self._process: LayerProcess | None = None
-        self._tell_to_stop: Callable[[], None] = lambda: None
+        self._tell_to_stop: Callable[[], None] = _tell_nobody
         self._newest: DenseLayer | None = None
 
     def connect(self, process: LayerProcess, tell_to_stop: Callable[[], None]) -> None:
@@ -70,7 +71,7 @@ class RemoteLayer(BaseStreamedLayer):
         """Go on without the process, which was killed, as the layer is known here."""
         with contextlib.suppress(StalledError), self._turn(self._times.join):
             self._process = None
-        self.progress = self.progress.copy()
+        self._tell_to_stop, self.progress = _tell_nobody, self.progress.copy()
 
     def process(
         self, block: Block, stop: Callable[[], bool], run: PhaseRunner = in_turn
@@ -86,13 +87,19 @@ class RemoteLayer(BaseStreamedLayer):
 
     def current(self) -> DenseLayer:
         """Return the layer as it is, or was when its process was last heard of."""
-        if self._process is not None and not self._lock.locked():
-            # A process that is lost, or does not answer, leaves what it sent before.
-            with contextlib.suppress(WorkerError):
-                self._newest = self._asked(GiveLayer(), self._times.drain)
+        self.refresh()
         if self._newest is None:
             self._newest = self._initial()
         return self._newest
+
+    def refresh(self) -> bool:
+        """Ask for the layer as it is; return whether the process answered."""
+        if self._process is None or self._lock.locked():
+            return False
+        with contextlib.suppress(WorkerError):  # which the caller is told of, if it is news
+            self._newest = self._asked(GiveLayer(), self._times.drain)
+            return True
+        return False
 
     def state(self, above: int | None) -> StreamedLayerState:
         """Return the state; see the base class.
@@ -107,9 +114,8 @@ class RemoteLayer(BaseStreamedLayer):
 
     def load_state(self, state: StreamedLayerState) -> None:
         """Continue from a state; see the base class."""
-        with self._turn():
-            self._answer(TakeState(state), self._times.stall)
-            self._newest = state.state.layer
+        self._asked(TakeState(state), self._times.stall, plain=(KeyError, ValueError))
+        self._newest = state.state.layer
 
     def check(self) -> None:
         """Raise what ended the process, unless a thread waits for it, which will."""
@@ -133,11 +139,15 @@ class RemoteLayer(BaseStreamedLayer):
         finally:
             self._lock.release()
 
-    def _asked(self, order: StreamOrder, seconds: float) -> Any:
-        """Return the answer to an order of the driver; an error is that of a run."""
+    def _asked(
+        self, order: StreamOrder, seconds: float, plain: tuple[type[Exception], ...] = ()
+    ) -> Any:
+        """Return the answer to an order; an error is that of a run, unless it is a plain one."""
         try:
             with self._turn():
                 return self._answer(order, seconds)
+        except plain:
+            raise
         except Exception as error:
             failure = failure_of(self.number, self.epoch, error)
             raise failure from failure.__cause__
@@ -184,3 +194,7 @@ class RemoteLayer(BaseStreamedLayer):
             moment = f"after epoch {self.epochs_done}" if own else "before its first epoch"
         assert self._process is not None
         return WorkerError(f"layer {self.number} failed {moment}: {self._process.ending()}")
+
+
+def _tell_nobody() -> None:
+    """Tell no process to stop: there is none."""

@@ -19,7 +19,8 @@ from syncpretrain.learners.epoch import MAX_ROLLBACKS, train_epoch
 from syncpretrain.learners.steps import Step, load_state
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
-from syncpretrain.pretraining.runtime.messages import Failed, Finished, LayerState, Message
+from syncpretrain.pretraining.runtime.layer_state import LayerState
+from syncpretrain.pretraining.runtime.messages import Failed, Finished, Message
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.schedule.machine import Train
 

@@ -1,0 +1,22 @@
+"""The processes of layers, found among those of the system."""
+
+from __future__ import annotations
+
+import re
+
+import psutil
+
+
+def workers(parent: int | None = None) -> dict[int, psutil.Process]:
+    """Return the processes of the layers, by layer."""
+    found = {}
+    for child in psutil.Process(parent).children():
+        name = re.search(r"syncpretrain-layer-(\d+)", " ".join(child.cmdline()))
+        if name:
+            found[int(name[1])] = child
+    return found
+
+
+def ended(process: psutil.Process) -> bool:
+    """Return whether a process has ended; whoever inherited it may not have noticed yet."""
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
