@@ -13,7 +13,6 @@ from __future__ import annotations
 import faulthandler
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from types import TracebackType
 
 from syncpretrain.errors import StalledError
@@ -25,12 +24,11 @@ from syncpretrain.pretraining.runtime.shared_activations import SharedNumbers, S
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.stream_base import BaseStreamedLayer
 from syncpretrain.pretraining.runtime.stream_messages import StreamJob
-from syncpretrain.pretraining.runtime.stream_remote import RemoteLayer
+from syncpretrain.pretraining.runtime.stream_remote import RemoteLayer, Stopping
 
 __all__ = ["ProcessStream"]
 
 STREAM_CHILD = "syncpretrain.pretraining.runtime.stream_child"
-STOP = 0  # among the shared numbers; those behind it are the layers' progress
 
 
 class ProcessStream:
@@ -116,6 +114,7 @@ class ProcessStream:
     def _start(self, numbers: SharedNumbers) -> None:
         """Start the processes, then send their jobs: they start at the same time."""
         shared = numbers.map()
+        stopping = Stopping(shared[:1], self._times)
         memory = list(zip(self._memory, [*self._memory[1:], None], strict=True))
         for layer, (below, above) in zip(self._remote_layers, memory, strict=True):
             shared[layer.number] = layer.position
@@ -123,7 +122,7 @@ class ProcessStream:
             descriptors = [x.descriptor for x in (numbers, below, above) if x is not None]
             process = LayerProcess(layer.number, STREAM_CHILD, descriptors, 1, self._times)
             self._processes.append(process)
-            layer.connect(process, partial(shared.__setitem__, STOP, 1.0))
+            layer.connect(process, stopping)
         jobs = zip(self._layer_factories, memory, strict=True)
         for i, (layer_factory, (below, above)) in enumerate(jobs):
             job = StreamJob(i + 1, layer_factory, below, above, numbers, os.getpid())

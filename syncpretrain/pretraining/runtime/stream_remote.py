@@ -14,6 +14,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.learners.cursor import Stopped
@@ -33,7 +36,37 @@ from syncpretrain.pretraining.runtime.stream_messages import (
 )
 from syncpretrain.pretraining.schedule.stream import Block, StreamPlan
 
-__all__ = ["RemoteLayer"]
+__all__ = ["RemoteLayer", "Stopping"]
+
+
+class Stopping:
+    """A request to all processes of a run to stop, and their time to answer after a failure.
+
+    Parameters
+    ----------
+    number : ndarray of shape (1,), float64
+        In shared memory: 1 once they are to stop after their minibatch.
+    times : Timeouts
+        Of which ``failed_drain`` is used.
+
+    Attributes
+    ----------
+    deadline : float
+        Of all answers, as in ``time.monotonic``; infinite until a layer has failed.
+    """
+
+    def __init__(self, number: NDArray[np.float64], times: Timeouts) -> None:
+        self._number, self._times = number, times
+        self.deadline = math.inf
+
+    def tell(self) -> None:
+        """Ask every process to stop."""
+        self._number[0] = 1.0
+
+    def record_failure(self) -> None:
+        """Ask every process to stop, which is not waited for: nothing is saved any more."""
+        self.tell()
+        self.deadline = min(self.deadline, time.monotonic() + self._times.failed_drain)
 
 
 class RemoteLayer(BaseStreamedLayer):
@@ -60,18 +93,19 @@ class RemoteLayer(BaseStreamedLayer):
         self._times, self._initial = times, initial
         self._lock = threading.Lock()  # guards what follows: one order at a time
         self._process: LayerProcess | None = None
-        self._tell_to_stop: Callable[[], None] = _tell_nobody
+        self._stopping = Stopping(np.zeros(1), times)
         self._newest: DenseLayer | None = None
 
-    def connect(self, process: LayerProcess, tell_to_stop: Callable[[], None]) -> None:
-        """Use a process, and a function that tells all processes to stop after a minibatch."""
-        self._process, self._tell_to_stop = process, tell_to_stop
+    def connect(self, process: LayerProcess, stopping: Stopping) -> None:
+        """Use a process, and the request to all of the run to stop."""
+        self._process, self._stopping = process, stopping
 
     def disconnect(self) -> None:
         """Go on without the process, which was killed, as the layer is known here."""
         with contextlib.suppress(StalledError), self._turn(self._times.join):
             self._process = None
-        self._tell_to_stop, self.progress = _tell_nobody, self.progress.copy()
+        self._stopping = Stopping(np.zeros(1), self._times)
+        self.progress = self.progress.copy()
 
     def process(
         self, block: Block, stop: Callable[[], bool], run: PhaseRunner = in_turn
@@ -79,10 +113,16 @@ class RemoteLayer(BaseStreamedLayer):
         """Have the process do it; ``run``, which has threads of this one, is not used."""
         if stop():
             raise Stopped
-        with self._turn():
-            answer: Processed = self._answer(block, math.inf, stop)
-            self.busy_seconds = answer.busy_seconds
-            self._newest = answer.layer or self._newest
+        try:
+            with self._turn():
+                answer: Processed = self._answer(block, math.inf, stop)
+                self.busy_seconds = answer.busy_seconds
+                self._newest = answer.layer or self._newest
+        except Stopped:
+            raise
+        except BaseException:
+            self._stopping.record_failure()
+            raise
         return list(answer.results)
 
     def current(self) -> DenseLayer:
@@ -121,6 +161,7 @@ class RemoteLayer(BaseStreamedLayer):
         """Raise what ended the process, unless a thread waits for it, which will."""
         if self._process is None or not self._process.has_ended or self._lock.locked():
             return
+        self._stopping.record_failure()
         try:
             with self._turn():
                 self._receive()
@@ -156,25 +197,24 @@ class RemoteLayer(BaseStreamedLayer):
         self, order: StreamOrder, seconds: float, stop: Callable[[], bool] = lambda: False
     ) -> Any:
         """Return the answer of the process to an order, or raise its error."""
-        process, is_stopping = self._process, False
+        process, is_block = self._process, isinstance(order, Block)
         if process is None:
             raise WorkerError(f"layer {self.number} has no process any more")
-        deadline = time.monotonic() + seconds
+        deadline, is_stopping = time.monotonic() + seconds, False
         process.send(order)
         while not process.poll(self._times.tick):
             if not is_stopping and stop():
-                is_stopping = True
-                self._tell_to_stop()
-                deadline = time.monotonic() + self._times.drain
-            if time.monotonic() > deadline:
+                is_stopping, deadline = True, time.monotonic() + self._times.drain
+                self._stopping.tell()
+            if time.monotonic() > min(deadline, self._stopping.deadline):
                 process.kill()  # else its answer would be taken for that to another order
                 process.ending()
-                if is_stopping:
+                if is_block:
                     raise Stopped
                 raise StalledError(f"layer {self.number} did not answer within {seconds:g} s")
         answer = self._receive()
         if answer is None:
-            raise self._death(is_busy=isinstance(order, Block))
+            raise self._death(is_busy=is_block)
         return answer.value
 
     def _receive(self) -> Answer | None:
@@ -194,7 +234,3 @@ class RemoteLayer(BaseStreamedLayer):
             moment = f"after epoch {self.epochs_done}" if own else "before its first epoch"
         assert self._process is not None
         return WorkerError(f"layer {self.number} failed {moment}: {self._process.ending()}")
-
-
-def _tell_nobody() -> None:
-    """Tell no process to stop: there is none."""
