@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -30,6 +31,7 @@ from syncpretrain.events import EpochFinished, EpochStarted, Event
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining import stream_build as building
 from syncpretrain.pretraining.runtime import layer_process
+from syncpretrain.pretraining.runtime.stream_remote import LentThreads
 from syncpretrain.pretraining.stream_driver import StreamedPretraining
 from syncpretrain.pretraining.stream_state import read_stream_state, write_stream_state
 from syncpretrain.settings import settings_from
@@ -58,8 +60,8 @@ def finite(stack) -> bool:
     [
         (1, {"epochs": (3, 1, 2), "delay": 0.4}),
         (2, GAUSSIAN | {"seed": 1, "delay": 1.5}),
-        (3, {"shards": 2, "split": "units", "seed": 7}),
-        (4, {"model": "denoising", "tied": False, "shards": 2, "delay": 2.5}),
+        (3, {"shards": 2, "replicas": (2, 1, 1), "split": "units", "seed": 7}),
+        (4, {"model": "denoising", "tied": False, "shards": 2, "replicas": 2, "delay": 2.5}),
         (2, {"persistent": True, "visible_bias": "log-odds", "hidden_dropout": 0.2}),
     ],
 )
@@ -126,6 +128,29 @@ def test_every_way_to_fail_is_told_with_layer_epoch_and_cause(bits, monkeypatch,
     if "process" not in WAYS[kind]:
         cause = caught.value.__cause__
         assert "sabotage.py" in str(cause.__cause__ or cause), "where it was raised"
+
+
+def test_idle_threads_are_lent_to_a_process(bits, monkeypatch):
+    builder = partial(sabotage.build_streamed_layer, "helped", 1)
+    monkeypatch.setattr(building, "build_streamed_layer", builder)
+    told = r"^layer 1 failed in epoch \d+: ValueError: helped by syncpretrain-layer-1-2$"
+    with pytest.raises(WorkerError, match=told):
+        streamed(bits, workers=2, epochs=LONG, delay=500, shards=2, replicas=2).run()
+
+
+def test_a_lent_thread_comes_back_when_called_or_after_a_while():
+    number = np.zeros(1)
+    lent = LentThreads(number, Timeouts(sleep=0.01))
+    assert not lent.help(lent.calls)
+    lent = LentThreads(number, Timeouts())
+    before = lent.calls
+    helper = threading.Thread(target=lent.help, args=(before,))
+    helper.start()
+    lent.call()
+    helper.join(20)
+    assert not helper.is_alive()
+    assert lent.help(before), "called away in the meantime"
+    assert number[0] == 0
 
 
 def test_divergence_names_layer_and_epoch(bits):

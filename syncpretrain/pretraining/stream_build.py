@@ -87,7 +87,7 @@ def stream_runtime(
         RemoteLayer(p.layer, p.plan, passes.steps, partial(_untrained, settings, p.layer), times)
         for p in places
     ]
-    return ProcessStream(layer_factories, layers, data.data, sizes, times)
+    return ProcessStream(layer_factories, layers, data.data, sizes, settings.replicas, times)
 
 
 def build_streamed_layer(

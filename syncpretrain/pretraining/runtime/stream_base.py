@@ -10,12 +10,14 @@ from typing import Protocol
 
 import numpy as np
 
-from syncpretrain.kernels.program import PhaseRunner, in_turn
+from syncpretrain.kernels.program import PhaseRunner, Phases, in_turn
 from syncpretrain.models.layer import DenseLayer
+from syncpretrain.parallel.step_sharing import StepSharing
+from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime.layer_state import StreamedLayerState
 from syncpretrain.pretraining.schedule.stream import Block, StreamPlan
 
-__all__ = ["BaseStreamedLayer", "EpochResult", "StreamRuntime"]
+__all__ = ["BaseStreamedLayer", "EpochResult", "Sharing", "StreamRuntime"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,27 @@ class EpochResult:
     train_error: float
     validation_error: float | None
     warnings: tuple[str, ...]
+
+
+class Sharing(Protocol):
+    """Steps of one layer that other threads may help with, as of :class:`StepSharing`."""
+
+    @property
+    def calls(self) -> int:
+        """How often helpers have been called away."""
+        ...
+
+    def run(self, phases: Phases, shards: int) -> None:
+        """Run the phases of a step, with the helpers that come."""
+        ...
+
+    def help(self, calls: int) -> bool:
+        """Help until called away; return False if there was nothing to do for a while."""
+        ...
+
+    def call(self) -> None:
+        """Call the helpers away."""
+        ...
 
 
 class BaseStreamedLayer(ABC):
@@ -76,6 +99,10 @@ class BaseStreamedLayer(ABC):
     def epochs_done(self) -> int:
         """How many epochs the layer has finished."""
         return max(0, min(self.position - self.plan.delay, self.plan.steps)) // self._steps
+
+    def sharing(self, times: Timeouts) -> Sharing:
+        """Return what lets the pool's idle threads help with the steps."""
+        return StepSharing(times)
 
     @abstractmethod
     def process(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from syncpretrain.kernels.program import PhaseRunner, in_turn
+from syncpretrain.kernels.program import PhaseRunner, Phases
 from syncpretrain.parallel.blas import blas_limit
+from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.pretraining.runtime.child_loop import sendable, serve
 from syncpretrain.pretraining.runtime.stream_base import BaseStreamedLayer
 from syncpretrain.pretraining.runtime.stream_messages import (
@@ -29,13 +30,22 @@ def main(descriptor: int) -> None:
 
 def _work(job: StreamJob, take: Callable[[], StreamOrder], send: Callable[[Any], None]) -> None:
     numbers = job.numbers.map()
+    lent = numbers[len(numbers) // 2 + job.layer :]  # the layer's number is the first
+    pool = WorkerPool(job.replicas, f"syncpretrain-layer-{job.layer}", job.times)
+
+    def stop() -> bool:
+        return bool(numbers[0])
+
+    def run(phases: Phases, shards: int) -> None:
+        pool.run(phases, shards, 1 + int(lent[0]))
+
     with blas_limit(1):
         layer = _layer(job)
         layer.progress = numbers[job.layer : job.layer + 1]
         while True:
             order = take()
             try:
-                answer = Answer(_obeyed(layer, order, lambda: bool(numbers[0])))
+                answer = Answer(_obeyed(layer, order, stop, run))
             except BaseException as error:  # the parent raises it
                 answer = _failed(error, layer.number, layer.epoch)
             send(answer)
@@ -48,10 +58,11 @@ def _layer(job: StreamJob) -> BaseStreamedLayer:
     return layer
 
 
-def _obeyed(layer: BaseStreamedLayer, order: StreamOrder, stop: Callable[[], bool]) -> Any:
+def _obeyed(
+    layer: BaseStreamedLayer, order: StreamOrder, stop: Callable[[], bool], run: PhaseRunner
+) -> Any:
     """Do what an order says; return what is to be answered."""
     if isinstance(order, Block):
-        run: PhaseRunner = in_turn  # with a WorkerPool's, helper threads could share the steps
         results = tuple(layer.process(order, stop, run))
         return Processed(results, layer.current() if results else None, layer.busy_seconds)
     if isinstance(order, GiveLayer):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from syncpretrain.models.layer import DenseLayer
+from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime.layer_state import StreamedLayerState
 from syncpretrain.pretraining.runtime.shared_activations import SharedNumbers, SharedSplits
 from syncpretrain.pretraining.schedule.stream import Block
@@ -20,7 +21,8 @@ class StreamJob:
 
     It reads what lies in the memory ``below``, and hands up through the memory ``above``, if it
     has one. Of the ``numbers``, the first is 1 once the layers are to stop; then follow the last
-    minibatch that each has processed. ``parent`` is a process identifier.
+    minibatch that each has processed, and the threads that are lent to each, of which there are
+    less than its ``replicas``. ``parent`` is a process identifier.
     """
 
     layer: int
@@ -28,6 +30,8 @@ class StreamJob:
     below: SharedSplits
     above: SharedSplits | None
     numbers: SharedNumbers
+    replicas: int
+    times: Timeouts
     parent: int
 
 

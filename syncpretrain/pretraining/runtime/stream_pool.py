@@ -20,11 +20,10 @@ from types import TracebackType
 from syncpretrain.errors import StalledError
 from syncpretrain.kernels.program import in_turn
 from syncpretrain.learners.cursor import Stopped
-from syncpretrain.parallel.step_sharing import StepSharing
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.runtime.mailbox import Mailbox
 from syncpretrain.pretraining.runtime.messages import failure_of
-from syncpretrain.pretraining.runtime.stream_base import BaseStreamedLayer, EpochResult
+from syncpretrain.pretraining.runtime.stream_base import BaseStreamedLayer, EpochResult, Sharing
 from syncpretrain.pretraining.schedule.stream import Block, StreamSchedule
 
 __all__ = ["BlockFailed", "StreamPool"]
@@ -70,7 +69,10 @@ class StreamPool:
         self._changed = threading.Condition()  # guards the schedule
         self._stopping = threading.Event()
         self._pauses = 0
-        self._sharing = [StepSharing(times) if n > 1 else None for n in replicas]
+        self._sharing = [
+            layer.sharing(times) if n > 1 else None
+            for layer, n in zip(layers, replicas, strict=True)
+        ]
         self._room = [n - 1 for n in replicas]  # for helpers
         self._caller = threading.current_thread()
         self.results: Mailbox[EpochResult | BlockFailed] = Mailbox()
@@ -173,7 +175,7 @@ class StreamPool:
         for result in results:
             self.results.put(result)
 
-    def _help(self, layer: int, sharing: StepSharing, calls: int) -> bool:
+    def _help(self, layer: int, sharing: Sharing, calls: int) -> bool:
         try:
             return sharing.help(calls)
         finally:
@@ -187,7 +189,7 @@ class StreamPool:
             if sharing is not None:
                 sharing.call()
 
-    def _next(self, *, may_help: bool) -> Block | tuple[int, StepSharing, int] | None:
+    def _next(self, *, may_help: bool) -> Block | tuple[int, Sharing, int] | None:
         """Return the next block or layer to help, waiting for one; None at the end."""
         with self._changed:
             while self._caller.is_alive() and not self._stopping.is_set():
@@ -207,7 +209,7 @@ class StreamPool:
                 may_help = True
         return None
 
-    def _to_help(self) -> tuple[int, StepSharing, int] | None:
+    def _to_help(self) -> tuple[int, Sharing, int] | None:
         """Return the lowest running layer that has room for a helper."""
         for layer in self._schedule.running:
             sharing = self._sharing[layer - 1]

@@ -44,8 +44,9 @@ class ProcessStream:
         What layer 1 reads; the processes share a copy.
     sizes : sequence of RingSize
         Of what lies between two layers, from the lowest up.
+    replicas : sequence of int
+        The most threads that each process may have for a step.
     times : Timeouts
-        Of which ``join`` is used.
     """
 
     def __init__(
@@ -54,10 +55,11 @@ class ProcessStream:
         layers: Sequence[RemoteLayer],
         data: Split,
         sizes: Sequence[RingSize],
+        replicas: Sequence[int],
         times: Timeouts = TIMEOUTS,
     ) -> None:
         self._layer_factories, self._remote_layers = layer_factories, layers
-        self._data, self._sizes, self._times = data, sizes, times
+        self._data, self._sizes, self._replicas, self._times = data, sizes, replicas, times
         self._memory: list[SharedSplits] = []
         self._numbers: SharedNumbers | None = None
         self._processes: list[LayerProcess] = []
@@ -108,25 +110,25 @@ class ProcessStream:
         self._memory.append(SharedSplits.of(self._data))
         for size in self._sizes:
             self._memory.append(SharedSplits.create(size.all_rows, size.width, 1))
-        self._numbers = SharedNumbers.create(len(self._remote_layers) + 1)
+        self._numbers = SharedNumbers.create(2 * len(self._remote_layers) + 1)
         return self._numbers
 
     def _start(self, numbers: SharedNumbers) -> None:
         """Start the processes, then send their jobs: they start at the same time."""
-        shared = numbers.map()
+        shared, depth = numbers.map(), len(self._remote_layers)
         stopping = Stopping(shared[:1], self._times)
         memory = list(zip(self._memory, [*self._memory[1:], None], strict=True))
-        for layer, (below, above) in zip(self._remote_layers, memory, strict=True):
-            shared[layer.number] = layer.position
-            layer.progress = shared[layer.number : layer.number + 1]
+        for i, (layer, (below, above)) in enumerate(zip(self._remote_layers, memory, strict=True)):
+            shared[i + 1] = layer.position
+            layer.progress = shared[i + 1 : i + 2]
             descriptors = [x.descriptor for x in (numbers, below, above) if x is not None]
             process = LayerProcess(layer.number, STREAM_CHILD, descriptors, 1, self._times)
             self._processes.append(process)
-            layer.connect(process, stopping)
-        jobs = zip(self._layer_factories, memory, strict=True)
-        for i, (layer_factory, (below, above)) in enumerate(jobs):
-            job = StreamJob(i + 1, layer_factory, below, above, numbers, os.getpid())
-            self._processes[i].send(job)
+            layer.connect(process, stopping, shared[depth + i + 1 : depth + i + 2])
+        jobs = zip(self._processes, self._layer_factories, memory, self._replicas, strict=True)
+        for i, (process, factory, (below, above), replicas) in enumerate(jobs):
+            given = (factory, below, above, numbers, replicas, self._times, os.getpid())
+            process.send(StreamJob(i + 1, *given))
 
     def _close(self) -> list[int]:
         """End every process, release the memory; return those that did not end in time."""

@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.errors import StalledError, WorkerError
-from syncpretrain.kernels.program import PhaseRunner, in_turn
+from syncpretrain.kernels.program import PhaseRunner, Phases, in_turn
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime.layer_process import LayerProcess, RemoteTraceback
 from syncpretrain.pretraining.runtime.layer_state import StreamedLayerState
 from syncpretrain.pretraining.runtime.messages import failure_of
-from syncpretrain.pretraining.runtime.stream_base import BaseStreamedLayer, EpochResult
+from syncpretrain.pretraining.runtime.stream_base import BaseStreamedLayer, EpochResult, Sharing
 from syncpretrain.pretraining.runtime.stream_messages import (
     Answer,
     GiveLayer,
@@ -36,7 +36,48 @@ from syncpretrain.pretraining.runtime.stream_messages import (
 )
 from syncpretrain.pretraining.schedule.stream import Block, StreamPlan
 
-__all__ = ["RemoteLayer", "Stopping"]
+__all__ = ["LentThreads", "RemoteLayer", "Stopping"]
+
+
+class LentThreads:
+    """Threads of this process that sleep, so that a layer in another one may have more of its own.
+
+    Parameters
+    ----------
+    number : ndarray of shape (1,), float64
+        Of those that do, in shared memory: read by the other process before every step.
+    times : Timeouts
+        Of which ``sleep`` is used.
+    """
+
+    def __init__(self, number: NDArray[np.float64], times: Timeouts) -> None:
+        self._number, self._times = number, times
+        self._changed = threading.Condition()  # guards the number and the calls
+        self._calls = 0
+
+    @property
+    def calls(self) -> int:
+        """How often the threads have been called away."""
+        return self._calls
+
+    def run(self, phases: Phases, shards: int) -> None:
+        """Run the phases of a step here, where no thread can help."""
+        in_turn(phases, shards)
+
+    def help(self, calls: int) -> bool:
+        """Sleep until called away; return False if that took long."""
+        with self._changed:
+            self._number[0] += 1
+            try:
+                return self._changed.wait_for(lambda: self._calls != calls, self._times.sleep)
+            finally:
+                self._number[0] -= 1
+
+    def call(self) -> None:
+        """Call the threads away: there is other work for them."""
+        with self._changed:
+            self._calls += 1
+            self._changed.notify_all()
 
 
 class Stopping:
@@ -93,24 +134,28 @@ class RemoteLayer(BaseStreamedLayer):
         self._times, self._initial = times, initial
         self._lock = threading.Lock()  # guards what follows: one order at a time
         self._process: LayerProcess | None = None
-        self._stopping = Stopping(np.zeros(1), times)
+        self._stopping, self._lent = Stopping(np.zeros(1), times), np.zeros(1)
         self._newest: DenseLayer | None = None
 
-    def connect(self, process: LayerProcess, stopping: Stopping) -> None:
-        """Use a process, and the request to all of the run to stop."""
-        self._process, self._stopping = process, stopping
+    def connect(self, process: LayerProcess, stopping: Stopping, lent: NDArray[np.float64]) -> None:
+        """Use a process, the request to all of the run to stop, and the number of lent threads."""
+        self._process, self._stopping, self._lent = process, stopping, lent
 
     def disconnect(self) -> None:
         """Go on without the process, which was killed, as the layer is known here."""
         with contextlib.suppress(StalledError), self._turn(self._times.join):
             self._process = None
-        self._stopping = Stopping(np.zeros(1), self._times)
+        self._stopping, self._lent = Stopping(np.zeros(1), self._times), np.zeros(1)
         self.progress = self.progress.copy()
+
+    def sharing(self, times: Timeouts) -> Sharing:
+        """Return what lends threads to the process."""
+        return LentThreads(self._lent, times)
 
     def process(
         self, block: Block, stop: Callable[[], bool], run: PhaseRunner = in_turn
     ) -> list[EpochResult]:
-        """Have the process do it; ``run``, which has threads of this one, is not used."""
+        """Have the process do it, which runs the phases itself: ``run`` is not used."""
         if stop():
             raise Stopped
         try:
