@@ -68,8 +68,33 @@ def test_it_is_resumed_from_any_positions_that_it_had(stack, ring, block, steps,
         rng.shuffle(taken)
         for one in taken:
             schedule.done(one)
-    again = StreamSchedule(plans, ring=ring, block=block, positions=schedule.positions)
+    again = StreamSchedule(plans, ring=ring, block=block)
+    again.go_to(schedule.positions)
     play(again, plans, workers=3, ring=ring, seed=seed)
+
+
+@given(stacks, st.integers(1, 5), st.integers(1, 4), st.integers(1, 6), st.integers())
+def test_layers_that_stop_early_hold_nobody_up_and_lose_nothing(stack, ring, block, workers, seed):
+    plans, rng = plans_of(stack), random.Random(seed)
+    stops = [rng.randint(1, plan.steps) for plan in plans]
+    schedule = StreamSchedule(plans, ring=ring, block=block)
+    longest, position, running = list(schedule.ends), list(schedule.positions), []
+    while not schedule.is_finished:
+        while len(running) < workers and (taken := schedule.take()) is not None:
+            running.append(taken)
+        taken = running.pop(rng.randrange(len(running)))
+        i = taken.layer - 1
+        for number in range(taken.first, taken.last + 1):
+            assert i == 0 or number <= position[i - 1], "its input is there"
+            if i + 1 < len(plans) and position[i + 1] < schedule.ends[i + 1]:
+                unread = min(number, longest[i + 1]) - position[i + 1]
+                assert unread <= ring, "no minibatch that is waited for is overwritten"
+        position[i] = taken.last
+        schedule.done(taken)
+        if position[i] >= plans[i].delay + stops[i]:
+            schedule.shorten(taken.layer, StreamPlan(plans[i].delay, stops[i]))
+    needed = [plan.delay + stop for plan, stop in zip(plans, stops, strict=True)]
+    assert all(position[i] >= max(needed[i:]) for i in range(len(plans)))
 
 
 def test_the_lowest_layer_that_may_process_goes_first():

@@ -46,6 +46,7 @@ VARIANTS = {
     "contractive": {"model": "contractive"},
     "log-odds": {"visible_bias": "log-odds"},
     "shards of noise": {"model": "denoising", "shards": 2},
+    "stopped early": {"early_stopping": "pseudo-likelihood", "patience": 1, "epochs": (9, 3, 6)},
 }
 DELAYS = (0.0, 0.4, 1.0, 2.5)
 
@@ -90,7 +91,9 @@ def transcribed(bits, variant, delay) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("delay", DELAYS)
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if "shards" not in VARIANTS[v]])
+@pytest.mark.parametrize(
+    "variant", [v for v in VARIANTS if not {"shards", "early_stopping"} & VARIANTS[v].keys()]
+)
 def test_it_computes_what_is_defined(bits, variant, delay):
     found = streamed(bits, variant, delay=delay, runtime="serial").run()
     expected = transcribed(bits, variant, delay)
@@ -161,6 +164,21 @@ def test_a_signal_ends_it_with_what_was_learned(bits, runtime, monkeypatch):
         streamed(bits, "rbm", runtime=runtime, workers=2, epochs=500).run()
     assert end.value.stack.widths == LAYERS
     assert not library_threads()
+
+
+@pytest.mark.parametrize("runtime", ["serial", "threads"])
+def test_layers_end_when_they_learn_no_more(bits, runtime):
+    """Early stopping ends the middle layer, and those below and above go on as without it."""
+    events, epochs = [], 40
+    options = {"early_stopping": "pseudo-likelihood", "patience": 2, "epochs": epochs}
+    run = streamed(bits, "rbm", runtime=runtime, workers=2, observers=[events.append], **options)
+    stack = run.run()
+    done = {e.layer: e.epoch for e in events if isinstance(e, EpochFinished)}
+    assert sorted(e.layer for e in events if isinstance(e, LayerFinished)) == [1, 2, 3]
+    assert min(done.values()) < epochs
+    assert stack.info["epochs"] == [done[1], done[2], done[3]]
+    whole = streamed(bits, "rbm", runtime="serial", epochs=(done[1], epochs, epochs)).run()
+    np.testing.assert_array_equal(whole.layers[0].weight, stack.layers[0].weight)
 
 
 def test_a_layer_that_diverges_goes_on_with_half_the_rate_to_the_same_bits(bits):
@@ -289,7 +307,10 @@ class TestSettings:
             ({"schedule": "rounds"}, "schedule: got rounds with handoff minibatch, expected sync"),
             ({"finish": "first-layer"}, "finish: got first-layer with handoff minibatch"),
             ({"refresh_epochs": 1}, "refresh_epochs: got 1 with handoff minibatch, expected 0"),
-            ({"early_stopping": "pseudo-likelihood"}, "early_stopping: got pseudo-likelihood"),
+            (
+                {"early_stopping": "free-energy-gap"},
+                "early_stopping: got free-energy-gap with hand",
+            ),
             ({"backend": "cupy"}, "backend: got cupy with handoff minibatch"),
             ({"handoff": "epoch", "delay": 0.5}, "delay: got 0.5 with handoff epoch"),
             ({"delay": -1}, "delay: got -1"),

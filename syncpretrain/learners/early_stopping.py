@@ -48,6 +48,11 @@ class EarlyStopping:
     def state(self, state: tuple[float, int]) -> None:
         self._best, self._bad = state
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the newest answer was yes."""
+        return self._bad >= self._patience
+
     def stops(self, layer: DenseLayer, train: Array, held_out: Array) -> bool:
         """Record the layer after an epoch; return whether that was its last.
 
@@ -62,7 +67,7 @@ class EarlyStopping:
             worse = not loss < self._best
             self._best = min(self._best, loss)
         self._bad = self._bad + 1 if worse else 0
-        return self._bad >= self._patience
+        return self.is_over
 
     def _loss(self, layer: DenseLayer, X: Array) -> float:
         if self._metric == "pseudo-likelihood":

@@ -9,7 +9,7 @@ from functools import partial
 from syncpretrain.learners.select import step_for
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
-from syncpretrain.pretraining.build import build_learner
+from syncpretrain.pretraining.build import build_learner, build_stopping
 from syncpretrain.pretraining.runtime.rings import DataSource, Passes, RingSize, RingSource, Source
 from syncpretrain.pretraining.runtime.shared_activations import check_runtime
 from syncpretrain.pretraining.runtime.split import Split
@@ -104,7 +104,8 @@ def build_streamed_layer(
         source = RingSource(place.below.rings(below), place.passes)
     learner = build_learner(settings, place.layer)
     step = step_for(learner, settings.shards_of(place.layer), settings.split)
-    layer = StreamedLayer(learner, step, place.plan, source, place.passes)
+    stopping = build_stopping(settings)[place.layer - 1]
+    layer = StreamedLayer(learner, step, place.plan, source, place.passes, stopping)
     if place.above is not None and above is not None:
         layer.connect(place.above.rings(above), place.handed_up)
     return layer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 
 import msgspec
@@ -90,7 +90,7 @@ class StreamedPretraining:
         steps = steps_per_epoch(len(data.train), settings.batch_size)
         self.plans = plans(settings.epochs, delay=settings.delay, steps=steps)
         self.save, self.resume = save, resume
-        self._schedule = self._new_schedule(None)
+        self._schedule = StreamSchedule(self.plans, ring=RING_MINIBATCHES, block=BLOCK_MINIBATCHES)
         self._runtime = stream_runtime(
             self.settings,
             self._source,
@@ -146,18 +146,20 @@ class StreamedPretraining:
     def state(self) -> StreamState:
         """Return all that the rest of the run depends on."""
         with self._pool.paused() if self._pool is not None else nullcontext():
-            above = [layer.position for layer in self._layers[1:]] + [None]
+            ends = self._schedule.ends
+            above = (
+                [
+                    layer.position if layer.position < end else None  # else it needs nothing more
+                    for layer, end in zip(self._layers[1:], ends[1:], strict=True)
+                ]
+                + [None]
+            )
             states = [x.state(position) for x, position in zip(self._layers, above, strict=True)]
             return StreamState(tuple(states), self._done())
 
     def _done(self) -> tuple[int, ...]:
         """Return the epochs that each layer has finished."""
         return tuple(layer.epochs_done for layer in self._layers)
-
-    def _new_schedule(self, positions: Sequence[int] | None) -> StreamSchedule:
-        return StreamSchedule(
-            self.plans, ring=RING_MINIBATCHES, block=BLOCK_MINIBATCHES, positions=positions
-        )
 
     def _go_on(self) -> None:
         """Load the state to resume from, if there is one."""
@@ -170,7 +172,8 @@ class StreamedPretraining:
                 raise CheckpointError(
                     f"resume: the state of layer {layer.number} is of another layer: {error}"
                 ) from error
-        self._schedule = self._new_schedule([layer.position for layer in self._layers])
+            self._schedule.shorten(layer.number, layer.plan)
+        self._schedule.go_to([layer.position for layer in self._layers])
 
     def _train(self, request: StopRequest) -> None:
         if self.settings.runtime == "serial":
@@ -216,9 +219,8 @@ class StreamedPretraining:
             self._take(item)
 
     def _save(self) -> None:
-        done = self._done()
-        if self.save is not None and done != self.settings.epochs:
-            self.save(self.state, done=done, final=False)
+        if self.save is not None and not all(layer.is_trained for layer in self._layers):
+            self.save(self.state, done=self._done(), final=False)
 
     def _processed(self, request: StopRequest) -> Iterator[EpochResult]:
         """Process the blocks in turn; yield the epochs that ended."""
@@ -230,6 +232,7 @@ class StreamedPretraining:
                 failure = BlockFailed(block.layer, layer.epoch, error).failure()
                 raise failure from failure.__cause__
             self._schedule.done(block)
+            self._schedule.shorten(block.layer, layer.plan)
             yield from results
             self._tick()
 
@@ -251,7 +254,7 @@ class StreamedPretraining:
                 validation_error=item.validation_error,
             )
         )
-        if item.epoch == self.settings.epochs[item.layer - 1]:
+        if item.is_last:
             self._emit(LayerFinished(time.monotonic(), item.layer))
 
     def _begin(self, layer: int, epoch: int, started: float) -> None:
@@ -263,7 +266,7 @@ class StreamedPretraining:
         running = {
             layer.number: layer.epoch
             for layer in self._layers
-            if layer.plan.delay < layer.position < layer.plan.delay + layer.plan.steps
+            if layer.position > layer.plan.delay and not layer.is_trained
         }
         for layer, epoch in running.items():
             self._begin(layer, epoch, time.monotonic())

@@ -42,6 +42,7 @@ class _Layer(msgspec.Struct):
     warnings: tuple[str, ...]
     ring: list[int]
     passes: list[int]
+    steps: int | None = None
 
 
 class _Header(msgspec.Struct):
@@ -75,6 +76,7 @@ def write_stream_state(path: Path, state: StreamState, run: Mapping[str, Any]) -
                 layer.warnings,
                 list(layer.ring),
                 list(layer.passes),
+                layer.steps,
             )
         )
     header = _Header(dict(run), layers, state.done)
@@ -106,6 +108,7 @@ def read_stream_state(
                 warnings=layer.warnings,
                 ring={n: arrays[f"ring.{number}.{n}"] for n in layer.ring},
                 passes={n: arrays[f"passes.{number}.{n}"] for n in layer.passes},
+                steps=layer.steps,
             )
             for number, layer in enumerate(header.stream, start=1)
         )

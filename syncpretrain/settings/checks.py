@@ -201,7 +201,10 @@ def _check_handoff(settings: PretrainFields) -> None:
         "schedule": (_names(n for n, kind in SCHEDULES.items() if kind.can_stream), None),
         "pace": ("lockstep", None),
         "finish": ("drain", None),
-        "early_stopping": ("none", None),
+        "early_stopping": (
+            "none, pseudo-likelihood or validation-error: the gap is judged by fixed examples",
+            ("none", "pseudo-likelihood", "validation-error"),
+        ),
         "refresh_epochs": ("0: no newer version wakes a layer", (0,)),
     }
     for name, (expected, values) in usual.items():

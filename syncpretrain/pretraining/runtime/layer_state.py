@@ -47,8 +47,10 @@ class StreamedLayerState:
     """One layer between two minibatches.
 
     ``position`` is the last minibatch that it processed. Of the running epoch, ``examples`` is how
-    many its errors are summed over. ``ring`` and ``passes`` hold, by number, the minibatches and
-    the validation examples that it handed up and that the layer above has not processed.
+    many its errors are summed over. ``steps`` is how many minibatches it trains on, fewer than was
+    planned after an early stop, and None for as many. ``ring`` and ``passes`` hold, by number, the
+    minibatches and the validation examples that it handed up and that the layer above has not
+    processed.
     """
 
     position: int
@@ -58,3 +60,4 @@ class StreamedLayerState:
     warnings: tuple[str, ...]
     ring: dict[int, NDArray[np.float32]]
     passes: dict[int, NDArray[np.float32]]
+    steps: int | None = None

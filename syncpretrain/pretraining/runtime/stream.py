@@ -19,6 +19,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.cursor import Cursor, Stopped
+from syncpretrain.learners.early_stopping import EarlyStopping
 from syncpretrain.learners.epoch import LARGEST_WEIGHT, MAX_ROLLBACKS, diverged
 from syncpretrain.learners.steps import Step, load_state
 from syncpretrain.models.layer import DenseLayer
@@ -43,6 +44,8 @@ class StreamedLayer(BaseStreamedLayer):
         Of its minibatches.
     passes : Passes
         Over the data, which end its epochs.
+    stopping : EarlyStopping, optional
+        Given the validation examples at the end of every pass, it ends the layer's epochs.
     """
 
     def __init__(
@@ -52,8 +55,10 @@ class StreamedLayer(BaseStreamedLayer):
         plan: StreamPlan,
         source: Source,
         passes: Passes,
+        stopping: EarlyStopping | None = None,
     ) -> None:
         super().__init__(learner.layer, plan, passes.steps)
+        self._stopping = stopping
         self.learner, self.step = learner, step
         self._source, self._passes = source, passes
         self._above: tuple[Rings, range] | None = None
@@ -100,8 +105,9 @@ class StreamedLayer(BaseStreamedLayer):
                 cursor=Cursor(begun, self._error),
                 learning_rate=self.learner.learning_rate,
                 rollbacks=self._rollbacks,
-                stopping=None,
+                stopping=self._stopping.state if self._stopping else None,
             ),
+            steps=self.plan.steps,
             examples=self._examples,
             validation_error=self._validation_error,
             warnings=tuple(self._warnings),
@@ -121,7 +127,10 @@ class StreamedLayer(BaseStreamedLayer):
         load_state(self.learner, self.step, own.layer, own.step_state)
         self.learner.learning_rate = own.learning_rate
         self._last_good, self._rollbacks = own.last_good, own.rollbacks
-        self.progress[0], self._started = state.position, time.monotonic()
+        if self._stopping is not None and own.stopping is not None:
+            self._stopping.state = own.stopping
+        self._take_steps(state)
+        self._started = time.monotonic()
         self._error, self._examples = own.cursor.error, state.examples
         self._validation_error, self._warnings = state.validation_error, list(state.warnings)
         if self._above is not None:
@@ -214,6 +223,8 @@ class StreamedLayer(BaseStreamedLayer):
     def _epoch_result(self, epoch: int) -> EpochResult:
         self._last_good = self.learner.snapshot()
         warnings, self._warnings = tuple(self._warnings), []
+        if self._stopping is not None and self._stopping.is_over:
+            self.shorten(epoch)
         return EpochResult(
             layer=self.learner.layer,
             epoch=epoch,
@@ -222,6 +233,7 @@ class StreamedLayer(BaseStreamedLayer):
             train_error=self._error / max(self._examples, 1),
             validation_error=self._validation_error,
             warnings=warnings,
+            is_last=epoch * self._steps == self.plan.steps,
         )
 
     def _hidden(self, number: int, rows: int) -> Array | None:
@@ -242,6 +254,8 @@ class StreamedLayer(BaseStreamedLayer):
         if not len(X):
             return
         self._validation_error = self.learner.validation_error(X)
+        if self._stopping is not None and number - self.plan.delay <= self.plan.steps:
+            self._stopping.stops(self.learner.current(), X[:0], X)
         if self._above is not None and number in self._above[1]:
             out = self._above[0].validation.array(number // self._passes.steps, len(X))
             self.learner.current().up(X, out=out)

@@ -22,7 +22,7 @@ __all__ = ["BaseStreamedLayer", "EpochResult", "Sharing", "StreamRuntime"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochResult:
-    """A layer finished an epoch of its own. Times as in ``time.monotonic``."""
+    """A layer finished an epoch of its own, the last one maybe. Times as in ``time.monotonic``."""
 
     layer: int
     epoch: int
@@ -31,6 +31,7 @@ class EpochResult:
     train_error: float
     validation_error: float | None
     warnings: tuple[str, ...]
+    is_last: bool
 
 
 class Sharing(Protocol):
@@ -99,6 +100,21 @@ class BaseStreamedLayer(ABC):
     def epochs_done(self) -> int:
         """How many epochs the layer has finished."""
         return max(0, min(self.position - self.plan.delay, self.plan.steps)) // self._steps
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the layer has finished all its epochs."""
+        return self.position >= self.plan.delay + self.plan.steps
+
+    def shorten(self, epochs: int) -> None:
+        """Train no more than some epochs."""
+        self.plan = StreamPlan(self.plan.delay, epochs * self._steps)
+
+    def _take_steps(self, state: StreamedLayerState) -> None:
+        """Go to the place in the stream that a state is of."""
+        self.progress[0] = state.position
+        if state.steps is not None:
+            self.plan = StreamPlan(self.plan.delay, state.steps)
 
     def sharing(self, times: Timeouts) -> Sharing:
         """Return what lets the pool's idle threads help with the steps."""

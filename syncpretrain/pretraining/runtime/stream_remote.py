@@ -168,6 +168,9 @@ class RemoteLayer(BaseStreamedLayer):
         except BaseException:
             self._stopping.record_failure()
             raise
+        for result in answer.results:
+            if result.is_last:
+                self.shorten(result.epoch)
         return list(answer.results)
 
     def current(self) -> DenseLayer:
@@ -200,6 +203,7 @@ class RemoteLayer(BaseStreamedLayer):
     def load_state(self, state: StreamedLayerState) -> None:
         """Continue from a state; see the base class."""
         self._asked(TakeState(state), self._times.stall, plain=(KeyError, ValueError))
+        self._take_steps(state)
         self._newest = state.state.layer
 
     def check(self) -> None:

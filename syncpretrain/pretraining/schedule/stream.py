@@ -4,7 +4,7 @@ Pure: no threads, clocks or arrays. Layer 1 reads the data, epoch after epoch, a
 minibatches, counted from 1. Every other layer reads the hidden means that the layer below computed
 for the same minibatch, through a ring of a few minibatches. A layer skips the first ``delay``
 minibatches, trains on as many as its plan says, and after that only computes the hidden means that
-layers above still need.
+layers above still need. One that learns no more may train on fewer (:meth:`shorten`).
 
 With a delay of 2 minibatches, 4 to train on and a ring of 2 (``t`` trains, ``f`` forwards)::
 
@@ -74,8 +74,6 @@ class StreamSchedule:
         Minibatches that may wait between two layers.
     block : int
         The most minibatches that a layer processes at once.
-    positions : sequence of int, optional
-        The last minibatch that each layer has processed, to resume from.
 
     Raises
     ------
@@ -89,7 +87,6 @@ class StreamSchedule:
         *,
         ring: int,
         block: int,
-        positions: Sequence[int] | None = None,
     ) -> None:
         delays = [plan.delay for plan in plans]
         if min(ring, block) < 1 or min(plan.steps for plan in plans) < 1:
@@ -97,11 +94,14 @@ class StreamSchedule:
         if delays != sorted(delays) or delays[0] < 0:
             raise ScheduleError(f"delays: got {delays}, expected numbers that rise from layer 1")
         self._plans, self._ring, self._block = list(plans), ring, block
-        self.ends = [plan.delay + plan.steps for plan in plans]  # the last minibatch each is for
-        for i in reversed(range(len(plans) - 1)):
-            self.ends[i] = max(self.ends[i], self.ends[i + 1])
-        self._positions = list(delays if positions is None else positions)
+        self.ends = self._last_needed()
+        self._longest = list(self.ends)  # if no layer stops early
+        self._positions = delays
         self._running: dict[int, Block] = {}
+
+    def go_to(self, positions: Sequence[int]) -> None:
+        """Continue where each layer has processed a minibatch last."""
+        self._positions = list(positions)
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -116,7 +116,8 @@ class StreamSchedule:
     @property
     def is_finished(self) -> bool:
         """Whether every layer has processed all of its minibatches."""
-        return not self._running and self._positions == self.ends
+        positions = zip(self._positions, self.ends, strict=True)
+        return not self._running and all(position >= end for position, end in positions)
 
     def take(self) -> Block | None:
         """Return minibatches that a layer may process now; None to wait for :meth:`done`.
@@ -150,13 +151,25 @@ class StreamSchedule:
         del self._running[block.layer - 1]
         self._positions[block.layer - 1] = block.last
 
+    def shorten(self, layer: int, plan: StreamPlan) -> None:
+        """Record that a layer, counted from 1, trains on fewer minibatches than was planned."""
+        self._plans[layer - 1] = plan
+        self.ends = self._last_needed()
+
+    def _last_needed(self) -> list[int]:
+        """Return the last minibatch that each layer processes, for itself or those above."""
+        ends = [plan.delay + plan.steps for plan in self._plans]
+        for i in reversed(range(len(ends) - 1)):
+            ends[i] = max(ends[i], ends[i + 1])
+        return ends
+
     def _limit(self, i: int) -> int:
         """Return the last minibatch that a layer may process, by its input and the ring above."""
         limit = self.ends[i]
         if i:
             limit = min(limit, self._positions[i - 1])
-        if i + 1 < len(self._plans):
+        if i + 1 < len(self._plans) and self._positions[i + 1] < self.ends[i + 1]:
             filled = self._positions[i + 1] + self._ring
-            if filled < self.ends[i + 1]:  # what is behind its end goes into no ring
+            if filled < self._longest[i + 1]:  # what is behind it goes into no ring
                 limit = min(limit, filled)
         return limit
