@@ -12,14 +12,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from syncpretrain.data.minibatches import Minibatches
     from syncpretrain.finetuning import finetune
     from syncpretrain.models.stack import Stack, load
     from syncpretrain.pretraining.call import pretrain
 
 __version__ = "0.1.0"
-__all__ = ["Stack", "__version__", "finetune", "load", "pretrain"]
+__all__ = ["Minibatches", "Stack", "__version__", "finetune", "load", "pretrain"]
 
 _HOMES = {
+    "Minibatches": "data.minibatches",
     "Stack": "models.stack",
     "finetune": "finetuning",
     "load": "models.stack",

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from syncpretrain.data.examples import CHUNK_VALUES, check_examples
+from syncpretrain.data.blocks import CHUNK_VALUES
+from syncpretrain.data.examples import check_examples
 from syncpretrain.errors import DataError
 
 X = (np.arange(24, dtype=np.float32) / 24).reshape(6, 4)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from syncpretrain.backends.base import Draws, Stream
+from syncpretrain.data.file_rows import FileRows
 from syncpretrain.rng import Address
 
 __all__ = ["NumpyBackend"]
@@ -40,8 +41,8 @@ class NumpyBackend:
         return self
 
     def asarray(self, array: Any) -> NDArray[Any]:
-        """Return the array itself."""
-        return np.asarray(array)
+        """Return the array itself; what lies in a file stays there."""
+        return cast("NDArray[Any]", array) if isinstance(array, FileRows) else np.asarray(array)
 
     def tohost(self, array: Any) -> NDArray[Any]:
         """Return the array itself."""

@@ -85,6 +85,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "handoff": "Train on whole versions of the layer below (default), or on its minibatches as"
         " they are computed.",
         "delay": "Epochs that a layer starts after the one below, with minibatch. Default 0.5.",
+        "shuffle": "Of a streamed run: rows (default), or blocks of N rows, for large files.",
         "refresh_epochs": "On each newer version below.",
         "finish": "Stop when every version is read (default), or do not wait for refreshes.",
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,13 +13,15 @@ from numpy.typing import NDArray
 from syncpretrain.data import DATASETS, load_dataset, located
 from syncpretrain.data.dataset import Dataset, from_rows
 from syncpretrain.data.examples import scale_examples
+from syncpretrain.data.mapped_file import is_mapped_file
 from syncpretrain.data.readers import divided, read_file
 from syncpretrain.data.record import record_in, record_of
-from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.errors import CheckpointError, DataError, SettingsError
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
-from syncpretrain.runs.folder import CONFIG_NAME
-from syncpretrain.settings import DataSettings, read_settings
+from syncpretrain.runs.folder import CONFIG_NAME, IDENTITY_NAME
+from syncpretrain.runs.identity import read_identity
+from syncpretrain.settings import DataSettings, Settings, read_settings
 from syncpretrain.units import kind_of
 
 __all__ = ["Examples", "dataset_of", "examples_of"]
@@ -40,7 +43,7 @@ def dataset_of(run: Path, data: str | None, *, stack: Stack) -> Dataset:
     settings = _data_settings(run)
     name = _name(run, data, settings)
     if settings is not None and located(name) == located(settings.name):
-        dataset = _loaded(settings, stack)
+        dataset = _loaded(settings, stack, run)
         _compare(run, stack, dataset)
         return dataset
     return _loaded(DataSettings(name=name), stack) if name in DATASETS else _test_set(name, stack)
@@ -51,8 +54,12 @@ def examples_of(run: Path, data: str | None, part: str | None, *, stack: Stack) 
     settings = _data_settings(run)
     name = _name(run, data, settings)
     if part is None and name not in DATASETS:
+        own = settings is not None and located(name) == located(settings.name)
+        if settings is not None and own and _stays_in_file(run, name):
+            whole: Any = dataset_of(run, data, stack=stack).train
+            return Examples(whole.whole(), name)
         X, labels = _rows(name, stack)
-        if settings is not None and located(name) == located(settings.name):
+        if settings is not None and own:
             _compare(run, stack, divided(name, X, labels, validation=settings.validation))
         return Examples(scale_examples(X), name)
     part = part or "test"
@@ -64,9 +71,25 @@ def examples_of(run: Path, data: str | None, part: str | None, *, stack: Stack) 
 
 def _data_settings(run: Path) -> DataSettings | None:
     """Return what the run was trained on, as far as it is known."""
-    folder = run.parent if run.name == MODEL_NAME else run
-    config = folder / CONFIG_NAME
-    return read_settings(config).data if config.is_file() else None
+    settings = _settings(run)
+    return None if settings is None else settings.data
+
+
+def _settings(run: Path) -> Settings | None:
+    config = _folder(run) / CONFIG_NAME
+    return read_settings(config) if config.is_file() else None
+
+
+def _folder(run: Path) -> Path:
+    return run.parent if run.name == MODEL_NAME else run
+
+
+def _stays_in_file(run: Path, name: str) -> bool:
+    """Return whether the run left its data on the disk."""
+    settings = _settings(run)
+    return (
+        settings is not None and settings.pretrain.handoff == "minibatch" and is_mapped_file(name)
+    )
 
 
 def _name(run: Path, data: str | None, settings: DataSettings | None) -> str:
@@ -77,9 +100,19 @@ def _name(run: Path, data: str | None, settings: DataSettings | None) -> str:
     return settings.name
 
 
-def _loaded(settings: DataSettings, stack: Stack) -> Dataset:
+def _loaded(settings: DataSettings, stack: Stack, run: Path | None = None) -> Dataset:
+    """Load a data set; that of a run as the run did, and if the file is the same, unchecked."""
+    mapped, known = run is not None and _stays_in_file(run, settings.name), None
+    if run is not None and mapped:
+        with suppress(CheckpointError):  # the file is read again then
+            identity = read_identity(_folder(run) / IDENTITY_NAME)
+            known = None if identity is None else identity.file
     dataset = load_dataset(
-        settings.name, validation=settings.validation, bounded=_is_bounded(stack)
+        settings.name,
+        validation=settings.validation,
+        bounded=_is_bounded(stack),
+        mapped=mapped,
+        known=known,
     )
     for notice in dataset.notices:
         click.echo(notice, err=True)

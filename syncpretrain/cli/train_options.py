@@ -49,6 +49,7 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "data": {"metavar": "NAME|FILE"},
     "backend": {"metavar": "auto|numpy|cupy[:N]"},
     "momentum": {"type": momentums, "metavar": "V[:EPOCHS,V...]"},
+    "shuffle": {"metavar": "rows|blocks:N"},
     "corruption": {"type": words(()), "metavar": "KIND:X[,...]"},
     "checkpoint_every": {"metavar": "N|Ss"},
 }

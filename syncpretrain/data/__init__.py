@@ -14,6 +14,7 @@ from syncpretrain.errors import DataError
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
+    from syncpretrain.data.mapped_file import KnownFile
 
 __all__ = ["DATASETS", "load_dataset", "located"]
 
@@ -26,6 +27,8 @@ def load_dataset(
     validation: float | None = None,
     seed: int = 0,
     bounded: bool = True,
+    mapped: bool = False,
+    known: KnownFile | None = None,
 ) -> Dataset:
     """Load a data set by name, or a file, and divide it into train, validation and test.
 
@@ -43,6 +46,11 @@ def load_dataset(
         share their split.
     bounded : bool
         False permits a file's values outside [0, 1], which Gaussian units take.
+    mapped : bool
+        Leave the examples of a ``.npy`` file in the file, for what asks for some at a time.
+    known : KnownFile, optional
+        Such a file that was checked before: if it has not been written to since, it is not read
+        again for that.
 
     Raises
     ------
@@ -57,6 +65,7 @@ def load_dataset(
         from syncpretrain.data.mnist import load_digits
 
         return load_digits(validation=validation, seed=seed)
+    from syncpretrain.data.mapped_file import is_mapped_file, load_mapped
     from syncpretrain.data.readers import FORMATS, load_file
 
     if not _exists(name):
@@ -64,6 +73,8 @@ def load_dataset(
             f"data: got {os.fspath(name)!r}, which is neither a data set nor a file that exists;"
             f" expected {', '.join(DATASETS)}, or the path of a file: {FORMATS}"
         )
+    if mapped and is_mapped_file(name):
+        return load_mapped(name, validation=validation, seed=seed, bounded=bounded, known=known)
     return load_file(name, validation=validation, seed=seed, bounded=bounded)
 
 

@@ -32,7 +32,8 @@ class Dataset:
     source : str
         Where the examples came from, in plain words.
     train, validation, test : float32 arrays of shape (n_examples, width)
-        C-contiguous, values in [0, 1]; validation and test may have no rows.
+        C-contiguous, values in [0, 1]; validation and test may have no rows. Of a file that is
+        too large they are :class:`~syncpretrain.data.file_rows.FileRows`, which stand for arrays.
     train_labels, validation_labels, test_labels : int64 arrays of shape (n_examples,), or None
     notices : tuple of str
         Messages for the user, such as that a smaller set was used.
@@ -49,7 +50,8 @@ class Dataset:
     notices: tuple[str, ...] = ()
     full_sha256: str | None = field(
         default=None, repr=False
-    )  # of all labels, where some are left out
+    )  # of all labels, where some are left out, or of a mapped file
+    stamp: Any = field(default=None, repr=False)  # a FileStamp, of a mapped file
 
     @cached_property
     def sha256(self) -> str:

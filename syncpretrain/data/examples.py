@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from syncpretrain.data.blocks import as_float32, chunks
+from syncpretrain.data.file_rows import FileRows
 from syncpretrain.errors import DataError
 
-__all__ = ["as_examples", "check_examples", "check_values", "evenly_spaced", "scale_examples"]
+__all__ = [
+    "as_examples",
+    "check_examples",
+    "check_values",
+    "checked_rows",
+    "evenly_spaced",
+    "scale_examples",
+]
 
 T = TypeVar("T", bound=np.generic)
-CHUNK_VALUES = 1 << 20
 LARGEST = 1e18  # the square of a larger float32 is infinite
 SCALING = (
     "divide by the maximum, X / X.max(), or min-max scale, (X - X.min()) / (X.max() - X.min())"
@@ -28,7 +36,8 @@ def check_examples(X: ArrayLike, name: str = "X", *, bounded: bool = True) -> ND
     ----------
     X : array-like of shape (n_examples, width)
         Real numbers or booleans in [0, 1], or bytes (uint8), which are scaled by 1/255. A
-        C-contiguous float32 array is returned as it is, without a copy.
+        C-contiguous float32 array is returned as it is, without a copy, and so are
+        :class:`~syncpretrain.data.file_rows.FileRows`, which are checked already.
     name : str
         What an error calls the examples.
     bounded : bool
@@ -40,9 +49,40 @@ def check_examples(X: ArrayLike, name: str = "X", *, bounded: bool = True) -> ND
         If the array has another shape, no rows, no numbers, or a value that is not finite or
         outside [0, 1]; the first such place is named, rows and columns counted from 0.
     """
+    if isinstance(X, FileRows):
+        return cast("NDArray[np.float32]", X)
     examples = as_examples(X, name)
     check_values(examples, name, bounded=bounded)
     return scale_examples(examples)
+
+
+def checked_rows(
+    rows: FileRows,
+    name: str = "X",
+    *,
+    bounded: bool = True,
+    seen: Callable[[NDArray[Any]], Any] | None = None,
+) -> FileRows:
+    """Return the rows of a file, once a pass over it has checked every value.
+
+    ``seen`` is called with every few rows as the file has them. Without it, a file of bytes is not
+    read.
+
+    Raises
+    ------
+    DataError
+        As :func:`check_examples`.
+    """
+    if seen is None and _is_sound(rows.raw_dtype):
+        return rows
+    start = 0
+    for block in rows.raw_blocks():
+        if not _is_sound(block.dtype):
+            _check_block(block, name, start, bounded=bounded)
+        if seen is not None:
+            seen(block)
+        start += len(block)
+    return rows
 
 
 def as_examples(X: ArrayLike, name: str) -> NDArray[Any]:
@@ -57,7 +97,7 @@ def as_examples(X: ArrayLike, name: str) -> NDArray[Any]:
         raise DataError(f"{name}: got a sparse matrix, expected a dense array; pass X.toarray()")
     try:
         array = np.asarray(X)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:  # the last from a tensor of PyTorch
         raise DataError(
             f"{name}: got no array of numbers ({error}), expected shape (n_examples, width)"
         ) from error
@@ -83,16 +123,24 @@ def check_values(X: NDArray[Any], name: str, *, bounded: bool = True) -> None:
     DataError
         Naming the first bad place.
     """
-    if X.dtype == np.uint8 or X.dtype.kind == "b":
-        return
+    if not _is_sound(X.dtype):
+        for rows in chunks(X.shape):
+            _check_block(X[rows], name, rows.start, bounded=bounded)
+
+
+def _is_sound(dtype: np.dtype[Any]) -> bool:
+    """Return whether every value of a type can be trained on."""
+    return dtype == np.uint8 or dtype.kind == "b"
+
+
+def _check_block(X: NDArray[Any], name: str, start: int, *, bounded: bool) -> None:
     low, high = (0.0, 1.0) if bounded else (-LARGEST, LARGEST)
-    for rows in _chunks(X.shape):
-        # As float32, because 1 + 1e-12 is 1 there. A NaN comes through both min and max.
-        with np.errstate(over="ignore", invalid="ignore"):
-            values = np.asarray(X[rows], dtype=np.float32)
-            inside = bool(values.min() >= low and values.max() <= high)
-        if not inside:
-            raise DataError(f"{name}: {_first_bad(X[rows], values, rows.start, low, high)}")
+    # As float32, because 1 + 1e-12 is 1 there. A NaN comes through both min and max.
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = np.asarray(X, dtype=np.float32)
+        inside = bool(values.min() >= low and values.max() <= high)
+    if not inside:
+        raise DataError(f"{name}: {_first_bad(X, values, start, low, high)}")
 
 
 def scale_examples(X: NDArray[Any], *, rows: NDArray[np.intp] | None = None) -> NDArray[np.float32]:
@@ -104,26 +152,16 @@ def scale_examples(X: NDArray[Any], *, rows: NDArray[np.intp] | None = None) -> 
     if rows is None and X.dtype == np.float32 and flags.c_contiguous and flags.aligned:
         return X
     out = np.empty((len(X) if rows is None else len(rows), X.shape[1]), dtype=np.float32)
-    for chunk in _chunks(out.shape):
-        values = X[chunk] if rows is None else X[rows[chunk]]
-        if X.dtype == np.uint8:
-            np.divide(values, np.float32(255), out=out[chunk])
-        else:
-            out[chunk] = values
+    for chunk in chunks(out.shape):
+        as_float32(X[chunk] if rows is None else X[rows[chunk]], out[chunk])
     return out
 
 
 def evenly_spaced(X: NDArray[T], most: int) -> NDArray[T]:
     """Return at most ``most`` rows of X, evenly spaced, since a file may be sorted by class."""
     if len(X) <= most:
-        return X
+        return X if isinstance(X, np.ndarray) else X[:]  # out of its file
     return X[np.arange(most) * len(X) // most]
-
-
-def _chunks(shape: tuple[int, ...]) -> Iterator[slice]:
-    rows = max(CHUNK_VALUES // shape[1], 1)
-    for start in range(0, shape[0], rows):
-        yield slice(start, min(start + rows, shape[0]))
 
 
 def _first_bad(

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from syncpretrain.rng import Purpose, generator
 
-__all__ = ["minibatches", "steps_per_epoch"]
+__all__ = ["MIXED_BLOCKS", "PassOrder", "minibatches", "steps_per_epoch"]
+
+MIXED_BLOCKS = 16  # whose rows are shuffled together
 
 
 def steps_per_epoch(examples: int, batch_size: int) -> int:
@@ -37,3 +39,72 @@ def minibatches(
         rows = device(rows)
     for start in range(0, examples, batch_size):
         yield rows[start : start + batch_size]
+
+
+class PassOrder:
+    """The order of one pass of a stream over the data.
+
+    Without blocks it is that of :func:`minibatches` for layer 1. With blocks, the blocks of
+    consecutive rows are shuffled, and the rows of 16 blocks at a time among themselves, so that a
+    file is read a block after the other.
+
+    Parameters
+    ----------
+    examples, batch_size, seed : int
+    number : int
+        Of the pass, counted from 1.
+    block : int
+        Rows of a block; 0 shuffles all rows.
+    """
+
+    def __init__(
+        self, examples: int, batch_size: int, *, seed: int, number: int, block: int = 0
+    ) -> None:
+        self._examples, self._batch_size, self._block = examples, batch_size, block or examples
+        self._address = {"layer": 1, "epoch": number}
+        self._seed = seed
+        blocks = -(-examples // block) if block else 1
+        order = np.zeros(1, dtype=np.intp)
+        if block:
+            order = generator(seed, Purpose.ORDER, **self._address).permutation(blocks)
+        # No group is much smaller than the others, whose rows would be mixed less.
+        self._groups = np.array_split(order, -(-blocks // MIXED_BLOCKS))
+        numbers = range(len(self._groups))
+        sizes = [sum(run.stop - run.start for run in self.blocks(n)) for n in numbers]
+        self._starts = np.concatenate([[0], np.cumsum(sizes)])
+        self._first_step = 1 if block else 0  # of the addresses where groups are drawn
+        self._drawn: dict[int, NDArray[np.intp]] = {}
+
+    def minibatch(self, step: int) -> NDArray[np.intp]:
+        """Return the row numbers of a minibatch, counted from 0."""
+        first = step * self._batch_size
+        last = min(first + self._batch_size, self._examples)
+        groups = range(self.group(step), self._group_at(last - 1) + 1)
+        self._drawn = {n: self._drawn[n] if n in self._drawn else self._draw(n) for n in groups}
+        start = self._starts[groups[0]]
+        rows = [self._drawn[n] for n in groups]
+        whole = rows[0] if len(rows) == 1 else np.concatenate(rows)
+        return whole[first - start : last - start]
+
+    def group(self, step: int) -> int:
+        """Return the number of the group that a minibatch begins in."""
+        return self._group_at(step * self._batch_size)
+
+    def blocks(self, group: int) -> list[slice]:
+        """Return the runs of rows that a group is made of; none for one beyond the last."""
+        if group >= len(self._groups):
+            return []
+        most = self._examples
+        starts = (int(n) * self._block for n in self._groups[group])
+        return [slice(start, min(start + self._block, most)) for start in starts]
+
+    def _group_at(self, position: int) -> int:
+        return int(np.searchsorted(self._starts, position, side="right")) - 1
+
+    def _draw(self, group: int) -> NDArray[np.intp]:
+        step = self._first_step + group
+        draws = generator(self._seed, Purpose.ORDER, step=step, **self._address)
+        if not self._first_step:
+            return draws.permutation(self._examples)
+        rows = [np.arange(run.start, run.stop) for run in self.blocks(group)]
+        return draws.permutation(np.concatenate(rows))

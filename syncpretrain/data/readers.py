@@ -24,9 +24,22 @@ from syncpretrain.data.examples import as_examples, check_examples, check_values
 from syncpretrain.data.idx import GZIP_MAGIC, check_memory, is_idx, read_idx
 from syncpretrain.errors import DataError
 
-__all__ = ["FORMATS", "check_examples", "divided", "load_file", "read_file"]
+__all__ = [
+    "ALL_ONES",
+    "FORMATS",
+    "check_examples",
+    "check_file",
+    "divided",
+    "load_file",
+    "map_npy",
+    "read_file",
+]
 
 FORMATS = ".npy, .npz, IDX (gzipped or not) or .csv"
+ALL_ONES = (  # of a path
+    "{}: its bytes are all 0 or 1, and like all bytes they were scaled by 1/255, so that no value"
+    " is above 0.004; where 1 means on, save the array as bool or float32"
+)
 EXAMPLE_NAMES = ("X", "x", "data", "images")
 LABEL_NAMES = ("y", "labels", "target")
 
@@ -68,10 +81,10 @@ def read_file(
 
 def _read(path: Path, *, bounded: bool) -> tuple[NDArray[Any], Labels | None, list[str]]:
     """Return what :func:`read_file` does, and messages for the user."""
-    head = _head(path)
+    head = check_file(path)
     labels, notices = None, list[str]()
     if path.suffix.lower() == ".npy":
-        X = _read_npy(path)
+        X = map_npy(path)
     elif path.suffix.lower() == ".npz":
         X, labels = _read_npz(path)
     elif path.suffix.lower() == ".csv":
@@ -129,8 +142,7 @@ def divided(
     if X.dtype == np.uint8 and X.max() == 1:
         notices = [
             *notices,
-            f"{path}: its bytes are all 0 or 1, and like all bytes they were scaled by 1/255, so"
-            " that no value is above 0.004; where 1 means on, save the array as bool or float32",
+            ALL_ONES.format(path),
         ]
     return from_rows(
         str(path),
@@ -142,7 +154,14 @@ def divided(
     )
 
 
-def _head(path: Path) -> bytes:
+def check_file(path: Path) -> bytes:
+    """Return the first bytes of a file.
+
+    Raises
+    ------
+    DataError
+        If it is none, or cannot be read.
+    """
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
@@ -168,7 +187,14 @@ def _named_idx(path: Path) -> bool:
     return name.endswith("ubyte") or path.suffix.lower().startswith(".idx")
 
 
-def _read_npy(path: Path) -> NDArray[Any]:
+def map_npy(path: Path) -> NDArray[Any]:
+    """Return the array of a ``.npy`` file, a view of the disk.
+
+    Raises
+    ------
+    DataError
+        If it cannot be read, or holds no numbers.
+    """
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Scaling"]
+from syncpretrain.data.blocks import blocks_of
+
+__all__ = ["Scaling", "column_means", "spread"]
 
 SMALLEST_SHARE = 0.1  # of a column's range
 
@@ -20,21 +23,40 @@ class Scaling:
     scale: NDArray[np.float32]
 
     @classmethod
-    def of(cls, X: NDArray[np.float32]) -> Scaling:
+    def of(cls, X: Any) -> Scaling:
         """Return the scaling to mean 0 and standard deviation 1 of each column of X.
 
         A column that is nearly constant is divided by a tenth of its range instead, so that no
-        rare value lies further than 10 from the mean; a constant one by 1.
+        rare value lies further than 10 from the mean; a constant one by 1. X may be anything with
+        a shape whose ``blocks`` give some rows at a time; an array is taken in blocks, too.
         """
-        scale = X.std(axis=0, dtype=np.float64)
-        scale = np.maximum(scale, SMALLEST_SHARE * (X.max(axis=0) - X.min(axis=0)))
-        shift = X.mean(axis=0, dtype=np.float64)
+        count, mean, squares = 0, np.zeros(X.shape[1]), np.zeros(X.shape[1])
+        low, high = np.full((2, X.shape[1]), [[np.inf], [-np.inf]], dtype=np.float32)
+        for block in blocks_of(X):
+            own = block.mean(axis=0, dtype=np.float64)
+            away = own - mean
+            share = len(block) / (count + len(block))
+            squares += block.var(axis=0, dtype=np.float64) * len(block)
+            squares += away * away * (count * share)  # Chan et al. 1983
+            mean += away * share
+            count += len(block)
+            np.minimum(low, block.min(axis=0), out=low)
+            np.maximum(high, block.max(axis=0), out=high)
+        scale = np.sqrt(squares / count)
+        scale = np.maximum(scale, SMALLEST_SHARE * (high - low))
+        scale[high == low] = 0  # whatever was lost to rounding
+        shift = mean
         rounded = scale.astype(np.float32)
         rounded[rounded == 0] = 1  # of the smallest numbers there are, too
         return cls(shift.astype(np.float32), rounded)
 
-    def apply(self, X: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return standardized examples in an array of their own."""
+    def apply(self, X: Any) -> NDArray[np.float32]:
+        """Return standardized examples in an array of their own.
+
+        Those that are not in memory are standardized as they are asked for.
+        """
+        if not isinstance(X, np.ndarray):
+            return X.prepared_by(self.apply)  # type: ignore[no-any-return]
         scaled: NDArray[np.float32] = X - self.shift
         scaled /= self.scale
         return scaled
@@ -44,3 +66,19 @@ class Scaling:
         original: NDArray[np.float32] = X * self.scale
         original += self.shift
         return original
+
+
+def column_means(X: Any) -> Any:
+    """Return the mean of each column of an array, or of anything that has ``blocks``; float64."""
+    total = 0.0
+    for block in blocks_of(X):
+        total = total + block.sum(axis=0, dtype=np.float64)
+    return total / len(X)
+
+
+def spread(X: Any) -> float:
+    """Return the squared distance of a row to the mean row, averaged over rows."""
+    mean, total = column_means(X), 0.0
+    for block in blocks_of(X):
+        total += float(np.square(block - mean).sum())
+    return total / len(X)

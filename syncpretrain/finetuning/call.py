@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from syncpretrain.data.examples import as_examples
+from syncpretrain.data.examples import as_examples, checked_rows
+from syncpretrain.data.file_rows import rows_in_file
 from syncpretrain.events import Observer
-from syncpretrain.finetuning.options import tuning_options
+from syncpretrain.finetuning.options import TuningOptions, tuning_options
 from syncpretrain.finetuning.prepared import Finetuning, Form, Part
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.models.stack import Stack
+from syncpretrain.units import kind_of
 
 __all__ = ["finetune"]
 
@@ -44,7 +46,8 @@ def finetune(
     stack : Stack
         Pretrained layers.
     X : array-like of shape (n_examples, input units)
-        As for pretraining: values in [0, 1], or any where the visible units are Gaussian.
+        As for pretraining: values in [0, 1], or any where the visible units are Gaussian. What
+        ``numpy.load`` maps with ``mmap_mode="r"`` is read a minibatch at a time.
     y : array-like of shape (n_examples,) or (n_examples, outputs), optional
         Whole numbers are classes, and -1 stands for no label; other numbers are a regression's,
         and NaN stands for none. Rows without a target are left out.
@@ -100,7 +103,8 @@ def finetune(
     held_out = None
     if validation is not None:
         held_out = Part(as_examples(validation, "validation"), validation_y, "validation_y")
-    tuning = Finetuning(Form.of(stack), options, Part(as_examples(X, "X"), y, "y"), held_out)
+    train = Part(_examples(X, stack, options), y, "y")
+    tuning = Finetuning(Form.of(stack), options, train, held_out)
     return tuning.run(
         stack,
         observers=observers,
@@ -109,6 +113,14 @@ def finetune(
         resume=resume,
         stall_seconds=stall_seconds,
     )
+
+
+def _examples(X: ArrayLike, stack: Stack, options: TuningOptions) -> Any:
+    """Return examples to train on; those in a mapped file stay there."""
+    rows = rows_in_file(X) if options.backend == "numpy" else None
+    if rows is None:
+        return as_examples(X, "X")
+    return checked_rows(rows, bounded=kind_of(stack.units[0]).is_unit_interval)
 
 
 def _objective(y: ArrayLike | None) -> str:

@@ -13,6 +13,7 @@ from contextlib import closing
 from typing import Any, NamedTuple
 
 from syncpretrain.backends.choice import backend_for
+from syncpretrain.data.file_rows import FileRows
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
 from syncpretrain.events import Notice, Observer
 from syncpretrain.finetuning.memory import finetuning_bytes
@@ -171,7 +172,7 @@ class Finetuning:
             return unrolled, Examples(X, X), None if V is None else Examples(V, V)
         task = Supervised(stack, labels.head(stack, objective, self.options.seed), objective)
         everything = len(labels.rows) == len(X)
-        train = Examples(X if everything else X[labels.rows], labels.targets)
+        train = Examples(X if everything else _chosen(X, labels.rows), labels.targets)
         if V is None or judged is None or not len(judged.rows):
             return task, train, None
         return task, train, Examples(V[judged.rows], judged.targets)
@@ -198,8 +199,10 @@ class Finetuning:
             return
         options, form, labels = self.options, self._form, self._labels
         outputs = None if labels is None else labels.targets.shape[1]
-        sizes = [len(part.X) for part in (self._train, self._validation) if part is not None]
-        scaled = 0 if kind_of(form.units[0]).is_unit_interval else sum(sizes)
+        parts = [part for part in (self._train, self._validation) if part is not None]
+        sizes = [len(part.X) for part in parts]
+        copied = [len(part.X) for part in parts if not isinstance(part.X, FileRows)]
+        scaled = 0 if kind_of(form.units[0]).is_unit_interval else sum(copied)
         chosen = self.examples if self.examples < len(self._train.X) else 0
         if self._judged is not None:
             chosen += len(self._judged.rows)
@@ -229,6 +232,11 @@ class Finetuning:
         )
         for observer in observers:
             observer(Notice(time.monotonic(), message))
+
+
+def _chosen(X: Any, rows: Any) -> Any:
+    """Return some rows; those of a file stay there."""
+    return X.subset(rows) if isinstance(X, FileRows) else X[rows]
 
 
 def _check_targets(objective: str, train: Part, validation: Part | None) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from syncpretrain.backends.base import Backend
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.order import minibatches, steps_per_epoch
+from syncpretrain.data.scaling import spread
 from syncpretrain.errors import CheckpointError, DivergedError, RunInterrupted
 from syncpretrain.events import Event, FinetuneEpochFinished, FinetuneStarted, Observer, Progress
 from syncpretrain.finetuning.chain import Dropout
@@ -245,7 +246,7 @@ class Trainer:
             raise self.diverged(epoch, "parameters are no longer finite")
         if self.options.objective == "classification":
             return  # whose error cannot grow beyond all bounds
-        if error > EXPLODED * self.first_error and error > _constant_guess(self.examples.targets):
+        if error > EXPLODED * self.first_error and error > spread(self.examples.targets):
             raise self.diverged(
                 epoch, f"the training error rose from {self.first_error:.4g} to {error:.4g}"
             )
@@ -290,10 +291,3 @@ class Trainer:
         """Pass an event to the observers."""
         for observer in self.observers:
             observer(event)
-
-
-def _constant_guess(X: Array) -> float:
-    """Return the squared error of guessing the mean of X for every example."""
-    mean = X.mean(axis=0, dtype=np.float64)
-    total = sum(float(np.square(x - mean).sum()) for x in np.array_split(X, len(X) // 1000 + 1))
-    return total / len(X)

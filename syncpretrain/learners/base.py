@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.backends.base import Backend, Stream
 from syncpretrain.backends.numpy_backend import NumpyBackend
+from syncpretrain.data.scaling import column_means
 from syncpretrain.kernels.arrays import LONG_BLOCK, Array
 from syncpretrain.kernels.contrastive_divergence import momentum_step
 from syncpretrain.kernels.losses import squared_error
@@ -155,7 +156,7 @@ class Learner(ABC):
         """
 
     def start(self, X: Array) -> None:
-        """Record the first examples before the first step.
+        """Record the first examples before the first step; they need not be in memory.
 
         Visible biases start from log(p / (1 - p)), where p is the mean of a unit (Hinton 2010,
         section 8), those of linear units from the mean, unless the settings start them from zero.
@@ -166,7 +167,7 @@ class Learner(ABC):
         bias_of = kind_of(units).bias_of
         if bias_of is None:
             raise ValueError(f"got {units} visible units; expected units that can be visible")
-        self.visible_bias[:] = bias_of(np, X.mean(axis=0, dtype=np.float64))
+        self.visible_bias[:] = bias_of(np, column_means(X))
 
     def part(self: L, shard: int, shards: int) -> L:
         """Return a learner of the same parameters, with gradients and draws of its own."""

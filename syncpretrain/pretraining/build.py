@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -10,16 +11,24 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from syncpretrain.backends.base import Backend
-from syncpretrain.data.examples import check_examples, evenly_spaced
+from syncpretrain.data.examples import (
+    as_examples,
+    check_examples,
+    check_values,
+    checked_rows,
+    evenly_spaced,
+)
+from syncpretrain.data.file_rows import FileRows, rows_in_file
+from syncpretrain.data.minibatches import Minibatches, ArrayPasses, is_iterable_of_arrays
 from syncpretrain.data.scaling import Scaling
-from syncpretrain.errors import CheckpointError, SettingsError
+from syncpretrain.errors import CheckpointError, DataError, SettingsError
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.early_stopping import EarlyStopping
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.select import step_for
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
-from syncpretrain.pretraining.memory import check_memory
+from syncpretrain.pretraining.memory import check_memory, streamed_rows
 from syncpretrain.pretraining.runtime.layer_state import LayerState
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS, Inputs, LayerWorker, WorkerFactory
@@ -69,16 +78,22 @@ def build_data(
         If they cannot be trained on, or do not fit the settings, or the stack not the memory.
     """
     data = _checked_data(settings, X, validation)
+    examples = sum(map(len, data))
+    streams = settings.handoff == "minibatch"
     check_memory(
         settings.layers,
-        examples=sum(map(len, data)),
+        examples=streamed_rows(settings.batch_size) if streams else examples,
         batch_size=settings.batch_size,
         processes=settings.runtime == "processes",
+        shared=examples if isinstance(data.train, np.ndarray) else 0,
     )
-    if kind_of(settings.visible_units).is_unit_interval:
-        return data, None
-    scaling = Scaling.of(data.train)
-    return Split(*map(scaling.apply, data)), scaling
+    scaling = None
+    if not kind_of(settings.visible_units).is_unit_interval:
+        scaling = Scaling.of(data.train)
+        data = Split(*map(scaling.apply, data))
+    if isinstance(data.train, ArrayPasses) and settings.visible_bias != "zero":
+        data.train.measure()
+    return data, scaling
 
 
 def build_learners(settings: PretrainSettings) -> list[Learner]:
@@ -226,8 +241,8 @@ def _pace(settings: PretrainSettings, plans: list[LayerPlan], replay: Reads | No
 
 def _checked_data(settings: PretrainSettings, X: ArrayLike, validation: ArrayLike | None) -> Split:
     bounded = kind_of(settings.visible_units).is_unit_interval
-    train = check_examples(X, bounded=bounded)
     width, batch = settings.layers[0], settings.batch_size
+    train = _train_rows(settings, X, bounded=bounded)
     if train.shape[1] != width:
         raise SettingsError(
             f"layers: the first number is {width}, but an example has {train.shape[1]} values;"
@@ -244,8 +259,40 @@ def _checked_data(settings: PretrainSettings, X: ArrayLike, validation: ArrayLik
                 " expected some to judge by"
             )
         return Split(train, np.empty((0, width), dtype=np.float32))
-    held_out = check_examples(validation, name="validation", bounded=bounded)
+    held_out: Any = validation
+    if not isinstance(validation, FileRows):
+        held_out = as_examples(validation, "validation")
+        check_values(held_out, "validation", bounded=bounded)
     if held_out.shape[1] != width:
         raise SettingsError(f"validation: got {held_out.shape[1]} columns, expected {width}")
     # No more of them are ever looked at, and all would be made anew of every version.
-    return Split(train, evenly_spaced(held_out, PROBE_ROWS))
+    return Split(train, check_examples(evenly_spaced(held_out, PROBE_ROWS), bounded=bounded))
+
+
+def _train_rows(settings: PretrainSettings, X: Any, *, bounded: bool) -> Any:
+    """Return the examples to train on, in memory unless a stream needs only some at a time."""
+    streams = settings.handoff == "minibatch"
+    if is_iterable_of_arrays(X):
+        if not streams:
+            raise DataError(
+                f"X: got {type(X).__name__} with handoff epoch, expected an array; take handoff"
+                " minibatch to train on what an iterable gives"
+            )
+        source = X if isinstance(X, Minibatches) else Minibatches(X)
+        return ArrayPasses(
+            source,
+            settings.layers[0],
+            bounded=bounded,
+            batch_size=settings.batch_size,
+            reads=_passes(settings) + (not bounded) + (settings.visible_bias != "zero"),
+        )
+    if isinstance(X, FileRows):
+        return X if streams else np.asarray(X)
+    if streams and (rows := rows_in_file(X)) is not None:
+        return checked_rows(rows, bounded=bounded)
+    return check_examples(X, bounded=bounded)
+
+
+def _passes(settings: PretrainSettings) -> int:
+    """Return how many passes over the data a stream makes, the last of which may be broken off."""
+    return math.ceil(max(i * settings.delay + n for i, n in enumerate(settings.epochs)))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 from numpy.typing import ArrayLike
 
+from syncpretrain.data.minibatches import Minibatches
 from syncpretrain.errors import SettingsError
 from syncpretrain.events import Observer
 from syncpretrain.models.stack import Stack
@@ -18,7 +19,7 @@ __all__ = ["pretrain"]
 
 
 def pretrain(
-    X: ArrayLike,
+    X: ArrayLike | Minibatches | Iterable[ArrayLike] | Callable[[int], Any],
     *,
     layers: Sequence[int],
     validation: ArrayLike | None = None,
@@ -30,9 +31,11 @@ def pretrain(
 
     Parameters
     ----------
-    X : array-like of shape (n_examples, layers[0])
+    X : array-like of shape (n_examples, layers[0]), or iterable of such arrays
         Values in [0, 1], or bytes, which are divided by 255; for Gaussian visible units any
-        finite values, which are standardized.
+        finite values, which are standardized. With ``handoff="minibatch"``, what ``numpy.load``
+        maps with ``mmap_mode="r"`` is read a minibatch at a time, and X may be
+        :class:`~syncpretrain.Minibatches`, or an iterable of arrays that stands for them.
     layers : sequence of int
         Units of the input and of each layer, such as [784, 1000, 500, 250, 30].
     validation : array-like of shape (n_held_out, layers[0]), optional
@@ -68,4 +71,5 @@ def pretrain(
     if others := settings.keys() & {"data", "finetune"}:
         raise SettingsError(f"{min(others)}: is no setting of pretrain(); see finetune() for that")
     wanted = settings_from(layers, **settings).pretrain
-    return driver_for(wanted, X, validation, observers=observers, replay=replay).run()
+    rows = cast("ArrayLike", X)  # or what gives them, which the driver looks at
+    return driver_for(wanted, rows, validation, observers=observers, replay=replay).run()

@@ -7,9 +7,11 @@ from itertools import pairwise
 
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.parallel.available_memory import check_available
+from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 
-__all__ = ["check_memory", "pretraining_bytes"]
+__all__ = ["check_memory", "pretraining_bytes", "streamed_rows"]
 
+WAITING = 2  # minibatches between layers: VERSIONS times as many are more than any ring has
 VERSIONS = 3  # a layer's activations at a time, at most
 PROCESS_BYTES = 60_000_000  # an interpreter with NumPy
 COPIES = 8  # parameters, gradient, velocity and up to 5 published snapshots, the newest included
@@ -24,10 +26,22 @@ def pretraining_bytes(layers: Sequence[int], *, examples: int, batch_size: int) 
     return FLOAT_BYTES * (activations + parameters + minibatches)
 
 
+def streamed_rows(batch_size: int) -> int:
+    """Return as many examples as a stream has activations of: those that wait in its rings."""
+    return WAITING * (batch_size + PROBE_ROWS)
+
+
 def check_memory(
-    layers: Sequence[int], *, examples: int, batch_size: int, processes: bool = False
+    layers: Sequence[int],
+    *,
+    examples: int,
+    batch_size: int,
+    processes: bool = False,
+    shared: int | None = None,
 ) -> None:
     """Refuse a stack that cannot fit; ``processes`` share a copy of the data and need their own.
+
+    ``shared`` is the number of examples in that copy, by default all.
 
     Raises
     ------
@@ -36,5 +50,6 @@ def check_memory(
     """
     needed = pretraining_bytes(layers, examples=examples, batch_size=batch_size)
     if processes:
-        needed += FLOAT_BYTES * examples * layers[0] + PROCESS_BYTES * (len(layers) - 1)
+        needed += FLOAT_BYTES * (examples if shared is None else shared) * layers[0]
+        needed += PROCESS_BYTES * (len(layers) - 1)
     check_available(needed, ",".join(map(str, layers)), examples)

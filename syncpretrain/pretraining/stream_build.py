@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
+from syncpretrain.data.file_rows import FileRows
+from syncpretrain.errors import SettingsError
 from syncpretrain.learners.select import step_for
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build import build_learner, build_stopping
+from syncpretrain.pretraining.runtime.data_sources import PassesSource, source_of
 from syncpretrain.pretraining.runtime.rings import DataSource, Passes, RingSize, RingSource, Source
 from syncpretrain.pretraining.runtime.shared_activations import check_runtime
 from syncpretrain.pretraining.runtime.split import Split
@@ -80,26 +85,38 @@ def stream_runtime(
             zip(plans, [None, *sizes], [*sizes, None], [*handed_up, range(0)], strict=True)
         )
     ]
-    layer_factories = [partial(build_streamed_layer, settings, place) for place in places]
+    shared = data.data
+    source: DataSource | None = data
+    if settings.runtime == "processes":
+        shared, source = _shared(settings, data)
+    layer_factories = [
+        partial(build_streamed_layer, settings, place, source if place.below is None else None)
+        for place in places
+    ]
     if settings.runtime != "processes":
-        return LocalStream(layer_factories, data.data, sizes)
+        return LocalStream(layer_factories, shared, sizes)
     layers = [
         RemoteLayer(p.layer, p.plan, passes.steps, partial(_untrained, settings, p.layer), times)
         for p in places
     ]
-    return ProcessStream(layer_factories, layers, data.data, sizes, settings.replicas, times)
+    return ProcessStream(layer_factories, layers, shared, sizes, settings.replicas, times)
 
 
 def build_streamed_layer(
-    settings: PretrainSettings, place: LayerPlace, below: Split, above: Split | None
+    settings: PretrainSettings,
+    place: LayerPlace,
+    data: DataSource | None,
+    below: Split,
+    above: Split | None,
 ) -> StreamedLayer:
     """Return one layer, which reads one memory and hands up through another, None at the top.
 
+    Layer 1 reads ``data``, or the memory where there is none.
     It is fit to be sent to another process as a partial function of the last two.
     """
     source: Source
     if place.below is None:
-        source = DataSource(*below, batch_size=settings.batch_size, seed=settings.seed)
+        source = source_of(settings, below) if data is None else data
     else:
         source = RingSource(place.below.rings(below), place.passes)
     learner = build_learner(settings, place.layer)
@@ -109,6 +126,19 @@ def build_streamed_layer(
     if place.above is not None and above is not None:
         layer.connect(place.above.rings(above), place.handed_up)
     return layer
+
+
+def _shared(settings: PretrainSettings, data: DataSource) -> tuple[Split, DataSource | None]:
+    """Return what processes share of the data, and what the first of them is sent."""
+    if isinstance(data.data.train, FileRows):  # which it reads from the file
+        nothing = np.empty((0, settings.layers[0]), dtype=np.float32)
+        return Split(nothing, nothing), data
+    if isinstance(data, PassesSource):
+        raise SettingsError(
+            "runtime: got processes with an iterable as X, expected threads or serial; an iterable"
+            " stays in the process that it is in"
+        )
+    return data.data, None
 
 
 def _untrained(settings: PretrainSettings, layer: int) -> DenseLayer:

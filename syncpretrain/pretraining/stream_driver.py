@@ -33,7 +33,8 @@ from syncpretrain.parallel.blas import blas_limit, usable_cores
 from syncpretrain.parallel.signals import StopRequest, stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build import build_data
-from syncpretrain.pretraining.runtime.rings import DataSource
+from syncpretrain.pretraining.runtime.data_sources import source_of
+from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.stream_base import EpochResult
 from syncpretrain.pretraining.runtime.stream_pool import BlockFailed, StreamPool
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
@@ -84,9 +85,7 @@ class StreamedPretraining:
         held_out = data.validation[:PROBE_ROWS]
         workers = 1 if settings.runtime == "serial" else settings.workers or usable_cores()
         self.slots = min(workers, sum(settings.replicas))
-        self._source = DataSource(
-            data.train, held_out, batch_size=settings.batch_size, seed=settings.seed
-        )
+        self._source = source_of(settings, Split(data.train, held_out))
         steps = steps_per_epoch(len(data.train), settings.batch_size)
         self.plans = plans(settings.epochs, delay=settings.delay, steps=steps)
         self.save, self.resume = save, resume

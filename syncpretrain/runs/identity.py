@@ -16,6 +16,7 @@ from threadpoolctl import threadpool_info
 
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.data.examples import evenly_spaced
+from syncpretrain.data.mapped_file import FileStamp, KnownFile
 from syncpretrain.data.record import DataRecord, record_of
 from syncpretrain.errors import CheckpointError, SettingsError
 from syncpretrain.kernels.native import available
@@ -55,6 +56,8 @@ class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
         differ in the last bits as well; that is reported, and not refused.
     replay : tuple of tuple of int, optional
         The recorded reads that the run repeats.
+    stamp : FileStamp, optional
+        Of a mapped file of data. While it is the same, the file is not read again for its hash.
     """
 
     settings: dict[str, Any]
@@ -62,7 +65,13 @@ class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
     kernels: str
     arithmetic: dict[str, str]
     replay: Reads | None = None
+    stamp: FileStamp | None = None
     format: str = RUN_FORMAT
+
+    @property
+    def file(self) -> KnownFile:
+        """The file of data, as it was checked."""
+        return KnownFile(self.stamp, self.data.sha256)
 
     def write(self, path: Path) -> None:
         """Write it as JSON.
@@ -95,6 +104,7 @@ def identity_of(settings: Settings, data: Dataset, replay: Reads | None = None) 
         kernels="compiled" if available() else "numpy",
         arithmetic=_arithmetic(),
         replay=replay,
+        stamp=data.stamp,
     )
 
 

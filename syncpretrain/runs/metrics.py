@@ -7,8 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from syncpretrain.data.dataset import PARTS, Dataset
 from syncpretrain.data.examples import evenly_spaced
+from syncpretrain.data.file_rows import FileRows
 from syncpretrain.models.prediction import accuracies
 from syncpretrain.models.reconstruction import layer_errors, stack_error
 from syncpretrain.models.stack import Stack
@@ -41,7 +44,7 @@ def measure(
     labels = data.train_labels
     data = replace(
         data,
-        train=evenly_spaced(data.train, TRAIN_ROWS),
+        train=_spread(data.train),
         train_labels=None if labels is None else evenly_spaced(labels, TRAIN_ROWS),
     )
     with blas_limit(blas_threads(blas)):
@@ -68,6 +71,13 @@ def measure(
         "reconstruction_error": whole,
         "accuracy": right,
     }
+
+
+def _spread(X: Any) -> Any:
+    """Return as many rows as are measured; those of a file stay there."""
+    if isinstance(X, FileRows):
+        return X.subset(evenly_spaced(np.arange(len(X)), TRAIN_ROWS))
+    return evenly_spaced(X, TRAIN_ROWS)
 
 
 def report_of(

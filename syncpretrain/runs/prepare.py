@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from syncpretrain.backends.choice import resolve_backend
 from syncpretrain.data import load_dataset, located
 from syncpretrain.data.dataset import UNLABELLED, Dataset
+from syncpretrain.data.mapped_file import KnownFile
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.options import tuning_options
 from syncpretrain.finetuning.prepared import Finetuning, Form, Part
@@ -25,13 +26,18 @@ __all__ = ["check_finetuning", "load_data", "resolve", "with_absolute_path"]
 PRETRAINED_COPIES = 4  # of the stack: itself, and the states of its layers, until the run is over
 
 
-def load_data(settings: Settings) -> Dataset:
-    """Return the data that settings name, with the labels that they keep."""
+def load_data(settings: Settings, known: KnownFile | None = None) -> Dataset:
+    """Return the data that settings name, with the labels that they keep.
+
+    A streamed run leaves a ``.npy`` file on the disk; a ``known`` one is not checked again.
+    """
     check_text("data", located(settings.data.name))
     data = load_dataset(
         settings.data.name,
         validation=settings.data.validation,
         bounded=kind_of(settings.pretrain.visible_units).is_unit_interval,
+        mapped=settings.pretrain.handoff == "minibatch",
+        known=known,
     )
     if settings.data.labels is not None:
         data = data.with_labels(settings.data.labels, seed=settings.pretrain.seed)

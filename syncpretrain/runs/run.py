@@ -31,7 +31,7 @@ from syncpretrain.runs.folder import (
     new_folder,
     not_written,
 )
-from syncpretrain.runs.identity import check_resumable, read_identity
+from syncpretrain.runs.identity import RunIdentity, check_resumable, read_identity
 from syncpretrain.runs.lock import owned
 from syncpretrain.runs.prepare import load_data, resolve, with_absolute_path
 from syncpretrain.runs.stages import Stages
@@ -127,7 +127,7 @@ def resume_run(
         _check_unfinished(folder)  # its former owner may have ended it just now
         was = read_identity(folder / IDENTITY_NAME) or identity_in(folder, notices.append)
         replay = None if was is None else was.replay
-        run = Stages(settings, _load_data_again(settings, folder), observers, started, replay)
+        run = Stages(settings, _load_data_again(settings, folder, was), observers, started, replay)
         if was is not None:
             notices += check_resumable(folder, was, run.identity, inexact=inexact)
             run.identity = msgspec.structs.replace(run.identity, data=was.data)
@@ -143,10 +143,10 @@ def resume_run(
         return run.execute(folder, resuming=True)
 
 
-def _load_data_again(settings: Settings, folder: Path) -> Dataset:
+def _load_data_again(settings: Settings, folder: Path, was: RunIdentity | None) -> Dataset:
     """Return the data of a run; say where its name stands if it cannot be loaded."""
     try:
-        return load_data(settings)
+        return load_data(settings, None if was is None else was.file)
     except DataError as error:
         raise DataError(
             f"resume: the data of the run cannot be loaded: {error}. If it was moved, correct name"

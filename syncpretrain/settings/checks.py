@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,6 +21,7 @@ __all__ = [
     "check_pretraining",
     "check_schedule",
     "parsed_corruption",
+    "parsed_shuffle",
 ]
 
 RBM_ONLY = ("persistent", "sparsity_cost", "hidden_dropout")
@@ -51,6 +53,25 @@ def parsed_corruption(text: str) -> tuple[str, float] | None:
     return kind, amount
 
 
+def parsed_shuffle(text: str) -> int:
+    """Return the rows of the blocks that ``blocks:1000`` asks for, 0 for ``rows``.
+
+    Raises
+    ------
+    SettingsError
+        If the text has another form, or the number is below 1.
+    """
+    kind, _, number = text.partition(":")
+    if text == "rows":
+        return 0
+    if kind != "blocks" or not re.fullmatch(r"0*[1-9][0-9]{0,17}", number):
+        raise SettingsError(
+            f"shuffle: got {text!r}, expected rows, or blocks:N with the rows of a block, such as"
+            " blocks:1000"
+        )
+    return int(number)
+
+
 def check_pretraining(settings: PretrainFields) -> None:
     """Refuse values that do not go together.
 
@@ -61,6 +82,7 @@ def check_pretraining(settings: PretrainFields) -> None:
     """
     for corruption in settings.corruption:
         parsed_corruption(corruption)
+    parsed_shuffle(settings.shuffle)
     _check_model(settings)
     _check_early_stopping(settings)
     _check_replicas(settings)
@@ -189,8 +211,13 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _check_handoff(settings: PretrainFields) -> None:
-    """Refuse what a streamed run does not have, and a delay without one."""
+    """Refuse what a streamed run does not have, and what only a streamed run has."""
     if settings.handoff == "epoch":
+        if settings.shuffle != "rows":
+            raise SettingsError(
+                f"shuffle: got {settings.shuffle} with handoff epoch, expected rows; take handoff"
+                " minibatch"
+            )
         if settings.delay:
             raise SettingsError(
                 f"delay: got {settings.delay:g} with handoff epoch, expected none; take handoff"

@@ -55,6 +55,9 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
         Of the input, and of each layer: see ``syncpretrain/units.py``.
     schedule, group_size, pace, handoff, delay, refresh_epochs, finish
         Which layer trains when, on which version (docs/schedules.rst).
+    shuffle : str
+        The order of a streamed run's examples: ``rows``, or ``blocks:1000`` for a file that does
+        not fit the memory (docs/schedules.rst).
     runtime, workers, blas_threads, replicas
         What executes it; only ``blas_threads`` can change the last bits, and of greedy alone.
     backend : str
@@ -89,6 +92,7 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     pace: Literal["lockstep", "free"] = "lockstep"
     handoff: Literal["epoch", "minibatch"] = "epoch"
     delay: Annotated[float, msgspec.Meta(ge=0, le=MAX_DELAY)] = 0.0
+    shuffle: str = "rows"
     runtime: Literal["threads", "processes", "serial"] = "threads"
     backend: str = "auto"
     workers: Workers | None = None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.data.order import minibatches, steps_per_epoch
+from syncpretrain.data.order import steps_per_epoch
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.pretraining.runtime.split import Split
 
@@ -98,35 +99,36 @@ class Source(Protocol):
         """Return examples, and the rows of them that are the minibatch of a number."""
         ...
 
+    def measured(self, number: int) -> Any:
+        """Return the examples that a layer measures before its first step, with this minibatch."""
+        ...
+
     def validation(self, number: int) -> Array:
         """Return the validation examples as they are at the end of a pass over the data."""
         ...
 
 
-class DataSource:
-    """The data as a stream of minibatches, one pass after another, each in an order of its own.
+class DataSource(ABC):
+    """The data as a stream of minibatches, one pass after another.
 
     Parameters
     ----------
-    train, validation : ndarray of shape (n, visible), float32
-    batch_size, seed : int
+    data : Split
+        Its training part may be in a file, or what an iterable gives.
+    batch_size : int
     """
 
-    def __init__(self, train: Array, validation: Array, *, batch_size: int, seed: int) -> None:
-        self.data, self._seed = Split(train, validation), seed
-        self.passes = Passes(len(train), len(validation), batch_size)
-        self._pass = 0
-        self._order: list[NDArray[np.intp]] = []
+    def __init__(self, data: Split, *, batch_size: int) -> None:
+        self.data = data
+        self.passes = Passes(len(data.train), len(data.validation), batch_size)
 
+    @abstractmethod
     def minibatch(self, number: int) -> tuple[Array, NDArray[np.intp]]:
-        """Return the data, and the rows of the minibatch of a number, counted from 1."""
-        number_of_pass, step = divmod(number - 1, self.passes.steps)
-        if number_of_pass + 1 != self._pass:
-            self._pass = number_of_pass + 1
-            n, size = self.passes.examples, self.passes.batch_size
-            order = minibatches(n, size, seed=self._seed, layer=1, epoch=self._pass)
-            self._order = list(order)
-        return self.data.train, self._order[step]
+        """Return examples, and the rows of them that are the minibatch of a number, from 1."""
+
+    @abstractmethod
+    def measured(self, number: int) -> Any:
+        """Return all examples, not necessarily in memory."""
 
     def validation(self, number: int) -> Array:
         """Return the validation examples."""
@@ -151,6 +153,10 @@ class RingSource:
         """Return the minibatch of a number, all rows of which count."""
         rows = self._rows[: self._passes.size(number)]
         return self._rings.minibatches.array(number, len(rows)), rows
+
+    def measured(self, number: int) -> Any:
+        """Return the minibatch: those after it are not known yet."""
+        return self.minibatch(number)[0]
 
     def validation(self, number: int) -> Array:
         """Return the validation examples of the pass that ended with a minibatch."""

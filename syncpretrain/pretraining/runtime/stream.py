@@ -173,7 +173,7 @@ class StreamedLayer(BaseStreamedLayer):
             self._pass_validation(number)
             return []
         if own == 1:
-            self.learner.start(X if number == 1 and len(X) > len(rows) else X[: len(rows)])
+            self.learner.start(self._source.measured(number))
         if (own - 1) % steps == 0:
             self._started = time.monotonic()
             self._error, self._examples = 0.0, 0

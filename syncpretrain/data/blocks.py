@@ -1,0 +1,41 @@
+"""Runs of rows, a few megabytes each, in which examples are checked, measured and converted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["as_float32", "blocks_of", "chunks"]
+
+CHUNK_VALUES = 1 << 20
+
+
+def chunks(shape: tuple[int, ...]) -> Iterator[slice]:
+    """Yield runs of rows that are a few megabytes each; they depend on the shape alone."""
+    rows = max(CHUNK_VALUES // shape[1], 1)
+    for start in range(0, shape[0], rows):
+        yield slice(start, min(start + rows, shape[0]))
+
+
+def blocks_of(X: Any) -> Iterator[Any]:
+    """Yield a few rows at a time, the same ones wherever they lie, for the same sums.
+
+    What is not in memory has ``blocks`` of its own.
+    """
+    if hasattr(X, "blocks"):
+        yield from X.blocks()
+        return
+    for chunk in chunks(X.shape):
+        yield X[chunk]
+
+
+def as_float32(values: NDArray[Any], out: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Convert numbers to float32 in ``out``; bytes are divided by 255."""
+    if values.dtype == np.uint8:
+        np.divide(values, np.float32(255), out=out)
+    else:
+        out[...] = values
+    return out

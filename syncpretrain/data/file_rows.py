@@ -1,0 +1,236 @@
+"""Examples in a file, read and converted as they are asked for, never as a whole.
+
+They are read from the file instead of through its mapping: to map a page costs several times as
+much as to copy it, and mapped pages count as memory of the process, as many as there are. What was
+read stays in the system's page cache as long as nothing else needs the memory.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.data.blocks import as_float32, chunks
+from syncpretrain.errors import DataError
+
+__all__ = ["FileRows", "rows_in_file"]
+
+NEAR = 2  # a run of rows is read whole if so many times as many rows as are asked for
+
+Prepare = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+
+
+class FileRows:
+    """Rows of a file, which stand for float32 examples of shape (n, width).
+
+    Slices and arrays of row numbers give arrays in memory, each made anew; ``numpy.take`` works,
+    and ``numpy.asarray`` reads everything. The values were checked before.
+
+    Parameters
+    ----------
+    file : _Table
+    rows : ndarray of int, optional
+        Those of its rows that count, in this order; default all.
+    prepare : callable, optional
+        What each array goes through last, such as a standardization.
+    """
+
+    ndim = 2
+    dtype = np.dtype(np.float32)
+
+    def __init__(
+        self, file: _Table, rows: NDArray[Any] | None = None, prepare: Prepare | None = None
+    ) -> None:
+        if rows is not None and file.shape[0] < 1 << 32:
+            rows = rows.astype(np.uint32)  # there is one number for each example
+        self._file, self._rows, self._prepare = file, rows, prepare
+
+    def __len__(self) -> int:
+        return self._file.shape[0] if self._rows is None else len(self._rows)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The number of rows, and of values in each."""
+        return len(self), self._file.shape[1]
+
+    @property
+    def size(self) -> int:
+        """The number of values."""
+        return len(self) * self._file.shape[1]
+
+    def __getitem__(self, key: slice | NDArray[Any]) -> NDArray[np.float32]:
+        if self._rows is not None:
+            values = self._file.gathered(self._rows[key])
+        elif isinstance(key, slice):
+            start, stop, step = key.indices(len(self))
+            run = self._file.run(start, stop) if step == 1 else None
+            values = self._file.gathered(np.arange(start, stop, step)) if run is None else run
+        else:
+            key = np.asarray(key)
+            values = self._file.gathered(np.flatnonzero(key) if key.dtype == bool else key)
+        if values.dtype != np.float32 or not values.dtype.isnative:
+            values = as_float32(values, np.empty(values.shape, dtype=np.float32))
+        return values if self._prepare is None else self._prepare(values)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return all of them, in memory."""
+        return self[:] if dtype is None else self[:].astype(dtype)
+
+    def take(
+        self,
+        indices: NDArray[Any],
+        axis: int = 0,
+        out: NDArray[np.float32] | None = None,
+        mode: str = "raise",
+    ) -> NDArray[np.float32]:
+        """Return some rows, in ``out`` if it is given; ``numpy.take`` comes here."""
+        found = self[indices]
+        if out is None:
+            return found
+        np.copyto(out, found)
+        return out
+
+    @property
+    def raw_dtype(self) -> np.dtype[Any]:
+        """The type of the numbers in the file."""
+        return self._file.dtype
+
+    def blocks(self) -> Iterator[NDArray[np.float32]]:
+        """Yield all rows, a few at a time."""
+        for chunk in chunks(self.shape):
+            yield self[chunk]
+
+    def raw_blocks(self) -> Iterator[NDArray[Any]]:
+        """Yield all rows of the file as it has them, a few at a time."""
+        for chunk in chunks(self._file.shape):
+            yield self._file.run(chunk.start, chunk.stop)
+
+    def subset(self, rows: NDArray[Any]) -> FileRows:
+        """Return some of the rows, in the file still."""
+        return FileRows(self._file, rows if self._rows is None else self._rows[rows], self._prepare)
+
+    def whole(self) -> FileRows:
+        """Return all rows of the file, in its order."""
+        return FileRows(self._file, None, self._prepare)
+
+    def prepared_by(self, prepare: Prepare) -> FileRows:
+        """Return the same rows, which go through ``prepare`` as they are asked for."""
+        return FileRows(self._file, self._rows, prepare)
+
+    def will_need(self, rows: slice) -> None:
+        """Have the system read a run of rows ahead, where it can, while others are trained on."""
+        first, last = rows.start, rows.stop - 1
+        if self._rows is not None:
+            first, last = int(self._rows[first]), int(self._rows[last])
+        self._file.read_ahead(first, last + 1)
+
+
+class _Table:
+    """A table of numbers in a file that is open for reading.
+
+    It can be sent to another process, which opens the file anew.
+
+    Parameters
+    ----------
+    path : str
+    offset : int
+        Of its first byte.
+    shape : tuple of int
+    dtype : dtype
+
+    Raises
+    ------
+    OSError
+        If the file cannot be opened.
+    """
+
+    def __init__(
+        self, path: str, offset: int, shape: tuple[int, int], dtype: np.dtype[Any]
+    ) -> None:
+        self._path, self._offset, self.shape, self.dtype = path, offset, shape, dtype
+        self._row = shape[1] * dtype.itemsize
+        self._descriptor = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Table, (self._path, self._offset, self.shape, self.dtype)
+
+    def run(self, start: int, stop: int) -> NDArray[Any]:
+        """Return consecutive rows."""
+        out = np.empty((max(stop - start, 0), self.shape[1]), dtype=self.dtype)
+        self._read(out.reshape(-1).view(np.uint8), start)
+        return out
+
+    def gathered(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Return some rows, in any order."""
+        out = np.empty((len(rows), self.shape[1]), dtype=self.dtype)
+        numbers = rows.tolist()
+        if numbers and numbers[-1] - numbers[0] < NEAR * len(numbers):
+            first = min(numbers)
+            if max(numbers) - first < NEAR * len(numbers):
+                run = self.run(first, max(numbers) + 1)
+                np.take(run, rows - rows.dtype.type(first), axis=0, out=out, mode="clip")
+                return out
+        for row, number in zip(out.view(np.uint8), numbers, strict=True):
+            self._read(row, number)
+        return out
+
+    def read_ahead(self, start: int, stop: int) -> None:
+        """Have the system read consecutive rows."""
+        if hasattr(os, "posix_fadvise") and stop > start:  # not on macOS
+            begin = self._offset + start * self._row
+            length = (stop - start) * self._row
+            os.posix_fadvise(self._descriptor, begin, length, os.POSIX_FADV_WILLNEED)
+
+    def _read(self, out: NDArray[np.uint8], row: int) -> None:
+        """Read bytes from the beginning of a row on.
+
+        Raises
+        ------
+        DataError
+            If the file has become shorter.
+        """
+        at, done, size = self._offset + row * self._row, 0, len(out)
+        while done < size:
+            count = os.preadv(self._descriptor, [out[done:].data], at + done)
+            if not count:
+                raise DataError(
+                    f"{self._path}: ended at row {row + done // self._row}, expected"
+                    f" {self.shape[0]} rows; it was cut off while it was trained on"
+                )
+            done += count
+
+
+def rows_in_file(X: object) -> FileRows | None:
+    """Return the rows of an array that is mapped from a file, such as by ``numpy.load``.
+
+    None if it is in memory, or cannot be read a row at a time: if it may be written to, is in
+    Fortran order, or its file is no longer what was mapped.
+    """
+    if not isinstance(X, np.ndarray) or X.ndim != 2 or not X.flags.c_contiguous or not X.size:
+        return None
+    base: object = X
+    while isinstance(base, np.ndarray) and not isinstance(base.base, mmap.mmap):
+        base = base.base
+    if not isinstance(base, np.memmap) or base.mode != "r" or base.filename is None:
+        return None
+    mapping: Any = base.base
+    start = base.offset - base.offset % mmap.ALLOCATIONGRANULARITY
+    offset = start + _address(X) - _address(np.frombuffer(mapping, dtype=np.uint8))
+    try:
+        table = _Table(os.fspath(base.filename), offset, (X.shape[0], X.shape[1]), X.dtype)
+        ends = [table.run(row, row + 1).tobytes() for row in (0, len(X) - 1)]
+    except (OSError, DataError):
+        return None
+    same = ends == [X[row].tobytes() for row in (0, len(X) - 1)]
+    return FileRows(table) if same else None
+
+
+def _address(X: NDArray[Any]) -> int:
+    return cast("int", X.__array_interface__["data"][0])

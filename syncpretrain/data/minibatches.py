@@ -1,0 +1,260 @@
+"""Examples that an iterable gives a few at a time, pass after pass, for streamed pretraining."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from syncpretrain.data.blocks import as_float32, chunks
+from syncpretrain.data.examples import as_examples, check_values
+from syncpretrain.data.scaling import column_means
+from syncpretrain.errors import DataError
+
+__all__ = ["Minibatches", "ArrayPasses", "is_iterable_of_arrays"]
+
+Examples = NDArray[np.float32]
+Prepare = Callable[[Examples], Examples]
+NO_EXAMPLES = (str, bytes, dict, set, frozenset, list, tuple)  # arrays, or nothing of the kind
+
+
+class Minibatches:
+    """Examples that come a few at a time, for ``pretrain(..., handoff="minibatch")``.
+
+    Every pass over the data begins anew. A pass gives arrays of shape (n, visible) with any number
+    of rows; they are cut into minibatches of ``batch_size`` in the order in which they come, so
+    that shuffling is up to the source. Values are as for arrays: in [0, 1], or bytes, or any finite
+    ones for Gaussian visible units. Of a tuple or list of arrays, such as a ``DataLoader`` of
+    PyTorch gives, the first array counts.
+
+    Parameters
+    ----------
+    source : iterable or callable
+        An object of which every ``iter()`` begins a pass, or a function that is called with the
+        number of a pass, counted from 1, and returns an iterable. If it gives the same arrays for
+        the same pass, the same seed gives the same weights.
+    n_examples : int, optional
+        Rows of a pass; what a pass gives beyond them is not asked for. By default a pass is read
+        before training to count them, and to check every value.
+
+    Raises
+    ------
+    DataError
+        If the source is neither, or ``n_examples`` is below 1.
+
+    Notes
+    -----
+    Gaussian visible units, and ``visible_bias="log-odds"``, each read the first pass once more
+    before training. With ``n_examples`` only the first array is checked before training, all others
+    as they come; an error then ends the run, and its ``stack`` holds what was learned.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from syncpretrain import Minibatches, pretrain
+    >>> def one_pass(number):
+    ...     draws = np.random.default_rng(number)
+    ...     for _ in range(5):
+    ...         yield draws.random((20, 8), dtype=np.float32)
+    >>> X = Minibatches(one_pass, n_examples=100)
+    >>> pretrain(X, layers=[8, 4, 2], handoff="minibatch", epochs=2, batch_size=10).widths
+    (8, 4, 2)
+    """
+
+    def __init__(
+        self,
+        source: Iterable[ArrayLike] | Callable[[int], Iterable[ArrayLike]],
+        *,
+        n_examples: int | None = None,
+    ) -> None:
+        if not (hasattr(source, "__iter__") or callable(source)):
+            raise DataError(
+                f"X: got {type(source).__name__}, expected an iterable of arrays, or a function"
+                " that returns one for the number of a pass"
+            )
+        if n_examples is not None and n_examples < 1:
+            raise DataError(f"n_examples: got {n_examples}, expected 1 or more, the rows of a pass")
+        self.source, self.n_examples = source, n_examples
+
+    def begin(self, number: int) -> Iterator[Any]:
+        """Return an iterator over the arrays of a pass.
+
+        Raises
+        ------
+        DataError
+            If the source gives none.
+        """
+        source: Any = self.source
+        if not hasattr(source, "__iter__"):
+            source = source(number)
+        try:
+            return iter(source)
+        except TypeError:
+            raise DataError(
+                f"X: got {type(source).__name__} for pass {number}, expected an iterable of arrays"
+            ) from None
+
+    @property
+    def is_read_once(self) -> bool:
+        """Whether the source is an iterator, such as a generator, which cannot begin anew."""
+        return hasattr(self.source, "__next__")
+
+
+class ArrayPasses:
+    """Passes over :class:`Minibatches`, their arrays checked and as layer 1 sees them.
+
+    The first array is read at once.
+
+    Parameters
+    ----------
+    source : Minibatches
+    width : int
+        Values of an example.
+    bounded : bool
+        False permits values outside [0, 1].
+    batch_size : int
+        Of layer 1, which errors name the minibatches of.
+    reads : int
+        How many passes are made, or more, those to count and to measure included.
+
+    Raises
+    ------
+    DataError
+        If the source can be read once and is to be read more often, or gives what cannot be trained
+        on.
+    """
+
+    def __init__(
+        self, source: Minibatches, width: int, *, bounded: bool, batch_size: int, reads: int
+    ) -> None:
+        self._source, self._width, self._bounded = source, width, bounded
+        self._batch_size = batch_size
+        self._prepare: Prepare | None = None
+        self._begun: Iterator[Any] | None = None  # of a source that cannot begin anew
+        reads += source.n_examples is None
+        if source.is_read_once and reads > 1:
+            counting = ", one of them for lack of n_examples" if source.n_examples is None else ""
+            raise DataError(
+                f"X: got {type(source.source).__name__}, which can be read once, for {reads} passes"
+                f"{counting}; expected an iterable that begins anew with every iter(), or a"
+                " function of the number of the pass"
+            )
+        self._peek()
+        self._rows = source.n_examples or sum(map(len, self.arrays(1)))
+        self.means: NDArray[np.float64] | None = None  # of the columns, once measured
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The rows of a pass, and the values of an example."""
+        return self._rows, self._width
+
+    def prepared_by(self, prepare: Prepare) -> ArrayPasses:
+        """Have every array go through ``prepare`` from now on; return the passes."""
+        self._prepare = prepare
+        return self
+
+    def measure(self) -> None:
+        """Read the first pass, and keep the means of its columns.
+
+        Raises
+        ------
+        DataError
+            As :meth:`minibatches`.
+        """
+        self.means = column_means(self)
+
+    def arrays(self, number: int) -> Iterator[Examples]:
+        """Yield the arrays of a pass as float32, unprepared.
+
+        Raises
+        ------
+        DataError
+            At an array that cannot be trained on.
+        """
+        begun, self._begun = self._begun, None
+        rows = 0
+        for i, item in enumerate(begun or self._source.begin(number), start=1):
+            minibatch = rows // self._batch_size + 1
+            name = f"X: array {i} of pass {number}, for minibatch {minibatch} of layer 1"
+            array = self._checked(item, name)
+            rows += len(array)
+            yield array
+
+    def minibatches(self, number: int, rows: int) -> Iterator[Examples]:
+        """Yield a pass in arrays of so many rows, the last of which may be smaller.
+
+        Each is valid until the next one is asked for.
+
+        Raises
+        ------
+        DataError
+            If the pass ends early, or an array of it cannot be trained on.
+        """
+        out = np.empty((min(rows, self._rows), self._width), dtype=np.float32)
+        done = filled = 0
+        for array in self.arrays(number):
+            while len(array) and done < self._rows:
+                wanted = min(len(out), self._rows - done)
+                taken = min(wanted - filled, len(array))
+                out[filled : filled + taken] = array[:taken]
+                filled, array = filled + taken, array[taken:]
+                if filled == wanted:
+                    done, filled = done + wanted, 0
+                    yield out[:wanted] if self._prepare is None else self._prepare(out[:wanted])
+            if done == self._rows:
+                return
+        raise DataError(
+            f"X: pass {number} ended after {done + filled} examples, in minibatch"
+            f" {(done + filled) // self._batch_size + 1} of layer 1, expected {self._rows}; every"
+            " pass must give as many, n_examples if it is given"
+        )
+
+    def blocks(self) -> Iterator[Examples]:
+        """Yield the first pass, a few rows at a time."""
+        rows = next(chunks(self.shape)).stop
+        return self.minibatches(1, rows)
+
+    def _peek(self) -> None:
+        begun = self._source.begin(1)
+        try:
+            first = next(begun)
+        except StopIteration:
+            raise DataError(
+                "X: got no array in the first pass, expected one or more of shape"
+                f" (any number, {self._width})"
+            ) from None
+        self._checked(first, "X: array 1 of pass 1, for minibatch 1 of layer 1")
+        if self._source.is_read_once:
+            self._begun = chain([first], begun)
+
+    def _checked(self, item: Any, name: str) -> Examples:
+        """Return the examples of an array, or of the first array of several."""
+        if isinstance(item, (tuple, list)) and item and np.ndim(item[0]) == 2:
+            item = item[0]
+        found = as_examples(item, name)
+        if found.shape[1] != self._width:
+            raise DataError(
+                f"{name}: got shape {found.shape}, expected (any number, {self._width}), the first"
+                " number of layers"
+            )
+        check_values(found, name, bounded=self._bounded)
+        return as_float32(found, np.empty(found.shape, dtype=np.float32))
+
+
+def is_iterable_of_arrays(X: Any) -> bool:
+    """Return whether X gives its examples pass by pass, and is no array or list of rows."""
+    if isinstance(X, Minibatches):
+        return True
+    if isinstance(X, NO_EXAMPLES) or any(hasattr(X, n) for n in ("__array__", "toarray")):
+        return False
+    try:
+        memoryview(X)  # an array of another kind
+    except TypeError:
+        return hasattr(X, "__iter__") or callable(X)
+    return False
