@@ -51,6 +51,9 @@ COMMON = {
     "--pace": Option(["lockstep", "free"]),
     "--handoff": Option(["epoch", "minibatch"]),
     "--delay": Option(["0", "0.3", "2"], ["1000.5", "1e308"]),
+    "--shuffle": Option(
+        ["rows", "blocks:1", "blocks:3", "blocks:" + "9" * 18], ["blocks:" + HUGE, "blocks:0"]
+    ),
     "--runtime": Option(["serial", "threads"] * 4 + ["processes"]),
     "--backend": Option(["auto", "numpy"], ["cupy", "cupy:0", "cupy:x", "cupy:" + HUGE]),
     "--workers": Option(["1", "2", "4"], ["1024", "1025", "1000000000"]),

@@ -140,7 +140,9 @@ def _train(
 
         check_folder(others["out"])
         others["data"] = data = load_data(settings)
-        settings, plan = planned(settings, data)
+        asked, (settings, plan) = settings.pretrain, planned(settings, data)
+        if settings.pretrain.handoff != asked.handoff:
+            others["data"] = load_data(settings)  # which a stream leaves in its file
         reason = f"schedule auto: {plan.choice.name}, {plan.reason} ({option_text(plan.settings)})"
         for observer in observers:
             observer(Notice(monotonic(), reason))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["as_float32", "blocks_of", "chunks"]
+__all__ = ["Prepare", "as_float32", "blocks_of", "chunks"]
 
+Prepare = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 CHUNK_VALUES = 1 << 20
 
 

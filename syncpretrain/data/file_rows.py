@@ -10,20 +10,18 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.data.blocks import as_float32, chunks
+from syncpretrain.data.blocks import Prepare, as_float32, chunks
 from syncpretrain.errors import DataError
 
 __all__ = ["FileRows", "rows_in_file"]
 
 NEAR = 2  # a run of rows is read whole if so many times as many rows as are asked for
-
-Prepare = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
 class FileRows:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from syncpretrain.data.blocks import as_float32, chunks
+from syncpretrain.data.blocks import Prepare, as_float32, chunks
 from syncpretrain.data.examples import as_examples, check_values
 from syncpretrain.data.scaling import column_means
 from syncpretrain.errors import DataError
@@ -17,7 +17,6 @@ from syncpretrain.errors import DataError
 __all__ = ["Minibatches", "ArrayPasses", "is_iterable_of_arrays"]
 
 Examples = NDArray[np.float32]
-Prepare = Callable[[Examples], Examples]
 NO_EXAMPLES = (str, bytes, dict, set, frozenset, list, tuple)  # arrays, or nothing of the kind
 
 

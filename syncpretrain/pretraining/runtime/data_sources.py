@@ -58,7 +58,7 @@ class RowsSource(DataSource):
             return self._train, rows
         if self._block and order.group(step) != self._group:
             self._group = order.group(step)
-            for run in order.blocks(self._group + 1):
+            for run in order.blocks(self._group) + order.blocks(self._group + 1):
                 self._train.will_need(run)
         return self._train[rows], self._all[: len(rows)]
 
