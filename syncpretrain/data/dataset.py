@@ -33,7 +33,7 @@ class Dataset:
         Where the examples came from, in plain words.
     train, validation, test : float32 arrays of shape (n_examples, width)
         C-contiguous, values in [0, 1]; validation and test may have no rows. Of a file that is
-        too large they are :class:`~syncpretrain.data.file_rows.FileRows`, which stand for arrays.
+        too large they are ``FileRows``, which stand for arrays.
     train_labels, validation_labels, test_labels : int64 arrays of shape (n_examples,), or None
     notices : tuple of str
         Messages for the user, such as that a smaller set was used.

@@ -37,7 +37,7 @@ def check_examples(X: ArrayLike, name: str = "X", *, bounded: bool = True) -> ND
     X : array-like of shape (n_examples, width)
         Real numbers or booleans in [0, 1], or bytes (uint8), which are scaled by 1/255. A
         C-contiguous float32 array is returned as it is, without a copy, and so are
-        :class:`~syncpretrain.data.file_rows.FileRows`, which are checked already.
+        ``FileRows``, which are checked already.
     name : str
         What an error calls the examples.
     bounded : bool
