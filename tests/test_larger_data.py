@@ -24,7 +24,14 @@ from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from, write_settings
 
 LAYERS = (30, 12, 5)
-STREAM = {"layers": LAYERS, "handoff": "minibatch", "epochs": 2, "batch_size": 32, "seed": 3}
+STREAM = {
+    "layers": LAYERS,
+    "handoff": "minibatch",
+    "epochs": 2,
+    "batch_size": 32,
+    "seed": 3,
+    "delay": 0,
+}
 ROWS = 1003
 MB = 1 << 20
 LARGE = 400 * MB, 1024  # bytes of the file, values of an example
@@ -161,6 +168,15 @@ class TestBits:
         options |= {"visible_units": units, "visible_bias": visible_bias, "learning_rate": 0.01}
         stacks = [pretrain(rows, **options) for rows in (X, mapped(tmp_path, X))]
         assert stacks[0].parameters_sha256 == stacks[1].parameters_sha256
+
+    @pytest.mark.parametrize("units", ["bernoulli", "gaussian"])
+    def test_nor_in_processes(self, tmp_path, never_whole, units):
+        X = example_rows("uint8")
+        options = {**STREAM, "visible_units": units, "visible_bias": "log-odds"}
+        options |= {"shuffle": "blocks:20", "delay": 0.5, "validation": X[:80]}
+        inside = pretrain(X, **options).parameters_sha256
+        for rows in (X, mapped(tmp_path, X)):
+            assert pretrain(rows, runtime="processes", **options).parameters_sha256 == inside
 
     def test_nor_in_fine_tuning(self, tmp_path, never_whole):
         X = example_rows("uint8")
@@ -410,6 +426,11 @@ class TestIterable:
     def test_what_gives_no_examples_is_refused(self, X, error, message):
         with pytest.raises(error, match=f"^{message}"):
             pretrain(X, **STREAM)
+
+    def test_another_process_takes_none(self):
+        X = Minibatches(in_order(example_rows("float32")), n_examples=ROWS)
+        with pytest.raises(SettingsError, match="runtime: got processes with an iterable as X"):
+            pretrain(X, runtime="processes", **STREAM)
 
     def test_whole_epochs_take_none(self):
         with pytest.raises(DataError, match="got Pairs with handoff epoch, expected an array"):

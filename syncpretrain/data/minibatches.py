@@ -14,7 +14,7 @@ from syncpretrain.data.examples import as_examples, check_values
 from syncpretrain.data.scaling import column_means
 from syncpretrain.errors import DataError
 
-__all__ = ["Minibatches", "ArrayPasses", "is_iterable_of_arrays"]
+__all__ = ["ArrayPasses", "Minibatches", "is_iterable_of_arrays"]
 
 Examples = NDArray[np.float32]
 NO_EXAMPLES = (str, bytes, dict, set, frozenset, list, tuple)  # arrays, or nothing of the kind

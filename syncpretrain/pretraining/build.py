@@ -19,7 +19,7 @@ from syncpretrain.data.examples import (
     evenly_spaced,
 )
 from syncpretrain.data.file_rows import FileRows, rows_in_file
-from syncpretrain.data.minibatches import Minibatches, ArrayPasses, is_iterable_of_arrays
+from syncpretrain.data.minibatches import ArrayPasses, Minibatches, is_iterable_of_arrays
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import CheckpointError, DataError, SettingsError
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings

@@ -131,8 +131,8 @@ def build_streamed_layer(
 def _shared(settings: PretrainSettings, data: DataSource) -> tuple[Split, DataSource | None]:
     """Return what processes share of the data, and what the first of them is sent."""
     if isinstance(data.data.train, FileRows):  # which it reads from the file
-        nothing = np.empty((0, settings.layers[0]), dtype=np.float32)
-        return Split(nothing, nothing), data
+        row = np.zeros((1, settings.layers[0]), dtype=np.float32)  # shared memory is never empty
+        return Split(row, row[:0]), data
     if isinstance(data, PassesSource):
         raise SettingsError(
             "runtime: got processes with an iterable as X, expected threads or serial; an iterable"

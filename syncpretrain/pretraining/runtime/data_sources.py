@@ -93,7 +93,7 @@ class PassesSource(DataSource):
             If the iterable ends early, or gives what cannot be trained on.
         """
         number_of_pass, step = divmod(number - 1, self.passes.steps)
-        if number <= self._read or (number - 1) // self.passes.steps != (self._read - 1) // self.passes.steps:
+        if number <= self._read or self._read < number - 1 - step:
             self._running = None  # another pass, or back in this one
         if self._running is None:
             self._running = self._arrays.minibatches(number_of_pass + 1, self.passes.batch_size)
