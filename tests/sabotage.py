@@ -76,10 +76,10 @@ def build_worker(kind, failing, settings, layer, state, keep_states, backend, ti
 original_streamed_layer = stream_building.build_streamed_layer
 
 
-def build_streamed_layer(kind, failing, settings, place, below, above):
+def build_streamed_layer(kind, failing, settings, place, data, below, above):
     if kind == "worker_factory" and place.layer == failing:
         raise MemoryError("out of luck")
-    layer = original_streamed_layer(settings, place, below, above)
+    layer = original_streamed_layer(settings, place, data, below, above)
     if place.layer == failing:
         (tell_of_helpers if kind == "helped" else sabotaged)(layer.step, kind)
     return layer

@@ -82,7 +82,7 @@ def build_data(
     streams = settings.handoff == "minibatch"
     check_memory(
         settings.layers,
-        examples=streamed_rows(settings.batch_size) if streams else examples,
+        examples=streamed_rows(settings.batch_size, len(data.validation)) if streams else examples,
         batch_size=settings.batch_size,
         processes=settings.runtime == "processes",
         shared=examples if isinstance(data.train, np.ndarray) else 0,

@@ -7,7 +7,6 @@ from itertools import pairwise
 
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.parallel.available_memory import check_available
-from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 
 __all__ = ["check_memory", "pretraining_bytes", "streamed_rows"]
 
@@ -26,9 +25,9 @@ def pretraining_bytes(layers: Sequence[int], *, examples: int, batch_size: int) 
     return FLOAT_BYTES * (activations + parameters + minibatches)
 
 
-def streamed_rows(batch_size: int) -> int:
+def streamed_rows(batch_size: int, held_out: int) -> int:
     """Return as many examples as a stream has activations of: those that wait in its rings."""
-    return WAITING * (batch_size + PROBE_ROWS)
+    return WAITING * (batch_size + held_out)
 
 
 def check_memory(
