@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -39,6 +40,7 @@ ALLOWED = LARGE[0] // 4
 LIMITED = """
 import json, resource, sys
 from pathlib import Path
+from types import SimpleNamespace
 import numpy as np
 from syncpretrain import pretrain
 from syncpretrain.runs.run import train_run
@@ -542,6 +544,21 @@ class TestRun:
         np.testing.assert_array_equal(np.load("z.npy"), stack.encode(np.load("x.npy")))
         call("reconstruct", "run", "--shape", "5x6", "--part", "train")
         assert len(reads) == 1
+
+    def test_one_that_a_plan_streams_has_the_hash_of_a_stream(self, file, call, monkeypatch):
+        """It was loaded into memory for the plan; a resume maps it."""
+
+        def planned(settings, data):
+            assert not isinstance(data.train, FileRows)
+            plan = SimpleNamespace(choice=SimpleNamespace(name="x"), reason="", settings={})
+            return self.options(), plan
+
+        monkeypatch.setattr("syncpretrain.cli.train.planned", planned)
+        monkeypatch.setattr("syncpretrain.planning.choice.option_text", str)
+        options = ("--layers", "30,12,5", "--data", "x.npy", "--schedule", "auto", "--json")
+        out, _ = call("train", *options, "--out", "run")
+        stream = load_dataset("x.npy", mapped=True)
+        assert json.loads(out)["data"]["sha256"] == stream.sha256 != load_dataset("x.npy").sha256
 
     def test_its_parts_are_those_of_the_file_in_memory(self, file):
         inside, outside = load_dataset("x.npy"), load_dataset("x.npy", mapped=True)
