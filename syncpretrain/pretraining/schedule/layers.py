@@ -114,6 +114,13 @@ class Layers:
             self._is_woken[heappop(self._woken)] = False
         return None
 
+    def newer(self, i: int) -> int | None:
+        """Return the version of a layer's next epoch if it is there, and newer than its last."""
+        version = self._next_read(i)
+        if version is None or version > self._published(i) or self.reads[i][-1:] == [version]:
+            return None
+        return version
+
     def unread(self, i: int) -> list[int]:
         """Return the published versions of a layer that the one above will still begin."""
         if i + 1 == self._depth or not self._unsatisfied:

@@ -24,10 +24,13 @@ below, so its cost does not depend on the depth (:mod:`syncpretrain.pretraining.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 
 from syncpretrain.errors import ScheduleError
+from syncpretrain.pretraining.schedule.commands import Command, Past, Release, Train
+from syncpretrain.pretraining.schedule.drift import Drifts, Judgement
 from syncpretrain.pretraining.schedule.layers import Layers
 from syncpretrain.pretraining.schedule.pace import Pace
 from syncpretrain.pretraining.schedule.reads import LayerPlan, Reads
@@ -35,43 +38,7 @@ from syncpretrain.pretraining.schedule.reads import LayerPlan, Reads
 __all__ = ["Command", "Past", "Release", "Schedule", "Train"]
 
 
-@dataclass(frozen=True, slots=True)
-class Train:
-    """Train one epoch of a layer on version ``reads`` of the layer below, then publish it.
-
-    ``below_reads`` is the version of the layer two below that ``reads`` was trained on: its
-    activations are what those of ``reads`` are computed from. It is 0 where ``reads`` is the data.
-    """
-
-    layer: int
-    epoch: int
-    reads: int
-    below_reads: int
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Release a version of a layer; no layer will read it again."""
-
-    layer: int
-    version: int
-
-
-Command = Train | Release
-
-
-@dataclass(frozen=True, slots=True)
-class Past:
-    """Decisions and results of a schedule so far: all it needs to continue.
-
-    For each layer the upstream version of every epoch begun, how many of these are finished, which
-    versions are held, and the epochs stipulated, fewer than planned if it stopped early.
-    """
-
-    reads: Reads
-    done: tuple[int, ...]
-    held: Reads
-    epochs: tuple[int, ...]
+NO_DRIFTS: Mapping[int, float] = MappingProxyType({})
 
 
 class Schedule:
@@ -94,6 +61,9 @@ class Schedule:
         self._slots = slots
         self._depth = len(plans)
         self._epochs = [plan.epochs for plan in plans]
+        self._refreshes = [plan.refresh_epochs for plan in plans]
+        self._drifts = Drifts(plans)
+        self._skipped: list[list[int]] = [[] for _ in plans]
         self._held: list[set[int]] = [set() for _ in plans]
         self._layers = Layers(pace, [[] for _ in plans], [0] * len(plans))
 
@@ -125,11 +95,19 @@ class Schedule:
         """Return the layers that have ended after the first ``count`` that did, lowest first."""
         return sorted(i + 1 for i in self._layers.order_ended[count:])
 
+    def judged_since(self, count: int) -> list[Judgement]:
+        """Return the decisions by drift after the first ``count``."""
+        return self._drifts.judgements[count:]
+
     @property
     def past(self) -> Past:
         """Decisions and results so far; :meth:`resume` continues from it."""
         held = tuple(tuple(sorted(versions)) for versions in self._held)
-        return Past(self.reads, self.done, held, tuple(self._epochs))
+        own = Past(self.reads, self.done, held, tuple(self._epochs))
+        if not self._drifts.is_used:
+            return own
+        skipped = tuple(map(tuple, self._skipped))
+        return replace(own, skipped=skipped, drifts=self._drifts.measured)
 
     def begin(self) -> list[Command]:
         """Return the first commands."""
@@ -152,21 +130,29 @@ class Schedule:
             if epochs < self._epochs[i]:
                 self._pace.shorten(i, epochs)
                 self._epochs[i] = epochs
+        for i, versions in enumerate(past.skipped):
+            for version in versions:
+                self._skip(i, version)
+        self._drifts.resume(past.drifts)
         self._held = [set(versions) for versions in past.held]
         self._layers = Layers(self._pace, [list(reads) for reads in past.reads], list(past.done))
         again: list[Command] = [self._train(i) for i in sorted(self._layers.training)]
         return [*again, *self._assign()]
 
-    def finished(self, layer: int, *, stops: bool = False) -> list[Command]:
+    def finished(
+        self, layer: int, *, stops: bool = False, drifts: Mapping[int, float] = NO_DRIFTS
+    ) -> list[Command]:
         """Record that a layer finished its epoch and published it; return the commands that follow.
 
         ``stops`` says that the layer has learned enough: its stipulated epochs end here. Newer
-        versions below still wake it for refreshes.
+        versions below still wake it for refreshes. ``drifts`` is by how much its version differs
+        from older ones, at least from those that its command named.
 
         Raises
         ------
         ScheduleError
-            If the layer was not training, or if every layer sleeps before the run's end.
+            If the layer was not training, if every layer sleeps before the run's end, or if a
+            drift is missing.
         """
         i, layers = layer - 1, self._layers
         if i not in layers.training:
@@ -174,6 +160,7 @@ class Schedule:
         layers.finish(i)
         version = layers.done[i]
         self._held[i].add(version)
+        self._drifts.record(i, version, drifts)
         if stops and version < self._epochs[i]:
             self._epochs[i] = version
             self._pace.shorten(i, version)
@@ -202,19 +189,50 @@ class Schedule:
         trains: list[Command] = []
         layers = self._layers
         layers.record_ends()
+        self._judge()
         while len(layers.training) < self._slots and (ready := layers.next_ready()):
             i, version = ready
             layers.begin(i, version)
             trains.append(self._train(i))
+            self._judge()
         layers.record_ends()
         return [*self._release(), *trains]
+
+    def _judge(self) -> None:
+        """Skip the versions that were to wake a layer, and differ too little from what it knows.
+
+        A layer is judged once its stipulated epochs and the refresh before have begun: then the
+        version that it last trained on is certain, whatever the timing.
+        """
+        layers, drifts = self._layers, self._drifts
+        if not drifts.is_used:
+            return
+        for i in sorted({j for i in layers.changed for j in (i, i + 1) if drifts.wake(j)}):
+            while self._is_asleep(i) and (version := layers.newer(i)) is not None:
+                if drifts.wakes(i, layers.reads[i][-1], version):
+                    break
+                self._skip(i, version)
+                layers.record_from(i)
+        layers.record_ends()
+
+    def _is_asleep(self, i: int) -> bool:
+        """Return whether the next epoch of a layer, if there is one, begins a refresh."""
+        refreshed = len(self._layers.reads[i]) - self._epochs[i]
+        return refreshed >= 0 and refreshed % self._refreshes[i] == 0
+
+    def _skip(self, i: int, version: int) -> None:
+        self._pace.skip(i, version)
+        self._skipped[i].append(version)
 
     def _train(self, i: int) -> Train:
         """Return the command of the epoch that a layer has begun."""
         reads = self._layers.reads
         version = reads[i][-1]
         below_reads = reads[i - 1][version - 1] if i else 0
-        return Train(i + 1, len(reads[i]), version, below_reads)
+        against: set[int] = set()
+        if self._drifts.wake(i + 1):
+            against.update(reads[i + 1][-1:], self._layers.unread(i))
+        return Train(i + 1, len(reads[i]), version, below_reads, tuple(sorted(against)))
 
     def _release(self) -> list[Command]:
         """Release versions that no layer will read again, of layers that the event concerned."""

@@ -49,6 +49,13 @@ class Pace(Protocol):
         """
         ...
 
+    def skip(self, layer: int, version: int) -> None:
+        """Record that a version does not wake the layer, which has trained its stipulated epochs.
+
+        It and the layers above may read otherwise from then on.
+        """
+        ...
+
 
 class Fixed:
     """Every read is known beforehand, as in the replay of a recorded run.
@@ -90,6 +97,9 @@ class Fixed:
     def shorten(self, layer: int, epochs: int) -> None:
         """Do nothing: a recorded run has been shortened already."""
 
+    def skip(self, layer: int, version: int) -> None:
+        """Do nothing: what a recorded run skipped is not among its reads."""
+
     def _planned(self, layer: int) -> Sequence[int]:
         return self._plan[layer]
 
@@ -130,8 +140,15 @@ class Planned(Fixed):
     def shorten(self, layer: int, epochs: int) -> None:
         """Plan anew from the layer up, with ``epochs`` for it; each row when it is needed."""
         if epochs < self._plans[layer].epochs:
-            self._plans[layer] = replace(self._plans[layer], epochs=epochs)
-            self._fresh = min(self._fresh, layer)
+            self._replan(layer, replace(self._plans[layer], epochs=epochs))
+
+    def skip(self, layer: int, version: int) -> None:
+        """Plan anew from the layer up, without this version for it."""
+        self._replan(layer, skipping(self._plans[layer], version))
+
+    def _replan(self, layer: int, plan: LayerPlan) -> None:
+        self._plans[layer] = plan
+        self._fresh = min(self._fresh, layer)
 
     def _planned(self, layer: int) -> Sequence[int]:
         while self._fresh <= layer:
@@ -165,13 +182,14 @@ class Free:
             return published
         if plan.refresh_epochs and (begun - plan.epochs) % plan.refresh_epochs:
             return published  # in the middle of a refresh
-        return published if plan.refresh_epochs and published > reads[-1] else None
+        wakes = plan.refresh_epochs and published > reads[-1] and published not in plan.skipped
+        return published if wakes else None
 
     def unread(self, layer: int, reads: Sequence[int], published: int) -> list[int]:
         """Return the newest version, if the layer has not begun it; older ones are lost."""
         plan = self._plans[layer]
         will_read = len(reads) < plan.epochs or plan.refresh_epochs > 0
-        is_new = published > (reads[-1] if reads else 0)
+        is_new = published > (reads[-1] if reads else 0) and published not in plan.skipped
         return [published] if will_read and is_new else []
 
     def first_of_round(self, layer: int) -> int:
@@ -186,6 +204,15 @@ class Free:
         """Lower the layer's stipulated epochs."""
         if epochs < self._plans[layer].epochs:
             self._plans[layer] = replace(self._plans[layer], epochs=epochs)
+
+    def skip(self, layer: int, version: int) -> None:
+        """Let the layer sleep until there is a newer version."""
+        self._plans[layer] = skipping(self._plans[layer], version)
+
+
+def skipping(plan: LayerPlan, version: int) -> LayerPlan:
+    """Return the plan of a layer that this version does not wake."""
+    return replace(plan, skipped=plan.skipped | {version})
 
 
 def _check_reads(plan: Sequence[Sequence[int]]) -> None:

@@ -13,7 +13,7 @@ A layer's versions are numbered by the epochs behind them; version 0 is the data
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from syncpretrain.errors import SettingsError
 
@@ -38,11 +38,14 @@ class LayerPlan:
     """What is stipulated for one layer.
 
     ``epochs`` is N_l; ``refresh_epochs`` is how many more follow each newer upstream version once
-    they are done.
+    they are done. With a ``drift``, only a version that differs by more than that from the one last
+    trained on; ``skipped`` are those found not to.
     """
 
     epochs: int
     refresh_epochs: int = 0
+    drift: float | None = None
+    skipped: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,8 @@ def lockstep_row(layer: int, plan: LayerPlan, below: Row | None, *, drain: bool 
     """Return what a layer reads in lockstep: epoch k version min(k, N of the layer below).
 
     After its stipulated epochs it trains ``refresh_epochs`` on every newer version there will be,
-    in order. Without ``drain``, only the refreshes that begin before layer 1 is done.
+    in order. Without ``drain``, only the refreshes that would begin before layer 1 is done if none
+    were skipped. So a version that is published without a reader never gets one.
 
     Raises
     ------
@@ -93,10 +97,11 @@ def lockstep_row(layer: int, plan: LayerPlan, below: Row | None, *, drain: bool 
         )
     reads = (*first, *(version for version in newer for _ in range(plan.refresh_epochs)))
     if drain:
-        return Row(reads, plan.epochs)
+        return _without_skipped(Row(reads, plan.epochs), plan)
     ticks = _ticks(reads, below.ticks)
     kept = max(plan.epochs, sum(tick <= below.last_tick for tick in ticks))
-    return Row(reads[:kept], plan.epochs, tuple(ticks[:kept]), below.last_tick)
+    row = Row(reads[:kept], plan.epochs, tuple(ticks[:kept]), below.last_tick)
+    return _without_skipped(row, plan)
 
 
 def greedy_row(layer: int, plan: LayerPlan, below: Row | None) -> Row:
@@ -127,6 +132,15 @@ def rounds_row(
 def _row_on_one_version(plan: LayerPlan, version: int) -> Row:
     epochs = plan.epochs
     return Row((version,) * epochs, epochs, tuple(range(1, epochs + 1)), epochs)
+
+
+def _without_skipped(row: Row, plan: LayerPlan) -> Row:
+    if not plan.skipped:
+        return row
+    numbers = range(len(row.reads))
+    kept = [k for k in numbers if k < plan.epochs or row.reads[k] not in plan.skipped]
+    ticks = tuple(row.ticks[k] for k in kept) if row.ticks else ()
+    return replace(row, reads=tuple(row.reads[k] for k in kept), ticks=ticks)
 
 
 def _ticks(reads: Sequence[int], published: Sequence[int]) -> list[int]:
