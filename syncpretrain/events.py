@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 __all__ = [
+    "DriftJudged",
     "EpochFinished",
     "EpochStarted",
     "Event",
@@ -85,7 +86,8 @@ class EpochFinished(Event):
     ``started`` is when its worker began; ``transform_seconds`` is the part of the time since spent
     on making its input from the version below. ``train_error`` is the running reconstruction
     error of the epoch's contrastive divergence, ``validation_error`` that of a fixed sample of
-    the validation data (None where there is none).
+    the validation data (None where there is none). ``drift`` is by how much the epoch changed the
+    layer's outputs, relative to them, if anything depends on drift.
     """
 
     layer: int
@@ -95,6 +97,23 @@ class EpochFinished(Event):
     transform_seconds: float
     train_error: float
     validation_error: float | None
+    drift: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DriftJudged(Event):
+    """A layer that has trained its own epochs is woken by a version below, or sleeps on.
+
+    It ``wakes`` if the version differs from version ``since``, which it last trained on, by a
+    ``drift`` above ``least``.
+    """
+
+    layer: int
+    version: int
+    since: int
+    drift: float
+    least: float
+    wakes: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import CheckpointError, DataError, SettingsError
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner
+from syncpretrain.learners.drift import Outputs
 from syncpretrain.learners.early_stopping import EarlyStopping
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.select import step_for
@@ -37,6 +39,7 @@ from syncpretrain.pretraining.schedule.machine import Schedule
 from syncpretrain.pretraining.schedule.pace import Fixed, Pace
 from syncpretrain.pretraining.schedule.reads import LayerPlan, Reads
 from syncpretrain.settings.checks import parsed_corruption
+from syncpretrain.settings.drift import parsed_waking
 from syncpretrain.settings.momentum import MomentumSchedule
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.units import kind_of
@@ -45,6 +48,7 @@ __all__ = [
     "build_data",
     "build_learner",
     "build_learners",
+    "build_outputs",
     "build_schedule",
     "build_stopping",
     "build_worker",
@@ -64,6 +68,8 @@ def build_schedule(
         If the recorded reads are those of another number of layers.
     """
     plans = layer_plans(settings)
+    if replay is not None:  # which has been decided
+        plans = [replace(plan, drift=None) for plan in plans]
     return Schedule(plans, _pace(settings, plans, replay), slots=slots)
 
 
@@ -173,6 +179,7 @@ def build_worker(
         step_for(learner, settings.shards_of(layer), settings.split),
         inputs,
         stopping,
+        build_outputs(settings, layer),
         keep_states=keep_states,
         replicas=settings.replicas[layer - 1],
         times=times,
@@ -214,9 +221,18 @@ def build_stopping(settings: PretrainSettings) -> list[EarlyStopping | None]:
     return [EarlyStopping(metric, settings.patience, seed=settings.seed) for _ in range(depth)]
 
 
+def build_outputs(settings: PretrainSettings, layer: int) -> Outputs | None:
+    """Return what measures the drift of a layer, if anything depends on it."""
+    settle, above = settings.settle[layer - 1], settings.refresh_when[layer : layer + 1]
+    if not settle and all(parsed_waking(text) is None for text in above):
+        return None
+    return Outputs(settle)
+
+
 def layer_plans(settings: PretrainSettings) -> list[LayerPlan]:
     """Return the plan of each layer."""
-    return list(map(LayerPlan, settings.epochs, settings.refresh_epochs))
+    drifts = map(parsed_waking, settings.refresh_when)
+    return list(map(LayerPlan, settings.epochs, settings.refresh_epochs, drifts))
 
 
 def _pace(settings: PretrainSettings, plans: list[LayerPlan], replay: Reads | None) -> Pace:

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from syncpretrain.backends.choice import backend_for, resolve_backend
 from syncpretrain.errors import RunInterrupted, StalledError, WorkerError
 from syncpretrain.events import (
+    DriftJudged,
     EpochFinished,
     EpochStarted,
     Event,
@@ -106,7 +107,7 @@ class Pretraining:
         self._running: dict[int, int] = {}  # the epoch of each layer whose message is awaited
         self._finished = 0  # epochs of all layers
         self._busy = [0.0] * depth
-        self._ended = 0  # layers whose end the observers know of
+        self._ended = self._judged = 0  # layers, and decisions, that the observers know of
         self._times = times
         self._watch = Watch(self._emit, times)
 
@@ -194,8 +195,8 @@ class Pretraining:
         self._finished += 1
         self._trained.publish(message.command, message.layer)
         self._versions.publish(layer, version, message.layer)
-        commands = self._schedule.finished(layer, stops=message.stops)
-        self._emit_ended()
+        commands = self._schedule.finished(layer, stops=message.stops, drifts=message.drifts)
+        self._emit_decisions()
         return commands
 
     def _drain(self, runtime: Runtime, seconds: float) -> None:
@@ -245,6 +246,7 @@ class Pretraining:
                 transform_seconds=message.trained_from - message.started,
                 train_error=message.train_error,
                 validation_error=message.validation_error,
+                drift=message.drifts.get(command.epoch - 1),
             )
         )
 
@@ -288,7 +290,11 @@ class Pretraining:
             RunStarted(now, s.layers, s.epochs, s.schedule, s.pace, s.runtime, self.slots, n, past)
         )
 
-    def _emit_ended(self) -> None:
+    def _emit_decisions(self) -> None:
+        for j in self._schedule.judged_since(self._judged):
+            self._judged += 1
+            now = time.monotonic()
+            self._emit(DriftJudged(now, j.layer, j.version, j.since, j.drift, j.least, j.wakes))
         for layer in self._schedule.ended_since(self._ended):
             self._ended += 1
             self._emit(LayerFinished(time.monotonic(), layer))

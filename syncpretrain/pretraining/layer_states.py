@@ -40,6 +40,7 @@ def pack(number: int, state: LayerState) -> tuple[LayerScalars, dict[str, Array]
     """Return the scalars and the named arrays of the state of a layer, counted from 1."""
     arrays = dict(named(f"layer.{number}", state.layer))
     arrays |= dict(named(f"good.{number}", state.last_good))
+    arrays |= {f"outputs.{number}.{version}": array for version, array in state.outputs.items()}
     arrays |= {f"memory.{number}.{name}": array for name, array in state.step_state.items()}
     scalars = LayerScalars(state.cursor, state.learning_rate, state.rollbacks, state.stopping)
     return scalars, arrays
@@ -55,7 +56,7 @@ def unpack(
     ValueError, KeyError
         If an array or a kind is missing.
     """
-    prefix = f"memory.{number}."
+    prefix, outputs = f"memory.{number}.", f"outputs.{number}."
     return LayerState(
         layer=read_layer(f"layer.{number}", kinds, arrays),
         step_state={n.removeprefix(prefix): x for n, x in arrays.items() if n.startswith(prefix)},
@@ -64,6 +65,9 @@ def unpack(
         learning_rate=scalars.learning_rate,
         rollbacks=scalars.rollbacks,
         stopping=scalars.stopping,
+        outputs={
+            int(n.removeprefix(outputs)): x for n, x in arrays.items() if n.startswith(outputs)
+        },
     )
 
 

@@ -11,6 +11,7 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.pretraining.schedule.reads import MAX_EPOCHS
 from syncpretrain.settings.defaults import PER_LAYER
+from syncpretrain.settings.drift import ALWAYS, check_drift
 from syncpretrain.settings.devices import check_backend, why_not_on_a_device
 from syncpretrain.settings.fields import PretrainFields
 from syncpretrain.units import INPUT_UNITS, KINDS, kind_of
@@ -87,6 +88,7 @@ def check_pretraining(settings: PretrainFields) -> None:
     _check_early_stopping(settings)
     _check_replicas(settings)
     _check_handoff(settings)
+    check_drift(settings)
     lacks = why_not_on_a_device(settings)
     if check_backend(settings.backend) and lacks:
         raise SettingsError(f"backend: got {settings.backend} {lacks}")
@@ -232,6 +234,8 @@ def _check_handoff(settings: PretrainFields) -> None:
             "none, pseudo-likelihood or validation-error: the gap is judged by fixed examples",
             ("none", "pseudo-likelihood", "validation-error"),
         ),
+        "refresh_when": (f"{ALWAYS}: no newer version wakes a layer", (ALWAYS,)),
+        "settle": ("0, and epochs without auto: there are no versions to compare", (0,)),
         "refresh_epochs": ("0: no newer version wakes a layer", (0,)),
     }
     for name, (expected, values) in usual.items():

@@ -8,7 +8,9 @@ __all__ = ["HANDOFF_DEFAULTS", "MODEL_DEFAULTS", "PER_LAYER"]
 
 PER_LAYER: dict[str, Any] = {  # each with its default
     "epochs": 10,
+    "settle": 0.0,
     "refresh_epochs": 1,
+    "refresh_when": "always",
     "hidden_units": "bernoulli",
     "learning_rate": 0.1,  # or lower, see the kinds of its units
     "momentum": "0.5:5,0.9",

@@ -53,7 +53,7 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
         ``rbm``, ``autoencoder``, ``denoising`` or ``contractive``.
     visible_units, hidden_units : str, tuple of str
         Of the input, and of each layer: see ``syncpretrain/units.py``.
-    schedule, group_size, pace, handoff, delay, refresh_epochs, finish
+    schedule, group_size, pace, handoff, delay, refresh_epochs, refresh_when, finish
         Which layer trains when, on which version (docs/schedules.rst).
     shuffle : str
         The order of a streamed run's examples: ``rows``, or ``blocks:1000`` for a file that does
@@ -70,6 +70,8 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     epochs, batch_size, learning_rate, momentum, weight_decay, l1
         Of each layer's gradient steps; momentum as in
         :class:`syncpretrain.settings.MomentumSchedule`.
+    settle : tuple of float
+        A layer's own epochs end once another one changes its outputs by less; 0 for never.
     visible_bias : str
         Visible biases start from ``zero`` or the ``log-odds`` of the units' means.
     cd_steps, persistent, sparsity_target, sparsity_cost, hidden_dropout
@@ -100,7 +102,9 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     split: Literal["examples", "units"] = "examples"
     shards: tuple[NonNegativeInt, ...]
     epochs: tuple[Count, ...]
+    settle: tuple[NonNegativeFloat, ...]
     refresh_epochs: tuple[NonNegativeInt, ...]
+    refresh_when: tuple[str, ...]
     finish: Literal["drain", "first-layer"] = "drain"
     batch_size: Count = 100
     learning_rate: tuple[PositiveFloat, ...]

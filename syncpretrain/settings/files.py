@@ -13,6 +13,7 @@ import msgspec
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings.convert import checked, plain
 from syncpretrain.settings.defaults import HANDOFF_DEFAULTS, MODEL_DEFAULTS, PER_LAYER
+from syncpretrain.settings.drift import settled_epochs
 from syncpretrain.settings.sections import Settings
 from syncpretrain.storage import write_atomically
 from syncpretrain.units import KINDS, UNITS
@@ -131,6 +132,8 @@ def _from_sections(sections: dict[str, Any], layers: Any, pretrain: dict[str, An
         name: _spread(value, depth) if name in PER_LAYER else value
         for name, value in ((name, pretrain.get(name, usual)) for name, usual in defaults.items())
     }
+    settle = filled["settle"] if "settle" in pretrain else None
+    filled |= settled_epochs(filled["epochs"], settle, filled["refresh_when"])
     filled["momentum"] = [str(value) for value in filled["momentum"]]
     if "learning_rate" not in pretrain:
         filled["learning_rate"] = _usual_rates(pretrain, filled["hidden_units"])

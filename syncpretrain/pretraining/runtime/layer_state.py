@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,8 @@ class LayerState:
 
     ``step_state`` is that of its :class:`~syncpretrain.learners.steps.Step`. ``last_good`` is the
     layer at its last epoch's end, where a roll-back goes. ``cursor`` is where in the epoch after
-    that it stands; ``stopping`` the state of early stopping.
+    that it stands; ``stopping`` the state of early stopping. ``outputs``, on the host, are those
+    of the versions by which its drift is measured.
     """
 
     layer: DenseLayer
@@ -31,6 +32,7 @@ class LayerState:
     learning_rate: float
     rollbacks: int
     stopping: tuple[float, int] | None
+    outputs: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
 
     def to(self, device: Callable[[Any], Any]) -> LayerState:
         """Return the state with every array moved by ``device``."""

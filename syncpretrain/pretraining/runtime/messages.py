@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from syncpretrain.errors import DivergedError, StalledError, WorkerError
 from syncpretrain.learners.cursor import Stopped
@@ -18,8 +19,8 @@ class Finished:
     """A worker finished its epoch. Times as in ``time.monotonic``.
 
     ``layer`` is the version to publish. ``warnings`` report each time the layer was taken back to
-    its last epoch; ``stops`` says that it has learned enough. ``state`` is None unless states are
-    asked for.
+    its last epoch; ``stops`` says that it has learned enough. ``drifts`` is by how much its outputs
+    differ from those of older versions, if that is asked for, as is ``state``.
     """
 
     command: Train
@@ -31,6 +32,7 @@ class Finished:
     layer: DenseLayer
     warnings: tuple[str, ...] = ()
     stops: bool = False
+    drifts: Mapping[int, float] = field(default_factory=dict)
     state: LayerState | None = None
 
 

@@ -14,6 +14,7 @@ from syncpretrain.errors import DivergedError
 from syncpretrain.kernels.program import PhaseRunner, Phases
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.cursor import Cursor, Stopped
+from syncpretrain.learners.drift import Outputs
 from syncpretrain.learners.early_stopping import EarlyStopping
 from syncpretrain.learners.epoch import MAX_ROLLBACKS, train_epoch
 from syncpretrain.learners.steps import Step, load_state
@@ -26,7 +27,7 @@ from syncpretrain.pretraining.schedule.machine import Train
 
 __all__ = ["Inputs", "LayerWorker", "WorkerFactory"]
 
-PROBE_ROWS = 1000  # validation rows looked at after each epoch; more would cost over 1 %
+PROBE_ROWS = 1000  # rows looked at after each epoch; more would cost over 1 %
 
 
 class Inputs(Protocol):
@@ -56,6 +57,8 @@ class LayerWorker:
         The versions of the layer below.
     stopping : EarlyStopping, optional
         Asked after each epoch whether the layer has learned enough.
+    outputs : Outputs, optional
+        What measures the layer's drift after each epoch, and asked the same.
     keep_states : bool
         Whether each epoch ends with a copy of the whole state, for checkpoints.
     replicas : int
@@ -79,6 +82,7 @@ class LayerWorker:
         step: Step,
         inputs: Inputs,
         stopping: EarlyStopping | None = None,
+        outputs: Outputs | None = None,
         *,
         keep_states: bool = False,
         replicas: int = 1,
@@ -89,7 +93,7 @@ class LayerWorker:
         self.worker_count = np.ones(1)
         self._pool = WorkerPool(replicas, f"syncpretrain-layer-{learner.layer}", times)
         self._inputs = inputs
-        self._stopping = stopping
+        self._stopping, self._outputs = stopping, outputs
         self._keep_states = keep_states
         with learner.stream:
             self._last_good = learner.snapshot()
@@ -145,6 +149,7 @@ class LayerWorker:
             learning_rate=self.learner.learning_rate,
             rollbacks=self._rollbacks,
             stopping=self._stopping.state if self._stopping else None,
+            outputs=self._outputs.kept if self._outputs else {},
         )
 
     def load_state(self, state: LayerState) -> None:
@@ -157,6 +162,8 @@ class LayerWorker:
         self._rollbacks = state.rollbacks
         if self._stopping is not None and state.stopping is not None:
             self._stopping.state = state.stopping
+        if self._outputs is not None:
+            self._outputs.kept = dict(state.outputs)
 
     def close(self) -> list[str]:
         """Stop the helper threads; return the names of those still alive."""
@@ -183,6 +190,9 @@ class LayerWorker:
         held_out = self._probe(X.validation)
         held_out_error = self.learner.validation_error(held_out) if len(held_out) else None
         stops = self._stops(X.train, held_out)
+        drifts = self._drifts(X.train, command)
+        if self._outputs is not None and self._outputs.is_settled(drifts.get(command.epoch - 1)):
+            stops = True
         return Finished(
             command=command,
             started=started,
@@ -193,6 +203,7 @@ class LayerWorker:
             layer=self._last_good,
             warnings=tuple(self._warnings),
             stops=stops,
+            drifts=drifts,
             state=self.state() if self._keep_states else None,
         )
 
@@ -243,6 +254,15 @@ class LayerWorker:
         host = self.learner.backend.tohost  # where likelihoods are computed, in float64
         last, samples = self._last_good.to(host), map(host, (self._probe(train), held_out))
         return self._stopping.stops(last, *samples)
+
+    def _drifts(self, train: NDArray[np.float32], command: Train) -> dict[int, float]:
+        """Return by how much the new version differs from older ones, if that is asked for."""
+        if self._outputs is None:
+            return {}
+        outputs = self._last_good.up(self._probe(train))
+        return self._outputs.record(
+            command.epoch, self.learner.backend.tohost(outputs), command.against
+        )
 
     def _report_progress(self, fraction: float) -> None:
         self.fraction = fraction

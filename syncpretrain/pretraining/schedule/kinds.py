@@ -48,6 +48,8 @@ class ScheduleKind:
         Whether a single layer trains at any time, so that BLAS may use several threads.
     has_groups : bool
         Whether ``group_size`` applies.
+    has_refreshes : bool
+        Whether a newer version below may wake a layer that has trained its own epochs.
     can_stream : bool
         Whether layers may train on each other's minibatches instead of whole versions.
     candidate, shared_candidate : str or None
@@ -59,6 +61,7 @@ class ScheduleKind:
     free: Callable[[Sequence[LayerPlan], ScheduleOptions], Pace] | None = None
     one_at_a_time: bool = False
     has_groups: bool = False
+    has_refreshes: bool = True
     can_stream: bool = False
     candidate: str | None = None
     shared_candidate: str | None = None
@@ -84,7 +87,11 @@ def _rounds(plans: Sequence[LayerPlan], options: ScheduleOptions) -> Pace:
 
 SCHEDULES = {
     "greedy": ScheduleKind(
-        lockstep=_greedy, one_at_a_time=True, candidate="greedy", shared_candidate="greedy"
+        lockstep=_greedy,
+        one_at_a_time=True,
+        has_refreshes=False,
+        candidate="greedy",
+        shared_candidate="greedy",
     ),
     "synchronized": ScheduleKind(
         lockstep=_synchronized,
