@@ -115,6 +115,10 @@ class DriftJudged(Event):
     least: float
     wakes: bool
 
+    def __str__(self) -> str:
+        outcome = f"above {self.least:g}: wakes" if self.wakes else f"up to {self.least:g}: sleeps"
+        return f"drift {self.drift:.3g} of version {self.version}, {outcome}"
+
 
 @dataclass(frozen=True, slots=True)
 class LayerFinished(Event):

@@ -60,8 +60,16 @@ COMMON = {
     "--replicas": Option(["1", "2", "3"], ["1000"], ","),
     "--split": Option(["examples", "units"]),
     "--shards": Option(["0", "1", "2", "3"], ["1000"], ","),
-    "--epochs": Option(["1", "2", "3"], ["1000001"], ","),
+    "--epochs": Option(
+        ["1", "2", "3", "auto:2"], ["1000001", "auto:0", "auto:x", "auto:1:1", "auto:"], ","
+    ),
+    "--settle": Option(["0", "0.1", "1e-300", "1e300"], ["1e-400"], ","),
     "--refresh-epochs": Option(["0", "1", "2"], ["1000001"], ","),
+    "--refresh-when": Option(
+        ["always", "drift:0.1", "drift:1e300"],
+        ["drift", "drift:0", "drift:-1", "drift:nan", "always:1", ":", "drift:1e-400"],
+        ",",
+    ),
     "--finish": Option(["drain", "first-layer"]),
     "--patience": Option(["1", "2", HUGE]),
     "--learning-rate": Option(["0.1", "0.001", "1", "1e-45", "5e-324"], RATES, ","),

@@ -59,6 +59,7 @@ def test_a_line_an_event_with_times_from_the_first(path):
         "transform_seconds": 0.0,
         "train_error": 5.0,
         "validation_error": 5.5,
+        "drift": None,
     }
     assert lines[-1] == {
         "event": "RunFinished",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from syncpretrain.cli.help_texts import TEXTS
-from syncpretrain.cli.options import at_least, json_option, words
+from syncpretrain.cli.options import at_least, json_option
 from syncpretrain.cli.sections import SectionedCommand
 from syncpretrain.cli.settings_from_options import settings_from_options
 from syncpretrain.cli.train_options import setting_options, source_options
@@ -37,12 +37,23 @@ def label_counts(text: str) -> tuple[int | None, ...]:
         ) from None
 
 
+def start_names(text: str) -> tuple[str, ...]:
+    """Parse the names of starts, separated by commas."""
+    from syncpretrain.runs.outcomes import START_FORMS, is_start
+
+    parts = tuple(text.split(","))
+    for part in parts:
+        if not is_start(part):
+            raise click.BadParameter(f"got {part!r}, expected {START_FORMS}")
+    return parts
+
+
 @click.command("compare", cls=SectionedCommand, context_settings={"max_content_width": 100})
 @setting_options(without=("labels", "run"))
 @source_options
 @click.option(
     "--starts",
-    type=words((*SCHEDULES, "random")),
+    type=start_names,
     metavar="START[,START...]",
     help=TEXTS["starts"],
 )
@@ -159,7 +170,8 @@ def _settings(
         options["finetune"] = "classification"
     if options["group_size"] is not None:
         grouped = [name for name, kind in SCHEDULES.items() if kind.has_groups]
-        options["schedule"] = next((name for name in starts or () if name in grouped), None)
+        names = [start.partition(":")[0] for start in starts or ()]
+        options["schedule"] = next((name for name in names if name in grouped), None)
         if options["schedule"] is None:
             raise SettingsError(
                 f"group_size: got {options['group_size']}, but no start trains groups of layers;"

@@ -63,9 +63,12 @@ def print_comparison(report: dict[str, Any], file: IO[str]) -> None:
     head = f"{layers} on {data['source']}, {report['objective']}, on the test examples:"
     console.print(head, markup=False, soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    names = ("labels", "start", "wrong, %" if classes else "error", "spread", "gain", "pretrain s")
-    for name in (*names, "finetune s"):
-        table.add_column(name, justify="left" if name == "start" else "right")
+    wrong = "wrong,\n%" if classes else "\nerror"
+    plain = ("\nspread", "\ngain", "\npasses", "pretrain\ns", "finetune\ns")
+    table.add_column("\nlabels", justify="right")
+    table.add_column("\nstart", no_wrap=True)
+    for name in (wrong, *plain):
+        table.add_column(name, justify="right")
     previous = None
     for row in report["table"]:
         if previous not in (None, row["labels"]):
@@ -75,12 +78,14 @@ def print_comparison(report: dict[str, Any], file: IO[str]) -> None:
             "-" if row["labels"] is None else f"{row['labels']:,}",
             row["start"],
             *(_number(row[name], classes) for name in ("test", "spread", "gain")),
+            f"{row['passes']:.1f}",
             f"{row['pretrain_seconds']:.1f}",
             f"{row['finetune_seconds']:.1f}",
         )
     console.print(table)
     seeds = report["table"][0]["seeds"]
     console.print(f"means of {seeds} seeds; the gain is over random weights", markup=False)
+    console.print("passes: epochs of pretraining, each by its layer's share of the weights")
     console.print(f"table and curve: {report['out']}", markup=False, soft_wrap=True)
 
 

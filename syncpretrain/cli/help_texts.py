@@ -33,7 +33,8 @@ def _lower_rates() -> str:
 # By the option's name. A default is added to a text that does not speak of one.
 SECTIONS: dict[str, dict[str, str]] = {
     "Comparison": {
-        "starts": f"Of {', '.join(SCHEDULES)} and random. Default greedy,synchronized,random.",
+        "starts": f"Of {', '.join(SCHEDULES)} and random; a schedule also as NAME:always or"
+        " NAME:drift:X. Default greedy,synchronized,random.",
         "seeds": "Runs of each. Default 3.",
     },
     "Data and settings": {
@@ -60,7 +61,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "contraction": "Weight of the contractive penalty. Default 0.1.",
     },
     "Learning": {
-        "epochs": "",
+        "epochs": "Default 10; auto: until settled, up to N (100).",
         "batch_size": "Examples in a minibatch.",
         "learning_rate": f"Default 0.1, {_lower_rates()}.",
         "momentum": "Default '0.5:5,0.9', which is 0.5 for 5 epochs, then 0.9; a ';' between"
@@ -87,6 +88,10 @@ SECTIONS: dict[str, dict[str, str]] = {
         "delay": "Epochs that a layer starts after the one below, with minibatch. Default 0.5.",
         "shuffle": "Of a streamed run: rows (default), or blocks of N rows, for large files.",
         "refresh_epochs": "On each newer version below.",
+        "refresh_when": "For every version (default), or if it differs by more than X (relative"
+        " RMS) from the one last trained on.",
+        "settle": "A change of outputs that ends a layer's epochs. Default 0; with auto 0.1, or X"
+        " above.",
         "finish": "Stop when every version is read (default), or do not wait for refreshes.",
     },
     "Workers": {

@@ -14,6 +14,7 @@ __all__ = [
     "RUN",
     "at_least",
     "data_option",
+    "epoch_counts",
     "floats",
     "integers",
     "json_option",
@@ -47,6 +48,16 @@ def integers(text: str) -> tuple[int, ...]:
     except ValueError:
         raise click.BadParameter(
             f"got {text!r}, expected whole numbers separated by commas"
+        ) from None
+
+
+def epoch_counts(text: str) -> tuple[int | str, ...]:
+    """Parse whole numbers, ``auto`` and ``auto:N``, one for all layers, or one a layer."""
+    try:
+        return tuple(part if part.startswith("auto") else int(part) for part in text.split(","))
+    except ValueError:
+        raise click.BadParameter(
+            f"got {text!r}, expected whole numbers, auto or auto:N, separated by commas"
         ) from None
 
 

@@ -121,6 +121,8 @@ def print_plan(plan: Plan, line: str, file: IO[str]) -> None:
         f"the bound is {plan.floor_seconds:.1f} s: the steps' matrix products alone, as one core"
         f" takes for them, over {workers} cores"
     )
+    if any(task.settle) or any(text != "always" for text in task.refresh_when):
+        say("the times are upper bounds: drift, which cannot be predicted, may save epochs")
     say(f"choice: {plan.choice.name}; {plan.reason}")
     say(f"{LEARNS[0].upper()}{LEARNS[1:]}.")
     say(f"train it: {line}")

@@ -47,6 +47,8 @@ def settings_from_options(
             _drop_model(base["pretrain"])
         if options["layers"] and len(options["layers"]) != len(base["pretrain"]["layers"]):
             _drop_depth(base["pretrain"])
+        if options.get("epochs") and options.get("settle") is None:
+            base["pretrain"].pop("settle")  # it went with the file's epochs
         if options.get("schedule") in SCHEDULES:
             _drop_schedule(base["pretrain"], SCHEDULES[options["schedule"]])
     for name, value in options.items():
@@ -133,6 +135,8 @@ def _drop_schedule(pretrain: dict[str, Any], kind: ScheduleKind) -> None:
         pretrain.pop("group_size", None)
     if kind.free is None:
         pretrain.pop("pace", None)
+    if not kind.has_refreshes:
+        pretrain.pop("refresh_when", None)
 
 
 def _drop_depth(pretrain: dict[str, Any]) -> None:

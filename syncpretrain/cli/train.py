@@ -31,7 +31,9 @@ RECORDED = (
     "schedule",
     "pace",
     "epochs",
+    "settle",
     "refresh_epochs",
+    "refresh_when",
     "finish",
 )
 

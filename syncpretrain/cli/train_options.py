@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from syncpretrain.cli.help_texts import TEXTS
-from syncpretrain.cli.options import floats, integers, momentums, words
+from syncpretrain.cli.options import epoch_counts, floats, integers, momentums, words
 from syncpretrain.settings import DataSettings, FinetuneSettings, PretrainSettings, RunSettings
 from syncpretrain.settings.defaults import PER_LAYER
 from syncpretrain.units import INPUT_UNITS, UNITS
@@ -48,6 +48,8 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "layers": {"type": integers, "metavar": "N,N[,N...]"},
     "data": {"metavar": "NAME|FILE"},
     "backend": {"metavar": "auto|numpy|cupy[:N]"},
+    "epochs": {"type": epoch_counts, "metavar": "N|auto[:N]"},
+    "refresh_when": {"type": words(()), "metavar": "always|drift:X"},
     "momentum": {"type": momentums, "metavar": "V[:EPOCHS,V...]"},
     "shuffle": {"metavar": "rows|blocks:N"},
     "corruption": {"type": words(()), "metavar": "KIND:X[,...]"},

@@ -21,6 +21,7 @@ from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.pretraining.schedule.stream import BLOCK_MINIBATCHES, RING_MINIBATCHES, plans
 from syncpretrain.settings import PretrainSettings
 from syncpretrain.settings.defaults import HANDOFF_DEFAULTS
+from syncpretrain.settings.drift import ALWAYS
 
 __all__ = ["Candidate", "Task", "candidates", "floor_seconds", "granted", "settings_with"]
 
@@ -135,6 +136,8 @@ def granted(options: Mapping[str, Any]) -> dict[str, Any]:
     plain = {"replicas": 1, "shards": 0, "split": "examples", "handoff": "epoch", "delay": 0.0}
     if options.get("handoff") == "minibatch":
         plain["refresh_epochs"] = 0  # no newer version wakes a layer
+    if options.get("handoff") == "minibatch" or not SCHEDULES[options["schedule"]].has_refreshes:
+        plain["refresh_when"] = ALWAYS
     return {name: value for name, value in plain.items() if name not in options}
 
 
@@ -200,7 +203,9 @@ def _simulated(task: Task, settings: PretrainSettings, timings: Timings) -> Simu
         return _simulated_stream(task, settings, timings)
     costs = [_cost(task, settings, i, layer) for i, layer in enumerate(timings.layers)]
     slots = min(workers, len(costs))
-    schedule = build_schedule(settings, slots=slots)
+    # As if every version woke its reader: by how much versions will differ is not known.
+    waking = msgspec.structs.replace(settings, refresh_when=(ALWAYS,) * len(costs))
+    schedule = build_schedule(waking, slots=slots)
     return simulate(schedule, costs, workers=workers, replicas=settings.replicas)
 
 

@@ -80,6 +80,8 @@ class Plan:
             stack["batch_size"] = task.batch_size
         if task.model != "rbm":
             stack["model"] = task.model
+        if any(task.settle):
+            stack["settle"] = task.settle
         return f"syncpretrain train {option_text(stack)} {option_text(self.settings)}"
 
     def speedup(self, candidate: Candidate) -> float:

@@ -23,13 +23,13 @@ from syncpretrain.models.stack import Stack
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.pretraining.start import driver_for
 from syncpretrain.rng import Purpose, generator
-from syncpretrain.runs.outcomes import RANDOM, Outcome
+from syncpretrain.runs.outcomes import RANDOM, START_FORMS, STARTS, Outcome, is_start
 from syncpretrain.settings import PretrainSettings, Settings, replaced
+from syncpretrain.settings.drift import ALWAYS
 from syncpretrain.units import kind_of
 
 __all__ = ["STARTS", "USUAL_STARTS", "compare", "random_stack"]
 
-STARTS = (*SCHEDULES, RANDOM)
 USUAL_STARTS = ("greedy", "synchronized", RANDOM)
 FEWEST_STEPS = 2000  # of fine-tuning, however few labels there are
 SMALLEST_BATCH = 10
@@ -61,7 +61,7 @@ def compare(
         With a test part, and labels for classification.
     starts : sequence of str
         Names of schedules to pretrain by, such as "greedy" and "synchronized", or "random"
-        weights.
+        weights. "synchronized:drift:0.2" is that schedule with another ``refresh_when``.
     seeds : sequence of int
         Of weights, minibatches, and of which labels are kept.
     labels : sequence of int or None
@@ -133,11 +133,14 @@ def _pretrain_settings(start: str, settings: PretrainSettings, seed: int) -> Pre
     settings = replaced(settings, seed=seed)
     if start == RANDOM:
         return settings
-    kind = SCHEDULES[start]
+    name, _, waking = start.partition(":")
+    kind, depth = SCHEDULES[name], len(settings.epochs)
     lacks: dict[str, Any] = {} if kind.free else {"pace": "lockstep"}
+    if waking or not kind.has_refreshes:
+        lacks["refresh_when"] = [waking or ALWAYS] * depth
     lacks |= {} if kind.has_groups else {"group_size": None}
     lacks |= {} if kind.can_stream else {"handoff": "epoch", "delay": 0.0}
-    return replaced(settings, schedule=start, **lacks)
+    return replaced(settings, schedule=name, **lacks)
 
 
 def _started(start: str, settings: PretrainSettings, data: Dataset) -> Stack:
@@ -174,6 +177,7 @@ def _fine_tuned(
         errors = {part: None if share is None else 1 - share for part, share in right.items()}
     else:
         errors = {part: stack_error(tuned, getattr(data, part)) for part in ("validation", "test")}
+    epochs = tuple(stack.info.get("epochs", ()))
     return Outcome(
         start,
         tuning.options.seed,
@@ -182,7 +186,16 @@ def _fine_tuned(
         errors["test"],
         pretrain_seconds,
         seconds,
+        epochs,
+        _passes(stack.widths, epochs),
     )
+
+
+def _passes(layers: Sequence[int], epochs: Sequence[int]) -> float:
+    """Return the work of pretraining, in epochs of the whole stack."""
+    weights = [visible * hidden for visible, hidden in pairwise(layers)]
+    done = sum(n * size for n, size in zip(epochs, weights, strict=False))
+    return done / sum(weights)
 
 
 def _budget(labelled: int, batch_size: int, epochs: int) -> dict[str, int]:
@@ -201,8 +214,8 @@ def _check(
             f"finetune: got {objective}, expected reconstruction or classification to compare by"
         )
     for start in starts:
-        if start not in STARTS:
-            raise SettingsError(f"starts: got {start!r}, expected {' or '.join(STARTS)}")
+        if not is_start(start):
+            raise SettingsError(f"starts: got {start!r}, expected {START_FORMS}")
     for name, values in (("starts", starts), ("labels", labels)):
         if len(set(values)) < len(values):
             raise SettingsError(f"{name}: got one of them twice, expected each once")

@@ -22,6 +22,7 @@ from syncpretrain.errors import CheckpointError, SettingsError
 from syncpretrain.kernels.native import available
 from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.settings import ELSEWHERE, Settings
+from syncpretrain.settings.defaults import PER_LAYER
 from syncpretrain.storage import write_atomically
 
 __all__ = [
@@ -245,7 +246,9 @@ def _check_legacy(header: dict[str, Any], settings: Settings, data: Dataset) -> 
         if name == "pretrain" and isinstance(value, dict):
             # Settings that did not exist yet were what their defaults are.
             fields = msgspec.structs.fields(settings.pretrain)
-            newer = {field.name: field.default for field in fields if field.name not in value}
+            usual = {name: [PER_LAYER[name]] * len(settings.pretrain.epochs) for name in PER_LAYER}
+            usual = {field.name: field.default for field in fields} | usual
+            newer = {name: usual[name] for name in usual if name not in value}
             was = {k: v for k, v in {**value, **newer}.items() if k not in ELSEWHERE}
         if now.get(name) != was:
             raise CheckpointError(f"is of another run: {name} was {value!r}, now {now.get(name)!r}")

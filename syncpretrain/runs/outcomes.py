@@ -8,9 +8,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["RANDOM", "Outcome", "Summary", "summarized"]
+from syncpretrain.pretraining.schedule.kinds import SCHEDULES
+
+__all__ = ["RANDOM", "STARTS", "START_FORMS", "Outcome", "Summary", "is_start", "summarized"]
 
 RANDOM = "random"  # the start without pretraining
+STARTS = (*SCHEDULES, RANDOM)
+START_FORMS = f"{' or '.join(STARTS)}, or a schedule with :always or :drift:X"
+
+
+def is_start(text: str) -> bool:
+    """Return whether a text names what pretraining may be compared with."""
+    name, colon, _ = text.partition(":")
+    return name in SCHEDULES or (name == RANDOM and not colon)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +29,8 @@ class Outcome:
 
     ``labels`` is the number of labelled examples, None where none were used. ``test`` is the
     share of wrong classes, or the reconstruction error, on the test examples, ``validation`` that
-    on the validation examples.
+    on the validation examples. ``epochs`` are those that each layer was pretrained for, ``passes``
+    the same in passes of the whole stack: each epoch counts by its layer's weights.
     """
 
     start: str
@@ -29,6 +40,8 @@ class Outcome:
     test: float | None
     pretrain_seconds: float
     finetune_seconds: float
+    epochs: tuple[int, ...] = ()
+    passes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +49,8 @@ class Summary:
     """What the seeds of one start and one number of labels have in common.
 
     ``spread`` is the sample standard deviation of ``test``, None for a single seed; ``gain`` how
-    much less than the random start's the mean is, None for itself or without one.
+    much less than the random start's the mean is, None for itself or without one. ``passes`` is the
+    work of pretraining.
     """
 
     start: str
@@ -47,6 +61,7 @@ class Summary:
     gain: float | None
     pretrain_seconds: float
     finetune_seconds: float
+    passes: float
 
 
 def summarized(outcomes: Iterable[Outcome]) -> list[Summary]:
@@ -65,6 +80,7 @@ def summarized(outcomes: Iterable[Outcome]) -> list[Summary]:
             _gain(means, labels, start),
             float(np.mean([x.pretrain_seconds for x in group])),
             float(np.mean([x.finetune_seconds for x in group])),
+            float(np.mean([x.passes for x in group])),
         )
         for (labels, start), group in groups.items()
     ]

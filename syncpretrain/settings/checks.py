@@ -11,8 +11,8 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.pretraining.schedule.reads import MAX_EPOCHS
 from syncpretrain.settings.defaults import PER_LAYER
-from syncpretrain.settings.drift import ALWAYS, check_drift
 from syncpretrain.settings.devices import check_backend, why_not_on_a_device
+from syncpretrain.settings.drift import ALWAYS, check_drift
 from syncpretrain.settings.fields import PretrainFields
 from syncpretrain.units import INPUT_UNITS, KINDS, kind_of
 

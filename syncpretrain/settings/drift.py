@@ -11,11 +11,11 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.settings.fields import PretrainFields
 
-__all__ = ["ALWAYS", "AUTO_EPOCHS", "SETTLE", "check_drift", "parsed_waking", "settled_epochs"]
+__all__ = ["ALWAYS", "check_drift", "parsed_waking", "settled_epochs"]
 
 ALWAYS = "always"
 AUTO_EPOCHS = 100  # of a layer, at most
-SETTLE = 0.05  # without another number
+SETTLE = 0.1  # relative root mean square, without another number
 
 
 def parsed_waking(text: str) -> float | None:

@@ -65,11 +65,11 @@ class Drifts:
         return 0 < i <= len(self._least) and self._least[i - 1] is not None
 
     def record(self, i: int, version: int, drifts: Mapping[int, float]) -> None:
-        """Record by how much a new version of a layer differs from older ones.
+        """Record by how much a new version of a layer differs from older ones, one at least.
 
         None is needed from versions before these, which the layer above has left behind.
         """
-        if drifts and self.wake(i + 1):
+        if self.wake(i + 1):
             oldest = min(drifts)
             kept = {pair: x for pair, x in self._drifts[i].items() if pair[0] >= oldest}
             self._drifts[i] = kept | {(since, version): x for since, x in drifts.items()}

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 from syncpretrain.errors import ScheduleError
 from syncpretrain.pretraining.schedule.commands import Command, Past, Release, Train
@@ -36,9 +35,6 @@ from syncpretrain.pretraining.schedule.pace import Pace
 from syncpretrain.pretraining.schedule.reads import LayerPlan, Reads
 
 __all__ = ["Command", "Past", "Release", "Schedule", "Train"]
-
-
-NO_DRIFTS: Mapping[int, float] = MappingProxyType({})
 
 
 class Schedule:
@@ -140,7 +136,7 @@ class Schedule:
         return [*again, *self._assign()]
 
     def finished(
-        self, layer: int, *, stops: bool = False, drifts: Mapping[int, float] = NO_DRIFTS
+        self, layer: int, *, stops: bool = False, drifts: Mapping[int, float] | None = None
     ) -> list[Command]:
         """Record that a layer finished its epoch and published it; return the commands that follow.
 
@@ -160,7 +156,8 @@ class Schedule:
         layers.finish(i)
         version = layers.done[i]
         self._held[i].add(version)
-        self._drifts.record(i, version, drifts)
+        if drifts:
+            self._drifts.record(i, version, drifts)
         if stops and version < self._epochs[i]:
             self._epochs[i] = version
             self._pace.shorten(i, version)
@@ -207,7 +204,7 @@ class Schedule:
         layers, drifts = self._layers, self._drifts
         if not drifts.is_used:
             return
-        for i in sorted({j for i in layers.changed for j in (i, i + 1) if drifts.wake(j)}):
+        for i in sorted({j for k in layers.changed for j in (k, k + 1) if drifts.wake(j)}):
             while self._is_asleep(i) and (version := layers.newer(i)) is not None:
                 if drifts.wakes(i, layers.reads[i][-1], version):
                     break

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from syncpretrain.events import (
+    DriftJudged,
     EpochFinished,
     EpochStarted,
     Event,
@@ -102,11 +103,12 @@ class _Row:
     error: float | None = None
     began: float = 0.0
     done_before: int = 0  # epochs of an earlier run that this one resumes
+    last: str = ""  # cell, without a time to show
 
     def start(self, epoch: int, now: float) -> None:
         if self.state == "waiting":
             self.began, self.done_before = now, epoch - 1
-        self.state, self.done, self.fraction = "training", epoch - 1, 0.0
+        self.state, self.done, self.fraction, self.last = "training", epoch - 1, 0.0, ""
 
     def finish(self, epoch: int, error: float) -> None:
         self.state, self.done, self.fraction, self.error = "sleeping", epoch, 0.0, error
@@ -132,7 +134,7 @@ class _Row:
             Text(_count(running, self.epochs)),
             ProgressBar(total=self.epochs, completed=self.completed),
             Text("" if self.error is None else f"error {_error(self.error)}"),
-            Text("" if left is None else f"{_duration(left)} left"),
+            Text(self.last if left is None else f"{_duration(left)} left"),
         )
 
 
@@ -189,8 +191,10 @@ class _Live:
                 self._rows[layer].fraction = fraction
             case EpochFinished(layer=layer, epoch=epoch, train_error=error):
                 self._rows[layer].finish(epoch, error)
+            case DriftJudged(layer=layer, drift=drift):
+                self._rows[layer].last = f"drift {drift:.2g}"
             case LayerFinished(layer=layer):
-                self._rows[layer].state = "done"
+                self._rows[layer].state, self._rows[layer].last = "done", ""
             case RunFinished():
                 for row in self._rows.values():
                     row.state = "done"
@@ -253,6 +257,8 @@ class _Plain:
                 count = _count(event.epoch, self._epochs[event.layer - 1])
                 label = f"layer {event.layer}  {count}  on version {event.reads}"
                 self._epoch(label, event, event.time - event.started)
+            case DriftJudged(layer=layer):
+                _print(self._console, f"layer {layer}  {event}")
             case LayerFinished(layer=layer):
                 done = self._done.get(layer, 0)
                 plural = "" if done == 1 else "s"
@@ -267,6 +273,8 @@ class _Plain:
         parts = [label, f"error {_error(event.train_error)}"]
         if event.validation_error is not None:
             parts.append(f"validation {_error(event.validation_error)}")
+        if isinstance(event, EpochFinished) and event.drift is not None:
+            parts.append(f"change {event.drift:.3g}")
         _print(self._console, "  ".join([*parts, f"{seconds:.1f} s"]))
 
 

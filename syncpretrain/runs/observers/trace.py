@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from syncpretrain.events import (
+    DriftJudged,
     EpochFinished,
     Event,
     FinetuneEpochFinished,
@@ -51,6 +52,9 @@ def _entries(event: Event, origin: float, finetune_row: int) -> Iterator[dict[st
             yield _slice(layer, name, start, event.time - started, _errors(event))
             if event.transform_seconds > 0:
                 yield _slice(layer, "transform", start, event.transform_seconds, {})
+        case DriftJudged(layer=layer):
+            instant = {"ph": "i", "s": "t", "ts": round((event.time - origin) * 1e6)}
+            yield {**instant, "pid": 1, "tid": layer, "name": str(event)}
         case FinetuneStarted():
             yield from _row(finetune_row, "fine-tuning")
         case FinetuneEpochFinished(epoch=epoch, seconds=seconds):
@@ -72,4 +76,6 @@ def _slice(
 
 
 def _errors(event: EpochFinished | FinetuneEpochFinished) -> dict[str, float | None]:
-    return {"train_error": event.train_error, "validation_error": event.validation_error}
+    errors = {"train_error": event.train_error, "validation_error": event.validation_error}
+    change = event.drift if isinstance(event, EpochFinished) else None
+    return errors if change is None else errors | {"drift": change}
