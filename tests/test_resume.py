@@ -39,6 +39,8 @@ VARIANTS = {
     "persistent": {"persistent": True, "sparsity_cost": 0.1, "hidden_dropout": 0.2},
     "gaussian": {"visible_units": "gaussian", "hidden_units": ("relu", "bernoulli", "gaussian")},
     "autoencoder": {"model": "denoising", "tied": False},
+    "drift": {"epochs": (6, 1, 1), "refresh_epochs": (0, 2, 1), "refresh_when": "drift:0.05"},
+    "settling": {"epochs": "auto:6", "settle": (0.15, 0.03, 0.02), "learning_rate": 0.4},
     "stopping": {"early_stopping": "pseudo-likelihood", "patience": 1, "epochs": 6},
 }
 
@@ -83,7 +85,7 @@ def test_a_run_stopped_anywhere_goes_on_to_the_same_bits(bits, variant, monkeypa
     assert stops >= 4
 
 
-@pytest.mark.parametrize("variant", ["lockstep", "refreshes", "stopping"])
+@pytest.mark.parametrize("variant", ["lockstep", "refreshes", "drift", "settling", "stopping"])
 def test_threads_stopped_anywhere_go_on_to_the_same_bits(bits, variant, monkeypatch):
     whole = pretraining(bits, variant, runtime="serial").run().parameters_sha256
     for minibatches in (1, 7, 13, 20):

@@ -38,20 +38,26 @@ class Outputs:
     Parameters
     ----------
     settle : float
-        The layer is settled once an epoch changes its outputs by less; 0 for never.
+        The layer is settled once an epoch changes its outputs by less, and all epochs together
+        have changed them by no less: one that has hardly begun to learn changes little too. 0 for
+        never.
 
     Attributes
     ----------
     kept : dict of int to ndarray of shape (n_examples, n_units)
-        By version: the newest, and those that the newest was compared with.
+        By version: the newest, those that the newest was compared with, and 0, those of the layer
+        before its first epoch, as long as they are needed.
+    is_settled : bool
+        Whether the newest version is to be the last of the layer's own epochs.
     """
 
     def __init__(self, settle: float = 0.0) -> None:
         self._settle = settle
         self.kept: Kept = {}
+        self.is_settled = False
 
     def record(
-        self, version: int, outputs: NDArray[np.float32], against: Iterable[int]
+        self, version: int, outputs: NDArray[np.float32], against: Iterable[int] = ()
     ) -> dict[int, float]:
         """Record a new version; return its drift from the one before it and from those named.
 
@@ -61,10 +67,11 @@ class Outputs:
             If a version is named that is not kept.
         """
         named = {older: self.kept[older] for older in against}
-        before = {older: self.kept[older] for older in self.kept if older == version - 1}
-        self.kept = named | {version: outputs}
-        return {older: drift(old, outputs) for older, old in sorted((before | named).items())}
-
-    def is_settled(self, change: float | None) -> bool:
-        """Return whether an epoch that changed the outputs by so much is to be the last."""
-        return change is not None and change < self._settle
+        compared = {older: self.kept[older] for older in self.kept if older == version - 1} | named
+        drifts = {older: drift(old, outputs) for older, old in sorted(compared.items())}
+        first = {0: self.kept[0]} if self._settle and 0 in self.kept else {}
+        self.kept = first | named | {version: outputs}
+        change = drifts.get(version - 1, math.inf)
+        moved = max((drift(old, outputs) for old in first.values()), default=0.0)
+        self.is_settled = change < self._settle <= moved
+        return drifts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -185,14 +185,15 @@ class LayerWorker:
         if X is None:
             raise Stopped
         trained_from = time.monotonic()
+        if command.epoch == 1:
+            self._record_outputs(X.train, 0)
         train_error = self._epoch(X.train, command.epoch, stop)
         self._last_good, self._cursor = self.learner.snapshot(), Cursor()
         held_out = self._probe(X.validation)
         held_out_error = self.learner.validation_error(held_out) if len(held_out) else None
         stops = self._stops(X.train, held_out)
-        drifts = self._drifts(X.train, command)
-        if self._outputs is not None and self._outputs.is_settled(drifts.get(command.epoch - 1)):
-            stops = True
+        drifts = self._record_outputs(X.train, command.epoch, command.against)
+        stops = stops or (self._outputs is not None and self._outputs.is_settled)
         return Finished(
             command=command,
             started=started,
@@ -255,14 +256,14 @@ class LayerWorker:
         last, samples = self._last_good.to(host), map(host, (self._probe(train), held_out))
         return self._stopping.stops(last, *samples)
 
-    def _drifts(self, train: NDArray[np.float32], command: Train) -> dict[int, float]:
-        """Return by how much the new version differs from older ones, if that is asked for."""
+    def _record_outputs(
+        self, train: NDArray[np.float32], version: int, against: Sequence[int] = ()
+    ) -> dict[int, float]:
+        """Return by how much a version differs from older ones, if that is asked for."""
         if self._outputs is None:
             return {}
-        outputs = self._last_good.up(self._probe(train))
-        return self._outputs.record(
-            command.epoch, self.learner.backend.tohost(outputs), command.against
-        )
+        outputs = self.learner.backend.tohost(self._last_good.up(self._probe(train)))
+        return self._outputs.record(version, outputs, against)
 
     def _report_progress(self, fraction: float) -> None:
         self.fraction = fraction
