@@ -46,7 +46,7 @@ PLACES = [
 
 def run(X: np.ndarray, **settings: Any) -> tuple[Stack, list[Event]]:
     events: list[Event] = []
-    usual = {"batch_size": 20, "learning_rate": 0.3, "seed": 1}
+    usual = {"batch_size": 20, "learning_rate": 0.3, "momentum": "0.5:2,0.9", "seed": 1}
     stack = pretrain(X[:160], layers=LAYERS, observers=[events.append], **(usual | settings))
     return stack, events
 
@@ -105,6 +105,12 @@ class TestMeasure:
             settled.append(outputs.is_settled)
         assert settled == [False, False, False, False, False, True]
         assert set(outputs.kept) == {0, 5}
+        later = Outputs(settle=0.3, earliest=7)
+        for version, place in enumerate([1.0, 1.1, 1.2, 1.7, 2.8, 3.0, 3.1]):
+            later.record(version, ones * np.float32(place))
+            assert not later.is_settled
+        later.record(7, ones * np.float32(3.1))
+        assert later.is_settled
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -22,18 +22,17 @@ from syncpretrain.runs.outcomes import summarized
 from syncpretrain.settings import settings_from
 
 LAYERS = (784, 300, 100, 30)
-REFRESHES: dict[str, dict[str, Any]] = {
+WAKING: dict[str, dict[str, Any]] = {
     "every version": {},
     "drift:0.2": {"refresh_when": "drift:0.2"},
     "drift:0.3": {"refresh_when": "drift:0.3"},
     "drift:0.4": {"refresh_when": "drift:0.4"},
-    "drift:0.5": {"refresh_when": "drift:0.5"},
     "no refreshes": {"refresh_epochs": 0},
 }
 EPOCHS: dict[str, dict[str, Any]] = {
-    "10 epochs": {"epochs": 10},
-    "20 epochs": {"epochs": 20},
-    "40 epochs": {"epochs": 40},
+    "10": {"epochs": 10},
+    "20": {"epochs": 20},
+    "40": {"epochs": 40},
     "auto:40, settle 0.2": {"epochs": "auto:40", "settle": 0.2},
     "auto:40, settle 0.15": {"epochs": "auto:40", "settle": 0.15},
     "auto:40, settle 0.1": {"epochs": "auto:40", "settle": 0.1},
@@ -44,16 +43,19 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--examples", type=int, default=5000)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=15, help="of layer 1; the others have a 3rd")
+    parser.add_argument("--epochs", type=int, default=12, help="of layer 1; the others have a 3rd")
     parser.add_argument("--finetune-epochs", type=int, default=5)
     given = parser.parse_args(arguments)
     data = load_dataset("mnist")
     data = replace(data, train=data.train[: given.examples], train_labels=None)
     upper = [max(1, given.epochs // 3)] * (len(LAYERS) - 2)
-    for title, variants, common in (
-        ("refreshes", REFRESHES, {"epochs": [given.epochs, *upper]}),
-        ("epochs", EPOCHS, {"refresh_epochs": 0}),
-    ):
+    uneven = {"epochs": [given.epochs, *upper]}
+    groups = {
+        "1 epoch a refresh": (WAKING, uneven | {"refresh_epochs": 1}),
+        "3 epochs a refresh": (WAKING, uneven | {"refresh_epochs": 3}),
+        "epochs": (EPOCHS, {"refresh_epochs": 0}),
+    }
+    for title, (variants, common) in groups.items():
         print(f"{title:22}  error  spread  passes  epochs of each layer, seed by seed")
         for name, options in variants.items():
             print(row(name, data, common | options, given))

@@ -41,6 +41,8 @@ class Outputs:
         The layer is settled once an epoch changes its outputs by less, and all epochs together
         have changed them by no less: one that has hardly begun to learn changes little too. 0 for
         never.
+    earliest : int
+        The first epoch after which it may be settled, such as the first with its last momentum.
 
     Attributes
     ----------
@@ -51,8 +53,8 @@ class Outputs:
         Whether the newest version is to be the last of the layer's own epochs.
     """
 
-    def __init__(self, settle: float = 0.0) -> None:
-        self._settle = settle
+    def __init__(self, settle: float = 0.0, earliest: int = 1) -> None:
+        self._settle, self._earliest = settle, earliest
         self.kept: Kept = {}
         self.is_settled = False
 
@@ -73,5 +75,5 @@ class Outputs:
         self.kept = first | named | {version: outputs}
         change = drifts.get(version - 1, math.inf)
         moved = max((drift(old, outputs) for old in first.values()), default=0.0)
-        self.is_settled = change < self._settle <= moved
+        self.is_settled = version >= self._earliest and change < self._settle <= moved
         return drifts

@@ -226,7 +226,8 @@ def build_outputs(settings: PretrainSettings, layer: int) -> Outputs | None:
     settle, above = settings.settle[layer - 1], settings.refresh_when[layer : layer + 1]
     if not settle and all(parsed_waking(text) is None for text in above):
         return None
-    return Outputs(settle)
+    # A momentum that is still to rise makes the changes rise as well.
+    return Outputs(settle, MomentumSchedule(settings.momentum[layer - 1]).last_begins)
 
 
 def layer_plans(settings: PretrainSettings) -> list[LayerPlan]:

@@ -38,6 +38,11 @@ class MomentumSchedule:
         if any(epochs < 1 for _, epochs in self._stages):
             raise SettingsError(f"momentum: got {text!r}, every stage needs 1 epoch or more")
 
+    @property
+    def last_begins(self) -> int:
+        """The first epoch with the last momentum."""
+        return 1 + sum(epochs for _, epochs in self._stages)
+
     def at(self, epoch: int) -> float:
         """Return the momentum of an epoch, counted from 1."""
         for value, epochs in self._stages:
