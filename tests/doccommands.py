@@ -75,10 +75,16 @@ def _capped(option: str, value: str) -> str:
         return value
     parts = value.split(",")
     kept = 1 if option == "--layers" else 0  # the data's width
-    small = [x if x == "all" else str(min(int(x), CAPS[option])) for x in parts[kept:]]
+    small = [_small(x, CAPS[option]) for x in parts[kept:]]
     if option == "--labels":
         small = list(dict.fromkeys(small))
     return ",".join([*parts[:kept], *small])
+
+
+def _small(text: str, most: int) -> str:
+    """Return a number, or one behind a word, as it is or smaller; words alone as they are."""
+    word, colon, number = text.rpartition(":")
+    return f"{word}{colon}{min(int(number), most)}" if number.isdigit() else text
 
 
 def words_of(line: str) -> list[str]:

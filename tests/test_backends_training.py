@@ -110,6 +110,8 @@ class TestTraining:
             {"early_stopping": "free-energy-gap"},
             {"early_stopping": "pseudo-likelihood"},
             {"early_stopping": "validation-error", "model": "denoising"},
+            {"epochs": "auto:8", "settle": 0.2, "momentum": "0.5"},
+            {"epochs": [8, *[2] * (len(LAYERS) - 2)], "refresh_when": "drift:0.2"},
         ],
     )
     def test_early_stopping_stops_the_same_epochs(self, bits, name, stopping):

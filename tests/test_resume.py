@@ -40,7 +40,12 @@ VARIANTS = {
     "gaussian": {"visible_units": "gaussian", "hidden_units": ("relu", "bernoulli", "gaussian")},
     "autoencoder": {"model": "denoising", "tied": False},
     "drift": {"epochs": (6, 1, 1), "refresh_epochs": (0, 2, 1), "refresh_when": "drift:0.05"},
-    "settling": {"epochs": "auto:6", "settle": (0.15, 0.03, 0.02), "momentum": "0.5"},
+    "settling": {
+        "epochs": "auto:6",
+        "settle": (0.15, 0.03, 0.02),
+        "learning_rate": 0.4,
+        "momentum": "0.5",
+    },
     "stopping": {"early_stopping": "pseudo-likelihood", "patience": 1, "epochs": 6},
 }
 

@@ -49,8 +49,8 @@ def main(arguments: Sequence[str]) -> None:
     data = load_dataset("mnist")
     data = replace(data, train=data.train[: given.examples], train_labels=None)
     upper = [max(1, given.epochs // 3)] * (len(LAYERS) - 2)
-    uneven = {"epochs": [given.epochs, *upper]}
-    groups = {
+    uneven: dict[str, Any] = {"epochs": [given.epochs, *upper]}
+    groups: dict[str, tuple[dict[str, dict[str, Any]], dict[str, Any]]] = {
         "1 epoch a refresh": (WAKING, uneven | {"refresh_epochs": 1}),
         "3 epochs a refresh": (WAKING, uneven | {"refresh_epochs": 3}),
         "epochs": (EPOCHS, {"refresh_epochs": 0}),

@@ -86,12 +86,14 @@ def build_data(
     data = _checked_data(settings, X, validation)
     examples = sum(map(len, data))
     streams = settings.handoff == "minibatch"
+    layers = range(1, len(settings.layers))
     check_memory(
         settings.layers,
         examples=streamed_rows(settings.batch_size, len(data.validation)) if streams else examples,
         batch_size=settings.batch_size,
         processes=settings.runtime == "processes",
         shared=examples if isinstance(data.train, np.ndarray) else 0,
+        sampled=PROBE_ROWS if any(map(partial(build_outputs, settings), layers)) else 0,
     )
     scaling = None
     if not kind_of(settings.visible_units).is_unit_interval:

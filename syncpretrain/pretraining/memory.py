@@ -13,6 +13,7 @@ __all__ = ["check_memory", "pretraining_bytes", "streamed_rows"]
 WAITING = 2  # minibatches between layers: VERSIONS times as many are more than any ring has
 VERSIONS = 3  # a layer's activations at a time, at most
 PROCESS_BYTES = 60_000_000  # an interpreter with NumPy
+OUTPUTS = 8  # kept by a layer and in its state, and what compares two of them in float64
 COPIES = 8  # parameters, gradient, velocity and up to 5 published snapshots, the newest included
 
 
@@ -37,10 +38,12 @@ def check_memory(
     batch_size: int,
     processes: bool = False,
     shared: int | None = None,
+    sampled: int = 0,
 ) -> None:
     """Refuse a stack that cannot fit; ``processes`` share a copy of the data and need their own.
 
-    ``shared`` is the number of examples in that copy, by default all.
+    ``shared`` is the number of examples in that copy, by default all. ``sampled`` is of how many
+    examples outputs are kept, to measure drift.
 
     Raises
     ------
@@ -48,6 +51,7 @@ def check_memory(
         Naming what it needs and what there is.
     """
     needed = pretraining_bytes(layers, examples=examples, batch_size=batch_size)
+    needed += FLOAT_BYTES * OUTPUTS * sampled * sum(layers[1:])
     if processes:
         needed += FLOAT_BYTES * (examples if shared is None else shared) * layers[0]
         needed += PROCESS_BYTES * (len(layers) - 1)
