@@ -235,7 +235,7 @@ REFUSED = [
     ),
     (
         {"epochs": "auto", "handoff": "minibatch"},
-        "settle: got 0.1 with handoff minibatch, expected 0, and epochs without auto",
+        "settle: got 0.15 with handoff minibatch, expected 0, and epochs without auto",
     ),
     ({"epochs": "auto:0"}, "epochs: got 'auto:0', expected a whole number, auto, or auto:N"),
     ({"epochs": ["auto:x", 1, 1]}, "epochs: got 'auto:x', expected a whole number, auto"),
@@ -261,10 +261,10 @@ def test_what_cannot_work_is_refused(given, message):
 class TestSettings:
     def test_auto_stands_for_numbers(self):
         own = settings_from(LAYERS, epochs=["auto", 3, "auto:7"]).pretrain
-        assert (own.epochs, own.settle) == ((100, 3, 7), (0.1, 0.0, 0.1))
+        assert (own.epochs, own.settle) == ((100, 3, 7), (0.15, 0.0, 0.15))
         waking = ["always", "drift:0.3", "drift:0.2"]
         own = settings_from(LAYERS, epochs="auto:9", refresh_when=waking).pretrain
-        assert (own.epochs, own.settle) == ((9, 9, 9), (0.1, 0.3, 0.2))
+        assert (own.epochs, own.settle) == ((9, 9, 9), (0.15, 0.3, 0.2))
         own = settings_from(LAYERS, epochs="auto:9", settle=0.01).pretrain
         assert own.settle == (0.01,) * 3
 
@@ -291,7 +291,7 @@ def test_the_planner_counts_every_version(bits):
     applied = chosen.apply(always.settings)
     assert applied.schedule == chosen.choice.options["schedule"]
     settled = Task(settings_from(LAYERS, epochs="auto:5").pretrain, 100, 0)
-    assert "--epochs 5 --settle 0.1 " in plan_for(settled, timings=timings).command
+    assert "--epochs 5 --settle 0.15 " in plan_for(settled, timings=timings).command
 
 
 def test_compare_shows_what_drift_saves(bits):

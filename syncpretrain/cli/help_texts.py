@@ -90,8 +90,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         "refresh_epochs": "On each newer version below.",
         "refresh_when": "For every version (default), or if it differs by more than X (relative"
         " RMS) from the one last trained on.",
-        "settle": "A change of outputs that ends a layer's epochs. Default 0; with auto 0.1, or X"
-        " above.",
+        "settle": "A change of outputs that ends a layer's epochs. Default 0; with auto 0.15, or"
+        " X above.",
         "finish": "Stop when every version is read (default), or do not wait for refreshes.",
     },
     "Workers": {

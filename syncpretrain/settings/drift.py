@@ -15,7 +15,7 @@ __all__ = ["ALWAYS", "check_drift", "parsed_waking", "settled_epochs"]
 
 ALWAYS = "always"
 AUTO_EPOCHS = 100  # of a layer, at most
-SETTLE = 0.1  # relative root mean square, without another number
+SETTLE = 0.15  # relative root mean square, without another number
 
 
 def parsed_waking(text: str) -> float | None:
