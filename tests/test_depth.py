@@ -14,7 +14,7 @@ import pytest
 
 import syncpretrain
 from syncpretrain import pretrain
-from syncpretrain.pretraining.build import build_schedule
+from syncpretrain.pretraining.build_schedule import build_schedule
 from syncpretrain.pretraining.schedule.machine import Train
 from syncpretrain.runs.observers.event_log import EventLog
 from syncpretrain.runs.observers.history import History

@@ -13,7 +13,7 @@ from test_schedule import layer_plans, planned_reads, play, shortened, stops_aft
 
 from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
-from syncpretrain.pretraining.build import build_schedule
+from syncpretrain.pretraining.build_schedule import build_schedule
 from syncpretrain.pretraining.schedule.kinds import GROUP_SIZE
 from syncpretrain.pretraining.schedule.machine import Schedule
 from syncpretrain.pretraining.schedule.pace import Planned

@@ -1,10 +1,9 @@
-"""Build from settings: the data as layer 1 sees it, the schedule, the learners of the layers."""
+"""Build from settings: the data as layer 1 sees it, the learners and workers of the layers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,10 +33,6 @@ from syncpretrain.pretraining.memory import check_memory, streamed_rows
 from syncpretrain.pretraining.runtime.layer_state import LayerState
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS, Inputs, LayerWorker, WorkerFactory
-from syncpretrain.pretraining.schedule.kinds import SCHEDULES, ScheduleOptions
-from syncpretrain.pretraining.schedule.machine import Schedule
-from syncpretrain.pretraining.schedule.pace import Fixed, Pace
-from syncpretrain.pretraining.schedule.reads import LayerPlan, Reads
 from syncpretrain.settings.checks import parsed_corruption
 from syncpretrain.settings.drift import parsed_waking
 from syncpretrain.settings.momentum import MomentumSchedule
@@ -49,28 +44,10 @@ __all__ = [
     "build_learner",
     "build_learners",
     "build_outputs",
-    "build_schedule",
     "build_stopping",
     "build_worker",
     "build_worker_factories",
-    "layer_plans",
 ]
-
-
-def build_schedule(
-    settings: PretrainSettings, *, slots: int, replay: Reads | None = None
-) -> Schedule:
-    """Return the schedule of a run, or of the replay of recorded reads.
-
-    Raises
-    ------
-    SettingsError
-        If the recorded reads are those of another number of layers.
-    """
-    plans = layer_plans(settings)
-    if replay is not None:  # which has been decided
-        plans = [replace(plan, drift=None) for plan in plans]
-    return Schedule(plans, _pace(settings, plans, replay), slots=slots)
 
 
 def build_data(
@@ -230,32 +207,6 @@ def build_outputs(settings: PretrainSettings, layer: int) -> Outputs | None:
         return None
     # A momentum that is still to rise makes the changes rise as well.
     return Outputs(settle, MomentumSchedule(settings.momentum[layer - 1]).last_begins)
-
-
-def layer_plans(settings: PretrainSettings) -> list[LayerPlan]:
-    """Return the plan of each layer."""
-    drifts = map(parsed_waking, settings.refresh_when)
-    return list(map(LayerPlan, settings.epochs, settings.refresh_epochs, drifts))
-
-
-def _pace(settings: PretrainSettings, plans: list[LayerPlan], replay: Reads | None) -> Pace:
-    if replay is not None:
-        if len(replay) != len(plans):
-            raise SettingsError(
-                f"replay: the recorded run has {len(replay)} layers, this one {len(plans)}"
-            )
-        if not 1 <= len(replay[0]) <= plans[0].epochs:  # fewer are those of a run that was stopped
-            raise SettingsError(
-                f"replay: layer 1 has {len(replay[0])} recorded epochs, expected 1 to"
-                f" {plans[0].epochs}"
-            )
-        return Fixed(replay)
-    kind = SCHEDULES[settings.schedule]
-    drain = settings.finish == "drain"
-    options = ScheduleOptions(drain=drain, group_size=settings.group_size)
-    if settings.pace == "free" and kind.free is not None:
-        return kind.free(plans, options)
-    return kind.lockstep(plans, options)
 
 
 def _checked_data(settings: PretrainSettings, X: ArrayLike, validation: ArrayLike | None) -> Split:

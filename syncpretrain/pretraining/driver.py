@@ -30,9 +30,9 @@ from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build import (
     build_data,
     build_learners,
-    build_schedule,
     build_worker_factories,
 )
+from syncpretrain.pretraining.build_schedule import build_schedule
 from syncpretrain.pretraining.runtime.base import Runtime
 from syncpretrain.pretraining.runtime.messages import Failed, Finished, Message
 from syncpretrain.pretraining.runtime.select import runtime_for
