@@ -110,10 +110,15 @@ def command(
     if replay is not None:
         _check_replay(replay, preset or config, options)
     if resume is None:
-        reads = read_reads(replay / EVENTS_NAME) if replay else None
         settings = settings_from_options(
             preset, config or (replay and replay / CONFIG_NAME), options
         )
+        if replay is not None and settings.pretrain.handoff == "minibatch":
+            raise SettingsError(
+                f"replay: got {replay}, a streamed run, which depends on its seed alone; repeat it"
+                f" with --config {replay / CONFIG_NAME}"
+            )
+        reads = read_reads(replay / EVENTS_NAME) if replay else None
         work = partial(_train, settings, options["schedule"] == AUTO, out=out, replay=reads)
     else:
         elsewhere = {name: options[name] for name in ELSEWHERE if options[name] is not None}
