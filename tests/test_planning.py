@@ -191,7 +191,7 @@ class TestStreams:
         assert "greedy, BLAS on 2 cores" in seconds(found), "to compare with"
 
     def test_what_cannot_be_streamed_is_not(self):
-        for others in ({"pace": "free"}, {"early_stopping": "pseudo-likelihood"}):
+        for others in ({"pace": "free"}, {"early_stopping": "free-energy-gap"}):
             assert not [name for name in seconds(planned([layer()] * 2, **others)) if "str" in name]
 
     @pytest.mark.parametrize("handoff", ["epoch", "minibatch"])
