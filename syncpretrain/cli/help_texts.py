@@ -88,8 +88,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         "delay": "Epochs that a layer starts after the one below, with minibatch. Default 0.5.",
         "shuffle": "Of a streamed run: rows (default), or blocks of N rows, for large files.",
         "refresh_epochs": "On each newer version below.",
-        "refresh_when": "For every version (default), or if it differs by more than X (relative"
-        " RMS) from the one last trained on.",
+        "refresh_when": "For every version (default), or if it differs by more than X from that"
+        " last trained on.",
         "settle": "A change of outputs that ends a layer's epochs. Default 0; with auto 0.15, or"
         " X above.",
         "finish": "Stop when every version is read (default), or do not wait for refreshes.",
