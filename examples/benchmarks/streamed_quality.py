@@ -1,6 +1,6 @@
 """Does streaming cost accuracy? Test errors of stacks after the same fine-tuning, as a table.
 
-    python examples/benchmarks/streamed_quality.py --epochs 2 --ways greedy,lockstep,0,0.5 --seeds 3
+    python examples/benchmarks/streamed_quality.py --epochs 2 --seeds 3
 
 Pretrains 784-1000-500-250-30 greedily, by whole epochs (lockstep) and streamed, each layer that
 many epochs behind the one below, unrolls it and fine-tunes it with Adam. The error is squared and
@@ -32,7 +32,7 @@ def settings_of(way: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--ways", default="greedy,lockstep,0")
+    parser.add_argument("--ways", default="greedy,lockstep,0,0.1,0.25,0.5")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--finetune-epochs", type=int, default=2)
     parser.add_argument("--rows", type=int, default=50_000)

@@ -34,8 +34,8 @@ __all__ = [
     "plans",
 ]
 
-RING_MINIBATCHES = 4  # between two layers
-BLOCK_MINIBATCHES = 2  # that a layer processes at once: its weights stay in cache
+RING_MINIBATCHES = 8  # between two layers
+BLOCK_MINIBATCHES = 4  # that a layer processes at once: its weights stay in cache
 
 
 @dataclass(frozen=True, slots=True)
