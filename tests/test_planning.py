@@ -28,7 +28,7 @@ from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import PretrainSettings, settings_from
 
-EXAMPLES, BATCH = 1000, 100
+EXAMPLES, BATCH = 10_000, 100
 STEPS = EXAMPLES // BATCH
 
 
@@ -169,8 +169,8 @@ class TestStreams:
         assert found.choice.name == "streamed"
         options = {"schedule": "synchronized", "handoff": "minibatch", "workers": 2}
         assert found.settings == {**options, "delay": 0.5}
-        # 300 minibatches, of which the first and the last five have nothing beside them.
-        assert found.choice.seconds == pytest.approx(290 / 2 + 10, rel=0.03)
+        # 30 epochs, of which the first and the last half have nothing beside them.
+        assert found.choice.seconds == pytest.approx((29 / 2 + 1) * STEPS, rel=0.03)
         one_core = next(c for c in found.candidates if c.name == "streamed, one core")
         assert one_core.seconds == pytest.approx(3 * 10 * STEPS)
 
