@@ -3,6 +3,7 @@
     python examples/faults.py layer --times 200       # SIGKILL one layer's process
     python examples/faults.py parent --times 50       # SIGKILL the process that was started
     python examples/faults.py group --times 50        # SIGKILL it and all its processes at once
+    python examples/faults.py layer --handoff minibatch   # the same of a streamed run
     python examples/faults.py write --times 200       # SIGKILL while checkpoints are written
     python examples/faults.py random --times 300      # any fault, at any moment, in any run
     python examples/faults.py random --only 17        # one of those again, by its own seed
@@ -14,9 +15,9 @@ After each kill they check that nothing outlives it: no process after 1 s, no na
 temporary file; that a dead layer is told within 0.5 s with its layer, pid and signal; and that
 ``train --resume`` comes to the same parameters. They stop at the first surprise.
 
-``random`` (``random_faults/``) draws a small run (schedule, pace, runtime, model, early stopping,
-fine-tuning, checkpoints, restarts, now and then a replay) and one to three faults, each at a moment
-of its own (after a time, an event, a new checkpoint or model):
+``random`` (``random_faults/``) draws a small run (schedule, hand-over, pace, runtime, model, early
+stopping, fine-tuning, checkpoints, restarts, now and then a replay) and one to three faults, each
+at a moment of its own (after a time, an event, a new checkpoint or model):
 
 * SIGKILL of the process, of one child or of all; SIGTERM, SIGINT; a second ``--resume`` beside it;
 * a disk of its own that is full from the start or later, and may have room again (where nothing can
@@ -46,8 +47,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import psutil
@@ -77,6 +80,7 @@ def main() -> None:
     parser.add_argument("what", choices=MODES)
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--handoff", choices=["epoch", "minibatch"], default="epoch")
     parser.add_argument("--only", type=int, metavar="SEED", help="of random: repeat one draw")
     options = parser.parse_args()
     if options.what == "random":
@@ -94,14 +98,16 @@ def main() -> None:
         if options.what == "write":
             kill_writers(folder, options.times, draw)
         else:
-            kill_runs(folder, options.what, options.times, draw)
+            kill_runs(folder, options, draw)
 
 
-def kill_runs(folder: Path, what: str, times: int, draw: random.Random) -> None:
+def kill_runs(folder: Path, options: argparse.Namespace, draw: random.Random) -> None:
+    what, times = options.what, options.times
     data = folder / "data.npy"
     np.save(data, (np.random.default_rng(0).random((2000, 64)) < 0.3).astype(np.float32))
     train = [*MODULE, "train", "--layers", "64,48,32,16", "--data", str(data), "--epochs", "12"]
     train += ["--runtime", "processes", "--checkpoint-every", "1", "--quiet", "--json"]
+    train += ["--handoff", options.handoff]
     started = time.monotonic()
     whole = subprocess.run(
         [*train, "--out", str(folder / "whole")], check=True, capture_output=True, text=True
@@ -233,16 +239,22 @@ def kill_writers(folder: Path, times: int, draw: random.Random) -> None:
 def compare_bits() -> None:
     """Train with every runtime and number of workers; interrupt and resume is ``layer``'s part."""
     X = (np.random.default_rng(0).random((500, 64)) < 0.3).astype(np.float32)
-    for seed in range(3):
+    shared = {"replicas": (2, 1, 1, 1), "split": "units"}
+    hand_overs: dict[str, dict[str, Any]] = {
+        "whole versions": {},
+        "streamed": {"handoff": "minibatch"},
+        "streamed, layer 1 shared": {"handoff": "minibatch", **shared},
+    }
+    for (name, how), seed in product(hand_overs.items(), range(3)):
         found = {
             pretrain(
-                X, layers=LAYERS, epochs=3, seed=seed, runtime=runtime, workers=workers
+                X, layers=LAYERS, epochs=3, seed=seed, runtime=runtime, workers=workers, **how
             ).parameters_sha256
             for runtime in ("serial", "threads", "processes")
             for workers in (1, 2, 3, 4)
         }
-        check(len(found) == 1, f"seed {seed}: {found}")
-        print(f"seed {seed}: serial, threads and processes, 1 to 4 workers: {found.pop()[:16]}")
+        check(len(found) == 1, f"{name}, seed {seed}: {found}")
+        print(f"{name}, seed {seed}: serial, threads and processes, 1 to 4 workers: same bits")
 
 
 def fit_often(times: int) -> None:

@@ -151,7 +151,21 @@ def _pretraining(chance: random.Random, depth: int) -> dict[str, Any]:
         drawn["patience"] = chance.randint(1, 3)
     if chance.random() < 0.2:
         drawn["workers"] = chance.randint(1, 4)
+    if drawn["schedule"] == "synchronized" and chance.random() < 0.5:
+        drawn |= _streaming(chance, depth)
     return drawn
+
+
+def _streaming(chance: random.Random, depth: int) -> dict[str, Any]:
+    return {
+        "handoff": "minibatch",
+        "delay": chance.choice([0.0, 0.3, 1.0, 2.5]),
+        "replicas": (chance.randint(1, 2), *[1] * (depth - 1)),
+        "shards": (2, *[1] * (depth - 1)),
+        "pace": "lockstep",
+        "finish": "drain",
+        "refresh_epochs": (0,) * depth,
+    }
 
 
 def _finetuning(chance: random.Random) -> dict[str, Any]:

@@ -10,8 +10,10 @@ from typing import Any
 
 from random_faults.surprise import Surprise, check
 from syncpretrain import load
+from syncpretrain.array_files import read_arrays
 from syncpretrain.errors import SyncpretrainError
 from syncpretrain.pretraining.state import read_pretrain_state
+from syncpretrain.pretraining.stream_state import read_stream_state
 
 __all__ = ["Progress", "RunFolder"]
 
@@ -90,9 +92,7 @@ class RunFolder:
         if not told.starts and not told.tunings:
             return 0
         if newest is None or newest.name.startswith("pretrain-"):
-            saved = (
-                (0,) * len(told.done) if newest is None else read_pretrain_state(newest).past.done
-            )
+            saved = (0,) * len(told.done) if newest is None else _done(newest)
             return max((now - then for now, then in zip(told.done, saved, strict=False)), default=0)
         return told.tuned - max([0, *(n - 1 for n in self.numbers("finetune"))])
 
@@ -164,3 +164,11 @@ def cut_line(path: Path, chance: random.Random) -> None:
     start = content[:-1].rfind(b"\n") + 1
     check(content, f"{path} is empty")
     path.write_bytes(content[: chance.randrange(start, len(content))])
+
+
+def _done(checkpoint: Path) -> tuple[int, ...]:
+    """Return the epochs that each layer has finished in a checkpoint of pretraining."""
+    header, _ = read_arrays(checkpoint)
+    if "stream" in header:
+        return read_stream_state(checkpoint).done
+    return read_pretrain_state(checkpoint).past.done
