@@ -92,7 +92,9 @@ class TestPlan:
 class TestAuto:
     TRAIN = ("train", "--data", "x.npy", *STACK)
 
-    def test_the_data_is_loaded_once(self, call, quick, monkeypatch):
+    @pytest.mark.parametrize("kept", [("--handoff", "minibatch"), ("--pace", "free")])
+    def test_the_data_is_loaded_once(self, call, quick, monkeypatch, kept):
+        """Only a stream that the plan chose loads a file anew, to leave it on the disk."""
         from syncpretrain.runs import prepare as preparing
 
         names, load = [], preparing.load_dataset
@@ -102,7 +104,7 @@ class TestAuto:
             return load(name, **options)
 
         monkeypatch.setattr(preparing, "load_dataset", counted)
-        call(*self.TRAIN, "--schedule", "auto", "--out", "once")
+        call(*self.TRAIN, "--schedule", "auto", *kept, "--out", "once")
         assert names == ["x.npy"]
 
     def test_it_settles_the_schedule_and_trains(self, call, quick):

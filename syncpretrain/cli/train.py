@@ -148,7 +148,8 @@ def _train(
         check_folder(others["out"])
         others["data"] = data = load_data(settings)
         asked, (settings, plan) = settings.pretrain, planned(settings, data)
-        if settings.pretrain.handoff != asked.handoff:
+        is_array = settings.data.name.lower().endswith(".npy")
+        if is_array and settings.pretrain.handoff != asked.handoff:
             others["data"] = load_data(settings)  # which a stream leaves in its file
         reason = f"schedule auto: {plan.choice.name}, {plan.reason} ({option_text(plan.settings)})"
         for observer in observers:
