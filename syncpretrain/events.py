@@ -48,7 +48,7 @@ class RunStarted(Event):
 
     ``epochs`` are the stipulated ones of each layer. ``past_reads`` are, for each layer, the
     upstream versions of its epochs before the checkpoint; events of later ones, sent before, are
-    void.
+    void. With ``handoff`` "minibatch" there are no versions: all events say 0.
     """
 
     layers: tuple[int, ...]
@@ -59,6 +59,7 @@ class RunStarted(Event):
     workers: int
     examples: int
     past_reads: tuple[tuple[int, ...], ...] = ()
+    handoff: str = "epoch"
 
 
 @dataclass(frozen=True, slots=True)

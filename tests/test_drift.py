@@ -235,7 +235,7 @@ REFUSED = [
     ),
     (
         {"epochs": "auto", "handoff": "minibatch"},
-        "settle: got 0.15 with handoff minibatch, expected 0, and epochs without auto",
+        "settle: got 0.15 with handoff minibatch, expected 0, and numbers of epochs, not auto",
     ),
     ({"epochs": "auto:0"}, "epochs: got 'auto:0', expected a whole number, auto, or auto:N"),
     ({"epochs": ["auto:x", 1, 1]}, "epochs: got 'auto:x', expected a whole number, auto"),

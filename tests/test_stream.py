@@ -30,7 +30,7 @@ from syncpretrain.events import EpochFinished, LayerFinished, RunFinished
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.stream_driver import StreamedPretraining
 from syncpretrain.pretraining.stream_state import read_stream_state, write_stream_state
-from syncpretrain.settings import settings_from
+from syncpretrain.settings import read_settings, settings_from
 
 LAYERS = (16, 12, 8, 5)
 VARIANTS = {
@@ -329,6 +329,26 @@ class TestSettings:
     def test_a_replay_is_refused(self, bits):
         with pytest.raises(SettingsError, match=r"^replay: got one with handoff minibatch"):
             pretrain(bits, layers=LAYERS, handoff="minibatch", replay=((0,), (1,), (1,)))
+
+
+@pytest.mark.parametrize(
+    ("own", "options", "expected"),
+    [
+        (("--refresh-epochs", 2), ("--handoff", "minibatch"), ("minibatch", 0.5, (0, 0))),
+        (("--handoff", "minibatch", "--delay", 1), ("--handoff", "epoch"), ("epoch", 0.0, (1, 1))),
+        (("--handoff", "minibatch"), ("--schedule", "greedy"), ("epoch", 0.0, (1, 1))),
+        (("--handoff", "minibatch", "--delay", 1), ("--seed", 4), ("minibatch", 1.0, (0, 0))),
+    ],
+)
+def test_what_a_file_says_of_its_hand_over_goes_with_it(
+    call, tmp_path, monkeypatch, own, options, expected
+):
+    layers = ("--data", "digits", "--layers", "64,4,3", "--epochs", 1, "--quiet")
+    monkeypatch.chdir(tmp_path)
+    call("train", *layers, *own, "--out", "own")
+    call("train", "--config", "own/config.toml", *options, "--quiet", "--out", "other")
+    found = read_settings(Path("other/config.toml")).pretrain
+    assert (found.handoff, found.delay, found.refresh_epochs) == expected
 
 
 class TestRun:

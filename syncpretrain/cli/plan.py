@@ -23,7 +23,7 @@ TRAIN_PER_HELD_OUT = 5  # examples, as of MNIST's
 
 
 @click.command("plan")
-@setting_options(only=("layers", "model", "epochs", "batch_size", "workers"))
+@setting_options(only=("layers", "model", "epochs", "batch_size", "workers", "handoff", "delay"))
 @source_options
 @click.option(
     "--examples",

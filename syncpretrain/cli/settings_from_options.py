@@ -51,6 +51,8 @@ def settings_from_options(
             base["pretrain"].pop("settle")  # it went with the file's epochs
         if options.get("schedule") in SCHEDULES:
             _drop_schedule(base["pretrain"], SCHEDULES[options["schedule"]])
+        if options.get("handoff") not in (None, base["pretrain"].get("handoff")):
+            _drop_handoff(base["pretrain"])
     for name, value in options.items():
         if value is None:
             continue
@@ -137,6 +139,15 @@ def _drop_schedule(pretrain: dict[str, Any], kind: ScheduleKind) -> None:
         pretrain.pop("pace", None)
     if not kind.has_refreshes:
         pretrain.pop("refresh_when", None)
+    if not kind.can_stream and pretrain["handoff"] == "minibatch":
+        pretrain.pop("handoff")
+        _drop_handoff(pretrain)
+
+
+def _drop_handoff(pretrain: dict[str, Any]) -> None:
+    """Drop what a file says of its own hand-over, and which the other one does not have."""
+    for name in ("delay", "shuffle", "refresh_epochs", "refresh_when", "settle", "pace", "finish"):
+        pretrain.pop(name, None)
 
 
 def _drop_depth(pretrain: dict[str, Any]) -> None:

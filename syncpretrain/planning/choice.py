@@ -56,9 +56,10 @@ class Plan:
     @property
     def reason(self) -> str:
         """Why the choice was taken, in a sentence."""
-        fastest = min(self.candidates, key=lambda candidate: candidate.seconds)
+        able = eligible(self.task, self.candidates)
+        fastest = min(able, key=lambda candidate: candidate.seconds)
         if self.choice.options["workers"] == 1:
-            if all(candidate.options["workers"] == 1 for candidate in self.candidates):
+            if all(candidate.options["workers"] == 1 for candidate in able):
                 return "staying on one core is all there is"
             return "staying on one core is fastest"
         if self.choice is fastest:
@@ -183,9 +184,15 @@ def plan_for(task: Task, *, timings: Timings | None = None, measure_seconds: flo
             seconds=measure_seconds,
         )
     found = candidates(task, timings)
-    only = task.settings.handoff
-    able = [x for x in found if only == "epoch" or x.options.get("handoff") == only]
-    return Plan(task, tuple(found), simplest(able), floor_seconds(task, timings), timings)
+    choice = simplest(eligible(task, found))
+    return Plan(task, tuple(found), choice, floor_seconds(task, timings), timings)
+
+
+def eligible(task: Task, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates that may be the choice: with handoff minibatch, streamed ones alone."""
+    if task.settings.handoff == "epoch":
+        return list(candidates)
+    return [x for x in candidates if x.options.get("handoff") == task.settings.handoff]
 
 
 def simplest(candidates: Sequence[Candidate]) -> Candidate:

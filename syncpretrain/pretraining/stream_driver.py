@@ -294,5 +294,6 @@ class StreamedPretraining:
                 self.slots,
                 self._examples,
                 tuple((0,) * done for done in self._done()),
+                s.handoff,
             )
         )

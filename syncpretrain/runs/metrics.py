@@ -100,6 +100,8 @@ def report_of(
     return {
         "schedule": pretrain.schedule,
         "pace": pretrain.pace,
+        "handoff": pretrain.handoff,
+        "delay": pretrain.delay,
         "runtime": pretrain.runtime,
         "backend": pretrain.backend,
         "workers": workers,

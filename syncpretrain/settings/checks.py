@@ -235,7 +235,10 @@ def _check_handoff(settings: PretrainFields) -> None:
             ("none", "pseudo-likelihood", "validation-error"),
         ),
         "refresh_when": (f"{ALWAYS}: no newer version wakes a layer", (ALWAYS,)),
-        "settle": ("0, and epochs without auto: there are no versions to compare", (0,)),
+        "settle": (
+            "0, and numbers of epochs, not auto: there are no versions to compare",
+            (0,),
+        ),
         "refresh_epochs": ("0: no newer version wakes a layer", (0,)),
     }
     for name, (expected, values) in usual.items():
@@ -243,7 +246,8 @@ def _check_handoff(settings: PretrainFields) -> None:
         for value in found if isinstance(found, tuple) else (found,):
             if value not in (values or expected.split(" or ")):
                 raise SettingsError(
-                    f"{name}: got {value} with handoff minibatch, expected {expected}"
+                    f"{name}: got {value} with handoff minibatch, expected {expected}; leave it"
+                    " out, or take handoff epoch"
                 )
 
 

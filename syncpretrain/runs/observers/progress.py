@@ -243,19 +243,20 @@ class _Plain:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._epochs: tuple[int, ...] = ()
+        self._start: RunStarted | None = None
         self._done: dict[int, int] = {}
 
     def __call__(self, event: Event) -> None:
         match event:
-            case RunStarted(epochs=epochs):
-                self._epochs, self._done = epochs, {}
+            case RunStarted():
+                self._start, self._done = event, {}
             case Notice(message=message):
                 _print(self._console, message)
-            case EpochFinished():
+            case EpochFinished() if self._start is not None:
                 self._done[event.layer] = event.epoch
-                count = _count(event.epoch, self._epochs[event.layer - 1])
-                label = f"layer {event.layer}  {count}  on version {event.reads}"
+                count = _count(event.epoch, self._start.epochs[event.layer - 1])
+                source = "" if self._start.handoff == "minibatch" else f"  on version {event.reads}"
+                label = f"layer {event.layer}  {count}{source}"
                 self._epoch(label, event, event.time - event.started)
             case DriftJudged(layer=layer):
                 _print(self._console, f"layer {layer}  {event}")

@@ -36,19 +36,24 @@ def write_trace(events: Sequence[Event], path: str | Path) -> None:
         If the file cannot be written.
     """
     origin = events[0].time if events else 0.0
-    depth = max((len(x.epochs) for x in events if isinstance(x, RunStarted)), default=0)
-    entries = [entry for event in events for entry in _entries(event, origin, depth + 1)]
+    starts = [x for x in events if isinstance(x, RunStarted)]
+    row = max((len(x.epochs) for x in starts), default=0) + 1
+    versions = all(x.handoff == "epoch" for x in starts)
+    entries = [entry for event in events for entry in _entries(event, origin, row, versions)]
     trace = {"displayTimeUnit": "ms", "traceEvents": entries}
     Path(path).write_bytes(msgspec.json.encode(trace, enc_hook=float))
 
 
-def _entries(event: Event, origin: float, finetune_row: int) -> Iterator[dict[str, Any]]:
+def _entries(
+    event: Event, origin: float, finetune_row: int, versions: bool
+) -> Iterator[dict[str, Any]]:
     match event:
         case RunStarted(layers=layers):
             for layer in range(1, len(layers)):
                 yield from _row(layer, f"layer {layer} {layers[layer - 1]}-{layers[layer]}")
         case EpochFinished(layer=layer, epoch=epoch, reads=reads, started=started):
-            start, name = started - origin, f"epoch {epoch} (version {reads})"
+            start = started - origin
+            name = f"epoch {epoch} (version {reads})" if versions else f"epoch {epoch}"
             yield _slice(layer, name, start, event.time - started, _errors(event))
             if event.transform_seconds > 0:
                 yield _slice(layer, "transform", start, event.transform_seconds, {})
