@@ -592,3 +592,15 @@ class TestRun:
         _, err = call("train", *options, status=2)
         assert "x.npy: got nan at row 1000, column 2" in err
         assert not Path("run").exists()
+
+
+@pytest.mark.parametrize("count", [1.5, "a", True, 0, -1])
+def test_a_number_of_examples_that_is_none_is_refused(count):
+    with pytest.raises(DataError, match=f"^n_examples: got {count!r}, expected a whole number"):
+        Minibatches([np.zeros((2, 3))], n_examples=count)
+
+
+@pytest.mark.parametrize("function", [lambda: [], lambda a, b: []])
+def test_a_function_of_something_else_than_a_number_is_refused(function):
+    with pytest.raises(DataError, match="expected a function of the number of the pass"):
+        Minibatches(function)

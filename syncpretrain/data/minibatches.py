@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any
@@ -42,7 +43,7 @@ class Minibatches:
     Raises
     ------
     DataError
-        If the source is neither, or ``n_examples`` is below 1.
+        If the source is neither, or ``n_examples`` is no whole number, or below 1.
 
     Notes
     -----
@@ -74,8 +75,17 @@ class Minibatches:
                 f"X: got {type(source).__name__}, expected an iterable of arrays, or a function"
                 " that returns one for the number of a pass"
             )
-        if n_examples is not None and n_examples < 1:
-            raise DataError(f"n_examples: got {n_examples}, expected 1 or more, the rows of a pass")
+        if not hasattr(source, "__iter__") and not _takes_a_number(source):
+            raise DataError(
+                f"X: got {source!r}, which cannot be called with one number, expected a function of"
+                " the number of the pass"
+            )
+        is_number = isinstance(n_examples, (int, np.integer)) and not isinstance(n_examples, bool)
+        if n_examples is not None and not (is_number and n_examples >= 1):
+            raise DataError(
+                f"n_examples: got {n_examples!r}, expected a whole number, 1 or more, the rows of a"
+                " pass"
+            )
         self.source, self.n_examples = source, n_examples
 
     def begin(self, number: int) -> Iterator[Any]:
@@ -100,6 +110,16 @@ class Minibatches:
     def is_read_once(self) -> bool:
         """Whether the source is an iterator, such as a generator, which cannot begin anew."""
         return hasattr(self.source, "__next__")
+
+
+def _takes_a_number(source: Any) -> bool:
+    try:
+        inspect.signature(source).bind(1)
+    except TypeError:
+        return False
+    except ValueError:  # nothing is known of it
+        return True
+    return True
 
 
 class ArrayPasses:

@@ -182,7 +182,7 @@ def _check_early_stopping(settings: PretrainFields) -> None:
         binary = " or ".join(name for name, kind in KINDS.items() if kind.is_binary)
         raise SettingsError(
             f"early_stopping: got pseudo-likelihood with visible units that are not {binary} in"
-            " every layer, expected free-energy-gap"
+            f" every layer, expected {'free-energy-gap' if settings.handoff == 'epoch' else 'none'}"
         )
     if settings.finish == "first-layer" and settings.pace == "lockstep":
         raise SettingsError(
