@@ -144,7 +144,7 @@ OPTIONS = [
     ("--max-restarts -1", "--max-restarts: got -1, expected a whole number of at least 0"),
     ("--stall-timeout 0", "--stall-timeout: got 0.0, expected a number above 0"),
     ("--group-size 2", "--group-size: got 2 with schedule synchronized"),
-    ("--resume full", "--resume: cannot be combined with another source of settings"),
+    ("--resume full", "--out: cannot be combined with --resume; the stopped run's folder is used"),
     ("--nonsense 3", "No such option"),
     ("--seed", "Option '--seed' requires an argument; see syncpretrain train --help"),
     ("extra", "Got unexpected extra argument (extra); see syncpretrain train --help"),

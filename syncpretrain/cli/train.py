@@ -106,7 +106,8 @@ def command(
     if inexact and resume is None:
         raise SettingsError("inexact: got it without --resume, expected a run to go on with")
     if resume is not None:
-        _check_resume(preset or config or replay or out, options)
+        sources = {"preset": preset, "config": config, "replay": replay, "out": out}
+        _check_resume({**sources, **options})
     if replay is not None:
         _check_replay(replay, preset or config, options)
     if resume is None:
@@ -157,13 +158,12 @@ def _train(
     return train_run(settings, observers=observers, **others)
 
 
-def _check_resume(other: str | Path | None, options: dict[str, Any]) -> None:
-    if other is not None:
-        raise SettingsError("resume: cannot be combined with another source of settings")
+def _check_resume(options: dict[str, Any]) -> None:
     for name, value in options.items():
         if value is not None and name not in ELSEWHERE:
+            own = "folder" if name == "out" else "value"
             raise SettingsError(
-                f"{name}: cannot be combined with --resume; the stopped run's value is used"
+                f"{name}: cannot be combined with --resume; the stopped run's {own} is used"
             )
 
 
