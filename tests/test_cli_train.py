@@ -16,7 +16,8 @@ from syncpretrain.settings import read_settings
 
 LAYERS = ("--layers", "16,9,4")
 KEYS = (
-    *("schedule", "pace", "runtime", "backend", "workers", "seed", "data", "layers"),
+    *("schedule", "pace", "handoff", "delay", "runtime", "backend"),
+    *("workers", "seed", "data", "layers"),
     *("reconstruction_error", "accuracy", "seconds", "parameters_sha256", "out"),
 )
 ROW = ["reconstruction_error", "visible"]
