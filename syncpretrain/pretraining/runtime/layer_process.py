@@ -165,15 +165,15 @@ def dump_stacks(processes: Iterable[LayerProcess]) -> None:
     time.sleep(DUMP_SECONDS)  # they write to the same place, and are killed next
 
 
-def end_all(processes: Collection[LayerProcess], seconds: float) -> list[int]:
-    """End some processes; return the numbers of those that did not within a time."""
+def end_all(processes: Collection[LayerProcess], seconds: float) -> list[str]:
+    """End some processes; return the names of those that did not within a time."""
     for process in processes:
         process.close()
     for process in processes:
         process.kill()
     deadline = time.monotonic() + seconds
     alive = [process.wait(deadline - time.monotonic()) for process in processes]
-    return [pid for pid in alive if pid is not None]
+    return [f"process {pid}" for pid in alive if pid is not None]
 
 
 def _described(status: int) -> str:

@@ -16,11 +16,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing import connection
-from types import TracebackType
 
 import numpy as np
 
-from syncpretrain.errors import StalledError, WorkerError
+from syncpretrain.errors import WorkerError
+from syncpretrain.parallel.closing import Closing
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.runtime.base import STDERR
 from syncpretrain.pretraining.runtime.layer_process import (
@@ -42,7 +42,7 @@ __all__ = ["ProcessesRuntime"]
 CHILD = "syncpretrain.pretraining.runtime.child"
 
 
-class ProcessesRuntime:
+class ProcessesRuntime(Closing):
     """One process a layer.
 
     Parameters
@@ -65,7 +65,7 @@ class ProcessesRuntime:
         blas_threads: int,
         times: Timeouts = TIMEOUTS,
     ) -> None:
-        self._times = times
+        super().__init__(times)
         self._worker_factories = worker_factories
         self._versions = versions
         self._blas_threads = blas_threads
@@ -76,29 +76,12 @@ class ProcessesRuntime:
         self._commands: dict[int, Train] = {}  # the newest of each layer
         self._busy: set[int] = set()
 
-    def __enter__(self) -> ProcessesRuntime:
-        try:
-            self._share()
-            for layer in range(1, len(self._worker_factories) + 1):
-                self._start(layer)
-            for layer, worker_factory in enumerate(self._worker_factories, start=1):
-                self._processes[layer].send(self._job(layer, worker_factory))
-        except BaseException:
-            self._close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        alive = self._close()
-        if alive and error is None:
-            raise StalledError(
-                f"process {', '.join(map(str, alive))} did not end within {self._times.join:g} s"
-            )
+    def _open(self) -> None:
+        self._share()
+        for layer in range(1, len(self._worker_factories) + 1):
+            self._start(layer)
+        for layer, worker_factory in enumerate(self._worker_factories, start=1):
+            self._processes[layer].send(self._job(layer, worker_factory))
 
     def submit(self, command: Train) -> None:
         """Send the layer's process an epoch."""
@@ -200,7 +183,7 @@ class ProcessesRuntime:
         text = f"layer {layer} failed {moment}: {self._processes[layer].ending()}"
         return Failed(command, WorkerError(text))
 
-    def _close(self) -> list[int]:
+    def _close(self) -> list[str]:
         """End every process, release the shared memory; return those that did not end in time."""
         alive = end_all(self._processes.values(), self._times.join)
         self._versions.allocate = None

@@ -15,11 +15,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 
 from syncpretrain.errors import StalledError
 from syncpretrain.kernels.program import in_turn
 from syncpretrain.learners.cursor import Stopped
+from syncpretrain.parallel.closing import Closing
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.runtime.mailbox import Mailbox
 from syncpretrain.pretraining.runtime.messages import failure_of
@@ -40,7 +40,7 @@ class BlockFailed:
         return failure_of(self.layer, self.epoch, self.error)
 
 
-class StreamPool:
+class StreamPool(Closing):
     """Worker threads of one streamed run; a context manager.
 
     Parameters
@@ -65,7 +65,8 @@ class StreamPool:
         stop: Callable[[], bool],
         times: Timeouts = TIMEOUTS,
     ) -> None:
-        self._layers, self._schedule, self._stop, self._times = layers, schedule, stop, times
+        super().__init__(times)
+        self._layers, self._schedule, self._stop = layers, schedule, stop
         self._changed = threading.Condition()  # guards the schedule
         self._stopping = threading.Event()
         self._pauses = 0
@@ -82,24 +83,9 @@ class StreamPool:
             for i in range(workers)
         ]
 
-    def __enter__(self) -> StreamPool:
-        try:
-            for thread in self._threads:
-                thread.start()
-        except BaseException:  # such as "can't start new thread": leave none of the others behind
-            self._close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        alive = self._close()
-        if alive and error is None:
-            raise StalledError(f"{', '.join(alive)} did not end within {self._times.join:g} s")
+    def _open(self) -> None:
+        for thread in self._threads:
+            thread.start()
 
     @property
     def is_finished(self) -> bool:

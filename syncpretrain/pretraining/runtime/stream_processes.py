@@ -13,9 +13,8 @@ from __future__ import annotations
 import faulthandler
 import os
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
-from syncpretrain.errors import StalledError
+from syncpretrain.parallel.closing import Closing
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.runtime.base import STDERR
 from syncpretrain.pretraining.runtime.layer_process import LayerProcess, dump_stacks, end_all
@@ -31,7 +30,7 @@ __all__ = ["ProcessStream"]
 STREAM_CHILD = "syncpretrain.pretraining.runtime.stream_child"
 
 
-class ProcessStream:
+class ProcessStream(Closing):
     """Streamed layers in a process each.
 
     Parameters
@@ -59,7 +58,8 @@ class ProcessStream:
         times: Timeouts = TIMEOUTS,
     ) -> None:
         self._layer_factories, self._remote_layers = layer_factories, layers
-        self._data, self._sizes, self._replicas, self._times = data, sizes, replicas, times
+        super().__init__(times)
+        self._data, self._sizes, self._replicas = data, sizes, replicas
         self._memory: list[SharedSplits] = []
         self._numbers: SharedNumbers | None = None
         self._processes: list[LayerProcess] = []
@@ -69,25 +69,8 @@ class ProcessStream:
         """The layers, from the lowest up."""
         return self._remote_layers
 
-    def __enter__(self) -> ProcessStream:
-        try:
-            self._start(self._share())
-        except BaseException:
-            self._close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        alive = self._close()
-        if alive and error is None:
-            raise StalledError(
-                f"process {', '.join(map(str, alive))} did not end within {self._times.join:g} s"
-            )
+    def _open(self) -> None:
+        self._start(self._share())
 
     def check(self) -> None:
         """Look for a process that died while it had nothing to do."""
@@ -130,7 +113,7 @@ class ProcessStream:
             given = (factory, below, above, numbers, replicas, self._times, os.getpid())
             process.send(StreamJob(i + 1, *given))
 
-    def _close(self) -> list[int]:
+    def _close(self) -> list[str]:
         """End every process, release the memory; return those that did not end in time."""
         for process in self._processes:
             process.kill()

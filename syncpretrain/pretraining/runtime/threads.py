@@ -16,9 +16,8 @@ import faulthandler
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
-from syncpretrain.errors import StalledError
+from syncpretrain.parallel.closing import Closing
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.runtime.base import STDERR
 from syncpretrain.pretraining.runtime.mailbox import Broken, Mailbox
@@ -29,7 +28,7 @@ from syncpretrain.pretraining.schedule.machine import Train
 __all__ = ["ThreadsRuntime"]
 
 
-class ThreadsRuntime:
+class ThreadsRuntime(Closing):
     """One thread a layer.
 
     Parameters
@@ -48,7 +47,8 @@ class ThreadsRuntime:
         stop: Callable[[], bool],
         times: Timeouts = TIMEOUTS,
     ) -> None:
-        self._stop, self._times = stop, times
+        super().__init__(times)
+        self._stop = stop
         self._workers = workers
         self._stopping = threading.Event()
         self._results: Mailbox[Message] = Mailbox()
@@ -66,24 +66,9 @@ class ThreadsRuntime:
             for i, (worker, inbox) in enumerate(zip(workers, self._inboxes, strict=True), start=1)
         ]
 
-    def __enter__(self) -> ThreadsRuntime:
-        try:
-            for thread in self._threads:
-                thread.start()
-        except BaseException:  # such as "can't start new thread": leave none of the others behind
-            self._close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        alive = self._close()
-        if alive and error is None:
-            raise StalledError(f"{', '.join(alive)} did not end within {self._times.join:g} s")
+    def _open(self) -> None:
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, command: Train) -> None:
         """Wake the layer's thread for an epoch."""
