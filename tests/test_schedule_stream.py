@@ -90,9 +90,8 @@ def test_layers_that_stop_early_hold_nobody_up_and_lose_nothing(stack, ring, blo
                 unread = min(number, longest[i + 1]) - position[i + 1]
                 assert unread <= ring, "no minibatch that is waited for is overwritten"
         position[i] = taken.last
-        schedule.done(taken)
-        if position[i] >= plans[i].delay + stops[i]:
-            schedule.shorten(taken.layer, StreamPlan(plans[i].delay, stops[i]))
+        stopped = position[i] >= plans[i].delay + stops[i]
+        schedule.done(taken, StreamPlan(plans[i].delay, stops[i]) if stopped else plans[i])
     needed = [plan.delay + stop for plan, stop in zip(plans, stops, strict=True)]
     assert all(position[i] >= max(needed[i:]) for i in range(len(plans)))
 

@@ -87,9 +87,12 @@ def test_a_state_of_any_runtime_is_resumed_by_any(bits, tmp_path):
     path = tmp_path / "state.safetensors"
     for first, second in (("processes", "threads"), ("threads", "processes")):
         states = []
-        run = streamed(bits, runtime=first, **options)
-        run.save = lambda state, *, done, final, states=states: states.append(state())
-        assert run.run().parameters_sha256 == wanted
+        for _ in range(20):  # a run may end before the driver comes to save
+            run = streamed(bits, runtime=first, **options)
+            run.save = lambda state, *, done, final, states=states: states.append(state())
+            assert run.run().parameters_sha256 == wanted
+            if states:
+                break
         middle = max(states, key=lambda state: sum(len(x.ring) for x in state.layers))
         write_stream_state(path, middle, {})
         again = streamed(bits, runtime=second, **options)

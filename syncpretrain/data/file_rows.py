@@ -21,7 +21,7 @@ from syncpretrain.errors import DataError
 
 __all__ = ["FileRows", "rows_in_file"]
 
-NEAR = 2  # a run of rows is read whole if so many times as many rows as are asked for
+NEAR = 2  # a run of rows is read whole if it has at most this many times the rows asked for
 
 
 class FileRows:

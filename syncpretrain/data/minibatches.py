@@ -206,7 +206,7 @@ class ArrayPasses:
             yield array
 
     def minibatches(self, number: int, rows: int) -> Iterator[Examples]:
-        """Yield a pass in arrays of so many rows, the last of which may be smaller.
+        """Yield a pass in arrays of ``rows`` rows, the last of which may be smaller.
 
         Each is valid until the next one is asked for.
 

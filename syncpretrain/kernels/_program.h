@@ -209,7 +209,7 @@ static Waited work_program(const Program *program, const Values *values, Py_ssiz
     return REACHED;
 }
 
-/* Counters of a program whose shards are taken by whoever is free, a cache line apart. Shards are
+/* Counters of a program whose shards are taken by any thread that is free, a cache line apart. Shards are
  * numbered through phases and steps: those below `OPEN` may run, those below `TAKEN` run or have run. */
 enum { TAKEN = 0, DONE = 8, OPEN = 16, SHARED_COUNTERS = 17 };
 

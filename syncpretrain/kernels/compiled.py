@@ -178,7 +178,7 @@ def share_program(
     look_seconds: float = 1.0,
     timeout_seconds: float = 0.0,
 ) -> int:
-    """Run shards of a program that nobody has taken yet, without the interpreter's lock.
+    """Run shards of a program that no thread has taken yet, without the interpreter's lock.
 
     The owner, of which there is one, begins the step, and returns when all of it is done. Any
     other returns when all shards are taken. Shards are numbered through all steps: ``base`` have

@@ -46,7 +46,7 @@ def _loaded() -> Any:
     if wanted == "numpy":
         return None
     try:
-        from syncpretrain.kernels import _native
+        import syncpretrain.kernels._native as _native
     except ImportError as error:
         if wanted == "native":
             raise NativeKernelsError(

@@ -135,7 +135,7 @@ class Program:
         )
 
     def share(self, counters: NDArray[np.int64], **options: Any) -> int:
-        """Run shards of a compiled program that nobody has taken yet.
+        """Run shards of a compiled program that no thread has taken yet.
 
         See :func:`syncpretrain.kernels.compiled.share_program`.
         """

@@ -214,10 +214,13 @@ class Learner(ABC):
             settings.l1 if decays else 0.0,
         )
 
-    def validation_error(self, X: Array) -> float:
-        """Return the mean squared error of reconstructing X without sampling."""
+    def validation_error(self, X: Array, hidden: Array | None = None) -> float:
+        """Return the mean squared error of reconstructing X without sampling.
+
+        ``hidden`` are the hidden means of X, computed if they are not given.
+        """
         now = self.current()
-        visible = now.down(now.up(X))
+        visible = now.down(now.up(X) if hidden is None else hidden)
         return float(squared_error(X, visible, out=visible)) / len(X)
 
     def current(self) -> DenseLayer:

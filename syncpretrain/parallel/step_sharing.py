@@ -2,7 +2,7 @@
 
 Unlike a :class:`~syncpretrain.parallel.worker_pool.WorkerPool`, which deals the shards out when a
 step begins, threads come and go in the middle of a step: each takes the next shard of the running
-phase that nobody has taken. Which thread runs a shard changes no bit of the result.
+phase that no thread has taken. Which thread runs a shard changes no bit of the result.
 
 Guarantees:
 
@@ -72,7 +72,7 @@ class StepSharing:
             step = _InterpretedStep(each, shards, self._times)
         with self._lock:
             self._step = step
-            self._tell()
+            self._announce()
         step.work(is_owner=True)
 
     def help(self, calls: int) -> bool:
@@ -99,9 +99,9 @@ class StepSharing:
         """Call the helpers away: there is other work for them."""
         with self._lock:
             self._calls += 1
-            self._tell()
+            self._announce()
 
-    def _tell(self) -> None:
+    def _announce(self) -> None:
         self._news += 1
         store_counter(self._counters, NEWS, self._news)
 

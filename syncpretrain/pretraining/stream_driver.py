@@ -230,8 +230,7 @@ class StreamedPretraining:
             except BaseException as error:
                 failure = BlockFailed(block.layer, layer.epoch, error).failure()
                 raise failure from failure.__cause__
-            self._schedule.done(block)
-            self._schedule.shorten(block.layer, layer.plan)
+            self._schedule.done(block, layer.plan)
             yield from results
             self._tick()
 

@@ -53,13 +53,14 @@ def serve(
     faulthandler.register(DUMP_SIGNAL)
     connection = Connection(descriptor)
     try:
-        job = connection.recv()
+        try:
+            job = connection.recv()
+        except EOFError:
+            os._exit(0)  # the run ended before this began
         orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
         arguments = (connection, orders, job.parent)
         threading.Thread(target=_receive, args=arguments, daemon=True).start()
         work(job, orders.get, connection.send)
-    except EOFError:
-        os._exit(0)  # the run ended before this began
     except BaseException as error:  # construction failed; the parent reports it
         with contextlib.suppress(OSError):
             connection.send(failed(error))

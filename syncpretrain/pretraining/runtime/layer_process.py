@@ -97,7 +97,7 @@ class LayerProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has ended, whoever may still have its end of the socket."""
+        """Whether the process has ended; others may still have its end of the socket."""
         return self._process.poll() is not None
 
     def send(self, thing: Any) -> None:

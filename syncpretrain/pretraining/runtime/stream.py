@@ -253,9 +253,10 @@ class StreamedLayer(BaseStreamedLayer):
         X = self._source.validation(number)
         if not len(X):
             return
-        self._validation_error = self.learner.validation_error(X)
+        hidden: Array | None = None
+        if self._above is not None and number in self._above[1]:
+            hidden = self._above[0].validation.array(number // self._passes.steps, len(X))
+            self.learner.current().up(X, out=hidden)
+        self._validation_error = self.learner.validation_error(X, hidden)
         if self._stopping is not None and number - self.plan.delay <= self.plan.steps:
             self._stopping.stops(self.learner.current(), X[:0], X)
-        if self._above is not None and number in self._above[1]:
-            out = self._above[0].validation.array(number // self._passes.steps, len(X))
-            self.learner.current().up(X, out=out)

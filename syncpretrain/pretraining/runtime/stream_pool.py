@@ -153,8 +153,7 @@ class StreamPool(Closing):
         try:
             results = layer.process(block, self._should_stop, sharing.run if sharing else in_turn)
             with self._changed:
-                self._schedule.done(block)
-                self._schedule.shorten(block.layer, layer.plan)
+                self._schedule.done(block, layer.plan)
                 self._call_all()
         except BaseException as error:  # the driver raises it
             self._fail(block.layer, layer.epoch, error)

@@ -100,13 +100,13 @@ class Stopping:
         self._number, self._times = number, times
         self.deadline = math.inf
 
-    def tell(self) -> None:
+    def request(self) -> None:
         """Ask every process to stop."""
         self._number[0] = 1.0
 
     def record_failure(self) -> None:
         """Ask every process to stop, which is not waited for: nothing is saved any more."""
-        self.tell()
+        self.request()
         self.deadline = min(self.deadline, time.monotonic() + self._times.failed_drain)
 
 
@@ -254,7 +254,7 @@ class RemoteLayer(BaseStreamedLayer):
         while not process.poll(self._times.tick):
             if not is_stopping and stop():
                 is_stopping, deadline = True, time.monotonic() + self._times.drain
-                self._stopping.tell()
+                self._stopping.request()
             if time.monotonic() > min(deadline, self._stopping.deadline):
                 process.kill()  # else its answer would be taken for that to another order
                 process.ending()

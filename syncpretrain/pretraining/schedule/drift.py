@@ -80,7 +80,7 @@ class Drifts:
         Raises
         ------
         ScheduleError
-            If nobody has reported the drift between the two.
+            If no drift between the two was reported.
         """
         found, least = self._drifts[i - 1], self._least[i - 1]
         if least is None:

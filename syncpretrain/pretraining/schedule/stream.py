@@ -138,8 +138,8 @@ class StreamSchedule:
             raise ScheduleError(f"no layer may process; they are at {self._positions}")
         return None
 
-    def done(self, block: Block) -> None:
-        """Record that a layer has processed a block.
+    def done(self, block: Block, plan: StreamPlan | None = None) -> None:
+        """Record that a layer has processed a block; and its plan, shorter after an early stop.
 
         Raises
         ------
@@ -150,6 +150,8 @@ class StreamSchedule:
             raise ScheduleError(f"got {block}, which was not taken")
         del self._running[block.layer - 1]
         self._positions[block.layer - 1] = block.last
+        if plan is not None and plan != self._plans[block.layer - 1]:
+            self.shorten(block.layer, plan)
 
     def shorten(self, layer: int, plan: StreamPlan) -> None:
         """Record that a layer, counted from 1, trains on fewer minibatches than was planned."""
