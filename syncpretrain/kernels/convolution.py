@@ -1,0 +1,248 @@
+"""Convolutions: lowering to matrices, pooling, and the three products of a step.
+
+Symbols: B examples; an image has C channels, a filter k x k weights a channel; F filters make maps
+of P positions each, which pooling makes Q. The weights are a matrix of shape (k k C, F), whose rows
+are ordered by place in the filter, then by channel. Maps are arrays of shape (B P, F).
+What a layer hands up has shape (B, Q F), ordered by position, then by filter. Its units read the
+pooled maps: f(pool(x W) + b), which for the maximum is the pooled f(x W + b).
+
+As in all networks that are called so, the filters are not turned round: a convolution here is
+a cross-correlation. All functions take float32 or float64, one kind at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from syncpretrain.kernels.activations import means
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.dispatch import accelerated
+from syncpretrain.shapes import ConvolutionShape
+
+__all__ = [
+    "convolve",
+    "convolve_back",
+    "convolve_gradient",
+    "lowered",
+    "pool",
+    "raised",
+    "scratch_size",
+    "spread",
+    "sum_channels",
+    "unpool",
+]
+
+
+def lowered(x: Array, shape: ConvolutionShape) -> Array:
+    """Return what the filters see: an array of shape (B P, k k C), a row a position.
+
+    ``x`` of shape (B, visible units) holds images.
+    """
+    images = np.pad(_images(x, shape), ((0, 0), (shape.pad,) * 2, (shape.pad,) * 2, (0, 0)))
+    views = np.lib.stride_tricks.sliding_window_view(images, (shape.size,) * 2, axis=(1, 2))
+    # (B, rows, columns, C, k, k) to (B, rows, columns, k, k, C)
+    return np.ascontiguousarray(np.moveaxis(views, 3, -1)).reshape(-1, shape.fan_in)
+
+
+def raised(columns: Array, shape: ConvolutionShape, *, out: Array) -> Array:
+    """Add up what each filter says of a number of the images: the transposed of :func:`lowered`.
+
+    ``columns`` has shape (B P, k k C), ``out`` of shape (B, visible units) is filled.
+    """
+    pad, size, rows, width = shape.pad, shape.size, shape.map_height, shape.map_width
+    parts = columns.reshape(-1, rows, width, size, size, shape.channels)
+    padded = np.zeros(
+        (len(parts), shape.height + 2 * pad, shape.width + 2 * pad, shape.channels),
+        dtype=columns.dtype,
+    )
+    for i in range(size):
+        for j in range(size):
+            padded[:, i : i + rows, j : j + width] += parts[:, :, :, i, j]
+    inside = padded[:, pad : pad + shape.height, pad : pad + shape.width]
+    np.copyto(_images(out, shape), inside)
+    return out
+
+
+def pool(maps: Array, shape: ConvolutionShape, *, out: Array, places: Array) -> Array:
+    """Fill ``out`` with the largest number of each block of a map, or with their mean.
+
+    Parameters
+    ----------
+    maps : ndarray of shape (B P, F)
+    shape : ConvolutionShape
+    out : ndarray of shape (B, Q F)
+    places : ndarray of shape (B, Q F), or of no size
+        Filled with the place of the largest number in its block, row by row, the first of equals;
+        with 0 where there is no choice.
+    """
+    blocks = _blocks(maps, shape)
+    if shape.pooling == "mean" or shape.pool == 1:
+        places.fill(0)
+        np.mean(blocks, axis=-1, out=out.reshape(blocks.shape[:-1]))
+        return out
+    largest = blocks.argmax(axis=-1)
+    np.copyto(places.reshape(largest.shape), largest)
+    np.max(blocks, axis=-1, out=out.reshape(largest.shape))
+    return out
+
+
+def unpool(delta: Array, places: Array, shape: ConvolutionShape) -> Array:
+    """Return maps of shape (B P, F) with each number of ``delta`` at its place, zeros elsewhere.
+
+    The transposed of :func:`pool`: with ``mean`` each number is spread evenly.
+    """
+    if shape.pooling == "mean" or shape.pool == 1:
+        return spread(delta, shape)
+    block = shape.pool**2
+    parts = np.equal(places.reshape(*_pooled(shape, len(delta)), 1), np.arange(block))
+    return _unblocked(delta.reshape(*_pooled(shape, len(delta)), 1) * parts, shape)
+
+
+def spread(delta: Array, shape: ConvolutionShape) -> Array:
+    """Return maps of shape (B P, F) with each number spread evenly over its block."""
+    block = shape.pool**2
+    parts = delta.reshape(*_pooled(shape, len(delta)), 1) / delta.dtype.type(block)
+    return _unblocked(np.repeat(parts, block, axis=-1), shape)
+
+
+@accelerated
+def convolve(
+    x: Array,
+    weight: Array,
+    bias: Array,
+    out: Array,
+    places: Array,
+    scratch: Array,
+    shape: ConvolutionShape,
+    units: str,
+    filters: slice = slice(None),
+) -> None:
+    """Fill ``out`` with the means of the units of some filters, f(pool(x W) + b).
+
+    Parameters
+    ----------
+    x : ndarray of shape (B, visible units)
+    weight : ndarray of shape (k k C, F)
+    bias : ndarray of shape (F,)
+    out : ndarray of shape (B, Q F)
+    places : ndarray of shape (B, Q F), or of no size
+        As of :func:`pool`.
+    scratch : ndarray of shape (scratch_size(shape),)
+        What the compiled form computes in; overwritten.
+    shape : ConvolutionShape
+    units : str
+    filters : slice
+        The filters that are computed; what belongs to others is left as it is.
+    """
+    maps = np.matmul(lowered(x, shape), weight[:, filters])
+    part = replace(shape, filters=maps.shape[1])
+    pooled = np.empty((len(x), part.hidden), dtype=out.dtype)
+    found = np.empty(pooled.shape if places.size else 0, dtype=out.dtype)
+    pool(maps, part, out=pooled, places=found)
+    means(pooled.reshape(-1, part.filters), bias[filters], units)
+    _by_filter(out, shape)[..., filters] = _by_filter(pooled, part)
+    if places.size:
+        _by_filter(places, shape)[..., filters] = _by_filter(found, part)
+
+
+@accelerated
+def convolve_gradient(
+    x: Array,
+    delta: Array,
+    places: Array,
+    out: Array,
+    scratch: Array,
+    shape: ConvolutionShape,
+    filters: slice = slice(None),
+) -> None:
+    """Fill ``out`` of shape (k k C, F) with the gradient of some filters' weights.
+
+    Parameters
+    ----------
+    x : ndarray of shape (B, visible units)
+        What the layer read.
+    delta : ndarray of shape (B, Q F)
+        The derivative of the loss with respect to the pooled inputs of the units.
+    places, scratch, shape, filters
+        As of :func:`convolve`. Without places the numbers are spread evenly.
+    """
+    maps = _unpooled(delta, places, shape)
+    out[:, filters] = np.matmul(lowered(x, shape).T, maps[:, filters])
+
+
+@accelerated
+def convolve_back(
+    delta: Array,
+    places: Array,
+    weight: Array,
+    out: Array,
+    scratch: Array,
+    shape: ConvolutionShape,
+    channels: slice = slice(None),
+) -> None:
+    """Fill the numbers of some channels of ``out`` of shape (B, visible units).
+
+    With the derivative of the loss with respect to what the layer read; or, of codes, with
+    the inputs of the visible units without their bias.
+
+    Parameters
+    ----------
+    delta : ndarray of shape (B, Q F)
+    places, weight, scratch, shape
+        As of :func:`convolve`. Without places the numbers are spread evenly.
+    channels : slice
+    """
+    maps = _unpooled(delta, places, shape)
+    back = np.empty((len(delta), shape.visible), dtype=out.dtype)
+    raised(np.matmul(maps, weight.T), shape, out=back)
+    _images(out, shape)[..., channels] = _images(back, shape)[..., channels]
+
+
+def sum_channels(x: Array, shape: ConvolutionShape, *, out: Array) -> Array:
+    """Fill ``out`` of shape (C,) with the sums of images over examples and positions."""
+    return np.sum(_images(x, shape), axis=(0, 1, 2), out=out)
+
+
+def scratch_size(shape: ConvolutionShape) -> int:
+    """Return the numbers that the compiled forms compute in."""
+    return shape.positions * (shape.fan_in + shape.filters) + shape.weights
+
+
+def _unpooled(delta: Array, places: Array, shape: ConvolutionShape) -> Array:
+    return unpool(delta, places, shape) if places.size else spread(delta, shape)
+
+
+def _images(x: Array, shape: ConvolutionShape) -> Array:
+    """Return rows as images of shape (B, height, width, C), a view."""
+    channels, height, width = shape.channels, shape.height, shape.width
+    if shape.channels_first:
+        return x.reshape(-1, channels, height, width).transpose(0, 2, 3, 1)
+    rows: Array = x.reshape(-1, height, width, channels)
+    return rows
+
+
+def _by_filter(out: Array, shape: ConvolutionShape) -> Array:
+    parts: Array = out.reshape(len(out), -1, shape.filters)
+    return parts
+
+
+def _pooled(shape: ConvolutionShape, examples: int) -> tuple[int, int, int, int]:
+    return examples, shape.output.height, shape.output.width, shape.filters
+
+
+def _blocks(maps: Array, shape: ConvolutionShape) -> Array:
+    """Return maps as an array of shape (B, rows, columns, F, block)."""
+    size, rows, width = shape.pool, shape.output.height, shape.output.width
+    parts = maps.reshape(-1, rows, size, width, size, shape.filters).transpose(0, 1, 3, 5, 2, 4)
+    blocks: Array = parts.reshape(-1, rows, width, shape.filters, size**2)
+    return blocks
+
+
+def _unblocked(blocks: Array, shape: ConvolutionShape) -> Array:
+    """Return the maps of blocks: the inverse of :func:`_blocks`."""
+    size, rows, width = shape.pool, shape.output.height, shape.output.width
+    parts = blocks.reshape(-1, rows, width, shape.filters, size, size)
+    maps: Array = parts.transpose(0, 1, 4, 2, 5, 3).reshape(-1, shape.filters)
+    return maps

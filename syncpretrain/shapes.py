@@ -1,0 +1,153 @@
+"""The shapes of layers: dense ones, and convolutions with pooling, as numbers alone.
+
+Images are rows of numbers: the input of the lowest layer channel by channel, each of them row by
+row, as in an array of shape (channels, height, width); what convolutions hand up position by
+position, as in an array of shape (height, width, channels), which is the faster order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+__all__ = ["ConvolutionShape", "DenseShape", "ImageShape", "LayerShape"]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageShape:
+    """The shape of an image."""
+
+    channels: int
+    height: int
+    width: int
+
+    @property
+    def values(self) -> int:
+        """Numbers of an image."""
+        return self.channels * self.height * self.width
+
+
+@dataclass(frozen=True, slots=True)
+class DenseShape:
+    """A layer in which each hidden unit reads all visible units."""
+
+    name: ClassVar[str] = "dense"
+
+    visible: int
+    hidden: int
+
+    @property
+    def fan_in(self) -> int:
+        """Visible units that a hidden unit reads."""
+        return self.visible
+
+    @property
+    def fan_out(self) -> int:
+        """Hidden units that read a visible unit."""
+        return self.hidden
+
+    @property
+    def weights(self) -> int:
+        """Numbers of the weights."""
+        return self.visible * self.hidden
+
+    @property
+    def biases(self) -> tuple[int, int]:
+        """Numbers of the visible and of the hidden biases."""
+        return self.visible, self.hidden
+
+    @property
+    def products(self) -> int:
+        """Multiplications of one example by the weights."""
+        return self.weights
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionShape:
+    """A convolution whose maps are pooled.
+
+    Attributes
+    ----------
+    channels, height, width : int
+        Of the images that the layer reads.
+    filters, size : int
+        Number of filters, and their height and width.
+    pad : int
+        Zeros around each image.
+    pool : int
+        Height and width of the blocks of a map that are pooled, which do not overlap; 1 for none.
+    pooling : str
+        ``max`` or ``mean``.
+    channels_first : bool
+        Whether the images that the layer reads lie channel by channel in memory.
+    """
+
+    name: ClassVar[str] = "convolution"
+
+    channels: int
+    height: int
+    width: int
+    filters: int
+    size: int
+    pad: int = 0
+    pool: int = 1
+    pooling: str = "max"
+    channels_first: bool = False
+
+    @property
+    def map_height(self) -> int:
+        """Height of a map."""
+        return self.height + 2 * self.pad - self.size + 1
+
+    @property
+    def map_width(self) -> int:
+        """Width of a map."""
+        return self.width + 2 * self.pad - self.size + 1
+
+    @property
+    def positions(self) -> int:
+        """Positions of a filter on an image."""
+        return self.map_height * self.map_width
+
+    @property
+    def output(self) -> ImageShape:
+        """The shape of what the layer hands up."""
+        return ImageShape(self.filters, self.map_height // self.pool, self.map_width // self.pool)
+
+    @property
+    def visible(self) -> int:
+        """Numbers of an image that the layer reads."""
+        return self.channels * self.height * self.width
+
+    @property
+    def hidden(self) -> int:
+        """Numbers that the layer hands up."""
+        return self.output.values
+
+    @property
+    def fan_in(self) -> int:
+        """Visible units that a hidden unit reads."""
+        return self.channels * self.size**2
+
+    @property
+    def fan_out(self) -> int:
+        """Hidden units, before pooling, that read a visible unit."""
+        return self.filters * self.size**2
+
+    @property
+    def weights(self) -> int:
+        """Numbers of the weights."""
+        return self.fan_in * self.filters
+
+    @property
+    def biases(self) -> tuple[int, int]:
+        """Numbers of the visible and of the hidden biases."""
+        return self.channels, self.filters
+
+    @property
+    def products(self) -> int:
+        """Multiplications of one example by the weights."""
+        return self.positions * self.weights
+
+
+LayerShape = DenseShape | ConvolutionShape

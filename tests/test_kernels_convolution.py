@@ -1,0 +1,157 @@
+"""Convolutions against loops, their transposed maps, and finite differences."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from syncpretrain.kernels.convolution import (
+    convolve,
+    convolve_back,
+    convolve_gradient,
+    lowered,
+    pool,
+    raised,
+    scratch_size,
+    spread,
+    sum_channels,
+    unpool,
+)
+from syncpretrain.shapes import ConvolutionShape
+
+SHAPES = [
+    ConvolutionShape(1, 6, 6, 3, 3, pool=2, channels_first=True),
+    ConvolutionShape(2, 5, 7, 4, 2, pool=2),
+    ConvolutionShape(3, 4, 5, 2, 3, pad=1, channels_first=True),
+    ConvolutionShape(2, 7, 7, 5, 5, pad=2, pool=7),
+    ConvolutionShape(4, 6, 8, 3, 3, pad=1, pool=2, pooling="mean"),
+]
+
+
+def images(x, shape):
+    """Return rows as images of shape (examples, channels, height, width)."""
+    if shape.channels_first:
+        return x.reshape(-1, shape.channels, shape.height, shape.width)
+    return x.reshape(-1, shape.height, shape.width, shape.channels).transpose(0, 3, 1, 2)
+
+
+def by_loops(x, weight, bias, shape):
+    """Return f(pool(x W) + b) of linear units as arrays of shape (examples, rows, columns, F)."""
+    pad, size, block = shape.pad, shape.size, shape.pool
+    padded = np.pad(images(x, shape), ((0, 0), (0, 0), (pad, pad), (pad, pad)))
+    kernel = weight.reshape(size, size, shape.channels, shape.filters)
+    maps = np.zeros((len(x), shape.map_height, shape.map_width, shape.filters))
+    for i, j in np.ndindex(shape.map_height, shape.map_width):
+        seen = padded[:, :, i : i + size, j : j + size]
+        maps[:, i, j] = np.einsum("nchw,hwcf->nf", seen, kernel)
+    out = np.zeros((len(x), shape.output.height, shape.output.width, shape.filters))
+    for i, j in np.ndindex(shape.output.height, shape.output.width):
+        part = maps[:, i * block : (i + 1) * block, j * block : (j + 1) * block]
+        reduce = np.max if shape.pooling == "max" else np.mean
+        out[:, i, j] = reduce(part, axis=(1, 2)) + bias
+    return out.reshape(len(x), -1)
+
+
+def drawn(shape, examples=3, dtype="f8"):
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal((examples, shape.visible)).astype(dtype)
+    weight = rng.standard_normal((shape.fan_in, shape.filters)).astype(dtype)
+    bias = rng.standard_normal(shape.filters).astype(dtype)
+    return x, weight, bias
+
+
+def forward(x, weight, bias, shape, units="gaussian", filters=slice(None)):
+    out = np.full((len(x), shape.hidden), -7, dtype=x.dtype)
+    places = np.zeros(out.shape if shape.pooling == "max" else 0, dtype=x.dtype)
+    scratch = np.empty(scratch_size(shape), dtype=x.dtype)
+    convolve(x, weight, bias, out, places, scratch, shape, units, filters)
+    return out, places
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_convolution_is_that_of_loops(shape):
+    x, weight, bias = drawn(shape)
+    out, _ = forward(x, weight, bias, shape)
+    np.testing.assert_allclose(out, by_loops(x, weight, bias, shape), atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("units", ["relu", "bernoulli"])
+def test_units_of_some_filters_leave_the_others_alone(shape, units):
+    x, weight, bias = drawn(shape)
+    whole, places = forward(x, weight, bias, shape, units)
+    some, own = forward(x, weight, bias, shape, units, slice(1, 2))
+    by_filter = [array.reshape(len(x), -1, shape.filters) for array in (whole, some)]
+    np.testing.assert_allclose(by_filter[1][..., 1], by_filter[0][..., 1])
+    assert (np.delete(by_filter[1], 1, axis=2) == -7).all()
+    if places.size:
+        found = [array.reshape(len(x), -1, shape.filters)[..., 1] for array in (places, own)]
+        assert (found[0] == found[1]).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_raising_is_the_transposed_of_lowering(shape):
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((2, shape.visible))
+    columns = rng.standard_normal((2 * shape.positions, shape.fan_in))
+    back = raised(columns, shape, out=np.empty_like(x))
+    assert np.vdot(lowered(x, shape), columns) == pytest.approx(np.vdot(x, back))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_unpooling_is_the_transposed_of_pooling(shape):
+    rng = np.random.default_rng(2)
+    maps = rng.standard_normal((2 * shape.positions, shape.filters))
+    out, places = np.empty((2, shape.hidden)), np.empty((2, shape.hidden))
+    pool(maps, shape, out=out, places=places)
+    delta = rng.standard_normal(out.shape)
+    assert np.vdot(out, delta) == pytest.approx(np.vdot(maps, unpool(delta, places, shape)))
+    assert spread(delta, shape).sum() == pytest.approx(delta.sum())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gradients_are_finite_differences(shape):
+    x, weight, bias = drawn(shape)
+    target = np.random.default_rng(3).standard_normal((len(x), shape.hidden))
+
+    def loss():
+        return np.vdot(forward(x, weight, bias, shape)[0], target)
+
+    places = forward(x, weight, bias, shape)[1]
+    scratch, dW, dx = np.empty(scratch_size(shape)), np.empty_like(weight), np.empty_like(x)
+    convolve_gradient(x, target, places, dW, scratch, shape)
+    convolve_back(target, places, weight, dx, scratch, shape)
+    for array, gradient in ((weight, dW), (x, dx)):
+        for at in np.random.default_rng(4).choice(array.size, 12):
+            old = array.flat[at]
+            ends = []
+            for array.flat[at] in (old - 1e-6, old + 1e-6):
+                ends.append(loss())
+            array.flat[at] = old
+            assert gradient.flat[at] == pytest.approx(
+                (ends[1] - ends[0]) / 2e-6, rel=1e-5, abs=1e-7
+            )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_channels_and_filters_are_parts_of_the_whole(shape):
+    x, weight, bias = drawn(shape)
+    _, places = forward(x, weight, bias, shape)
+    delta = np.random.default_rng(3).standard_normal((len(x), shape.hidden))
+    scratch, whole, part = np.empty(scratch_size(shape)), np.empty_like(x), np.full_like(x, -7)
+    convolve_back(delta, places, weight, whole, scratch, shape)
+    convolve_back(delta, places, weight, part, scratch, shape, slice(0, 1))
+    np.testing.assert_allclose(images(part, shape)[:, 0], images(whole, shape)[:, 0])
+    assert (images(part, shape)[:, 1:] == -7).all()
+    gradients = np.empty_like(weight), np.full_like(weight, -7)
+    convolve_gradient(x, delta, places, gradients[0], scratch, shape)
+    convolve_gradient(x, delta, places, gradients[1], scratch, shape, slice(1, 2))
+    np.testing.assert_allclose(gradients[1][:, 1], gradients[0][:, 1])
+    assert (np.delete(gradients[1], 1, axis=1) == -7).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sums_of_channels(shape):
+    x, _, _ = drawn(shape)
+    sums = sum_channels(x, shape, out=np.empty(shape.channels))
+    np.testing.assert_allclose(sums, images(x, shape).sum(axis=(0, 2, 3)))
