@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from syncpretrain.kernels.activations import means
+from syncpretrain.kernels.activations import activate, means
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import accelerated
 from syncpretrain.shapes import ConvolutionShape
@@ -32,6 +32,7 @@ __all__ = [
     "spread",
     "sum_channels",
     "unpool",
+    "visible_means",
 ]
 
 
@@ -105,6 +106,13 @@ def spread(delta: Array, shape: ConvolutionShape) -> Array:
     block = shape.pool**2
     parts = delta.reshape(*_pooled(shape, len(delta)), 1) / delta.dtype.type(block)
     return _unblocked(np.repeat(parts, block, axis=-1), shape)
+
+
+def visible_means(x: Array, bias: Array, shape: ConvolutionShape, units: str) -> Array:
+    """Replace inputs of visible units by their means, with a bias a channel; return them."""
+    images = _images(x, shape)
+    np.add(images, bias, out=images)
+    return activate(x, units)
 
 
 @accelerated
@@ -202,7 +210,8 @@ def convolve_back(
 
 def sum_channels(x: Array, shape: ConvolutionShape, *, out: Array) -> Array:
     """Fill ``out`` of shape (C,) with the sums of images over examples and positions."""
-    return np.sum(_images(x, shape), axis=(0, 1, 2), out=out)
+    np.sum(_images(x, shape), axis=(0, 1, 2), out=out)
+    return out
 
 
 def scratch_size(shape: ConvolutionShape) -> int:

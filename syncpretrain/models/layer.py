@@ -12,6 +12,7 @@ import numpy as np
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.shapes import DenseShape, LayerShape
 
 __all__ = ["Head", "Layer", "parameters_sha256"]
 
@@ -27,12 +28,20 @@ class Layer(Protocol):
         """Return the layer with every array moved by ``device``, to a device or to the host."""
         ...
 
+    @property
+    def shape(self) -> LayerShape:
+        """The shape of the layer; rows of its input have ``shape.visible`` numbers."""
+        ...
+
     def up(self, X: Array, *, out: Array | None = None) -> Array:
         """Return the mean of the hidden units for each row of X."""
         ...
 
-    def down(self, H: Array, *, out: Array | None = None) -> Array:
-        """Return the mean of the visible units for each row of H."""
+    def down(self, H: Array, *, out: Array | None = None, units: str | None = None) -> Array:
+        """Return the mean of the visible units for each row of H.
+
+        ``units`` stand for the layer's own visible units, if they are given.
+        """
         ...
 
 
@@ -55,6 +64,11 @@ class DenseLayer:
     model: str = "rbm"
 
     @property
+    def shape(self) -> DenseShape:
+        """The numbers of visible and of hidden units."""
+        return DenseShape(*self.weight.shape)
+
+    @property
     def decoding(self) -> Array:
         """The decoder weights, of shape (hidden, visible)."""
         return self.weight.T if self.decoder_weight is None else self.decoder_weight
@@ -75,9 +89,9 @@ class DenseLayer:
         """Return the mean of the hidden units for each row of X, p(h = 1 | v) of binary ones."""
         return affine(X, self.weight, self.hidden_bias, self.hidden_units, out=out)
 
-    def down(self, H: Array, *, out: Array | None = None) -> Array:
-        """Return the mean of the visible units for each row of H."""
-        return affine(H, self.decoding, self.visible_bias, self.visible_units, out=out)
+    def down(self, H: Array, *, out: Array | None = None, units: str | None = None) -> Array:
+        """Return the mean of the visible units, or of ``units``, for each row of H."""
+        return affine(H, self.decoding, self.visible_bias, units or self.visible_units, out=out)
 
 
 @dataclass(frozen=True, eq=False)

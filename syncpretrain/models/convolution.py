@@ -1,0 +1,81 @@
+"""A convolutional layer with pooling, as a learner publishes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.convolution import (
+    convolve,
+    convolve_back,
+    scratch_size,
+    visible_means,
+)
+from syncpretrain.shapes import ConvolutionShape
+
+__all__ = ["ConvolutionalLayer"]
+
+
+@dataclass(frozen=True, eq=False)  # of two arrays, == is no truth value
+class ConvolutionalLayer:
+    """Parameters of a convolutional layer, float32, contiguous, and what its units are.
+
+    ``weight`` has shape (size, size, channels, filters), ``hidden_bias`` (filters,), and
+    ``visible_bias`` (channels,). ``decoder_weight`` of the shape of ``weight`` is None as long as
+    the decoder uses ``weight``. Units and ``model`` are those of a
+    :class:`syncpretrain.models.layer.DenseLayer`.
+
+    The hidden units read the pooled maps: f(pool(x W) + b). The decoder spreads each number of
+    a code evenly over its block of the map: if a maximum is as likely at each place, that is what
+    is expected at each.
+    """
+
+    weight: Array
+    hidden_bias: Array
+    visible_bias: Array
+    shape: ConvolutionShape
+    decoder_weight: Array | None = None
+    hidden_units: str = "bernoulli"
+    visible_units: str = "bernoulli"
+    model: str = "rbm"
+
+    @property
+    def decoding(self) -> Array:
+        """The decoder weights, of the shape of ``weight``."""
+        return self.weight if self.decoder_weight is None else self.decoder_weight
+
+    def parameters(self) -> Iterator[tuple[str, Array]]:
+        """Yield name and array of each parameter in their fixed order."""
+        yield "weight", self.weight
+        yield "hidden_bias", self.hidden_bias
+        if self.decoder_weight is not None:
+            yield "decoder_weight", self.decoder_weight
+        yield "visible_bias", self.visible_bias
+
+    def to(self, device: Callable[[Any], Any]) -> ConvolutionalLayer:
+        """Return the layer with every array moved by ``device``, to a device or to the host."""
+        return replace(self, **{name: device(array) for name, array in self.parameters()})
+
+    def up(self, X: Array, *, out: Array | None = None) -> Array:
+        """Return the code of each row of X, position by position, then filter by filter."""
+        shape = self.shape
+        result = np.empty((len(X), shape.hidden), dtype=X.dtype) if out is None else out
+        scratch = np.empty(scratch_size(shape), dtype=X.dtype)
+        none = np.empty(0, dtype=X.dtype)
+        weight = self.weight.reshape(shape.fan_in, shape.filters)
+        convolve(X, weight, self.hidden_bias, result, none, scratch, shape, self.hidden_units)
+        return result
+
+    def down(self, H: Array, *, out: Array | None = None, units: str | None = None) -> Array:
+        """Return the mean of the visible units, or of ``units``, for each row of H."""
+        shape = self.shape
+        result = np.empty((len(H), shape.visible), dtype=H.dtype) if out is None else out
+        scratch = np.empty(scratch_size(shape), dtype=H.dtype)
+        none = np.empty(0, dtype=H.dtype)
+        weight = self.decoding.reshape(shape.fan_in, shape.filters)
+        convolve_back(H, none, weight, result, scratch, shape)
+        return visible_means(result, self.visible_bias, shape, units or self.visible_units)
