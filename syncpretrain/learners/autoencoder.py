@@ -15,7 +15,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.autoencoder import contraction, corrupt
 from syncpretrain.kernels.backprop import output_delta
 from syncpretrain.learners.base import Learner, LearnerSettings
-from syncpretrain.learners.first_layers import first_dense
+from syncpretrain.learners.first_dense import first_dense
 from syncpretrain.rng import Address, Purpose
 
 __all__ = ["Autoencoder", "AutoencoderSettings", "BaseAutoencoder"]

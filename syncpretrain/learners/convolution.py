@@ -17,7 +17,7 @@ from syncpretrain.kernels.convolution import (
 )
 from syncpretrain.kernels.remembered_places import convolve_at
 from syncpretrain.learners.autoencoder import AutoencoderSettings, BaseAutoencoder
-from syncpretrain.learners.first_layers import channel_means, first_convolution
+from syncpretrain.learners.first_convolution import channel_means, first_convolution
 from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units import kind_of
 

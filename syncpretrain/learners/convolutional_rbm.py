@@ -14,7 +14,7 @@ from syncpretrain.kernels.convolution import (
     scratch_size,
     sum_channels,
 )
-from syncpretrain.learners.first_layers import channel_means, first_convolution
+from syncpretrain.learners.first_convolution import channel_means, first_convolution
 from syncpretrain.learners.rbm import INITIAL_SPREAD, BaseRBM, RBMSettings
 from syncpretrain.shapes import ConvolutionShape
 

@@ -17,7 +17,7 @@ from syncpretrain.kernels.contrastive_divergence import (
 )
 from syncpretrain.kernels.losses import squared_error
 from syncpretrain.learners.base import Learner, LearnerSettings
-from syncpretrain.learners.first_layers import first_dense
+from syncpretrain.learners.first_dense import first_dense
 from syncpretrain.models.layer import Layer
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.shapes import LayerShape

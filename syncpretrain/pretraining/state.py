@@ -65,7 +65,7 @@ class _Header(msgspec.Struct):
     computed: list[tuple[int, int]] = msgspec.field(name="made")  # as in the file
     snapshots: list[tuple[int, int]]
     states: list[LayerScalars | None]
-    kinds: list[dict[str, str]]
+    kinds: list[dict[str, Any]]
 
 
 def write_pretrain_state(path: Path, state: PretrainState, run: Mapping[str, Any]) -> None:
@@ -77,7 +77,7 @@ def write_pretrain_state(path: Path, state: PretrainState, run: Mapping[str, Any
         If the file cannot be written.
     """
     arrays: dict[str, Array] = {}
-    kinds: list[dict[str, str]] = [{} for _ in state.states]
+    kinds: list[dict[str, Any]] = [{} for _ in state.states]
     for (number, version), layer in state.snapshots.items():
         arrays.update(named(f"snapshot.{number}.{version}", layer))
         kinds[number - 1] = kinds_of(layer)

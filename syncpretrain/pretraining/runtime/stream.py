@@ -63,7 +63,8 @@ class StreamedLayer(BaseStreamedLayer):
         self._source, self._passes = source, passes
         self._above: tuple[Rings, range] | None = None
         self._hands_up_own_means = learner.hidden_means(0) is not None
-        self._rows = np.empty((learner.batch_size, learner.weight.shape[0]), dtype=np.float32)
+        visible = learner.current().shape.visible
+        self._rows = np.empty((learner.batch_size, visible), dtype=np.float32)
         self._last_good = learner.snapshot()
         self._rollbacks = 0
         self._error, self._examples = 0.0, 0  # of the running epoch
