@@ -157,14 +157,14 @@ def test_a_run_stopped_anywhere_goes_on_to_the_same_bits(
     options = MODELS[model] | SCHEDULES[schedule]
     whole = driver(images, **options, runtime="serial").run().parameters_sha256
     path, stops = tmp_path / "state.safetensors", 0
-    for minibatches in itertools.count(2, 7):
-        state = stopped_after(images, minibatches, monkeypatch, **options, runtime="serial")
+    for count in itertools.count(2, 7):
+        state = stopped_after(images, count, monkeypatch, **options, runtime="serial")
         if state is None:
             break
         write_pretrain_state(path, state, {})
         again = read_pretrain_state(path)
         resumed = driver(images, resume=again, **options, workers=1 + stops % 3)
-        assert resumed.run().parameters_sha256 == whole, f"stopped after {minibatches}"
+        assert resumed.run().parameters_sha256 == whole, f"stopped after {count}"
         stops += 1
     assert stops >= 3
 
