@@ -66,6 +66,13 @@ class Layer(Protocol):
         """``rbm`` or ``autoencoder``."""
         ...
 
+    @property
+    def hidden_units(self) -> str: ...  # noqa: D102 - see DenseLayer
+    @property
+    def visible_units(self) -> str: ...  # noqa: D102
+    @property
+    def model(self) -> str: ...  # noqa: D102
+
     def parameters(self) -> Iterator[tuple[str, Array]]:
         """Yield name and array of each parameter in their fixed order."""
         ...
@@ -87,6 +94,13 @@ class Layer(Protocol):
         """Return the mean of the visible units for each row of H.
 
         ``units`` stand for the layer's own visible units, if they are given.
+        """
+        ...
+
+    def reconstruct(self, X: Array, H: Array | None = None) -> Array:
+        """Return what the layer makes of each row of X as it is trained, without sampling.
+
+        ``H`` are the means of the hidden units for X, where they are known.
         """
         ...
 
@@ -138,6 +152,10 @@ class DenseLayer:
     def down(self, H: Array, *, out: Array | None = None, units: str | None = None) -> Array:
         """Return the mean of the visible units, or of ``units``, for each row of H."""
         return affine(H, self.decoding, self.visible_bias, units or self.visible_units, out=out)
+
+    def reconstruct(self, X: Array, H: Array | None = None) -> Array:
+        """Return the mean of the visible units for the code of each row of X."""
+        return self.down(self.up(X) if H is None else H)
 
 
 @dataclass(frozen=True, eq=False)
