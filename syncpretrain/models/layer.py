@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import Field, dataclass, replace
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -18,7 +18,53 @@ __all__ = ["Head", "Layer", "parameters_sha256"]
 
 
 class Layer(Protocol):
-    """A trained layer of any shape, as the runtimes use it to compute activations."""
+    """A trained layer of any shape, with what all kinds of layers have.
+
+    A dataclass, whose attributes are those of a :class:`DenseLayer`; the arrays have the shapes of
+    their kind.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def weight(self) -> Array:
+        """The encoder weights."""
+        ...
+
+    @property
+    def hidden_bias(self) -> Array:
+        """The biases of the hidden units."""
+        ...
+
+    @property
+    def visible_bias(self) -> Array:
+        """The biases of the visible units."""
+        ...
+
+    @property
+    def decoder_weight(self) -> Array | None:
+        """The decoder's own weights, None as long as it uses ``weight``."""
+        ...
+
+    @property
+    def decoding(self) -> Array:
+        """The decoder weights."""
+        ...
+
+    @property
+    def hidden_units(self) -> str:
+        """The kind of the hidden units."""
+        ...
+
+    @property
+    def visible_units(self) -> str:
+        """The kind of the visible units."""
+        ...
+
+    @property
+    def model(self) -> str:
+        """``rbm`` or ``autoencoder``."""
+        ...
 
     @property
     def hidden_units(self) -> str: ...  # noqa: D102 - see DenseLayer
