@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,8 +12,10 @@ from numpy.lib.stride_tricks import as_strided
 
 from syncpretrain.kernels import compiled, native, program
 from syncpretrain.kernels.compiled import Sgemm, sgemm_of
+from syncpretrain.kernels.convolution import convolve, lowered, scratch_size, unpool
 from syncpretrain.kernels.operations import SIGNATURES
-from syncpretrain.kernels.program import Program
+from syncpretrain.kernels.program import Program, in_turn
+from syncpretrain.shapes import ConvolutionShape, DenseShape
 
 COMPILED = pytest.mark.skipif(native.extension is None, reason="the compiled kernels are not there")
 INT_MAX = 2**31 - 1
@@ -39,6 +42,21 @@ def read_only(*shape):
 X, WIDE, SQUARE = floats(4, 6), floats(4, 10), floats(6, 6)
 LINE = floats(20)
 
+POOLED = ConvolutionShape(2, 5, 7, 3, 2, pool=2)  # 70 visible units, 18 hidden ones
+IMAGES, MAPS, FILTERS = floats(4, 70), floats(4, 18), floats(8, 3)
+SCRATCH = floats(scratch_size(POOLED))
+
+
+def convolution(x=IMAGES, weight=FILTERS, bias=LINE[:3], out=MAPS, places=MAPS * 0, **others):
+    """Return an operation with some of its arguments changed."""
+    given = {"scratch": SCRATCH, "shape": POOLED, "units": "relu", "first": 0, "last": 3, **others}
+    return ("convolve", x, weight, bias, out, places, *given.values())
+
+
+def changed(**fields):
+    return convolution(shape=replace(POOLED, **fields))
+
+
 GOOD = {
     "matmul": [(X, floats(6, 3), floats(4, 3)), (X.T, X, SQUARE), (X[:, :0], SQUARE[:0], X.copy())],
     "multiply": [(X, X.copy(), X.copy()), (X, X.copy(), X), (X.copy(), X, X)],
@@ -59,6 +77,24 @@ GOOD = {
         (floats(5), floats(5), floats(5), 0.9, True),
         (floats(5), floats(5), floats(0), 0.0, 0),
     ],
+    "convolve": [
+        convolution()[1:],
+        convolution(places=floats(0), first=1, last=2)[1:],
+        convolution(first=3)[1:],
+        convolution(x=IMAGES[:0], out=MAPS[:0], places=floats(0, 18))[1:],
+    ],
+    "convolve_gradient": [
+        (IMAGES, MAPS, MAPS, FILTERS, SCRATCH, POOLED, 0, 3),
+        (IMAGES, MAPS, floats(0), FILTERS, floats(SCRATCH.size + 7), POOLED, 1, 1),
+        (IMAGES[:0], MAPS[:0], MAPS[:0], FILTERS, SCRATCH, POOLED, 0, 2),
+    ],
+    "convolve_back": [
+        (MAPS, MAPS, FILTERS, IMAGES, SCRATCH, POOLED, 0, 2),
+        (MAPS, floats(0), FILTERS, IMAGES, SCRATCH, POOLED, 2, 2),
+        (MAPS[:0], MAPS[:0], FILTERS, IMAGES[:0], SCRATCH, POOLED, 0, 1),
+    ],
+    "visible_means": [(IMAGES, floats(2), POOLED, "tanh")],
+    "sum_channels": [(IMAGES, floats(2), POOLED), (IMAGES[:0], floats(2), POOLED)],
 }
 
 BAD = {
@@ -108,8 +144,40 @@ BAD = {
     "moments that are one": ("adam_step", floats(5), floats(5), LINE[:5], LINE[:5]),
     "a matrix of moments": ("adam_step", *(X.copy() for _ in range(4))),
     "no velocity": ("sgd_step", floats(5), floats(5), floats(0), 0.9, False),
+    "two types": ("copy", X, X.astype(np.float64)),
+    "images of another size": convolution(x=floats(4, 71)),
+    "other weights": convolution(weight=floats(8, 2)),
+    "another bias": convolution(bias=floats(2)),
+    "maps of another size": convolution(out=floats(4, 19)),
+    "maps of other examples": convolution(out=floats(3, 18)),
+    "places of other examples": convolution(places=floats(3, 18)),
+    "places by position": convolution(places=floats(18)),
+    "a small scratch": convolution(scratch=SCRATCH[1:]),
+    "a scratch of rows": convolution(scratch=SCRATCH[None]),
+    "a scratch among the places": convolution(scratch=LINE, places=LINE[:0]),
+    "maps into places": convolution(places=MAPS),
+    "no shape": convolution(shape=(2, 5, 7)),
+    "the shape of a dense layer": convolution(shape=DenseShape(70, 18)),
+    "no channels": changed(channels=0),
+    "half a filter": changed(size=2.5),
+    "less than no pad": changed(pad=-1),
+    "another pooling": changed(pooling="median"),
+    "a filter larger than the image": changed(size=6),
+    "blocks that overlap the border": changed(pool=4),
+    "units of no convolution": convolution(units="cubic"),
+    "filters from behind": convolution(first=2, last=1),
+    "filters before the first": convolution(first=-1),
+    "filters beyond the last": convolution(last=4),
+    "filters by halves": convolution(last=2.0),
+    "more channels": ("convolve_back", MAPS, MAPS * 0, FILTERS, IMAGES, SCRATCH, POOLED, 0, 3),
+    "a gradient of other filters": (
+        *("convolve_gradient", IMAGES, MAPS, MAPS * 0, floats(8, 2), SCRATCH, POOLED, 0, 2),
+    ),
+    "a visible bias a filter": ("visible_means", IMAGES, floats(3), POOLED, "relu"),
+    "sums a filter": ("sum_channels", IMAGES, floats(3), POOLED),
 }
 TYPES = {
+    *("two types", "no shape", "the shape of a dense layer", "filters by halves"),
     *("too few arguments", "too many arguments", "float64", "a list", "a factor that is none"),
     *("half a shard", "a slot that is no integer"),
 }
@@ -129,6 +197,34 @@ def test_what_fits_is_worked(form, name):
             assert own.work() == 0
         else:
             own.phases[0](0)
+
+
+def test_programs_of_float64_are_interpreted():
+    rng = np.random.default_rng(1)
+    x, weight, delta = (rng.standard_normal(a.shape) for a in (IMAGES, FILTERS, MAPS))
+    out, places, dW, dx = (np.zeros(a.shape) for a in (MAPS, MAPS, FILTERS, IMAGES))
+    scratch, bias = np.empty(SCRATCH.shape), np.array([1.0, -2.0, 0.5])
+    phases = [
+        [[("convolve", x, weight, bias, out, places, scratch, POOLED, "gaussian", 1, 3)]],
+        [[("convolve_gradient", x, delta, places, dW, scratch, POOLED, 1, 3)]],
+        [[("convolve_back", delta, places, weight, dx, scratch, POOLED, 0, 2)]],
+        [[("sum_rows", delta.reshape(-1, 3), bias)]],
+    ]
+    own = Program(phases, 0)
+    assert not own.is_compiled
+    in_turn(own, 1)
+    expected, found = np.zeros_like(out), np.zeros_like(out)
+    old = np.array([1.0, -2.0, 0.5])
+    convolve(x, weight, old, expected, found, scratch, POOLED, "gaussian", slice(1, 3))
+    assert (out == expected).all()
+    assert (places == found).all()
+    assert (out.reshape(-1, 3)[:, 0] == 0).all()
+    np.testing.assert_allclose(bias, delta.reshape(-1, 3).sum(axis=0))
+    # of a linear map: <delta, out - b> is <dW, W> for the filters that were asked for
+    both = delta.reshape(-1, 3)[:, 1:], (out.reshape(-1, 3) - old)[:, 1:]
+    assert np.vdot(dW, weight) == pytest.approx(np.vdot(*both))
+    back = np.vdot(lowered(x, POOLED) @ weight, unpool(delta, places, POOLED))
+    assert np.vdot(dx, x) == pytest.approx(back)
 
 
 @pytest.mark.parametrize("what", BAD)

@@ -19,6 +19,7 @@ import numpy as np
 from syncpretrain.kernels.activations import activate, means
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import accelerated
+from syncpretrain.kernels.lowering import scratch_size
 from syncpretrain.shapes import ConvolutionShape
 
 __all__ = [
@@ -83,9 +84,10 @@ def pool(maps: Array, shape: ConvolutionShape, *, out: Array, places: Array) -> 
         places.fill(0)
         np.mean(blocks, axis=-1, out=out.reshape(blocks.shape[:-1]))
         return out
-    largest = blocks.argmax(axis=-1)
-    np.copyto(places.reshape(largest.shape), largest)
-    np.max(blocks, axis=-1, out=out.reshape(largest.shape))
+    if places.size:
+        largest = blocks.argmax(axis=-1)
+        np.copyto(places.reshape(largest.shape), largest)
+    np.max(blocks, axis=-1, out=out.reshape(blocks.shape[:-1]))
     return out
 
 
@@ -145,6 +147,8 @@ def convolve(
         The filters that are computed; what belongs to others is left as it is.
     """
     maps = np.matmul(lowered(x, shape), weight[:, filters])
+    if not maps.size:
+        return
     part = replace(shape, filters=maps.shape[1])
     pooled = np.empty((len(x), part.hidden), dtype=out.dtype)
     found = np.empty(pooled.shape if places.size else 0, dtype=out.dtype)
@@ -214,11 +218,6 @@ def sum_channels(x: Array, shape: ConvolutionShape, *, out: Array) -> Array:
     return out
 
 
-def scratch_size(shape: ConvolutionShape) -> int:
-    """Return the numbers that the compiled forms compute in."""
-    return shape.positions * (shape.fan_in + shape.filters) + shape.weights
-
-
 def _unpooled(delta: Array, places: Array, shape: ConvolutionShape) -> Array:
     return unpool(delta, places, shape) if places.size else spread(delta, shape)
 
@@ -226,14 +225,13 @@ def _unpooled(delta: Array, places: Array, shape: ConvolutionShape) -> Array:
 def _images(x: Array, shape: ConvolutionShape) -> Array:
     """Return rows as images of shape (B, height, width, C), a view."""
     channels, height, width = shape.channels, shape.height, shape.width
-    if shape.channels_first:
-        return x.reshape(-1, channels, height, width).transpose(0, 2, 3, 1)
-    rows: Array = x.reshape(-1, height, width, channels)
-    return rows
+    first = (channels, height, width) if shape.channels_first else (height, width, channels)
+    images: Array = x.reshape(len(x), *first)
+    return np.moveaxis(images, 1, 3) if shape.channels_first else images
 
 
 def _by_filter(out: Array, shape: ConvolutionShape) -> Array:
-    parts: Array = out.reshape(len(out), -1, shape.filters)
+    parts: Array = out.reshape(len(out), shape.hidden // shape.filters, shape.filters)
     return parts
 
 

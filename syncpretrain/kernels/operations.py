@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.kernels.lowering import scratch_size
+from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units import UNITS
 
 __all__ = ["Operation", "check_program"]
@@ -29,6 +31,10 @@ class _Array(NamedTuple):
     axes: str  # a letter an axis, the same letter for the same length; "*": one or two of any
     written: bool
 
+    def is_left_out(self, given: NDArray[Any]) -> bool:
+        """Return whether an array is none, where there need not be one."""
+        return self.axes.endswith("?") and not given.size
+
 
 class _Signature(NamedTuple):
     arrays: tuple[_Array, ...]
@@ -41,7 +47,12 @@ class _Signature(NamedTuple):
 def _signature(
     text: str, *others: str, in_place: bool = False, rows: int = 0, columns: int = 0
 ) -> _Signature:
-    """Return a signature from words such as ``>out:mn``, where > marks what is written to."""
+    """Return a signature from words such as ``>out:mn``.
+
+    ``>`` marks what is written to, ``?`` what may have no size, ``+`` what may be longer. An
+    operation with a ``shape`` has ``v`` visible and ``h`` hidden units, ``c`` channels, ``f``
+    filters of ``k`` weights, and needs a scratch of ``s`` numbers.
+    """
     split = ((word, *word.lstrip(">").split(":")) for word in text.split())
     arrays = tuple(_Array(name, axes, word.startswith(">")) for word, name, axes in split)
     return _Signature(arrays, others, in_place, rows, columns)
@@ -64,6 +75,19 @@ SIGNATURES = {
     "momentum_step": _signature(">parameter:* >gradient:* >velocity:*", "number", "number"),
     "adam_step": _signature(">parameters:n gradient:n >first:n >second:n"),
     "sgd_step": _signature(">parameters:n >gradient:n >velocity:n", "number", "flag"),
+    "convolve": _signature(
+        "x:nv weight:kf bias:f >out:nh >places:nh? >scratch:s+",
+        *("shape", "units", "first_filter", "last_filter"),
+    ),
+    "convolve_gradient": _signature(
+        "x:nv delta:nh places:nh? >out:kf >scratch:s+", "shape", "first_filter", "last_filter"
+    ),
+    "convolve_back": _signature(
+        "delta:nh places:nh? weight:kf >out:nv >scratch:s+",
+        *("shape", "first_channel", "last_channel"),
+    ),
+    "visible_means": _signature(">x:nv bias:c", "shape", "units"),
+    "sum_channels": _signature("x:nv >out:c", "shape"),
 }
 
 
@@ -107,15 +131,20 @@ def _check_operation(slots: int, name: Any, *arguments: Any) -> None:
     if len(arguments) != len(wanted):
         raise TypeError(f"{name}: got {len(arguments)} arguments; expected {', '.join(wanted)}")
     arrays, others = arguments[: len(expected)], arguments[len(expected) :]
-    for kind, value in zip(signature.others, others, strict=True):
+    named = dict(zip(signature.others, others, strict=True))
+    for kind, value in named.items():
         _check_value(f"{name}: got {kind} {value!r}", kind, value, slots)
     for array, given in zip(expected, arrays, strict=True):
         _check_array(f"{name}: {array.name}", array, given)
+    kinds = {str(given.dtype) for given in arrays}
+    if len(kinds) > 1:
+        raise TypeError(f"{name}: got arrays of {' and '.join(sorted(kinds))}; expected one type")
     if name == "sgd_step" and not others[0]:
         expected = expected[:2]  # without momentum there is no velocity
     pairs = list(zip(expected, arrays, strict=False))
-    _check_shapes(name, signature, pairs)
+    _check_shapes(name, signature, pairs, named.get("shape"))
     _check_places(name, signature, pairs)
+    _check_range(name, named)
 
 
 def _check_value(got: str, kind: str, value: Any, slots: int) -> None:
@@ -123,7 +152,10 @@ def _check_value(got: str, kind: str, value: Any, slots: int) -> None:
         if value not in UNITS:
             raise ValueError(f"{got}; expected one of {', '.join(UNITS)}")
         return
-    whole = kind in ("slot", "shard")
+    if kind == "shape":
+        _check_convolution(got, value)
+        return
+    whole = kind in ("slot", "shard") or kind.startswith(("first", "last"))
     if not isinstance(value, WHOLE if whole else NUMBERS):
         raise TypeError(f"{got}; expected {'an integer' if whole else 'a number'}")
     end = {"slot": slots, "shard": MOST_SHARDS}.get(kind)
@@ -133,11 +165,39 @@ def _check_value(got: str, kind: str, value: Any, slots: int) -> None:
         raise ValueError(f"{got}; expected a number above 0")
 
 
+def _check_convolution(got: str, value: Any) -> None:
+    if not isinstance(value, ConvolutionShape):
+        raise TypeError(f"{got}; expected a ConvolutionShape")
+    numbers = (value.channels, value.height, value.width, value.filters, value.size, value.pool)
+    if not all(isinstance(number, WHOLE) and number > 0 for number in numbers):
+        raise ValueError(f"{got}; expected whole numbers above 0")
+    if not isinstance(value.pad, WHOLE) or value.pad < 0 or value.pooling not in ("max", "mean"):
+        raise ValueError(f"{got}; expected a pad of at least 0, and to pool by max or mean")
+    if min(value.map_height, value.map_width) < 1:
+        raise ValueError(f"{got}; expected filters that are not larger than the padded image")
+    if value.map_height % value.pool or value.map_width % value.pool:
+        raise ValueError(f"{got}; expected maps that the blocks which are pooled fill")
+
+
+def _check_range(name: str, named: dict[str, Any]) -> None:
+    for kind in ("filter", "channel"):
+        if f"first_{kind}" not in named:
+            continue
+        first, last = named[f"first_{kind}"], named[f"last_{kind}"]
+        end = getattr(named["shape"], f"{kind}s")
+        if not 0 <= first <= last <= end:
+            raise ValueError(
+                f"{name}: got the {kind}s {first} to {last}; expected a range from 0 to {end}"
+            )
+
+
 def _check_array(name: str, array: _Array, given: Any) -> None:
-    if not isinstance(given, np.ndarray) or given.dtype != np.float32:
+    if not isinstance(given, np.ndarray) or given.dtype not in (np.float32, np.float64):
         got = f"an array of {given.dtype}" if isinstance(given, np.ndarray) else repr(given)
         raise TypeError(f"{name}: got {got}; expected an array of float32")
-    axes = (1, 2) if array.axes == "*" else (len(array.axes),)
+    if array.is_left_out(given):
+        return
+    axes = (1, 2) if array.axes == "*" else (len(array.axes.rstrip("?+")),)
     if given.ndim not in axes:
         raise ValueError(f"{name}: got shape {given.shape}; expected {axes[-1]} axes")
     if array.written and not given.flags.writeable:
@@ -145,16 +205,22 @@ def _check_array(name: str, array: _Array, given: Any) -> None:
 
 
 def _check_shapes(
-    name: str, signature: _Signature, pairs: list[tuple[_Array, NDArray[np.float32]]]
+    name: str,
+    signature: _Signature,
+    pairs: list[tuple[_Array, NDArray[Any]]],
+    shape: ConvolutionShape | None,
 ) -> None:
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {} if shape is None else _lengths(shape)
     for array, given in pairs:
-        lengths = (
-            [("*", given.shape)] if array.axes == "*" else zip(array.axes, given.shape, strict=True)
-        )
+        if array.is_left_out(given):
+            continue
+        letters = array.axes.rstrip("?+")
+        lengths = [("*", given.shape)] if letters == "*" else zip(letters, given.shape, strict=True)
         for axis, length in lengths:
-            if found.setdefault(axis, length) != length:
+            wanted = found.setdefault(axis, length)
+            if length != wanted and not (array.axes.endswith("+") and length > wanted):
                 shapes = ", ".join(f"{other.name} {x.shape}" for other, x in pairs)
+                shapes += "" if shape is None else f", {shape}"
                 raise ValueError(f"{name}: got shapes that do not fit each other: {shapes}")
     first = pairs[0][1]
     odd = name == "phase_differences" and len(first) % 2
@@ -162,8 +228,14 @@ def _check_shapes(
         raise ValueError(f"{name}: got {pairs[0][0].name} of shape {first.shape}; it is too small")
 
 
+def _lengths(shape: ConvolutionShape) -> dict[str, int]:
+    """Return the lengths of axes that a shape fixes, by their letters."""
+    lengths = {"v": shape.visible, "h": shape.hidden, "c": shape.channels, "f": shape.filters}
+    return {**lengths, "k": shape.fan_in, "s": scratch_size(shape)}
+
+
 def _check_places(
-    name: str, signature: _Signature, pairs: list[tuple[_Array, NDArray[np.float32]]]
+    name: str, signature: _Signature, pairs: list[tuple[_Array, NDArray[Any]]]
 ) -> None:
     for (one, a), (other, b) in combinations(pairs, 2):
         if not (one.written or other.written) or not np.shares_memory(a, b):

@@ -26,6 +26,13 @@ from syncpretrain.kernels.contrastive_divergence import (
     phase_differences,
     sample_states,
 )
+from syncpretrain.kernels.convolution import (
+    convolve,
+    convolve_back,
+    convolve_gradient,
+    sum_channels,
+    visible_means,
+)
 from syncpretrain.kernels.losses import squared_error, wrong
 from syncpretrain.kernels.operations import Operation, check_program
 from syncpretrain.kernels.optimizers import adam_step, sgd_step
@@ -48,12 +55,15 @@ class Program:
     ``sgd_step`` (parameters, gradient, velocity, momentum, nesterov), which also take the
     values given to :meth:`prepare`. ``sum_rows`` (x, out), ``scale`` (x, factor), ``decay``
     (parameters, amount) by 1 - rate * amount, ``copy`` (x, out), ``softmax`` (x) and ``wrong``
-    (target, y, slot) are what they say.
+    (target, y, slot) are what they say. ``convolve``, ``convolve_gradient``, ``convolve_back``,
+    ``visible_means`` and ``sum_channels`` are those of :mod:`syncpretrain.kernels.convolution`,
+    with all arguments by position, and for a slice its first number and the one behind its last.
 
     Parameters
     ----------
     phases : sequence of sequence of sequence of Operation
-        Every phase has as many shards. All arrays are float32.
+        Every phase has as many shards. All arrays are float32; or float64, in operations that are
+        then never compiled.
     slots : int
         How many results there are.
 
@@ -200,6 +210,12 @@ class Program:
         parameters *= 1 - float(self._numbers[1]) * amount
 
 
+def _of_some(equation: Callable[..., Any], *arguments: Any) -> None:
+    """Evaluate an equation of some filters or channels, given the first and the end of them."""
+    *others, first, end = arguments
+    equation(*others, slice(first, end))
+
+
 _INTERPRETED: dict[str, Callable[..., Any]] = {
     "matmul": lambda self, a, b, out: np.matmul(a, b, out=out),
     "multiply": lambda self, x, y, out: np.multiply(x, y, out=out),
@@ -217,6 +233,11 @@ _INTERPRETED: dict[str, Callable[..., Any]] = {
     "adam_step": Program._adam,
     "sgd_step": Program._sgd,
     "decay": Program._decay,
+    "convolve": lambda self, *given: _of_some(convolve, *given),
+    "convolve_gradient": lambda self, *given: _of_some(convolve_gradient, *given),
+    "convolve_back": lambda self, *given: _of_some(convolve_back, *given),
+    "visible_means": lambda self, *given: visible_means(*given),
+    "sum_channels": lambda self, x, out, shape: sum_channels(x, shape, out=out),
 }
 
 
