@@ -10,6 +10,8 @@ from typing import Any
 from syncpretrain.errors import SettingsError
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.pretraining.schedule.reads import MAX_EPOCHS
+from syncpretrain.settings.architecture_text import MAX_UNITS
+from syncpretrain.settings.convolutions import check_convolutions
 from syncpretrain.settings.defaults import PER_LAYER
 from syncpretrain.settings.devices import check_backend, why_not_on_a_device
 from syncpretrain.settings.drift import ALWAYS, check_drift
@@ -26,7 +28,6 @@ __all__ = [
 ]
 
 RBM_ONLY = ("persistent", "sparsity_cost", "hidden_dropout")
-MAX_UNITS = 1_000_000  # of a layer; more is a slip of the keyboard
 CORRUPTIONS = ("masking", "salt-and-pepper", "gaussian")
 
 
@@ -88,6 +89,7 @@ def check_pretraining(settings: PretrainFields) -> None:
     _check_early_stopping(settings)
     _check_replicas(settings)
     _check_handoff(settings)
+    check_convolutions(settings)
     check_drift(settings)
     lacks = why_not_on_a_device(settings)
     if check_backend(settings.backend) and lacks:
