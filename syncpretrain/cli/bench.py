@@ -193,6 +193,7 @@ def _print(bench: Bench, target: float | None, reached: Reached | None, file: IO
 
 
 def _title(task: Task) -> str:
-    shape = "-".join(map(str, task.settings.layers))
+    settings = task.settings
+    shape = settings.architecture or "-".join(map(str, settings.layers))
     epochs = ",".join(map(str, sorted(set(task.settings.epochs))))
     return f"{shape}, {epochs} epochs of {task.examples:,} examples"

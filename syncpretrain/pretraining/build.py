@@ -77,7 +77,7 @@ def build_data(
     streams = settings.handoff == "minibatch"
     layers = range(1, len(settings.layers))
     check_memory(
-        settings.layers,
+        settings.shapes,
         examples=streamed_rows(settings.batch_size, len(data.validation)) if streams else examples,
         batch_size=settings.batch_size,
         processes=settings.runtime == "processes",

@@ -5,24 +5,23 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from syncpretrain.data.dataset import UNLABELLED, Dataset
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.options import tuning_options
 from syncpretrain.finetuning.prepared import Finetuning, Form, Part
-from syncpretrain.models.layer import DenseLayer
+from syncpretrain.learners.first_convolution import first_convolution
+from syncpretrain.learners.first_dense import first_dense
+from syncpretrain.models.layer import Layer
 from syncpretrain.models.prediction import accuracies
 from syncpretrain.models.reconstruction import stack_error
 from syncpretrain.models.stack import Stack
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.pretraining.start import driver_for
-from syncpretrain.rng import Purpose, generator
 from syncpretrain.runs.outcomes import RANDOM, START_FORMS, STARTS, Outcome, is_start
 from syncpretrain.settings import PretrainSettings, Settings, replaced
 from syncpretrain.settings.drift import ALWAYS
@@ -35,6 +34,11 @@ FEWEST_STEPS = 2000  # of fine-tuning, however few labels there are
 SMALLEST_BATCH = 10
 
 Report = Callable[[Outcome], Any]
+# By the shape's name, a function of the layer's number and its shape.
+FIRST: dict[str, Callable[..., Layer]] = {
+    "dense": lambda n, shape, **own: first_dense(n, shape.visible, shape.hidden, **own),
+    "convolution": first_convolution,
+}
 
 
 def compare(
@@ -109,21 +113,16 @@ def random_stack(settings: PretrainSettings, data: Dataset, *, seed: int) -> Sta
     rectified units (He et al. 2015).
     """
     layers = []
-    shapes = zip(pairwise(settings.layers), settings.hidden_units, strict=True)
-    for number, ((visible, hidden), units) in enumerate(shapes, start=1):
-        draws = generator(seed, Purpose.WEIGHTS, layer=number)
-        variance = kind_of(units).weight_variance(visible, hidden)
-        weight = draws.standard_normal((visible, hidden), dtype=np.float32)
-        layers.append(
-            DenseLayer(
-                weight * np.float32(math.sqrt(variance)),
-                np.zeros(hidden, dtype=np.float32),
-                np.zeros(visible, dtype=np.float32),
-                hidden_units=units,
-                visible_units=settings.visible_units_of(number),
-                model="autoencoder",
-            )
-        )
+    pairs = zip(settings.shapes, settings.hidden_units, strict=True)
+    for number, (shape, units) in enumerate(pairs, start=1):
+        variance = kind_of(units).weight_variance(shape.fan_in, shape.fan_out)
+        kinds = {
+            "hidden_units": units,
+            "visible_units": settings.visible_units_of(number),
+            "model": "autoencoder",
+        }
+        spread = math.sqrt(variance)
+        layers.append(FIRST[shape.name](number, shape, seed=seed, spread=spread, kinds=kinds))
     bounded = kind_of(settings.visible_units).is_unit_interval
     return Stack(tuple(layers), {}, None if bounded else Scaling.of(data.train))
 
@@ -187,15 +186,15 @@ def _fine_tuned(
         pretrain_seconds,
         seconds,
         epochs,
-        _passes(stack.widths, epochs),
+        _passes(stack, epochs),
     )
 
 
-def _passes(layers: Sequence[int], epochs: Sequence[int]) -> float:
+def _passes(stack: Stack, epochs: Sequence[int]) -> float:
     """Return the work of pretraining, in epochs of the whole stack."""
-    weights = [visible * hidden for visible, hidden in pairwise(layers)]
-    done = sum(n * size for n, size in zip(epochs, weights, strict=False))
-    return done / sum(weights)
+    products = [layer.shape.products for layer in stack.layers]
+    done = sum(n * size for n, size in zip(epochs, products, strict=False))
+    return done / sum(products)
 
 
 def _budget(labelled: int, batch_size: int, epochs: int) -> dict[str, int]:

@@ -7,7 +7,7 @@ the pooling behind it are one layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -17,7 +17,7 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.settings.architecture_text import layer_text, read_architecture
 from syncpretrain.shapes import ConvolutionShape, DenseShape, ImageShape, LayerShape
 
-__all__ = ["Conv", "Pool", "architecture_of", "check_architecture", "shapes_of"]
+__all__ = ["Conv", "Pool", "architecture_of", "check_architecture", "shapes_of", "text_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,13 @@ def shapes_of(layers: tuple[int, ...], architecture: str) -> tuple[LayerShape, .
     return tuple(DenseShape(below, above) for below, above in pairwise(layers))
 
 
+def text_of(shapes: Sequence[LayerShape]) -> str:
+    """Return the text of layers, in the one form that is kept."""
+    first = shapes[0]
+    width = first.images if isinstance(first, ConvolutionShape) else first.visible
+    return ",".join([str(width), *map(layer_text, shapes)])
+
+
 def check_architecture(layers: tuple[int, ...], architecture: str) -> None:
     """Refuse a text that is not of these widths, or not in the form that is kept.
 
@@ -128,8 +135,5 @@ def _is_text(item: Any) -> bool:
 def _parsed(text: str) -> tuple[tuple[int, ...], str]:
     """Return the widths of a text, and the form of it that is kept."""
     width, shapes = read_architecture(text)
-    first = shapes[0] if shapes else None
-    kept = ""
-    if isinstance(first, ConvolutionShape):
-        kept = ",".join([str(first.images), *map(layer_text, shapes)])
-    return (width, *(shape.hidden for shape in shapes)), kept
+    has_convolutions = any(isinstance(shape, ConvolutionShape) for shape in shapes)
+    return (width, *(shape.hidden for shape in shapes)), text_of(shapes) if has_convolutions else ""
