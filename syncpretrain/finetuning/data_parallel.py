@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from syncpretrain.finetuning.network import Move, Network
+from syncpretrain.finetuning.network import Network
+from syncpretrain.finetuning.trainable import Move
 from syncpretrain.kernels.arrays import LONG_BLOCK, Array, slices_of
 from syncpretrain.kernels.averaging import add_tree
 from syncpretrain.kernels.program import Phase, PhaseRunner, in_turn
