@@ -16,12 +16,27 @@ if TYPE_CHECKING:
     from syncpretrain.finetuning import finetune
     from syncpretrain.models.stack import Stack, load
     from syncpretrain.pretraining.call import pretrain
+    from syncpretrain.settings.architecture import Conv, Pool
+    from syncpretrain.shapes import ImageShape
 
 __version__ = "0.1.0"
-__all__ = ["Minibatches", "Stack", "__version__", "finetune", "load", "pretrain"]
+__all__ = [
+    "Conv",
+    "ImageShape",
+    "Minibatches",
+    "Pool",
+    "Stack",
+    "__version__",
+    "finetune",
+    "load",
+    "pretrain",
+]
 
 _HOMES = {
+    "Conv": "settings.architecture",
+    "ImageShape": "shapes",
     "Minibatches": "data.minibatches",
+    "Pool": "settings.architecture",
     "Stack": "models.stack",
     "finetune": "finetuning",
     "load": "models.stack",

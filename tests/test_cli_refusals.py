@@ -69,7 +69,10 @@ OPTIONS = [
     ("--layers 16", "--layers: got 16, expected two numbers or more"),
     ("--layers 16,0", "--layers: got 0, expected a whole number of at least 1"),
     ("--layers 16,-3", "--layers: got -3, expected a whole number of at least 1"),
-    ("--layers 16,many", "--layers: got '16,many', expected whole numbers separated by commas"),
+    (
+        "--layers 16,many",
+        "--layers: got 'many', expected a whole number, conv:FILTERSxSIZE or pool:SIZE",
+    ),
     ("--layers 16,1000000000", "--layers: got 1000000000 units, expected at most 1000000"),
     ("--layers 16,1000000,1000000", "--layers: 16,1000000,1000000 on 40 examples need about"),
     ("--layers 15,8", "--layers: the first number is 15, but an example has 16 values; begin wi"),

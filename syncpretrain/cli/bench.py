@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.options import at_least, data_option, integers, json_option
+from syncpretrain.cli.options import LAYERS, at_least, data_option, integers, json_option
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-LAYERS = "784,1000,500,250,30"
+USUAL = "784,1000,500,250,30"
 EPOCHS, EXAMPLES = 5, 5000  # enough to fill a pipeline, and under a minute for these layers
 TRAIN_PER_VALIDATION = 50  # rows, as MNIST's 50,000 beside 1,000
 
@@ -26,10 +26,9 @@ TRAIN_PER_VALIDATION = 50  # rows, as MNIST's 50,000 beside 1,000
 @click.command("bench")
 @click.option(
     "--layers",
-    type=integers,
-    default=LAYERS,
-    metavar="N,N[,N...]",
-    help="Values of an example, then the units of each layer. Default 784,1000,500,250,30.",
+    default=USUAL,
+    metavar=LAYERS,
+    help=f"As of train. Default {USUAL}.",
 )
 @data_option("Default random numbers; nothing learned depends on their time.")
 @click.option(
@@ -56,7 +55,7 @@ TRAIN_PER_VALIDATION = 50  # rows, as MNIST's 50,000 beside 1,000
 )
 @json_option
 def command(
-    layers: tuple[int, ...],
+    layers: str,
     data: str | None,
     examples: int | None,
     rounds: int,
@@ -83,13 +82,14 @@ def command(
     if target is not None and data is None:
         raise SettingsError("target: got a value without data, expected --data mnist or a file")
     settings = settings_from(layers, **options, backend="numpy").pretrain  # whose cores are timed
-    dataset = _loaded(data, layers[0])
-    rows = _rows(dataset, layers[0], examples)
+    width = settings.layers[0]
+    dataset = _loaded(data, width)
+    rows = _rows(dataset, width, examples)
     task = Task(settings, len(rows.train), len(rows.validation))
     found = bench(task, rows, rounds=rounds, report=lambda line: click.echo(line, err=True))
     reached = None
     if dataset is not None and target is not None:
-        whole = _rows(dataset, layers[0], len(dataset.train))
+        whole = _rows(dataset, width, len(dataset.train))
         reached = seconds_to(target, found.plan, whole)
     if as_json:
         click.echo(json.dumps(_report(found, rounds, target, reached)))

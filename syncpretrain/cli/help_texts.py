@@ -47,7 +47,9 @@ SECTIONS: dict[str, dict[str, str]] = {
         "config": "Take the settings of a run folder's config.toml; options given here win.",
     },
     "Model": {
-        "layers": "Values of an example, then the units of each layer: 784,1000,500,250,30.",
+        "layers": "Values of an example, then the units of each layer: 784,1000,500,250,30; or"
+        " images, conv:FILTERSxSIZE[:PAD], pool:SIZE[:mean] and units, such as"
+        " 1x28x28,conv:20x5,pool:2,500.",
         "model": "What a layer is.",
         "visible_units": "Of the input: values in [0, 1] (default), or any, which are"
         " standardized.",

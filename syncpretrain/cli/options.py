@@ -11,6 +11,7 @@ import click
 from syncpretrain.cli.help_texts import TEXTS
 
 __all__ = [
+    "LAYERS",
     "RUN",
     "at_least",
     "data_option",
@@ -97,6 +98,7 @@ def words(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
 
 RUN = click.Path(path_type=Path)
+LAYERS = "N,N[,N...]"
 
 
 def part_option(command: F) -> F:

@@ -45,8 +45,8 @@ def settings_from_options(
         base = msgspec.to_builtins(read_settings(config))
         if options["model"] not in (None, base["pretrain"]["model"]):
             _drop_model(base["pretrain"])
-        if options["layers"] and len(options["layers"]) != len(base["pretrain"]["layers"]):
-            _drop_depth(base["pretrain"])
+        if options["layers"] is not None:
+            _drop_layers(base["pretrain"], options["layers"])
         if options.get("epochs") and options.get("settle") is None:
             base["pretrain"].pop("settle")  # it went with the file's epochs
         if options.get("schedule") in SCHEDULES:
@@ -150,10 +150,17 @@ def _drop_handoff(pretrain: dict[str, Any]) -> None:
         pretrain.pop(name, None)
 
 
-def _drop_depth(pretrain: dict[str, Any]) -> None:
-    """Make one value of each list of equal values, so that it suits another number of layers."""
+def _drop_layers(pretrain: dict[str, Any], layers: str) -> None:
+    """Drop what a file says of its own layers.
+
+    For another number of layers one value is made of each list of equal ones.
+    """
+    from syncpretrain.settings.architecture import architecture_of
     from syncpretrain.settings.defaults import PER_LAYER
 
+    pretrain.pop("architecture", None)
+    if len(architecture_of(layers)[0]) == len(pretrain["layers"]):
+        return
     for name in PER_LAYER.keys() & pretrain.keys():
         if len(set(pretrain[name])) == 1:
             pretrain[name] = pretrain[name][0]

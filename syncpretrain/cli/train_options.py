@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from syncpretrain.cli.help_texts import TEXTS
-from syncpretrain.cli.options import epoch_counts, floats, integers, momentums, words
+from syncpretrain.cli.options import LAYERS, epoch_counts, floats, integers, momentums, words
 from syncpretrain.settings import DataSettings, FinetuneSettings, PretrainSettings, RunSettings
 from syncpretrain.settings.defaults import PER_LAYER
 from syncpretrain.units import INPUT_UNITS, UNITS
@@ -43,9 +43,10 @@ LETTERS = {
 }
 OPPOSITES = {"persistent": "--not-persistent", "tied": "--untied"}
 NOT_OFFERED = {"visible_units": set(UNITS) - set(INPUT_UNITS), "finetune": {"regression"}}
+DERIVED = {"architecture"}  # follows from the layers
 ALSO_OFFERED = {"schedule": (AUTO,)}
 WRITTEN: dict[str, dict[str, Any]] = {
-    "layers": {"type": integers, "metavar": "N,N[,N...]"},
+    "layers": {"type": str, "metavar": LAYERS},
     "data": {"metavar": "NAME|FILE"},
     "backend": {"metavar": "auto|numpy|cupy[:N]"},
     "epochs": {"type": epoch_counts, "metavar": "N|auto[:N]"},
@@ -74,6 +75,7 @@ OPTIONS = {
     _name(section, field): Option(section, field)
     for section, struct in STRUCTS.items()
     for field in struct.__struct_fields__
+    if field not in DERIVED
 }
 
 

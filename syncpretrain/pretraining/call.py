@@ -21,7 +21,7 @@ __all__ = ["pretrain"]
 def pretrain(
     X: ArrayLike | Minibatches | Iterable[ArrayLike] | Callable[[int], Any],
     *,
-    layers: Sequence[int],
+    layers: str | Sequence[Any],
     validation: ArrayLike | None = None,
     observers: Iterable[Observer] = (),
     replay: Reads | None = None,
@@ -36,8 +36,10 @@ def pretrain(
         finite values, which are standardized. With ``handoff="minibatch"``, what ``numpy.load``
         maps with ``mmap_mode="r"`` is read a minibatch at a time, and X may be
         :class:`~syncpretrain.Minibatches`, or an iterable of arrays that stands for them.
-    layers : sequence of int
-        Units of the input and of each layer, such as [784, 1000, 500, 250, 30].
+    layers : sequence of int, or str
+        Units of the input and of each layer, such as [784, 1000, 500, 250, 30]; with convolutions
+        a text such as "1x28x28,conv:20x5,pool:2,500", or a sequence of :class:`ImageShape`,
+        :class:`Conv`, :class:`Pool` and units.
     validation : array-like of shape (n_held_out, layers[0]), optional
         Held-out examples; each layer's error on them is reported after every epoch.
     observers : iterable of callable

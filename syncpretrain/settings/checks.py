@@ -10,6 +10,7 @@ from typing import Any
 from syncpretrain.errors import SettingsError
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.pretraining.schedule.reads import MAX_EPOCHS
+from syncpretrain.settings.architecture_text import MAX_UNITS
 from syncpretrain.settings.defaults import PER_LAYER
 from syncpretrain.settings.devices import check_backend, why_not_on_a_device
 from syncpretrain.settings.drift import ALWAYS, check_drift
@@ -26,7 +27,6 @@ __all__ = [
 ]
 
 RBM_ONLY = ("persistent", "sparsity_cost", "hidden_dropout")
-MAX_UNITS = 1_000_000  # of a layer; more is a slip of the keyboard
 CORRUPTIONS = ("masking", "salt-and-pepper", "gaussian")
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
+from syncpretrain.settings.architecture import shapes_of
 from syncpretrain.settings.kinds import (
     Count,
     Fraction,
@@ -15,6 +16,7 @@ from syncpretrain.settings.kinds import (
     PositiveFloat,
     Workers,
 )
+from syncpretrain.shapes import LayerShape
 from syncpretrain.units import UNITS, kind_of
 
 __all__ = ["MODELS", "DataSettings", "PretrainFields", "Units"]
@@ -49,6 +51,8 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     ----------
     layers : tuple of int
         Values of an example, then the units of each layer.
+    architecture : str
+        The convolutions among the layers, such as ``1x28x28,conv:20x5,pool:2,500``; empty without.
     model : str
         ``rbm``, ``autoencoder``, ``denoising`` or ``contractive``.
     visible_units, hidden_units : str, tuple of str
@@ -86,6 +90,7 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     """
 
     layers: tuple[Count, ...]
+    architecture: str = ""
     model: Literal["rbm", "autoencoder", "denoising", "contractive"] = "rbm"
     visible_units: Units = "bernoulli"
     hidden_units: tuple[Units, ...]
@@ -127,6 +132,11 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     patience: Count = 3
     blas_threads: Workers | None = None
     seed: NonNegativeInt = 0
+
+    @property
+    def shapes(self) -> tuple[LayerShape, ...]:
+        """The shape of each layer."""
+        return shapes_of(self.layers, self.architecture)
 
     def shards_of(self, layer: int) -> int:
         """Return into how many shards the minibatches of a layer, counted from 1, are cut."""

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from syncpretrain.errors import SettingsError
+from syncpretrain.settings.architecture import architecture_of
 from syncpretrain.settings.convert import checked, plain
 from syncpretrain.settings.defaults import HANDOFF_DEFAULTS, MODEL_DEFAULTS, PER_LAYER
 from syncpretrain.settings.drift import settled_epochs
@@ -54,7 +55,7 @@ def preset_path(name: str) -> Path:
 
 
 def settings_from(
-    layers: Sequence[int],
+    layers: str | Sequence[Any],
     *,
     data: dict[str, Any] | None = None,
     finetune: dict[str, Any] | None = None,
@@ -65,8 +66,9 @@ def settings_from(
 
     Parameters
     ----------
-    layers : sequence of int
-        Units of each layer, the input's first: 784, 1000, 500, 250, 30.
+    layers : str, or sequence of int, str, ImageShape, Conv and Pool
+        Units of each layer, the input's first: 784, 1000, 500, 250, 30; with convolutions as
+        :func:`syncpretrain.settings.architecture.architecture_of` takes them.
     data, finetune, run : dict, optional
         Fields of :class:`DataSettings`, :class:`FinetuneSettings` and :class:`RunSettings`.
     **pretrain
@@ -108,7 +110,7 @@ def read_settings(path: Path) -> Settings:
 
 
 def write_settings(settings: Settings, path: Path) -> None:
-    """Write every setting that is not None as TOML, the file whole or not at all.
+    """Write every setting that is not None or empty as TOML, the file whole or not at all.
 
     Raises
     ------
@@ -118,13 +120,16 @@ def write_settings(settings: Settings, path: Path) -> None:
     import tomli_w  # only a run that keeps its settings needs it
 
     sections = {
-        section: {name: value for name, value in fields.items() if value is not None}
+        section: {name: value for name, value in fields.items() if value not in (None, "")}
         for section, fields in msgspec.to_builtins(settings).items()
     }
     write_atomically(path, tomli_w.dumps(sections).encode())
 
 
 def _from_sections(sections: dict[str, Any], layers: Any, pretrain: dict[str, Any]) -> Settings:
+    layers, architecture = architecture_of(layers)
+    if architecture:
+        pretrain = {**pretrain, "architecture": _agreed(architecture, pretrain)}
     depth = max(len(layers) - 1, 1) if hasattr(layers, "__len__") else 1
     defaults = PER_LAYER | MODEL_DEFAULTS.get(str(pretrain.get("model")), {})
     defaults |= HANDOFF_DEFAULTS.get(str(pretrain.get("handoff")), {})
@@ -139,6 +144,16 @@ def _from_sections(sections: dict[str, Any], layers: Any, pretrain: dict[str, An
         filled["learning_rate"] = _usual_rates(pretrain, filled["hidden_units"])
     layers = list(layers) if isinstance(layers, range) else layers
     return checked({**sections, "pretrain": {"layers": layers, **pretrain, **filled}}, Settings)
+
+
+def _agreed(architecture: str, pretrain: dict[str, Any]) -> str:
+    """Return the text that the layers have, and no other."""
+    given = pretrain.get("architecture") or architecture
+    if given != architecture:
+        raise SettingsError(
+            f"architecture: got {given} with layers {architecture}; leave one of the two out"
+        )
+    return architecture
 
 
 def _usual_rates(pretrain: dict[str, Any], hidden: list[Any]) -> list[float]:

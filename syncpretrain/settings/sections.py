@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from syncpretrain.errors import SettingsError
+from syncpretrain.settings.architecture import check_architecture
 from syncpretrain.settings.checks import (
     check_layers,
     check_per_layer,
@@ -29,6 +30,7 @@ class PretrainSettings(PretrainFields, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_layers(self.layers)
+        check_architecture(self.layers, self.architecture)
         for name in PER_LAYER:
             check_per_layer(name, getattr(self, name), len(self.layers) - 1)
         for momentum in self.momentum:

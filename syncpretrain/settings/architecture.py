@@ -1,0 +1,140 @@
+"""The layers of a stack, convolutions and dense ones, and the text that stands for them.
+
+``1x28x28,conv:20x5,pool:2,500`` is of images of 1 channel, 28 rows and 28 columns: 20 filters of
+5 x 5, whose maps are pooled by the maximum of 2 x 2, then 500 dense units. A convolution and
+the pooling behind it are one layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+from syncpretrain.errors import SettingsError
+from syncpretrain.settings.architecture_text import image_text, layer_text, read_architecture
+from syncpretrain.shapes import ConvolutionShape, DenseShape, ImageShape, LayerShape
+
+__all__ = ["Conv", "Pool", "architecture_of", "check_architecture", "shapes_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Conv:
+    """A convolution, as ``layers=`` takes it: ``Conv(20, 5)`` stands for ``conv:20x5``.
+
+    Attributes
+    ----------
+    filters, size : int
+        Number of filters, and their height and width.
+    pad : int or "same"
+        Zeros around each image; "same" for as many as keep its height and width.
+    """
+
+    filters: int
+    size: int
+    pad: int | str = 0
+
+    def __str__(self) -> str:
+        pad = "" if self.pad == 0 else f":{self.pad}"
+        return f"conv:{self.filters}x{self.size}{pad}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Pooling of the convolution before it, as ``layers=`` takes it: ``Pool(2)`` is ``pool:2``.
+
+    Attributes
+    ----------
+    size : int
+        Height and width of the blocks, which do not overlap.
+    pooling : str
+        "max" or "mean".
+    """
+
+    size: int
+    pooling: str = "max"
+
+    def __str__(self) -> str:
+        return f"pool:{self.size}" + ("" if self.pooling == "max" else f":{self.pooling}")
+
+
+def architecture_of(layers: Any) -> tuple[Any, str]:
+    """Return the widths of a stack's layers, and the text of its convolutions.
+
+    Parameters
+    ----------
+    layers : str, or sequence of int, str, ImageShape, Conv and Pool
+        Anything else is returned as it is, for others to refuse.
+
+    Returns
+    -------
+    layers : tuple of int
+        Numbers of an example, then of what each layer hands up.
+    architecture : str
+        The text in the one form that is kept; empty for dense layers alone.
+
+    Raises
+    ------
+    SettingsError
+        If the text has another form, or a size does not fit what is below.
+    """
+    if isinstance(layers, str):
+        return _parsed(layers)
+    if isinstance(layers, (list, tuple)) and any(map(_is_text, layers)):
+        return _parsed(",".join(map(_text, layers)))
+    return layers, ""
+
+
+@lru_cache(maxsize=64)
+def shapes_of(layers: tuple[int, ...], architecture: str) -> tuple[LayerShape, ...]:
+    """Return the shape of each layer of checked settings."""
+    if architecture:
+        return read_architecture(architecture)[1]
+    return tuple(DenseShape(below, above) for below, above in pairwise(layers))
+
+
+def check_architecture(layers: tuple[int, ...], architecture: str) -> None:
+    """Refuse a text that is not of these widths, or not in the form that is kept.
+
+    Raises
+    ------
+    SettingsError
+    """
+    if not architecture:
+        return
+    widths, text = _parsed(architecture)
+    if widths != layers:
+        raise SettingsError(
+            f"architecture: got {architecture}, whose layers are {_listed(widths)}, with layers"
+            f" {_listed(layers)}; leave one of the two out"
+        )
+    if text != architecture:
+        raise SettingsError(
+            f"architecture: got {architecture}, expected {text or 'nothing'}, the form that is"
+            " kept; or name it layers"
+        )
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def _is_text(item: Any) -> bool:
+    return isinstance(item, (str, ImageShape, Conv, Pool))
+
+
+def _text(item: Any) -> str:
+    return image_text(item) if isinstance(item, ImageShape) else str(item)
+
+
+def _parsed(text: str) -> tuple[tuple[int, ...], str]:
+    """Return the widths of a text, and the form of it that is kept."""
+    width, shapes = read_architecture(text)
+    first = shapes[0] if shapes else None
+    kept = ""
+    if isinstance(first, ConvolutionShape):
+        images = ImageShape(first.channels, first.height, first.width)
+        kept = ",".join([image_text(images), *map(layer_text, shapes)])
+    return (width, *(shape.hidden for shape in shapes)), kept
