@@ -26,6 +26,9 @@ class ImageShape:
         """Numbers of an image."""
         return self.channels * self.height * self.width
 
+    def __str__(self) -> str:
+        return f"{self.channels}x{self.height}x{self.width}"
+
 
 @dataclass(frozen=True, slots=True)
 class DenseShape:
@@ -60,6 +63,9 @@ class DenseShape:
     def products(self) -> int:
         """Multiplications of one example by the weights."""
         return self.weights
+
+    def __str__(self) -> str:
+        return f"{self.visible}-{self.hidden}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,11 @@ class ConvolutionShape:
         return self.map_height * self.map_width
 
     @property
+    def images(self) -> ImageShape:
+        """The shape of the images that the layer reads."""
+        return ImageShape(self.channels, self.height, self.width)
+
+    @property
     def output(self) -> ImageShape:
         """The shape of what the layer hands up."""
         return ImageShape(self.filters, self.map_height // self.pool, self.map_width // self.pool)
@@ -117,7 +128,7 @@ class ConvolutionShape:
     @property
     def visible(self) -> int:
         """Numbers of an image that the layer reads."""
-        return self.channels * self.height * self.width
+        return self.images.values
 
     @property
     def hidden(self) -> int:
@@ -148,6 +159,12 @@ class ConvolutionShape:
     def products(self) -> int:
         """Multiplications of one example by the weights."""
         return self.positions * self.weights
+
+    def __str__(self) -> str:
+        pad = f" pad {self.pad}" if self.pad else ""
+        mean = " mean" if self.pooling == "mean" else ""
+        pool = f" pool {self.pool}{mean}" if self.pool > 1 else ""
+        return f"{self.images} conv {self.filters}x{self.size}{pad}{pool} -> {self.output}"
 
 
 LayerShape = DenseShape | ConvolutionShape

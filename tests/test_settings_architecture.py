@@ -65,7 +65,7 @@ class TestText:
         ],
     )
     def test_pads_and_pooling(self, text, expected):
-        assert settings_from(text).pretrain.shapes == (expected,)
+        assert settings_from(text, model="denoising").pretrain.shapes == (expected,)
 
     def test_the_objects_are_at_the_top(self):
         assert {"Conv", "Pool", "ImageShape"} <= set(syncpretrain.__all__)
@@ -225,3 +225,74 @@ def test_any_text_is_read_or_refused(text):
     if kept:
         assert read_architecture(kept) == (width, shapes)
         assert architecture_of(kept) == (widths, kept)
+
+
+SMALL_STACK = "1x8x8,conv:4x3,pool:2,10"
+
+
+class TestWhatConvolutionsLack:
+    @pytest.mark.parametrize(
+        ("asked", "message"),
+        [
+            (
+                {"replicas": 2, "split": "units"},
+                "split: got units for layer 1, a convolution, expected examples",
+            ),
+            ({"persistent": True}, "persistent: got True for layer 1, a convolution, expected no"),
+            ({"hidden_dropout": 0.5}, "hidden_dropout: got 0.5 for layer 1, a convolution, expec"),
+            ({"model": "contractive"}, "contraction: got 0.1 for layer 1, a convolution, expect"),
+            (
+                {"early_stopping": "free-energy-gap"},
+                "early_stopping: got free-energy-gap for layer 1, a convolution, expected none",
+            ),
+            (
+                {"early_stopping": "pseudo-likelihood"},
+                "early_stopping: got pseudo-likelihood for layer 1",
+            ),
+            ({"backend": "cupy"}, "backend: got cupy with convolutions, which compute on the CPU"),
+        ],
+    )
+    def test_it_is_refused(self, asked, message):
+        with pytest.raises(SettingsError) as caught:
+            settings_from(SMALL_STACK, **asked)
+        assert str(caught.value).startswith(message)
+
+    @pytest.mark.parametrize(
+        "asked",
+        [
+            {"replicas": (1, 2), "split": "units"},
+            {"replicas": 2, "split": "examples"},
+            {"persistent": (False, True)},
+            {"hidden_dropout": (0, 0.5)},
+            {"model": "contractive", "contraction": (0, 0.1)},
+            {"model": "denoising", "early_stopping": "validation-error"},
+            {"backend": "auto"},
+        ],
+    )
+    def test_the_dense_layers_above_have_it(self, asked):
+        assert settings_from(SMALL_STACK, **asked).pretrain.architecture == SMALL_STACK
+
+    def test_means_of_an_rbm(self):
+        text = "1x8x8,conv:4x3,pool:2:mean,10"
+        with pytest.raises(SettingsError) as caught:
+            settings_from(text)
+        message = "layers: got conv:4x3,pool:2:mean for layer 1, a convolution, expected pooling by"
+        assert str(caught.value).startswith(message)
+        assert settings_from(text, model="denoising").pretrain.architecture == text
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        (SHAPES[0], "1x28x28 conv 20x5 pool 2 -> 20x12x12"),
+        (
+            ConvolutionShape(3, 8, 6, 4, 3, 1, 2, "mean"),
+            "3x8x6 conv 4x3 pad 1 pool 2 mean -> 4x4x3",
+        ),
+        (ConvolutionShape(3, 8, 6, 4, 3), "3x8x6 conv 4x3 -> 4x6x4"),
+        (DenseShape(800, 500), "800-500"),
+        (ImageShape(3, 8, 6), "3x8x6"),
+    ],
+)
+def test_a_shape_as_people_read_it(shape, text):
+    assert str(shape) == text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,10 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.autoencoder import contraction, corrupt
 from syncpretrain.kernels.backprop import output_delta
 from syncpretrain.learners.base import Learner, LearnerSettings
+from syncpretrain.learners.first_dense import first_dense
 from syncpretrain.rng import Address, Purpose
 
-__all__ = ["Autoencoder", "AutoencoderSettings"]
+__all__ = ["Autoencoder", "AutoencoderSettings", "BaseAutoencoder"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,27 +37,20 @@ class AutoencoderSettings(LearnerSettings):
     contraction: float = 0.0
 
 
-class Autoencoder(Learner):
-    """One layer that reconstructs its input from ``hidden`` units; see :class:`Learner`."""
+class BaseAutoencoder(Learner):
+    """An autoencoder of any shape: the steps of its gradient, without the products."""
 
     model = "autoencoder"
-
-    def __init__(
-        self, layer: int, visible: int, hidden: int, settings: AutoencoderSettings
-    ) -> None:
-        spread = math.sqrt(2 / (visible + hidden))  # Glorot and Bengio 2010
-        self.settings = settings
-        super().__init__(layer, visible, hidden, settings, spread=spread, tied=settings.tied)
+    settings: AutoencoderSettings
 
     def _allocate(self, rows: int) -> None:
-        visible, hidden = self.weight.shape
+        shape, empty = self.current().shape, self.backend.empty
         # The input of the code above the derivative by the output's, and what each is multiplied
         # with for the gradient of tied weights: both lie stacked, so that one product serves.
-        empty = self.backend.empty
-        self._z_and_y_delta = empty((2 * rows, visible))
-        self._h_delta_and_h = empty((2 * rows, hidden))
-        self._x, self._y = (empty((rows, visible)) for _ in range(2))
-        self._h = empty((rows, hidden))
+        self._z_and_y_delta = empty((2 * rows, shape.visible))
+        self._h_delta_and_h = empty((2 * rows, shape.hidden))
+        self._x, self._y = (empty((rows, shape.visible)) for _ in range(2))
+        self._h = empty((rows, shape.hidden))
 
     def gradient(
         self,
@@ -79,12 +74,11 @@ class Autoencoder(Learner):
         h_delta, code = np.split(self._h_delta_and_h[: 2 * n], 2)
         self.backend.gather(X, rows, out=x)
         self._corrupt(x, epoch, step, out=z)
-        decoding = self.weight.T if self.decoder_weight is None else self.decoder_weight
-        affine(z, self.weight, self.hidden_bias, settings.hidden_units, out=h)
-        affine(h, decoding, self.visible_bias, settings.visible_units, out=y)
+        self._encode(z, out=h)
+        self._decode(h, out=y)
         error = output_delta(x, y, settings.visible_units, settings.loss, out=y_delta)
         y_delta *= np.float32(-n / (examples or n))  # downhill, and only this part
-        np.matmul(y_delta, decoding.T, out=h_delta)
+        self._decode_back(y_delta, out=h_delta)
         np.copyto(code, h)
         times_derivative(h_delta, h, settings.hidden_units)
         self._fill(n, share=n / (examples or n))
@@ -103,8 +97,55 @@ class Autoencoder(Learner):
             draws: Any = self.backend.generator(address)
             corrupt(out, *self.settings.corruption, draws, self.settings.limits)
 
+    @abstractmethod
+    def _encode(self, z: Array, *, out: Array) -> None:
+        """Fill ``out`` with the code of each row of z."""
+
+    @abstractmethod
+    def _decode(self, h: Array, *, out: Array) -> None:
+        """Fill ``out`` with the reconstruction from each code."""
+
+    @abstractmethod
+    def _decode_back(self, y_delta: Array, *, out: Array) -> None:
+        """Fill ``out`` with the derivative by the code, given that by the decoder's inputs."""
+
+    @abstractmethod
     def _fill(self, n: int, *, share: float) -> None:
         """Fill the gradients from both deltas, which already have their sign and share."""
+
+
+class Autoencoder(BaseAutoencoder):
+    """One layer that reconstructs its input from ``hidden`` units; see :class:`Learner`."""
+
+    def __init__(
+        self, layer: int, visible: int, hidden: int, settings: AutoencoderSettings
+    ) -> None:
+        self.settings = settings
+        first = first_dense(
+            layer,
+            visible,
+            hidden,
+            seed=settings.seed,
+            spread=math.sqrt(2 / (visible + hidden)),  # Glorot and Bengio 2010
+            tied=settings.tied,
+            kinds=settings.kinds(self.model),
+        )
+        super().__init__(layer, first, settings)
+
+    def _encode(self, z: Array, *, out: Array) -> None:
+        affine(z, self.weight, self.hidden_bias, self.settings.hidden_units, out=out)
+
+    @property
+    def _decoding(self) -> Array:
+        return self.weight.T if self.decoder_weight is None else self.decoder_weight
+
+    def _decode(self, h: Array, *, out: Array) -> None:
+        affine(h, self._decoding, self.visible_bias, self.settings.visible_units, out=out)
+
+    def _decode_back(self, y_delta: Array, *, out: Array) -> None:
+        np.matmul(y_delta, self._decoding.T, out=out)
+
+    def _fill(self, n: int, *, share: float) -> None:
         dW, da, db, *dU = self.gradients
         z, y_delta = np.split(self._z_and_y_delta[: 2 * n], 2)
         h_delta, h = np.split(self._h_delta_and_h[: 2 * n], 2)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,7 @@ from syncpretrain.kernels.arrays import LONG_BLOCK, Array
 from syncpretrain.kernels.contrastive_divergence import momentum_step
 from syncpretrain.kernels.losses import squared_error
 from syncpretrain.kernels.operations import Operation
-from syncpretrain.models.layer import DenseLayer
-from syncpretrain.rng import Purpose, generator
+from syncpretrain.models.layer import Layer
 from syncpretrain.settings.momentum import MomentumSchedule
 from syncpretrain.units import kind_of
 
@@ -49,20 +48,22 @@ class LearnerSettings:
     visible_bias: str = "zero"
     seed: int = 0
 
+    def kinds(self, model: str) -> dict[str, str]:
+        """Return what a layer of a model is, beside its arrays."""
+        kinds = {"hidden_units": self.hidden_units, "visible_units": self.visible_units}
+        return kinds | {"model": model}
+
 
 class Learner(ABC):
-    """One layer: ``visible`` to ``hidden`` units.
+    """One layer in training.
 
     Parameters
     ----------
-    layer, visible, hidden : int
-        Its number in the stack, counted from 1, and its widths.
+    layer : int
+        Its number in the stack, counted from 1.
+    first : Layer
+        What it is before the first step; its arrays are those that are trained.
     settings : LearnerSettings
-    spread : float
-        Standard deviation of the first weights.
-    tied : bool
-        Whether the decoder uses the transposed weights, or weights of its own, which start as
-        the transposed ones.
 
     Attributes
     ----------
@@ -74,18 +75,9 @@ class Learner(ABC):
         Where its arrays are, and where its work is queued.
     """
 
-    model: str
+    model: ClassVar[str]
 
-    def __init__(
-        self,
-        layer: int,
-        visible: int,
-        hidden: int,
-        settings: LearnerSettings,
-        *,
-        spread: float,
-        tied: bool = True,
-    ) -> None:
+    def __init__(self, layer: int, first: Layer, settings: LearnerSettings) -> None:
         self.layer = layer
         self.shard_number = 0
         self.batch_size = settings.batch_size
@@ -94,13 +86,7 @@ class Learner(ABC):
         self._common = settings
         self.backend: Backend = NumpyBackend()
         self.stream: Stream = self.backend.stream()
-        start = generator(settings.seed, Purpose.WEIGHTS, layer=layer)
-        self.weight = start.standard_normal((visible, hidden), dtype=np.float32)
-        self.weight *= np.float32(spread)
-        self.hidden_bias = np.zeros(hidden, dtype=np.float32)
-        self.visible_bias = np.zeros(visible, dtype=np.float32)
-        self.decoder_weight = None if tied else self.weight.T.copy()
-        self._arrange()
+        self._train(first)
 
     def to(self, backend: Backend) -> None:
         """Move the layer to the device that trains it, before a step of it is made."""
@@ -108,14 +94,15 @@ class Learner(ABC):
             return
         self.backend, self.stream = backend, backend.stream()
         with self.stream:
-            now = self.current().to(backend.asarray)
-            self.weight, self.decoder_weight = now.weight, now.decoder_weight
-            self.hidden_bias, self.visible_bias = now.hidden_bias, now.visible_bias
-            self._arrange()
+            self._train(self._now.to(backend.asarray))
             self.stream.synchronize()
 
-    def _arrange(self) -> None:
-        """Allocate what belongs to the parameters."""
+    def _train(self, layer: Layer) -> None:
+        """Take the arrays of a layer as those to train, and allocate what belongs to them."""
+        self._now, arrays = layer, dict(layer.parameters())
+        self.weight, self.hidden_bias = arrays["weight"], arrays["hidden_bias"]
+        self.visible_bias = arrays["visible_bias"]
+        self.decoder_weight = arrays.get("decoder_weight")
         self.parameters = [self.weight, self.visible_bias, self.hidden_bias]
         if self.decoder_weight is not None:
             self.parameters.append(self.decoder_weight)
@@ -167,7 +154,12 @@ class Learner(ABC):
         bias_of = kind_of(units).bias_of
         if bias_of is None:
             raise ValueError(f"got {units} visible units; expected units that can be visible")
-        self.visible_bias[:] = bias_of(np, column_means(X))
+        self.visible_bias[:] = bias_of(np, self._visible_means(X))
+
+    def _visible_means(self, X: Array) -> Array:
+        """Return the mean of the examples for each visible bias."""
+        means: Array = column_means(X)
+        return means
 
     def part(self: L, shard: int, shards: int) -> L:
         """Return a learner of the same parameters, with gradients and draws of its own."""
@@ -190,7 +182,7 @@ class Learner(ABC):
     def move(self, i: int, part: slice, gradient: Array, *, epoch: int) -> None:
         """Move a part of the i-th parameter, seen as flat, along its gradient."""
         settings, parameter = self._common, self.parameters[i]
-        decays = parameter.ndim == 2  # biases are not decayed (Hinton 2010, section 10.1)
+        decays = parameter.ndim > 1  # biases are not decayed (Hinton 2010, section 10.1)
         momentum_step(
             parameter.reshape(-1)[part],
             gradient,
@@ -204,7 +196,7 @@ class Learner(ABC):
     def moves(self, i: int, rows: slice) -> Operation:
         """Return the operation that moves some rows of the i-th parameter along its gradient."""
         settings, parameter = self._common, self.parameters[i]
-        decays = parameter.ndim == 2
+        decays = parameter.ndim > 1
         return (
             "momentum_step",
             parameter[rows],
@@ -219,29 +211,20 @@ class Learner(ABC):
 
         ``hidden`` are the hidden means of X, computed if they are not given.
         """
-        now = self.current()
-        visible = now.down(now.up(X) if hidden is None else hidden)
+        visible = self._now.reconstruct(X, hidden)
         return float(squared_error(X, visible, out=visible)) / len(X)
 
-    def current(self) -> DenseLayer:
+    def current(self) -> Layer:
         """Return the layer as it is, in arrays that the next step will change."""
-        return DenseLayer(
-            self.weight,
-            self.hidden_bias,
-            self.visible_bias,
-            self.decoder_weight,
-            self._common.hidden_units,
-            self._common.visible_units,
-            self.model,
-        )
+        return self._now
 
-    def snapshot(self) -> DenseLayer:
+    def snapshot(self) -> Layer:
         """Return a copy of the layer: what a version publishes."""
-        return self.current().to(lambda array: array.copy())
+        return self._now.to(lambda array: array.copy())
 
     def largest_weight(self) -> float:
         """Return the largest absolute value of a weight."""
-        weights = [p for p in self.parameters if p.ndim == 2]
+        weights = [p for p in self.parameters if p.ndim > 1]
         return max(float(max(weight.max(), -weight.min())) for weight in weights)
 
     def is_finite(self) -> bool:
@@ -267,11 +250,14 @@ class Learner(ABC):
         for array in self.state().values():
             array.fill(0)
 
-    def restore(self, snapshot: DenseLayer) -> None:
-        """Take the parameters of a snapshot."""
-        snapshot = snapshot.to(self.backend.asarray)
-        np.copyto(self.weight, snapshot.weight)
-        np.copyto(self.hidden_bias, snapshot.hidden_bias)
-        np.copyto(self.visible_bias, snapshot.visible_bias)
-        if self.decoder_weight is not None:
-            np.copyto(self.decoder_weight, snapshot.decoding)
+    def restore(self, snapshot: Layer) -> None:
+        """Take the parameters of a snapshot.
+
+        Raises
+        ------
+        KeyError, ValueError
+            If it lacks an array, or has one of another shape.
+        """
+        arrays = dict(snapshot.to(self.backend.asarray).parameters())
+        for name, array in self._now.parameters():
+            np.copyto(array, arrays[name])

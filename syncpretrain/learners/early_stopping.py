@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.models.layer import DenseLayer
+from syncpretrain.models.layer import Layer
 from syncpretrain.models.likelihood import free_energy, pseudo_likelihood
 
 __all__ = ["METRICS", "EarlyStopping"]
@@ -53,7 +53,7 @@ class EarlyStopping:
         """Whether the newest answer was yes."""
         return self._bad >= self._patience
 
-    def stops(self, layer: DenseLayer, train: Array, held_out: Array) -> bool:
+    def stops(self, layer: Layer, train: Array, held_out: Array) -> bool:
         """Record the layer after an epoch; return whether that was its last.
 
         ``train`` and ``held_out`` are samples of the layer's input.
@@ -69,11 +69,10 @@ class EarlyStopping:
         self._bad = self._bad + 1 if worse else 0
         return self.is_over
 
-    def _loss(self, layer: DenseLayer, X: Array) -> float:
+    def _loss(self, layer: Layer, X: Array) -> float:
         if self._metric == "pseudo-likelihood":
             return -pseudo_likelihood(layer, X, seed=self._seed)
-        down = layer.down(layer.up(X))
-        return float(np.square(X - down).sum()) / len(X)
+        return float(np.square(X - layer.reconstruct(X)).sum()) / len(X)
 
 
 def _gap(train: NDArray[np.float64], held_out: NDArray[np.float64]) -> tuple[float, float]:

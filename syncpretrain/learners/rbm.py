@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.kernels.activations import affine, means
+from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.contrastive_divergence import (
     sample_states,
@@ -16,9 +17,12 @@ from syncpretrain.kernels.contrastive_divergence import (
 )
 from syncpretrain.kernels.losses import squared_error
 from syncpretrain.learners.base import Learner, LearnerSettings
+from syncpretrain.learners.first_dense import first_dense
+from syncpretrain.models.layer import Layer
 from syncpretrain.rng import Address, Purpose
+from syncpretrain.shapes import LayerShape
 
-__all__ = ["RBM", "RBMSettings"]
+__all__ = ["INITIAL_SPREAD", "RBM", "BaseRBM", "RBMSettings"]
 
 INITIAL_SPREAD = 0.01  # standard deviation of the first weights (Hinton 2010, section 8)
 ERROR_SHARE = (
@@ -44,19 +48,27 @@ class RBMSettings(LearnerSettings):
     hidden_dropout: float = 0.0
 
 
-class RBM(Learner):
-    """One layer of ``visible`` to ``hidden`` units with shared weights; see :class:`Learner`."""
+class BaseRBM(Learner):
+    """An RBM of any shape: the chains of its gradient, without the products.
+
+    Parameters
+    ----------
+    layer, first, settings
+        As of :class:`Learner`.
+    units : LayerShape
+        The shape whose visible and hidden units the chains are of.
+    """
 
     model = "rbm"
 
-    def __init__(self, layer: int, visible: int, hidden: int, settings: RBMSettings) -> None:
-        self.settings = settings
+    def __init__(self, layer: int, first: Layer, settings: RBMSettings, units: LayerShape) -> None:
+        self.settings, self._units = settings, units
         # Activities are averaged over dropped units too, whose means are 0.
         self._target = settings.sparsity_target * (1 - settings.hidden_dropout)
-        super().__init__(layer, visible, hidden, settings, spread=INITIAL_SPREAD)
+        super().__init__(layer, first, settings)
 
     def _allocate(self, rows: int) -> None:
-        visible, hidden = self.weight.shape
+        visible, hidden = self._units.visible, self._units.hidden
         empty, zeros = self.backend.empty, self.backend.zeros
         self._v = empty((2 * rows, visible))  # v0 above v1
         self._h = empty((2 * rows, hidden))  # h0 above h1
@@ -65,19 +77,8 @@ class RBM(Learner):
         self._difference = empty((rows, visible))
         chains = rows if self.settings.persistent else 0
         self._v1_inputs = empty((chains, visible))
-        self._activity = zeros(hidden)
-        self._activity.fill(self._target)
         dropout = self.settings.hidden_dropout > 0
         self._kept = empty((rows, hidden) if dropout else (0, 0))
-
-    @property
-    def buffers(self) -> tuple[Array, Array, Array, Array, Array]:
-        """What a step is computed in.
-
-        v0 above v1 and h0 above h1 of a whole minibatch, hidden states, what they are drawn from,
-        and the difference of v0 and v1.
-        """
-        return self._v, self._h, self._states, self._noise, self._difference
 
     def gradient(
         self,
@@ -100,44 +101,29 @@ class RBM(Learner):
         v, h = self._v[: 2 * n], self._h[: 2 * n]
         v0, h0 = v[:n], h[:n]
         self.backend.gather(X, rows, out=v0)
-        np.matmul(v0, self.weight, out=h0)
+        self._up(v0, out=h0)
         self._draw_dropout(epoch, step)
         if settings.persistent:
             error = self._from_chains(v, h, epoch=epoch, step=step)
         else:
             error = self._from_data(v, h, epoch=epoch, step=step)
-        dW, da, db = self.gradients
-        statistics(v, h, dW=dW, da=da, db=db, examples=examples)
-        if settings.sparsity_cost:
-            sparsity_step(
-                v0,
-                h0,
-                self._activity,
-                target=self._target,
-                cost=settings.sparsity_cost,
-                dW=dW,
-                db=db,
-                examples=examples,
-            )
+        self._fill(v, h, examples or n)
         return error
-
-    def hidden_means(self, n: int) -> Array | None:
-        """Return those of the positive phase, of all units; None with dropout."""
-        return None if self.settings.hidden_dropout else self._h[:n]
 
     def _from_data(self, v: Array, h: Array, *, epoch: int, step: int) -> float:
         """CD-k: the chain starts at the data; all but the hidden states are means."""
-        n, units = len(v) // 2, self.settings.hidden_units
-        v0, v1, h1, states, noise = v[:n], v[n:], h[n:], self._states[:n], self._noise[:n]
+        n = len(v) // 2
+        v0, v1, h1, states = v[:n], v[n:], h[n:], self._states[:n]
         inputs = h[:n]
         for k in range(self.settings.cd_steps):
             address = self._address(Purpose.HIDDEN, epoch, step, k)
-            sample_states(inputs, self.hidden_bias, units, address, noise=noise, out=states)
+            self._sample_hidden(inputs, address, out=states)
             self._drop(inputs, states)
-            affine(states, self.weight.T, self.visible_bias, self.settings.visible_units, out=v1)
-            np.matmul(v1, self.weight, out=h1)  # (B, V) @ (V, H) -> (B, H)
+            self._down(states, out=v1)
+            means(v1, self._visible_biases(), self.settings.visible_units)
+            self._up(v1, out=h1)
             inputs = h1
-        means(h1, self.hidden_bias, units)
+        self._take_means(h1)
         self._drop(h1)
         return squared_error(v0, v1, out=self._difference[:n])
 
@@ -145,28 +131,20 @@ class RBM(Learner):
         """Continue the chains (persistent CD), with visible states sampled too."""
         n, settings = len(v) // 2, self.settings
         v0, v1, h0, h1, states = v[:n], v[n:], h[:n], h[n:], self._states[:n]
-        means(h0, self.hidden_bias, settings.hidden_units)
+        self._take_means(h0)
         self._drop(h0)
-        some = slice(0, n, ERROR_SHARE)
-        down = self.current().down(h0[some] / np.float32(1 - settings.hidden_dropout))
-        error = squared_error(v0[some], down, out=down) * n / len(down)
+        some = h0[::ERROR_SHARE] / np.float32(1 - settings.hidden_dropout)
+        down = self._down(some, out=self.backend.empty((len(some), v0.shape[1])))
+        means(down, self._visible_biases(), settings.visible_units)
+        error = squared_error(v0[::ERROR_SHARE], down, out=down) * n / len(down)
         for k in range(settings.cd_steps):
             inputs, noise = self._v1_inputs[:n], self._difference[:n]
-            np.matmul(states, self.weight.T, out=inputs)
+            self._down(states, out=inputs)
             address = self._address(Purpose.VISIBLE, epoch, step, k)
-            sample_states(
-                inputs, self.visible_bias, settings.visible_units, address, noise=noise, out=v1
-            )
-            np.matmul(v1, self.weight, out=h1)
-            address = self._address(Purpose.HIDDEN, epoch, step, k)
-            sample_states(
-                h1,
-                self.hidden_bias,
-                settings.hidden_units,
-                address,
-                noise=self._noise[:n],
-                out=states,
-            )
+            biases, units = self._visible_biases(), settings.visible_units
+            sample_states(inputs, biases, units, address, noise=noise, out=v1)
+            self._up(v1, out=h1)
+            self._sample_hidden(h1, self._address(Purpose.HIDDEN, epoch, step, k), out=states)
             self._drop(h1, states)
         return error
 
@@ -189,17 +167,113 @@ class RBM(Learner):
     def _address(self, purpose: Purpose, epoch: int, step: int, k: int = 0) -> Address:
         return Address(self.seed, purpose, self.layer, epoch, step, self.shard_number | k << 32)
 
+    def _sample_hidden(self, inputs: Array, address: Address, *, out: Array) -> None:
+        """Draw hidden states; replace the inputs, which are without bias, by means."""
+        x, noise, states = (
+            self._by_bias(array) for array in (inputs, self._noise[: len(out)], out)
+        )
+        units = self.settings.hidden_units
+        sample_states(x, self.hidden_bias, units, address, noise=noise, out=states)
+
+    def _take_means(self, inputs: Array) -> None:
+        """Replace the inputs of hidden units, which are without bias, by their means."""
+        means(self._by_bias(inputs), self.hidden_bias, self.settings.hidden_units)
+
+    def _by_bias(self, hidden: Array) -> Array:
+        """Return hidden units as an array of shape (..., biases), a view."""
+        return hidden.reshape(-1, len(self.hidden_bias))
+
+    @abstractmethod
+    def _up(self, v: Array, *, out: Array) -> Array:
+        """Fill ``out`` with the inputs of the hidden units without bias, and return it."""
+
+    @abstractmethod
+    def _down(self, h: Array, *, out: Array) -> Array:
+        """Fill ``out`` with the inputs of the visible units without bias, and return it."""
+
+    @abstractmethod
+    def _visible_biases(self) -> Array:
+        """Return the bias of each visible unit."""
+
+    @abstractmethod
+    def _fill(self, v: Array, h: Array, examples: int) -> None:
+        """Fill the gradients from v0 above v1 and h0 above h1; ``v`` is scratch afterwards.
+
+        They are of all ``examples`` of a minibatch, or of a part of them.
+        """
+
+    def own_state(self) -> dict[str, Array]:
+        """Return the persistent chains, if there are any."""
+        return {"chains": self._states} if self.settings.persistent else {}
+
+    def restart(self) -> None:
+        """Start velocities and persistent chains anew."""
+        super().restart()
+        self._states.fill(0)
+
+
+class RBM(BaseRBM):
+    """One layer of ``visible`` to ``hidden`` units with shared weights; see :class:`Learner`."""
+
+    def __init__(self, layer: int, visible: int, hidden: int, settings: RBMSettings) -> None:
+        first = first_dense(
+            layer,
+            visible,
+            hidden,
+            seed=settings.seed,
+            spread=INITIAL_SPREAD,
+            kinds=settings.kinds(self.model),
+        )
+        super().__init__(layer, first, settings, first.shape)
+
+    def _allocate(self, rows: int) -> None:
+        super()._allocate(rows)
+        self._activity = self.backend.zeros(self._units.hidden)
+        self._activity.fill(self._target)
+
+    @property
+    def buffers(self) -> tuple[Array, Array, Array, Array, Array]:
+        """What a step is computed in.
+
+        v0 above v1 and h0 above h1 of a whole minibatch, hidden states, what they are drawn from,
+        and the difference of v0 and v1.
+        """
+        return self._v, self._h, self._states, self._noise, self._difference
+
+    def hidden_means(self, n: int) -> Array | None:
+        """Return those of the positive phase, of all units; None with dropout."""
+        return None if self.settings.hidden_dropout else self._h[:n]
+
+    def _up(self, v: Array, *, out: Array) -> Array:
+        return np.matmul(v, self.weight, out=out)  # (B, V) @ (V, H) -> (B, H)
+
+    def _down(self, h: Array, *, out: Array) -> Array:
+        return np.matmul(h, self.weight.T, out=out)  # (B, H) @ (H, V) -> (B, V)
+
+    def _visible_biases(self) -> Array:
+        return self.visible_bias
+
+    def _fill(self, v: Array, h: Array, examples: int) -> None:
+        n, (dW, da, db) = len(v) // 2, self.gradients
+        statistics(v, h, dW=dW, da=da, db=db, examples=examples)
+        if self.settings.sparsity_cost:
+            sparsity_step(
+                v[:n],
+                h[:n],
+                self._activity,
+                target=self._target,
+                cost=self.settings.sparsity_cost,
+                dW=dW,
+                db=db,
+                examples=examples,
+            )
+
     def own_state(self) -> dict[str, Array]:
         """Return the persistent chains and the mean activities, if there are any."""
-        state: dict[str, Array] = {}
-        if self.settings.persistent:
-            state["chains"] = self._states
-        if self.settings.sparsity_cost:
-            state["activity"] = self._activity
-        return state
+        activity = {"activity": self._activity} if self.settings.sparsity_cost else {}
+        return super().own_state() | activity
 
     def restart(self) -> None:
         """Start velocities, persistent chains and mean activities anew."""
         super().restart()
-        self._states.fill(0)
         self._activity.fill(self._target)

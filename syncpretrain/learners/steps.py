@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
-from syncpretrain.models.layer import DenseLayer
+from syncpretrain.models.layer import Layer
 
 __all__ = ["Step", "WholeStep", "load_state"]
 
@@ -82,9 +82,7 @@ class WholeStep:
         self.learner.restart()
 
 
-def load_state(
-    learner: Learner, step: Step, snapshot: DenseLayer, state: Mapping[str, Array]
-) -> None:
+def load_state(learner: Learner, step: Step, snapshot: Layer, state: Mapping[str, Array]) -> None:
     """Go back to a snapshot and to what ``step.state()`` held then; the result is bit-identical.
 
     Raises

@@ -79,3 +79,20 @@ class ConvolutionalLayer:
         weight = self.decoding.reshape(shape.fan_in, shape.filters)
         convolve_back(H, none, weight, result, scratch, shape)
         return visible_means(result, self.visible_bias, shape, units or self.visible_units)
+
+    def reconstruct(self, X: Array, H: Array | None = None) -> Array:
+        """Return the mean of the visible units for each row of X.
+
+        An RBM reconstructs from its maps before they are pooled, an autoencoder from a code whose
+        numbers go back to the places where the maximum was: the code alone is not enough.
+        """
+        shape = replace(self.shape, pool=1) if self.model == "rbm" else self.shape
+        code = np.empty((len(X), shape.hidden), dtype=X.dtype)
+        places = np.empty_like(code)
+        result = np.empty((len(X), shape.visible), dtype=X.dtype)
+        scratch = np.empty(scratch_size(shape), dtype=X.dtype)
+        weight = self.weight.reshape(shape.fan_in, shape.filters)
+        decoding = self.decoding.reshape(shape.fan_in, shape.filters)
+        convolve(X, weight, self.hidden_bias, code, places, scratch, shape, self.hidden_units)
+        convolve_back(code, places, decoding, result, scratch, shape)
+        return visible_means(result, self.visible_bias, shape, self.visible_units)

@@ -11,8 +11,9 @@ from typing import Any
 
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.models.layer import DenseLayer
+from syncpretrain.models.layer import DenseLayer, Layer
 from syncpretrain.models.likelihood import free_energy, log_z, pseudo_likelihood
+from syncpretrain.models.passes import up_through
 from syncpretrain.models.stack import Stack
 from syncpretrain.units import kind_of
 
@@ -31,9 +32,11 @@ def diagnose_layers(
     examples, in nats: it grows as a layer overfits (Hinton 2010, section 6).
     ``pseudo_likelihood`` is that of held-out examples, or of training ones where there are no
     others. ``dead_units`` and ``saturated_units`` are the hidden units that are off, or on, for
-    every example; None for units without such limits. With ``partition``, ``log_z`` has its value
+    every example, of a convolution the filters that are so at every position; None for units
+    without such limits. With ``partition``, ``log_z`` has its value
     and its error bar, and ``log_likelihood`` is that of the examples under it. An autoencoder, and
-    a layer that was fine-tuned, is no RBM, and has None for what only an RBM has.
+    a layer that was fine-tuned, is no RBM, and has None for what only an RBM has; so has
+    a convolution.
     """
     below, held_out = (
         stack.prepared(rows) if len(rows) else rows
@@ -42,18 +45,19 @@ def diagnose_layers(
     found = []
     for layer in stack.layers:
         found.append(_rbm_figures(layer, below, held_out, partition=partition, seed=seed))
-        below, held_out = layer.up(below), layer.up(held_out)
+        below, held_out = up_through([layer], below), up_through([layer], held_out)
         hidden = held_out if len(held_out) else below
+        hidden = hidden.reshape(-1, layer.shape.biases[1])  # a row a position of a convolution
         found[-1]["dead_units"], found[-1]["saturated_units"] = _idle(layer.hidden_units, hidden)
     return found
 
 
 def _rbm_figures(
-    layer: DenseLayer, train: Array, held_out: Array, *, partition: bool, seed: int
+    layer: Layer, train: Array, held_out: Array, *, partition: bool, seed: int
 ) -> dict[str, Any]:
     names = ("free_energy_gap", "pseudo_likelihood", "log_z", "log_likelihood")
     figures: dict[str, Any] = dict.fromkeys(names)
-    if layer.model != "rbm":
+    if layer.model != "rbm" or not isinstance(layer, DenseLayer):
         return figures
     rows = held_out if len(held_out) else train
     energy = float(free_energy(layer, rows).mean())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import Field, dataclass, replace
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -18,7 +18,60 @@ __all__ = ["Head", "Layer", "parameters_sha256"]
 
 
 class Layer(Protocol):
-    """A trained layer of any shape, as the runtimes use it to compute activations."""
+    """A trained layer of any shape, with what all kinds of layers have.
+
+    A dataclass, whose attributes are those of a :class:`DenseLayer`; the arrays have the shapes of
+    their kind.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def weight(self) -> Array:
+        """The encoder weights."""
+        ...
+
+    @property
+    def hidden_bias(self) -> Array:
+        """The biases of the hidden units."""
+        ...
+
+    @property
+    def visible_bias(self) -> Array:
+        """The biases of the visible units."""
+        ...
+
+    @property
+    def decoder_weight(self) -> Array | None:
+        """The decoder's own weights, None as long as it uses ``weight``."""
+        ...
+
+    @property
+    def decoding(self) -> Array:
+        """The decoder weights."""
+        ...
+
+    @property
+    def hidden_units(self) -> str:
+        """The kind of the hidden units."""
+        ...
+
+    @property
+    def visible_units(self) -> str:
+        """The kind of the visible units."""
+        ...
+
+    @property
+    def model(self) -> str:
+        """``rbm`` or ``autoencoder``."""
+        ...
+
+    @property
+    def hidden_units(self) -> str: ...  # noqa: D102 - see DenseLayer
+    @property
+    def visible_units(self) -> str: ...  # noqa: D102
+    @property
+    def model(self) -> str: ...  # noqa: D102
 
     def parameters(self) -> Iterator[tuple[str, Array]]:
         """Yield name and array of each parameter in their fixed order."""
@@ -41,6 +94,13 @@ class Layer(Protocol):
         """Return the mean of the visible units for each row of H.
 
         ``units`` stand for the layer's own visible units, if they are given.
+        """
+        ...
+
+    def reconstruct(self, X: Array, H: Array | None = None) -> Array:
+        """Return what the layer makes of each row of X as it is trained, without sampling.
+
+        ``H`` are the means of the hidden units for X, where they are known.
         """
         ...
 
@@ -92,6 +152,10 @@ class DenseLayer:
     def down(self, H: Array, *, out: Array | None = None, units: str | None = None) -> Array:
         """Return the mean of the visible units, or of ``units``, for each row of H."""
         return affine(H, self.decoding, self.visible_bias, units or self.visible_units, out=out)
+
+    def reconstruct(self, X: Array, H: Array | None = None) -> Array:
+        """Return the mean of the visible units for the code of each row of X."""
+        return self.down(self.up(X) if H is None else H)
 
 
 @dataclass(frozen=True, eq=False)

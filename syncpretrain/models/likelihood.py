@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.models.layer import DenseLayer
+from syncpretrain.models.layer import DenseLayer, Layer
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.units import kind_of
 
@@ -38,7 +38,7 @@ class LogZ:
     high: float
 
 
-def free_energy(layer: DenseLayer, X: Array) -> Doubles:
+def free_energy(layer: Layer, X: Array) -> Doubles:
     """Return F(v) = -log sum_h exp(-E(v, h)) of each row of X, in nats.
 
     F(v) = -a v - sum_j log(1 + exp(b_j + (v W)_j)) for binary units (Hinton 2010, section 16).
@@ -59,7 +59,7 @@ def free_energy(layer: DenseLayer, X: Array) -> Doubles:
     return energies
 
 
-def pseudo_likelihood(layer: DenseLayer, X: Array, *, seed: int = 0) -> float:
+def pseudo_likelihood(layer: Layer, X: Array, *, seed: int = 0) -> float:
     """Return a stochastic estimate of the mean log pseudo-likelihood of the rows of X, in nats.
 
     For each row one unit i is drawn, and V log p(v_i | the others) stands for the sum over units
@@ -92,7 +92,7 @@ def pseudo_likelihood(layer: DenseLayer, X: Array, *, seed: int = 0) -> float:
     return float(per_row.mean() * X.shape[1])
 
 
-def log_z(layer: DenseLayer, *, chains: int = 100, steps: int = 1000, seed: int = 0) -> LogZ:
+def log_z(layer: Layer, *, chains: int = 100, steps: int = 1000, seed: int = 0) -> LogZ:
     """Return log Z: exact where one side has at most 20 units, else estimated by annealing.
 
     Raises
@@ -106,13 +106,13 @@ def log_z(layer: DenseLayer, *, chains: int = 100, steps: int = 1000, seed: int 
     return log_z_ais(layer, chains=chains, steps=steps, seed=seed)
 
 
-def log_z_ais(layer: DenseLayer, *, chains: int = 100, steps: int = 1000, seed: int = 0) -> LogZ:
+def log_z_ais(layer: Layer, *, chains: int = 100, steps: int = 1000, seed: int = 0) -> LogZ:
     """Estimate log Z by annealed importance sampling (Salakhutdinov and Murray 2008).
 
     Parameters
     ----------
-    layer : DenseLayer
-        With binary units and shared weights.
+    layer : Layer
+        Dense, with binary units and shared weights.
     chains, steps : int
         Independent chains, and temperatures between the uniform distribution and the RBM.
     seed : int
@@ -150,7 +150,7 @@ def _with_error_bar(base: float, weights: Doubles) -> LogZ:
     return LogZ(offset + math.log(mean), offset + low, offset + math.log(mean + error))
 
 
-def _enumerated(layer: DenseLayer) -> float:
+def _enumerated(layer: Layer) -> float:
     """Sum over all states of the smaller side; the other side sums itself."""
     W, a, b = _binary(layer)
     if len(a) < len(b):
@@ -164,7 +164,7 @@ def _enumerated(layer: DenseLayer) -> float:
     return total
 
 
-def _binary(layer: DenseLayer) -> tuple[Doubles, Doubles, Doubles]:
+def _binary(layer: Layer) -> tuple[Doubles, Doubles, Doubles]:
     units = {layer.visible_units, layer.hidden_units}
     if not all(kind_of(name).is_binary for name in units):
         raise DataError(
@@ -174,12 +174,14 @@ def _binary(layer: DenseLayer) -> tuple[Doubles, Doubles, Doubles]:
     return _parameters(layer)
 
 
-def _parameters(layer: DenseLayer) -> tuple[Doubles, Doubles, Doubles]:
+def _parameters(layer: Layer) -> tuple[Doubles, Doubles, Doubles]:
     if layer.model != "rbm":
         raise DataError(
             "layer: is an autoencoder, or was fine-tuned, and has no energy; measure an RBM before"
             " fine-tuning"
         )
+    if not isinstance(layer, DenseLayer):
+        raise DataError(f"layer: got {layer.shape}, expected a dense RBM, whose energy is known")
     arrays = (layer.weight, layer.visible_bias, layer.hidden_bias)
     W, a, b = (np.asarray(array, dtype=np.float64) for array in arrays)
     return W, a, b

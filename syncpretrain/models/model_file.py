@@ -2,25 +2,29 @@
 
 The format is a table of named float32 arrays (``layers.1.weight`` of shape (visible, hidden),
 ``input.shift``, ``head.weight`` and so on) and a text table that holds ``info`` and what the units
-of each layer are as JSON, and the SHA-256 of the parameters and of both texts. Nothing in it is
-ever executed.
+of each layer are as JSON, with the shape of a convolution, and the SHA-256 of the parameters and of
+both texts. Nothing in it is ever executed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.array_files import read_tensors, write_tensors
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import ModelFileError
-from syncpretrain.models.layer import DenseLayer, Head, parameters_sha256
+from syncpretrain.models.convolution import ConvolutionalLayer
+from syncpretrain.models.layer import DenseLayer, Head, Layer, parameters_sha256
+from syncpretrain.shapes import ConvolutionShape, DenseShape, LayerShape
 from syncpretrain.units import UNITS
 
 __all__ = ["MODEL_NAME", "Model", "read_model", "write_model"]
@@ -32,7 +36,7 @@ MODEL_FORMAT = "syncpretrain 2"
 class Model(NamedTuple):
     """The parts of a stack."""
 
-    layers: tuple[DenseLayer, ...]
+    layers: tuple[Layer, ...]
     info: dict[str, Any]
     scaling: Scaling | None
     head: Head | None
@@ -99,15 +103,24 @@ def _sha256(text: str) -> str:
 
 
 def _meaning(model: Model) -> dict[str, Any]:
-    """Return what the parameters mean: the kinds of units, and of the head."""
+    """Return what the parameters mean: the kinds of units, shapes, and the kind of the head."""
     names = ("hidden_units", "visible_units", "model")
-    layers = [{name: getattr(layer, name) for name in names} for layer in model.layers]
+    layers = [
+        {name: getattr(layer, name) for name in names} | _written_shape(layer)
+        for layer in model.layers
+    ]
     if model.head is None:
         return {"layers": layers, "head": None}
     return {
         "layers": layers,
         "head": {"kind": model.head.kind, "classes": list(model.head.classes)},
     }
+
+
+def _written_shape(layer: Layer) -> dict[str, Any]:
+    """Return what the arrays do not say of a layer's shape."""
+    shape = layer.shape
+    return {"shape": asdict(shape)} if isinstance(shape, ConvolutionShape) else {}
 
 
 def _scaling(file: Path, tensors: dict[str, NDArray[Any]]) -> Scaling | None:
@@ -143,18 +156,18 @@ def _head(file: Path, tensors: dict[str, NDArray[Any]], meaning: dict[str, Any])
 
 
 def _check_ends(
-    file: Path, layers: tuple[DenseLayer, ...], scaling: Scaling | None, head: Head | None
+    file: Path, layers: tuple[Layer, ...], scaling: Scaling | None, head: Head | None
 ) -> None:
     """Check that the input's scaling and the head fit the layers."""
-    if scaling is not None and scaling.shift.shape != layers[0].visible_bias.shape:
+    if scaling is not None and scaling.shift.shape != (layers[0].shape.visible,):
         raise ModelFileError(f"{file}: the input's scaling does not fit layer 1")
-    if head is not None and head.weight.shape[0] != len(layers[-1].hidden_bias):
+    if head is not None and head.weight.shape[0] != layers[-1].shape.hidden:
         raise ModelFileError(f"{file}: the head does not fit the top layer")
 
 
 def _layers(
     file: Path, tensors: dict[str, NDArray[Any]], meaning: dict[str, Any]
-) -> tuple[DenseLayer, ...]:
+) -> tuple[Layer, ...]:
     untied = {
         number: tensors.pop(name)
         for number in range(1, len(tensors))
@@ -163,13 +176,7 @@ def _layers(
     try:
         depth = max(int(name.split(".")[1]) for name in tensors)
         layers = tuple(
-            DenseLayer(
-                tensors.pop(f"layers.{number}.weight"),
-                tensors.pop(f"layers.{number}.hidden_bias"),
-                tensors.pop(f"layers.{number}.visible_bias"),
-                untied.get(number),
-                **_units(meaning["layers"][number - 1]),
-            )
+            _layer(tensors, number, untied.get(number), meaning["layers"][number - 1])
             for number in range(1, depth + 1)
         )
     except (KeyError, IndexError, ValueError, TypeError) as error:
@@ -180,6 +187,33 @@ def _layers(
     return layers
 
 
+def _layer(
+    tensors: dict[str, NDArray[Any]],
+    number: int,
+    decoder: NDArray[Any] | None,
+    meaning: dict[str, Any],
+) -> Layer:
+    """Return a layer of the kind that it is said to be, whatever its arrays are."""
+    names = ("weight", "hidden_bias", "visible_bias")
+    weight, hidden, visible = (tensors.pop(f"layers.{number}.{name}") for name in names)
+    units = _units(meaning)
+    if "shape" not in meaning:
+        return DenseLayer(weight, hidden, visible, decoder, **units)
+    shape = _shape(meaning["shape"])
+    return ConvolutionalLayer(weight, hidden, visible, shape, decoder, **units)
+
+
+def _shape(table: Any) -> ConvolutionShape:
+    """Return the shape of a convolution, once it can be one."""
+    shape = msgspec.convert(table, ConvolutionShape)
+    sizes = (shape.channels, shape.height, shape.width, shape.filters, shape.size, shape.pool)
+    fits = min(sizes) > 0 <= shape.pad < shape.size and shape.pooling in ("max", "mean")
+    fits = fits and min(shape.map_height, shape.map_width) > 0
+    if not fits or shape.map_height % shape.pool or shape.map_width % shape.pool:
+        raise ValueError(f"{table} is no convolution")
+    return shape
+
+
 def _units(kinds: dict[str, str]) -> dict[str, str]:
     known = {"hidden_units": UNITS, "visible_units": UNITS, "model": ("rbm", "autoencoder")}
     for name, values in known.items():
@@ -188,18 +222,35 @@ def _units(kinds: dict[str, str]) -> dict[str, str]:
     return {name: kinds[name] for name in known}
 
 
-def _check_shapes(file: Path, layers: tuple[DenseLayer, ...]) -> None:
+def _check_shapes(file: Path, layers: tuple[Layer, ...]) -> None:
     for number, layer in enumerate(layers, start=1):
-        shape = layer.weight.shape
-        fits = len(shape) == 2 and layer.decoding.shape == shape[::-1]
-        fits = fits and (*layer.visible_bias.shape, *layer.hidden_bias.shape) == shape
-        if not fits:
+        if not _fits(layer):
             raise ModelFileError(f"{file}: the arrays of layer {number} do not fit each other")
         if not all(np.isfinite(array).all() for _, array in layer.parameters()):
             raise ModelFileError(f"{file}: layer {number} holds NaN or infinite parameters")
     for number, (lower, upper) in enumerate(pairwise(layers), start=1):
-        if lower.weight.shape[1] != upper.weight.shape[0]:
+        if not _fit(lower.shape, upper.shape):
             raise ModelFileError(f"{file}: layers {number} and {number + 1} do not fit each other")
+
+
+def _fits(layer: Layer) -> bool:
+    """Return whether the arrays of a layer have the shapes of their kind."""
+    biases = (*layer.visible_bias.shape, *layer.hidden_bias.shape)
+    weight = layer.weight.shape
+    if isinstance(layer, ConvolutionalLayer):
+        shape = layer.shape
+        wanted = (shape.size, shape.size, shape.channels, shape.filters)
+        return weight == wanted == layer.decoding.shape and biases == shape.biases
+    return len(weight) == 2 and layer.decoding.shape == weight[::-1] and biases == weight
+
+
+def _fit(lower: LayerShape, upper: LayerShape) -> bool:
+    """Return whether a layer can read what the one below hands up."""
+    if isinstance(upper, DenseShape):
+        return lower.hidden == upper.visible
+    if isinstance(lower, DenseShape):
+        return False  # whose units are at no places
+    return lower.output == upper.images and not upper.channels_first
 
 
 def _text(file: Path, metadata: dict[str, str], name: str) -> dict[str, Any]:

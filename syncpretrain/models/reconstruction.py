@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.losses import squared_error
+from syncpretrain.models.passes import rows_at_once
 from syncpretrain.models.stack import Stack
 
 __all__ = ["layer_errors", "stack_error"]
@@ -32,7 +33,7 @@ def layer_errors(stack: Stack, X: Array) -> tuple[float, ...] | None:
     if not len(X):
         return None
     sums = [0.0] * len(stack.layers)
-    for rows in _chunks(X):
+    for rows in _chunks(stack, X):
         below = stack.prepared(rows)
         for i, layer in enumerate(stack.layers):
             above = layer.up(below)
@@ -50,13 +51,14 @@ def stack_error(stack: Stack, X: Array) -> float | None:
     if not len(X):
         return None
     total = 0.0
-    for rows in _chunks(X):
+    for rows in _chunks(stack, X):
         rows = stack.prepared(rows)
         down = stack.down(stack.up(rows))
         total += squared_error(rows, down, out=down)
     return total / len(X)
 
 
-def _chunks(X: Array) -> Iterator[Array]:
-    for start in range(0, len(X), ROWS_AT_ONCE):
-        yield X[start : start + ROWS_AT_ONCE]
+def _chunks(stack: Stack, X: Array) -> Iterator[Array]:
+    count = rows_at_once(stack.layers, ROWS_AT_ONCE)
+    for start in range(0, len(X), count):
+        yield X[start : start + count]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -16,15 +15,15 @@ from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.activations import activate, affine
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.models.layer import DenseLayer, Head, parameters_sha256
+from syncpretrain.models.convolution import ConvolutionalLayer
+from syncpretrain.models.layer import DenseLayer, Head, Layer, parameters_sha256
 from syncpretrain.models.model_file import Model, read_model, write_model
+from syncpretrain.models.passes import down_through, up_through
 from syncpretrain.models.sampling import gibbs_chains
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.units import kind_of
 
-__all__ = ["DenseLayer", "Head", "Stack", "load"]
-
-ENCODED_ROWS = 2000
+__all__ = ["ConvolutionalLayer", "DenseLayer", "Head", "Stack", "load"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -33,8 +32,8 @@ class Stack:
 
     Attributes
     ----------
-    layers : tuple of DenseLayer
-        From the input up.
+    layers : tuple of DenseLayer and ConvolutionalLayer
+        From the input up; ``layers[0].shape`` says how a layer's rows are images.
     info : dict
         What made it (JSON values): the epochs each layer trained, the settings, the version.
     scaling : Scaling or None
@@ -43,7 +42,7 @@ class Stack:
         What predicts from the code, once fine-tuning gave the stack one.
     """
 
-    layers: tuple[DenseLayer, ...]
+    layers: tuple[Layer, ...]
     info: dict[str, Any] = field(default_factory=dict)
     scaling: Scaling | None = None
     head: Head | None = None
@@ -64,10 +63,9 @@ class Stack:
         rows: list[tuple[str, ...]] = []
         epochs = self.info.get("epochs", [])
         for number, layer in enumerate(self.layers, start=1):
-            visible, hidden = layer.weight.shape
             trained = f"{epochs[number - 1]} epochs" if number <= len(epochs) else ""
             units = f"{layer.visible_units} to {layer.hidden_units}"
-            rows.append((f"layer {number}:", f"{visible}-{hidden}", units, layer.model, trained))
+            rows.append((f"layer {number}:", str(layer.shape), units, layer.model, trained))
         if self.head is not None:
             inputs, outputs = self.head.weight.shape
             rows.append(("head:", f"{inputs}-{outputs}", self.head.kind, "", ""))
@@ -76,7 +74,7 @@ class Stack:
     @property
     def widths(self) -> tuple[int, ...]:
         """Units of the input and of each layer, such as (784, 1000, 500, 250, 30)."""
-        return (self.layers[0].weight.shape[0], *(x.weight.shape[1] for x in self.layers))
+        return (self.layers[0].shape.visible, *(x.shape.hidden for x in self.layers))
 
     @property
     def parameters_sha256(self) -> str:
@@ -114,6 +112,9 @@ class Stack:
         Returns
         -------
         ndarray of shape (n_examples, units of that layer), float32
+            Of a convolution position by position, then filter by filter: with ``images =
+            stack.layers[layer - 1].shape.output``, codes are maps as ``codes.reshape(-1,
+            images.height, images.width, images.channels)``.
 
         Raises
         ------
@@ -155,17 +156,11 @@ class Stack:
         The units of each layer on the way are those of its encoder.
         """
         layers = self.layers[:layer]
-        kinds = self.units[: len(layers)]
-        steps = [
-            (x.decoding, x.visible_bias, units)
-            for x, units in zip(reversed(layers), reversed(kinds), strict=True)
-        ]
-        return _through(steps, codes)
+        return down_through(layers, self.units[: len(layers)], codes)
 
     def up(self, prepared: Array, *, layer: int | None = None) -> Array:
         """Return the codes of prepared examples at a layer, default the top one."""
-        layers = self.layers[:layer]
-        return _through([(x.weight, x.hidden_bias, x.hidden_units) for x in layers], prepared)
+        return up_through(self.layers[:layer], prepared)
 
     def predict_proba(self, X: ArrayLike) -> Array:
         """Return the probability of each class for each row of X, in the order of the classes.
@@ -231,7 +226,7 @@ class Stack:
         ------
         DataError
             If ``count`` or ``steps`` is below 1, ``start`` does not fit, or the top layer is no
-            RBM, as after fine-tuning.
+            dense RBM, as after fine-tuning.
         """
         if count < 1 or steps < 1:
             raise DataError(f"count and steps: got {count} and {steps}, expected 1 or more")
@@ -240,6 +235,11 @@ class Stack:
             raise DataError(
                 "the top layer is an autoencoder, or was fine-tuned, and is no RBM; sample a stack"
                 " of RBMs as it was before fine-tuning"
+            )
+        if not isinstance(top, DenseLayer):
+            raise DataError(
+                f"the top layer is a convolution, {top.shape}; sample a stack with a dense RBM on"
+                " top, such as 1x28x28,conv:20x5,pool:2,500"
             )
         draws = generator(seed, Purpose.SAMPLE)
         if start is None:
@@ -288,13 +288,3 @@ def _checked_width(X: Array, width: int, name: str) -> Array:
     if X.shape[1] != width:
         raise DataError(f"{name}: got shape {X.shape}, expected (examples, {width})")
     return X
-
-
-def _through(steps: Sequence[tuple[Array, Array, str]], X: Array) -> Array:
-    result = np.empty((len(X), steps[-1][0].shape[1]), dtype=np.float32)
-    for start in range(0, len(X), ENCODED_ROWS):
-        rows = X[start : start + ENCODED_ROWS]
-        for step in steps[:-1]:
-            rows = affine(rows, *step)
-        affine(rows, *steps[-1], out=result[start : start + ENCODED_ROWS])
-    return result

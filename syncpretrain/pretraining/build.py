@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,8 @@ from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import CheckpointError, DataError, SettingsError
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner
+from syncpretrain.learners.convolution import ConvolutionalAutoencoder
+from syncpretrain.learners.convolutional_rbm import ConvolutionalRBM
 from syncpretrain.learners.drift import Outputs
 from syncpretrain.learners.early_stopping import EarlyStopping
 from syncpretrain.learners.rbm import RBM, RBMSettings
@@ -48,6 +50,16 @@ __all__ = [
     "build_worker",
     "build_worker_factories",
 ]
+
+# By the shape's name, a function of the layer's number, its shape and its settings.
+RBMS: dict[str, Callable[[int, Any, RBMSettings], Learner]] = {
+    "dense": lambda layer, shape, own: RBM(layer, shape.visible, shape.hidden, own),
+    "convolution": ConvolutionalRBM,
+}
+AUTOENCODERS: dict[str, Callable[[int, Any, AutoencoderSettings], Learner]] = {
+    "dense": lambda layer, shape, own: Autoencoder(layer, shape.visible, shape.hidden, own),
+    "convolution": ConvolutionalAutoencoder,
+}
 
 
 def build_data(
@@ -90,15 +102,18 @@ def build_learner(
     settings: PretrainSettings, layer: int, backend: Backend | None = None
 ) -> Learner:
     """Return the learner of one layer, its arrays allocated where a backend has them."""
-    build = _rbm if settings.model == "rbm" else _autoencoder
-    learner = build(settings, layer - 1, *settings.layers[layer - 1 : layer + 1])
+    shape = settings.shapes[layer - 1]
+    if settings.model == "rbm":
+        learner = RBMS[shape.name](layer, shape, _rbm(settings, layer - 1))
+    else:
+        learner = AUTOENCODERS[shape.name](layer, shape, _autoencoder(settings, layer - 1))
     if backend is not None:
         learner.to(backend.for_layer(layer))
     return learner
 
 
-def _rbm(settings: PretrainSettings, i: int, visible: int, hidden: int) -> Learner:
-    own = RBMSettings(
+def _rbm(settings: PretrainSettings, i: int) -> RBMSettings:
+    return RBMSettings(
         **_common(settings, i),
         cd_steps=settings.cd_steps[i],
         persistent=settings.persistent[i],
@@ -106,14 +121,13 @@ def _rbm(settings: PretrainSettings, i: int, visible: int, hidden: int) -> Learn
         sparsity_cost=settings.sparsity_cost[i],
         hidden_dropout=settings.hidden_dropout[i],
     )
-    return RBM(i + 1, visible, hidden, own)
 
 
-def _autoencoder(settings: PretrainSettings, i: int, visible: int, hidden: int) -> Learner:
+def _autoencoder(settings: PretrainSettings, i: int) -> AutoencoderSettings:
     common = _common(settings, i)
     usual = kind_of(common["visible_units"]).loss
     below = kind_of(settings.hidden_units[i - 1] if i else settings.visible_units)
-    own = AutoencoderSettings(
+    return AutoencoderSettings(
         **common,
         tied=settings.tied,
         loss=usual if usual == "squared" else settings.loss or usual,
@@ -121,7 +135,6 @@ def _autoencoder(settings: PretrainSettings, i: int, visible: int, hidden: int) 
         limits=(below.lower, below.upper) if below.is_bounded else (0, 1),
         contraction=settings.contraction[i],
     )
-    return Autoencoder(i + 1, visible, hidden, own)
 
 
 def _common(settings: PretrainSettings, i: int) -> dict[str, Any]:

@@ -9,8 +9,10 @@ import msgspec
 
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.cursor import Cursor
-from syncpretrain.models.layer import DenseLayer
+from syncpretrain.models.convolution import ConvolutionalLayer
+from syncpretrain.models.layer import DenseLayer, Layer
 from syncpretrain.pretraining.runtime.layer_state import LayerState
+from syncpretrain.shapes import ConvolutionShape
 
 __all__ = [
     "LayerScalars",
@@ -47,7 +49,7 @@ def pack(number: int, state: LayerState) -> tuple[LayerScalars, dict[str, Array]
 
 
 def unpack(
-    number: int, scalars: LayerScalars, kinds: Mapping[str, str], arrays: Mapping[str, Array]
+    number: int, scalars: LayerScalars, kinds: Mapping[str, Any], arrays: Mapping[str, Array]
 ) -> LayerState:
     """Return the state that :func:`pack` took apart.
 
@@ -71,18 +73,21 @@ def unpack(
     )
 
 
-def kinds_of(layer: DenseLayer) -> dict[str, str]:
-    """Return what a layer is beside its arrays."""
-    return {name: getattr(layer, name) for name in LAYER_KINDS}
+def kinds_of(layer: Layer) -> dict[str, Any]:
+    """Return what a layer is beside its arrays, of whose shapes that of a dense one is seen."""
+    kinds = {name: getattr(layer, name) for name in LAYER_KINDS}
+    if isinstance(layer, ConvolutionalLayer):
+        kinds["shape"] = msgspec.to_builtins(layer.shape)
+    return kinds
 
 
-def named(prefix: str, layer: DenseLayer) -> Iterator[tuple[str, Array]]:
+def named(prefix: str, layer: Layer) -> Iterator[tuple[str, Array]]:
     """Yield the parameters of a layer under names with a prefix."""
     for name, array in layer.parameters():
         yield f"{prefix}.{name}", array
 
 
-def read_layer(prefix: str, kinds: Mapping[str, str], arrays: Mapping[str, Array]) -> DenseLayer:
+def read_layer(prefix: str, kinds: Mapping[str, Any], arrays: Mapping[str, Array]) -> Layer:
     """Return the layer that :func:`named` named.
 
     Raises
@@ -93,7 +98,10 @@ def read_layer(prefix: str, kinds: Mapping[str, str], arrays: Mapping[str, Array
     parameters = {name: arrays.get(f"{prefix}.{name}") for name in ARRAYS}
     if any(parameters[name] is None for name in ARRAYS[:3]):
         raise ValueError(f"{prefix} lacks an array")
-    return DenseLayer(**parameters, **{name: kinds[name] for name in LAYER_KINDS})  # type: ignore[arg-type]
+    own: Any = parameters | {name: kinds[name] for name in LAYER_KINDS}
+    if "shape" not in kinds:
+        return DenseLayer(**own)
+    return ConvolutionalLayer(**own, shape=msgspec.convert(kinds["shape"], ConvolutionShape))
 
 
 def finite(value: Any) -> Any:

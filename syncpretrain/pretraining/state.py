@@ -12,7 +12,7 @@ import msgspec
 from syncpretrain.array_files import read_arrays, write_arrays
 from syncpretrain.errors import CheckpointError
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.models.layer import DenseLayer
+from syncpretrain.models.layer import Layer
 from syncpretrain.pretraining.layer_states import (
     LayerScalars,
     finite,
@@ -40,7 +40,7 @@ class PretrainState:
     """
 
     past: Past
-    snapshots: dict[tuple[int, int], DenseLayer]
+    snapshots: dict[tuple[int, int], Layer]
     computed: list[tuple[int, int]]
     states: tuple[LayerState | None, ...]
 
@@ -49,7 +49,7 @@ class PretrainState:
         """The epochs that each layer has finished."""
         return self.past.done
 
-    def ancestry(self, layer: int, version: int) -> list[DenseLayer]:
+    def ancestry(self, layer: int, version: int) -> list[Layer]:
         """Return the snapshots, from layer 1 up, through which a version's activations go."""
         chain = []
         while layer >= 1:
@@ -65,7 +65,7 @@ class _Header(msgspec.Struct):
     computed: list[tuple[int, int]] = msgspec.field(name="made")  # as in the file
     snapshots: list[tuple[int, int]]
     states: list[LayerScalars | None]
-    kinds: list[dict[str, str]]
+    kinds: list[dict[str, Any]]
 
 
 def write_pretrain_state(path: Path, state: PretrainState, run: Mapping[str, Any]) -> None:
@@ -77,7 +77,7 @@ def write_pretrain_state(path: Path, state: PretrainState, run: Mapping[str, Any
         If the file cannot be written.
     """
     arrays: dict[str, Array] = {}
-    kinds: list[dict[str, str]] = [{} for _ in state.states]
+    kinds: list[dict[str, Any]] = [{} for _ in state.states]
     for (number, version), layer in state.snapshots.items():
         arrays.update(named(f"snapshot.{number}.{version}", layer))
         kinds[number - 1] = kinds_of(layer)

@@ -11,7 +11,7 @@ import numpy as np
 from syncpretrain.data.file_rows import FileRows
 from syncpretrain.errors import SettingsError
 from syncpretrain.learners.select import step_for
-from syncpretrain.models.layer import DenseLayer
+from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build import build_learner, build_stopping
 from syncpretrain.pretraining.runtime.data_sources import PassesSource, source_of
@@ -141,5 +141,5 @@ def _shared(settings: PretrainSettings, data: DataSource) -> tuple[Split, DataSo
     return data.data, None
 
 
-def _untrained(settings: PretrainSettings, layer: int) -> DenseLayer:
+def _untrained(settings: PretrainSettings, layer: int) -> Layer:
     return build_learner(settings, layer).snapshot()

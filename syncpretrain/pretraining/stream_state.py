@@ -36,7 +36,7 @@ class StreamState:
 class _Layer(msgspec.Struct):
     position: int
     scalars: LayerScalars
-    kinds: dict[str, str]
+    kinds: dict[str, Any]
     examples: int
     validation_error: float | None
     warnings: tuple[str, ...]

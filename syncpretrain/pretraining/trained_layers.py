@@ -16,7 +16,7 @@ from syncpretrain import __version__
 from syncpretrain.backends.base import Backend
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.learners.base import Learner
-from syncpretrain.models.layer import DenseLayer
+from syncpretrain.models.layer import Layer
 from syncpretrain.models.stack import Stack
 from syncpretrain.pretraining.runtime.layer_state import LayerState
 from syncpretrain.pretraining.schedule.machine import Past, Release, Train
@@ -30,7 +30,7 @@ __all__ = ["TrainedLayers"]
 class _Kept:
     """A version that is held, or that a held one's activations were computed through."""
 
-    snapshot: DenseLayer
+    snapshot: Layer
     below: tuple[int, int]  # layer and version that it was trained on
     uses: int  # 1 if it is held, and 1 for each kept version that was trained on it
 
@@ -55,7 +55,7 @@ class TrainedLayers:
     ) -> None:
         self._settings, self._backend, self._learners = settings, backend, learners
         depth = len(settings.layers) - 1
-        self._layers: list[DenseLayer | None] = [None] * depth  # the newest of each
+        self._layers: list[Layer | None] = [None] * depth  # the newest of each
         self._states: list[LayerState | None] = [None] * depth
         self._kept: dict[tuple[int, int], _Kept] = {}  # by layer and version
 
@@ -76,7 +76,7 @@ class TrainedLayers:
         """Record the state of a layer, counted from 1."""
         self._states[layer - 1], self._layers[layer - 1] = state, state.layer
 
-    def publish(self, command: Train, snapshot: DenseLayer) -> None:
+    def publish(self, command: Train, snapshot: Layer) -> None:
         """Record the version of a layer that an epoch resulted in, its newest."""
         self._layers[command.layer - 1] = snapshot
         below = command.layer - 1, command.reads

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.settings.architecture_text import image_text, layer_text, read_architecture
+from syncpretrain.settings.architecture_text import layer_text, read_architecture
 from syncpretrain.shapes import ConvolutionShape, DenseShape, ImageShape, LayerShape
 
 __all__ = ["Conv", "Pool", "architecture_of", "check_architecture", "shapes_of"]
@@ -83,7 +83,7 @@ def architecture_of(layers: Any) -> tuple[Any, str]:
     if isinstance(layers, str):
         return _parsed(layers)
     if isinstance(layers, (list, tuple)) and any(map(_is_text, layers)):
-        return _parsed(",".join(map(_text, layers)))
+        return _parsed(",".join(map(str, layers)))
     return layers, ""
 
 
@@ -125,16 +125,11 @@ def _is_text(item: Any) -> bool:
     return isinstance(item, (str, ImageShape, Conv, Pool))
 
 
-def _text(item: Any) -> str:
-    return image_text(item) if isinstance(item, ImageShape) else str(item)
-
-
 def _parsed(text: str) -> tuple[tuple[int, ...], str]:
     """Return the widths of a text, and the form of it that is kept."""
     width, shapes = read_architecture(text)
     first = shapes[0] if shapes else None
     kept = ""
     if isinstance(first, ConvolutionShape):
-        images = ImageShape(first.channels, first.height, first.width)
-        kept = ",".join([image_text(images), *map(layer_text, shapes)])
+        kept = ",".join([str(first.images), *map(layer_text, shapes)])
     return (width, *(shape.hidden for shape in shapes)), kept

@@ -9,7 +9,7 @@ from dataclasses import replace
 from syncpretrain.errors import SettingsError
 from syncpretrain.shapes import ConvolutionShape, DenseShape, ImageShape, LayerShape
 
-__all__ = ["MAX_UNITS", "image_text", "layer_text", "read_architecture"]
+__all__ = ["MAX_UNITS", "layer_text", "read_architecture"]
 
 MAX_UNITS = 1_000_000  # of a layer; more is a slip of the keyboard
 COUNT = "(0*[1-9][0-9]{0,17})"
@@ -18,11 +18,6 @@ POOL = re.compile(rf"pool:{COUNT}(?::(max|mean))?")
 IMAGE = re.compile(rf"{COUNT}x{COUNT}x{COUNT}")
 AN_IMAGE = "CHANNELSxHEIGHTxWIDTH, such as 1x28x28 or 3x32x32"
 SAME = "same"
-
-
-def image_text(images: ImageShape) -> str:
-    """Return the text of the shape of images, such as ``1x28x28``."""
-    return f"{images.channels}x{images.height}x{images.width}"
 
 
 def layer_text(shape: LayerShape) -> str:
@@ -121,7 +116,7 @@ class _Reader:
         most = min(images.height, images.width) + 2 * pad
         if size > most:
             raise SettingsError(
-                f"layers: got {part} on images of {image_text(images)}"
+                f"layers: got {part} on images of {images}"
                 + (f" with {pad} zeros around them" if pad else "")
                 + f", expected filters of at most {most} x {most}"
             )

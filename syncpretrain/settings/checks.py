@@ -11,6 +11,7 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.pretraining.schedule.reads import MAX_EPOCHS
 from syncpretrain.settings.architecture_text import MAX_UNITS
+from syncpretrain.settings.convolutions import check_convolutions
 from syncpretrain.settings.defaults import PER_LAYER
 from syncpretrain.settings.devices import check_backend, why_not_on_a_device
 from syncpretrain.settings.drift import ALWAYS, check_drift
@@ -88,6 +89,7 @@ def check_pretraining(settings: PretrainFields) -> None:
     _check_early_stopping(settings)
     _check_replicas(settings)
     _check_handoff(settings)
+    check_convolutions(settings)
     check_drift(settings)
     lacks = why_not_on_a_device(settings)
     if check_backend(settings.backend) and lacks:

@@ -43,6 +43,8 @@ def check_tuning_backend(name: str, settings: FinetuneSettings) -> None:
 
 def why_not_on_a_device(settings: PretrainFields) -> str | None:
     """Return why this pretraining is done on the CPU alone, None if it is not."""
+    if settings.architecture:
+        return "with convolutions, which compute on the CPU; take backend numpy or auto"
     layers = range(1, len(settings.layers))
     if max(map(settings.shards_of, layers)) > 1:
         return (

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.learners.cursor import Cursor
-from syncpretrain.models.layer import DenseLayer
+from syncpretrain.models.layer import Layer
 
 __all__ = ["LayerState", "StreamedLayerState"]
 
@@ -25,9 +25,9 @@ class LayerState:
     of the versions by which its drift is measured.
     """
 
-    layer: DenseLayer
+    layer: Layer
     step_state: dict[str, NDArray[np.float32]]
-    last_good: DenseLayer
+    last_good: Layer
     cursor: Cursor
     learning_rate: float
     rollbacks: int

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from syncpretrain.errors import DivergedError, StalledError, WorkerError
 from syncpretrain.learners.cursor import Stopped
-from syncpretrain.models.layer import DenseLayer
+from syncpretrain.models.layer import Layer
 from syncpretrain.pretraining.runtime.layer_state import LayerState
 from syncpretrain.pretraining.schedule.machine import Train
 
@@ -29,7 +29,7 @@ class Finished:
     ended: float
     train_error: float
     validation_error: float | None
-    layer: DenseLayer
+    layer: Layer
     warnings: tuple[str, ...] = ()
     stops: bool = False
     drifts: Mapping[int, float] = field(default_factory=dict)

@@ -22,7 +22,7 @@ from syncpretrain.learners.cursor import Cursor, Stopped
 from syncpretrain.learners.early_stopping import EarlyStopping
 from syncpretrain.learners.epoch import LARGEST_WEIGHT, MAX_ROLLBACKS, diverged
 from syncpretrain.learners.steps import Step, load_state
-from syncpretrain.models.layer import DenseLayer
+from syncpretrain.models.layer import Layer
 from syncpretrain.pretraining.runtime.layer_state import LayerState, StreamedLayerState
 from syncpretrain.pretraining.runtime.rings import Passes, Rings, Source
 from syncpretrain.pretraining.runtime.stream_base import BaseStreamedLayer, EpochResult
@@ -63,7 +63,8 @@ class StreamedLayer(BaseStreamedLayer):
         self._source, self._passes = source, passes
         self._above: tuple[Rings, range] | None = None
         self._hands_up_own_means = learner.hidden_means(0) is not None
-        self._rows = np.empty((learner.batch_size, learner.weight.shape[0]), dtype=np.float32)
+        visible = learner.current().shape.visible
+        self._rows = np.empty((learner.batch_size, visible), dtype=np.float32)
         self._last_good = learner.snapshot()
         self._rollbacks = 0
         self._error, self._examples = 0.0, 0  # of the running epoch
@@ -75,7 +76,7 @@ class StreamedLayer(BaseStreamedLayer):
         """Hand up the hidden means of some minibatches."""
         self._above = rings, numbers
 
-    def current(self) -> DenseLayer:
+    def current(self) -> Layer:
         """Return the layer as it was at the end of its last minibatch; if finite, else epoch."""
         return self.learner.snapshot() if self.learner.is_finite() else self._last_good
 

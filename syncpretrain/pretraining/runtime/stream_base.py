@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from syncpretrain.kernels.program import PhaseRunner, Phases, in_turn
-from syncpretrain.models.layer import DenseLayer
+from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.step_sharing import StepSharing
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime.layer_state import StreamedLayerState
@@ -135,7 +135,7 @@ class BaseStreamedLayer(ABC):
         """
 
     @abstractmethod
-    def current(self) -> DenseLayer:
+    def current(self) -> Layer:
         """Return the layer as it was at the end of its last minibatch."""
 
     @abstractmethod

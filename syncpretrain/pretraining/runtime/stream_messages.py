@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from syncpretrain.models.layer import DenseLayer
+from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime.layer_state import StreamedLayerState
 from syncpretrain.pretraining.runtime.shared_activations import SharedNumbers, SharedSplits
@@ -65,7 +65,7 @@ class Processed:
     """
 
     results: tuple[Any, ...]
-    layer: DenseLayer | None
+    layer: Layer | None
     busy_seconds: float
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.kernels.program import PhaseRunner, Phases, in_turn
 from syncpretrain.learners.cursor import Stopped
-from syncpretrain.models.layer import DenseLayer
+from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime.layer_process import LayerProcess, RemoteTraceback
 from syncpretrain.pretraining.runtime.layer_state import StreamedLayerState
@@ -127,7 +127,7 @@ class RemoteLayer(BaseStreamedLayer):
         number: int,
         plan: StreamPlan,
         steps: int,
-        initial: Callable[[], DenseLayer],
+        initial: Callable[[], Layer],
         times: Timeouts,
     ) -> None:
         super().__init__(number, plan, steps)
@@ -135,7 +135,7 @@ class RemoteLayer(BaseStreamedLayer):
         self._lock = threading.Lock()  # guards what follows: one order at a time
         self._process: LayerProcess | None = None
         self._stopping, self._lent = Stopping(np.zeros(1), times), np.zeros(1)
-        self._newest: DenseLayer | None = None
+        self._newest: Layer | None = None
 
     def connect(self, process: LayerProcess, stopping: Stopping, lent: NDArray[np.float64]) -> None:
         """Use a process, the request to all of the run to stop, and the number of lent threads."""
@@ -173,7 +173,7 @@ class RemoteLayer(BaseStreamedLayer):
                 self.shorten(result.epoch)
         return list(answer.results)
 
-    def current(self) -> DenseLayer:
+    def current(self) -> Layer:
         """Return the layer as it is, or was when its process was last heard of."""
         self.refresh()
         if self._newest is None:

@@ -1,0 +1,82 @@
+"""Settings that convolutional layers do not have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from syncpretrain.errors import SettingsError
+from syncpretrain.settings.architecture_text import layer_text
+from syncpretrain.settings.fields import PretrainFields
+from syncpretrain.shapes import ConvolutionShape
+
+__all__ = ["check_convolutions"]
+
+OF_ENERGIES = ("free-energy-gap", "pseudo-likelihood")
+
+
+class Refusal(NamedTuple):
+    """A setting, its value where a layer cannot have it, else None, and what to do instead."""
+
+    setting: str
+    value: Callable[[PretrainFields, int], Any]  # of the layer's place, counted from 0
+    instead: str
+
+
+REFUSALS = (
+    Refusal(
+        "layers",
+        lambda s, i: layer_text(s.shapes[i]) if s.model == "rbm" and _takes_means(s, i) else None,
+        "pooling by the maximum with model rbm; or take model autoencoder or denoising",
+    ),
+    Refusal(
+        "split",
+        lambda s, i: s.split if s.split == "units" and s.shards_of(i + 1) > 1 else None,
+        "examples; only dense layers are split by units",
+    ),
+    Refusal(
+        "persistent",
+        lambda s, i: s.persistent[i] or None,
+        "none; chains are kept for dense layers alone",
+    ),
+    Refusal(
+        "hidden_dropout",
+        lambda s, i: s.hidden_dropout[i] or None,
+        "0; hidden units are dropped in dense layers alone",
+    ),
+    Refusal(
+        "contraction",
+        lambda s, i: s.contraction[i] or None,
+        "0; the penalty is known for dense layers alone. Take model denoising, or one value a"
+        " layer",
+    ),
+    Refusal(
+        "early_stopping",
+        lambda s, i: s.early_stopping if s.early_stopping in OF_ENERGIES else None,
+        "none; convolutions have no free energy here. Autoencoders stop by validation-error",
+    ),
+)
+
+
+def check_convolutions(settings: PretrainFields) -> None:
+    """Refuse what a convolutional layer is asked for and does not have.
+
+    Raises
+    ------
+    SettingsError
+        Naming the setting and the layer.
+    """
+    for i, shape in enumerate(settings.shapes):
+        if not isinstance(shape, ConvolutionShape):
+            continue
+        for setting, value, instead in REFUSALS:
+            found = value(settings, i)
+            if found is not None:
+                raise SettingsError(
+                    f"{setting}: got {found} for layer {i + 1}, a convolution, expected {instead}"
+                )
+
+
+def _takes_means(settings: PretrainFields, i: int) -> bool:
+    shape = settings.shapes[i]
+    return isinstance(shape, ConvolutionShape) and shape.pooling == "mean"

@@ -1,0 +1,60 @@
+"""Stacks of convolutions with random parameters."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from syncpretrain import Stack
+from syncpretrain.data.scaling import Scaling
+from syncpretrain.models.convolution import ConvolutionalLayer
+from syncpretrain.models.layer import DenseLayer, Layer
+from syncpretrain.settings import settings_from
+from syncpretrain.shapes import ConvolutionShape, LayerShape
+from syncpretrain.units import kind_of
+
+
+def random_layer(
+    shape: LayerShape, *, tied: bool = True, seed: int = 0, scale: float = 0.3, **kinds: str
+) -> Layer:
+    """Return a layer of a shape with normal parameters."""
+    draw = np.random.default_rng(seed)
+
+    def normal(*sizes: int) -> np.ndarray:
+        return (scale * draw.normal(size=sizes)).astype(np.float32)
+
+    biases = [normal(size) for size in reversed(shape.biases)]
+    if isinstance(shape, ConvolutionShape):
+        sizes = (shape.size, shape.size, shape.channels, shape.filters)
+        own = None if tied else normal(*sizes)
+        return ConvolutionalLayer(normal(*sizes), *biases, shape, own, **kinds)
+    own = None if tied else normal(shape.hidden, shape.visible)
+    return DenseLayer(normal(shape.visible, shape.hidden), *biases, own, **kinds)
+
+
+def convolutional_stack(
+    text: str,
+    *,
+    units: tuple[str, ...] | None = None,
+    tied: bool = True,
+    model: str = "rbm",
+    scaling: Scaling | None = None,
+    info: dict[str, Any] | None = None,
+) -> Stack:
+    """Return a stack of random layers; ``units`` are the kinds from the input up."""
+    shapes = settings_from(text, model="denoising").pretrain.shapes
+    units = units or ("bernoulli",) * (len(shapes) + 1)
+    layers = [
+        random_layer(
+            shape,
+            tied=tied,
+            seed=i,
+            visible_units=kind_of(below).above,
+            hidden_units=above,
+            model=model,
+        )
+        for i, (shape, (below, above)) in enumerate(zip(shapes, pairwise(units), strict=True))
+    ]
+    return Stack(tuple(layers), info or {}, scaling)

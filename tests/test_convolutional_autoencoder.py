@@ -1,0 +1,231 @@
+"""The convolutional autoencoder: its gradient by definition, and what it hands up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from convolutionbydefinition import channel_of, matrix_of, pooled, unpooled
+from unitkinds import KINDS, MEANS, UNITS, examples_for
+
+from syncpretrain.kernels.autoencoder import corrupt
+from syncpretrain.learners.autoencoder import AutoencoderSettings
+from syncpretrain.learners.convolution import ConvolutionalAutoencoder
+from syncpretrain.learners.epoch import train_epoch
+from syncpretrain.learners.select import step_for
+from syncpretrain.learners.steps import WholeStep, load_state
+from syncpretrain.rng import Purpose, generator
+from syncpretrain.settings import MomentumSchedule
+from syncpretrain.shapes import ConvolutionShape
+
+BATCH = 4
+SHAPE = ConvolutionShape(2, 5, 7, 3, 2, pool=2)
+SHAPES = {
+    "max": SHAPE,
+    "mean": replace(SHAPE, pooling="mean"),
+    "no pooling": replace(SHAPE, pool=1),
+    "channel by channel": replace(SHAPE, channels_first=True),
+    "padded": ConvolutionShape(1, 4, 6, 2, 3, pad=1, pool=2, channels_first=True),
+    "as large as the image": ConvolutionShape(2, 3, 3, 4, 3),
+    "one pixel": ConvolutionShape(3, 2, 2, 2, 1, pool=2),
+}
+CORRUPTIONS = [("masking", 0.3), ("salt-and-pepper", 0.3), ("gaussian", 0.3)]
+
+
+def make(shape: ConvolutionShape = SHAPE, **changed) -> ConvolutionalAutoencoder:
+    settings = {
+        "batch_size": BATCH,
+        "learning_rate": 0.1,
+        "momentum": MomentumSchedule("0.5:5,0.9"),
+        "seed": 3,
+    }
+    return ConvolutionalAutoencoder(2, shape, AutoencoderSettings(**(settings | changed)))
+
+
+def set_parameters(learner: ConvolutionalAutoencoder) -> list[np.ndarray]:
+    """Give it parameters that matter; return them in float64."""
+    rng = np.random.default_rng(0)
+    for parameter in learner.parameters:
+        parameter[:] = rng.normal(0, 0.6, parameter.shape)
+    return [np.float64(parameter) for parameter in learner.parameters]
+
+
+def images(shape: ConvolutionShape, n: int = BATCH, units: str = "bernoulli") -> np.ndarray:
+    return examples_for(units, n, shape.visible)
+
+
+def reconstruction(shape, parameters, settings, z) -> np.ndarray:
+    """Return the code of z, and what is made of it, word for word."""
+    W, a, b, *own = parameters
+    code, counts = pooled(shape, z @ matrix_of(shape, W))
+    h = MEANS[settings.hidden_units](code + np.tile(b, code.shape[1] // len(b)))
+    up = unpooled(shape, h, counts) @ matrix_of(shape, own[0] if own else W).T
+    return MEANS[settings.visible_units](up + a[channel_of(shape)])
+
+
+def loss(shape, parameters, settings, x, z) -> float:
+    y = reconstruction(shape, parameters, settings, z)
+    if settings.loss == "squared":
+        return np.square(y - x).sum() / len(x)
+    return -(x * np.log(y) + (1 - x) * np.log(1 - y)).sum() / len(x)
+
+
+def directions(shape, parameters, *wanted) -> list[np.ndarray]:
+    """Return the way down the loss by finite differences, averaged over places as documented."""
+    code = shape.output.height * shape.output.width
+    places = [code, shape.height * shape.width, code, code]
+    ways = [np.zeros_like(p) for p in parameters]
+    for parameter, way, count in zip(parameters, ways, places, strict=False):
+        for index in np.ndindex(parameter.shape):
+            middle, values = parameter[index], []
+            for parameter[index] in (middle + 1e-5, middle - 1e-5):
+                values.append(loss(shape, parameters, *wanted))
+            parameter[index] = middle
+            way[index] = (values[1] - values[0]) / 2e-5 / count
+    return ways
+
+
+def assert_downhill(learner, shape, x, z) -> None:
+    parameters = set_parameters(learner)
+    learner.gradient(x, np.arange(len(x)), epoch=2, step=5)
+    ways = directions(shape, parameters, learner.settings, np.float64(x), np.float64(z))
+    for have, way in zip(learner.gradients, ways, strict=True):
+        np.testing.assert_allclose(have, way, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("measure", ["squared", "cross-entropy"])
+def test_the_gradient_is_the_way_down_the_loss(shape, tied, measure):
+    x = images(shape, 3)
+    assert_downhill(make(shape, tied=tied, loss=measure), shape, x, x)
+
+
+@pytest.mark.parametrize("hidden_units", UNITS)
+@pytest.mark.parametrize("visible_units", sorted({KINDS[name].above for name in UNITS}))
+@pytest.mark.parametrize("name", ["max", "mean"])
+def test_it_is_for_every_kind_of_units(hidden_units, visible_units, name):
+    shape = SHAPES[name]
+    x = images(shape, 2, visible_units)
+    learner = make(shape, hidden_units=hidden_units, visible_units=visible_units)
+    assert_downhill(learner, shape, x, x)
+
+
+@pytest.mark.parametrize("corruption", CORRUPTIONS)
+def test_a_denoising_one_reads_noisy_copies_and_is_judged_by_the_clean_examples(corruption):
+    x = images(SHAPE)
+    z = x.copy()
+    corrupt(z, *corruption, generator(3, Purpose.CORRUPTION, layer=2, epoch=2, step=5))
+    assert not np.array_equal(x, z)
+    assert_downhill(make(corruption=corruption), SHAPE, x, z)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_error_and_validation_error_are_of_the_same_reconstruction(name):
+    shape, learner = SHAPES[name], make(SHAPES[name], tied=False)
+    parameters, x = set_parameters(learner), images(SHAPES[name])
+    y = reconstruction(shape, parameters, learner.settings, np.float64(x))
+    error = learner.gradient(x, np.arange(BATCH), epoch=1, step=0)
+    assert error == pytest.approx(np.square(y - x).sum(), rel=1e-5)
+    assert learner.validation_error(x) == pytest.approx(error / BATCH, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("units", UNITS)
+def test_what_it_hands_up_is_the_code_of_the_plain_input(name, units):
+    learner, x = make(SHAPES[name], hidden_units=units), images(SHAPES[name])
+    set_parameters(learner)
+    code = learner.current().up(x)
+    learner.gradient(x, np.arange(BATCH), epoch=1, step=0)
+    np.testing.assert_array_equal(learner.hidden_means(BATCH), code)
+    noisy = make(SHAPES[name], corruption=("masking", 0.5))
+    assert noisy.hidden_means(0) is None
+
+
+@pytest.mark.parametrize("units", UNITS)
+def test_weights_start_with_the_spread_of_their_units(units):
+    shape = ConvolutionShape(8, 12, 12, 64, 5)
+    learner = make(shape, hidden_units=units, tied=False)
+    variance = 2 / 200 if units == "relu" else 2 / (200 + 1600)
+    assert learner.weight.std() == pytest.approx(np.sqrt(variance), rel=0.02)
+    assert learner.weight.mean() == pytest.approx(0, abs=3 * np.sqrt(variance / 12800))
+    np.testing.assert_array_equal(learner.decoder_weight, learner.weight)
+    assert not learner.hidden_bias.any()
+    assert not learner.visible_bias.any()
+
+
+@pytest.mark.parametrize("channels_first", [True, False])
+def test_visible_biases_start_from_the_log_odds_of_a_channel(channels_first):
+    shape = replace(SHAPE, channels_first=channels_first)
+    learner = make(shape, visible_bias="log-odds")
+    x = np.zeros((6, shape.visible), dtype=np.float32)
+    x[:, channel_of(shape) == 0] = 0.25
+    x[:3, channel_of(shape) == 1] = 1
+    learner.start(x)
+    np.testing.assert_allclose(learner.visible_bias, [np.log(1 / 3), 0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_decay_and_biases_do_not(tied):
+    learner = make(tied=tied, weight_decay=0.5, l1=0.25)
+    parameters = set_parameters(learner)
+    for gradient in learner.gradients:
+        gradient.fill(0)
+    learner.update(epoch=1)
+    for now, before in zip(learner.parameters, parameters, strict=True):
+        decay = 0.5 * before + 0.25 * np.sign(before) if before.ndim > 1 else 0
+        np.testing.assert_allclose(now, before - 0.1 * decay, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shards", [2, 3])
+@pytest.mark.parametrize("tied", [True, False])
+def test_shards_by_examples_make_the_whole_step(shards, tied):
+    """With noise each has draws of its own, so without."""
+    x = images(SHAPE, 11)
+    whole, cut = make(tied=tied, batch_size=7), make(tied=tied, batch_size=7)
+    for learner, count in ((whole, 1), (cut, shards)):
+        training = step_for(learner, count, "examples")
+        for step, rows in enumerate((np.arange(7), np.arange(7, 11))):
+            training.train_step(x, rows, epoch=1, step=step)
+    for one, other in zip(whole.parameters, cut.parameters, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_it_goes_on_from_a_snapshot_and_a_state_in_the_same_bits():
+    x = images(SHAPE, 8)
+    learner, other = make(tied=False), make(tied=False, seed=4)
+    training, continued = WholeStep(learner), WholeStep(other)
+    training.train_step(x, np.arange(4), epoch=1, step=0)
+    state = {name: array.copy() for name, array in training.state().items()}
+    load_state(other, continued, learner.snapshot(), state)
+    for own in (training, continued):
+        own.train_step(x, np.arange(4, 8), epoch=1, step=1)
+    for one, two in zip(learner.parameters, other.parameters, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_a_snapshot_of_another_shape_is_refused():
+    learner = make()
+    with pytest.raises(ValueError, match="broadcast"):
+        learner.restore(make(replace(SHAPE, filters=5)).snapshot())
+
+
+@pytest.mark.parametrize("name", ["max", "no pooling"])  # a mean forgets where a pattern was
+def test_it_learns_to_reconstruct_crosses(name):
+    """Images of one of two small patterns anywhere: two filters are enough for both."""
+    shape = replace(SHAPES[name], channels=1, height=7, width=7, filters=4, size=2, pad=0)
+    rng, x = np.random.default_rng(5), np.zeros((200, 7, 7), dtype=np.float32)
+    for image, row, column in zip(x, *rng.integers(6, size=(2, 200)), strict=True):
+        patterns = np.eye(2), np.eye(2)[::-1]
+        image[row : row + 2, column : column + 2] = patterns[rng.integers(2)]
+    x = x.reshape(200, -1)
+    learner = make(shape, batch_size=20, loss="cross-entropy", learning_rate=1.0)
+    training, errors = WholeStep(learner), []
+    for epoch in range(1, 31):
+        errors.append(
+            train_epoch(
+                learner, training, x, epoch=epoch, stop=lambda: False, progress=lambda _: None
+            )
+        )
+    assert errors[-1] < 0.6 < 1.5 < errors[0], f"{errors}: 2 is that of black images"
