@@ -46,8 +46,8 @@ class LinkedNetwork:
     shards : int
         Into how many parts a step is cut, for workers to share.
     split : str
-        By "examples" of the minibatch, by "units" (of convolutions: filters and channels), or
-        "hybrid": convolutions by examples, dense links by units.
+        By "examples" of the minibatch; by "units" or "filters", which are the same, on the way
+        down channels; or "hybrid": convolutions by examples, dense links by units.
     backend : Backend, optional
         NumPy's; there is no other.
 

@@ -34,7 +34,7 @@ class Section(NamedTuple):
 
 
 def sections_of(chain: Sequence[Link], split: str) -> list[Section]:
-    """Return the sections of a chain that is split by ``examples``, ``units`` or ``hybrid``."""
+    """Return the sections of a chain that is split in a way; see :class:`LinkedNetwork`."""
     numbers = range(len(chain))
     if split != "hybrid":
         return [Section(numbers, split == "examples")]

@@ -14,10 +14,10 @@ import numpy as np
 
 from syncpretrain.finetuning.chain import Affine, Columns, Link, Site
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.convolution import scratch_size
+from syncpretrain.kernels.lowering import scratch_size
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.models.convolution import ConvolutionalLayer
-from syncpretrain.models.layer import DenseLayer
+from syncpretrain.models.layer import Layer
 from syncpretrain.shapes import ConvolutionShape
 
 __all__ = ["Convolve", "Deconvolve", "link_down", "link_up"]
@@ -148,7 +148,7 @@ class Deconvolve:
         return replace(self.shape, channels=own.stop - own.start)
 
 
-def link_up(layer: DenseLayer | ConvolutionalLayer) -> Link:
+def link_up(layer: Layer) -> Link:
     """Return the encoder of a layer."""
     if isinstance(layer, ConvolutionalLayer):
         weight = layer.weight.reshape(layer.shape.fan_in, -1)
@@ -156,7 +156,7 @@ def link_up(layer: DenseLayer | ConvolutionalLayer) -> Link:
     return Affine(layer.weight, layer.hidden_bias, layer.hidden_units)
 
 
-def link_down(layer: DenseLayer | ConvolutionalLayer, units: str) -> Link:
+def link_down(layer: Layer, units: str) -> Link:
     """Return the decoder of a layer, to visible units of a kind."""
     if isinstance(layer, ConvolutionalLayer):
         weight = layer.decoding.reshape(layer.shape.fan_in, -1)

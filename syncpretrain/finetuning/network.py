@@ -16,7 +16,7 @@ import numpy as np
 
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.numpy_backend import NumpyBackend
-from syncpretrain.finetuning.chain import Affine, Dropout, views
+from syncpretrain.finetuning.chain import Dropout, Link, views
 from syncpretrain.finetuning.network_program import network_program
 from syncpretrain.finetuning.trainable import Follow, Move
 from syncpretrain.kernels.activations import affine
@@ -86,7 +86,7 @@ class Network:
 
     def __init__(
         self,
-        chain: Sequence[Affine],
+        chain: Sequence[Link],
         *,
         loss: str,
         batch_size: int,

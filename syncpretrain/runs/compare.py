@@ -161,7 +161,7 @@ def _tuning(settings: Settings, data: Dataset, seed: int, count: int | None) -> 
         labelled = int((y != UNLABELLED).sum())
         options |= _budget(labelled, options["batch_size"], options["epochs"])
     options |= {"seed": seed, "blas_threads": pretrain.blas_threads, "backend": pretrain.backend}
-    form = Form(pretrain.layers, (pretrain.visible_units, *pretrain.hidden_units))
+    form = Form(pretrain.shapes, (pretrain.visible_units, *pretrain.hidden_units))
     return Finetuning(form, tuning_options(options), Part(data.train, y, "labels"), copies=1)
 
 
