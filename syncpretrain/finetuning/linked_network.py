@@ -93,8 +93,7 @@ class LinkedNetwork:
 
         As :meth:`syncpretrain.finetuning.network.Network.gradient`.
         """
-        with np.errstate(over="ignore", invalid="ignore"):  # the caller checks the error
-            return self.step(x, target, epoch=epoch, step=step)
+        return self.step(x, target, epoch=epoch, step=step)
 
     def step(
         self,
@@ -138,10 +137,11 @@ class LinkedNetwork:
     ) -> float:
         """Work a step of :meth:`program`; return its error as :meth:`gradient` does."""
         self._draw_masks(epoch, step)
-        run(program, self.shards)
-        squared, is_wrong = np.split(program.results, 2)
-        # NaN where the output is not finite
-        error = is_wrong.sum() + 0 * squared.sum() if self._is_exclusive else squared.sum()
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller checks the error
+            run(program, self.shards)
+            squared, is_wrong = np.split(program.results, 2)
+            # NaN where the output is not finite
+            error = is_wrong.sum() + 0 * squared.sum() if self._is_exclusive else squared.sum()
         return float(error)
 
     def loss_of(self, x: Array, target: Array, *, epoch: int = 0, step: int = 0) -> float:

@@ -89,7 +89,10 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
                 f"finetune_replicas: got {self.replicas} for {self.shards} shards, expected no more"
                 " workers than shards"
             )
-        if self.split == "examples" and max(self.shards, self.replicas or 1) > self.batch_size:
+        if (
+            self.split in ("examples", "hybrid")
+            and max(self.shards, self.replicas or 1) > self.batch_size
+        ):
             raise SettingsError(
                 f"finetune_shards: got more than the {self.batch_size} examples of a minibatch"
             )
