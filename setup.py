@@ -40,7 +40,8 @@ NATIVE = Extension(
     "syncpretrain.kernels._native",
     sources=["syncpretrain/kernels/_native.c"],
     depends=[
-        f"syncpretrain/kernels/_{name}.h" for name in ("counters", "loops", "philox", "program")
+        f"syncpretrain/kernels/_{name}.h"
+        for name in ("blas", "convolution", "counters", "loops", "philox", "program")
     ],
     extra_compile_args=["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"],
     optional=True,

@@ -161,6 +161,11 @@ VECTORIZED static void add_row(const float *h, float *sum, ptrdiff_t n)
     APART for (ptrdiff_t i = 0; i < n; i++) sum[i] += h[i];
 }
 
+VECTORIZED static void scale_row(float *x, ptrdiff_t n, float by)
+{
+    APART for (ptrdiff_t i = 0; i < n; i++) x[i] *= by;
+}
+
 /* difference = (difference - sum) / divisor, as the NumPy form rounds it. */
 VECTORIZED static void finish_row(float *difference, const float *sum, float divisor, ptrdiff_t n)
 {
@@ -254,6 +259,18 @@ VECTORIZED static void difference_row(
         sums[j] += d * d;
     }
     memcpy(lanes, sums, sizeof sums);
+}
+
+/* Return the sum of a row, added up in lanes. */
+VECTORIZED static float sum_of_row(const float *x, ptrdiff_t n)
+{
+    float sums[LANES] = {0}, sum = 0;
+    ptrdiff_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        APART for (int j = 0; j < LANES; j++) sums[j] += x[i + j];
+    for (int j = 0; j < LANES; j++) sum += sums[j];
+    for (; i < n; i++) sum += x[i];
+    return sum;
 }
 
 VECTORIZED static void derivative_row(float *delta, const float *a, ptrdiff_t n, Units units)

@@ -535,6 +535,52 @@ static PyObject *arrive_and_wait(PyObject *module, PyObject *const *args, Py_ssi
     return NULL;
 }
 
+/* --------------------------------------------------------------------------------- convolutions */
+
+#include "_convolution.h"
+
+/* args: the matrices of an equation, the numbers of its shape and what else it has, a tuple; the address
+ * of sgemm, and whether it is wide. */
+static PyObject *work_convolution(Equation equation, const char *access, int numbers,
+                                  PyObject *const *args, Py_ssize_t nargs, const char *name)
+{
+    Matrix m[6];
+    Shape shape;
+    double d[SHAPE_NUMBERS + 3];
+    int arrays = (int)strlen(access);
+    if (!expect(nargs, arrays + 3, name)) return NULL;
+    if (!PyTuple_Check(args[arrays]) || PyTuple_GET_SIZE(args[arrays]) != numbers) {
+        PyErr_Format(PyExc_TypeError, "%s: got %R; expected a tuple of %d numbers", name, args[arrays], numbers);
+        return NULL;
+    }
+    if (!doubles(PySequence_Fast_ITEMS(args[arrays]), d, numbers)) return NULL;
+    Blas blas = {PyLong_AsVoidPtr(args[arrays + 1]), PyObject_IsTrue(args[arrays + 2])};
+    if (PyErr_Occurred()) return NULL;
+    if (!open_all(m, args, access)) Py_RETURN_NOTIMPLEMENTED;
+    int valid = take_shape(&shape, d) && fits(equation, &shape, m);
+    for (int i = 0; i < arrays && valid; i++)
+        for (int j = 0; j < i && valid; j++)
+            valid = (access[i] == 'r' && access[j] == 'r') || apart(m + i, m + j);
+    if (!valid) return closed(m, arrays, Py_NotImplemented);
+    WORK(m[0], work_equation(equation, &blas, &shape, m, d + SHAPE_NUMBERS));
+    return closed(m, arrays, Py_None);
+}
+
+static PyObject *convolve(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    return work_convolution(FORWARD, "rrrwww", SHAPE_NUMBERS + 3, args, nargs, "convolve");
+}
+
+static PyObject *convolve_gradient(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    return work_convolution(GRADIENT, "rrrww", SHAPE_NUMBERS + 2, args, nargs, "convolve_gradient");
+}
+
+static PyObject *convolve_back(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    return work_convolution(BACK, "rrrww", SHAPE_NUMBERS + 2, args, nargs, "convolve_back");
+}
+
 /* ------------------------------------------------------------------------------------ programs */
 
 #include "_program.h"
@@ -546,7 +592,8 @@ static PyMethodDef methods[] = {
     METHOD(means), METHOD(sample_states), METHOD(uniform), METHOD(phase_differences),
     METHOD(momentum_step), METHOD(sgd_step), METHOD(adam_step), METHOD(squared_error),
     METHOD(times_derivative), METHOD(wait_for_counters), METHOD(store_counter), METHOD(arrive_and_wait),
-    METHOD(program), METHOD(run_program), METHOD(share_program),
+    METHOD(convolve), METHOD(convolve_gradient), METHOD(convolve_back), METHOD(program),
+    METHOD(run_program), METHOD(share_program),
     {NULL, NULL, 0, NULL},
 };
 

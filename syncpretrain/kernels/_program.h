@@ -6,11 +6,10 @@
  *
  * That the arrays of an operation fit each other is checked in kernels/operations.py, once.
  */
-#include <limits.h>
-
 typedef enum {
     GEMM, MEANS, DRAW, SQUARED_ERROR, DIFFERENCES, MOMENTUM, SUM_ROWS, SCALE, DERIVATIVE, MULTIPLY,
-    ADAM, SGD, DECAY, COPY, SOFTMAX, WRONG, ADD, KINDS
+    ADAM, SGD, DECAY, COPY, SOFTMAX, WRONG, ADD, CONVOLVE, CONVOLVE_GRADIENT, CONVOLVE_BACK,
+    VISIBLE_MEANS, SUM_CHANNELS, KINDS
 } Kind;
 
 /* The letters say which arrays an operation has, and whether it writes to them; then its numbers. */
@@ -35,14 +34,21 @@ static const struct {
     [SOFTMAX] = {"softmax", "w", 0},
     [WRONG] = {"wrong", "rr", 1},                           /* slot */
     [ADD] = {"add", "rrw", 0},
+    /* behind the shape's numbers: units; the first filter or channel and the end of them */
+    [CONVOLVE] = {"convolve", "rrrwww", SHAPE_NUMBERS + 3},
+    [CONVOLVE_GRADIENT] = {"convolve_gradient", "rrrww", SHAPE_NUMBERS + 2},
+    [CONVOLVE_BACK] = {"convolve_back", "rrrww", SHAPE_NUMBERS + 2},
+    [VISIBLE_MEANS] = {"visible_means", "wr", SHAPE_NUMBERS + 1},
+    [SUM_CHANNELS] = {"sum_channels", "rw", SHAPE_NUMBERS},
 };
-enum { MOST_ARRAYS = 5, MOST_NUMBERS = 2 };
+enum { MOST_ARRAYS = 6, MOST_NUMBERS = SHAPE_NUMBERS + 3 };
 
 typedef struct {
     Kind kind;
     Matrix m[MOST_ARRAYS];
     int transposed[2]; /* the factors of a product */
     double number[MOST_NUMBERS];
+    Shape shape; /* of a convolution */
 } Operation;
 
 typedef struct {
@@ -50,8 +56,7 @@ typedef struct {
     Py_ssize_t *ends; /* of the operations of each shard of each phase */
     Py_ssize_t phases, shards, count;
     Py_ssize_t slots; /* results are at least as many */
-    void *sgemm;
-    int wide; /* its integers have 64 bits */
+    Blas blas;
 } Program;
 
 /* What differs from step to step, and what comes out: arrays of the caller. */
@@ -62,29 +67,13 @@ typedef struct {
     double *results;
 } Values;
 
-typedef void (*Narrow)(int, int, int, int, int, int, float, const float *, int, const float *, int,
-                       float, float *, int);
-typedef void (*Wide)(int, int, int, int64_t, int64_t, int64_t, float, const float *, int64_t,
-                     const float *, int64_t, float, float *, int64_t);
-enum { ROW_MAJOR = 101, AS_IS = 111, TRANSPOSED = 112 };
-
 static void multiply_matrices(const Program *program, const Operation *op)
 {
     const Matrix *a = op->m, *b = op->m + 1, *c = op->m + 2;
     int ta = op->transposed[0] ? TRANSPOSED : AS_IS, tb = op->transposed[1] ? TRANSPOSED : AS_IS;
     Py_ssize_t inner = op->transposed[0] ? a->rows : a->columns;
-    if (program->wide)
-        ((Wide)program->sgemm)(ROW_MAJOR, ta, tb, c->rows, c->columns, inner, 1.0f, a->data,
-                               a->stride, b->data, b->stride, 0.0f, c->data, c->stride);
-    else
-        ((Narrow)program->sgemm)(ROW_MAJOR, ta, tb, (int)c->rows, (int)c->columns, (int)inner, 1.0f,
-                                 a->data, (int)a->stride, b->data, (int)b->stride, 0.0f, c->data,
-                                 (int)c->stride);
-}
-
-VECTORIZED static void scale_row(float *x, ptrdiff_t n, float by)
-{
-    APART for (ptrdiff_t i = 0; i < n; i++) x[i] *= by;
+    multiply_by(&program->blas, ta, tb, c->rows, c->columns, inner, (Rows){a->data, a->stride},
+            (Rows){b->data, b->stride}, 0.0f, (Rows){c->data, c->stride});
 }
 
 VECTORIZED static void multiply_row(const float *x, const float *y, float *out, ptrdiff_t n)
@@ -168,6 +157,13 @@ static void work_operation(const Program *program, const Operation *op, const Va
         values->results[(Py_ssize_t)d[0]] = (double)count;
         break;
     }
+    case CONVOLVE:
+    case CONVOLVE_GRADIENT:
+    case CONVOLVE_BACK:
+    case VISIBLE_MEANS:
+    case SUM_CHANNELS:
+        work_equation((Equation)(op->kind - CONVOLVE), &program->blas, &op->shape, m, d + SHAPE_NUMBERS);
+        break;
     case KINDS: break;
     }
 }
@@ -285,6 +281,16 @@ static int open_factor(Matrix *m, PyObject *object, int *transposed)
     return 1;
 }
 
+/* Take the shape of a convolution, if it is one. */
+static int take_convolution(Operation *op)
+{
+    if (op->kind < CONVOLVE) return 1;
+    Equation equation = (Equation)(op->kind - CONVOLVE);
+    if (take_shape(&op->shape, op->number) && fits(equation, &op->shape, op->m)) return 1;
+    PyErr_SetString(PyExc_ValueError, "got a shape of a convolution that does not fit its arrays");
+    return 0;
+}
+
 /* Return whether the sizes of a product are integers of its function. */
 static int sizes_fit(const Operation *op, int wide)
 {
@@ -354,8 +360,8 @@ static PyObject *program(PyObject *module, PyObject *const *args, Py_ssize_t nar
         PyMem_Free(made);
         return NULL;
     }
-    made->sgemm = PyLong_AsVoidPtr(args[1]);
-    made->wide = PyObject_IsTrue(args[2]);
+    made->blas.sgemm = PyLong_AsVoidPtr(args[1]);
+    made->blas.wide = PyObject_IsTrue(args[2]);
     if (PyErr_Occurred() || !PyList_Check(args[0])) goto failed;
     made->phases = PyList_GET_SIZE(args[0]);
     Py_ssize_t total = 0;
@@ -385,7 +391,9 @@ static PyObject *program(PyObject *module, PyObject *const *args, Py_ssize_t nar
                 || !open_operation(op, tuple))
                 goto failed;
             made->count++; /* from here on its arrays are closed with the program */
-            if ((op->kind == GEMM && !sizes_fit(op, made->wide)) || !take_slot(made, op)) goto failed;
+            if ((op->kind == GEMM && !sizes_fit(op, made->blas.wide)) || !take_slot(made, op)
+                || !take_convolution(op))
+                goto failed;
         }
         made->ends[at] = made->count;
     }

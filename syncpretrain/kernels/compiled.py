@@ -1,4 +1,4 @@
-"""Programs worked by the C extension, with the products of NumPy's own BLAS."""
+"""Programs and convolutions worked by the C extension, with the products of NumPy's own BLAS."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.dispatch import register
+from syncpretrain.kernels.lowering import shape_numbers
 from syncpretrain.kernels.native import extension
+from syncpretrain.shapes import ConvolutionShape
 
 __all__ = ["SHARED_COUNTERS", "compiled_program", "run_program", "share_program"]
 
@@ -107,14 +111,33 @@ def _compiled_form(name: str, *arguments: Any) -> tuple[Any, ...]:
             raise ValueError(units)
         return name, x, bias, out, shard
     if name in ("means", "times_derivative"):
-        if arguments[2] not in extension.UNITS:
-            raise ValueError(arguments[2])
-        return name, *arguments[:2], extension.UNITS[arguments[2]]
+        return name, *arguments[:2], _units_number(arguments[2])
     if name == "phase_differences" and arguments[-1] > EXACT:
         raise ValueError(arguments[-1])
+    if any(isinstance(value, ConvolutionShape) for value in arguments):
+        return name, *_convolution_form(arguments)
     if name == "adam_step":
         return name, *arguments, 0.9, 0.999
     return name, *arguments
+
+
+def _convolution_form(arguments: tuple[Any, ...]) -> list[Any]:
+    """Return the arguments of a convolution with numbers for its shape and its units."""
+    form: list[Any] = []
+    for value in arguments:
+        if isinstance(value, ConvolutionShape):
+            form += shape_numbers(value)
+        elif isinstance(value, str):
+            form.append(_units_number(value))
+        else:
+            form.append(value)
+    return form
+
+
+def _units_number(units: str) -> Any:
+    if units not in extension.UNITS:
+        raise ValueError(units)
+    return extension.UNITS[units]
 
 
 def run_program(
@@ -205,3 +228,67 @@ def share_program(
         timeout_seconds,
     )
     return waited
+
+
+def _convolution(name: str, arrays: tuple[Array, ...], *numbers: Any, part: slice, end: int) -> Any:
+    """Work an equation of convolutions of some filters or channels, if the extension can."""
+    blas = _sgemm()
+    first, last, step = part.indices(end)
+    if blas is None or step != 1 or first > last:
+        return NotImplemented
+    return getattr(extension, name)(*arrays, (*numbers, first, last), *blas)
+
+
+def _convolve(
+    x: Array,
+    weight: Array,
+    bias: Array,
+    out: Array,
+    places: Array,
+    scratch: Array,
+    shape: ConvolutionShape,
+    units: str,
+    filters: slice = slice(None),
+) -> Any:
+    if units not in extension.UNITS:
+        return NotImplemented
+    arrays, numbers = (x, weight, bias, out, places, scratch), shape_numbers(shape)
+    kind = extension.UNITS[units]
+    return _convolution("convolve", arrays, *numbers, kind, part=filters, end=shape.filters)
+
+
+def _convolve_gradient(
+    x: Array,
+    delta: Array,
+    places: Array,
+    out: Array,
+    scratch: Array,
+    shape: ConvolutionShape,
+    filters: slice = slice(None),
+) -> Any:
+    arrays, numbers = (x, delta, places, out, scratch), shape_numbers(shape)
+    return _convolution("convolve_gradient", arrays, *numbers, part=filters, end=shape.filters)
+
+
+def _convolve_back(
+    delta: Array,
+    places: Array,
+    weight: Array,
+    out: Array,
+    scratch: Array,
+    shape: ConvolutionShape,
+    channels: slice = slice(None),
+) -> Any:
+    arrays, numbers = (delta, places, weight, out, scratch), shape_numbers(shape)
+    return _convolution("convolve_back", arrays, *numbers, part=channels, end=shape.channels)
+
+
+if extension is not None:
+    register(
+        np.ndarray,
+        {
+            "convolve": _convolve,
+            "convolve_gradient": _convolve_gradient,
+            "convolve_back": _convolve_back,
+        },
+    )

@@ -1,0 +1,295 @@
+"""The compiled convolutions against the NumPy forms, on drawn shapes and parts of arrays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from syncpretrain.kernels import compiled, native
+from syncpretrain.kernels.convolution import (
+    convolve,
+    convolve_back,
+    convolve_gradient,
+    scratch_size,
+    sum_channels,
+    visible_means,
+)
+from syncpretrain.kernels.dispatch import registered
+from syncpretrain.kernels.lowering import shape_numbers
+from syncpretrain.kernels.program import Program, in_turn
+from syncpretrain.shapes import ConvolutionShape
+
+pytestmark = pytest.mark.skipif(
+    native.extension is None, reason="the compiled kernels are not there"
+)
+FORMS = registered(np.ndarray)
+ASIDE = 77.0  # what lies beside the arrays
+
+
+@st.composite
+def shapes(draw):
+    """Draw a shape whose blocks fill its maps; blocks, images and runs of many sizes."""
+    size, pool = draw(st.integers(1, 6)), draw(st.integers(1, 4))
+    lengths = [pool * draw(st.integers(1, 4)) + size - 1 for _ in range(2)]  # with their pads
+    pad = draw(st.integers(0, (min(lengths) - 1) // 2))
+    return ConvolutionShape(
+        channels=draw(st.sampled_from([1, 2, 3, 5, 16, 17])),
+        height=lengths[0] - 2 * pad,
+        width=lengths[1] - 2 * pad,
+        filters=draw(st.sampled_from([1, 2, 7, 16, 20])),
+        size=size,
+        pad=pad,
+        pool=pool,
+        pooling=draw(st.sampled_from(["max", "mean"])),
+        channels_first=draw(st.booleans()),
+    )
+
+
+def part_of(draw, length):
+    first = draw(st.integers(0, length))
+    return slice(first, draw(st.integers(first, length)))
+
+
+class Case:
+    """Arrays of a shape, inside wider ones, of whole numbers: so that all sums are exact."""
+
+    def __init__(self, shape, examples=3, *, seed=0, places=True):
+        self.shape, self.draws = shape, np.random.default_rng(seed)
+        self.x = self.whole_numbers(examples, shape.visible)
+        self.weight = self.whole_numbers(shape.fan_in, shape.filters)
+        self.bias = self.whole_numbers(1, shape.filters)[0]
+        self.delta = self.whole_numbers(examples, shape.hidden)
+        self.has_places = places
+        self.places = self.filled(examples, shape.hidden) if places else self.filled(1, 0)[0]
+        self.places[...] = self.draws.integers(0, shape.pool**2, self.places.shape)
+
+    def filled(self, *shape):
+        wide = np.full((shape[0], shape[1] + 9), ASIDE, dtype=np.float32)
+        return wide[:, 4:-5]
+
+    def whole_numbers(self, *shape):
+        array = self.filled(*shape)
+        array[...] = self.draws.integers(-4, 5, shape)
+        return array
+
+    def scratch(self):
+        """Return a scratch between walls, full of what no result may depend on."""
+        wide = np.full(scratch_size(self.shape) + 64, np.nan, dtype=np.float32)
+        wide[:32] = wide[-32:] = ASIDE
+        return wide[32:-32]
+
+    def up(self, form, units="gaussian", filters=slice(None)):
+        out, places = self.filled(*self.delta.shape), self.places.base.copy()[:, 4:-5]
+        places = places if self.has_places else places[0]
+        out.fill(-7)
+        places.fill(-7)
+        self.call(
+            form, self.x, self.weight, self.bias, out, places, units, filters, written=(out, places)
+        )
+        return out, places
+
+    def gradient(self, form, filters=slice(None)):
+        out = self.filled(*self.weight.shape)
+        out.fill(-7)
+        self.call(form, self.x, self.delta, self.places, out, filters, written=(out,))
+        return out
+
+    def back(self, form, channels=slice(None)):
+        out = self.filled(*self.x.shape)
+        out.fill(-7)
+        self.call(form, self.delta, self.places, self.weight, out, channels, written=(out,))
+        return out
+
+    def call(self, form, *arguments, written):
+        arrays = [a for a in arguments if isinstance(a, np.ndarray)]
+        scratch = self.scratch()
+        result = form(*arrays, scratch, self.shape, *arguments[len(arrays) :])
+        assert result is not NotImplemented
+        for array in written:
+            assert (array.base[:, :4] == ASIDE).all()
+            assert (array.base[:, -5:] == ASIDE).all()
+        assert (scratch.base[:32] == ASIDE).all()
+        assert (scratch.base[-32:] == ASIDE).all()
+
+
+def assert_same(ours, theirs, shape):
+    """Compare exactly, but for means over blocks whose size is no power of two."""
+    if shape.pool == 3:
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-4)
+    else:
+        assert (ours == theirs).all()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), shapes(), st.integers(0, 5), st.booleans())
+def test_every_part_is_that_of_numpy(data, shape, examples, places):
+    case = Case(shape, examples, seed=data.draw(st.integers(0, 99)), places=places)
+    filters, channels = part_of(data.draw, shape.filters), part_of(data.draw, shape.channels)
+    units = data.draw(st.sampled_from(["gaussian", "relu"]))
+    ours = case.up(FORMS["convolve"], units, filters)
+    theirs = case.up(convolve.__wrapped__, units, filters)
+    assert_same(ours[0], theirs[0], shape)
+    assert (ours[1] == theirs[1]).all()
+    assert_same(
+        case.gradient(FORMS["convolve_gradient"], filters),
+        case.gradient(convolve_gradient.__wrapped__, filters),
+        shape,
+    )
+    assert_same(
+        case.back(FORMS["convolve_back"], channels),
+        case.back(convolve_back.__wrapped__, channels),
+        shape,
+    )
+
+
+LARGE = [
+    ConvolutionShape(1, 28, 28, 20, 5, pool=2, channels_first=True),
+    ConvolutionShape(20, 12, 12, 50, 5, pool=2),
+    ConvolutionShape(3, 20, 20, 8, 11, pad=5, channels_first=True),
+    ConvolutionShape(64, 30, 30, 40, 3, pad=1, pool=3),  # a row of blocks is beyond a band
+    ConvolutionShape(64, 30, 30, 40, 3, pad=1, pool=2, pooling="mean"),
+]
+
+
+@pytest.mark.parametrize("shape", LARGE)
+@pytest.mark.parametrize("units", ["bernoulli", "tanh"])
+def test_more_than_a_band_and_other_units(shape, units):
+    case = Case(shape, 13 if shape.height < 30 else 2)
+    case.weight /= 16
+    ours, theirs = case.up(FORMS["convolve"], units), case.up(convolve.__wrapped__, units)
+    np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5, atol=1e-6)
+    assert (ours[1] == theirs[1]).all()
+    for name, form in (("gradient", convolve_gradient), ("back", convolve_back)):
+        ours, theirs = (getattr(case, name)(f) for f in (FORMS[form.__name__], form.__wrapped__))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-3)
+        assert (getattr(case, name)(FORMS[form.__name__]) == ours).all(), "the same bits again"
+
+
+def test_filters_of_the_way_back_from_a_maximum_have_the_bits_of_the_whole():
+    case = Case(LARGE[1], 5)
+    case.x[...] = case.draws.standard_normal(case.x.shape)
+    whole = case.gradient(FORMS["convolve_gradient"])
+    part = case.gradient(FORMS["convolve_gradient"], slice(7, 30))
+    assert (part[:, 7:30] == whole[:, 7:30]).all()
+
+
+def test_nan_is_larger_than_any_number():
+    shape = ConvolutionShape(1, 4, 4, 1, 1, pool=2)
+    case = Case(shape, 2)
+    case.weight[...], case.bias[...] = 1, 0
+    case.x[0, 5] = case.x[1, 0] = np.nan
+    ours, theirs = case.up(FORMS["convolve"]), case.up(convolve.__wrapped__)
+    np.testing.assert_array_equal(ours[0], theirs[0])
+    assert np.isnan(ours[0]).sum() == 2
+    np.testing.assert_array_equal(ours[1], theirs[1])
+
+
+@pytest.mark.parametrize("place", [-1, 4, 1e30, np.nan, np.inf, 1.5])
+def test_a_place_that_is_none_has_no_derivative(place):
+    case = Case(ConvolutionShape(2, 6, 6, 3, 3, pool=2), 2)
+    case.places[0] = place
+    for name, form in (("gradient", convolve_gradient), ("back", convolve_back)):
+        ours, theirs = (getattr(case, name)(f) for f in (FORMS[form.__name__], form.__wrapped__))
+        assert (ours == theirs).all()
+
+
+SHAPE = ConvolutionShape(2, 6, 6, 3, 3, pool=2)
+WRONG = {
+    "fewer visible units": {"x": (3, 71)},
+    "fewer weights": {"weight": (17, 3)},
+    "fewer filters": {"weight": (18, 2)},
+    "a matrix of biases": {"bias": (1, 3)},
+    "fewer hidden units": {"out": (3, 11)},
+    "fewer examples": {"out": (2, 12)},
+    "fewer places": {"places": (2, 12)},
+    "a smaller scratch": {"scratch": (scratch_size(SHAPE) // 2,)},
+    "a matrix of scratch": {"scratch": (1, scratch_size(SHAPE))},
+}
+ARRAYS = {
+    "x": (3, 72),
+    "weight": (18, 3),
+    "bias": (3,),
+    "out": (3, 12),
+    "places": (3, 12),
+    "scratch": (scratch_size(SHAPE),),
+}
+NUMBERS = (*shape_numbers(SHAPE), 1, 0, 3)
+
+
+def worked(shapes, numbers=NUMBERS):
+    arrays = [np.zeros(shape, dtype=np.float32) for shape in {**ARRAYS, **shapes}.values()]
+    return native.extension.convolve(*arrays, numbers, *compiled._sgemm())
+
+
+def test_what_fits_is_worked():
+    assert worked({}) is None
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_the_extension_leaves_alone_what_does_not_fit(what):
+    assert worked(WRONG[what]) is NotImplemented
+
+
+@pytest.mark.parametrize("at", range(len(shape_numbers(SHAPE)) - 2))
+@pytest.mark.parametrize("number", [-1, 7, 1e9, 1e300, float("nan")])
+def test_the_extension_leaves_alone_a_shape_of_other_sizes(at, number):
+    assert worked({}, (*NUMBERS[:at], number, *NUMBERS[at + 1 :])) is NotImplemented
+
+
+@pytest.mark.parametrize("numbers", [None, (), NUMBERS[1:], list(NUMBERS), (*NUMBERS[1:], "3")])
+def test_the_extension_refuses_what_are_no_numbers(numbers):
+    with pytest.raises(TypeError):
+        worked({}, numbers)
+
+
+def test_arrays_that_share_memory_are_left_to_numpy():
+    arrays = [np.zeros(shape, dtype=np.float32) for shape in ARRAYS.values()]
+    arrays[4] = arrays[3]
+    assert native.extension.convolve(*arrays, NUMBERS, *compiled._sgemm()) is NotImplemented
+
+
+def test_without_a_product_numpy_does_it(monkeypatch):
+    case = Case(SHAPE)
+    monkeypatch.setattr(compiled, "_sgemm", lambda: None)
+    assert (case.up(convolve)[0] == case.up(convolve.__wrapped__)[0]).all()
+
+
+def test_steps_of_filters_and_other_units_are_left_to_numpy():
+    case = Case(SHAPE)
+    out, _ = case.up(convolve, "gaussian", slice(None, None, 2))
+    assert (out.reshape(-1, 3)[:, 1] == -7).all()
+    assert (out.reshape(-1, 3)[:, ::2] == case.up(convolve)[0].reshape(-1, 3)[:, ::2]).all()
+    ours, theirs = case.up(convolve, "softmax")[0], case.up(convolve.__wrapped__, "softmax")[0]
+    assert (ours == theirs).all()
+
+
+@pytest.mark.parametrize("shape", [SHAPE, replace(SHAPE, channels_first=True), LARGE[0]])
+@pytest.mark.parametrize("units", ["relu", "bernoulli"])
+def test_a_program_has_the_bits_of_its_equations(shape, units):
+    case = Case(shape, 4)
+    (out, places), bias = case.up(convolve, units), case.whole_numbers(1, shape.channels)[0]
+    case.places[...] = places
+    own = [np.full_like(a, -7) for a in (out, places, case.weight, case.x)]
+    image, sums = case.x.copy(), np.empty(shape.channels, dtype=np.float32)
+    scratch, filters, channels = case.scratch(), (0, shape.filters), (0, shape.channels)
+    phases = [
+        [[("convolve", case.x, case.weight, case.bias, *own[:2], scratch, shape, units, *filters)]],
+        [[("convolve_gradient", case.x, case.delta, own[1], own[2], scratch, shape, *filters)]],
+        [[("convolve_back", case.delta, own[1], case.weight, own[3], scratch, shape, *channels)]],
+        [[("visible_means", image, bias, shape, units)]],
+        [[("sum_channels", case.x, sums, shape)]],
+    ]
+    program = Program(phases, 0)
+    assert program.is_compiled
+    in_turn(program, 1)
+    for ours, theirs in zip(
+        own, (out, places, case.gradient(convolve_gradient), case.back(convolve_back)), strict=True
+    ):
+        assert (ours == theirs).all()
+    expected = visible_means(case.x.astype(np.float64), bias, shape, units)
+    np.testing.assert_allclose(image, expected, rtol=1e-6)
+    assert (sums == sum_channels(case.x, shape, out=np.empty_like(sums))).all()
