@@ -284,6 +284,8 @@ def test_the_memory_that_is_needed_is_an_upper_bound(settings, supervised, monke
 
 def test_a_pretrained_stack_is_tuned_for_classes():
     X, y = bars()
-    stack = pretrain(X, layers=TEXT, model="denoising", epochs=2, batch_size=12)
-    after = tuned(stack, X, y, epochs=20, learning_rate=0.03)
+    stack = pretrain(
+        X, layers=TEXT, model="denoising", hidden_units="relu", epochs=2, batch_size=12
+    )
+    after = tuned(stack, X, y, epochs=15, learning_rate=0.01)
     assert wrong(after, X, y) < 0.2
