@@ -8,8 +8,8 @@
  */
 typedef enum {
     GEMM, MEANS, DRAW, SQUARED_ERROR, DIFFERENCES, MOMENTUM, SUM_ROWS, SCALE, DERIVATIVE, MULTIPLY,
-    ADAM, SGD, DECAY, COPY, SOFTMAX, WRONG, CONVOLVE, CONVOLVE_GRADIENT, CONVOLVE_BACK, VISIBLE_MEANS,
-    SUM_CHANNELS, KINDS
+    ADAM, SGD, DECAY, COPY, SOFTMAX, WRONG, ADD, CONVOLVE, CONVOLVE_GRADIENT, CONVOLVE_BACK,
+    VISIBLE_MEANS, SUM_CHANNELS, KINDS
 } Kind;
 
 /* The letters say which arrays an operation has, and whether it writes to them; then its numbers. */
@@ -33,6 +33,7 @@ static const struct {
     [COPY] = {"copy", "rw", 0},
     [SOFTMAX] = {"softmax", "w", 0},
     [WRONG] = {"wrong", "rr", 1},                           /* slot */
+    [ADD] = {"add", "rrw", 0},
     /* behind the shape's numbers: units; the first filter or channel and the end of them */
     [CONVOLVE] = {"convolve", "rrrwww", SHAPE_NUMBERS + 3},
     [CONVOLVE_GRADIENT] = {"convolve_gradient", "rrrww", SHAPE_NUMBERS + 2},
@@ -78,6 +79,11 @@ static void multiply_matrices(const Program *program, const Operation *op)
 VECTORIZED static void multiply_row(const float *x, const float *y, float *out, ptrdiff_t n)
 {
     APART for (ptrdiff_t i = 0; i < n; i++) out[i] = x[i] * y[i];
+}
+
+VECTORIZED static void plus_row(const float *x, const float *y, float *out, ptrdiff_t n)
+{
+    APART for (ptrdiff_t i = 0; i < n; i++) out[i] = x[i] + y[i];
 }
 
 static void softmax_row(float *x, Py_ssize_t n)
@@ -129,6 +135,7 @@ static void work_operation(const Program *program, const Operation *op, const Va
     case MULTIPLY:
         ROWS_OF(m[0], multiply_row(row(&m[0], i), row(&m[1], i), row(&m[2], i), n));
         break;
+    case ADD: ROWS_OF(m[0], plus_row(row(&m[0], i), row(&m[1], i), row(&m[2], i), n)); break;
     case ADAM:
         ROWS_OF(m[0], adam_row(row(&m[0], i), row(&m[1], i), row(&m[2], i), row(&m[3], i), n,
                                (float)d[0], (float)d[1], (float)values->size,

@@ -47,7 +47,7 @@ OperationPhases = Sequence[Sequence[Sequence[Operation]]]  # phases of shards of
 class Program:
     """The operations of a step.
 
-    ``matmul`` (a, b, out) and ``multiply`` are NumPy's; ``means`` (x, bias, units),
+    ``matmul`` (a, b, out), ``multiply`` and ``add`` are NumPy's; ``means`` (x, bias, units),
     ``squared_error`` (x, y, out, slot of ``results``), ``phase_differences`` (v, h, da, db,
     scratch, examples), ``times_derivative`` (delta, a, units) are equations of this package, and
     so are ``sample_states`` (x, bias, noise, out, units, shard), ``momentum_step`` (parameter,
@@ -219,6 +219,7 @@ def _of_some(equation: Callable[..., Any], *arguments: Any) -> None:
 _INTERPRETED: dict[str, Callable[..., Any]] = {
     "matmul": lambda self, a, b, out: np.matmul(a, b, out=out),
     "multiply": lambda self, x, y, out: np.multiply(x, y, out=out),
+    "add": lambda self, x, y, out: np.add(x, y, out=out),
     "means": lambda self, x, bias, units: means(x, bias, units),
     "softmax": lambda self, x: activate(x, "softmax"),
     "times_derivative": lambda self, delta, a, units: times_derivative(delta, a.copy(), units),

@@ -84,7 +84,7 @@ def check_finetuning(settings: Settings, data: Dataset) -> Finetuning | None:
         Part(getattr(data, part), _targets(data, part, wanted.objective), name)
         for part, name in (("train", "labels"), ("validation", "labels of validation"))
     )
-    form = Form(pretrain.layers, (pretrain.visible_units, *pretrain.hidden_units))
+    form = Form(pretrain.shapes, (pretrain.visible_units, *pretrain.hidden_units))
     held_out = validation if len(data.validation) else None
     return Finetuning(form, options, train, held_out, copies=PRETRAINED_COPIES)
 
