@@ -7,6 +7,7 @@ the pooling behind it are one layer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +18,15 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.settings.architecture_text import layer_text, read_architecture
 from syncpretrain.shapes import ConvolutionShape, DenseShape, ImageShape, LayerShape
 
-__all__ = ["Conv", "Pool", "architecture_of", "check_architecture", "shapes_of", "text_of"]
+__all__ = [
+    "Conv",
+    "Pool",
+    "architecture_of",
+    "check_architecture",
+    "check_width",
+    "shapes_of",
+    "text_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +131,31 @@ def check_architecture(layers: tuple[int, ...], architecture: str) -> None:
             f"architecture: got {architecture}, expected {text or 'nothing'}, the form that is"
             " kept; or name it layers"
         )
+
+
+def check_width(shapes: Sequence[LayerShape], values: int) -> None:
+    """Refuse examples of another number of values than the lowest layer reads.
+
+    Raises
+    ------
+    SettingsError
+        Saying both, and what to begin with.
+    """
+    first = shapes[0]
+    if values == first.visible:
+        return
+    if isinstance(first, DenseShape):
+        raise SettingsError(
+            f"layers: the first number is {first.visible}, but an example has {values} values;"
+            f" begin with {values}"
+        )
+    side, rest = math.isqrt(values // first.channels), values % first.channels
+    fits = not rest and side**2 * first.channels == values
+    raise SettingsError(
+        f"layers: images of {first.images} have {first.visible} values, but an example has"
+        f" {values}; begin with"
+        + (f" {ImageShape(first.channels, side, side)}" if fits else f" images of {values} values")
+    )
 
 
 def _listed(numbers: Iterable[int]) -> str:
