@@ -71,6 +71,8 @@ class Program:
     ----------
     shards, length : int
         Of each phase; of phases.
+    operations : sequence of sequence of sequence of Operation
+        The phases as they were given.
     results : ndarray of shape (slots,), float64
 
     Raises
@@ -88,7 +90,7 @@ class Program:
         self._words = np.zeros(4, dtype=np.uint64)  # of an address: key, step, epoch
         self._address = Address(0, Purpose.HIDDEN)
         self._steps = 0
-        self._operations = phases
+        self.operations = phases
         self._compiled = compiled_program(phases)
 
     @property
@@ -120,7 +122,7 @@ class Program:
     @property
     def phases(self) -> list[Callable[[int], None]]:
         """The phases as functions of a shard's number, where it is not compiled."""
-        return [partial(self._work_shard, shards) for shards in self._operations]
+        return [partial(self._work_shard, shards) for shards in self.operations]
 
     def work(
         self,
