@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from syncpretrain.planning.bench import Bench, Reached
     from syncpretrain.planning.candidates import Task
     from syncpretrain.pretraining.runtime.split import Split
+    from syncpretrain.settings import PretrainSettings
 
 __all__ = ["command"]
 
@@ -83,7 +84,7 @@ def command(
         raise SettingsError("target: got a value without data, expected --data mnist or a file")
     settings = settings_from(layers, **options, backend="numpy").pretrain  # whose cores are timed
     width = settings.layers[0]
-    dataset = _loaded(data, width)
+    dataset = _loaded(data, settings)
     rows = _rows(dataset, width, examples)
     task = Task(settings, len(rows.train), len(rows.validation))
     found = bench(task, rows, rounds=rounds, report=lambda line: click.echo(line, err=True))
@@ -97,18 +98,14 @@ def command(
         _print(found, target, reached, sys.stdout)
 
 
-def _loaded(data: str | None, width: int) -> Dataset | None:
+def _loaded(data: str | None, settings: PretrainSettings) -> Dataset | None:
     from syncpretrain.data import load_dataset
-    from syncpretrain.errors import SettingsError
+    from syncpretrain.settings.architecture import check_width
 
     if data is None:
         return None
     dataset = load_dataset(data)
-    if dataset.width != width:
-        raise SettingsError(
-            f"layers: the first number is {width}, but an example of {data} has {dataset.width}"
-            " values"
-        )
+    check_width(settings.shapes, dataset.width)
     return dataset
 
 
@@ -193,6 +190,7 @@ def _print(bench: Bench, target: float | None, reached: Reached | None, file: IO
 
 
 def _title(task: Task) -> str:
-    shape = "-".join(map(str, task.settings.layers))
+    settings = task.settings
+    shape = settings.architecture or "-".join(map(str, settings.layers))
     epochs = ",".join(map(str, sorted(set(task.settings.epochs))))
     return f"{shape}, {epochs} epochs of {task.examples:,} examples"

@@ -66,13 +66,6 @@ class Layer(Protocol):
         """``rbm`` or ``autoencoder``."""
         ...
 
-    @property
-    def hidden_units(self) -> str: ...  # noqa: D102 - see DenseLayer
-    @property
-    def visible_units(self) -> str: ...  # noqa: D102
-    @property
-    def model(self) -> str: ...  # noqa: D102
-
     def parameters(self) -> Iterator[tuple[str, Array]]:
         """Yield name and array of each parameter in their fixed order."""
         ...

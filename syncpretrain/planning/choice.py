@@ -76,7 +76,8 @@ class Plan:
     def command(self) -> str:
         """The choice as a command line, for a stack that :func:`plan` was given."""
         task = self.task.settings
-        stack: dict[str, Any] = {"layers": task.layers, "epochs": task.epochs}
+        layers = task.architecture or task.layers
+        stack: dict[str, Any] = {"layers": layers, "epochs": task.epochs}
         if task.batch_size != 100:
             stack["batch_size"] = task.batch_size
         if task.model != "rbm":
@@ -103,6 +104,7 @@ class Plan:
         task = self.task
         return {
             "layers": list(task.settings.layers),
+            "architecture": task.settings.architecture or None,
             "workers": self.timings.workers,
             "blas_threads": self.timings.blas_threads,
             "examples": task.examples,
@@ -132,7 +134,7 @@ class Plan:
 
 
 def plan(
-    layers: Sequence[int],
+    layers: str | Sequence[Any],
     *,
     workers: int | None = None,
     examples: int = 50_000,
@@ -144,8 +146,8 @@ def plan(
 
     Parameters
     ----------
-    layers : sequence of int
-        Values of an example, then the units of each layer.
+    layers : sequence of int, or str
+        Values of an example, then the units of each layer; as of :func:`syncpretrain.pretrain`.
     workers : int, optional
         The most there may be; default the usable cores.
     examples, held_out : int

@@ -87,7 +87,7 @@ def measure(
         If the stack does not fit the memory, or another run in this process holds BLAS at a number
         of threads.
     """
-    check_memory(settings.layers, examples=0, batch_size=settings.batch_size)
+    check_memory(settings.shapes, examples=0, batch_size=settings.batch_size)
     started = perf_counter()
     threads = min(workers, blas_threads(settings.blas_threads))
     plain = msgspec.structs.replace(
@@ -130,8 +130,9 @@ class _Bench:
         """Return the probes of each layer; layers that are alike share theirs."""
         draw = np.random.default_rng(0).random
         batch = self._settings.batch_size
-        for learner in build_learners(self._settings):
-            width = learner.weight.shape[0]
+        for learner, width in zip(
+            build_learners(self._settings), self._settings.layers[:-1], strict=True
+        ):
             rows = max(
                 batch, min(examples, max(MOST_NUMBERS // width, CHUNK_ROWS * CHUNKS_AT_ONCE))
             )
@@ -147,15 +148,13 @@ class _Bench:
         s = self._settings
         options = (s.hidden_units, s.cd_steps, s.persistent, s.sparsity_cost, s.hidden_dropout)
         more = (s.corruption, s.contraction, s.l1)
-        below = s.layers[i - 1 : i + 2] if i else s.layers[:2]
+        below = s.shapes[max(0, i - 1) : i + 1]
         return (i > 0, below, s.visible_units_of(i + 1), *(x[i] for x in (*options, *more)))
 
     def _probes(self, i: int) -> _Probes:
         steps, settings = self._steps[i], self._settings
-        visible, hidden = steps.learner.weight.shape
-        bare = products(
-            visible, hidden, batch_size=settings.batch_size, cd_steps=settings.cd_steps[i]
-        )
+        shape, cd_steps = settings.shapes[i], settings.cd_steps[i]
+        bare = products(shape, batch_size=settings.batch_size, cd_steps=cd_steps)
         validation = validating(steps.learner, steps.X[: self._held_out])
         probes = _Probes(
             step=Probe(steps.work()),
