@@ -130,7 +130,7 @@ TUNING = {
     "--finetune-input-dropout": Option(["0", "0.5", "0.99"], ["1"]),
     "--finetune-patience": Option(["1", "2", HUGE]),
     "--finetune-replicas": Option(["1", "2", "3"], ["1025", "1000000"]),
-    "--finetune-split": Option(["units", "examples"]),
+    "--finetune-split": Option(["units", "examples"], ["filters", "hybrid"]),
     "--finetune-shards": Option(["0", "1", "2", "3"], ["1024", "1025", "100000000"]),
 }
 STEEP = {

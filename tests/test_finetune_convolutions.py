@@ -150,8 +150,6 @@ def test_line_searches_lower_the_error(optimizer):
 @pytest.mark.parametrize("supervised", [True, False])
 @pytest.mark.parametrize("split", SPLITS)
 class TestWorkers:
-    SETTINGS = {"dropout": 0.2, "input_dropout": 0.1, "weight_decay": 0.01}
-
     def targets(self, supervised):
         X, y = bars()
         return X, y if supervised else None
@@ -165,7 +163,9 @@ class TestWorkers:
                 replicas=replicas,
                 shards=4,
                 split=split,
-                **self.SETTINGS,
+                dropout=0.2,
+                input_dropout=0.1,
+                weight_decay=0.01,
             ).parameters_sha256
             for replicas in (1, 2, 4)
         ]
@@ -215,16 +215,18 @@ class TestRefusals:
     @pytest.mark.parametrize("split", ["filters", "hybrid"])
     def test_a_split_of_convolutions_without_any(self, split):
         stack = normal_stack((64, 8))
-        with pytest.raises(SettingsError, match=f"^finetune_split: got {split} for layers without"):
+        with pytest.raises(
+            SettingsError, match=rf"^finetune_split: got {split} for layers without"
+        ):
             tuned(stack, *bars(), split=split)
 
     def test_a_device(self):
-        with pytest.raises(SettingsError, match="^backend: got cupy with convolutions, which are"):
+        with pytest.raises(SettingsError, match=r"^backend: got cupy with convolutions, which are"):
             tuned(untrained(), *bars(), backend="cupy")
 
     @pytest.mark.parametrize("split", ["examples", "hybrid"])
     def test_more_shards_than_examples(self, split):
-        with pytest.raises(SettingsError, match="^finetune_shards: got more than the 12 examples"):
+        with pytest.raises(SettingsError, match=r"^finetune_shards: got more than the 12 examples"):
             tuned(untrained(), *bars(), split=split, shards=13)
 
 

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 from test_network import CHAINS, finite_differences, make_chain, make_examples
 
+from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.finetuning.chain import Affine, Dropout
+from syncpretrain.finetuning.data_parallel import DataParallelNetwork, network_of
 from syncpretrain.finetuning.linked_network import LinkedNetwork
 from syncpretrain.finetuning.links import Convolve, Deconvolve
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import Adam, GradientDescent
+from syncpretrain.kernels import native
 from syncpretrain.kernels.program import Program, in_turn
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.shapes import ConvolutionShape
@@ -266,3 +269,23 @@ def test_hybrid_splits_convolutions_by_examples_and_dense_links_by_units():
         network = LinkedNetwork(chain, loss=loss, batch_size=6, shards=2, split=split)
         lengths[split] = network.program(x, target, lambda part, is_weight: []).length
     assert lengths == {"examples": 2, "units": 8, "hybrid": 1 + 2 + 2 + 1 + 1}
+
+
+@pytest.mark.skipif(native.extension is None, reason="the compiled kernels are not there")
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize(("chain", "loss"), NETWORKS.values(), ids=NETWORKS)
+def test_a_step_in_float32_is_one_call(chain, loss, split):
+    chain, kind = as_float32(chain), np.float32
+    network = LinkedNetwork(chain, loss=loss, batch_size=6, shards=3, split=split)
+    follow = Adam(network, weight_decay=0.1)._operations
+    given = examples(chain, dtype=kind)
+    assert network.program(*given, lambda part, weight: follow(network, part, weight)).is_compiled
+
+
+def test_a_chain_has_the_network_that_works_it():
+    options = {"loss": "squared", "batch_size": 4, "shards": 2, "backend": NumpyBackend()}
+    plain = make_chain(("relu",) * 3)
+    assert type(network_of(plain, split="units", **options)) is Network
+    assert type(network_of(plain, split="examples", **options)) is DataParallelNetwork
+    for split in ("filters", "hybrid", "examples", "units"):
+        assert type(network_of(convolutional(), split=split, **options)) is LinkedNetwork

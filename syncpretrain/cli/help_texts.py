@@ -122,7 +122,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         " best weights.",
         "finetune_batch_size": "",
         "finetune_replicas": "Of one minibatch. Default one a usable core.",
-        "finetune_split": "What they share.",
+        "finetune_split": "What they share. Default units; with convolutions hybrid.",
         "finetune_shards": "Default as many as replicas.",
     },
     OUTPUT: {

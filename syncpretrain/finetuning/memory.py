@@ -12,6 +12,8 @@ __all__ = ["finetuning_bytes"]
 
 TUNED_COPIES = 5  # parameters, the last good, the best, the result; a part's while it is made
 
+COPIES_LOWERED, COPIES_MAPS = 2, 6  # of the forms in NumPy
+
 
 def finetuning_bytes(
     shapes: Sequence[LayerShape],
@@ -20,6 +22,7 @@ def finetuning_bytes(
     rows: int,
     labelled: int,
     batch_size: int,
+    lowered: bool,
     vectors: int,
     split: str,
     shards: int,
@@ -37,6 +40,8 @@ def finetuning_bytes(
     rows, labelled : int
         Examples that are copied, and those with a target.
     batch_size : int
+    lowered : bool
+        Whether what filters see of a whole minibatch is laid out at once, as NumPy's forms do.
     vectors : int
         Of the network's size, that the optimizer holds.
     split : str
@@ -62,6 +67,8 @@ def finetuning_bytes(
         own = {"examples": network, "hybrid": local}.get(split, 0)
         parameters += (shards - 1) * own + shards * max(map(scratch_size, convolutions))
         buffers += chain[0] + chain[-1] + sum(shape.hidden for shape in convolutions)
+        if lowered:
+            buffers += max(COPIES_LOWERED * x.lowered + COPIES_MAPS * x.units for x in convolutions)
     elif split == "examples":
         parameters += shards * network
         buffers *= 2

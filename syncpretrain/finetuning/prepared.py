@@ -29,6 +29,7 @@ from syncpretrain.finetuning.tasks import (
     reconstruction_loss,
 )
 from syncpretrain.finetuning.trainer import Examples, Trainer
+from syncpretrain.kernels.compiled import compiled_program
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.available_memory import check_available
 from syncpretrain.parallel.blas import blas_limit, usable_cores
@@ -219,6 +220,7 @@ class Finetuning:
             labelled=0 if labels is None else len(labels.rows),
             batch_size=options.batch_size,
             vectors=optimizer_vectors(options),
+            lowered=compiled_program([[[]]]) is None,
             split=options.split or "units",
             shards=options.shards,
             dropout=bool(options.dropout or options.input_dropout),

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.learners.first_convolution import first_convolution
 from syncpretrain.learners.first_dense import first_dense
 from syncpretrain.models.layer import Layer
 from syncpretrain.models.stack import Stack
-from syncpretrain.shapes import ConvolutionShape, LayerShape
+from syncpretrain.shapes import LayerShape
 from syncpretrain.units import kind_of
 
 __all__ = ["untrained_stack"]
+
+# By the shape's name, a function of the layer's number and its shape.
+FIRST: dict[str, Callable[..., Layer]] = {
+    "dense": lambda n, shape, **own: first_dense(n, shape.visible, shape.hidden, **own),
+    "convolution": first_convolution,
+}
 
 
 def untrained_stack(
@@ -46,11 +52,7 @@ def untrained_stack(
     for number, (shape, units) in enumerate(zip(shapes, hidden_units, strict=True), start=1):
         variance = kind_of(units).weight_variance(shape.fan_in, shape.fan_out)
         kinds = {"hidden_units": units, "visible_units": below, "model": "autoencoder"}
-        spread = math.sqrt(variance)
-        if isinstance(shape, ConvolutionShape):
-            layers.append(first_convolution(number, shape, seed=seed, spread=spread, kinds=kinds))
-        else:
-            sizes = (shape.visible, shape.hidden)
-            layers.append(first_dense(number, *sizes, seed=seed, spread=spread, kinds=kinds))
+        first, spread = FIRST[shape.name], math.sqrt(variance)
+        layers.append(first(number, shape, seed=seed, spread=spread, kinds=kinds))
         below = kind_of(units).above
     return Stack(tuple(layers), {}, scaling)
