@@ -383,9 +383,14 @@ class TestIterable:
     def test_one_that_cannot_begin_anew_is_refused(self, options, n_examples, passes):
         read = []
         source = Minibatches((read.append(1) for _ in range(9)), n_examples=n_examples)
-        with pytest.raises(DataError, match=f"^X: got generator, which can be read once, {passes}"):
+        with pytest.raises(
+            DataError, match=f"^X: got generator, which can be read once, {passes}"
+        ) as end:
             pretrain(source, **{**STREAM, **options})
         assert not read
+        measures = {"visible_bias", "visible_units"} & options.keys()
+        told = "or 1 epoch a layer with delay=0 and n_examples, which need one pass only"
+        assert (told in str(end.value)) is not bool(measures), "standardization reads it once more"
 
     @pytest.mark.parametrize(
         ("item", "message"),

@@ -136,8 +136,10 @@ class ArrayPasses:
         False permits values outside [0, 1].
     batch_size : int
         Of layer 1, which errors name the minibatches of.
-    reads : int
-        How many passes are made, or more, those to count and to measure included.
+    trained : int
+        How many passes are trained on, or more.
+    measured : int
+        How many are read before, to measure the columns.
 
     Raises
     ------
@@ -147,19 +149,27 @@ class ArrayPasses:
     """
 
     def __init__(
-        self, source: Minibatches, width: int, *, bounded: bool, batch_size: int, reads: int
+        self,
+        source: Minibatches,
+        width: int,
+        *,
+        bounded: bool,
+        batch_size: int,
+        trained: int,
+        measured: int = 0,
     ) -> None:
         self._source, self._width, self._bounded = source, width, bounded
         self._batch_size = batch_size
         self._prepare: Prepare | None = None
         self._begun: Iterator[Any] | None = None  # of a source that cannot begin anew
-        reads += source.n_examples is None
+        reads = trained + measured + (source.n_examples is None)
         if source.is_read_once and reads > 1:
             counting = ", one of them for lack of n_examples" if source.n_examples is None else ""
+            fewer = "; or 1 epoch a layer with delay=0 and n_examples, which need one pass only"
             raise DataError(
                 f"X: got {type(source.source).__name__}, which can be read once, for {reads} passes"
                 f"{counting}; expected an iterable that begins anew with every iter(), or a"
-                " function of the number of the pass"
+                f" function of the number of the pass{'' if measured else fewer}"
             )
         self._peek()
         self._rows = source.n_examples or sum(map(len, self.arrays(1)))

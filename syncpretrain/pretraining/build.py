@@ -254,7 +254,8 @@ def _train_rows(settings: PretrainSettings, X: Any, *, bounded: bool) -> Any:
             settings.layers[0],
             bounded=bounded,
             batch_size=settings.batch_size,
-            reads=_passes(settings) + (not bounded) + (settings.visible_bias != "zero"),
+            trained=_passes(settings),
+            measured=(not bounded) + (settings.visible_bias != "zero"),
         )
     if isinstance(X, FileRows):
         return X if streams else np.asarray(X)
