@@ -296,10 +296,31 @@ class TestRows:
         assert rows_in_file(file) is None, "the file is another one now"
 
     def test_a_file_that_is_cut_off_meanwhile_is_named(self, tmp_path):
+        file = tmp_path / "x.npy"
         rows = rows_in_file(mapped(tmp_path, example_rows("float32")))
-        os.truncate(tmp_path / "x.npy", 6000)
-        with pytest.raises(DataError, match=r"x\.npy: ended at row \d+, expected 1003 rows"):
+        whole = file.stat().st_size
+        os.truncate(file, 6000)
+        message = (
+            rf"x\.npy: got a file of 6000 bytes with 48 whole rows, expected at least {whole} bytes"
+            r" with 1003 rows; it has become shorter since the run began, put the whole file back,"
+        )
+        with pytest.raises(DataError, match=message):
             rows[:]
+
+    @pytest.mark.parametrize("runtime", ["serial", "threads", "processes"])
+    def test_so_is_one_that_is_cut_off_in_training(self, tmp_path, runtime):
+        X = mapped(tmp_path, example_rows("float32"))
+
+        def cut(event):
+            if isinstance(event, EpochFinished):
+                os.truncate(tmp_path / "x.npy", 6000)
+
+        options = {**STREAM, "epochs": 300, "runtime": runtime, "observers": [cut]}
+        message = r"layer 1 failed in epoch \d+: DataError: .*x\.npy: got a file of 6000 bytes"
+        with pytest.raises(WorkerError, match=message) as end:
+            pretrain(X, **options)
+        assert isinstance(end.value.__cause__, DataError)
+        assert end.value.stack is not None
 
 
 def in_order(X: np.ndarray, size: int = 32):

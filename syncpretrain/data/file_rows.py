@@ -198,11 +198,19 @@ class _Table:
         while done < size:
             count = os.preadv(self._descriptor, [out[done:].data], at + done)
             if not count:
-                raise DataError(
-                    f"{self._path}: ended at row {row + done // self._row}, expected"
-                    f" {self.shape[0]} rows; it was cut off while it was trained on"
-                )
+                raise self._cut_off()
             done += count
+
+    def _cut_off(self) -> DataError:
+        """Return the error of a file that has become shorter."""
+        size = os.fstat(self._descriptor).st_size
+        rows = max(size - self._offset, 0) // self._row
+        return DataError(
+            f"{self._path}: got a file of {size} bytes with {rows} whole rows, expected at least"
+            f" {self._offset + self.shape[0] * self._row} bytes with {self.shape[0]} rows; it has"
+            " become shorter since the run began, put the whole file back, then begin or resume the"
+            " run"
+        )
 
 
 def rows_in_file(X: object) -> FileRows | None:
