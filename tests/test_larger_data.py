@@ -433,6 +433,47 @@ class TestIterable:
             pretrain(Minibatches(flawed(2, item), n_examples=40), **options)
         assert end.value.stack is not None
 
+    @pytest.mark.parametrize("runtime", ["serial", "threads"])
+    @pytest.mark.parametrize(("after", "place"), [(0, "array 1"), (1, "array 2"), (2, "array 3")])
+    def test_what_it_raises_is_told_with_its_place(self, runtime, after, place):
+        lost = ConnectionError("no route to host")
+
+        def one_pass(number):
+            for i in range(3):
+                if (number, i) == (2, after):
+                    raise lost
+                yield np.full((20, LAYERS[0]), 0.5)
+
+        options = {**STREAM, "batch_size": 16, "runtime": runtime}
+        message = f"X: {place} of pass 2.*: the iterable raised ConnectionError: no route to host"
+        with pytest.raises(WorkerError, match=message) as end:
+            pretrain(Minibatches(one_pass, n_examples=60), **options)
+        assert end.value.__cause__ is lost
+        assert end.value.stack is not None
+
+    @pytest.mark.parametrize("after", [0, 1])
+    def test_so_is_what_it_raises_before_training(self, after):
+        lost = ConnectionError("no route to host")
+
+        def one_pass(number):
+            for i in range(2):
+                if i == after:
+                    raise lost
+                yield np.full((20, LAYERS[0]), 0.5)
+
+        message = rf"^X: array {after + 1} of pass 1, for minibatch {after + 1} of layer 1: the"
+        with pytest.raises(DataError, match=message) as end:
+            pretrain(one_pass, **{**STREAM, "batch_size": 16})
+        assert end.value.__cause__ is lost
+
+    def test_so_is_what_its_function_raises(self):
+        def no_pass(number):
+            raise FileNotFoundError("x.bin")
+
+        message = "X: array 1 of pass 1, for minibatch 1 of layer 1: .*FileNotFoundError: x.bin"
+        with pytest.raises(DataError, match=message):
+            pretrain(no_pass, **STREAM)
+
     def test_a_pass_that_ends_early_is_named(self):
         X = example_rows("float32", 80)
         short = Minibatches(lambda n: [X] if n == 1 else [X[:70]])
