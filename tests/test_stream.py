@@ -260,6 +260,23 @@ def test_every_state_after_an_epoch_is_resumed_to_the_same_bits(bits, runtime):
         assert len(finished) == sum(epochs) - sum(done), "no epoch twice"
 
 
+def test_layers_that_were_complete_are_told_when_a_run_is_resumed(bits):
+    states = []
+    run = streamed(bits, "uneven", runtime="serial")  # 3, 1 and 2 epochs
+    run.save = lambda state, *, done, final: states.append(state())
+    run.run()
+    state = next(state for state in states if state.done[1] == 1)
+    assert min(state.done[0], state.done[2]) < 2
+    events = []
+    again = streamed(bits, "uneven", observers=[events.append])
+    again.resume = state
+    again.run()
+    ends = [e for e in events if isinstance(e, LayerFinished)]
+    assert ends[0].layer == 2
+    assert events.index(ends[0]) == 1, "after RunStarted"
+    assert sorted(e.layer for e in ends) == [1, 2, 3]
+
+
 def test_the_state_of_another_stack_is_refused(bits, tmp_path):
     states = []
     run = streamed(bits, "rbm", runtime="serial")
