@@ -15,6 +15,7 @@ from syncpretrain.events import (
 )
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.runtime.stream_base import BaseStreamedLayer, EpochResult
+from syncpretrain.pretraining.schedule.stream import delay_notice
 from syncpretrain.pretraining.stall_watch import Watch
 from syncpretrain.settings.sections import PretrainSettings
 
@@ -52,6 +53,9 @@ class StreamEvents:
         past = tuple((0,) * layer.epochs_done for layer in self._layers)
         own = (s.layers, s.epochs, s.schedule, s.pace, s.runtime)
         self._emit(RunStarted(now, *own, slots, examples, past, s.handoff))
+        notice = delay_notice(s.epochs, s.delay)
+        if notice is not None and not self._layers[0].position:  # not at a resume
+            self._emit(Notice(now, notice))
         for layer in self._layers:
             if layer.is_trained:  # before the checkpoint
                 self._emit(LayerFinished(now, layer.number))
