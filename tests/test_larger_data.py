@@ -19,7 +19,7 @@ from syncpretrain import Minibatches, finetune, load, pretrain
 from syncpretrain.data import load_dataset, mapped_file
 from syncpretrain.data.file_rows import FileRows, rows_in_file
 from syncpretrain.data.order import MIXED_BLOCKS, PassOrder, minibatches
-from syncpretrain.errors import DataError, SettingsError, WorkerError
+from syncpretrain.errors import DataError, DivergedError, SettingsError, WorkerError
 from syncpretrain.events import EpochFinished
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from, write_settings
@@ -323,6 +323,81 @@ class TestRows:
         assert end.value.stack is not None
 
 
+class TestWrittenTo:
+    """Data into which something writes while it is trained on."""
+
+    def damaged(self, path, rows, value, after=(1, 1)):
+        """Return an observer that writes a value after an epoch of a layer."""
+        file = np.load(path, mmap_mode="r+")
+
+        def damage(event):
+            if isinstance(event, EpochFinished) and (event.layer, event.epoch) == after:
+                file[rows, 4] = value
+                file.flush()
+
+        return damage
+
+    @pytest.mark.parametrize("runtime", ["serial", "threads", "processes"])
+    @pytest.mark.parametrize("value", [np.nan, np.inf, 7.0])
+    def test_a_bad_value_in_a_file_is_blamed_on_the_file(self, tmp_path, value, runtime):
+        X = mapped(tmp_path, example_rows("float32"))
+        observers = [self.damaged(tmp_path / "x.npy", 517, value)]
+        message = (
+            rf"layer 1 failed in epoch \d+: DataError: X, mapped from .*x\.npy: got {value:g} at"
+            r" row 517, column 4 \(counted from 0\), expected the values that it had when the run"
+            " began; let nothing write to it"
+        )
+        options = {**STREAM, "epochs": 100, "runtime": runtime, "observers": observers}
+        with pytest.raises(WorkerError, match=message) as end:
+            pretrain(X, **options)
+        assert isinstance(end.value.__cause__, DataError)
+        assert all(np.isfinite(layer.weight).all() for layer in end.value.stack.layers)
+
+    def test_all_rows_of_a_minibatch_are_counted(self, tmp_path):
+        X = mapped(tmp_path, example_rows("float64"))
+        observers = [self.damaged(tmp_path / "x.npy", slice(500, 600), np.nan)]
+        options = {**STREAM, "epochs": 100, "shuffle": "blocks:40", "observers": observers}
+        message = r"got nan at row 5\d\d, column 4 \(counted from 0\), and bad values in \d+ more"
+        with pytest.raises(WorkerError, match=message):
+            pretrain(X, **options)
+
+    def test_so_is_one_that_only_layers_above_train_on(self, tmp_path):
+        X = mapped(tmp_path, example_rows("float32"))
+        observers = [self.damaged(tmp_path / "x.npy", slice(None), np.nan)]
+        options = {**STREAM, "runtime": "serial", "epochs": (1, 9), "observers": observers}
+        with pytest.raises(WorkerError, match=r"layer 1 failed .*x\.npy: got nan at row"):
+            pretrain(X, **options)
+
+    @pytest.mark.parametrize("epochs", [9, (1, 9)])
+    @pytest.mark.parametrize("is_mapped", [False, True])
+    def test_so_is_one_in_memory(self, tmp_path, is_mapped, epochs):
+        X = example_rows("float32")
+        if is_mapped:
+            mapped(tmp_path, X)
+            X = np.load(tmp_path / "x.npy", mmap_mode="r+")
+
+        def damage(event):
+            if isinstance(event, EpochFinished) and (event.layer, event.epoch) == (1, 1):
+                X[517, 4] = np.nan
+
+        options = {**STREAM, "runtime": "serial", "epochs": epochs, "observers": [damage]}
+        message = "layer 1 failed in epoch .: DataError: X: got nan at row 517, column 4 .*expected"
+        with pytest.raises(WorkerError, match=message):
+            pretrain(X, **options)
+
+    def test_a_layer_that_diverges_is_still_blamed(self, tmp_path):
+        X = mapped(tmp_path, example_rows("float32"))
+        options = {**STREAM, "visible_units": "gaussian", "learning_rate": 1e6}
+        with pytest.raises(DivergedError, match="layer 1 diverged"):
+            pretrain(X, **options)
+
+    def test_a_row_is_that_of_the_part_that_was_given(self, tmp_path):
+        X = mapped(tmp_path, example_rows("float32"))[300:]
+        observers = [self.damaged(tmp_path / "x.npy", 517, np.nan)]
+        with pytest.raises(WorkerError, match="got nan at row 217, column 4"):
+            pretrain(X, **{**STREAM, "epochs": 100, "observers": observers})
+
+
 def in_order(X: np.ndarray, size: int = 32):
     """Return a function that gives the passes of a run on X in memory."""
 
@@ -567,6 +642,21 @@ class TestRun:
         assert report["parameters_sha256"] == whole["parameters_sha256"]
         assert report["data"]["sha256"] == whole["data"]["sha256"]
         assert len(reads) == 1, "it has not been written to"
+
+    def test_a_bad_value_that_is_written_meanwhile_is_named(self, file, call):
+        X = np.load(file, mmap_mode="r+")
+
+        def damage(event):
+            if isinstance(event, EpochFinished) and (event.layer, event.epoch) == (1, 1):
+                X[:, 7] = np.nan
+
+        message = r"layer 1 failed in epoch .: DataError: x\.npy: got nan at row \d+, column 7"
+        with pytest.raises(WorkerError, match=message):
+            train_run(self.options(runtime="serial"), out=Path("run"), observers=[damage])
+        X[:] = example_rows("float32")
+        report = resume_run(Path("run"))
+        whole = train_run(self.options(), out=Path("whole"))
+        assert report["parameters_sha256"] == whole["parameters_sha256"], "the values were put back"
 
     def test_a_copy_is_read_again_and_accepted(self, file, reads):
         whole = train_run(self.options(), out=Path("whole"))

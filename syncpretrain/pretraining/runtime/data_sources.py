@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data.array_passes import ArrayPasses
+from syncpretrain.data.examples import check_again
 from syncpretrain.data.file_rows import FileRows
 from syncpretrain.data.order import PassOrder
 from syncpretrain.kernels.arrays import Array
@@ -66,6 +67,17 @@ class RowsSource(DataSource):
         """Return all rows, in memory or not."""
         return self._train
 
+    def check(self, X: Array, rows: NDArray[np.intp]) -> None:
+        """Look for values that were written to an array; rows of a file were checked as they came.
+
+        Raises
+        ------
+        DataError
+            If there is one that is not finite.
+        """
+        if X is self._train:
+            check_again(X[rows], lambda: rows, name="X", bounded=False)
+
 
 class PassesSource(DataSource):
     """Minibatches of an iterable, in its order.
@@ -104,6 +116,9 @@ class PassesSource(DataSource):
         if step == self.passes.steps - 1:
             self._running = None  # a DataLoader ends its processes
         return self._newest, self._all[: len(self._newest)]
+
+    def check(self, X: Array, rows: NDArray[np.intp]) -> None:
+        """Find nothing: every array was checked as it came."""
 
     def measured(self, number: int) -> Any:
         """Return the means of the first pass, in one row, or without them the first minibatch."""

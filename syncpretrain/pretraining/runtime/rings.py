@@ -107,6 +107,16 @@ class Source(Protocol):
         """Return the validation examples as they are at the end of a pass over the data."""
         ...
 
+    def check(self, X: Array, rows: NDArray[np.intp]) -> None:
+        """Look at a minibatch that a layer could not be trained on.
+
+        Raises
+        ------
+        DataError
+            If it is the data that are bad.
+        """
+        ...
+
 
 class DataSource(ABC):
     """The data as a stream of minibatches, one pass after another.
@@ -133,6 +143,10 @@ class DataSource(ABC):
     def validation(self, number: int) -> Array:
         """Return the validation examples."""
         return self.data.validation
+
+    @abstractmethod
+    def check(self, X: Array, rows: NDArray[np.intp]) -> None:
+        """Raise DataError if a minibatch is bad."""
 
 
 class RingSource:
@@ -162,3 +176,6 @@ class RingSource:
         """Return the validation examples of the pass that ended with a minibatch."""
         count = number // self._passes.steps
         return self._rings.validation.array(count, self._passes.held_out)
+
+    def check(self, X: Array, rows: NDArray[np.intp]) -> None:
+        """Find nothing: the layer below looks after what it hands up."""

@@ -149,6 +149,8 @@ class StreamedLayer(BaseStreamedLayer):
         ------
         DivergedError
             If the layer diverges more than :data:`MAX_ROLLBACKS` times.
+        DataError
+            If the data of layer 1 are bad.
         Stopped
             After the minibatch in which ``stop`` turned true.
         """
@@ -170,6 +172,8 @@ class StreamedLayer(BaseStreamedLayer):
         if own > self.plan.steps:
             if out is not None:
                 self._forward(X, rows, out)
+                if not math.isfinite(out.sum()):
+                    self._source.check(X, rows)
             self._pass_validation(number)
             return []
         if own == 1:
@@ -199,6 +203,7 @@ class StreamedLayer(BaseStreamedLayer):
             self._error += error
             self._examples += len(rows)
             return
+        self._source.check(X, rows)
         self._roll_back(epoch, symptom)
         if out is not None:  # what was handed up may not be finite
             self._forward(X, rows, out)
