@@ -95,6 +95,8 @@ class StreamedPretraining:
         # The signals are outermost: an interrupt leaves no BLAS limit behind.
         with stop_on_signals() as request, self._runtime:
             started = time.monotonic()
+            if self.settings.runtime == "serial":  # where this thread waits for an iterable
+                request.interrupts = lambda: any(layer.is_waiting for layer in self._layers)
             try:
                 with blas_limit(1):
                     self._go_on()
@@ -177,8 +179,7 @@ class StreamedPretraining:
                 raise
             except Stopped:
                 pool.stop()
-                alive = pool.join(self._times.drain)
-                self._is_settled = not alive and self._runtime.settle()
+                self._is_settled = pool.drain(self._times.drain) and self._runtime.settle()
                 self._take_all(pool)
                 raise
             finally:
@@ -212,6 +213,10 @@ class StreamedPretraining:
             layer = self._layers[block.layer - 1]
             try:
                 results = layer.process(block, request)
+            except KeyboardInterrupt:
+                if request():  # while an iterable was waited for
+                    raise Stopped from None
+                raise
             except BaseException as error:
                 failure = BlockFailed(block.layer, layer.epoch, error).failure()
                 raise failure from failure.__cause__

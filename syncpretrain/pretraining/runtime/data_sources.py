@@ -110,9 +110,13 @@ class PassesSource(DataSource):
         if self._running is None:
             self._running = self._arrays.minibatches(number_of_pass + 1, self.passes.batch_size)
             self._read = number - 1 - step
-        while self._read < number:
-            self._newest = next(self._running)
-            self._read += 1
+        self.is_waiting = True
+        try:
+            while self._read < number:
+                self._newest = next(self._running)
+                self._read += 1
+        finally:
+            self.is_waiting = False
         if step == self.passes.steps - 1:
             self._running = None  # a DataLoader ends its processes
         return self._newest, self._all[: len(self._newest)]

@@ -95,6 +95,11 @@ class RingSize:
 class Source(Protocol):
     """Where a layer's minibatches come from."""
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether an iterable is being asked for its next array, which may take any time."""
+        ...
+
     def minibatch(self, number: int) -> tuple[Array, NDArray[np.intp]]:
         """Return examples, and the rows of them that are the minibatch of a number."""
         ...
@@ -126,10 +131,15 @@ class DataSource(ABC):
     data : Split
         Its training part may be in a file, or what an iterable gives.
     batch_size : int
+
+    Attributes
+    ----------
+    is_waiting : bool
+        Whether an iterable is being asked for its next array, which may take any time.
     """
 
     def __init__(self, data: Split, *, batch_size: int) -> None:
-        self.data = data
+        self.data, self.is_waiting = data, False
         self.passes = Passes(len(data.train), len(data.validation), batch_size)
 
     @abstractmethod
@@ -158,6 +168,8 @@ class RingSource:
     passes : Passes
         Over the data of which these are made.
     """
+
+    is_waiting = False
 
     def __init__(self, rings: Rings, passes: Passes) -> None:
         self._rings, self._passes = rings, passes

@@ -71,6 +71,11 @@ class StreamedLayer(BaseStreamedLayer):
         self._validation_error: float | None = None
         self._warnings: list[str] = []
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for an iterable, and looks whether to stop before it trains on."""
+        return self._source.is_waiting
+
     def connect(self, rings: Rings, numbers: range) -> None:
         """Hand up the hidden means of some minibatches."""
         self._above = rings, numbers
@@ -160,13 +165,17 @@ class StreamedLayer(BaseStreamedLayer):
             for number in range(block.first, block.last + 1):
                 if stop():
                     raise Stopped
-                results += self._process(number, run)
+                X, rows = self._source.minibatch(number)
+                if stop():  # by now: an iterable may take any time
+                    raise Stopped
+                results += self._process(number, X, rows, run)
                 self.progress[0] = number
         self.busy_seconds += time.monotonic() - started
         return results
 
-    def _process(self, number: int, run: PhaseRunner) -> list[EpochResult]:
-        X, rows = self._source.minibatch(number)
+    def _process(
+        self, number: int, X: Array, rows: NDArray[np.intp], run: PhaseRunner
+    ) -> list[EpochResult]:
         out = self._hidden(number, len(rows))
         own, steps = number - self.plan.delay, self._passes.steps
         if own > self.plan.steps:
