@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from shlex import quote
 from typing import Any
 
@@ -17,6 +17,7 @@ from syncpretrain.planning.candidates import (
     floor_seconds,
     settings_with,
 )
+from syncpretrain.planning.handover import handover_seconds
 from syncpretrain.planning.measure import measure
 from syncpretrain.planning.timings import LayerTimings, Timings
 from syncpretrain.settings import PretrainSettings, settings_from
@@ -183,6 +184,7 @@ def plan_for(task: Task, *, timings: Timings | None = None, measure_seconds: flo
             held_out=task.held_out,
             seconds=measure_seconds,
         )
+        timings = replace(timings, handover=handover_seconds())
     found = candidates(task, timings)
     choice = simplest(eligible(task, found))
     return Plan(task, tuple(found), choice, floor_seconds(task, timings), timings)
