@@ -22,7 +22,7 @@ from syncpretrain.planning.measure import measure
 from syncpretrain.planning.timings import LayerTimings, Timings
 from syncpretrain.settings import PretrainSettings, settings_from
 
-__all__ = ["LEARNS", "Plan", "option_text", "plan", "plan_for"]
+__all__ = ["LEARNS", "Plan", "limited", "option_text", "plan", "plan_for"]
 
 NEARLY_FASTEST = 1.01  # times the shortest prediction; of those the simplest is taken
 LEARNS = (
@@ -201,6 +201,17 @@ def simplest(candidates: Sequence[Candidate]) -> Candidate:
     """Return the first of the candidates that are nearly as fast as the fastest."""
     nearest = NEARLY_FASTEST * min(candidate.seconds for candidate in candidates)
     return next(candidate for candidate in candidates if candidate.seconds <= nearest)
+
+
+def limited(plan: Plan, handoff: str) -> Plan:
+    """Return a plan whose choice has one hand-over, with plain greedy training beside it."""
+    able = [x for x in plan.candidates if x.options.get("handoff", "epoch") == handoff]
+    kept = tuple(
+        x
+        for x in plan.candidates
+        if x in able or (x.options["schedule"] == "greedy" and "split" not in x.options)
+    )
+    return replace(plan, candidates=kept, choice=simplest(able))
 
 
 def option_text(settings: Mapping[str, Any]) -> str:
