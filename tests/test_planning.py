@@ -11,6 +11,7 @@ import pytest
 import syncpretrain
 from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
+from syncpretrain.parallel import available_memory
 from syncpretrain.planning import Plan, plan
 from syncpretrain.planning.bench import (
     bench,
@@ -23,10 +24,12 @@ from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.choice import plan_for, simplest
 from syncpretrain.planning.measure import measure
 from syncpretrain.planning.timings import LayerTimings, Timings, sizes
+from syncpretrain.pretraining.memory import pretraining_bytes
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import PretrainSettings, settings_from
+from syncpretrain.shapes import DenseShape
 
 EXAMPLES, BATCH = 10_000, 100
 STEPS = EXAMPLES // BATCH
@@ -206,6 +209,24 @@ class TestStreams:
 
 
 class TestMemory:
+    def test_of_convolutions_maps_count_before_they_are_pooled(self):
+        (first, second) = shapes = settings("2x9x9,conv:5x2,pool:4,7").shapes
+        assert isinstance(second, DenseShape)
+        assert (first.units, first.lowered, first.hidden) == (5 * 64, 8 * 64, 20)
+        found = [
+            pretraining_bytes(shapes, examples=n, batch_size=b) / 4
+            for n, b in ((0, 0), (1, 0), (0, 1))
+        ]
+        parameters = 8 * (40 + 5 + 2 + 140 + 7 + 20)
+        assert found[0] == parameters + 8 * 64 + 5 * 64 + 40
+        assert found[1] - found[0] == 3 * 20
+        assert found[2] - found[0] == 3 * (162 + 20) + 4 * (320 + 7)
+
+    def test_a_stack_that_does_not_fit_is_refused_by_its_text(self, monkeypatch):
+        monkeypatch.setattr(available_memory, "available_bytes", lambda: 1000)
+        with pytest.raises(SettingsError, match=r"^layers: 1x8x8,conv:4x3,6 on 0 examples need"):
+            measure(settings("1x8x8,conv:4x3,6"), workers=1, seconds=0)
+
     def test_a_pipeline_holds_more_activations_and_shards_more_gradients(self):
         wide = [layer(examples=0.6), layer(1.0, examples=0.6), layer(3.0, examples=1.6)]
         candidates = {
@@ -260,6 +281,15 @@ class TestMeasuring:
             assert set(timings.transform) == ({1, 2} if i else set())
             assert min(timings.step, timings.products, timings.validation) > 0
             assert timings.contention >= 1
+
+    def test_convolutions_have_no_split_by_units(self):
+        text = ",".join(["1x8x8", *["conv:4x3:same"] * 4, "6"])
+        found = measure(settings(text, batch_size=10), workers=2, examples=50, seconds=0)
+        assert [set(x.sharded) for x in found.layers] == [
+            *[{("examples", 2)}] * 4,
+            {("examples", 2), ("units", 2)},
+        ]
+        assert found.layers[3] == found.layers[2], "one timing of layers that are alike"
 
     def test_layers_that_are_alike_share_their_timings(self):
         found = measure(settings((8, 8, 8, 8), batch_size=10), workers=2, examples=50, seconds=0)

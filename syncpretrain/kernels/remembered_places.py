@@ -5,10 +5,12 @@ Symbols as in :mod:`syncpretrain.kernels.convolution`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.convolution import lowered
+from syncpretrain.kernels.arrays import LONG_BLOCK, Array
+from syncpretrain.kernels.convolution import convolve
 from syncpretrain.kernels.dispatch import accelerated
 from syncpretrain.shapes import ConvolutionShape
 
@@ -35,13 +37,28 @@ def convolve_at(
     shape : ConvolutionShape
         With ``mean``, the means of the blocks are taken.
     """
-    size, parts = shape.pool, (len(x), shape.output.height, shape.output.width, shape.filters)
-    maps = np.matmul(lowered(x, shape), weight)
+    none, no_bias = np.empty(0, dtype=x.dtype), np.zeros(shape.filters, dtype=x.dtype)
+    if shape.pooling == "mean" or shape.pool == 1:
+        convolve(x, weight, no_bias, out, none, scratch, shape, "gaussian")
+        return
+    whole = replace(shape, pool=1)
+    step = max(1, LONG_BLOCK // whole.hidden)
+    maps = np.empty((step, whole.hidden), dtype=x.dtype)
+    for start in range(0, len(x), step):
+        some = slice(start, start + step)
+        part = maps[: len(x[some])]
+        convolve(x[some], weight, no_bias, part, none, scratch, whole, "gaussian")
+        _choose(part, places[some], shape, out=out[some])
+
+
+def _choose(maps: Array, places: Array, shape: ConvolutionShape, *, out: Array) -> None:
+    """Fill ``out`` with the number at the place of each block of some maps."""
+    size, parts = shape.pool, (len(out), shape.output.height, shape.output.width, shape.filters)
     blocks = maps.reshape(parts[0], parts[1], size, parts[2], size, parts[3])
     code, at = out.reshape(parts), places.reshape(parts)
-    if shape.pooling == "mean":
-        np.mean(blocks, axis=(2, 4), out=code)
-        return
+    code.fill(0)
     for place in range(size**2):
         row, column = divmod(place, size)
-        np.copyto(code, blocks[:, :, row, :, column], where=at == place)
+        chosen = (at == place).astype(maps.dtype)
+        chosen *= blocks[:, :, row, :, column]
+        code += chosen

@@ -256,8 +256,10 @@ class Learner(ABC):
         Raises
         ------
         KeyError, ValueError
-            If it lacks an array, or has one of another shape.
+            If it is of another shape, or lacks an array.
         """
+        if snapshot.shape != self._now.shape:
+            raise ValueError(f"got {snapshot.shape}, expected {self._now.shape}")
         arrays = dict(snapshot.to(self.backend.asarray).parameters())
         for name, array in self._now.parameters():
             np.copyto(array, arrays[name])
