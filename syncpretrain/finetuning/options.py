@@ -70,6 +70,8 @@ def shared_out(options: TuningOptions, shapes: Sequence[LayerShape]) -> tuple[Tu
             replicas, threads = min(threads, shards or threads), 1
     else:
         threads = options.blas_threads or 1
+    if _has_convolutions(shapes):
+        threads = 1  # their many products are too small to be shared
     shards = shards or replicas
     settled = {"replicas": replicas, "shards": shards, "split": split, "backend": backend}
     return msgspec.structs.replace(options, **settled), threads

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.pretraining.schedule.kinds import SCHEDULES
+from syncpretrain.pretraining.schedule.kinds import SCHEDULES, schedule_kind
 from syncpretrain.pretraining.schedule.reads import MAX_EPOCHS
 from syncpretrain.settings.architecture_text import MAX_UNITS
 from syncpretrain.settings.convolutions import check_convolutions
@@ -196,7 +196,7 @@ def _check_early_stopping(settings: PretrainFields) -> None:
 
 def check_schedule(settings: PretrainFields) -> None:
     """Raise SettingsError if the schedule does not have the pace or the groups asked for."""
-    kind = SCHEDULES[settings.schedule]
+    kind = schedule_kind(settings.schedule)
     if settings.pace == "free" and kind.free is None:
         raise SettingsError(
             f"pace: got free with schedule {settings.schedule}, where layers wait for the finished"
