@@ -107,7 +107,7 @@ class Deconvolve:
     @property
     def scratch(self) -> int:
         """Numbers of scratch that a shard needs."""
-        return scratch_size(self.shape)
+        return max(map(scratch_size, (self.shape, self._transposed)))
 
     def up(self, site: Site, own: slice) -> list[Operation]:
         """Return what fills the means of some channels."""
@@ -136,12 +136,16 @@ class Deconvolve:
         """Return what fills the derivative of the loss with respect to some maps of the code."""
         none, bias = site.places, np.zeros(self.shape.filters, dtype=site.weight.dtype)
         arrays = (site.delta, site.weight, bias, below, none, site.scratch)
-        shape = replace(self.shape, pooling="mean")
-        return [("convolve", *arrays, shape, "gaussian", reads.start, reads.stop)]
+        return [("convolve", *arrays, self._transposed, "gaussian", reads.start, reads.stop)]
 
     def moved(self, reads: slice) -> slice | None:
         """Return None: the weights of filters do not lie together."""
         return None
+
+    @property
+    def _transposed(self) -> ConvolutionShape:
+        """The shape of the convolution that this is the transposed of."""
+        return replace(self.shape, pooling="mean")
 
     def _part(self, own: slice) -> ConvolutionShape:
         """Return the shape of some channels."""

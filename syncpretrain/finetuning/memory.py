@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from syncpretrain.kernels.arrays import BLOCK, FLOAT_BYTES
 from syncpretrain.kernels.lowering import scratch_size
@@ -65,7 +66,8 @@ def finetuning_bytes(
     if convolutions:
         local = sum(halves * x.weights + sum(x.biases[-halves:]) for x in convolutions)
         own = {"examples": network, "hybrid": local}.get(split, 0)
-        parameters += (shards - 1) * own + shards * max(map(scratch_size, convolutions))
+        kinds = [replace(x, pooling=kind) for x in convolutions for kind in ("max", "mean")]
+        parameters += (shards - 1) * own + shards * max(map(scratch_size, kinds))
         buffers += chain[0] + chain[-1] + sum(shape.hidden for shape in convolutions)
         if lowered:
             buffers += max(COPIES_LOWERED * x.lowered + COPIES_MAPS * x.units for x in convolutions)
