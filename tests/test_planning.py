@@ -23,6 +23,7 @@ from syncpretrain.planning.bench import (
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.choice import plan_for, simplest
 from syncpretrain.planning.measure import measure
+from syncpretrain.planning.probes import Probe
 from syncpretrain.planning.timings import LayerTimings, Timings, sizes
 from syncpretrain.pretraining.memory import pretraining_bytes
 from syncpretrain.pretraining.runtime.split import Split
@@ -108,6 +109,19 @@ class TestChoice:
         assert found.choice.name == "greedy, examples split"
         assert found.settings["replicas"] == (2, 2, 2)
         assert found.settings["schedule"] == "greedy"
+
+    def test_streams_of_tiny_steps_wait_for_the_interpreter(self):
+        task = Task(settings((8, 8, 8), delay=0.0, handoff="minibatch"), EXAMPLES, 0)
+        tiny = (layer(0.1), layer(0.1))
+        free, held = (
+            seconds(plan_for(task, timings=Timings(tiny, 2, 1, handover=handover)))
+            for handover in (0.0, 0.4)
+        )
+        minibatches = 2 * 10 * STEPS
+        assert free["streamed"] == pytest.approx(0.1 * minibatches / 2, rel=0.01)
+        assert held["streamed, one core"] == pytest.approx(0.5 * minibatches)
+        assert held["streamed"] == pytest.approx(0.4 * minibatches, rel=0.01)
+        assert held["pipeline"] == free["pipeline"]
 
     def test_only_layers_that_gain_take_replicas(self):
         found = by_epochs(planned([layer(4.0, examples=2.1), layer(0.1, examples=0.5)]))
@@ -313,6 +327,18 @@ class TestMeasuring:
         found = measure(settings((8, 6, 2), batch_size=3), workers=4, examples=20, seconds=0)
         assert set(found.layers[0].sharded) == {("examples", 2), ("units", 2), ("units", 4)}
         assert set(found.layers[1].sharded) == {("examples", 2), ("units", 2)}
+
+    def test_workers_are_no_faster_than_their_number(self, monkeypatch):
+        """Tiny steps: whatever is timed with two workers falls into a fast moment."""
+        fast = property(lambda probe: 1 / max(probe.cores, probe.blas_threads) ** 3)
+        monkeypatch.setattr(Probe, "seconds", fast)
+        monkeypatch.setattr(Probe, "relative_to", lambda probe, other: 1.0)
+        found = plan([8, 6, 4, 3], batch_size=10, workers=2, examples=100, measure_seconds=0)
+        assert max(map(found.speedup, found.candidates)) == pytest.approx(2, abs=0.01)
+
+    def test_handing_over_a_minibatch_takes_time(self):
+        found = plan([8, 6, 4], batch_size=8, workers=2, examples=100, measure_seconds=0)
+        assert 1e-6 < found.timings.handover < 0.1
 
     def test_one_layer_has_nobody_beside_it(self):
         found = measure(settings((8, 6), batch_size=8), workers=2, seconds=0)

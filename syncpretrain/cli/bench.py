@@ -43,6 +43,11 @@ TRAIN_PER_VALIDATION = 50  # rows, as MNIST's 50,000 beside 1,000
     "--examples", type=at_least(1), metavar="N", help="To train on. Default 5000, or fewer."
 )
 @click.option("--batch-size", type=int, metavar="B", help="Examples in a minibatch. Default 100.")
+@click.option(
+    "--handoff",
+    type=click.Choice(("epoch", "minibatch")),
+    help="Only schedules with this hand-over, beside greedy training. Default both.",
+)
 @click.option("--workers", type=int, metavar="P", help="Default the usable cores.")
 @click.option(
     "--rounds", type=at_least(1), default=1, metavar="N", help="Runs of each schedule. Default 1."
@@ -59,6 +64,7 @@ def command(
     layers: str,
     data: str | None,
     examples: int | None,
+    handoff: str | None,
     rounds: int,
     target: float | None,
     as_json: bool,
@@ -73,6 +79,7 @@ def command(
     Examples:
       syncpretrain bench
       syncpretrain bench --layers 784,2000,2000 --rounds 3 --json
+      syncpretrain bench --handoff minibatch --epochs 2
       syncpretrain bench --data mnist --epochs 2 --target 8.19
     """
     from syncpretrain.errors import SettingsError
@@ -87,7 +94,13 @@ def command(
     dataset = _loaded(data, settings)
     rows = _rows(dataset, width, examples)
     task = Task(settings, len(rows.train), len(rows.validation))
-    found = bench(task, rows, rounds=rounds, report=lambda line: click.echo(line, err=True))
+    found = bench(
+        task,
+        rows,
+        rounds=rounds,
+        handoff=handoff,
+        report=lambda line: click.echo(line, err=True),
+    )
     reached = None
     if dataset is not None and target is not None:
         whole = _rows(dataset, width, len(dataset.train))

@@ -235,7 +235,8 @@ def _simulated_stream(task: Task, settings: PretrainSettings, timings: Timings) 
         rows = timings.layers[i + 1].transform[1] if i + 1 < len(timings.layers) else 0.0
         train = {workers: seconds / steps for workers, seconds in cost.train.items()}
         end = cost.validation + rows * min(task.held_out, PROBE_ROWS)
-        costs.append(StreamCost(train, rows * settings.batch_size, end, cost.contention))
+        forward = rows * settings.batch_size
+        costs.append(StreamCost(train, forward, end, cost.contention, timings.handover))
     seconds = simulate_stream(
         plans(settings.epochs, delay=settings.delay, steps=steps),
         costs,

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from syncpretrain.backends.base import Backend
+from syncpretrain.data.array_passes import ArrayPasses
 from syncpretrain.data.examples import (
     as_examples,
     check_examples,
@@ -19,7 +20,7 @@ from syncpretrain.data.examples import (
     evenly_spaced,
 )
 from syncpretrain.data.file_rows import FileRows, rows_in_file
-from syncpretrain.data.minibatches import ArrayPasses, Minibatches, is_iterable_of_arrays
+from syncpretrain.data.minibatches import Minibatches, is_iterable_of_arrays
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import CheckpointError, DataError, SettingsError
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
@@ -264,7 +265,8 @@ def _train_rows(settings: PretrainSettings, X: Any, *, bounded: bool) -> Any:
             settings.layers[0],
             bounded=bounded,
             batch_size=settings.batch_size,
-            reads=_passes(settings) + (not bounded) + (settings.visible_bias != "zero"),
+            trained=_passes(settings),
+            measured=(not bounded) + (settings.visible_bias != "zero"),
         )
     if isinstance(X, FileRows):
         return X if streams else np.asarray(X)

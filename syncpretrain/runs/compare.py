@@ -14,9 +14,7 @@ from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.options import tuning_options
 from syncpretrain.finetuning.prepared import Finetuning, Form, Part
-from syncpretrain.learners.first_convolution import first_convolution
-from syncpretrain.learners.first_dense import first_dense
-from syncpretrain.models.layer import Layer
+from syncpretrain.learners.first_stack import untrained_stack
 from syncpretrain.models.prediction import accuracies
 from syncpretrain.models.reconstruction import stack_error
 from syncpretrain.models.stack import Stack
@@ -34,11 +32,6 @@ FEWEST_STEPS = 2000  # of fine-tuning, however few labels there are
 SMALLEST_BATCH = 10
 
 Report = Callable[[Outcome], Any]
-# By the shape's name, a function of the layer's number and its shape.
-FIRST: dict[str, Callable[..., Layer]] = {
-    "dense": lambda n, shape, **own: first_dense(n, shape.visible, shape.hidden, **own),
-    "convolution": first_convolution,
-}
 
 
 def compare(
@@ -109,22 +102,12 @@ def compare(
 def random_stack(settings: PretrainSettings, data: Dataset, *, seed: int) -> Stack:
     """Return a stack whose weights are random and whose biases are 0.
 
-    Normal with variance 2 / (fan in + fan out) (Glorot and Bengio 2010), or 2 / fan in below
-    rectified units (He et al. 2015).
+    See :func:`syncpretrain.learners.first_stack.untrained_stack`.
     """
-    layers = []
-    pairs = zip(settings.shapes, settings.hidden_units, strict=True)
-    for number, (shape, units) in enumerate(pairs, start=1):
-        variance = kind_of(units).weight_variance(shape.fan_in, shape.fan_out)
-        kinds = {
-            "hidden_units": units,
-            "visible_units": settings.visible_units_of(number),
-            "model": "autoencoder",
-        }
-        spread = math.sqrt(variance)
-        layers.append(FIRST[shape.name](number, shape, seed=seed, spread=spread, kinds=kinds))
     bounded = kind_of(settings.visible_units).is_unit_interval
-    return Stack(tuple(layers), {}, None if bounded else Scaling.of(data.train))
+    scaling = None if bounded else Scaling.of(data.train)
+    units = settings.hidden_units, settings.visible_units
+    return untrained_stack(settings.shapes, *units, seed=seed, scaling=scaling)
 
 
 def _pretrain_settings(start: str, settings: PretrainSettings, seed: int) -> PretrainSettings:
@@ -160,7 +143,7 @@ def _tuning(settings: Settings, data: Dataset, seed: int, count: int | None) -> 
         labelled = int((y != UNLABELLED).sum())
         options |= _budget(labelled, options["batch_size"], options["epochs"])
     options |= {"seed": seed, "blas_threads": pretrain.blas_threads, "backend": pretrain.backend}
-    form = Form(pretrain.layers, (pretrain.visible_units, *pretrain.hidden_units))
+    form = Form(pretrain.shapes, (pretrain.visible_units, *pretrain.hidden_units))
     return Finetuning(form, tuning_options(options), Part(data.train, y, "labels"), copies=1)
 
 
