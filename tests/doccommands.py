@@ -67,7 +67,8 @@ class Program:
         name = words[words.index("--preset") + 1]
         if not name or self.arguments[0] == "presets":
             return ""
-        return ",".join(map(str, read_settings(preset_path(name)).pretrain.layers))
+        pretrain = read_settings(preset_path(name)).pretrain
+        return pretrain.architecture or ",".join(map(str, pretrain.layers))
 
 
 def _capped(option: str, value: str) -> str:

@@ -51,7 +51,7 @@ def draws(draw: Any) -> Draw:
     depth = draw(st.integers(1, 6))
     layers = [width, *draw(st.lists(st.integers(1, 8), min_size=depth, max_size=depth))]
     text = ",".join(map(str, layers))
-    if convolves := rare(draw, 4):
+    if rare(draw, 4):
         text = convolutions(draw, width)
         layers = list(architecture_of(text)[0])
         depth = len(layers) - 1
@@ -63,7 +63,7 @@ def draws(draw: Any) -> Draw:
     given |= options(draw, ["--epochs", *subset(draw, names, 12)], table, depth, sound=sound)
     if not file.bounded:
         given["--visible-units"] = "gaussian"
-    if draw(st.booleans()) and not convolves:
+    if draw(st.booleans()):
         given |= tuning(draw, file, depth, sound)
     if rare(draw, 8):
         given |= preset(draw, given)
