@@ -41,7 +41,10 @@ NATIVE = Extension(
     sources=["syncpretrain/kernels/_native.c"],
     depends=[
         f"syncpretrain/kernels/_{name}.h"
-        for name in ("blas", "convolution", "counters", "loops", "philox", "program")
+        for name in (
+            *("convolution", "counters", "loops", "patches", "philox", "products", "program"),
+            "windows",
+        )
     ],
     extra_compile_args=["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"],
     optional=True,

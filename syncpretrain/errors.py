@@ -9,6 +9,7 @@ __all__ = [
     "CheckpointError",
     "DataError",
     "DivergedError",
+    "IterableError",
     "ModelFileError",
     "RunInterrupted",
     "SaveError",
@@ -33,6 +34,10 @@ class SettingsError(SyncpretrainError, ValueError):
 
 class DataError(SyncpretrainError, ValueError):
     """Data is missing, unreadable, or of a shape or range that cannot be trained on."""
+
+
+class IterableError(DataError):
+    """An iterable of examples raised an exception, which is the ``__cause__``."""
 
 
 class ModelFileError(SyncpretrainError, ValueError):

@@ -61,6 +61,10 @@ class RunStarted(Event):
     past_reads: tuple[tuple[int, ...], ...] = ()
     handoff: str = "epoch"
 
+    def done(self, layer: int) -> int:
+        """Return how many epochs a layer had finished before the checkpoint."""
+        return len(self.past_reads[layer - 1]) if self.past_reads else 0
+
 
 @dataclass(frozen=True, slots=True)
 class EpochStarted(Event):

@@ -35,6 +35,8 @@ class DenseShape:
     """A layer in which each hidden unit reads all visible units."""
 
     name: ClassVar[str] = "dense"
+    positions: ClassVar[int] = 1
+    lowered: ClassVar[int] = 0
 
     visible: int
     hidden: int
@@ -58,6 +60,11 @@ class DenseShape:
     def biases(self) -> tuple[int, int]:
         """Numbers of the visible and of the hidden biases."""
         return self.visible, self.hidden
+
+    @property
+    def units(self) -> int:
+        """Hidden units."""
+        return self.hidden
 
     @property
     def products(self) -> int:
@@ -119,6 +126,16 @@ class ConvolutionShape:
     def images(self) -> ImageShape:
         """The shape of the images that the layer reads."""
         return ImageShape(self.channels, self.height, self.width)
+
+    @property
+    def lowered(self) -> int:
+        """Numbers of all that the filters see of an image."""
+        return self.positions * self.fan_in
+
+    @property
+    def units(self) -> int:
+        """Hidden units before pooling: the numbers of the maps."""
+        return self.positions * self.filters
 
     @property
     def output(self) -> ImageShape:

@@ -67,7 +67,8 @@ class Program:
         name = words[words.index("--preset") + 1]
         if not name or self.arguments[0] == "presets":
             return ""
-        return ",".join(map(str, read_settings(preset_path(name)).pretrain.layers))
+        pretrain = read_settings(preset_path(name)).pretrain
+        return pretrain.architecture or ",".join(map(str, pretrain.layers))
 
 
 def _capped(option: str, value: str) -> str:
@@ -83,6 +84,8 @@ def _capped(option: str, value: str) -> str:
 
 def _small(text: str, most: int) -> str:
     """Return a number, or one behind a word, as it is or smaller; words alone as they are."""
+    if filters := re.fullmatch(r"conv:(\d+)(x.*)", text):
+        return f"conv:{min(int(filters[1]), most)}{filters[2]}"
     word, colon, number = text.rpartition(":")
     return f"{word}{colon}{min(int(number), most)}" if number.isdigit() else text
 

@@ -22,8 +22,17 @@ from drawnoptions import (
 from hypothesis import strategies as st
 
 from syncpretrain.settings import preset_names
+from syncpretrain.settings.architecture import architecture_of
+from syncpretrain.shapes import ImageShape
 
 __all__ = ["Draw", "draws", "others", "steep"]
+
+
+NO_LAYERS = (
+    *("1x1x1,conv:1x2", "1x2x2,conv:2x1,pool:3", "1x2x2,conv:999999999x1", "1x2x2,pool:2"),
+    *("4,conv:2x1", "1x2x2,3,conv:2x1", "1x2", "1x2x2,conv", "1x2x2,conv:2x1:9", "conv:2x1,3"),
+    *("1x2x2,conv:2x2:same", "1x9999x9999,conv:2x1", "1x2x2,conv:900000x1", "8x1x1,conv:2x1"),
+)
 
 
 @dataclass(frozen=True)
@@ -41,8 +50,13 @@ def draws(draw: Any) -> Draw:
     rows, width = file.X.shape
     depth = draw(st.integers(1, 6))
     layers = [width, *draw(st.lists(st.integers(1, 8), min_size=depth, max_size=depth))]
+    text = ",".join(map(str, layers))
+    if rare(draw, 4):
+        text = convolutions(draw, width)
+        layers = list(architecture_of(text)[0])
+        depth = len(layers) - 1
     model = draw(st.sampled_from(["rbm", "rbm", *ENCODERS.split()]))
-    given = {"--data": file.name, "--layers": ",".join(map(str, layers)), "--model": model}
+    given = {"--data": file.name, "--layers": text, "--model": model}
     given["--batch-size"] = str(draw(st.integers(1, max(1, rows // 2))))
     table = table_of(model)
     names = set(table) - ({"--labels"} if file.labels is None else set())
@@ -58,6 +72,26 @@ def draws(draw: Any) -> Draw:
     else:
         given |= wrong(draw, layers)
     return Draw(file, words(given))
+
+
+def convolutions(draw: Any, width: int) -> str:
+    """Draw the text of one or two convolutions of images of so many values, and dense layers."""
+    channels = draw(st.sampled_from([n for n in (1, 2, 3) if width % n == 0]))
+    pixels = width // channels
+    height = draw(st.sampled_from([n for n in range(1, pixels + 1) if pixels % n == 0]))
+    images = ImageShape(channels, height, pixels // height)
+    parts = [str(images)]
+    for _ in range(draw(st.integers(1, 2))):
+        side = min(images.height, images.width)
+        size = draw(st.integers(1, min(side, 3)))
+        pad = draw(st.integers(0, size - 1))
+        rows, columns = (n + 2 * pad - size + 1 for n in (images.height, images.width))
+        pool = draw(st.sampled_from([n for n in (1, 2, 3) if rows % n == columns % n == 0]))
+        filters = draw(st.integers(1, 5))
+        kind = draw(st.sampled_from(["", ":max", ":mean"]))
+        parts += [f"conv:{filters}x{size}:{pad}", f"pool:{pool}{kind}"]
+        images = ImageShape(filters, rows // pool, columns // pool)
+    return ",".join([*parts, *map(str, draw(st.lists(st.integers(1, 8), max_size=2)))])
 
 
 def tuning(draw: Any, file: File, depth: int, sound: bool) -> dict[str, str]:
@@ -86,7 +120,9 @@ def preset(draw: Any, given: dict[str, str]) -> dict[str, str]:
 def wrong(draw: Any, layers: list[int]) -> dict[str, str]:
     """Draw up to 2 options that hardly fit anything."""
     others = {
-        "--layers": draw(st.sampled_from([*ODD, str(layers[0]), f"{layers[0]},1000000", "99,2"])),
+        "--layers": draw(
+            st.sampled_from([*ODD, str(layers[0]), f"{layers[0]},1000000", "99,2", *NO_LAYERS])
+        ),
         "--batch-size": draw(st.sampled_from(["100", "31", *ODD])),
         "--finetune-batch-size": draw(st.sampled_from(["1", "100", *ODD])),
         "--labels": "3",
@@ -115,6 +151,10 @@ def settle(given: dict[str, str], file: File, layers: list[int]) -> None:
     ):
         away |= {"--split"}
     away |= {"--shards"} if "--replicas" in given else set()
+    if "x" in given["--layers"]:
+        away |= {"--split", "--contraction"}
+        away |= {"--early-stopping"} if model in (None, "rbm") else set()
+        away |= {"--model"} if model == "contractive" else set()
     most = min(layers) if units == "units" else int(given["--batch-size"])
     away |= {"--replicas", "--shards"} if most < 3 else set()
     if len(file.X) < 10 and held in (None, "0", "1e-300"):

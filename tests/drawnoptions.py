@@ -46,7 +46,9 @@ RBMS, ENCODERS = "rbm", "autoencoder denoising contractive"
 RATES = ("1e4", "1e6", "1e20", "1e38", "3.5e38", "1e300", "1.7e308", "1e-45", "5e-324")
 COMMON = {
     "--visible-units": Option(INPUT_UNITS, [name for name in KINDS if name not in INPUT_UNITS]),
-    "--schedule": Option(["synchronized", "greedy", "rounds", "greedy", "rounds", "auto"]),
+    "--schedule": Option(
+        ["synchronized", "greedy", "rounds", "greedy", "rounds", "auto"], ["none"]
+    ),
     "--group-size": Option(["1", "2", "100", HUGE]),
     "--pace": Option(["lockstep", "free"]),
     "--handoff": Option(["epoch", "minibatch"]),
@@ -130,7 +132,7 @@ TUNING = {
     "--finetune-input-dropout": Option(["0", "0.5", "0.99"], ["1"]),
     "--finetune-patience": Option(["1", "2", HUGE]),
     "--finetune-replicas": Option(["1", "2", "3"], ["1025", "1000000"]),
-    "--finetune-split": Option(["units", "examples"]),
+    "--finetune-split": Option(["units", "examples"], ["filters", "hybrid"]),
     "--finetune-shards": Option(["0", "1", "2", "3"], ["1024", "1025", "100000000"]),
 }
 STEEP = {

@@ -61,6 +61,7 @@ PLAIN = st.one_of(
     st.integers(-3, 3),
     st.sampled_from([2**63, int(HUGE), 0.5, -0.0, 1e300, 1e-320, math.inf, math.nan, True, False]),
     st.sampled_from([*ODD, "rbm", "none", "auto", "cupy", "mnist", "0.5:5,0.9", "masking:0.5"]),
+    st.sampled_from(["1x2x2,conv:2x1", "1x2x2,conv:2x1,pool:2:mean,3", "1x2x2,conv:3x3"]),
     st.sampled_from([date(2020, 2, 2), time(1, 2)]),
 )
 VALUES = st.one_of(

@@ -180,6 +180,17 @@ class TestBench:
         assert "greedy, one core" in out
         assert err.splitlines()[0] == "measuring the layers"
 
+    @pytest.mark.parametrize("handoff", ["epoch", "minibatch"])
+    def test_the_schedules_of_one_hand_over_beside_greedy_training(self, call, handoff):
+        options = ("--examples", 100, "--workers", 2, "--json", "--handoff", handoff)
+        report = json.loads(call("bench", *STACK, *options)[0])
+        names = [row["name"] for row in report["schedules"]]
+        assert names[0] == "greedy, one core"
+        is_streamed = handoff == "minibatch"
+        assert ("streamed, one core" in names) == is_streamed
+        assert ("pipeline" in names) is not is_streamed
+        assert ("streamed" in report["choice"]) == is_streamed
+
     def test_json_with_a_target(self, call):
         data = ("--data", "x.npy", "--target", 1000)
         out, _ = call("bench", *STACK, "--batch-size", 5, *data, "--json")

@@ -76,6 +76,31 @@ OPTIONS = [
     ("--layers 16,1000000000", "--layers: got 1000000000 units, expected at most 1000000"),
     ("--layers 16,1000000,1000000", "--layers: 16,1000000,1000000 on 40 examples need about"),
     ("--layers 15,8", "--layers: the first number is 15, but an example has 16 values; begin wi"),
+    (
+        "--layers 1x8x8,conv:2x3",
+        "--layers: images of 1x8x8 have 64 values, but an example has 16; begin with 1x4x4",
+    ),
+    (
+        "--layers 3x8x8,conv:2x3",
+        "--layers: images of 3x8x8 have 192 values, but an example has 16; begin with images of 16",
+    ),
+    ("--layers 16,conv:2x3", "--layers: got 16 before conv:2x3, expected the shape of the images"),
+    ("--layers 1x4x4,conv:2x5", "--layers: got conv:2x5 on images of 1x4x4, expected filters of"),
+    ("--layers 1x4x4,conv:2x2,pool:2", "--layers: got pool:2 on maps of 3x3, expected a size that"),
+    ("--layers 1x4x4,conv:1000000000x3", "--layers: got 1000000000 filters in conv:1000000000x3"),
+    (
+        "--layers 1x4x4,conv:62500x1,1000000",
+        "--layers: 1x4x4,conv:62500x1,1000000 on 40 examples need about",
+    ),
+    (
+        "--layers 1x4x4,conv:2x3 --replicas 2 --split units",
+        "--split: got units for layer 1, a convolution, expected examples; only dense layers",
+    ),
+    (
+        "--layers 1x4x4,conv:2x3 --early-stopping free-energy-gap",
+        "--early-stopping: got free-energy-gap for layer 1, a convolution, expected none",
+    ),
+    ("--layers 1x4x4,conv:2x3 --backend cupy", "--backend: got cupy with convolutions, which"),
     ("--batch-size 41", "--batch-size: got 41, expected at most 36, the examples to train on"),
     ("--batch-size 0", "--batch-size: got 0, expected a whole number of at least 1"),
     ("--batch-size x", "--batch-size: 'x' is not a valid integer"),

@@ -20,7 +20,7 @@ KEYS = (
     *("workers", "seed", "data", "layers"),
     *("reconstruction_error", "accuracy", "seconds", "parameters_sha256", "out"),
 )
-ROW = ["reconstruction_error", "visible"]
+ROW = ["reconstruction_error", "shape", "visible"]
 FILES = [
     *("config.toml", "events.jsonl", "metrics.json", "model.safetensors", "run.json", "trace.json")
 ]
@@ -121,9 +121,13 @@ class TestOutput:
             "next: syncpretrain reconstruct 'my run'",
         ]
 
-    def test_no_line_of_a_table_is_wider_than_80(self):
+    @pytest.mark.parametrize(
+        "shape", ["10000-10000", "3x32x32 conv 64x3 pad 1 pool 2 mean -> 64x16x16"]
+    )
+    def test_no_line_of_a_table_is_wider_than_80(self, shape):
         errors = dict.fromkeys(("train", "validation", "test"), 1234.5678)
         row = {"layer": 10, "visible": 10_000, "hidden": 10_000, "reconstruction_error": errors}
+        row["shape"] = shape
         times = {"epochs": 1000, "busy_seconds": 12345.6, "idle_seconds": 12345.6}
         sizes = {"train": 1_000_000, "validation": 10_000, "test": 10_000}
         report = {
@@ -148,7 +152,7 @@ class TestOutput:
         lines = file.getvalue().splitlines()
         assert lines[0] == "[b]x.npy: the examples of x.npy :smile:"
         assert max(map(len, lines)) <= 80
-        assert "10000-10000" in file.getvalue()
+        assert shape.partition(" -> ")[0].split()[-1] in file.getvalue()
         assert "classifier, wrong: train 100.00 %, test 100.00 %" in lines
         assert "…" not in file.getvalue()
 

@@ -50,6 +50,19 @@ def quick(monkeypatch):
 
 
 class TestRandomStack:
+    def test_convolutions_count_the_weights_of_a_filter(self):
+        text = "1x4x4,conv:3000x3,conv:2000x2,6"
+        settings = settings_from(text, hidden_units=["bernoulli", "relu", "bernoulli"]).pretrain
+        lower, upper, top = random_stack(settings, make_data(), seed=0).layers
+        assert (lower.shape, upper.shape) == settings.shapes[:2]
+        assert lower.weight.shape == (3, 3, 1, 3000)
+        assert lower.weight.std() == pytest.approx(math.sqrt(2 / (9 + 27_000)), rel=0.02)
+        assert upper.weight.std() == pytest.approx(math.sqrt(2 / 12_000), rel=0.02)
+        assert top.weight.shape == (2000, 6)
+        for layer in (lower, upper, top):
+            assert not layer.hidden_bias.any()
+            assert not layer.visible_bias.any()
+
     def test_deviations_are_glorots_and_below_rectified_units_hes(self):
         settings = settings_from((WIDTH, 3000, 1000), hidden_units=("bernoulli", "relu")).pretrain
         lower, upper = random_stack(settings, make_data(), seed=0).layers

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncpretrain.kernels import compiled, native
+from syncpretrain.kernels import native
 from syncpretrain.kernels.convolution import (
     convolve,
     convolve_back,
@@ -19,7 +19,7 @@ from syncpretrain.kernels.convolution import (
     visible_means,
 )
 from syncpretrain.kernels.dispatch import registered
-from syncpretrain.kernels.lowering import shape_numbers
+from syncpretrain.kernels.native import shape_numbers
 from syncpretrain.kernels.program import Program, in_turn
 from syncpretrain.shapes import ConvolutionShape
 
@@ -222,7 +222,7 @@ NUMBERS = (*shape_numbers(SHAPE), 1, 0, 3)
 
 def worked(shapes, numbers=NUMBERS):
     arrays = [np.zeros(shape, dtype=np.float32) for shape in {**ARRAYS, **shapes}.values()]
-    return native.extension.convolve(*arrays, numbers, *compiled._sgemm())
+    return native.extension.convolve(*arrays, numbers)
 
 
 def test_what_fits_is_worked():
@@ -249,13 +249,7 @@ def test_the_extension_refuses_what_are_no_numbers(numbers):
 def test_arrays_that_share_memory_are_left_to_numpy():
     arrays = [np.zeros(shape, dtype=np.float32) for shape in ARRAYS.values()]
     arrays[4] = arrays[3]
-    assert native.extension.convolve(*arrays, NUMBERS, *compiled._sgemm()) is NotImplemented
-
-
-def test_without_a_product_numpy_does_it(monkeypatch):
-    case = Case(SHAPE)
-    monkeypatch.setattr(compiled, "_sgemm", lambda: None)
-    assert (case.up(convolve)[0] == case.up(convolve.__wrapped__)[0]).all()
+    assert native.extension.convolve(*arrays, NUMBERS) is NotImplemented
 
 
 def test_steps_of_filters_and_other_units_are_left_to_numpy():

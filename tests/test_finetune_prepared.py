@@ -110,7 +110,7 @@ class TestBeforePretraining:
     @pytest.mark.parametrize("objective", ["reconstruction", "classification"])
     def test_too_little_memory(self, refused_early, monkeypatch, objective):
         settings = make_settings({"objective": objective, "batch_size": 60})
-        needed = memory.pretraining_bytes(WIDTHS, examples=80, batch_size=10)
+        needed = memory.pretraining_bytes(settings.pretrain.shapes, examples=80, batch_size=10)
         monkeypatch.setattr(memory_module, "available_bytes", lambda: needed)
         match = "^layers: fine-tuning 16,9,4 on 80 examples need about 0.0 GB"
         refused_early(match, settings, make_data())

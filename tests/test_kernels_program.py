@@ -60,6 +60,7 @@ def changed(**fields):
 GOOD = {
     "matmul": [(X, floats(6, 3), floats(4, 3)), (X.T, X, SQUARE), (X[:, :0], SQUARE[:0], X.copy())],
     "multiply": [(X, X.copy(), X.copy()), (X, X.copy(), X), (X.copy(), X, X)],
+    "add": [(X, X.copy(), X), (LINE, LINE.copy(), floats(20))],
     "means": [(X, floats(6), "bernoulli"), (floats(4, 0), floats(0), "relu")],
     "softmax": [(X,)],
     "times_derivative": [(X, X.copy(), "gaussian")],

@@ -6,21 +6,34 @@ import itertools
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from trialruns import notices_of
+from disturbedsteps import before_steps
+from trialruns import library_threads, notices_of
 
 from syncpretrain import Minibatches, finetune, load, pretrain
 from syncpretrain.data import load_dataset, mapped_file
 from syncpretrain.data.file_rows import FileRows, rows_in_file
 from syncpretrain.data.order import MIXED_BLOCKS, PassOrder, minibatches
-from syncpretrain.errors import DataError, SettingsError, WorkerError
+from syncpretrain.errors import (
+    DataError,
+    DivergedError,
+    RunInterrupted,
+    SettingsError,
+    WorkerError,
+)
 from syncpretrain.events import EpochFinished
+from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.pretraining.stream_driver import StreamedPretraining
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from, write_settings
 
@@ -296,10 +309,106 @@ class TestRows:
         assert rows_in_file(file) is None, "the file is another one now"
 
     def test_a_file_that_is_cut_off_meanwhile_is_named(self, tmp_path):
+        file = tmp_path / "x.npy"
         rows = rows_in_file(mapped(tmp_path, example_rows("float32")))
-        os.truncate(tmp_path / "x.npy", 6000)
-        with pytest.raises(DataError, match=r"x\.npy: ended at row \d+, expected 1003 rows"):
+        whole = file.stat().st_size
+        os.truncate(file, 6000)
+        message = (
+            rf"x\.npy: got a file of 6000 bytes with 48 whole rows, expected at least {whole} bytes"
+            r" with 1003 rows; it has become shorter since the run began, put the whole file back,"
+        )
+        with pytest.raises(DataError, match=message):
             rows[:]
+
+    @pytest.mark.parametrize("runtime", ["serial", "threads", "processes"])
+    def test_so_is_one_that_is_cut_off_in_training(self, tmp_path, runtime):
+        X = mapped(tmp_path, example_rows("float32"))
+
+        def cut(event):
+            if isinstance(event, EpochFinished):
+                os.truncate(tmp_path / "x.npy", 6000)
+
+        options = {**STREAM, "epochs": 300, "runtime": runtime, "observers": [cut]}
+        message = r"layer 1 failed in epoch \d+: DataError: .*x\.npy: got a file of 6000 bytes"
+        with pytest.raises(WorkerError, match=message) as end:
+            pretrain(X, **options)
+        assert isinstance(end.value.__cause__, DataError)
+        assert end.value.stack is not None
+
+
+class TestWrittenTo:
+    """Data into which something writes while it is trained on."""
+
+    def damaged(self, path, rows, value, after=(1, 1)):
+        """Return an observer that writes a value after an epoch of a layer."""
+        file = np.load(path, mmap_mode="r+")
+
+        def damage(event):
+            if isinstance(event, EpochFinished) and (event.layer, event.epoch) == after:
+                file[rows, 4] = value
+                file.flush()
+
+        return damage
+
+    @pytest.mark.parametrize("runtime", ["serial", "threads", "processes"])
+    @pytest.mark.parametrize("value", [np.nan, np.inf, 7.0])
+    def test_a_bad_value_in_a_file_is_blamed_on_the_file(self, tmp_path, value, runtime):
+        X = mapped(tmp_path, example_rows("float32"))
+        observers = [self.damaged(tmp_path / "x.npy", 517, value)]
+        message = (
+            rf"layer 1 failed in epoch \d+: DataError: X, mapped from .*x\.npy: got {value:g} at"
+            r" row 517, column 4 \(counted from 0\), expected the values that it had when the run"
+            " began; let nothing write to it"
+        )
+        options = {**STREAM, "epochs": 100, "runtime": runtime, "observers": observers}
+        with pytest.raises(WorkerError, match=message) as end:
+            pretrain(X, **options)
+        assert isinstance(end.value.__cause__, DataError)
+        assert all(np.isfinite(layer.weight).all() for layer in end.value.stack.layers)
+
+    def test_all_rows_of_a_minibatch_are_counted(self, tmp_path):
+        X = mapped(tmp_path, example_rows("float64"))
+        observers = [self.damaged(tmp_path / "x.npy", slice(500, 600), np.nan)]
+        options = {**STREAM, "epochs": 100, "shuffle": "blocks:40", "observers": observers}
+        message = r"got nan at row 5\d\d, column 4 \(counted from 0\), and bad values in \d+ more"
+        with pytest.raises(WorkerError, match=message):
+            pretrain(X, **options)
+
+    def test_so_is_one_that_only_layers_above_train_on(self, tmp_path):
+        X = mapped(tmp_path, example_rows("float32"))
+        observers = [self.damaged(tmp_path / "x.npy", slice(None), np.nan)]
+        options = {**STREAM, "runtime": "serial", "epochs": (1, 9), "observers": observers}
+        with pytest.raises(WorkerError, match=r"layer 1 failed .*x\.npy: got nan at row"):
+            pretrain(X, **options)
+
+    @pytest.mark.parametrize("epochs", [9, (1, 9)])
+    @pytest.mark.parametrize("is_mapped", [False, True])
+    def test_so_is_one_in_memory(self, tmp_path, is_mapped, epochs):
+        X = example_rows("float32")
+        if is_mapped:
+            mapped(tmp_path, X)
+            X = np.load(tmp_path / "x.npy", mmap_mode="r+")
+
+        def damage(event):
+            if isinstance(event, EpochFinished) and (event.layer, event.epoch) == (1, 1):
+                X[517, 4] = np.nan
+
+        options = {**STREAM, "runtime": "serial", "epochs": epochs, "observers": [damage]}
+        message = "layer 1 failed in epoch .: DataError: X: got nan at row 517, column 4 .*expected"
+        with pytest.raises(WorkerError, match=message):
+            pretrain(X, **options)
+
+    def test_a_layer_that_diverges_is_still_blamed(self, tmp_path):
+        X = mapped(tmp_path, example_rows("float32"))
+        options = {**STREAM, "visible_units": "gaussian", "learning_rate": 1e6}
+        with pytest.raises(DivergedError, match="layer 1 diverged"):
+            pretrain(X, **options)
+
+    def test_a_row_is_that_of_the_part_that_was_given(self, tmp_path):
+        X = mapped(tmp_path, example_rows("float32"))[300:]
+        observers = [self.damaged(tmp_path / "x.npy", 517, np.nan)]
+        with pytest.raises(WorkerError, match="got nan at row 217, column 4"):
+            pretrain(X, **{**STREAM, "epochs": 100, "observers": observers})
 
 
 def in_order(X: np.ndarray, size: int = 32):
@@ -383,9 +492,14 @@ class TestIterable:
     def test_one_that_cannot_begin_anew_is_refused(self, options, n_examples, passes):
         read = []
         source = Minibatches((read.append(1) for _ in range(9)), n_examples=n_examples)
-        with pytest.raises(DataError, match=f"^X: got generator, which can be read once, {passes}"):
+        with pytest.raises(
+            DataError, match=f"^X: got generator, which can be read once, {passes}"
+        ) as end:
             pretrain(source, **{**STREAM, **options})
         assert not read
+        measures = {"visible_bias", "visible_units"} & options.keys()
+        told = "or 1 epoch a layer with delay=0 and n_examples, which need one pass only"
+        assert (told in str(end.value)) is not bool(measures), "standardization reads it once more"
 
     @pytest.mark.parametrize(
         ("item", "message"),
@@ -406,6 +520,47 @@ class TestIterable:
         with pytest.raises(WorkerError, match=place.format(2) + message) as end:
             pretrain(Minibatches(flawed(2, item), n_examples=40), **options)
         assert end.value.stack is not None
+
+    @pytest.mark.parametrize("runtime", ["serial", "threads"])
+    @pytest.mark.parametrize(("after", "place"), [(0, "array 1"), (1, "array 2"), (2, "array 3")])
+    def test_what_it_raises_is_told_with_its_place(self, runtime, after, place):
+        lost = ConnectionError("no route to host")
+
+        def one_pass(number):
+            for i in range(3):
+                if (number, i) == (2, after):
+                    raise lost
+                yield np.full((20, LAYERS[0]), 0.5)
+
+        options = {**STREAM, "batch_size": 16, "runtime": runtime}
+        message = f"X: {place} of pass 2.*: the iterable raised ConnectionError: no route to host"
+        with pytest.raises(WorkerError, match=message) as end:
+            pretrain(Minibatches(one_pass, n_examples=60), **options)
+        assert end.value.__cause__ is lost
+        assert end.value.stack is not None
+
+    @pytest.mark.parametrize("after", [0, 1])
+    def test_so_is_what_it_raises_before_training(self, after):
+        lost = ConnectionError("no route to host")
+
+        def one_pass(number):
+            for i in range(2):
+                if i == after:
+                    raise lost
+                yield np.full((20, LAYERS[0]), 0.5)
+
+        message = rf"^X: array {after + 1} of pass 1, for minibatch {after + 1} of layer 1: the"
+        with pytest.raises(DataError, match=message) as end:
+            pretrain(one_pass, **{**STREAM, "batch_size": 16})
+        assert end.value.__cause__ is lost
+
+    def test_so_is_what_its_function_raises(self):
+        def no_pass(number):
+            raise FileNotFoundError("x.bin")
+
+        message = "X: array 1 of pass 1, for minibatch 1 of layer 1: .*FileNotFoundError: x.bin"
+        with pytest.raises(DataError, match=message):
+            pretrain(no_pass, **STREAM)
 
     def test_a_pass_that_ends_early_is_named(self):
         X = example_rows("float32", 80)
@@ -442,6 +597,99 @@ class TestIterable:
     def test_wrong_arguments_are_refused(self, source, n):
         with pytest.raises(DataError, match="got"):
             Minibatches(source, n_examples=n)
+
+
+class TestBlocking:
+    """An iterable that waits for something, such as a socket, when the run is to stop."""
+
+    TIMES = Timeouts(drain=100.0, join=100.0, iterable=0.2)
+
+    def run(self, source, *, times=TIMES, **options):
+        settings = settings_from(**{**STREAM, "delay": 0.5, **options}).pretrain
+        return StreamedPretraining(settings, Minibatches(source, n_examples=200), times=times)
+
+    @pytest.mark.parametrize("runtime", ["serial", "threads"])
+    @pytest.mark.parametrize("place", [(1, 3), (2, 0), (3, 2)])
+    def test_it_is_not_waited_for(self, place, runtime):
+        X, main = example_rows("float32", 200), threading.main_thread().ident
+        blocks, leave, states = threading.Event(), threading.Event(), []
+
+        def one_pass(number):
+            for i in range(5):
+                if (number, i) == place:
+                    blocks.set()
+                    deadline = time.monotonic() + 60
+                    while not leave.wait(0.05):  # one long wait may begin right after a signal
+                        assert time.monotonic() < deadline
+                yield X[40 * i : 40 * i + 40]
+
+        def interrupt():
+            assert blocks.wait(60)
+            signal.pthread_kill(main, signal.SIGINT)
+
+        run = self.run(one_pass, runtime=runtime, workers=2, epochs=4)
+        run.save = lambda state, *, done, final: states.append((final, state()))
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
+        started = time.monotonic()
+        with pytest.raises(RunInterrupted, match="epochs finished: layer 1: "):
+            run.run()
+        assert time.monotonic() - started < 30
+        leave.set()
+        interrupting.join(60)
+        deadline = time.monotonic() + 60
+        while library_threads():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        final, state = states[-1]
+        assert final, "nothing changes while an array is waited for"
+        whole = self.run(one_pass, epochs=4).run().parameters_sha256
+        again = self.run(one_pass, epochs=4)
+        again.resume = state
+        assert again.run().parameters_sha256 == whole
+
+    def test_one_that_is_slow_is_waited_for_a_moment(self):
+        X, main = example_rows("float32", 200), threading.main_thread().ident
+
+        def one_pass(number):
+            for i in range(5):
+                if (number, i) == (2, 2):
+                    signal.pthread_kill(main, signal.SIGINT)
+                    time.sleep(0.3)
+                yield X[40 * i : 40 * i + 40]
+
+        run = self.run(one_pass, workers=2, times=replace(self.TIMES, iterable=60.0))
+        with pytest.raises(RunInterrupted):
+            run.run()
+        assert not library_threads()
+
+    def test_a_failure_elsewhere_does_not_wait_for_it(self, monkeypatch):
+        X, blocks, leave = example_rows("float32", 200), threading.Event(), threading.Event()
+
+        def one_pass(number):
+            for i in range(5):
+                if (number, i) == (2, 0):
+                    blocks.set()
+                    assert leave.wait(60)
+                yield X[40 * i : 40 * i + 40]
+
+        def before(learner, epoch, step):
+            if learner.layer == 2:
+                assert blocks.wait(60)
+                raise ZeroDivisionError("staged")
+
+        before_steps(monkeypatch, before)
+        started = time.monotonic()
+        try:
+            with pytest.raises(WorkerError, match="layer 2 failed in epoch 1: ZeroDivisionError"):
+                self.run(one_pass, workers=2, delay=0).run()
+            assert time.monotonic() - started < 30
+        finally:
+            leave.set()
+        deadline = time.monotonic() + 60
+        while library_threads():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 class TestRun:
@@ -500,6 +748,21 @@ class TestRun:
         assert report["parameters_sha256"] == whole["parameters_sha256"]
         assert report["data"]["sha256"] == whole["data"]["sha256"]
         assert len(reads) == 1, "it has not been written to"
+
+    def test_a_bad_value_that_is_written_meanwhile_is_named(self, file, call):
+        X = np.load(file, mmap_mode="r+")
+
+        def damage(event):
+            if isinstance(event, EpochFinished) and (event.layer, event.epoch) == (1, 1):
+                X[:, 7] = np.nan
+
+        message = r"layer 1 failed in epoch .: DataError: x\.npy: got nan at row \d+, column 7"
+        with pytest.raises(WorkerError, match=message):
+            train_run(self.options(runtime="serial"), out=Path("run"), observers=[damage])
+        X[:] = example_rows("float32")
+        report = resume_run(Path("run"))
+        whole = train_run(self.options(), out=Path("whole"))
+        assert report["parameters_sha256"] == whole["parameters_sha256"], "the values were put back"
 
     def test_a_copy_is_read_again_and_accepted(self, file, reads):
         whole = train_run(self.options(), out=Path("whole"))

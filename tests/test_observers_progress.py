@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import threading
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -25,6 +26,7 @@ from syncpretrain.events import (
 from syncpretrain.runs.observers.progress import progress_observer
 
 RUN = RunStarted(100.0, (784, 1000, 500), (4, 10), "synchronized", "lockstep", "threads", 2, 500)
+RESUMED = replace(RUN, past_reads=((0, 0, 0, 0), (1, 2)))
 FRAME = re.compile(r"\r\x1b\[2K(?:\x1b\[1A\x1b\[2K)*")
 CODE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
@@ -110,6 +112,17 @@ class TestLive:
             observer(finished(112.0, 2, 5, 4))
             observer(EpochStarted(130.0, 2, 6, 4))  # 1 of 6 epochs in 20 s: 5 of them take 100 s
             assert screen.rows[1].endswith("training epoch 6/10 error 11.42 1:40 left")
+
+    def test_a_resumed_run_shows_what_was_done_before(self):
+        screen = Screen()
+        with screen.live() as observer:
+            observer(RESUMED)
+            assert screen.rows == [
+                "layer 1 784-1000 waiting epoch 4/4",
+                "layer 2 1000-500 waiting epoch 2/10",
+            ]
+            observer(LayerFinished(100.5, 1))
+            assert screen.rows[0] == "layer 1 784-1000 done epoch 4/4"
 
     def test_epochs_that_refresh_pass_the_stipulated_ones(self):
         screen = Screen()
@@ -234,6 +247,13 @@ class TestPlain:
         assert lines(notice, RUN, finished(2.0, 1, 4, 0), LayerFinished(2.0, 1))[::2] == [
             "5,000 digits [not all] of :smile:",
             "layer 1  done after 4 epochs",
+        ]
+
+    def test_a_layer_that_was_complete_before_the_run_was_resumed(self, lines):
+        ends = LayerFinished(101.0, 1), finished(102.0, 2, 3, 3), LayerFinished(102.0, 2)
+        assert lines(RESUMED, *ends)[::2] == [
+            "layer 1  was complete, after 4 epochs",
+            "layer 2  done after 3 epochs",
         ]
 
     def test_finetuning(self, lines):

@@ -11,6 +11,7 @@ import pytest
 import syncpretrain
 from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
+from syncpretrain.parallel import available_memory
 from syncpretrain.planning import Plan, plan
 from syncpretrain.planning.bench import (
     bench,
@@ -22,11 +23,14 @@ from syncpretrain.planning.bench import (
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.choice import plan_for, simplest
 from syncpretrain.planning.measure import measure
+from syncpretrain.planning.probes import Probe
 from syncpretrain.planning.timings import LayerTimings, Timings, sizes
+from syncpretrain.pretraining.memory import pretraining_bytes
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import PretrainSettings, settings_from
+from syncpretrain.shapes import DenseShape
 
 EXAMPLES, BATCH = 10_000, 100
 STEPS = EXAMPLES // BATCH
@@ -105,6 +109,19 @@ class TestChoice:
         assert found.choice.name == "greedy, examples split"
         assert found.settings["replicas"] == (2, 2, 2)
         assert found.settings["schedule"] == "greedy"
+
+    def test_streams_of_tiny_steps_wait_for_the_interpreter(self):
+        task = Task(settings((8, 8, 8), delay=0.0, handoff="minibatch"), EXAMPLES, 0)
+        tiny = (layer(0.1), layer(0.1))
+        free, held = (
+            seconds(plan_for(task, timings=Timings(tiny, 2, 1, handover=handover)))
+            for handover in (0.0, 0.4)
+        )
+        minibatches = 2 * 10 * STEPS
+        assert free["streamed"] == pytest.approx(0.1 * minibatches / 2, rel=0.01)
+        assert held["streamed, one core"] == pytest.approx(0.5 * minibatches)
+        assert held["streamed"] == pytest.approx(0.4 * minibatches, rel=0.01)
+        assert held["pipeline"] == free["pipeline"]
 
     def test_only_layers_that_gain_take_replicas(self):
         found = by_epochs(planned([layer(4.0, examples=2.1), layer(0.1, examples=0.5)]))
@@ -206,6 +223,24 @@ class TestStreams:
 
 
 class TestMemory:
+    def test_of_convolutions_maps_count_before_they_are_pooled(self):
+        (first, second) = shapes = settings("2x9x9,conv:5x2,pool:4,7").shapes
+        assert isinstance(second, DenseShape)
+        assert (first.units, first.lowered, first.hidden) == (5 * 64, 8 * 64, 20)
+        found = [
+            pretraining_bytes(shapes, examples=n, batch_size=b) / 4
+            for n, b in ((0, 0), (1, 0), (0, 1))
+        ]
+        parameters = 8 * (40 + 5 + 2 + 140 + 7 + 20)
+        assert found[0] == parameters + 8 * 64 + 5 * 64 + 40
+        assert found[1] - found[0] == 3 * 20
+        assert found[2] - found[0] == 3 * (162 + 20) + 4 * (320 + 7)
+
+    def test_a_stack_that_does_not_fit_is_refused_by_its_text(self, monkeypatch):
+        monkeypatch.setattr(available_memory, "available_bytes", lambda: 1000)
+        with pytest.raises(SettingsError, match=r"^layers: 1x8x8,conv:4x3,6 on 0 examples need"):
+            measure(settings("1x8x8,conv:4x3,6"), workers=1, seconds=0)
+
     def test_a_pipeline_holds_more_activations_and_shards_more_gradients(self):
         wide = [layer(examples=0.6), layer(1.0, examples=0.6), layer(3.0, examples=1.6)]
         candidates = {
@@ -261,6 +296,15 @@ class TestMeasuring:
             assert min(timings.step, timings.products, timings.validation) > 0
             assert timings.contention >= 1
 
+    def test_convolutions_have_no_split_by_units(self):
+        text = ",".join(["1x8x8", *["conv:4x3:same"] * 4, "6"])
+        found = measure(settings(text, batch_size=10), workers=2, examples=50, seconds=0)
+        assert [set(x.sharded) for x in found.layers] == [
+            *[{("examples", 2)}] * 4,
+            {("examples", 2), ("units", 2)},
+        ]
+        assert found.layers[3] == found.layers[2], "one timing of layers that are alike"
+
     def test_layers_that_are_alike_share_their_timings(self):
         found = measure(settings((8, 8, 8, 8), batch_size=10), workers=2, examples=50, seconds=0)
         first, second, third = found.layers
@@ -283,6 +327,18 @@ class TestMeasuring:
         found = measure(settings((8, 6, 2), batch_size=3), workers=4, examples=20, seconds=0)
         assert set(found.layers[0].sharded) == {("examples", 2), ("units", 2), ("units", 4)}
         assert set(found.layers[1].sharded) == {("examples", 2), ("units", 2)}
+
+    def test_workers_are_no_faster_than_their_number(self, monkeypatch):
+        """Tiny steps: whatever is timed with two workers falls into a fast moment."""
+        fast = property(lambda probe: 1 / max(probe.cores, probe.blas_threads) ** 3)
+        monkeypatch.setattr(Probe, "seconds", fast)
+        monkeypatch.setattr(Probe, "relative_to", lambda probe, other: 1.0)
+        found = plan([8, 6, 4, 3], batch_size=10, workers=2, examples=100, measure_seconds=0)
+        assert max(map(found.speedup, found.candidates)) == pytest.approx(2, abs=0.01)
+
+    def test_handing_over_a_minibatch_takes_time(self):
+        found = plan([8, 6, 4], batch_size=8, workers=2, examples=100, measure_seconds=0)
+        assert 1e-6 < found.timings.handover < 0.1
 
     def test_one_layer_has_nobody_beside_it(self):
         found = measure(settings((8, 6), batch_size=8), workers=2, seconds=0)

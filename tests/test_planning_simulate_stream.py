@@ -34,6 +34,15 @@ def test_two_equal_layers_take_one_minibatch_more_than_one():
     assert run([cost(1.0), cost(1.0)]) == pytest.approx(101)
 
 
+def test_minibatches_are_handed_over_one_after_another():
+    """The interpreter's lock is held: 100 minibatches of each layer take a second each for that."""
+    costs = [cost(0.1, handover=1.0), cost(0.1, handover=1.0)]
+    assert run(costs, workers=1) == pytest.approx(200 * 1.1)
+    assert run(costs, workers=2) == pytest.approx(200)
+    costs = [cost(2.0, handover=0.1), cost(2.0, handover=0.1)]
+    assert run(costs, workers=2) == pytest.approx(2.1 * 101)
+
+
 def test_the_slowest_layer_sets_the_pace():
     assert run([cost(0.5), cost(2.0)]) == pytest.approx(200.5)
     assert run([cost(2.0), cost(0.5)]) == pytest.approx(200.5)

@@ -102,6 +102,23 @@ class TestData:
         )
         assert resume_run(folder)["parameters_sha256"] == whole["parameters_sha256"], "put back"
 
+    @pytest.mark.parametrize("handoff", ["epoch", "minibatch"])
+    def test_data_of_another_width_is_told_by_its_width(self, tmp_path, bits, handoff):
+        folder = died(settings_of(tmp_path, bits, handoff=handoff), tmp_path / "run")
+        saved_data(tmp_path, bits[:, :15])
+        message = (
+            r"resume: the run in .*run was begun with examples of 16 values, and .*data\.npz now"
+            r" has 15; put the file back that it was begun with, or correct name under \[data\] in "
+        )
+        with pytest.raises(SettingsError, match=message):
+            resume_run(folder)
+
+    def test_so_is_data_of_fewer_rows_than_a_minibatch(self, tmp_path, bits):
+        folder = died(settings_of(tmp_path, bits), tmp_path / "run")
+        saved_data(tmp_path, bits[:30])
+        with pytest.raises(SettingsError, match=r"resume: .* data was the 200 examples .*is now"):
+            resume_run(folder)
+
     def test_the_hash_is_of_all_values_and_labels(self, bits):
         y = labels_for(bits)
         parts = (bits[:100], bits[100:150], bits[150:])

@@ -213,6 +213,18 @@ class TestRefusals:
                 {"model": "autoencoder", "hidden_dropout": 0.5},
                 "hidden_dropout: got 0.5 with model autoencoder",
             ),
+            (
+                {"model": "denoising", "cd_steps": (1, 3)},
+                "cd_steps: got 3 with model denoising, which ignores it",
+            ),
+            (
+                {"model": "autoencoder", "sparsity_target": 0.2},
+                "sparsity_target: got 0.2 with model autoencoder, which ignores it",
+            ),
+            (
+                {"model": "contractive", "split": "units"},
+                "split: got units with model contractive, expected examples",
+            ),
             ({"loss": "squared"}, "loss: got a value with model rbm"),
             ({"tied": False}, "tied: got a value with model rbm"),
             (

@@ -65,7 +65,7 @@ class TestText:
         ],
     )
     def test_pads_and_pooling(self, text, expected):
-        assert settings_from(text, model="denoising").pretrain.shapes == (expected,)
+        assert settings_from(text).pretrain.shapes == (expected,)
 
     def test_the_objects_are_at_the_top(self):
         assert {"Conv", "Pool", "ImageShape"} <= set(syncpretrain.__all__)
@@ -238,8 +238,6 @@ class TestWhatConvolutionsLack:
                 {"replicas": 2, "split": "units"},
                 "split: got units for layer 1, a convolution, expected examples",
             ),
-            ({"persistent": True}, "persistent: got True for layer 1, a convolution, expected no"),
-            ({"hidden_dropout": 0.5}, "hidden_dropout: got 0.5 for layer 1, a convolution, expec"),
             ({"model": "contractive"}, "contraction: got 0.1 for layer 1, a convolution, expect"),
             (
                 {"early_stopping": "free-energy-gap"},
@@ -262,23 +260,14 @@ class TestWhatConvolutionsLack:
         [
             {"replicas": (1, 2), "split": "units"},
             {"replicas": 2, "split": "examples"},
-            {"persistent": (False, True)},
-            {"hidden_dropout": (0, 0.5)},
+            {"persistent": True, "hidden_dropout": 0.5},
             {"model": "contractive", "contraction": (0, 0.1)},
             {"model": "denoising", "early_stopping": "validation-error"},
             {"backend": "auto"},
         ],
     )
-    def test_the_dense_layers_above_have_it(self, asked):
+    def test_the_rest_they_have(self, asked):
         assert settings_from(SMALL_STACK, **asked).pretrain.architecture == SMALL_STACK
-
-    def test_means_of_an_rbm(self):
-        text = "1x8x8,conv:4x3,pool:2:mean,10"
-        with pytest.raises(SettingsError) as caught:
-            settings_from(text)
-        message = "layers: got conv:4x3,pool:2:mean for layer 1, a convolution, expected pooling by"
-        assert str(caught.value).startswith(message)
-        assert settings_from(text, model="denoising").pretrain.architecture == text
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from unitkinds import INPUT_UNITS, KINDS, RBM_UNITS
 
-from syncpretrain.finetuning import optimizers
 from syncpretrain.finetuning.chain import Affine, Dropout
 from syncpretrain.finetuning.data_parallel import DataParallelNetwork
 from syncpretrain.finetuning.network import Network
@@ -317,6 +316,6 @@ def test_a_step_as_a_program_is_the_step_in_phases(units, monkeypatch):
         for step in range(4):
             error = optimizer.train(network, x, t, rate=0.01, epoch=1, step=step)
         found.append((error, network.parameters))
-        monkeypatch.setattr(optimizers, "network_program", lambda *others: None)
+        monkeypatch.setattr(Network, "program", lambda *others: None)
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-4)
     np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-3, atol=1e-5)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from disturbedsteps import after_steps, before_steps
-from trialruns import library_threads
+from trialruns import library_threads, notices_of
 
 from syncpretrain import load, pretrain
 from syncpretrain.array_files import read_arrays, write_arrays
@@ -260,6 +260,23 @@ def test_every_state_after_an_epoch_is_resumed_to_the_same_bits(bits, runtime):
         assert len(finished) == sum(epochs) - sum(done), "no epoch twice"
 
 
+def test_layers_that_were_complete_are_told_when_a_run_is_resumed(bits):
+    states = []
+    run = streamed(bits, "uneven", runtime="serial")  # 3, 1 and 2 epochs
+    run.save = lambda state, *, done, final: states.append(state())
+    run.run()
+    state = next(state for state in states if state.done[1] == 1)
+    assert min(state.done[0], state.done[2]) < 2
+    events = []
+    again = streamed(bits, "uneven", observers=[events.append])
+    again.resume = state
+    again.run()
+    ends = [e for e in events if isinstance(e, LayerFinished)]
+    assert ends[0].layer == 2
+    assert events.index(ends[0]) == 1, "after RunStarted"
+    assert sorted(e.layer for e in ends) == [1, 2, 3]
+
+
 def test_the_state_of_another_stack_is_refused(bits, tmp_path):
     states = []
     run = streamed(bits, "rbm", runtime="serial")
@@ -296,6 +313,42 @@ def test_a_file_that_does_not_fit_is_refused(bits, tmp_path, damage):
     write_arrays(path, header, {n: a for n, a in arrays.items() if n != "ring.1.99"})
     with pytest.raises(CheckpointError, match="is damaged"):
         read_stream_state(path)
+
+
+AFTER = "the layers train one after another"
+
+
+@pytest.mark.parametrize(
+    ("epochs", "delay", "said"),
+    [
+        (2, 0.5, None),
+        (2, 1.9, None),
+        (2, 2, f"with delay 2 layer 2 starts after the last of the 2 epochs of layer 1: {AFTER};"),
+        (2, 3, f": {AFTER}, and 2 of the 8 passes over the data train none; a delay below 2, su"),
+        (1, 1, f"after the only epoch of layer 1: {AFTER}; a delay below 1, such as 0.5"),
+        ((3, 1, 1), 1, None),  # layer 1 trains all the time
+        ((2, 1, 4), 2.25, "and 1.5 of the 8.5 passes over the data train none; a delay below 1,"),
+        ((4, 1, 4), 2.5, "with delay 2.5 layer 3 starts after the only epoch of layer 2: the lay"),
+    ],
+)
+def test_a_delay_as_long_as_the_epochs_below_is_pointed_out(bits, epochs, delay, said):
+    events = []
+    run = streamed(bits, "rbm", delay=delay, epochs=epochs, observers=[events.append])
+    run.run()
+    found = notices_of(events)
+    assert len(found) == (said is not None)
+    assert said is None or said in found[0]
+
+
+def test_a_resumed_run_does_not_repeat_it(bits):
+    states, events = [], []
+    run = streamed(bits, "rbm", delay=3)
+    run.save = lambda state, *, done, final: states.append(state())
+    run.run()
+    again = streamed(bits, "rbm", delay=3, observers=[events.append])
+    again.resume = states[0]
+    again.run()
+    assert not notices_of(events)
 
 
 class TestSettings:

@@ -38,7 +38,7 @@ from syncpretrain.settings import settings_from
 
 LAYERS = (16, 12, 8, 5)
 LONG = 2000
-DEATH_SECONDS = 1.0
+DEATH_SECONDS = 8.0  # below what the end waits for processes that still run
 ENDING_SECONDS = 5.0  # of a process that may still be starting when its parent is killed
 GAUSSIAN = {"visible_units": "gaussian", "hidden_units": ("relu", "bernoulli", "gaussian")}
 

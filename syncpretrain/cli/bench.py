@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from syncpretrain.planning.bench import Bench, Reached
     from syncpretrain.planning.candidates import Task
     from syncpretrain.pretraining.runtime.split import Split
+    from syncpretrain.settings import PretrainSettings
 
 __all__ = ["command"]
 
@@ -42,6 +43,11 @@ TRAIN_PER_VALIDATION = 50  # rows, as MNIST's 50,000 beside 1,000
     "--examples", type=at_least(1), metavar="N", help="To train on. Default 5000, or fewer."
 )
 @click.option("--batch-size", type=int, metavar="B", help="Examples in a minibatch. Default 100.")
+@click.option(
+    "--handoff",
+    type=click.Choice(("epoch", "minibatch")),
+    help="Only schedules with this hand-over, beside greedy training. Default both.",
+)
 @click.option("--workers", type=int, metavar="P", help="Default the usable cores.")
 @click.option(
     "--rounds", type=at_least(1), default=1, metavar="N", help="Runs of each schedule. Default 1."
@@ -58,6 +64,7 @@ def command(
     layers: str,
     data: str | None,
     examples: int | None,
+    handoff: str | None,
     rounds: int,
     target: float | None,
     as_json: bool,
@@ -72,6 +79,7 @@ def command(
     Examples:
       syncpretrain bench
       syncpretrain bench --layers 784,2000,2000 --rounds 3 --json
+      syncpretrain bench --handoff minibatch --epochs 2
       syncpretrain bench --data mnist --epochs 2 --target 8.19
     """
     from syncpretrain.errors import SettingsError
@@ -83,10 +91,16 @@ def command(
         raise SettingsError("target: got a value without data, expected --data mnist or a file")
     settings = settings_from(layers, **options, backend="numpy").pretrain  # whose cores are timed
     width = settings.layers[0]
-    dataset = _loaded(data, width)
+    dataset = _loaded(data, settings)
     rows = _rows(dataset, width, examples)
     task = Task(settings, len(rows.train), len(rows.validation))
-    found = bench(task, rows, rounds=rounds, report=lambda line: click.echo(line, err=True))
+    found = bench(
+        task,
+        rows,
+        rounds=rounds,
+        handoff=handoff,
+        report=lambda line: click.echo(line, err=True),
+    )
     reached = None
     if dataset is not None and target is not None:
         whole = _rows(dataset, width, len(dataset.train))
@@ -97,18 +111,14 @@ def command(
         _print(found, target, reached, sys.stdout)
 
 
-def _loaded(data: str | None, width: int) -> Dataset | None:
+def _loaded(data: str | None, settings: PretrainSettings) -> Dataset | None:
     from syncpretrain.data import load_dataset
-    from syncpretrain.errors import SettingsError
+    from syncpretrain.settings.architecture import check_width
 
     if data is None:
         return None
     dataset = load_dataset(data)
-    if dataset.width != width:
-        raise SettingsError(
-            f"layers: the first number is {width}, but an example of {data} has {dataset.width}"
-            " values"
-        )
+    check_width(settings.shapes, dataset.width)
     return dataset
 
 
@@ -193,6 +203,7 @@ def _print(bench: Bench, target: float | None, reached: Reached | None, file: IO
 
 
 def _title(task: Task) -> str:
-    shape = "-".join(map(str, task.settings.layers))
+    settings = task.settings
+    shape = settings.architecture or "-".join(map(str, settings.layers))
     epochs = ",".join(map(str, sorted(set(task.settings.epochs))))
     return f"{shape}, {epochs} epochs of {task.examples:,} examples"

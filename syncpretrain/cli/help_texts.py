@@ -81,8 +81,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         "seed": "The same seed gives the same model.",
     },
     "Schedule": {
-        "schedule": "Layers in parallel (default), in turn, or in groups; auto measures, and takes"
-        " the fastest.",
+        "schedule": "Layers in parallel (default), in turn or in groups, or none trained; auto"
+        " takes the fastest.",
         "group_size": "Layers that rounds train at a time. Default 2.",
         "pace": "Epoch k reads version k of the layer below (default), or the newest there is.",
         "handoff": "Train on whole versions of the layer below (default), or on its minibatches as"
@@ -122,7 +122,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         " best weights.",
         "finetune_batch_size": "",
         "finetune_replicas": "Of one minibatch. Default one a usable core.",
-        "finetune_split": "What they share.",
+        "finetune_split": "What they share. Default units, or hybrid.",
         "finetune_shards": "Default as many as replicas.",
     },
     OUTPUT: {

@@ -21,6 +21,7 @@ __all__ = [
     "json_option",
     "momentums",
     "part_option",
+    "shape_option",
     "words",
 ]
 
@@ -117,6 +118,15 @@ def data_option(default: str) -> Callable[[F], F]:
         metavar="NAME|FILE",
         help=f"{TEXTS['data']} {default}",
     )
+
+
+def shape_option(command: F) -> F:
+    """Add ``--shape``."""
+    return click.option(
+        "--shape",
+        metavar="[3x]HxW",
+        help="Height and width of an example; default those of the convolutions, or a square.",
+    )(command)
 
 
 def json_option(command: F) -> F:

@@ -47,7 +47,8 @@ def print_run(report: dict[str, Any], file: IO[str]) -> None:
     _print(console, f"seconds: {parts}, total {seconds['total']:.1f}")
     out, visible = Path(report["out"]), report["layers"][0]["visible"]
     _print(console, f"model: {out / 'model.safetensors'}")
-    drawn = math.isqrt(visible) ** 2 == visible and report["accuracy"] is None
+    drawn = math.isqrt(visible) ** 2 == visible or " " in report["layers"][0]["shape"]
+    drawn = drawn and report["accuracy"] is None
     command = "reconstruct" if drawn else "evaluate"
     _print(console, f"next: syncpretrain {command} {quote(str(out))}")
 
@@ -108,7 +109,8 @@ def _print_data(console: Console, report: dict[str, Any]) -> Table:
     _print(console, ", ".join(f"{data[part]:,} {part}" for part in parts))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     table.add_column("\nlayer", justify="right")
-    table.add_column("\nunits", no_wrap=True)
+    dense = all(" " not in row["shape"] for row in report["layers"])
+    table.add_column("\nunits", no_wrap=dense)
     for part in report["layers"][0]["reconstruction_error"]:
         table.add_column(f"{part}\nerror", justify="right")
     return table
@@ -116,7 +118,9 @@ def _print_data(console: Console, report: dict[str, Any]) -> Table:
 
 def _errors_cells(row: dict[str, Any]) -> tuple[str, ...]:
     errors = map(_number, row["reconstruction_error"].values())
-    return (str(row["layer"]), f"{row['visible']}-{row['hidden']}", *errors)
+    shape, _, handed_up = row["shape"].partition(" -> ")
+    units = shape.partition(" ")[2] if handed_up else shape  # the images are those of the last row
+    return (str(row["layer"]), units, *errors)
 
 
 def _print_stack(console: Console, report: dict[str, Any]) -> None:

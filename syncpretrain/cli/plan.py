@@ -99,7 +99,7 @@ def print_plan(plan: Plan, line: str, file: IO[str]) -> None:
         console.print(text, markup=False, emoji=False, soft_wrap=True)
 
     task, workers = plan.task.settings, plan.timings.workers
-    shape = "-".join(map(str, task.layers))
+    shape = task.architecture or "-".join(map(str, task.layers))
     epochs = ",".join(map(str, sorted(set(task.epochs))))
     say(f"{shape}, {epochs} epochs of {plan.task.examples:,} examples, {workers} workers")
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)

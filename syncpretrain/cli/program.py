@@ -18,6 +18,7 @@ COMMANDS = {
     "evaluate": "Measure the reconstruction error of each layer and of the stack.",
     "encode": "Write the codes of examples to a .npy file.",
     "reconstruct": "Draw examples above their reconstructions as a PNG.",
+    "filters": "Draw the weights of a layer as images, as a PNG.",
     "sample": "Sample from the top RBM and draw the samples as a PNG.",
     "presets": "List the presets of train, settings with the papers they come from.",
     "bench": "Measure how near to this machine's limit each schedule runs.",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from syncpretrain.cli.options import RUN, at_least, data_option, part_option
+from syncpretrain.cli.options import RUN, at_least, data_option, part_option, shape_option
 
 __all__ = ["command"]
 
@@ -22,7 +22,7 @@ __all__ = ["command"]
     metavar="N",
     help="Examples, drawn at random. Default 20.",
 )
-@click.option("--shape", metavar="HxW", help="Height and width of an example; default a square.")
+@shape_option
 @click.option(
     "--seed",
     type=at_least(0),
@@ -68,10 +68,10 @@ def command(
             " --finetune classification"
         )
     check_target(target)
-    height, width = image_shape(stack.widths[0], shape)
+    images = image_shape(stack.layers[0].shape, shape)
     examples = examples_of(run, data, part, stack=stack)
     X = examples.rows
     rows = np.random.default_rng(seed).choice(len(X), size=min(count, len(X)), replace=False)
-    grid = image_grid(X[rows], stack.reconstruct(X[rows]), height=height, width=width)
+    grid = image_grid(X[rows], stack.reconstruct(X[rows]), shape=images)
     save_png(grid, target)
     click.echo(f"{target}: {len(rows)} examples of {examples.name} above their reconstructions")

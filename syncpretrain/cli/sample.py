@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from syncpretrain.cli.options import RUN, at_least, data_option, part_option
+from syncpretrain.cli.options import RUN, at_least, data_option, part_option, shape_option
 
 __all__ = ["command"]
 
@@ -25,7 +25,7 @@ __all__ = ["command"]
 @click.option(
     "--steps", type=at_least(1), default=1000, metavar="N", help="Of each chain. Default 1000."
 )
-@click.option("--shape", metavar="HxW", help="Height and width of an example; default a square.")
+@shape_option
 @click.option("--seed", type=at_least(0), default=0, metavar="N", help="Default 0.")
 @click.option(
     "--out",
@@ -66,7 +66,7 @@ def command(
     target = out or (run if run.is_dir() else run.parent) / "samples.png"
     stack = load(run)
     check_target(target)
-    height, width = image_shape(stack.widths[0], shape)
+    images = image_shape(stack.layers[0].shape, shape)
     shown, first = [], None
     if start == "data":
         X = examples_of(run, data, part, stack=stack).rows
@@ -74,5 +74,5 @@ def command(
         first = X[np.random.default_rng(seed).choice(len(X), size=count, replace=False)]
         shown.append(first)
     shown.append(stack.sample(count, steps=steps, seed=seed, start=first))
-    save_png(image_grid(*shown, height=height, width=width), target)
+    save_png(image_grid(*shown, shape=images), target)
     click.echo(f"{target}: {count} samples after {steps} steps from {start}")

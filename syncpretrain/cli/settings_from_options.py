@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from syncpretrain.cli.train_options import AUTO, FINETUNE, OPTIONS
 from syncpretrain.errors import SettingsError
-from syncpretrain.pretraining.schedule.kinds import SCHEDULES, ScheduleKind
+from syncpretrain.pretraining.schedule.kinds import ScheduleKind, schedule_kind
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
@@ -49,8 +49,8 @@ def settings_from_options(
             _drop_layers(base["pretrain"], options["layers"])
         if options.get("epochs") and options.get("settle") is None:
             base["pretrain"].pop("settle")  # it went with the file's epochs
-        if options.get("schedule") in SCHEDULES:
-            _drop_schedule(base["pretrain"], SCHEDULES[options["schedule"]])
+        if options.get("schedule") not in (None, AUTO):
+            _drop_schedule(base["pretrain"], schedule_kind(options["schedule"]))
         if options.get("handoff") not in (None, base["pretrain"].get("handoff")):
             _drop_handoff(base["pretrain"])
     for name, value in options.items():

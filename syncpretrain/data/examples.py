@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -15,11 +16,13 @@ from syncpretrain.errors import DataError
 
 __all__ = [
     "as_examples",
+    "check_again",
     "check_examples",
     "check_values",
     "checked_rows",
     "evenly_spaced",
     "scale_examples",
+    "watched_rows",
 ]
 
 T = TypeVar("T", bound=np.generic)
@@ -63,7 +66,7 @@ def checked_rows(
     bounded: bool = True,
     seen: Callable[[NDArray[Any]], Any] | None = None,
 ) -> FileRows:
-    """Return the rows of a file, once a pass over it has checked every value.
+    """Return the rows of a file, once a pass over it has checked every value, to be watched.
 
     ``seen`` is called with every few rows as the file has them. Without it, a file of bytes is not
     read.
@@ -73,8 +76,9 @@ def checked_rows(
     DataError
         As :func:`check_examples`.
     """
+    watched = watched_rows(rows, name, bounded=bounded)
     if seen is None and _is_sound(rows.raw_dtype):
-        return rows
+        return watched
     start = 0
     for block in rows.raw_blocks():
         if not _is_sound(block.dtype):
@@ -82,7 +86,40 @@ def checked_rows(
         if seen is not None:
             seen(block)
         start += len(block)
-    return rows
+    return watched
+
+
+def watched_rows(rows: FileRows, name: str = "X", *, bounded: bool = True) -> FileRows:
+    """Return checked rows of a file, which are looked at again whenever they are asked for."""
+    if _is_sound(rows.raw_dtype):
+        return rows
+    known = name if name != "X" else f"X, mapped from {rows.path}"
+    return rows.checked_by(partial(check_again, name=known, bounded=bounded))
+
+
+def check_again(
+    values: NDArray[np.float32], numbers: Callable[[], NDArray[Any]], *, name: str, bounded: bool
+) -> None:
+    """Check values that were sound when the run began; ``numbers`` returns those of their rows.
+
+    Raises
+    ------
+    DataError
+        Naming the first bad place, and how many more rows are bad.
+    """
+    low, high = _range(bounded)
+    if _is_inside(values, low, high):
+        return
+    good = (values >= low) & (values <= high)
+    bad = np.flatnonzero(~good.all(axis=1))
+    column = int(np.argmin(good[bad[0]]))
+    more = f", and bad values in {len(bad) - 1} more of the rows read with it"
+    raise DataError(
+        f"{name}: got {values[bad[0], column]:g} at row {numbers()[bad[0]]}, column {column}"
+        f" (counted from 0){more if len(bad) > 1 else ''}, expected the values that it had when the"
+        " run began; let nothing write to it, put the former values back, then begin or resume the"
+        " run"
+    )
 
 
 def as_examples(X: ArrayLike, name: str) -> NDArray[Any]:
@@ -134,13 +171,22 @@ def _is_sound(dtype: np.dtype[Any]) -> bool:
 
 
 def _check_block(X: NDArray[Any], name: str, start: int, *, bounded: bool) -> None:
-    low, high = (0.0, 1.0) if bounded else (-LARGEST, LARGEST)
-    # As float32, because 1 + 1e-12 is 1 there. A NaN comes through both min and max.
-    with np.errstate(over="ignore", invalid="ignore"):
+    low, high = _range(bounded)
+    with np.errstate(over="ignore"):  # as float32, because 1 + 1e-12 is 1 there
         values = np.asarray(X, dtype=np.float32)
-        inside = bool(values.min() >= low and values.max() <= high)
-    if not inside:
+    if not _is_inside(values, low, high):
         raise DataError(f"{name}: {_first_bad(X, values, start, low, high)}")
+
+
+def _range(bounded: bool) -> tuple[float, float]:
+    return (0.0, 1.0) if bounded else (-LARGEST, LARGEST)
+
+
+def _is_inside(values: NDArray[np.float32], low: float, high: float) -> bool:
+    if not values.size:
+        return True
+    with np.errstate(invalid="ignore"):  # a NaN comes through both min and max
+        return bool(values.min() >= low and values.max() <= high)
 
 
 def scale_examples(X: NDArray[Any], *, rows: NDArray[np.intp] | None = None) -> NDArray[np.float32]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -21,6 +22,8 @@ from syncpretrain.errors import DataError
 
 __all__ = ["FileRows", "rows_in_file"]
 
+# Given values, and what returns the numbers of their rows; raises an error if they are bad.
+Check = Callable[[NDArray[np.float32], Callable[[], NDArray[Any]]], None]
 NEAR = 2  # a run of rows is read whole if it has at most this many times the rows asked for
 
 
@@ -28,7 +31,7 @@ class FileRows:
     """Rows of a file, which stand for float32 examples of shape (n, width).
 
     Slices and arrays of row numbers give arrays in memory, each made anew; ``numpy.take`` works,
-    and ``numpy.asarray`` reads everything. The values were checked before.
+    and ``numpy.asarray`` reads everything.
 
     Parameters
     ----------
@@ -37,17 +40,23 @@ class FileRows:
         Those of its rows that count, in this order; default all.
     prepare : callable, optional
         What each array goes through last, such as a standardization.
+    check : callable, optional
+        What looks at each array before, since something may write to the file meanwhile.
     """
 
     ndim = 2
     dtype = np.dtype(np.float32)
 
     def __init__(
-        self, file: _Table, rows: NDArray[Any] | None = None, prepare: Prepare | None = None
+        self,
+        file: _Table,
+        rows: NDArray[Any] | None = None,
+        prepare: Prepare | None = None,
+        check: Check | None = None,
     ) -> None:
         if rows is not None and file.shape[0] < 1 << 32:
             rows = rows.astype(np.uint32)  # there is one number for each example
-        self._file, self._rows, self._prepare = file, rows, prepare
+        self._file, self._rows, self._prepare, self._check = file, rows, prepare, check
 
     def __len__(self) -> int:
         return self._file.shape[0] if self._rows is None else len(self._rows)
@@ -74,6 +83,8 @@ class FileRows:
             values = self._file.gathered(np.flatnonzero(key) if key.dtype == bool else key)
         if values.dtype != np.float32 or not values.dtype.isnative:
             values = as_float32(values, np.empty(values.shape, dtype=np.float32))
+        if self._check is not None:
+            self._check(values, partial(self._numbers, key))
         return values if self._prepare is None else self._prepare(values)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
@@ -95,6 +106,11 @@ class FileRows:
         return out
 
     @property
+    def path(self) -> str:
+        """Where the file is."""
+        return self._file.path
+
+    @property
     def raw_dtype(self) -> np.dtype[Any]:
         """The type of the numbers in the file."""
         return self._file.dtype
@@ -111,15 +127,20 @@ class FileRows:
 
     def subset(self, rows: NDArray[Any]) -> FileRows:
         """Return some of the rows, in the file still."""
-        return FileRows(self._file, rows if self._rows is None else self._rows[rows], self._prepare)
+        chosen = rows if self._rows is None else self._rows[rows]
+        return FileRows(self._file, chosen, self._prepare, self._check)
 
     def whole(self) -> FileRows:
         """Return all rows of the file, in its order."""
-        return FileRows(self._file, None, self._prepare)
+        return FileRows(self._file, None, self._prepare, self._check)
 
     def prepared_by(self, prepare: Prepare) -> FileRows:
         """Return the same rows, which go through ``prepare`` as they are asked for."""
-        return FileRows(self._file, self._rows, prepare)
+        return FileRows(self._file, self._rows, prepare, self._check)
+
+    def checked_by(self, check: Check) -> FileRows:
+        """Return the same rows, which ``check`` looks at whenever they are asked for."""
+        return FileRows(self._file, self._rows, self._prepare, check)
 
     def will_need(self, rows: slice) -> None:
         """Have the system read a run of rows ahead, where it can, while others are trained on."""
@@ -127,6 +148,10 @@ class FileRows:
         if self._rows is not None:
             first, last = int(self._rows[first]), int(self._rows[last])
         self._file.read_ahead(first, last + 1)
+
+    def _numbers(self, key: slice | NDArray[Any]) -> NDArray[Any]:
+        """Return the numbers that rows have in the file."""
+        return np.arange(len(self))[key] if self._rows is None else self._rows[key]
 
 
 class _Table:
@@ -151,13 +176,13 @@ class _Table:
     def __init__(
         self, path: str, offset: int, shape: tuple[int, int], dtype: np.dtype[Any]
     ) -> None:
-        self._path, self._offset, self.shape, self.dtype = path, offset, shape, dtype
+        self.path, self._offset, self.shape, self.dtype = path, offset, shape, dtype
         self._row = shape[1] * dtype.itemsize
         self._descriptor = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._descriptor)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Table, (self._path, self._offset, self.shape, self.dtype)
+        return _Table, (self.path, self._offset, self.shape, self.dtype)
 
     def run(self, start: int, stop: int) -> NDArray[Any]:
         """Return consecutive rows."""
@@ -198,11 +223,19 @@ class _Table:
         while done < size:
             count = os.preadv(self._descriptor, [out[done:].data], at + done)
             if not count:
-                raise DataError(
-                    f"{self._path}: ended at row {row + done // self._row}, expected"
-                    f" {self.shape[0]} rows; it was cut off while it was trained on"
-                )
+                raise self._cut_off()
             done += count
+
+    def _cut_off(self) -> DataError:
+        """Return the error of a file that has become shorter."""
+        size = os.fstat(self._descriptor).st_size
+        rows = max(size - self._offset, 0) // self._row
+        return DataError(
+            f"{self.path}: got a file of {size} bytes with {rows} whole rows, expected at least"
+            f" {self._offset + self.shape[0] * self._row} bytes with {self.shape[0]} rows; it has"
+            " become shorter since the run began, put the whole file back, then begin or resume the"
+            " run"
+        )
 
 
 def rows_in_file(X: object) -> FileRows | None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data.dataset import Dataset, hold_out
-from syncpretrain.data.examples import as_examples, checked_rows
+from syncpretrain.data.examples import as_examples, checked_rows, watched_rows
 from syncpretrain.data.file_rows import FileRows, rows_in_file
 from syncpretrain.data.readers import ALL_ONES, check_file, load_file, map_npy
 
@@ -79,9 +79,10 @@ def load_mapped(
     notices, sha256 = [], ""
     if known is not None and stamp is not None and known.stamp == stamp:
         sha256 = known.sha256
+        rows = watched_rows(rows, str(path), bounded=bounded)
     else:
         look = _Look(X, (len(kept), len(held)))
-        checked_rows(rows, str(path), bounded=bounded, seen=look)
+        rows = checked_rows(rows, str(path), bounded=bounded, seen=look)
         sha256 = look.sha256
         if look.is_all_ones:
             notices.append(ALL_ONES.format(path))

@@ -1,23 +1,18 @@
-"""Examples that an iterable gives a few at a time, pass after pass, for streamed pretraining."""
+"""Examples that come a few at a time, pass after pass, as a user gives them to a streamed run."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from syncpretrain.data.blocks import Prepare, as_float32, chunks
-from syncpretrain.data.examples import as_examples, check_values
-from syncpretrain.data.scaling import column_means
 from syncpretrain.errors import DataError
 
-__all__ = ["ArrayPasses", "Minibatches", "is_iterable_of_arrays"]
+__all__ = ["Minibatches", "is_iterable_of_arrays"]
 
-Examples = NDArray[np.float32]
 NO_EXAMPLES = (str, bytes, dict, set, frozenset, list, tuple)  # arrays, or nothing of the kind
 
 
@@ -95,6 +90,8 @@ class Minibatches:
         ------
         DataError
             If the source gives none.
+        Exception
+            Whatever the source itself raises.
         """
         source: Any = self.source
         if not hasattr(source, "__iter__"):
@@ -102,6 +99,8 @@ class Minibatches:
         try:
             return iter(source)
         except TypeError:
+            if hasattr(source, "__iter__"):  # it is the source's own
+                raise
             raise DataError(
                 f"X: got {type(source).__name__} for pass {number}, expected an iterable of arrays"
             ) from None
@@ -120,150 +119,6 @@ def _takes_a_number(source: Any) -> bool:
     except ValueError:  # nothing is known of it
         return True
     return True
-
-
-class ArrayPasses:
-    """Passes over :class:`Minibatches`, their arrays checked and as layer 1 sees them.
-
-    The first array is read at once.
-
-    Parameters
-    ----------
-    source : Minibatches
-    width : int
-        Values of an example.
-    bounded : bool
-        False permits values outside [0, 1].
-    batch_size : int
-        Of layer 1, which errors name the minibatches of.
-    reads : int
-        How many passes are made, or more, those to count and to measure included.
-
-    Raises
-    ------
-    DataError
-        If the source can be read once and is to be read more often, or gives what cannot be trained
-        on.
-    """
-
-    def __init__(
-        self, source: Minibatches, width: int, *, bounded: bool, batch_size: int, reads: int
-    ) -> None:
-        self._source, self._width, self._bounded = source, width, bounded
-        self._batch_size = batch_size
-        self._prepare: Prepare | None = None
-        self._begun: Iterator[Any] | None = None  # of a source that cannot begin anew
-        reads += source.n_examples is None
-        if source.is_read_once and reads > 1:
-            counting = ", one of them for lack of n_examples" if source.n_examples is None else ""
-            raise DataError(
-                f"X: got {type(source.source).__name__}, which can be read once, for {reads} passes"
-                f"{counting}; expected an iterable that begins anew with every iter(), or a"
-                " function of the number of the pass"
-            )
-        self._peek()
-        self._rows = source.n_examples or sum(map(len, self.arrays(1)))
-        self.means: NDArray[np.float64] | None = None  # of the columns, once measured
-
-    def __len__(self) -> int:
-        return self._rows
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """The rows of a pass, and the values of an example."""
-        return self._rows, self._width
-
-    def prepared_by(self, prepare: Prepare) -> ArrayPasses:
-        """Have every array go through ``prepare`` from now on; return the passes."""
-        self._prepare = prepare
-        return self
-
-    def measure(self) -> None:
-        """Read the first pass, and keep the means of its columns.
-
-        Raises
-        ------
-        DataError
-            As :meth:`minibatches`.
-        """
-        self.means = column_means(self)
-
-    def arrays(self, number: int) -> Iterator[Examples]:
-        """Yield the arrays of a pass as float32, unprepared.
-
-        Raises
-        ------
-        DataError
-            At an array that cannot be trained on.
-        """
-        begun, self._begun = self._begun, None
-        rows = 0
-        for i, item in enumerate(begun or self._source.begin(number), start=1):
-            minibatch = rows // self._batch_size + 1
-            name = f"X: array {i} of pass {number}, for minibatch {minibatch} of layer 1"
-            array = self._checked(item, name)
-            rows += len(array)
-            yield array
-
-    def minibatches(self, number: int, rows: int) -> Iterator[Examples]:
-        """Yield a pass in arrays of ``rows`` rows, the last of which may be smaller.
-
-        Each is valid until the next one is asked for.
-
-        Raises
-        ------
-        DataError
-            If the pass ends early, or an array of it cannot be trained on.
-        """
-        out = np.empty((min(rows, self._rows), self._width), dtype=np.float32)
-        done = filled = 0
-        for array in self.arrays(number):
-            while len(array) and done < self._rows:
-                wanted = min(len(out), self._rows - done)
-                taken = min(wanted - filled, len(array))
-                out[filled : filled + taken] = array[:taken]
-                filled, array = filled + taken, array[taken:]
-                if filled == wanted:
-                    done, filled = done + wanted, 0
-                    yield out[:wanted] if self._prepare is None else self._prepare(out[:wanted])
-            if done == self._rows:
-                return
-        raise DataError(
-            f"X: pass {number} ended after {done + filled} examples, in minibatch"
-            f" {(done + filled) // self._batch_size + 1} of layer 1, expected {self._rows}; every"
-            " pass must give as many, n_examples if it is given"
-        )
-
-    def blocks(self) -> Iterator[Examples]:
-        """Yield the first pass, a few rows at a time."""
-        rows = next(chunks(self.shape)).stop
-        return self.minibatches(1, rows)
-
-    def _peek(self) -> None:
-        begun = self._source.begin(1)
-        try:
-            first = next(begun)
-        except StopIteration:
-            raise DataError(
-                "X: got no array in the first pass, expected one or more of shape"
-                f" (any number, {self._width})"
-            ) from None
-        self._checked(first, "X: array 1 of pass 1, for minibatch 1 of layer 1")
-        if self._source.is_read_once:
-            self._begun = chain([first], begun)
-
-    def _checked(self, item: Any, name: str) -> Examples:
-        """Return the examples of an array, or of the first array of several."""
-        if isinstance(item, (tuple, list)) and item and np.ndim(item[0]) == 2:
-            item = item[0]
-        found = as_examples(item, name)
-        if found.shape[1] != self._width:
-            raise DataError(
-                f"{name}: got shape {found.shape}, expected (any number, {self._width}), the first"
-                " number of layers"
-            )
-        check_values(found, name, bounded=self._bounded)
-        return as_float32(found, np.empty(found.shape, dtype=np.float32))
 
 
 def is_iterable_of_arrays(X: Any) -> bool:

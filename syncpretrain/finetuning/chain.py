@@ -1,14 +1,136 @@
-"""Affine layers of a network that is fine-tuned, and dropout."""
+"""Links of a network that is fine-tuned: what each needs, dense ones, and dropout."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import Pair
+from syncpretrain.kernels.operations import Operation
+from syncpretrain.units import kind_of
 
-__all__ = ["Affine", "Dropout", "views"]
+__all__ = ["Affine", "Columns", "Dropout", "Link", "Site", "views"]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The numbers of a row, as those of a number of units at each of some positions.
+
+    Attributes
+    ----------
+    units, positions : int
+    by_unit : bool
+        Whether the numbers of a unit lie together, or those of a position.
+    """
+
+    units: int
+    positions: int = 1
+    by_unit: bool = False
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of a row."""
+        return self.units * self.positions
+
+    def of(self, x: Array, own: slice) -> Array:
+        """Return a view of the numbers of some units in contiguous rows, with two axes."""
+        if self.by_unit:
+            return x[:, own.start * self.positions : own.stop * self.positions]
+        return x.reshape(-1, self.units)[:, own]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The arrays in which a shard works a link.
+
+    Attributes
+    ----------
+    weight, bias, weight_gradient, bias_gradient : ndarray
+        Parameters and their gradients.
+    read, out, delta : ndarray of shape (n, numbers)
+        What the link reads, what it hands on, and the derivative of the loss with respect to the
+        inputs of its units.
+    places, scratch : ndarray
+        Of the kernels of convolutions; of no size where there are none.
+    """
+
+    weight: Array
+    bias: Array
+    weight_gradient: Array
+    bias_gradient: Array
+    read: Array
+    out: Array
+    delta: Array
+    places: Array
+    scratch: Array
+
+
+class Link(Protocol):
+    """One layer of a chain.
+
+    Attributes
+    ----------
+    weight, bias : ndarray of shape (rows, columns) and (units,)
+        Where the parameters start.
+    units : str
+    is_local : bool
+        Whether its units read parts of what is below, with the same weights at each position.
+    """
+
+    is_local: ClassVar[bool]
+
+    @property
+    def weight(self) -> Array: ...  # noqa: D102
+
+    @property
+    def bias(self) -> Array: ...  # noqa: D102
+
+    @property
+    def units(self) -> str: ...  # noqa: D102
+
+    @property
+    def reads(self) -> Columns:
+        """What it reads."""
+        ...
+
+    @property
+    def makes(self) -> Columns:
+        """What it hands on."""
+        ...
+
+    @property
+    def scratch(self) -> int:
+        """Numbers of scratch that a shard needs."""
+        ...
+
+    @property
+    def keeps_places(self) -> bool:
+        """Whether going up leaves places, which are needed on the way down."""
+        ...
+
+    def up(self, site: Site, own: slice) -> list[Operation]:
+        """Return what fills the means of some units."""
+        ...
+
+    def gradient(self, site: Site, reads: slice, own: slice) -> list[Operation]:
+        """Return what fills a shard's part of the gradients.
+
+        Those of some units that the link reads, or of some of its own, as suits it.
+        """
+        ...
+
+    def down(self, site: Site, below: Array, reads: slice) -> list[Operation]:
+        """Return what fills the derivative of the loss with respect to some units it reads."""
+        ...
+
+    def moved(self, reads: slice) -> slice | None:
+        """Return where the weights lie that :meth:`gradient` and :meth:`down` are for.
+
+        In the flat weights, from 0; None if they do not lie together, or others read them too.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +140,45 @@ class Affine:
     weight: Array
     bias: Array
     units: str
+
+    is_local: ClassVar[bool] = False
+    scratch: ClassVar[int] = 0
+    keeps_places: ClassVar[bool] = False
+
+    @property
+    def reads(self) -> Columns:
+        """What it reads."""
+        return Columns(len(self.weight))
+
+    @property
+    def makes(self) -> Columns:
+        """What it hands on."""
+        return Columns(len(self.bias))
+
+    def up(self, site: Site, own: slice) -> list[Operation]:
+        """Return what fills the means of some units."""
+        out = site.out[:, own]
+        product = ("matmul", site.read, site.weight[:, own], out)
+        if kind_of(self.units).is_exclusive:
+            return [product, ("means", out, site.bias[own], "gaussian"), ("softmax", out)]
+        return [product, ("means", out, site.bias[own], self.units)]
+
+    def gradient(self, site: Site, reads: slice, own: slice) -> list[Operation]:
+        """Return what fills rows of the weight's gradient, and a part of the bias'."""
+        found: list[Operation] = []
+        if reads.start < reads.stop:
+            found += [("matmul", site.read[:, reads].T, site.delta, site.weight_gradient[reads])]
+        if own.start < own.stop:
+            found += [("sum_rows", site.delta[:, own], site.bias_gradient[own])]
+        return found
+
+    def down(self, site: Site, below: Array, reads: slice) -> list[Operation]:
+        """Return what fills the derivative of the loss with respect to some units it reads."""
+        return [("matmul", site.delta, site.weight[reads].T, below[:, reads])]
+
+    def moved(self, reads: slice) -> slice | None:
+        """Return where the rows of the weight lie that belong to some units it reads."""
+        return slice(reads.start * len(self.bias), reads.stop * len(self.bias))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +193,7 @@ class Dropout:
     seed: int = 0
 
 
-def views(vector: Array, chain: Sequence[Affine]) -> Iterator[Pair]:
+def views(vector: Array, chain: Sequence[Link]) -> Iterator[Pair]:
     """Split a flat vector into a weight and a bias for each layer of a chain, as views."""
     at = 0
     for layer in chain:

@@ -1,17 +1,34 @@
-"""Data parallelism for the network that is fine-tuned: each shard has a part of every minibatch."""
+"""Networks whose minibatches are shared: which there are, and one with shards of examples."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from syncpretrain.finetuning.network import Move, Network
+from syncpretrain.backends.base import Backend
+from syncpretrain.finetuning.chain import Link
+from syncpretrain.finetuning.linked_network import LinkedNetwork
+from syncpretrain.finetuning.network import Network
+from syncpretrain.finetuning.trainable import Move, Trainable
 from syncpretrain.kernels.arrays import LONG_BLOCK, Array, slices_of
 from syncpretrain.kernels.averaging import add_tree
 from syncpretrain.kernels.program import Phase, PhaseRunner, in_turn
 
-__all__ = ["DataParallelNetwork"]
+__all__ = ["DataParallelNetwork", "network_of"]
+
+
+def network_of(chain: Sequence[Link], *, split: str, backend: Backend, **options: Any) -> Trainable:
+    """Return the network of a chain; the options are those of all networks.
+
+    Dense chains alone are split by ``units`` or ``examples``; a device splits nothing.
+    """
+    if any(link.is_local for link in chain):
+        return LinkedNetwork(chain, split=split, backend=backend, **options)
+    parallel = split == "examples" and backend.name == "numpy"
+    build = DataParallelNetwork if parallel else Network
+    return build(chain, backend=backend, **options)
 
 
 class DataParallelNetwork(Network):

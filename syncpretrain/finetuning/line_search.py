@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.finetuning.network import Network
+from syncpretrain.finetuning.trainable import Trainable
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 
@@ -56,7 +56,7 @@ class LineSearches:
 
     def train(
         self,
-        network: Network,
+        network: Trainable,
         x: Array,
         target: Array,
         *,

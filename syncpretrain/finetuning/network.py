@@ -7,7 +7,7 @@ their gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -16,7 +16,9 @@ import numpy as np
 
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.numpy_backend import NumpyBackend
-from syncpretrain.finetuning.chain import Affine, Dropout, views
+from syncpretrain.finetuning.chain import Dropout, Link, views
+from syncpretrain.finetuning.network_program import network_program
+from syncpretrain.finetuning.trainable import Follow, Move
 from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.arrays import Array, slices_of
 from syncpretrain.kernels.backprop import (
@@ -31,8 +33,6 @@ from syncpretrain.rng import Address, Purpose
 from syncpretrain.units import kind_of
 
 __all__ = ["Network"]
-
-Move = Callable[[int, slice, bool], None]
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class Network:
 
     def __init__(
         self,
-        chain: Sequence[Affine],
+        chain: Sequence[Link],
         *,
         loss: str,
         batch_size: int,
@@ -240,10 +240,14 @@ class Network:
             start += weight.size
             at.move(shard, slice(start + owns.start, start + owns.stop), False)
 
+    def program(self, x: Array, target: Array, follow: Follow) -> Program | None:
+        """Return the compiled step on these arrays, if it is; see :func:`network_program`."""
+        return None if self.splits_examples else network_program(self, x, target, follow)
+
     def stepwise(
         self, program: Program, *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> float:
-        """Work a compiled step of :func:`network_program`; return what :meth:`step` does."""
+        """Work a compiled step of :meth:`program`; return what :meth:`step` does."""
         self._drawn_masks(0, epoch, step)
         run(program, self.shards)
         squared = float(program.results[:-1].sum())

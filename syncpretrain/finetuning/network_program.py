@@ -6,25 +6,44 @@ minibatches that always lie in the same arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
-from syncpretrain.finetuning.network import Network
+from syncpretrain.backends.base import Backend
+from syncpretrain.finetuning.trainable import Follow
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.backprop import Pair
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.program import Program
 from syncpretrain.units import kind_of
 
-__all__ = ["Follow", "network_program"]
+__all__ = ["network_program"]
 
-Follow = Callable[[slice, bool], list[Operation]]  # moves a part of the vector, of weights or not
+
+class _Dense(Protocol):
+    """The arrays of a dense network, and how they are dealt to shards."""
+
+    backend: Backend
+    shards: int
+    loss: str
+    parameters: Array
+    units: list[str]
+    starts: list[int]
+    chain: list[Pair]
+    chain_gradients: list[Pair]
+    reads: list[list[slice]]
+    owns: list[list[slice]]
+    activations: list[Array]
+    deltas: list[Array]
+    masks: list[Array | None]
+    inputs: list[Array | None]
 
 
 class _Steps:
     """The operations of one network on minibatches in given arrays."""
 
-    def __init__(self, network: Network, x: Array, target: Array, follow: Follow) -> None:
+    def __init__(self, network: _Dense, x: Array, target: Array, follow: Follow) -> None:
         n = len(x)
         self.network, self.target, self.follow, self.n = network, target, follow, n
         self.activations = [a[:n] for a in network.activations]
@@ -99,13 +118,13 @@ class _Steps:
         return operations
 
 
-def network_program(network: Network, x: Array, target: Array, follow: Follow) -> Program | None:
+def network_program(network: _Dense, x: Array, target: Array, follow: Follow) -> Program | None:
     """Return the compiled step on the minibatch that lies in ``x`` and ``target``.
 
     None where programs are not supported or not compiled. ``follow`` returns the operations of the
     optimizer. The results are the squared errors of the shards, and how many classes are wrong.
     """
-    if network.splits_examples or network.backend.name != "numpy":
+    if network.backend.name != "numpy":
         return None
     if {x.dtype, network.parameters.dtype} != {np.dtype("f4")}:
         return None

@@ -11,8 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from syncpretrain.finetuning.line_search import LineSearches
-from syncpretrain.finetuning.network import Network
-from syncpretrain.finetuning.network_program import network_program
+from syncpretrain.finetuning.trainable import Trainable
 from syncpretrain.kernels.arrays import BLOCK, Array
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.optimizers import adam_step, sgd_step
@@ -42,7 +41,7 @@ class Optimizer(Protocol):
 
     def train(
         self,
-        network: Network,
+        network: Trainable,
         x: Array,
         target: Array,
         *,
@@ -73,7 +72,7 @@ class _Stepping(ABC):
     rate * decay (Loshchilov and Hutter 2019).
     """
 
-    def __init__(self, network: Network, *, weight_decay: float = 0.0) -> None:
+    def __init__(self, network: Trainable, *, weight_decay: float = 0.0) -> None:
         self._decay = weight_decay
         block = min(BLOCK, len(network.parameters))
         self._scratch = network.backend.empty((network.shards, block), network.parameters.dtype)
@@ -82,7 +81,7 @@ class _Stepping(ABC):
 
     def train(
         self,
-        network: Network,
+        network: Trainable,
         x: Array,
         target: Array,
         *,
@@ -119,7 +118,7 @@ class _Stepping(ABC):
             np.copyto(array, state[name])
         self.steps = steps
 
-    def _program(self, network: Network, x: Array, target: Array) -> Program | None:
+    def _program(self, network: Trainable, x: Array, target: Array) -> Program | None:
         """Return the step on a minibatch in these arrays as a program, if there is one."""
         if not isinstance(x, np.ndarray):
             return None
@@ -127,10 +126,10 @@ class _Stepping(ABC):
         if address not in self._programs and len(self._programs) < MOST_PROGRAMS:
             # Its operations hold the arrays, so that no others will lie there.
             follow = partial(self._operations, network)
-            self._programs[address] = network_program(network, x, target, follow)
+            self._programs[address] = network.program(x, target, follow)
         return self._programs.get(address)
 
-    def _operations(self, network: Network, part: slice, is_weight: bool) -> list[Operation]:
+    def _operations(self, network: Trainable, part: slice, is_weight: bool) -> list[Operation]:
         """Return what moves a part of the parameters, as operations of a program."""
         parameters, gradients = network.parameters[part], network.gradients[part]
         decay: list[Operation] = [("decay", parameters, self._decay)]
@@ -153,7 +152,7 @@ class GradientDescent(_Stepping):
 
     def __init__(
         self,
-        network: Network,
+        network: Trainable,
         *,
         weight_decay: float = 0.0,
         momentum: float = 0.0,
@@ -189,7 +188,7 @@ class GradientDescent(_Stepping):
 class Adam(_Stepping):
     """Adam (Kingma and Ba 2015)."""
 
-    def __init__(self, network: Network, *, weight_decay: float = 0.0) -> None:
+    def __init__(self, network: Trainable, *, weight_decay: float = 0.0) -> None:
         super().__init__(network, weight_decay=weight_decay)
         self._first, self._second = (np.zeros_like(network.parameters) for _ in range(2))
 
@@ -223,7 +222,7 @@ def scheduled(schedule: str, done: float) -> float:
     return 1.0
 
 
-def optimizer_for(options: FinetuneSettings) -> Callable[[Network], Optimizer]:
+def optimizer_for(options: FinetuneSettings) -> Callable[[Trainable], Optimizer]:
     """Return what builds the optimizer that the settings name.
 
     Raises

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Annotated, Any
 
 import msgspec
 
 from syncpretrain.backends.choice import resolve_backend
+from syncpretrain.errors import SettingsError
 from syncpretrain.parallel.blas import blas_threads as resolve_threads
 from syncpretrain.settings.convert import checked
 from syncpretrain.settings.devices import check_tuning_backend, why_not_tuned_on_a_device
 from syncpretrain.settings.finetuning import FinetuneSettings
+from syncpretrain.shapes import ConvolutionShape, LayerShape
 
 __all__ = ["STEPPING", "TuningOptions", "shared_out", "tuning_options"]
 
+OF_CONVOLUTIONS = ("filters", "hybrid")  # splits
 STEPPING = ("adam", "sgd")  # the others search along lines
 WORTH_SHARING = 10**7  # examples of a minibatch times weights: some tenths of a ms a step
 
@@ -44,26 +46,58 @@ def tuning_options(settings: FinetuneSettings | dict[str, Any], **others: Any) -
     return checked({**plain, **others}, TuningOptions)
 
 
-def shared_out(options: TuningOptions, widths: Sequence[int]) -> tuple[TuningOptions, int]:
+def shared_out(options: TuningOptions, shapes: Sequence[LayerShape]) -> tuple[TuningOptions, int]:
     """Return the options with all that they left open, and the BLAS threads of each replica.
 
-    ``widths`` are the units of the input and of each layer of the stack.
+    ``shapes`` are those of the layers of the stack.
+
+    Raises
+    ------
+    SettingsError
+        If such layers are not split or not trained in a way that was asked for.
     """
     replicas, shards = options.replicas, options.shards
-    backend = resolve_backend(options.backend, why_not_tuned_on_a_device(options))
+    split = _split_of(options, shapes)
+    backend = _backend_of(options, shapes)
     if backend != "numpy":
         replicas = 1
     if replicas is None:
         threads = resolve_threads(options.blas_threads)
-        work = options.batch_size * sum(below * above for below, above in pairwise(widths))
+        work = options.batch_size * sum(shape.products for shape in shapes)
         if options.optimizer not in STEPPING or work < WORTH_SHARING:
             replicas = 1
         else:
             replicas, threads = min(threads, shards or threads), 1
     else:
         threads = options.blas_threads or 1
+    if _has_convolutions(shapes):
+        threads = 1  # their many products are too small to be shared
     shards = shards or replicas
-    return (
-        msgspec.structs.replace(options, replicas=replicas, shards=shards, backend=backend),
-        threads,
-    )
+    settled = {"replicas": replicas, "shards": shards, "split": split, "backend": backend}
+    return msgspec.structs.replace(options, **settled), threads
+
+
+def _has_convolutions(shapes: Sequence[LayerShape]) -> bool:
+    return any(isinstance(shape, ConvolutionShape) for shape in shapes)
+
+
+def _split_of(options: TuningOptions, shapes: Sequence[LayerShape]) -> str:
+    """Return how minibatches are split; by default what suits the layers."""
+    if _has_convolutions(shapes):
+        return options.split or "hybrid"
+    if options.split in OF_CONVOLUTIONS:
+        raise SettingsError(
+            f"finetune_split: got {options.split} for layers without convolutions, expected units"
+            " or examples"
+        )
+    return options.split or "units"
+
+
+def _backend_of(options: TuningOptions, shapes: Sequence[LayerShape]) -> str:
+    """Return the name of the backend, resolved."""
+    lacks = why_not_tuned_on_a_device(options)
+    if _has_convolutions(shapes):
+        lacks = "with convolutions, which are fine-tuned on the CPU; take backend numpy or auto"
+    if options.backend.startswith("cupy") and lacks:
+        raise SettingsError(f"backend: got {options.backend} {lacks}")
+    return resolve_backend(options.backend, lacks)

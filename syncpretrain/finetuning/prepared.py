@@ -29,12 +29,14 @@ from syncpretrain.finetuning.tasks import (
     reconstruction_loss,
 )
 from syncpretrain.finetuning.trainer import Examples, Trainer
+from syncpretrain.kernels.compiled import compiled_program
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.available_memory import check_available
 from syncpretrain.parallel.blas import blas_limit, usable_cores
 from syncpretrain.parallel.signals import stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
+from syncpretrain.shapes import LayerShape
 from syncpretrain.units import kind_of
 
 __all__ = ["Finetuning", "Form", "Part"]
@@ -45,19 +47,24 @@ THREADS_PER_CORE = 2
 class Form(NamedTuple):
     """Shape of a stack, known before it is trained.
 
-    ``widths`` and ``units`` are those of the input and of each layer, ``classes`` those of its
-    head, if it has one.
+    ``shapes`` are those of its layers, ``units`` those of the input and of each layer, ``classes``
+    those of its head, if it has one.
     """
 
-    widths: tuple[int, ...]
+    shapes: tuple[LayerShape, ...]
     units: tuple[str, ...]
     classes: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the layers and their units."""
+        return f"{', '.join(map(str, self.shapes))} of {', '.join(self.units)} units"
 
     @classmethod
     def of(cls, stack: Stack) -> Form:
         """Return the form of a stack."""
         classes = () if stack.head is None else stack.head.classes
-        return cls(stack.widths, stack.units, classes)
+        shapes = tuple(layer.shape for layer in stack.layers)
+        return cls(shapes, stack.units, classes)
 
 
 class Part(NamedTuple):
@@ -99,7 +106,7 @@ class Finetuning:
         copies: int = 0,
     ) -> None:
         _check_targets(options.objective, train, validation)
-        self.options, self._threads = shared_out(options, form.widths)
+        self.options, self._threads = shared_out(options, form.shapes)
         self._form, self._train, self._validation = form, train, validation
         self._labels = self._judged = None
         if options.objective == "reconstruction":
@@ -207,18 +214,20 @@ class Finetuning:
         if self._judged is not None:
             chosen += len(self._judged.rows)
         needed = finetuning_bytes(
-            form.widths,
+            form.shapes,
             outputs=outputs,
             rows=scaled + chosen,
             labelled=0 if labels is None else len(labels.rows),
             batch_size=options.batch_size,
             vectors=optimizer_vectors(options),
-            gradients=1 + (options.shards if options.split == "examples" else 0),
+            lowered=compiled_program([[[]]]) is None,
+            split=options.split or "units",
             shards=options.shards,
             dropout=bool(options.dropout or options.input_dropout),
             copies=copies,
         )
-        check_available(needed, f"fine-tuning {','.join(map(str, form.widths))}", sum(sizes))
+        widths = (form.shapes[0].visible, *(shape.hidden for shape in form.shapes))
+        check_available(needed, f"fine-tuning {','.join(map(str, widths))}", sum(sizes))
 
     def _announce(self, observers: Sequence[Observer]) -> None:
         """Report validation examples whose class no training example has."""

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.dataset import UNLABELLED
 from syncpretrain.errors import DataError
-from syncpretrain.finetuning.chain import Affine
+from syncpretrain.finetuning.chain import Affine, Link
+from syncpretrain.finetuning.links import link_down, link_up
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import Pair
 from syncpretrain.models.stack import Head, Stack
@@ -44,15 +45,11 @@ class Reconstruction:
         self.stack = stack
         self.loss = reconstruction_loss(loss, stack.units[0])
 
-    def chain(self) -> list[Affine]:
+    def chain(self) -> list[Link]:
         """Return the unrolled stack."""
         layers, kinds = self.stack.layers, self.stack.units
-        up = [Affine(x.weight, x.hidden_bias, x.hidden_units) for x in layers]
-        down = [
-            Affine(x.decoding, x.visible_bias, units)
-            for x, units in zip(reversed(layers), reversed(kinds[:-1]), strict=True)
-        ]
-        return up + down
+        pairs = zip(reversed(layers), reversed(kinds[:-1]), strict=True)
+        return [*map(link_up, layers), *(link_down(layer, units) for layer, units in pairs)]
 
     def stack_of(self, chain: Sequence[Pair], info: dict[str, Any]) -> Stack:
         """Return the stack that a trained chain makes."""
@@ -61,10 +58,10 @@ class Reconstruction:
         layers = tuple(
             replace(
                 layer,
-                weight=weight.copy(),
+                weight=weight.reshape(layer.weight.shape).copy(),
                 hidden_bias=hidden_bias.copy(),
                 visible_bias=visible_bias.copy(),
-                decoder_weight=decoder_weight.copy(),
+                decoder_weight=decoder_weight.reshape(layer.decoding.shape).copy(),
                 visible_units=units,
                 model="autoencoder",
             )
@@ -97,17 +94,22 @@ class Supervised:
         self.stack, self._head, self.objective = stack, head, objective
         self.loss = "cross-entropy" if objective == "classification" else "squared"
 
-    def chain(self) -> list[Affine]:
+    def chain(self) -> list[Link]:
         """Return the stack's encoder and the head."""
-        up = [Affine(x.weight, x.hidden_bias, x.hidden_units) for x in self.stack.layers]
         units = "softmax" if self.objective == "classification" else "gaussian"
-        return [*up, Affine(self._head.weight, self._head.bias, units)]
+        head = Affine(self._head.weight, self._head.bias, units)
+        return [*map(link_up, self.stack.layers), head]
 
     def stack_of(self, chain: Sequence[Pair], info: dict[str, Any]) -> Stack:
         """Return the stack of a trained chain; its decoder stays as it was."""
         layers = tuple(
-            replace(layer, weight=w.copy(), hidden_bias=b.copy(), model="autoencoder")
-            for layer, (w, b) in zip(self.stack.layers, chain, strict=False)
+            replace(
+                layer,
+                weight=weight.reshape(layer.weight.shape).copy(),
+                hidden_bias=bias.copy(),
+                model="autoencoder",
+            )
+            for layer, (weight, bias) in zip(self.stack.layers, chain, strict=False)
         )
         weight, bias = chain[-1]
         head = replace(self._head, weight=weight.copy(), bias=bias.copy())

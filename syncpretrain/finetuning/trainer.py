@@ -19,12 +19,12 @@ from syncpretrain.data.scaling import spread
 from syncpretrain.errors import CheckpointError, DivergedError, RunInterrupted
 from syncpretrain.events import Event, FinetuneEpochFinished, FinetuneStarted, Observer, Progress
 from syncpretrain.finetuning.chain import Dropout
-from syncpretrain.finetuning.data_parallel import DataParallelNetwork
-from syncpretrain.finetuning.network import Network
+from syncpretrain.finetuning.data_parallel import network_of
 from syncpretrain.finetuning.optimizers import LEARNING_RATES, Optimizer, scheduled
 from syncpretrain.finetuning.options import STEPPING, TuningOptions
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.tasks import Reconstruction, Supervised
+from syncpretrain.finetuning.trainable import Trainable
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import Phases
 from syncpretrain.learners.cursor import Cursor
@@ -58,7 +58,7 @@ class Trainer:
         examples: Examples,
         validation: Examples | None,
         options: TuningOptions,
-        optimizer: Callable[[Network], Optimizer],
+        optimizer: Callable[[Trainable], Optimizer],
         *,
         observers: Sequence[Observer],
         stop: Callable[[], bool],
@@ -80,10 +80,9 @@ class Trainer:
                 validation = validation.to(lambda x: x[known])
         self.validation = None if validation is None else validation.to(backend.asarray)
         self.rate = options.learning_rate or LEARNING_RATES[options.optimizer]
-        parallel = options.split == "examples" and backend.name == "numpy"
-        build = DataParallelNetwork if parallel else Network
-        self.network = build(
+        self.network: Trainable = network_of(
             task.chain(),
+            split=options.split or "units",
             loss=task.loss,
             batch_size=options.batch_size,
             dropout=Dropout(options.input_dropout, options.dropout, options.seed),

@@ -1,5 +1,5 @@
 """The equations: pure functions of arrays with ``out=``; no state, no I/O."""
 
-from syncpretrain.kernels import compiled, native
+from syncpretrain.kernels import native
 
-__all__ = ["compiled", "native"]
+__all__ = ["native"]

@@ -539,8 +539,7 @@ static PyObject *arrive_and_wait(PyObject *module, PyObject *const *args, Py_ssi
 
 #include "_convolution.h"
 
-/* args: the matrices of an equation, the numbers of its shape and what else it has, a tuple; the address
- * of sgemm, and whether it is wide. */
+/* args: the matrices of an equation; a tuple of the numbers of its shape and what else it has. */
 static PyObject *work_convolution(Equation equation, const char *access, int numbers,
                                   PyObject *const *args, Py_ssize_t nargs, const char *name)
 {
@@ -548,21 +547,20 @@ static PyObject *work_convolution(Equation equation, const char *access, int num
     Shape shape;
     double d[SHAPE_NUMBERS + 3];
     int arrays = (int)strlen(access);
-    if (!expect(nargs, arrays + 3, name)) return NULL;
+    if (!expect(nargs, arrays + 1, name)) return NULL;
     if (!PyTuple_Check(args[arrays]) || PyTuple_GET_SIZE(args[arrays]) != numbers) {
-        PyErr_Format(PyExc_TypeError, "%s: got %R; expected a tuple of %d numbers", name, args[arrays], numbers);
+        PyErr_Format(PyExc_TypeError, "%s: got %R; expected a tuple of %d numbers", name, args[arrays],
+                     numbers);
         return NULL;
     }
     if (!doubles(PySequence_Fast_ITEMS(args[arrays]), d, numbers)) return NULL;
-    Blas blas = {PyLong_AsVoidPtr(args[arrays + 1]), PyObject_IsTrue(args[arrays + 2])};
-    if (PyErr_Occurred()) return NULL;
     if (!open_all(m, args, access)) Py_RETURN_NOTIMPLEMENTED;
     int valid = take_shape(&shape, d) && fits(equation, &shape, m);
     for (int i = 0; i < arrays && valid; i++)
         for (int j = 0; j < i && valid; j++)
             valid = (access[i] == 'r' && access[j] == 'r') || apart(m + i, m + j);
     if (!valid) return closed(m, arrays, Py_NotImplemented);
-    WORK(m[0], work_equation(equation, &blas, &shape, m, d + SHAPE_NUMBERS));
+    WORK(m[0], work_equation(equation, &shape, m, d + SHAPE_NUMBERS));
     return closed(m, arrays, Py_None);
 }
 

@@ -6,10 +6,12 @@
  *
  * That the arrays of an operation fit each other is checked in kernels/operations.py, once.
  */
+#include <limits.h>
+
 typedef enum {
     GEMM, MEANS, DRAW, SQUARED_ERROR, DIFFERENCES, MOMENTUM, SUM_ROWS, SCALE, DERIVATIVE, MULTIPLY,
-    ADAM, SGD, DECAY, COPY, SOFTMAX, WRONG, CONVOLVE, CONVOLVE_GRADIENT, CONVOLVE_BACK, VISIBLE_MEANS,
-    SUM_CHANNELS, KINDS
+    ADAM, SGD, DECAY, COPY, SOFTMAX, WRONG, ADD, CONVOLVE, CONVOLVE_GRADIENT, CONVOLVE_BACK,
+    VISIBLE_MEANS, SUM_CHANNELS, KINDS
 } Kind;
 
 /* The letters say which arrays an operation has, and whether it writes to them; then its numbers. */
@@ -33,6 +35,7 @@ static const struct {
     [COPY] = {"copy", "rw", 0},
     [SOFTMAX] = {"softmax", "w", 0},
     [WRONG] = {"wrong", "rr", 1},                           /* slot */
+    [ADD] = {"add", "rrw", 0},
     /* behind the shape's numbers: units; the first filter or channel and the end of them */
     [CONVOLVE] = {"convolve", "rrrwww", SHAPE_NUMBERS + 3},
     [CONVOLVE_GRADIENT] = {"convolve_gradient", "rrrww", SHAPE_NUMBERS + 2},
@@ -55,7 +58,8 @@ typedef struct {
     Py_ssize_t *ends; /* of the operations of each shard of each phase */
     Py_ssize_t phases, shards, count;
     Py_ssize_t slots; /* results are at least as many */
-    Blas blas;
+    void *sgemm;
+    int wide; /* its integers have 64 bits */
 } Program;
 
 /* What differs from step to step, and what comes out: arrays of the caller. */
@@ -66,18 +70,34 @@ typedef struct {
     double *results;
 } Values;
 
+typedef void (*Narrow)(int, int, int, int, int, int, float, const float *, int, const float *, int,
+                       float, float *, int);
+typedef void (*Wide)(int, int, int, int64_t, int64_t, int64_t, float, const float *, int64_t,
+                     const float *, int64_t, float, float *, int64_t);
+enum { ROW_MAJOR = 101, AS_IS = 111, TRANSPOSED = 112 };
+
 static void multiply_matrices(const Program *program, const Operation *op)
 {
     const Matrix *a = op->m, *b = op->m + 1, *c = op->m + 2;
     int ta = op->transposed[0] ? TRANSPOSED : AS_IS, tb = op->transposed[1] ? TRANSPOSED : AS_IS;
     Py_ssize_t inner = op->transposed[0] ? a->rows : a->columns;
-    multiply_by(&program->blas, ta, tb, c->rows, c->columns, inner, (Rows){a->data, a->stride},
-            (Rows){b->data, b->stride}, 0.0f, (Rows){c->data, c->stride});
+    if (program->wide)
+        ((Wide)program->sgemm)(ROW_MAJOR, ta, tb, c->rows, c->columns, inner, 1.0f, a->data,
+                               a->stride, b->data, b->stride, 0.0f, c->data, c->stride);
+    else
+        ((Narrow)program->sgemm)(ROW_MAJOR, ta, tb, (int)c->rows, (int)c->columns, (int)inner, 1.0f,
+                                 a->data, (int)a->stride, b->data, (int)b->stride, 0.0f, c->data,
+                                 (int)c->stride);
 }
 
 VECTORIZED static void multiply_row(const float *x, const float *y, float *out, ptrdiff_t n)
 {
     APART for (ptrdiff_t i = 0; i < n; i++) out[i] = x[i] * y[i];
+}
+
+VECTORIZED static void plus_row(const float *x, const float *y, float *out, ptrdiff_t n)
+{
+    APART for (ptrdiff_t i = 0; i < n; i++) out[i] = x[i] + y[i];
 }
 
 static void softmax_row(float *x, Py_ssize_t n)
@@ -129,6 +149,7 @@ static void work_operation(const Program *program, const Operation *op, const Va
     case MULTIPLY:
         ROWS_OF(m[0], multiply_row(row(&m[0], i), row(&m[1], i), row(&m[2], i), n));
         break;
+    case ADD: ROWS_OF(m[0], plus_row(row(&m[0], i), row(&m[1], i), row(&m[2], i), n)); break;
     case ADAM:
         ROWS_OF(m[0], adam_row(row(&m[0], i), row(&m[1], i), row(&m[2], i), row(&m[3], i), n,
                                (float)d[0], (float)d[1], (float)values->size,
@@ -155,7 +176,7 @@ static void work_operation(const Program *program, const Operation *op, const Va
     case CONVOLVE_BACK:
     case VISIBLE_MEANS:
     case SUM_CHANNELS:
-        work_equation((Equation)(op->kind - CONVOLVE), &program->blas, &op->shape, m, d + SHAPE_NUMBERS);
+        work_equation((Equation)(op->kind - CONVOLVE), &op->shape, m, d + SHAPE_NUMBERS);
         break;
     case KINDS: break;
     }
@@ -353,8 +374,8 @@ static PyObject *program(PyObject *module, PyObject *const *args, Py_ssize_t nar
         PyMem_Free(made);
         return NULL;
     }
-    made->blas.sgemm = PyLong_AsVoidPtr(args[1]);
-    made->blas.wide = PyObject_IsTrue(args[2]);
+    made->sgemm = PyLong_AsVoidPtr(args[1]);
+    made->wide = PyObject_IsTrue(args[2]);
     if (PyErr_Occurred() || !PyList_Check(args[0])) goto failed;
     made->phases = PyList_GET_SIZE(args[0]);
     Py_ssize_t total = 0;
@@ -384,7 +405,7 @@ static PyObject *program(PyObject *module, PyObject *const *args, Py_ssize_t nar
                 || !open_operation(op, tuple))
                 goto failed;
             made->count++; /* from here on its arrays are closed with the program */
-            if ((op->kind == GEMM && !sizes_fit(op, made->blas.wide)) || !take_slot(made, op)
+            if ((op->kind == GEMM && !sizes_fit(op, made->wide)) || !take_slot(made, op)
                 || !take_convolution(op))
                 goto failed;
         }

@@ -1,4 +1,4 @@
-"""Programs and convolutions worked by the C extension, with the products of NumPy's own BLAS."""
+"""Programs worked by the C extension, with the products of NumPy's own BLAS."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
-from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.dispatch import register
-from syncpretrain.kernels.lowering import shape_numbers
-from syncpretrain.kernels.native import extension
+from syncpretrain.kernels.native import extension, shape_numbers
 from syncpretrain.shapes import ConvolutionShape
 
 __all__ = ["SHARED_COUNTERS", "compiled_program", "run_program", "share_program"]
@@ -228,67 +225,3 @@ def share_program(
         timeout_seconds,
     )
     return waited
-
-
-def _convolution(name: str, arrays: tuple[Array, ...], *numbers: Any, part: slice, end: int) -> Any:
-    """Work an equation of convolutions of some filters or channels, if the extension can."""
-    blas = _sgemm()
-    first, last, step = part.indices(end)
-    if blas is None or step != 1 or first > last:
-        return NotImplemented
-    return getattr(extension, name)(*arrays, (*numbers, first, last), *blas)
-
-
-def _convolve(
-    x: Array,
-    weight: Array,
-    bias: Array,
-    out: Array,
-    places: Array,
-    scratch: Array,
-    shape: ConvolutionShape,
-    units: str,
-    filters: slice = slice(None),
-) -> Any:
-    if units not in extension.UNITS:
-        return NotImplemented
-    arrays, numbers = (x, weight, bias, out, places, scratch), shape_numbers(shape)
-    kind = extension.UNITS[units]
-    return _convolution("convolve", arrays, *numbers, kind, part=filters, end=shape.filters)
-
-
-def _convolve_gradient(
-    x: Array,
-    delta: Array,
-    places: Array,
-    out: Array,
-    scratch: Array,
-    shape: ConvolutionShape,
-    filters: slice = slice(None),
-) -> Any:
-    arrays, numbers = (x, delta, places, out, scratch), shape_numbers(shape)
-    return _convolution("convolve_gradient", arrays, *numbers, part=filters, end=shape.filters)
-
-
-def _convolve_back(
-    delta: Array,
-    places: Array,
-    weight: Array,
-    out: Array,
-    scratch: Array,
-    shape: ConvolutionShape,
-    channels: slice = slice(None),
-) -> Any:
-    arrays, numbers = (delta, places, weight, out, scratch), shape_numbers(shape)
-    return _convolution("convolve_back", arrays, *numbers, part=channels, end=shape.channels)
-
-
-if extension is not None:
-    register(
-        np.ndarray,
-        {
-            "convolve": _convolve,
-            "convolve_gradient": _convolve_gradient,
-            "convolve_back": _convolve_back,
-        },
-    )

@@ -1,44 +1,66 @@
-"""Convolutions as their compiled forms take them: a shape in numbers, and the memory it needs."""
+"""The memory in which the compiled forms of convolutions compute."""
 
 from __future__ import annotations
 
 from syncpretrain.shapes import ConvolutionShape
 
-__all__ = ["scratch_size", "shape_numbers"]
+__all__ = ["scratch_size"]
 
-# As in _convolution.h.
+# As in the C headers.
 VECTOR = 16  # floats read or written at once, also behind the end of an array
-BAND_SIZE = 2**18  # floats of a lowered matrix and its product
-IMAGES_SIZE = 2**13  # floats of images
-
-
-def shape_numbers(shape: ConvolutionShape) -> tuple[int, ...]:
-    """Return a shape as the numbers that the extension takes."""
-    return (
-        *(shape.channels, shape.height, shape.width, shape.filters, shape.size, shape.pad),
-        *(shape.pool, int(shape.pooling == "max"), int(shape.channels_first)),
-    )
+WINDOWS = 24  # windows that are multiplied at once, at least about
+IMAGES_SIZE = 2**13  # floats of images and lists
 
 
 def scratch_size(shape: ConvolutionShape) -> int:
     """Return the numbers that the compiled forms compute in, however many examples there are."""
-    padded = (shape.height + 2 * shape.pad) * (shape.width + 2 * shape.pad)
-    image = padded * shape.channels + VECTOR
-    output = shape.output
-    mean = _band(shape, output.width, (shape.size + shape.pool - 1) ** 2 * shape.channels)
-    mean += (shape.size + shape.pool - 1) ** 2 * shape.channels * shape.filters
+    filters, padded = shape.filters, _padded(shape.filters)
+    height, width = shape.output.height, shape.output.width
+    size = shape.size + shape.pool - 1  # of the filters whose product is the mean over a block
+    run = size * shape.channels
+    image = _image(shape)
+    needed = [
+        _parts(image, size * run * padded, height * width * padded),
+        _parts(
+            *(image, size * run * filters, run * filters, size * filters * _padded(run)),
+            *(height * width, height * width),
+        ),
+    ]
     if shape.pooling == "mean" or shape.pool == 1:
-        return image + mean
-    whole = _band(shape, shape.pool * shape.map_width, shape.fan_in)
-    block, images = shape.pool**2, max(IMAGES_SIZE // image, 1)
-    vectors = shape.size * -(-shape.size * shape.channels // VECTOR)
-    patches = vectors + block + shape.filters * vectors * VECTOR
-    up = images * (image + 2 * output.height * output.width)
-    down = image + output.width * block * (2 * shape.filters + 1)
-    return max(image + mean, image + whole, patches + up, patches + down)
+        windows = min(1 + WINDOWS // width, height) * width
+        means = size * run * filters if shape.pool > 1 else 0
+        needed.append(_parts(image, windows * padded, means, size * run * padded, windows))
+        return max(needed)
+    windows = shape.pool * shape.map_width
+    windows *= min(1 + WINDOWS // windows, height)
+    blocks = height * width
+    images = max(IMAGES_SIZE // (image + 2 * blocks * filters), 1)
+    needed += [
+        _parts(image, windows * padded, 0, shape.fan_in * padded, windows),
+        _patches(shape, images, filters, images * blocks),
+        _patches(shape, 1, shape.positions, filters),
+    ]
+    return max(needed)
 
 
-def _band(shape: ConvolutionShape, windows: int, fan: int) -> int:
-    """Return the numbers of a lowered matrix and its product, some rows of blocks at a time."""
-    row = windows * (fan + shape.filters)
-    return max(BAND_SIZE // row, 1) * row + VECTOR
+def _padded(size: int) -> int:
+    """Return the numbers of as many vectors as a size needs."""
+    return -(-size // VECTOR) * VECTOR
+
+
+def _parts(*sizes: int) -> int:
+    """Return the numbers of parts that begin with a cache line, with room behind each."""
+    return VECTOR + sum(_padded(size) + VECTOR for size in sizes)
+
+
+def _image(shape: ConvolutionShape) -> int:
+    """Return the numbers of a padded image."""
+    padded = (shape.height + 2 * shape.pad) * (shape.width + 2 * shape.pad)
+    return _padded(padded * shape.channels) + VECTOR
+
+
+def _patches(shape: ConvolutionShape, images: int, lists: int, most: int) -> int:
+    """Return the numbers of lists of patches or filters, of up to so many each."""
+    sums = shape.filters * shape.size * _padded(shape.size * shape.channels)
+    listed, row = lists * most, shape.output.width * shape.filters
+    return _parts(images * _image(shape), sums, lists, listed, listed, shape.pool**2, row, row)

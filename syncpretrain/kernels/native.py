@@ -24,11 +24,13 @@ from syncpretrain.kernels.adam_rates import adam_rates
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import register
 from syncpretrain.rng import Address
+from syncpretrain.shapes import ConvolutionShape
 
 __all__ = [
     "NativeKernelsError",
     "available",
     "extension",
+    "shape_numbers",
 ]
 
 VARIABLE = "SYNCPRETRAIN_KERNELS"
@@ -135,6 +137,64 @@ def _adam_step(
     return extension.adam_step(parameters, gradient, first, second, beta1, beta2, size, floor)
 
 
+def shape_numbers(shape: ConvolutionShape) -> tuple[int, ...]:
+    """Return a shape as the numbers that the extension takes."""
+    return (
+        *(shape.channels, shape.height, shape.width, shape.filters, shape.size, shape.pad),
+        *(shape.pool, int(shape.pooling == "max"), int(shape.channels_first)),
+    )
+
+
+def _convolve(
+    x: Array,
+    weight: Array,
+    bias: Array,
+    out: Array,
+    places: Array,
+    scratch: Array,
+    shape: ConvolutionShape,
+    units: str,
+    filters: slice = slice(None),
+) -> Any:
+    first, last, step = filters.indices(shape.filters)
+    if step != 1 or units not in extension.UNITS:
+        return NotImplemented
+    numbers = (*shape_numbers(shape), extension.UNITS[units], first, last)
+    return extension.convolve(x, weight, bias, out, places, scratch, numbers)
+
+
+def _convolve_gradient(
+    x: Array,
+    delta: Array,
+    places: Array,
+    out: Array,
+    scratch: Array,
+    shape: ConvolutionShape,
+    filters: slice = slice(None),
+) -> Any:
+    first, last, step = filters.indices(shape.filters)
+    if step != 1:
+        return NotImplemented
+    numbers = (*shape_numbers(shape), first, last)
+    return extension.convolve_gradient(x, delta, places, out, scratch, numbers)
+
+
+def _convolve_back(
+    delta: Array,
+    places: Array,
+    weight: Array,
+    out: Array,
+    scratch: Array,
+    shape: ConvolutionShape,
+    channels: slice = slice(None),
+) -> Any:
+    first, last, step = channels.indices(shape.channels)
+    if step != 1:
+        return NotImplemented
+    numbers = (*shape_numbers(shape), first, last)
+    return extension.convolve_back(delta, places, weight, out, scratch, numbers)
+
+
 if extension is not None:
     register(
         np.ndarray,
@@ -147,5 +207,8 @@ if extension is not None:
             "squared_error": _squared_error,
             "sgd_step": _sgd_step,
             "adam_step": _adam_step,
+            "convolve": _convolve,
+            "convolve_gradient": _convolve_gradient,
+            "convolve_back": _convolve_back,
         },
     )

@@ -47,7 +47,7 @@ OperationPhases = Sequence[Sequence[Sequence[Operation]]]  # phases of shards of
 class Program:
     """The operations of a step.
 
-    ``matmul`` (a, b, out) and ``multiply`` are NumPy's; ``means`` (x, bias, units),
+    ``matmul`` (a, b, out), ``multiply`` and ``add`` are NumPy's; ``means`` (x, bias, units),
     ``squared_error`` (x, y, out, slot of ``results``), ``phase_differences`` (v, h, da, db,
     scratch, examples), ``times_derivative`` (delta, a, units) are equations of this package, and
     so are ``sample_states`` (x, bias, noise, out, units, shard), ``momentum_step`` (parameter,
@@ -71,6 +71,8 @@ class Program:
     ----------
     shards, length : int
         Of each phase; of phases.
+    operations : sequence of sequence of sequence of Operation
+        The phases as they were given.
     results : ndarray of shape (slots,), float64
 
     Raises
@@ -88,7 +90,7 @@ class Program:
         self._words = np.zeros(4, dtype=np.uint64)  # of an address: key, step, epoch
         self._address = Address(0, Purpose.HIDDEN)
         self._steps = 0
-        self._operations = phases
+        self.operations = phases
         self._compiled = compiled_program(phases)
 
     @property
@@ -120,7 +122,7 @@ class Program:
     @property
     def phases(self) -> list[Callable[[int], None]]:
         """The phases as functions of a shard's number, where it is not compiled."""
-        return [partial(self._work_shard, shards) for shards in self._operations]
+        return [partial(self._work_shard, shards) for shards in self.operations]
 
     def work(
         self,
@@ -219,6 +221,7 @@ def _of_some(equation: Callable[..., Any], *arguments: Any) -> None:
 _INTERPRETED: dict[str, Callable[..., Any]] = {
     "matmul": lambda self, a, b, out: np.matmul(a, b, out=out),
     "multiply": lambda self, x, y, out: np.multiply(x, y, out=out),
+    "add": lambda self, x, y, out: np.add(x, y, out=out),
     "means": lambda self, x, bias, units: means(x, bias, units),
     "softmax": lambda self, x: activate(x, "softmax"),
     "times_derivative": lambda self, delta, a, units: times_derivative(delta, a.copy(), units),

@@ -19,7 +19,7 @@ ROWS_AT_ONCE = 1000
 
 
 def layer_errors(stack: Stack, X: Array) -> tuple[float, ...] | None:
-    """Return each layer's error: up this layer and down again, from its own input.
+    """Return each layer's error as it is trained: up this layer and down again, from its own input.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ def layer_errors(stack: Stack, X: Array) -> tuple[float, ...] | None:
         below = stack.prepared(rows)
         for i, layer in enumerate(stack.layers):
             above = layer.up(below)
-            down = layer.down(above)
+            down = layer.reconstruct(below, above)
             sums[i] += squared_error(below, down, out=down)
             below = above
     return tuple(total / len(X) for total in sums)

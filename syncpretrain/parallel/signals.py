@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -15,10 +15,15 @@ __all__ = ["StopRequest", "interrupted_by_sigterm", "stop_on_signals"]
 
 
 class StopRequest:
-    """False until a stop is requested; ``signum`` is the signal that did."""
+    """False until a stop is requested; ``signum`` is the signal that did.
+
+    Where ``interrupts`` returns True when the signal comes, KeyboardInterrupt is raised as well: in
+    the main thread, which then waits for something that may never come.
+    """
 
     def __init__(self) -> None:
         self.signum: int | None = None
+        self.interrupts: Callable[[], bool] = lambda: False
 
     def __call__(self) -> bool:
         """Return whether to stop."""
@@ -43,6 +48,8 @@ def stop_on_signals() -> Iterator[StopRequest]:
     def ask(signum: int, frame: FrameType | None) -> None:
         request.signum = signum
         restore()
+        if request.interrupts():
+            raise KeyboardInterrupt
 
     known = {
         signal.SIGINT: (signal.default_int_handler,),

@@ -22,6 +22,8 @@ class Timeouts:
         For the running epochs after a request to stop, which is seen after one minibatch.
     failed_drain : float
         The same after a failure, which is reported at once: no checkpoint is written then.
+    iterable : float
+        For an iterable to give the next array after a request to stop or a failure.
     join : float
         For the end of threads and processes.
     sleep : float
@@ -42,6 +44,7 @@ class Timeouts:
     tick: float = 0.1
     drain: float = 10.0
     failed_drain: float = 0.3
+    iterable: float = 1.0
     join: float = 10.0
     sleep: float = 60.0
     spin: float = 2e-3

@@ -17,7 +17,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.planning.candidates import Candidate, Task, settings_with
-from syncpretrain.planning.choice import Plan, plan_for
+from syncpretrain.planning.choice import Plan, limited, plan_for
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import PretrainSettings
@@ -84,6 +84,7 @@ def bench(
     data: Split,
     *,
     rounds: int = 1,
+    handoff: str | None = None,
     measure_seconds: float = 7.0,
     report: Callable[[str], object] = lambda message: None,
 ) -> Bench:
@@ -95,6 +96,9 @@ def bench(
         As large as the data.
     data : Split of arrays of shape (n_examples, layers[0])
     rounds : int
+    handoff : str, optional
+        That of the schedules to run; plain greedy training is run in any case, as what they are
+        compared with. By default all are.
     measure_seconds : float
         As of :func:`syncpretrain.planning.plan`.
     report : callable
@@ -102,6 +106,8 @@ def bench(
     """
     report("measuring the layers")
     plan = plan_for(task, measure_seconds=measure_seconds)
+    if handoff is not None:
+        plan = limited(plan, handoff)
     threads = plan.timings.blas_threads
     peak = {count: sgemm_peak(count) for count in sorted({1, threads})}
     seconds: dict[str, list[float]] = {candidate.name: [] for candidate in plan.candidates}

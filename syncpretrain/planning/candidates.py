@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -236,7 +235,8 @@ def _simulated_stream(task: Task, settings: PretrainSettings, timings: Timings) 
         rows = timings.layers[i + 1].transform[1] if i + 1 < len(timings.layers) else 0.0
         train = {workers: seconds / steps for workers, seconds in cost.train.items()}
         end = cost.validation + rows * min(task.held_out, PROBE_ROWS)
-        costs.append(StreamCost(train, rows * settings.batch_size, end, cost.contention))
+        forward = rows * settings.batch_size
+        costs.append(StreamCost(train, forward, end, cost.contention, timings.handover))
     seconds = simulate_stream(
         plans(settings.epochs, delay=settings.delay, steps=steps),
         costs,
@@ -253,8 +253,8 @@ def _bytes(task: Task, settings: PretrainSettings, run: Simulated) -> int:
     """Return the memory of a run: parameters and minibatches, activations, shards' gradients."""
     rows = task.rows
     activations = sum(n * width for n, width in zip(run.buffers, settings.layers[1:], strict=True))
-    weights = [v * h + v + h for v, h in pairwise(settings.layers)]
+    weights = [shape.weights + sum(shape.biases) for shape in settings.shapes]
     own = [n if n > 1 and settings.split == "examples" else 0 for n in settings.replicas]
     gradients = sum(n * size for n, size in zip(own, weights, strict=True))
-    fixed = pretraining_bytes(settings.layers, examples=0, batch_size=settings.batch_size)
+    fixed = pretraining_bytes(settings.shapes, examples=0, batch_size=settings.batch_size)
     return fixed + FLOAT_BYTES * (rows * activations + gradients)

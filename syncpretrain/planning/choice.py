@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from shlex import quote
 from typing import Any
 
@@ -17,11 +17,12 @@ from syncpretrain.planning.candidates import (
     floor_seconds,
     settings_with,
 )
+from syncpretrain.planning.handover import handover_seconds
 from syncpretrain.planning.measure import measure
 from syncpretrain.planning.timings import LayerTimings, Timings
 from syncpretrain.settings import PretrainSettings, settings_from
 
-__all__ = ["LEARNS", "Plan", "option_text", "plan", "plan_for"]
+__all__ = ["LEARNS", "Plan", "limited", "option_text", "plan", "plan_for"]
 
 NEARLY_FASTEST = 1.01  # times the shortest prediction; of those the simplest is taken
 LEARNS = (
@@ -76,7 +77,8 @@ class Plan:
     def command(self) -> str:
         """The choice as a command line, for a stack that :func:`plan` was given."""
         task = self.task.settings
-        stack: dict[str, Any] = {"layers": task.layers, "epochs": task.epochs}
+        layers = task.architecture or task.layers
+        stack: dict[str, Any] = {"layers": layers, "epochs": task.epochs}
         if task.batch_size != 100:
             stack["batch_size"] = task.batch_size
         if task.model != "rbm":
@@ -103,6 +105,7 @@ class Plan:
         task = self.task
         return {
             "layers": list(task.settings.layers),
+            "architecture": task.settings.architecture or None,
             "workers": self.timings.workers,
             "blas_threads": self.timings.blas_threads,
             "examples": task.examples,
@@ -132,7 +135,7 @@ class Plan:
 
 
 def plan(
-    layers: Sequence[int],
+    layers: str | Sequence[Any],
     *,
     workers: int | None = None,
     examples: int = 50_000,
@@ -144,8 +147,8 @@ def plan(
 
     Parameters
     ----------
-    layers : sequence of int
-        Values of an example, then the units of each layer.
+    layers : sequence of int, or str
+        Values of an example, then the units of each layer; as of :func:`syncpretrain.pretrain`.
     workers : int, optional
         The most there may be; default the usable cores.
     examples, held_out : int
@@ -183,6 +186,7 @@ def plan_for(task: Task, *, timings: Timings | None = None, measure_seconds: flo
             held_out=task.held_out,
             seconds=measure_seconds,
         )
+        timings = replace(timings, handover=handover_seconds())
     found = candidates(task, timings)
     choice = simplest(eligible(task, found))
     return Plan(task, tuple(found), choice, floor_seconds(task, timings), timings)
@@ -199,6 +203,17 @@ def simplest(candidates: Sequence[Candidate]) -> Candidate:
     """Return the first of the candidates that are nearly as fast as the fastest."""
     nearest = NEARLY_FASTEST * min(candidate.seconds for candidate in candidates)
     return next(candidate for candidate in candidates if candidate.seconds <= nearest)
+
+
+def limited(plan: Plan, handoff: str) -> Plan:
+    """Return a plan whose choice has one hand-over, with plain greedy training beside it."""
+    able = [x for x in plan.candidates if x.options.get("handoff", "epoch") == handoff]
+    kept = tuple(
+        x
+        for x in plan.candidates
+        if x in able or (x.options["schedule"] == "greedy" and "split" not in x.options)
+    )
+    return replace(plan, candidates=kept, choice=simplest(able))
 
 
 def option_text(settings: Mapping[str, Any]) -> str:

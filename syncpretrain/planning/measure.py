@@ -26,7 +26,7 @@ from syncpretrain.planning.probes import (
     transforming,
     validating,
 )
-from syncpretrain.planning.timings import LayerTimings, Timings, sizes
+from syncpretrain.planning.timings import LayerTimings, Timings, no_faster_than_linear, sizes
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.memory import check_memory
 from syncpretrain.pretraining.runtime.activations import CHUNK_ROWS, CHUNKS_AT_ONCE
@@ -87,7 +87,7 @@ def measure(
         If the stack does not fit the memory, or another run in this process holds BLAS at a number
         of threads.
     """
-    check_memory(settings.layers, examples=0, batch_size=settings.batch_size)
+    check_memory(settings.shapes, examples=0, batch_size=settings.batch_size)
     started = perf_counter()
     threads = min(workers, blas_threads(settings.blas_threads))
     plain = msgspec.structs.replace(
@@ -104,7 +104,7 @@ def measure(
         measured([probe for probes in once for probe in probes.all()], seconds=seconds)
     finally:
         pool.close()
-    layers = tuple(_timings(probes, bench.crowd) for probes in kinds)
+    layers = tuple(_timings(probes, bench.crowd, threads) for probes in kinds)
     return Timings(layers, workers, threads, perf_counter() - started)
 
 
@@ -130,8 +130,9 @@ class _Bench:
         """Return the probes of each layer; layers that are alike share theirs."""
         draw = np.random.default_rng(0).random
         batch = self._settings.batch_size
-        for learner in build_learners(self._settings):
-            width = learner.weight.shape[0]
+        for learner, width in zip(
+            build_learners(self._settings), self._settings.layers[:-1], strict=True
+        ):
             rows = max(
                 batch, min(examples, max(MOST_NUMBERS // width, CHUNK_ROWS * CHUNKS_AT_ONCE))
             )
@@ -147,15 +148,13 @@ class _Bench:
         s = self._settings
         options = (s.hidden_units, s.cd_steps, s.persistent, s.sparsity_cost, s.hidden_dropout)
         more = (s.corruption, s.contraction, s.l1)
-        below = s.layers[i - 1 : i + 2] if i else s.layers[:2]
+        below = s.shapes[max(0, i - 1) : i + 1]
         return (i > 0, below, s.visible_units_of(i + 1), *(x[i] for x in (*options, *more)))
 
     def _probes(self, i: int) -> _Probes:
         steps, settings = self._steps[i], self._settings
-        visible, hidden = steps.learner.weight.shape
-        bare = products(
-            visible, hidden, batch_size=settings.batch_size, cd_steps=settings.cd_steps[i]
-        )
+        shape, cd_steps = settings.shapes[i], settings.cd_steps[i]
+        bare = products(shape, batch_size=settings.batch_size, cd_steps=cd_steps)
         validation = validating(steps.learner, steps.X[: self._held_out])
         probes = _Probes(
             step=Probe(steps.work()),
@@ -223,22 +222,29 @@ class _Bench:
             probes.blas["transform"] = Probe(work(1), blas_threads=self._threads)
 
 
-def _timings(probes: _Probes, crowd: float) -> LayerTimings:
-    step = probes.step.seconds
+def _timings(probes: _Probes, crowd: float, threads: int) -> LayerTimings:
+    step, validation = probes.step.seconds, probes.validation.seconds
     slower = probes.busy.relative_to(probes.step) - 1 if probes.busy is not None else 0.0
-    blas = {name: probe.seconds for name, probe in probes.blas.items()}
     rows = probes.rows
+    transform = no_faster_than_linear({n: p.seconds / rows for n, p in probes.transform.items()})
+
+    def on_blas(name: str, alone: float, share: int = 1) -> float | None:
+        if name not in probes.blas:
+            return None
+        both = {1: alone, threads: probes.blas[name].seconds / share}
+        return no_faster_than_linear(both)[threads]
+
     return LayerTimings(
         step=step,
         products=probes.products.seconds,
         sharded={
-            cut: {workers: probe.seconds for workers, probe in sorted(by_size.items())}
+            cut: no_faster_than_linear({n: probe.seconds for n, probe in by_size.items()})
             for cut, by_size in probes.sharded.items()
         },
-        transform={workers: p.seconds / rows for workers, p in probes.transform.items()},
-        validation=probes.validation.seconds,
+        transform=transform,
+        validation=validation,
         contention=1 + max(0.0, slower) * crowd,
-        blas_step=blas.get("step"),
-        blas_transform=blas["transform"] / rows if "transform" in blas else None,
-        blas_validation=blas.get("validation"),
+        blas_step=on_blas("step", step),
+        blas_transform=on_blas("transform", transform.get(1, 0.0), rows),
+        blas_validation=on_blas("validation", validation),
     )

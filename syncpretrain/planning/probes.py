@@ -14,11 +14,12 @@ from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import Step
-from syncpretrain.models.layer import DenseLayer
+from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.pretraining.runtime.activations import transform
 from syncpretrain.pretraining.runtime.split import Split
+from syncpretrain.shapes import LayerShape
 
 __all__ = ["Probe", "Steps", "beside", "measured", "products", "transforming", "validating"]
 
@@ -26,6 +27,7 @@ Work = Callable[[int], float]  # does something a number of times; returns the s
 BLOCK_SECONDS = 0.02  # of one timing: long beside a thread's waking, short beside a drift
 MOST_AT_ONCE = 100
 MOST_ROUNDS = 25
+LOWERED_AT_ONCE = 1 << 18  # numbers, 1 MB: what a core's cache holds
 BLAS_SPIN_SECONDS = 0.05  # how long the threads of BLAS may spin for more work before they sleep
 
 
@@ -143,10 +145,10 @@ def beside(own: Work, others: Sequence[Work], pool: WorkerPool) -> Work:
     return work
 
 
-def transforming(layer: DenseLayer, X: Array, run: PhaseRunner = in_turn) -> Work:
+def transforming(layer: Layer, X: Array, run: PhaseRunner = in_turn) -> Work:
     """Return the making of a layer's activations of X."""
     none = np.empty((0, X.shape[1]), dtype=np.float32)
-    width = layer.hidden_bias.shape[0]
+    width = layer.shape.hidden
     source = Split(X, none)
     target = Split(
         np.empty((len(X), width), dtype=np.float32), np.empty((0, width), dtype=np.float32)
@@ -176,18 +178,23 @@ def validating(learner: Learner, held_out: Array) -> Work:
     return work
 
 
-def products(visible: int, hidden: int, *, batch_size: int, cd_steps: int) -> Work:
+def products(shape: LayerShape, *, batch_size: int, cd_steps: int) -> Work:
     """Return the bare matrix products of contrastive divergence: 2 k + 3 passes over the weights.
 
-    Those of an autoencoder's step are as many as with k = 1.
+    Those of an autoencoder's step are as many as with k = 1. Those of a convolution, whose rows are
+    the positions, are made of some rows at a time.
     """
     draw = np.random.default_rng(0).random
+    visible, hidden, n = shape.fan_in, shape.biases[1], batch_size * shape.positions
+    if shape.positions > 1:
+        n = min(n, max(1, LOWERED_AT_ONCE // visible))
+    parts = batch_size * shape.positions / n
     W = draw((visible, hidden), dtype=np.float32)
-    v = draw((2 * batch_size, visible), dtype=np.float32)
-    h = draw((2 * batch_size, hidden), dtype=np.float32)
-    states, dW = h[:batch_size].copy(), np.empty_like(W)
-    v0, v1 = v[:batch_size], v[batch_size:]
-    h0, h1 = h[:batch_size], h[batch_size:]
+    v = draw((2 * n, visible), dtype=np.float32)
+    h = draw((2 * n, hidden), dtype=np.float32)
+    states, dW = h[:n].copy(), np.empty_like(W)
+    v0, v1 = v[:n], v[n:]
+    h0, h1 = h[:n], h[n:]
 
     def work(times: int) -> float:
         started = perf_counter()
@@ -197,6 +204,6 @@ def products(visible: int, hidden: int, *, batch_size: int, cd_steps: int) -> Wo
                 np.matmul(states, W.T, out=v1)
                 np.matmul(v1, W, out=h1)
             np.matmul(v.T, h, out=dW)
-        return perf_counter() - started
+        return parts * (perf_counter() - started)
 
     return work

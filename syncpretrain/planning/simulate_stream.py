@@ -31,12 +31,15 @@ class StreamCost:
         What is added at the end of an epoch: the validation error, the copy of the layer.
     contention : float
         By how much a worker becomes slower when all others are at work too, 1 for not.
+    handover : float
+        What is added to every minibatch, and done by one worker of the run at a time.
     """
 
     train: Mapping[int, float]
     forward: float
     epoch_end: float = 0.0
     contention: float = 1.0
+    handover: float = 0.0
 
 
 def simulate_stream(
@@ -78,7 +81,7 @@ def simulate_stream(
         clock += seconds
         schedule.done(done)
     whole = sum(plan.steps for plan in plans) / sum(plan.steps for plan in short)
-    return clock * whole
+    return max(clock, run.handing_over) * whole
 
 
 class _Run:
@@ -95,8 +98,11 @@ class _Run:
         self._plans, self._costs, self._steps = plans, costs, steps
         self._workers, self._replicas = workers, replicas
         self.left: dict[Block, float] = {}
+        self.handing_over = 0.0  # seconds of all blocks so far
 
     def begin(self, block: Block) -> None:
+        minibatches = block.last - block.first + 1
+        self.handing_over += minibatches * self._costs[block.layer - 1].handover
         self.left[block] = sum(
             self._seconds(block.layer - 1, n) for n in range(block.first, block.last + 1)
         )
@@ -122,7 +128,7 @@ class _Run:
         cost, own = self._costs[i], number - self._plans[i].delay
         is_trained = own <= self._plans[i].steps
         end = cost.epoch_end if number % self._steps == 0 else 0.0
-        return (cost.train[1] if is_trained else cost.forward) + end
+        return (cost.train[1] if is_trained else cost.forward) + cost.handover + end
 
     def _speed(self, block: Block, helping: int) -> tuple[float, int]:
         """Return how many times faster than alone a block is, and how many helpers it has."""

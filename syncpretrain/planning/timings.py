@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["LayerTimings", "Timings", "sizes"]
+__all__ = ["LayerTimings", "Timings", "no_faster_than_linear", "sizes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,26 @@ class LayerTimings:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """The layers' timings, from the lowest up; ``seconds`` is what measuring took."""
+    """The layers' timings, from the lowest up.
+
+    ``seconds`` is what measuring took, ``handover`` what a minibatch of a layer in a stream takes
+    beside its step.
+    """
 
     layers: tuple[LayerTimings, ...]
     workers: int
     blas_threads: int
     seconds: float = 0.0
+    handover: float = 0.0
+
+
+def no_faster_than_linear(seconds: Mapping[int, float]) -> dict[int, float]:
+    """Return seconds by the number of workers, none below the share of one worker's.
+
+    What is less was measured at a moment when the machine was faster: tiny steps take several
+    times as long at one moment as at another.
+    """
+    return {workers: max(own, seconds[1] / workers) for workers, own in sorted(seconds.items())}
 
 
 def sizes(most: int) -> list[int]:

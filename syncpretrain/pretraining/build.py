@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from syncpretrain.backends.base import Backend
+from syncpretrain.data.array_passes import ArrayPasses
 from syncpretrain.data.examples import (
     as_examples,
     check_examples,
@@ -19,7 +20,7 @@ from syncpretrain.data.examples import (
     evenly_spaced,
 )
 from syncpretrain.data.file_rows import FileRows, rows_in_file
-from syncpretrain.data.minibatches import ArrayPasses, Minibatches, is_iterable_of_arrays
+from syncpretrain.data.minibatches import Minibatches, is_iterable_of_arrays
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import CheckpointError, DataError, SettingsError
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
@@ -35,6 +36,7 @@ from syncpretrain.pretraining.memory import check_memory, streamed_rows
 from syncpretrain.pretraining.runtime.layer_state import LayerState
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS, Inputs, LayerWorker, WorkerFactory
+from syncpretrain.settings.architecture import check_width
 from syncpretrain.settings.checks import parsed_corruption
 from syncpretrain.settings.drift import parsed_waking
 from syncpretrain.settings.momentum import MomentumSchedule
@@ -77,7 +79,7 @@ def build_data(
     streams = settings.handoff == "minibatch"
     layers = range(1, len(settings.layers))
     check_memory(
-        settings.layers,
+        settings.shapes,
         examples=streamed_rows(settings.batch_size, len(data.validation)) if streams else examples,
         batch_size=settings.batch_size,
         processes=settings.runtime == "processes",
@@ -226,11 +228,7 @@ def _checked_data(settings: PretrainSettings, X: ArrayLike, validation: ArrayLik
     bounded = kind_of(settings.visible_units).is_unit_interval
     width, batch = settings.layers[0], settings.batch_size
     train = _train_rows(settings, X, bounded=bounded)
-    if train.shape[1] != width:
-        raise SettingsError(
-            f"layers: the first number is {width}, but an example has {train.shape[1]} values;"
-            f" begin with {train.shape[1]}"
-        )
+    check_width(settings.shapes, train.shape[1])
     if batch > len(train):
         raise SettingsError(
             f"batch_size: got {batch}, expected at most {len(train)}, the examples to train on"
@@ -267,7 +265,8 @@ def _train_rows(settings: PretrainSettings, X: Any, *, bounded: bool) -> Any:
             settings.layers[0],
             bounded=bounded,
             batch_size=settings.batch_size,
-            reads=_passes(settings) + (not bounded) + (settings.visible_bias != "zero"),
+            trained=_passes(settings),
+            measured=(not bounded) + (settings.visible_bias != "zero"),
         )
     if isinstance(X, FileRows):
         return X if streams else np.asarray(X)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.parallel.available_memory import check_available
+from syncpretrain.settings.architecture import text_of
+from syncpretrain.shapes import LayerShape
 
 __all__ = ["check_memory", "pretraining_bytes", "streamed_rows"]
 
@@ -17,13 +18,13 @@ OUTPUTS = 8  # kept by a layer and in its state, and what compares two of them i
 COPIES = 8  # parameters, gradient, velocity and up to 5 published snapshots, the newest included
 
 
-def pretraining_bytes(layers: Sequence[int], *, examples: int, batch_size: int) -> int:
+def pretraining_bytes(shapes: Sequence[LayerShape], *, examples: int, batch_size: int) -> int:
     """Return an upper bound of the bytes that pretraining allocates beside the data."""
-    widths = list(layers)
-    activations = VERSIONS * examples * sum(widths[1:-1])
-    parameters = COPIES * sum(v * h + v + h for v, h in pairwise(widths))
-    minibatches = batch_size * sum(3 * v + 4 * h for v, h in pairwise(widths))
-    return FLOAT_BYTES * (activations + parameters + minibatches)
+    activations = VERSIONS * examples * sum(shape.hidden for shape in shapes[:-1])
+    parameters = COPIES * sum(shape.weights + sum(shape.biases) for shape in shapes)
+    minibatches = batch_size * sum(3 * shape.visible + 4 * shape.units for shape in shapes)
+    scratch = sum(shape.lowered + shape.units + shape.weights for shape in shapes if shape.lowered)
+    return FLOAT_BYTES * (activations + parameters + minibatches + scratch)
 
 
 def streamed_rows(batch_size: int, held_out: int) -> int:
@@ -32,7 +33,7 @@ def streamed_rows(batch_size: int, held_out: int) -> int:
 
 
 def check_memory(
-    layers: Sequence[int],
+    shapes: Sequence[LayerShape],
     *,
     examples: int,
     batch_size: int,
@@ -50,9 +51,9 @@ def check_memory(
     SettingsError
         Naming what it needs and what there is.
     """
-    needed = pretraining_bytes(layers, examples=examples, batch_size=batch_size)
-    needed += FLOAT_BYTES * OUTPUTS * sampled * sum(layers[1:])
+    needed = pretraining_bytes(shapes, examples=examples, batch_size=batch_size)
+    needed += FLOAT_BYTES * OUTPUTS * sampled * sum(shape.hidden for shape in shapes)
     if processes:
-        needed += FLOAT_BYTES * (examples if shared is None else shared) * layers[0]
-        needed += PROCESS_BYTES * (len(layers) - 1)
-    check_available(needed, ",".join(map(str, layers)), examples)
+        needed += FLOAT_BYTES * (examples if shared is None else shared) * shapes[0].visible
+        needed += PROCESS_BYTES * len(shapes)
+    check_available(needed, text_of(shapes), examples)

@@ -1,4 +1,4 @@
-"""The driver of a run: by whole epochs, or streamed, as the settings say."""
+"""The driver of a run: by whole epochs, streamed, or without any, as the settings say."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.events import Observer
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.pretraining.schedule.kinds import UNTRAINED
 from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.pretraining.stream_driver import StreamedPretraining
+from syncpretrain.pretraining.untrained import Untrained
 from syncpretrain.settings.sections import PretrainSettings
 
 __all__ = ["Driver", "driver_for"]
 
-Driver = Pretraining | StreamedPretraining
+Driver = Pretraining | StreamedPretraining | Untrained
 
 
 def driver_for(
@@ -35,6 +37,8 @@ def driver_for(
     SettingsError, DataError
         If the run is not possible.
     """
+    if settings.schedule == UNTRAINED:
+        return Untrained(settings, X, validation, observers=observers, replay=replay)
     if settings.handoff == "epoch":
         return Pretraining(settings, X, validation, observers=observers, replay=replay, times=times)
     if replay is not None:

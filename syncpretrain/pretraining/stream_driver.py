@@ -11,22 +11,8 @@ from numpy.typing import ArrayLike
 
 from syncpretrain import __version__
 from syncpretrain.data.order import steps_per_epoch
-from syncpretrain.errors import (
-    CheckpointError,
-    RunInterrupted,
-    StalledError,
-    WorkerError,
-)
-from syncpretrain.events import (
-    EpochFinished,
-    EpochStarted,
-    Event,
-    LayerFinished,
-    Notice,
-    Observer,
-    RunFinished,
-    RunStarted,
-)
+from syncpretrain.errors import CheckpointError, RunInterrupted, StalledError, WorkerError
+from syncpretrain.events import Event, Observer, RunFinished
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.blas import blas_limit, usable_cores
@@ -44,8 +30,8 @@ from syncpretrain.pretraining.schedule.stream import (
     StreamSchedule,
     plans,
 )
-from syncpretrain.pretraining.stall_watch import Watch
 from syncpretrain.pretraining.stream_build import stream_runtime
+from syncpretrain.pretraining.stream_events import StreamEvents
 from syncpretrain.pretraining.stream_state import StreamState
 from syncpretrain.settings.sections import PretrainSettings
 
@@ -102,18 +88,19 @@ class StreamedPretraining:
         self._pool: StreamPool | None = None
         self._is_settled = True  # no thread is in the middle of a minibatch
         self._examples = len(data.train)
-        self._watch = Watch(self._emit, times)
-        self._begun: dict[int, int] = {}  # the newest epoch that the observers know of, by layer
+        self._events = StreamEvents(self.settings, self._layers, self._emit, times)
 
     def run(self) -> Stack:
         """Train until the stream ends; see :func:`syncpretrain.pretrain` for what it raises."""
         # The signals are outermost: an interrupt leaves no BLAS limit behind.
         with stop_on_signals() as request, self._runtime:
             started = time.monotonic()
+            if self.settings.runtime == "serial":  # where this thread waits for an iterable
+                request.interrupts = lambda: any(layer.is_waiting for layer in self._layers)
             try:
                 with blas_limit(1):
                     self._go_on()
-                    self._emit_start(started)
+                    self._events.start(started, self.slots, self._examples)
                     self._train(request)
                 if request():
                     raise Stopped
@@ -192,8 +179,7 @@ class StreamedPretraining:
                 raise
             except Stopped:
                 pool.stop()
-                alive = pool.join(self._times.drain)
-                self._is_settled = not alive and self._runtime.settle()
+                self._is_settled = pool.drain(self._times.drain) and self._runtime.settle()
                 self._take_all(pool)
                 raise
             finally:
@@ -208,7 +194,7 @@ class StreamedPretraining:
                     self._take_all(pool)  # a state has no epoch that was not reported
                     self._save()
             self._runtime.check()
-            self._tick()
+            self._events.tick()
             if request():
                 raise Stopped
         self._take_all(pool)
@@ -227,49 +213,21 @@ class StreamedPretraining:
             layer = self._layers[block.layer - 1]
             try:
                 results = layer.process(block, request)
+            except KeyboardInterrupt:
+                if request():  # while an iterable was waited for
+                    raise Stopped from None
+                raise
             except BaseException as error:
                 failure = BlockFailed(block.layer, layer.epoch, error).failure()
                 raise failure from failure.__cause__
             self._schedule.done(block, layer.plan)
             yield from results
-            self._tick()
+            self._events.tick()
 
     def _take(self, item: EpochResult | BlockFailed) -> None:
         if isinstance(item, BlockFailed):
             raise item.failure()
-        self._begin(item.layer, item.epoch, item.started)
-        for warning in item.warnings:
-            self._emit(Notice(time.monotonic(), f"warning: {warning}"))
-        self._emit(
-            EpochFinished(
-                time=item.ended,
-                layer=item.layer,
-                epoch=item.epoch,
-                reads=0,
-                started=item.started,
-                transform_seconds=0.0,
-                train_error=item.train_error,
-                validation_error=item.validation_error,
-            )
-        )
-        if item.is_last:
-            self._emit(LayerFinished(time.monotonic(), item.layer))
-
-    def _begin(self, layer: int, epoch: int, started: float) -> None:
-        if self._begun.get(layer, 0) < epoch:
-            self._begun[layer] = epoch
-            self._emit(EpochStarted(started, layer, epoch, 0))
-
-    def _tick(self) -> None:
-        running = {
-            layer.number: layer.epoch
-            for layer in self._layers
-            if layer.position > layer.plan.delay and not layer.is_trained
-        }
-        for layer, epoch in running.items():
-            self._begin(layer, epoch, time.monotonic())
-        finished = sum(self._done())
-        self._watch.tick(running, finished, lambda layer: self._layers[layer - 1].fraction)
+        self._events.finish(item)
 
     def _interrupted(self, request: StopRequest) -> RunInterrupted:
         done = ", ".join(f"layer {i}: {n}" for i, n in enumerate(self._done(), start=1))
@@ -279,20 +237,3 @@ class StreamedPretraining:
     def _emit(self, event: Event) -> None:
         for observer in self.observers:
             observer(event)
-
-    def _emit_start(self, now: float) -> None:
-        s = self.settings
-        self._emit(
-            RunStarted(
-                now,
-                s.layers,
-                s.epochs,
-                s.schedule,
-                s.pace,
-                s.runtime,
-                self.slots,
-                self._examples,
-                tuple((0,) * done for done in self._done()),
-                s.handoff,
-            )
-        )

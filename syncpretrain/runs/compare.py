@@ -5,24 +5,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from syncpretrain.data.dataset import UNLABELLED, Dataset
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.options import tuning_options
 from syncpretrain.finetuning.prepared import Finetuning, Form, Part
-from syncpretrain.models.layer import DenseLayer
+from syncpretrain.learners.first_stack import untrained_stack
 from syncpretrain.models.prediction import accuracies
 from syncpretrain.models.reconstruction import stack_error
 from syncpretrain.models.stack import Stack
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.pretraining.start import driver_for
-from syncpretrain.rng import Purpose, generator
 from syncpretrain.runs.outcomes import RANDOM, START_FORMS, STARTS, Outcome, is_start
 from syncpretrain.settings import PretrainSettings, Settings, replaced
 from syncpretrain.settings.drift import ALWAYS
@@ -105,27 +102,12 @@ def compare(
 def random_stack(settings: PretrainSettings, data: Dataset, *, seed: int) -> Stack:
     """Return a stack whose weights are random and whose biases are 0.
 
-    Normal with variance 2 / (fan in + fan out) (Glorot and Bengio 2010), or 2 / fan in below
-    rectified units (He et al. 2015).
+    See :func:`syncpretrain.learners.first_stack.untrained_stack`.
     """
-    layers = []
-    shapes = zip(pairwise(settings.layers), settings.hidden_units, strict=True)
-    for number, ((visible, hidden), units) in enumerate(shapes, start=1):
-        draws = generator(seed, Purpose.WEIGHTS, layer=number)
-        variance = kind_of(units).weight_variance(visible, hidden)
-        weight = draws.standard_normal((visible, hidden), dtype=np.float32)
-        layers.append(
-            DenseLayer(
-                weight * np.float32(math.sqrt(variance)),
-                np.zeros(hidden, dtype=np.float32),
-                np.zeros(visible, dtype=np.float32),
-                hidden_units=units,
-                visible_units=settings.visible_units_of(number),
-                model="autoencoder",
-            )
-        )
     bounded = kind_of(settings.visible_units).is_unit_interval
-    return Stack(tuple(layers), {}, None if bounded else Scaling.of(data.train))
+    scaling = None if bounded else Scaling.of(data.train)
+    units = settings.hidden_units, settings.visible_units
+    return untrained_stack(settings.shapes, *units, seed=seed, scaling=scaling)
 
 
 def _pretrain_settings(start: str, settings: PretrainSettings, seed: int) -> PretrainSettings:
@@ -161,7 +143,7 @@ def _tuning(settings: Settings, data: Dataset, seed: int, count: int | None) -> 
         labelled = int((y != UNLABELLED).sum())
         options |= _budget(labelled, options["batch_size"], options["epochs"])
     options |= {"seed": seed, "blas_threads": pretrain.blas_threads, "backend": pretrain.backend}
-    form = Form(pretrain.layers, (pretrain.visible_units, *pretrain.hidden_units))
+    form = Form(pretrain.shapes, (pretrain.visible_units, *pretrain.hidden_units))
     return Finetuning(form, tuning_options(options), Part(data.train, y, "labels"), copies=1)
 
 
@@ -187,15 +169,15 @@ def _fine_tuned(
         pretrain_seconds,
         seconds,
         epochs,
-        _passes(stack.widths, epochs),
+        _passes(stack, epochs),
     )
 
 
-def _passes(layers: Sequence[int], epochs: Sequence[int]) -> float:
+def _passes(stack: Stack, epochs: Sequence[int]) -> float:
     """Return the work of pretraining, in epochs of the whole stack."""
-    weights = [visible * hidden for visible, hidden in pairwise(layers)]
-    done = sum(n * size for n, size in zip(epochs, weights, strict=False))
-    return done / sum(weights)
+    products = [layer.shape.products for layer in stack.layers]
+    done = sum(n * size for n, size in zip(epochs, products, strict=False))
+    return done / sum(products)
 
 
 def _budget(labelled: int, batch_size: int, epochs: int) -> dict[str, int]:

@@ -59,11 +59,12 @@ def measure(
             "layer": i + 1,
             "visible": stack.widths[i],
             "hidden": stack.widths[i + 1],
+            "shape": str(layer.shape),
             "reconstruction_error": {
                 part: errors[i] if errors else None for part, errors in by_part.items()
             },
         }
-        for i in range(len(stack.layers))
+        for i, layer in enumerate(stack.layers)
     ]
     return {
         "data": {"name": data.name, "source": data.source, **sizes, "sha256": sha256},

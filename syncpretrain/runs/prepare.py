@@ -16,6 +16,7 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.options import tuning_options
 from syncpretrain.finetuning.prepared import Finetuning, Form, Part
 from syncpretrain.parallel.blas import blas_threads
+from syncpretrain.pretraining.schedule.kinds import UNTRAINED
 from syncpretrain.runs.folder import check_text
 from syncpretrain.settings import Settings
 from syncpretrain.settings.devices import why_not_on_a_device, why_not_tuned_on_a_device
@@ -70,6 +71,11 @@ def check_finetuning(settings: Settings, data: Dataset) -> Finetuning | None:
     """
     wanted, pretrain = settings.finetune, settings.pretrain
     if wanted.objective == "none":
+        if pretrain.schedule == UNTRAINED:
+            raise SettingsError(
+                f"schedule: got {UNTRAINED} without fine-tuning, which leaves random weights;"
+                " expected a way to fine-tune, such as --finetune classification"
+            )
         return None
     options = tuning_options(
         wanted, seed=pretrain.seed, blas_threads=pretrain.blas_threads, backend=pretrain.backend
@@ -84,7 +90,7 @@ def check_finetuning(settings: Settings, data: Dataset) -> Finetuning | None:
         Part(getattr(data, part), _targets(data, part, wanted.objective), name)
         for part, name in (("train", "labels"), ("validation", "labels of validation"))
     )
-    form = Form(pretrain.layers, (pretrain.visible_units, *pretrain.hidden_units))
+    form = Form(pretrain.shapes, (pretrain.visible_units, *pretrain.hidden_units))
     held_out = validation if len(data.validation) else None
     return Finetuning(form, options, train, held_out, copies=PRETRAINED_COPIES)
 

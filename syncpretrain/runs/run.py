@@ -31,7 +31,12 @@ from syncpretrain.runs.folder import (
     new_folder,
     not_written,
 )
-from syncpretrain.runs.identity import RunIdentity, check_resumable, read_identity
+from syncpretrain.runs.identity import (
+    RunIdentity,
+    check_resumable,
+    identity_of,
+    read_identity,
+)
 from syncpretrain.runs.lock import owned
 from syncpretrain.runs.prepare import load_data, resolve, with_absolute_path
 from syncpretrain.runs.stages import Stages
@@ -127,9 +132,12 @@ def resume_run(
         _check_unfinished(folder)  # its former owner may have ended it just now
         was = read_identity(folder / IDENTITY_NAME) or identity_in(folder, notices.append)
         replay = None if was is None else was.replay
-        run = Stages(settings, _load_data_again(settings, folder, was), observers, started, replay)
+        data = _load_data_again(settings, folder, was)
+        if was is not None:  # before anything that other data might not fit
+            now = identity_of(settings, data, replay)
+            notices += check_resumable(folder, was, now, inexact=inexact)
+        run = Stages(settings, data, observers, started, replay)
         if was is not None:
-            notices += check_resumable(folder, was, run.identity, inexact=inexact)
             run.identity = msgspec.structs.replace(run.identity, data=was.data)
         if not (folder / IDENTITY_NAME).is_file():
             (was or run.identity).write(folder / IDENTITY_NAME)
@@ -144,14 +152,22 @@ def resume_run(
 
 
 def _load_data_again(settings: Settings, folder: Path, was: RunIdentity | None) -> Dataset:
-    """Return the data of a run; say where its name stands if it cannot be loaded."""
+    """Return the data of a run; say where its name stands if it cannot be loaded, or is other."""
     try:
-        return load_data(settings, None if was is None else was.file)
+        data = load_data(settings, None if was is None else was.file)
     except DataError as error:
         raise DataError(
             f"resume: the data of the run cannot be loaded: {error}. If it was moved, correct name"
             f" under [data] in {folder / CONFIG_NAME}"
         ) from error
+    width = settings.pretrain.layers[0] if was is None else was.data.width
+    if data.width != width:
+        raise SettingsError(
+            f"resume: the run in {folder} was begun with examples of {width} values, and"
+            f" {data.name} now has {data.width}; put the file back that it was begun with, or"
+            f" correct name under [data] in {folder / CONFIG_NAME}"
+        )
+    return data
 
 
 def _check_unfinished(folder: Path) -> None:

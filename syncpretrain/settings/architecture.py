@@ -7,7 +7,8 @@ the pooling behind it are one layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -17,7 +18,15 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.settings.architecture_text import layer_text, read_architecture
 from syncpretrain.shapes import ConvolutionShape, DenseShape, ImageShape, LayerShape
 
-__all__ = ["Conv", "Pool", "architecture_of", "check_architecture", "shapes_of"]
+__all__ = [
+    "Conv",
+    "Pool",
+    "architecture_of",
+    "check_architecture",
+    "check_width",
+    "shapes_of",
+    "text_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +104,13 @@ def shapes_of(layers: tuple[int, ...], architecture: str) -> tuple[LayerShape, .
     return tuple(DenseShape(below, above) for below, above in pairwise(layers))
 
 
+def text_of(shapes: Sequence[LayerShape]) -> str:
+    """Return the text of layers, in the one form that is kept."""
+    first = shapes[0]
+    width = first.images if isinstance(first, ConvolutionShape) else first.visible
+    return ",".join([str(width), *map(layer_text, shapes)])
+
+
 def check_architecture(layers: tuple[int, ...], architecture: str) -> None:
     """Refuse a text that is not of these widths, or not in the form that is kept.
 
@@ -117,6 +133,31 @@ def check_architecture(layers: tuple[int, ...], architecture: str) -> None:
         )
 
 
+def check_width(shapes: Sequence[LayerShape], values: int) -> None:
+    """Refuse examples of another number of values than the lowest layer reads.
+
+    Raises
+    ------
+    SettingsError
+        Saying both, and what to begin with.
+    """
+    first = shapes[0]
+    if values == first.visible:
+        return
+    if isinstance(first, DenseShape):
+        raise SettingsError(
+            f"layers: the first number is {first.visible}, but an example has {values} values;"
+            f" begin with {values}"
+        )
+    side, rest = math.isqrt(values // first.channels), values % first.channels
+    fits = not rest and side**2 * first.channels == values
+    raise SettingsError(
+        f"layers: images of {first.images} have {first.visible} values, but an example has"
+        f" {values}; begin with"
+        + (f" {ImageShape(first.channels, side, side)}" if fits else f" images of {values} values")
+    )
+
+
 def _listed(numbers: Iterable[int]) -> str:
     return ",".join(map(str, numbers))
 
@@ -128,8 +169,5 @@ def _is_text(item: Any) -> bool:
 def _parsed(text: str) -> tuple[tuple[int, ...], str]:
     """Return the widths of a text, and the form of it that is kept."""
     width, shapes = read_architecture(text)
-    first = shapes[0] if shapes else None
-    kept = ""
-    if isinstance(first, ConvolutionShape):
-        kept = ",".join([str(first.images), *map(layer_text, shapes)])
-    return (width, *(shape.hidden for shape in shapes)), kept
+    has_convolutions = any(isinstance(shape, ConvolutionShape) for shape in shapes)
+    return (width, *(shape.hidden for shape in shapes)), text_of(shapes) if has_convolutions else ""

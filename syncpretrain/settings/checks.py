@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.pretraining.schedule.kinds import SCHEDULES
+from syncpretrain.pretraining.schedule.kinds import SCHEDULES, schedule_kind
 from syncpretrain.pretraining.schedule.reads import MAX_EPOCHS
 from syncpretrain.settings.architecture_text import MAX_UNITS
 from syncpretrain.settings.convolutions import check_convolutions
@@ -27,7 +27,8 @@ __all__ = [
     "parsed_shuffle",
 ]
 
-RBM_ONLY = ("persistent", "sparsity_cost", "hidden_dropout")
+WHOLE_ONLY = ("persistent", "sparsity_cost", "hidden_dropout")  # of RBMs, not split by units
+RBM_ONLY = ("cd_steps", "sparsity_target", *WHOLE_ONLY)
 CORRUPTIONS = ("masking", "salt-and-pepper", "gaussian")
 
 
@@ -153,14 +154,14 @@ def _check_replicas(settings: PretrainFields) -> None:
                 f"shards: got {shards} for layer {layer}, expected at most {most}, the"
                 f" {settings.split} there are"
             )
+    if settings.split == "units" and settings.model != "rbm":
+        raise SettingsError(
+            f"split: got units with model {settings.model}, expected examples; only RBMs are"
+            " split by units"
+        )
     layers = range(1, len(settings.layers))
     if settings.split == "units" and max(map(settings.shards_of, layers)) > 1:
-        if settings.model != "rbm":
-            raise SettingsError(
-                f"split: got units with model {settings.model}, expected examples; only RBMs are"
-                " split by units"
-            )
-        for name in RBM_ONLY:
+        for name in WHOLE_ONLY:
             if any(getattr(settings, name)):
                 raise SettingsError(f"split: got units with {name}, expected examples")
 
@@ -195,7 +196,7 @@ def _check_early_stopping(settings: PretrainFields) -> None:
 
 def check_schedule(settings: PretrainFields) -> None:
     """Raise SettingsError if the schedule does not have the pace or the groups asked for."""
-    kind = SCHEDULES[settings.schedule]
+    kind = schedule_kind(settings.schedule)
     if settings.pace == "free" and kind.free is None:
         raise SettingsError(
             f"pace: got free with schedule {settings.schedule}, where layers wait for the finished"

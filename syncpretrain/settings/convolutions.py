@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.settings.architecture_text import layer_text
 from syncpretrain.settings.fields import PretrainFields
 from syncpretrain.shapes import ConvolutionShape
 
@@ -25,24 +24,9 @@ class Refusal(NamedTuple):
 
 REFUSALS = (
     Refusal(
-        "layers",
-        lambda s, i: layer_text(s.shapes[i]) if s.model == "rbm" and _takes_means(s, i) else None,
-        "pooling by the maximum with model rbm; or take model autoencoder or denoising",
-    ),
-    Refusal(
         "split",
         lambda s, i: s.split if s.split == "units" and s.shards_of(i + 1) > 1 else None,
         "examples; only dense layers are split by units",
-    ),
-    Refusal(
-        "persistent",
-        lambda s, i: s.persistent[i] or None,
-        "none; chains are kept for dense layers alone",
-    ),
-    Refusal(
-        "hidden_dropout",
-        lambda s, i: s.hidden_dropout[i] or None,
-        "0; hidden units are dropped in dense layers alone",
     ),
     Refusal(
         "contraction",
@@ -75,8 +59,3 @@ def check_convolutions(settings: PretrainFields) -> None:
                 raise SettingsError(
                     f"{setting}: got {found} for layer {i + 1}, a convolution, expected {instead}"
                 )
-
-
-def _takes_means(settings: PretrainFields, i: int) -> bool:
-    shape = settings.shapes[i]
-    return isinstance(shape, ConvolutionShape) and shape.pooling == "mean"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.pretraining.schedule.kinds import SCHEDULES
+from syncpretrain.pretraining.schedule.kinds import schedule_kind
 from syncpretrain.settings.fields import PretrainFields
 
 __all__ = ["ALWAYS", "check_drift", "parsed_waking", "settled_epochs"]
@@ -86,7 +86,7 @@ def check_drift(settings: PretrainFields) -> None:
         Naming the setting.
     """
     waking = [text for text in settings.refresh_when if parsed_waking(text) is not None]
-    if waking and not SCHEDULES[settings.schedule].has_refreshes:
+    if waking and not schedule_kind(settings.schedule).has_refreshes:
         raise SettingsError(
             f"refresh_when: got {waking[0]} with schedule {settings.schedule}, where no newer"
             " version wakes a layer; take always, or schedule synchronized"

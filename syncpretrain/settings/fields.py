@@ -94,7 +94,7 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     model: Literal["rbm", "autoencoder", "denoising", "contractive"] = "rbm"
     visible_units: Units = "bernoulli"
     hidden_units: tuple[Units, ...]
-    schedule: Literal["synchronized", "greedy", "rounds"] = "synchronized"
+    schedule: Literal["synchronized", "greedy", "rounds", "none"] = "synchronized"
     group_size: Count | None = None
     pace: Literal["lockstep", "free"] = "lockstep"
     handoff: Literal["epoch", "minibatch"] = "epoch"

@@ -50,6 +50,8 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
     split, shards
         How a minibatch is cut for them: by ``units`` of every layer or by ``examples``, into
         this number of shards, on which the last bits depend; 0 for as many as there are replicas.
+        ``filters`` are the units of convolutions, and ``hybrid`` splits these by examples and
+        dense layers by units (Krizhevsky 2014). None takes hybrid with convolutions, else units.
     patience : int or None
         Stop after this number of epochs without a better validation error; keep the best weights.
     """
@@ -68,7 +70,7 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
     patience: Count | None = None
     batch_size: Count = 100
     replicas: Workers | None = None
-    split: Literal["units", "examples"] = "units"
+    split: Literal["units", "examples", "filters", "hybrid"] | None = None
     shards: Shards = 0
 
     def __post_init__(self) -> None:
@@ -87,7 +89,10 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
                 f"finetune_replicas: got {self.replicas} for {self.shards} shards, expected no more"
                 " workers than shards"
             )
-        if self.split == "examples" and max(self.shards, self.replicas or 1) > self.batch_size:
+        if (
+            self.split in ("examples", "hybrid")
+            and max(self.shards, self.replicas or 1) > self.batch_size
+        ):
             raise SettingsError(
                 f"finetune_shards: got more than the {self.batch_size} examples of a minibatch"
             )

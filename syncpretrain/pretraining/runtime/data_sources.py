@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.data.array_passes import ArrayPasses
+from syncpretrain.data.examples import check_again
 from syncpretrain.data.file_rows import FileRows
-from syncpretrain.data.minibatches import ArrayPasses
 from syncpretrain.data.order import PassOrder
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.pretraining.runtime.rings import DataSource
@@ -66,6 +67,17 @@ class RowsSource(DataSource):
         """Return all rows, in memory or not."""
         return self._train
 
+    def check(self, X: Array, rows: NDArray[np.intp]) -> None:
+        """Look for values that were written to an array; rows of a file were checked as they came.
+
+        Raises
+        ------
+        DataError
+            If there is one that is not finite.
+        """
+        if X is self._train:
+            check_again(X[rows], lambda: rows, name="X", bounded=False)
+
 
 class PassesSource(DataSource):
     """Minibatches of an iterable, in its order.
@@ -98,12 +110,19 @@ class PassesSource(DataSource):
         if self._running is None:
             self._running = self._arrays.minibatches(number_of_pass + 1, self.passes.batch_size)
             self._read = number - 1 - step
-        while self._read < number:
-            self._newest = next(self._running)
-            self._read += 1
+        self.is_waiting = True
+        try:
+            while self._read < number:
+                self._newest = next(self._running)
+                self._read += 1
+        finally:
+            self.is_waiting = False
         if step == self.passes.steps - 1:
             self._running = None  # a DataLoader ends its processes
         return self._newest, self._all[: len(self._newest)]
+
+    def check(self, X: Array, rows: NDArray[np.intp]) -> None:
+        """Find nothing: every array was checked as it came."""
 
     def measured(self, number: int) -> Any:
         """Return the means of the first pass, in one row, or without them the first minibatch."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from syncpretrain.errors import DivergedError, StalledError, WorkerError
+from syncpretrain.errors import DivergedError, IterableError, StalledError, WorkerError
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.models.layer import Layer
 from syncpretrain.pretraining.runtime.layer_state import LayerState
@@ -54,7 +54,10 @@ class Failed:
 
 
 def failure_of(layer: int, epoch: int, error: BaseException) -> BaseException:
-    """Return the error that the caller of a run is to see, with that of the layer as its cause."""
+    """Return the error that the caller of a run is to see, with that of the layer as its cause.
+
+    The cause of one that an iterable of examples raised is what it raised.
+    """
     if isinstance(error, (Stopped, KeyboardInterrupt)):
         return error
     if type(error) is WorkerError:  # a process that ended says it all itself
@@ -64,7 +67,7 @@ def failure_of(layer: int, epoch: int, error: BaseException) -> BaseException:
     else:
         kind = StalledError if isinstance(error, StalledError) else WorkerError
         failure = kind(f"layer {layer} failed in epoch {epoch}: {type(error).__name__}: {error}")
-    failure.__cause__ = error
+    failure.__cause__ = error.__cause__ if isinstance(error, IterableError) else error
     return failure
 
 

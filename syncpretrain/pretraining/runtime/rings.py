@@ -95,6 +95,11 @@ class RingSize:
 class Source(Protocol):
     """Where a layer's minibatches come from."""
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether an iterable is being asked for its next array, which may take any time."""
+        ...
+
     def minibatch(self, number: int) -> tuple[Array, NDArray[np.intp]]:
         """Return examples, and the rows of them that are the minibatch of a number."""
         ...
@@ -107,6 +112,16 @@ class Source(Protocol):
         """Return the validation examples as they are at the end of a pass over the data."""
         ...
 
+    def check(self, X: Array, rows: NDArray[np.intp]) -> None:
+        """Look at a minibatch that a layer could not be trained on.
+
+        Raises
+        ------
+        DataError
+            If it is the data that are bad.
+        """
+        ...
+
 
 class DataSource(ABC):
     """The data as a stream of minibatches, one pass after another.
@@ -116,10 +131,15 @@ class DataSource(ABC):
     data : Split
         Its training part may be in a file, or what an iterable gives.
     batch_size : int
+
+    Attributes
+    ----------
+    is_waiting : bool
+        Whether an iterable is being asked for its next array, which may take any time.
     """
 
     def __init__(self, data: Split, *, batch_size: int) -> None:
-        self.data = data
+        self.data, self.is_waiting = data, False
         self.passes = Passes(len(data.train), len(data.validation), batch_size)
 
     @abstractmethod
@@ -134,6 +154,10 @@ class DataSource(ABC):
         """Return the validation examples."""
         return self.data.validation
 
+    @abstractmethod
+    def check(self, X: Array, rows: NDArray[np.intp]) -> None:
+        """Raise DataError if a minibatch is bad."""
+
 
 class RingSource:
     """The hidden means that the layer below handed up.
@@ -144,6 +168,8 @@ class RingSource:
     passes : Passes
         Over the data of which these are made.
     """
+
+    is_waiting = False
 
     def __init__(self, rings: Rings, passes: Passes) -> None:
         self._rings, self._passes = rings, passes
@@ -162,3 +188,6 @@ class RingSource:
         """Return the validation examples of the pass that ended with a minibatch."""
         count = number // self._passes.steps
         return self._rings.validation.array(count, self._passes.held_out)
+
+    def check(self, X: Array, rows: NDArray[np.intp]) -> None:
+        """Find nothing: the layer below looks after what it hands up."""

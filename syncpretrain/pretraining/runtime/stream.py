@@ -72,6 +72,11 @@ class StreamedLayer(BaseStreamedLayer):
         self._validation_error: float | None = None
         self._warnings: list[str] = []
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for an iterable, and looks whether to stop before it trains on."""
+        return self._source.is_waiting
+
     def connect(self, rings: Rings, numbers: range) -> None:
         """Hand up the hidden means of some minibatches."""
         self._above = rings, numbers
@@ -150,6 +155,8 @@ class StreamedLayer(BaseStreamedLayer):
         ------
         DivergedError
             If the layer diverges more than :data:`MAX_ROLLBACKS` times.
+        DataError
+            If the data of layer 1 are bad.
         Stopped
             After the minibatch in which ``stop`` turned true.
         """
@@ -159,18 +166,24 @@ class StreamedLayer(BaseStreamedLayer):
             for number in range(block.first, block.last + 1):
                 if stop():
                     raise Stopped
-                results += self._process(number, run)
+                X, rows = self._source.minibatch(number)
+                if stop():  # by now: an iterable may take any time
+                    raise Stopped
+                results += self._process(number, X, rows, run)
                 self.progress[0] = number
         self.busy_seconds += time.monotonic() - started
         return results
 
-    def _process(self, number: int, run: PhaseRunner) -> list[EpochResult]:
-        X, rows = self._source.minibatch(number)
+    def _process(
+        self, number: int, X: Array, rows: NDArray[np.intp], run: PhaseRunner
+    ) -> list[EpochResult]:
         out = self._hidden(number, len(rows))
         own, steps = number - self.plan.delay, self._passes.steps
         if own > self.plan.steps:
             if out is not None:
                 self._forward(X, rows, out)
+                if not math.isfinite(out.sum()):
+                    self._source.check(X, rows)
             self._pass_validation(number)
             return []
         if own == 1:
@@ -200,6 +213,7 @@ class StreamedLayer(BaseStreamedLayer):
             self._error += error
             self._examples += len(rows)
             return
+        self._source.check(X, rows)
         self._roll_back(epoch, symptom)
         if out is not None:  # what was handed up may not be finite
             self._forward(X, rows, out)

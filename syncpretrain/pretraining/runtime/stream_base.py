@@ -106,6 +106,11 @@ class BaseStreamedLayer(ABC):
         """Whether the layer has finished all its epochs."""
         return self.position >= self.plan.delay + self.plan.steps
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for an iterable, and looks whether to stop before it trains on."""
+        return False
+
     def shorten(self, epochs: int) -> None:
         """Train no more than some epochs."""
         self.plan = StreamPlan(self.plan.delay, epochs * self._steps)

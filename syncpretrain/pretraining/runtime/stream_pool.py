@@ -6,11 +6,12 @@ Guarantees:
   of the lowest layer that has some to share, until another has finished a block; with none to take,
   it sleeps until then.
 * The first failure stops all of them, after their running minibatches; leaving the context joins
-  them within a deadline.
+  them within a deadline, but for one that waits for an iterable: it ends when it is given an array.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -68,7 +69,7 @@ class StreamPool(Closing):
         super().__init__(times)
         self._layers, self._schedule, self._stop = layers, schedule, stop
         self._changed = threading.Condition()  # guards the schedule
-        self._stopping = threading.Event()
+        self._stopping, self._stopped = threading.Event(), math.inf  # and when
         self._pauses = 0
         self._sharing = [
             layer.sharing(times) if n > 1 else None
@@ -109,11 +110,11 @@ class StreamPool(Closing):
             self._pauses += 1
         try:
             with self._changed:
-                while self._schedule.running and not self._stopping.is_set():
+                while self._schedule.running and not self._should_stop():
                     self._changed.wait(self._times.tick)
                     if time.monotonic() > deadline:
                         raise StalledError(f"a block took more than {self._times.stall:g} s")
-            if self._stopping.is_set():
+            if self._should_stop():
                 raise Stopped
             yield
         finally:
@@ -123,21 +124,30 @@ class StreamPool(Closing):
 
     def stop(self) -> None:
         """Ask every thread to leave after its minibatch."""
+        self._stopped = min(self._stopped, time.monotonic())
         self._stopping.set()
         with self._changed:
             self._call_all()
 
-    def join(self, seconds: float) -> list[str]:
-        """Wait for the end of the threads; return the names of those still alive."""
+    def drain(self, seconds: float) -> bool:
+        """Wait after :meth:`stop` until no thread trains; return whether that is so.
+
+        One that waits for an iterable trains no more: what it is given then it leaves.
+        """
         deadline = time.monotonic() + seconds
-        for thread in self._threads:
-            if thread.ident is not None:  # it was started
-                thread.join(max(0.0, deadline - time.monotonic()))
-        return [thread.name for thread in self._threads if thread.is_alive()]
+        while alive := [thread for thread in self._threads if thread.is_alive()]:
+            now, waiting = time.monotonic(), sum(layer.is_waiting for layer in self._layers)
+            if now >= self._stopped + self._times.iterable and len(alive) == waiting:
+                return True
+            if now >= deadline:
+                return False
+            alive[0].join(self._times.tick)
+        return True
 
     def _close(self) -> list[str]:
         self.stop()
-        return self.join(self._times.join)
+        self.drain(self._times.join)
+        return [thread.name for thread in self._threads if thread.is_alive()]
 
     def _serve(self) -> None:
         tired = False  # there was nothing to help with for a while

@@ -18,7 +18,9 @@ from syncpretrain.pretraining.schedule.reads import (
     rounds_row,
 )
 
-__all__ = ["SCHEDULES", "ScheduleKind", "ScheduleOptions"]
+__all__ = ["SCHEDULES", "UNTRAINED", "ScheduleKind", "ScheduleOptions", "schedule_kind"]
+
+UNTRAINED = "none"  # random weights, which only fine-tuning trains
 
 # Santara et al. 2016 have as many layers in a group as there are devices; here the result may not
 # depend on the machine, and 2 are the fewest that train in parallel.
@@ -102,3 +104,8 @@ SCHEDULES = {
     ),
     "rounds": ScheduleKind(lockstep=_rounds, has_groups=True),
 }
+
+
+def schedule_kind(name: str) -> ScheduleKind:
+    """Return the record of a schedule; of ``none`` one that has nothing."""
+    return SCHEDULES.get(name, ScheduleKind(lockstep=_greedy, has_refreshes=False))

@@ -31,6 +31,7 @@ __all__ = [
     "Block",
     "StreamPlan",
     "StreamSchedule",
+    "delay_notice",
     "plans",
 ]
 
@@ -52,6 +53,27 @@ def plans(epochs: Sequence[int], *, delay: float, steps: int) -> list[StreamPlan
     Each layer starts ``delay`` epochs after the one below.
     """
     return [StreamPlan(round(i * delay * steps), n * steps) for i, n in enumerate(epochs)]
+
+
+def delay_notice(epochs: Sequence[int], delay: float) -> str | None:
+    """Return what is to be said of a delay for which layers wait until all below have trained."""
+    first, idle, end = 0, 0.0, 0.0
+    for layer in range(1, len(epochs)):  # of the one below, counted from 1
+        end = max(end, (layer - 1) * delay + epochs[layer - 1])
+        if layer * delay >= end:
+            first = first or layer
+            idle += layer * delay - end
+    if not first:
+        return None
+    passes = max(i * delay + n for i, n in enumerate(epochs))
+    own, least = epochs[first - 1], min(epochs[:-1])
+    lost = f", and {idle:g} of the {passes:g} passes over the data train none" if idle else ""
+    return (
+        f"with delay {delay:g} layer {first + 1} starts after the"
+        f" {'only epoch' if own == 1 else f'last of the {own} epochs'} of layer {first}: the layers"
+        f" train one after another{lost}; a delay below {least}, such as 0.5, lets them train at"
+        " the same time"
+    )
 
 
 @dataclass(frozen=True, slots=True)

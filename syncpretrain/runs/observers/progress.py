@@ -28,6 +28,12 @@ from syncpretrain.events import (
     RunFinished,
     RunStarted,
 )
+from syncpretrain.runs.observers.plain_progress import (
+    PlainProgress,
+    count_text,
+    error_text,
+    print_line,
+)
 
 __all__ = ["progress_observer"]
 
@@ -62,7 +68,7 @@ def progress_observer(
         To be called with each event of the run.
     """
     if not live:
-        yield _Lasting(_Plain(console))
+        yield _Lasting(PlainProgress(console))
         return
     observer = _Live(console, clock)
     try:
@@ -131,9 +137,9 @@ class _Row:
         return (
             Text(self.name),
             Text(self.state, style=STYLES[self.state]),
-            Text(_count(running, self.epochs)),
+            Text(count_text(running, self.epochs)),
             ProgressBar(total=self.epochs, completed=self.completed),
-            Text("" if self.error is None else f"error {_error(self.error)}"),
+            Text("" if self.error is None else f"error {error_text(self.error)}"),
             Text(self.last if left is None else f"{_duration(left)} left"),
         )
 
@@ -162,7 +168,7 @@ class _Live:
         self._update(event)
         match event:
             case Notice(message=message):
-                _print(self._console, message)
+                print_line(self._console, message)
             case RunStarted() | FinetuneStarted():
                 self._live.start()
                 self._draw()
@@ -182,7 +188,7 @@ class _Live:
         match event:
             case RunStarted(layers=layers, epochs=epochs):
                 self._rows = {
-                    n: _Row(f"layer {n}  {layers[n - 1]}-{layers[n]}", total)
+                    n: _Row(f"layer {n}  {layers[n - 1]}-{layers[n]}", total, done=event.done(n))
                     for n, total in enumerate(epochs, start=1)
                 }
             case EpochStarted(layer=layer, epoch=epoch):
@@ -236,61 +242,6 @@ class _Live:
         first = next((i for i, row in enumerate(rows) if row.state != "done"), len(rows))
         start = min(first, len(rows) - room)
         return range(start, start + room)
-
-
-class _Plain:
-    """Prints a line for each event that a log should keep."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._start: RunStarted | None = None
-        self._done: dict[int, int] = {}
-
-    def __call__(self, event: Event) -> None:
-        match event:
-            case RunStarted():
-                self._start, self._done = event, {}
-            case Notice(message=message):
-                _print(self._console, message)
-            case EpochFinished() if self._start is not None:
-                self._done[event.layer] = event.epoch
-                count = _count(event.epoch, self._start.epochs[event.layer - 1])
-                source = "" if self._start.handoff == "minibatch" else f"  on version {event.reads}"
-                label = f"layer {event.layer}  {count}{source}"
-                self._epoch(label, event, event.time - event.started)
-            case DriftJudged(layer=layer):
-                _print(self._console, f"layer {layer}  {event}")
-            case LayerFinished(layer=layer):
-                done = self._done.get(layer, 0)
-                plural = "" if done == 1 else "s"
-                _print(self._console, f"layer {layer}  done after {done} epoch{plural}")
-            case FinetuneEpochFinished():
-                label = f"fine-tuning  {_count(event.epoch, event.epochs)}"
-                self._epoch(label, event, event.seconds)
-
-    def _epoch(
-        self, label: str, event: EpochFinished | FinetuneEpochFinished, seconds: float
-    ) -> None:
-        parts = [label, f"error {_error(event.train_error)}"]
-        if event.validation_error is not None:
-            parts.append(f"validation {_error(event.validation_error)}")
-        if isinstance(event, EpochFinished) and event.drift is not None:
-            parts.append(f"change {event.drift:.3g}")
-        _print(self._console, "  ".join([*parts, f"{seconds:.1f} s"]))
-
-
-def _print(console: Console, text: str) -> None:
-    # soft_wrap keeps a line whole in a log; the rest keeps brackets and numbers as they are
-    console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
-
-
-def _count(epoch: int, epochs: int) -> str:
-    extra = f" +{epoch - epochs}" if epoch > epochs else ""
-    return f"epoch {min(epoch, epochs)}/{epochs}{extra}"
-
-
-def _error(value: float) -> str:
-    return f"{value:.2f}" if value >= 1 else f"{value:.4f}"
 
 
 def _duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Grids of examples as images."""
+"""Grids of images: examples, samples, filters."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.shapes import ConvolutionShape, ImageShape, LayerShape
 from syncpretrain.storage import write_atomically
 
 __all__ = ["image_grid", "image_shape", "save_png"]
@@ -19,57 +20,79 @@ COLUMNS = 10
 MARGIN = 2  # pixels between images; twice as many between pairs
 ENLARGE = 3
 BACKGROUND = 0.25
+COLOURS = 3
 
 
-def image_shape(units: int, text: str | None) -> tuple[int, int]:
-    """Return height and width of an example's image.
+def image_shape(read: LayerShape, text: str | None) -> ImageShape:
+    """Return the shape of an example's image, given what the lowest layer reads.
 
     Raises
     ------
     SettingsError
-        If the text is not HxW with a product of ``units``, or there is none and no square fits.
+        If the text is not HxW or 3xHxW with as many values as an example, or there is none and
+        no convolution or square says it.
     """
+    units = read.visible
+    wanted = f"expected HxW with a product of {units}, or 3xHxW in colour"
     if text is None:
         side = math.isqrt(units)
+        if isinstance(read, ConvolutionShape):
+            return read.images
         if side * side != units:
-            raise SettingsError(
-                f"shape: got none, and {units} values make no square; expected HxW with a product"
-                f" of {units}"
-            )
-        return side, side
-    found = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", text.lower())
-    height, width = map(int, found.groups()) if found else (0, 0)
-    if height * width != units:
-        raise SettingsError(f"shape: got {text!r}, expected HxW with a product of {units}")
-    return height, width
+            raise SettingsError(f"shape: got none, and {units} values make no square; {wanted}")
+        return ImageShape(1, side, side)
+    found = re.fullmatch(r"(?:([13])x)?([0-9]{1,9})x([0-9]{1,9})", text.lower())
+    shape = ImageShape(*(int(x or 1) for x in found.groups())) if found else None
+    if shape is None or shape.values != units:
+        raise SettingsError(f"shape: got {text!r}, {wanted}")
+    return shape
 
 
-def image_grid(*images: NDArray[np.float32], height: int, width: int) -> NDArray[np.float32]:
+def image_grid(*images: NDArray[np.float32], shape: ImageShape) -> NDArray[np.float32]:
     """Lay images out in rows, each with its counterparts under it; values in [0, 1].
 
     Parameters
     ----------
-    *images : ndarray of shape (n, height * width)
-        All of one n: the upper images, then what belongs under each.
+    *images : ndarray of shape (n, channels * height * width)
+        All of one n: the upper images, then what belongs under each. Of other numbers of channels
+        than 1 and 3 the mean is drawn.
+    shape : ImageShape
+
+    Returns
+    -------
+    ndarray of shape (height, width), or (height, width, 3) of images in colour
     """
+    height, width = shape.height, shape.width
+    colours = (COLOURS,) if shape.channels == COLOURS else ()
     count, deep = len(images[0]), len(images)
     columns = min(COLUMNS, count)
     rows = math.ceil(count / columns)
     block = deep * (height + MARGIN // 2) + 2 * MARGIN
     grid = np.full(
-        (rows * block + MARGIN, columns * (width + MARGIN) + MARGIN), BACKGROUND, dtype=np.float32
+        (rows * block + MARGIN, columns * (width + MARGIN) + MARGIN, *colours),
+        BACKGROUND,
+        dtype=np.float32,
     )
     for i, column in enumerate(zip(*images, strict=True)):
         left = MARGIN + (i % columns) * (width + MARGIN)
         top = 2 * MARGIN + (i // columns) * block
         for image in column:
-            grid[top : top + height, left : left + width] = image.reshape(height, width)
+            grid[top : top + height, left : left + width] = _pixels(image, shape)
             top += height + MARGIN // 2
     return grid
 
 
-def save_png(grid: NDArray[np.float32], path: Path) -> None:
-    """Write a grid of values in [0, 1] as a grey PNG, enlarged.
+def _pixels(image: NDArray[np.float32], shape: ImageShape) -> NDArray[np.float32]:
+    channels = image.reshape(shape.channels, shape.height, shape.width)
+    in_colour = shape.channels == COLOURS
+    pixels: NDArray[np.float32] = (
+        channels.transpose(1, 2, 0) if in_colour else channels.mean(axis=0)
+    )
+    return pixels
+
+
+def save_png(grid: NDArray[np.float32], path: Path, *, enlarge: int = ENLARGE) -> None:
+    """Write a grid of values in [0, 1] as a PNG, grey or in colour, each pixel as a square.
 
     Raises
     ------
@@ -81,7 +104,7 @@ def save_png(grid: NDArray[np.float32], path: Path) -> None:
     except ImportError:
         raise DataError('a PNG needs Pillow: pip install "syncpretrain[plot]"') from None
     pixels = np.round(np.clip(grid, 0, 1) * 255).astype(np.uint8)
-    image = Image.fromarray(pixels.repeat(ENLARGE, axis=0).repeat(ENLARGE, axis=1))
+    image = Image.fromarray(pixels.repeat(enlarge, axis=0).repeat(enlarge, axis=1))
     buffer = io.BytesIO()
     image.save(buffer, format="PNG", optimize=True)
     write_atomically(path, buffer.getvalue())

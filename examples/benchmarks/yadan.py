@@ -1,0 +1,222 @@
+"""Data, model and hybrid parallelism in the steps of a ConvNet, as Yadan et al. 2013 compare them.
+
+    python examples/benchmarks/yadan.py --pairs 5
+
+Times steps of supervised training (cross-entropy, Adam) on random images with one worker and with
+two, in turns. Examples are the paper's data parallelism, filters its model parallelism; hybrid
+splits convolutions by examples and dense layers by units (Krizhevsky 2014). With ``--curves`` it
+also trains each on the same digits and prints the errors by epoch, which coincide.
+
+For more workers than there are cores it predicts the time of a step: the operations of each shard
+are timed alone on one core, and of each phase the slowest shard counts. What workers take from each
+other, memory bandwidth and shared caches, and their waits are left out, so it is a lower bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+from _timing import machine, rst_table, spread
+
+from syncpretrain import finetune
+from syncpretrain.data import load_dataset
+from syncpretrain.events import FinetuneEpochFinished
+from syncpretrain.finetuning.linked_network import LinkedNetwork
+from syncpretrain.finetuning.optimizers import Adam
+from syncpretrain.finetuning.tasks import Supervised
+from syncpretrain.kernels.operations import Operation
+from syncpretrain.kernels.program import Phases, Program, in_turn
+from syncpretrain.learners.first_stack import untrained_stack
+from syncpretrain.models.layer import Head
+from syncpretrain.models.stack import Stack
+from syncpretrain.parallel.blas import blas_limit
+from syncpretrain.parallel.worker_pool import WorkerPool
+from syncpretrain.settings import settings_from
+
+NETS = {
+    "LeNet": ("1x28x28,conv:20x5,pool:2,conv:50x5,pool:2,500", 10),
+    # Krizhevsky et al. 2012 at a reduced size: five convolutions and two dense layers.
+    "AlexNet-like": (
+        "3x32x32,conv:48x5:2,pool:2,conv:128x5:2,pool:2,conv:192x3:1,conv:192x3:1,"
+        "conv:128x3:1,pool:2,512,512",
+        100,
+    ),
+}
+SPLITS = ("examples", "filters", "hybrid")
+SECONDS = 2.0  # of a round of one case
+PAPER = [
+    ["1 GPU", "10.5", "1.0"],
+    ["2 GPUs, model", "6.6", "1.6"],
+    ["2 GPUs, data", "7.0", "1.5"],
+    ["4 GPUs, data", "7.2", "1.5"],
+    ["4 GPUs, model and data", "4.8", "2.2"],
+]
+
+
+def stack_of(net: str) -> tuple[Stack, int]:
+    """Return a net of rectified units with random weights, and its number of classes."""
+    text, classes = NETS[net]
+    settings = settings_from(text, model="autoencoder", hidden_units="relu").pretrain
+    return untrained_stack(settings.shapes, settings.hidden_units), classes
+
+
+class Steps:
+    """Steps of one net on one random minibatch, cut into shards in one way."""
+
+    def __init__(self, net: str, batch: int, shards: int, split: str) -> None:
+        stack, classes = stack_of(net)
+        draws = np.random.default_rng(0)
+        weight = draws.standard_normal((stack.widths[-1], classes), dtype=np.float32)
+        head = Head(weight * np.float32(0.01), np.zeros(classes, "f4"), "classification")
+        task = Supervised(stack, head, "classification")
+        self.x = draws.random((batch, stack.widths[0]), dtype=np.float32)
+        self.target = np.eye(classes, dtype=np.float32)[draws.integers(classes, size=batch)]
+        self.network = LinkedNetwork(
+            task.chain(),
+            loss=task.loss,
+            batch_size=batch,
+            shards=shards,
+            split="units" if split == "filters" else split,
+        )
+        self.optimizer, self.count = Adam(self.network), 0
+
+    def seconds(self, pool: WorkerPool, workers: int) -> float:
+        """Return the median time of a step."""
+
+        def run(phases: Phases, shards: int) -> None:
+            pool.run(phases, shards, workers)
+
+        took: list[float] = []
+        while sum(took) < SECONDS or len(took) < 5:
+            started = perf_counter()
+            self.optimizer.train(
+                self.network,
+                self.x,
+                self.target,
+                rate=1e-6,
+                epoch=1,
+                step=len(took),
+                run=run,
+            )
+            took.append(perf_counter() - started)
+        return median(took[1:])
+
+    def predicted(self) -> float:
+        """Return the time of a step with a core for each shard."""
+        follow = partial(self.optimizer._operations, self.network)
+        program = self.network.program(self.x, self.target, follow)
+        assert program is not None
+        return sum(max(map(self._alone, shards)) for shards in program.operations)
+
+    def _alone(self, operations: list[Operation]) -> float:
+        """Return the median time of the operations of one shard of one phase."""
+        if not operations:
+            return 0.0
+        alone = Program([[operations]], 2 * self.network.shards)
+        alone.prepare(rate=1e-6, steps=1)
+        took = []
+        for _ in range(12):
+            started = perf_counter()
+            in_turn(alone, 1)
+            took.append(perf_counter() - started)
+        return median(took[2:])
+
+
+def turns(net: str, batch: int, workers: int) -> Iterator[dict[str, float]]:
+    """Yield the seconds of a step with one worker, and with several by each split."""
+    cases = {"1 worker": Steps(net, batch, 1, "examples")}
+    cases |= {split: Steps(net, batch, workers, split) for split in SPLITS}
+    with blas_limit(1), closing(WorkerPool(workers, "benchmark")) as pool:
+        while True:
+            yield {name: steps.seconds(pool, workers) for name, steps in cases.items()}
+
+
+def timed(pairs: int, batches: list[int], workers: int) -> list[list[str]]:
+    """Return the rows of the table of times."""
+    rows = []
+    for net in NETS:
+        for batch in batches:
+            print(f"{net}, batch {batch}", file=sys.stderr, flush=True)
+            stream = turns(net, batch, workers)
+            found = [next(stream) for _ in range(pairs)]
+            one = [turn["1 worker"] for turn in found]
+            row = [net, str(batch), f"{1000 * median(one):.1f}"]
+            for split in SPLITS:
+                own = [turn["1 worker"] / turn[split] for turn in found]
+                row.append(spread(own))
+            rows.append(row)
+    return rows
+
+
+def foretold(batches: list[int], workers: int) -> list[list[str]]:
+    """Return the rows of the table of predictions."""
+    rows = []
+    for net in NETS:
+        for batch in batches:
+            with blas_limit(1):
+                one = Steps(net, batch, 1, "examples").predicted()
+                own = [Steps(net, batch, workers, split).predicted() for split in SPLITS]
+            rows.append([net, str(batch), *(f"{one / seconds:.2f}" for seconds in own)])
+    return rows
+
+
+def curves(rows: int, epochs: int) -> list[list[str]]:
+    """Return the errors by epoch of LeNet on digits, trained by each split, as rows."""
+    data = load_dataset("mnist")
+    found = []
+    for split in SPLITS:
+        errors: list[str] = []
+
+        def note(event: object, errors: list[str] = errors) -> None:
+            if isinstance(event, FinetuneEpochFinished):
+                errors.append(f"{100 * event.train_error:.2f}")
+
+        finetune(
+            stack_of("LeNet")[0],
+            data.train[:rows],
+            None if data.train_labels is None else data.train_labels[:rows],
+            epochs=epochs,
+            split=split,
+            shards=2,
+            replicas=2,
+            observers=[note],
+        )
+        found.append([split, *errors])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--batches", type=int, nargs="+", default=[100, 256])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--predict", type=int, default=4, help="workers to predict, 0 for none")
+    parser.add_argument("--curves", type=int, default=0, help="digits to train on, 0 for none")
+    options = parser.parse_args()
+
+    head = ["net", "batch", "1 worker, ms", *(f"{name}, times" for name in SPLITS)]
+    print(f"{options.workers} workers, measured")
+    print(rst_table(head, timed(options.pairs, options.batches, options.workers)))
+    if options.predict:
+        head = ["net", "batch", *SPLITS]
+        print(f"\n{options.predict} workers, predicted: times one worker's speed")
+        print(rst_table(head, foretold(options.batches, options.predict)))
+    if options.curves:
+        epochs = 3
+        head = ["split", *(f"epoch {n}" for n in range(1, epochs + 1))]
+        print("\nPer cent of the training digits wrong")
+        print(rst_table(head, curves(options.curves, epochs)))
+    print("\nYadan et al. 2013, table 1: days of 100 epochs of ImageNet, times one GPU")
+    print(rst_table(["\\", "days", "times"], PAPER))
+    print(f"\n({machine([])})")
+
+
+if __name__ == "__main__":
+    main()

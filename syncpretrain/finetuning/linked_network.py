@@ -1,0 +1,236 @@
+"""The network of links that is fine-tuned: convolutions and dense layers, worked as programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate
+
+import numpy as np
+
+from syncpretrain.backends.base import Backend
+from syncpretrain.backends.numpy_backend import NumpyBackend
+from syncpretrain.finetuning.chain import Dropout, Link, views
+from syncpretrain.finetuning.linked_program import (
+    Buffers,
+    Section,
+    forward_phases,
+    sections_of,
+    step_phases,
+)
+from syncpretrain.finetuning.trainable import Follow, Move
+from syncpretrain.kernels.arrays import Array, slices_of
+from syncpretrain.kernels.losses import cross_entropy, squared_error, wrong
+from syncpretrain.kernels.operations import Operation
+from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
+from syncpretrain.rng import Address, Purpose
+from syncpretrain.units import kind_of
+
+__all__ = ["LinkedNetwork"]
+
+
+class LinkedNetwork:
+    """A chain of links, trained so that its output comes near to a target.
+
+    Parameters
+    ----------
+    chain : sequence of Link
+        The parameters where they start are copied, and their type, float32 or float64, is that of
+        all arithmetic.
+    loss : str
+        "squared", or "cross-entropy" of a last layer of bernoulli or softmax units.
+    batch_size : int
+        The most examples that a minibatch can have.
+    dropout : Dropout, optional
+        What is left out does not depend on shards or split.
+    shards : int
+        Into how many parts a step is cut, for workers to share.
+    split : str
+        By "examples" of the minibatch; by "units" or "filters", which are the same, on the way
+        down channels; or "hybrid": convolutions by examples, dense links by units.
+    backend : Backend, optional
+        NumPy's; there is no other.
+
+    Attributes
+    ----------
+    parameters, gradients : ndarray of shape (n_parameters,)
+        In the order of the chain; weight, then bias.
+    chain, chain_gradients : list of (weight, bias)
+        Views of ``parameters`` and of ``gradients``.
+    """
+
+    def __init__(
+        self,
+        chain: Sequence[Link],
+        *,
+        loss: str,
+        batch_size: int,
+        dropout: Dropout | None = None,
+        shards: int = 1,
+        split: str = "hybrid",
+        backend: Backend | None = None,
+    ) -> None:
+        self.backend = backend or NumpyBackend()
+        self.loss, self.shards, self._dropout = loss, shards, dropout or Dropout()
+        kind = chain[0].weight.dtype
+        count = sum(link.weight.size + link.bias.size for link in chain)
+        self.parameters, self.gradients = np.zeros(count, kind), np.zeros(count, kind)
+        self.chain = list(views(self.parameters, chain))
+        self.chain_gradients = list(views(self.gradients, chain))
+        self._is_exclusive = kind_of(chain[-1].units).is_exclusive
+        self._shares = [self._dropout.input] + [self._dropout.hidden] * (len(chain) - 1)
+        self._buffers = self._allocate(chain, batch_size, sections_of(chain, split))
+        self._x = np.empty((batch_size, chain[0].reads.numbers), kind)
+        self._target = np.empty((batch_size, chain[-1].makes.numbers), kind)
+        self._forward: dict[tuple[int, bool], Program] = {}
+        self._gradient: dict[int, Program] = {}
+        for mine, given in zip(self.chain, chain, strict=True):
+            np.copyto(mine[0], given.weight)
+            np.copyto(mine[1], given.bias)
+
+    def gradient(self, x: Array, target: Array, *, epoch: int = 0, step: int = 0) -> float:
+        """Fill the gradients of the loss on a minibatch of shape (B, inputs).
+
+        As :meth:`syncpretrain.finetuning.network.Network.gradient`.
+        """
+        return self.step(x, target, epoch=epoch, step=step)
+
+    def step(
+        self,
+        x: Array,
+        target: Array,
+        *,
+        epoch: int,
+        step: int,
+        move: Move | None = None,
+        run: PhaseRunner = in_turn,
+    ) -> float:
+        """Fill the gradients, shard by shard, and let them be followed.
+
+        As :meth:`syncpretrain.finetuning.network.Network.step`; slower than a program, which this
+        copies the minibatch for.
+        """
+        n = len(x)
+        if n not in self._gradient:
+            self._gradient[n] = self._program(self._x[:n], self._target[:n], _stay)
+        np.copyto(self._x[:n], x)
+        np.copyto(self._target[:n], target)
+        error = self.stepwise(self._gradient[n], epoch=epoch, step=step, run=run)
+        if move is not None:
+            run([partial(self._move, move)], self.shards)
+        return error
+
+    def program(self, x: Array, target: Array, follow: Follow) -> Program | None:
+        """Return the step on the minibatch that lies in ``x`` and ``target``.
+
+        None for arrays that a program cannot take. ``follow`` returns the operations of the
+        optimizer.
+        """
+        kind = self.parameters.dtype
+        given = (x, target)
+        if not all(array.flags.c_contiguous and array.dtype == kind for array in given):
+            return None
+        return self._program(x, target, follow)
+
+    def stepwise(
+        self, program: Program, *, epoch: int, step: int, run: PhaseRunner = in_turn
+    ) -> float:
+        """Work a step of :meth:`program`; return its error as :meth:`gradient` does."""
+        self._draw_masks(epoch, step)
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller checks the error
+            run(program, self.shards)
+            squared, is_wrong = np.split(program.results, 2)
+            # NaN where the output is not finite
+            error = is_wrong.sum() + 0 * squared.sum() if self._is_exclusive else squared.sum()
+        return float(error)
+
+    def loss_of(self, x: Array, target: Array, *, epoch: int = 0, step: int = 0) -> float:
+        """Return the loss that :meth:`gradient` differentiates, with the same units left out."""
+        self._draw_masks(epoch, step)
+        y, units = self._output(x, drops=True), self._buffers.links[-1].units
+        if self.loss == "squared":
+            return squared_error(target, y, out=y) / len(x)
+        return cross_entropy(target, y, units) / len(x)
+
+    def error(self, X: Array, target: Array) -> float:
+        """Return the mean error of the rows of X: squared, or the share of wrong classes."""
+        total, size = 0.0, len(self._x)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start in range(0, len(X), size):
+                x, t = X[start : start + size], target[start : start + size]
+                y = self._output(x, drops=False)
+                total += wrong(t, y) if self._is_exclusive else squared_error(t, y, out=y)
+        return float(total) / len(X)
+
+    def _allocate(self, chain: Sequence[Link], batch_size: int, sections: list[Section]) -> Buffers:
+        kind = self.parameters.dtype
+
+        def made(width: int) -> Array:
+            return np.empty((batch_size, width), dtype=kind)
+
+        reads = [link.reads.numbers for link in chain]
+        drops = list(zip(reads, self._shares, strict=True))
+        makes = [link.makes.numbers for link in chain]
+        places = [m if link.keeps_places else 0 for link, m in zip(chain, makes, strict=True)]
+        scratch = max(link.scratch for link in chain)
+        own = [link for section in sections if section.by_examples for link in section.links]
+        gradients = [self.chain_gradients]
+        for _ in range(1, self.shards):
+            some = [chain[link] for link in own]
+            vector = np.zeros(sum(link.weight.size + link.bias.size for link in some), kind)
+            mine = dict(zip(own, views(vector, some), strict=True))
+            gradients += [[mine.get(i, pair) for i, pair in enumerate(self.chain_gradients)]]
+        sizes = (link.weight.size + link.bias.size for link in chain)
+        return Buffers(
+            chain,
+            sections,
+            list(accumulate(sizes, initial=0)),
+            self.chain,
+            gradients,
+            [made(width) for width in makes],
+            [made(width) for width in makes],
+            [made(width) for width in places],
+            [made(width) if share else None for width, share in drops],
+            [made(width) if share else None for width, share in drops],
+            [np.empty(scratch, dtype=kind) for _ in range(self.shards)],
+            self.loss,
+        )
+
+    def _program(self, x: Array, target: Array, follow: Follow) -> Program:
+        return Program(step_phases(self._buffers, x, target, follow), 2 * self.shards)
+
+    def _output(self, x: Array, *, drops: bool) -> Array:
+        """Return what comes out for a minibatch, in a buffer."""
+        n = len(x)
+        if (n, drops) not in self._forward:
+            phases = forward_phases(self._buffers, self._x[:n], drops=drops)
+            self._forward[n, drops] = Program(phases, 1)
+        np.copyto(self._x[:n], x)
+        in_turn(self._forward[n, drops], 1)
+        return self._buffers.activations[-1][:n]
+
+    def _move(self, move: Move, shard: int) -> None:
+        """Let a shard's part of the gradients be followed."""
+        at = 0
+        for array in (array for pair in self.chain for array in pair):
+            own = slices_of(array.size, self.shards)[shard]
+            move(shard, slice(at + own.start, at + own.stop), array.ndim == 2)
+            at += array.size
+
+    def _draw_masks(self, epoch: int, step: int) -> None:
+        """Draw which units stay, each 0 or the factor that makes up for those left out."""
+        masks = self._buffers.masks
+        if all(mask is None for mask in masks):
+            return
+        draws = Address(self._dropout.seed, Purpose.DROPOUT, 0, epoch, step).generator()
+        for mask, share in zip(masks, self._shares, strict=True):
+            if mask is not None:
+                drawn = mask if mask.dtype == np.float32 else np.empty(mask.shape, np.float32)
+                draws.random(out=drawn, dtype=np.float32)
+                np.greater_equal(drawn, np.float32(share), out=mask)
+                mask *= np.float32(1 / (1 - share))
+
+
+def _stay(part: slice, is_weight: bool) -> list[Operation]:
+    """Return nothing: the parameters stay where they are."""
+    return []

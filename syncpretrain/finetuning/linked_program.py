@@ -1,0 +1,281 @@
+"""The step of a network of links, as phases of shards of operations.
+
+The links are worked in sections. Where a section is split by examples, each shard takes its rows
+through all links of it, with gradients of its own, which are added up in the end. Where it is
+split by units, every link has a phase up, in which a shard owns some of its units, and one down,
+in which it owns some of the units below; all wait for each other in between, and nothing is added
+up. Krizhevsky 2014 splits convolutions by examples and dense layers by units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+
+from syncpretrain.finetuning.chain import Columns, Link, Site
+from syncpretrain.finetuning.trainable import Follow
+from syncpretrain.kernels.arrays import BLOCK, Array, slices_of
+from syncpretrain.kernels.backprop import Pair
+from syncpretrain.kernels.operations import Operation
+from syncpretrain.units import kind_of
+
+__all__ = ["Buffers", "Section", "forward_phases", "sections_of", "step_phases"]
+
+Dealt = list[list[Operation]]  # the operations of a phase
+
+
+class Section(NamedTuple):
+    """Links, by their numbers, that are split in one way."""
+
+    links: range
+    by_examples: bool
+
+
+def sections_of(chain: Sequence[Link], split: str) -> list[Section]:
+    """Return the sections of a chain that is split in a way; see :class:`LinkedNetwork`."""
+    numbers = range(len(chain))
+    if split != "hybrid":
+        return [Section(numbers, split == "examples")]
+    found = []
+    for is_local, run in groupby(numbers, key=lambda number: chain[number].is_local):
+        links = list(run)
+        found.append(Section(range(links[0], links[-1] + 1), is_local))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """All arrays of a network, for as many examples as its largest minibatch has.
+
+    Attributes
+    ----------
+    links : sequence of Link
+    sections : list of Section
+    starts : list of int
+        Where the parameters of each link begin in the flat vector, and where the last ends.
+    chain : list of (weight, bias)
+    gradients : list of list of (weight, bias)
+        A shard's own in sections split by examples; else the same for all shards.
+    activations, deltas, places : list of ndarray
+    masks, inputs : list of ndarray or None
+        Of dropout: what is left out of what each link reads, and what is left of it.
+    scratch : list of ndarray
+        One a shard.
+    loss : str
+    """
+
+    links: Sequence[Link]
+    sections: list[Section]
+    starts: list[int]
+    chain: list[Pair]
+    gradients: list[list[Pair]]
+    activations: list[Array]
+    deltas: list[Array]
+    places: list[Array]
+    masks: list[Array | None]
+    inputs: list[Array | None]
+    scratch: list[Array]
+    loss: str
+
+    @property
+    def shards(self) -> int:
+        """How many shards there are."""
+        return len(self.scratch)
+
+    def site(self, link: int, x: Array, rows: slice, shard: int, *, drops: bool = True) -> Site:
+        """Return the arrays in which a shard works some rows of a link; x is the minibatch."""
+        left = self.inputs[link] if drops else None
+        below = self.activations[link - 1] if link else x
+        places = self.places[link]
+        return Site(
+            *self.chain[link],
+            *self.gradients[shard][link],
+            (below if left is None else left)[rows],
+            self.activations[link][rows],
+            self.deltas[link][rows],
+            places[rows] if places.size else places,
+            self.scratch[shard],
+        )
+
+
+def forward_phases(buffers: Buffers, x: Array, *, drops: bool) -> list[Dealt]:
+    """Return what takes a minibatch up through all links, in one shard."""
+    step = _Step(buffers, x, None, drops=drops)
+    return [[step.rise(range(len(buffers.links)), step.all, 0)]]
+
+
+def step_phases(buffers: Buffers, x: Array, target: Array, follow: Follow) -> list[Dealt]:
+    """Return the phases of a step on the minibatch that lies in ``x`` and ``target``.
+
+    ``follow`` returns the operations of the optimizer. Slots of the results: the squared error of
+    each shard, then the number of classes that are wrong in each.
+    """
+    step, sections = _Step(buffers, x, target), buffers.sections
+    up = [phase for section in sections for phase in step.section_up(section)]
+    down = [phase for section in reversed(sections) for phase in step.section_down(section, follow)]
+    if sections[-1].by_examples:  # a shard turns round without waiting for others
+        turn = [a + b for a, b in zip(up.pop(), down.pop(0), strict=True)]
+        down = [turn, *down]
+    last = [step.last(shard, follow) for shard in range(buffers.shards)]
+    phases = [*up, *down, last]
+    return [phase for phase in phases if any(phase)]
+
+
+class _Step:
+    """The operations of one step on a minibatch in given arrays; without a target, up alone."""
+
+    def __init__(
+        self, buffers: Buffers, x: Array, target: Array | None, *, drops: bool = True
+    ) -> None:
+        self.buffers, self.x, self.target, self.drops = buffers, x, target, drops
+        self.all = slice(0, len(x))
+        self.rows = slices_of(len(x), buffers.shards)
+
+    def section_up(self, section: Section) -> Iterator[Dealt]:
+        """Yield the phases up through a section."""
+        if section.by_examples:
+            yield [self.rise(section.links, rows, s) for s, rows in enumerate(self.rows)]
+            return
+        if section.links[0] == 0:
+            columns = self.buffers.links[0].reads
+            yield [self.drop(0, self.x, columns, self.all, own) for own in self.shares(columns)]
+        for link in section.links:
+            owned = enumerate(self.owned(link))
+            yield [self.up(link, self.all, own, shard) for shard, own in owned]
+
+    def section_down(self, section: Section, follow: Follow) -> Iterator[Dealt]:
+        """Yield the phases down through a section."""
+        if section.by_examples:
+            yield [self.sink(section.links, rows, shard) for shard, rows in enumerate(self.rows)]
+            return
+        for link in reversed(section.links):
+            pairs = zip(self.shares(self.buffers.links[link].reads), self.owned(link), strict=True)
+            yield [
+                self.down(link, self.all, reads, own, shard) + self.move(link, reads, own, follow)
+                for shard, (reads, own) in enumerate(pairs)
+            ]
+
+    def shares(self, columns: Columns) -> list[slice]:
+        """Return the units that each shard owns."""
+        return slices_of(columns.units, self.buffers.shards)
+
+    def owned(self, link: int) -> list[slice]:
+        """Return the units of a link that each shard owns."""
+        this = self.buffers.links[link]
+        if kind_of(this.units).is_exclusive:  # they need one another
+            return [slice(0, this.makes.units), *[slice(0, 0)] * (self.buffers.shards - 1)]
+        return self.shares(this.makes)
+
+    def rise(self, links: range, rows: slice, shard: int) -> list[Operation]:
+        """Take some rows up through links."""
+        first = self.buffers.links[0].reads
+        operations: list[Operation] = []
+        if links[0] == 0 and rows.start < rows.stop:
+            operations += self.drop(0, self.x, first, rows, slice(0, first.units))
+        for link in links:
+            own = slice(0, self.buffers.links[link].makes.units)
+            operations += self.up(link, rows, own, shard)
+        return operations
+
+    def sink(self, links: range, rows: slice, shard: int) -> list[Operation]:
+        """Take some rows down through links."""
+        operations: list[Operation] = []
+        for link in reversed(links):
+            this = self.buffers.links[link]
+            reads, own = slice(0, this.reads.units), slice(0, this.makes.units)
+            operations += self.down(link, rows, reads, own, shard)
+        return operations
+
+    def drop(
+        self, link: int, x: Array, columns: Columns, rows: slice, own: slice
+    ) -> list[Operation]:
+        """Leave some units out of what a link reads."""
+        mask, out = self.buffers.masks[link], self.buffers.inputs[link]
+        if mask is None or out is None or not self.drops or own.start == own.stop:
+            return []
+        return [("multiply", *(columns.of(array[rows], own) for array in (x, mask, out)))]
+
+    def up(self, link: int, rows: slice, own: slice, shard: int) -> list[Operation]:
+        """Fill the activations of some rows and units of a link; at the top, their delta too."""
+        if rows.start == rows.stop or own.start == own.stop:
+            return []
+        buffers, this = self.buffers, self.buffers.links[link]
+        site = buffers.site(link, self.x, rows, shard, drops=self.drops)
+        operations = this.up(site, own)
+        if link + 1 < len(buffers.links):
+            out = buffers.activations[link]
+            return operations + self.drop(link + 1, out, this.makes, rows, own)
+        if self.target is None:
+            return operations
+        given = (self.target[rows], site.out, site.delta)
+        target, y, delta = (this.makes.of(array, own) for array in given)
+        if kind_of(this.units).is_exclusive:
+            operations += [("wrong", target, y, buffers.shards + shard)]
+        operations += [("squared_error", target, y, delta, shard)]
+        if buffers.loss == "squared":
+            scale = ("scale", delta, 2 / len(self.x))
+            return [*operations, scale, ("times_derivative", delta, y, this.units)]
+        return [*operations, ("scale", delta, 1 / len(self.x))]
+
+    def down(self, link: int, rows: slice, reads: slice, own: slice, shard: int) -> list[Operation]:
+        """Fill a part of a link's gradients, and of delta below."""
+        if rows.start == rows.stop:
+            return []
+        buffers, this = self.buffers, self.buffers.links[link]
+        site = buffers.site(link, self.x, rows, shard)
+        operations = this.gradient(site, reads, own)
+        if not link or reads.start == reads.stop:
+            return operations
+        below, mask = buffers.deltas[link - 1][rows], buffers.masks[link]
+        delta, a = (this.reads.of(x, reads) for x in (below, buffers.activations[link - 1][rows]))
+        operations += this.down(site, below, reads)
+        if mask is not None:
+            operations += [("multiply", delta, this.reads.of(mask[rows], reads), delta)]
+        return [*operations, ("times_derivative", delta, a, buffers.links[link - 1].units)]
+
+    def move(self, link: int, reads: slice, own: slice, follow: Follow) -> list[Operation]:
+        """Follow the gradients of a shard that no other shard needs in this phase."""
+        start, this = self.buffers.starts[link], self.buffers.links[link]
+        moved = this.moved(reads)
+        operations: list[Operation] = []
+        if moved is not None and moved.start < moved.stop:
+            operations += follow(slice(start + moved.start, start + moved.stop), True)
+        if own.start < own.stop:
+            start += this.weight.size
+            operations += follow(slice(start + own.start, start + own.stop), False)
+        return operations
+
+    def last(self, shard: int, follow: Follow) -> list[Operation]:
+        """Add up and follow a shard's slice of what could not be followed before."""
+        operations: list[Operation] = []
+        for section in self.buffers.sections:
+            for link in section.links:
+                start = self.buffers.starts[link]
+                every = self.buffers.links[link].moved(slice(0, 0))
+                for number, array in enumerate(self.buffers.chain[link]):
+                    if section.by_examples or (number == 0 and every is None):
+                        mine = slices_of(array.size, self.buffers.shards)[shard]
+                        for first in range(mine.start, mine.stop, BLOCK):
+                            block = slice(first, min(first + BLOCK, mine.stop))
+                            if section.by_examples:
+                                operations += self.sum(link, number, block)
+                            part = slice(start + block.start, start + block.stop)
+                            operations += follow(part, number == 0)
+                    start += array.size
+        return operations
+
+    def sum(self, link: int, number: int, block: slice) -> list[Operation]:
+        """Add the gradients of all shards that had rows, in a fixed tree, into the first one's."""
+        parts = [pairs[link][number].reshape(-1)[block] for pairs in self.buffers.gradients]
+        live = [part for part, rows in zip(parts, self.rows, strict=True) if rows.start < rows.stop]
+        operations: list[Operation] = []
+        if live[0] is not parts[0]:
+            operations += [("copy", live[0], parts[0])]
+            live[0] = parts[0]
+        while len(live) > 1:
+            pairs = zip(live[::2], live[1::2], strict=False)
+            operations += [("add", left, right, left) for left, right in pairs]
+            live = live[::2]
+        return operations

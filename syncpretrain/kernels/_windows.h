@@ -1,0 +1,113 @@
+/* Images, and the windows on them that filters see. Included by _native.c alone.
+ *
+ * Images are padded and their channels laid side by side: then a window is some runs of numbers.
+ */
+enum {
+    VEC = 16,          /* floats taken together; also read and written beyond the end of a run */
+    IMAGES = 8 * 1024, /* floats of images and lists that stay in the L1 cache, about */
+};
+typedef float Vec __attribute__((vector_size(4 * VEC), aligned(4), may_alias));
+typedef int32_t Index __attribute__((may_alias)); /* lies in arrays of floats */
+#define VEC_AT(pointer) (*(Vec *)(pointer))
+#define CONST_VEC_AT(pointer) (*(const Vec *)(pointer))
+
+#if defined(__clang__)
+#define UNROLLED _Pragma("clang loop unroll(full)")
+#else
+#define UNROLLED _Pragma("GCC unroll 8")
+#endif
+
+enum { SHAPE_NUMBERS = 9 };
+typedef struct {
+    Py_ssize_t channels, height, width, filters, size, pad, pool;
+    Py_ssize_t is_max, channels_first;
+} Shape;
+
+/* The windows on padded images, whose channels lie side by side. */
+typedef struct {
+    Py_ssize_t channels, size, stride; /* of a window; how far each is from the next */
+    Py_ssize_t high, wide;             /* of a padded image */
+    Py_ssize_t rows, columns;          /* of windows */
+    Py_ssize_t line, run, fan;         /* floats of a row of an image, of a window, and of a window */
+    Py_ssize_t image;                  /* floats of an image, with room for a vector behind it */
+} Windows;
+
+static Windows windows_of(const Shape *s, Py_ssize_t channels, int pooled)
+{
+    Windows w = {.channels = channels, .size = s->size, .stride = 1};
+    if (pooled) {
+        w.size += s->pool - 1;
+        w.stride = s->pool;
+    }
+    w.high = s->height + 2 * s->pad;
+    w.wide = s->width + 2 * s->pad;
+    w.rows = (w.high - w.size) / w.stride + 1;
+    w.columns = (w.wide - w.size) / w.stride + 1;
+    w.line = w.wide * channels;
+    w.run = w.size * channels;
+    w.fan = w.size * w.run;
+    w.image = (w.high * w.line + 2 * VEC - 1) / VEC * VEC;
+    return w;
+}
+
+typedef struct {
+    Py_ssize_t first, count; /* filters or channels */
+} Part;
+
+/* A scratch that is dealt out, in parts that begin with a cache line. */
+typedef struct {
+    float *base; /* or NULL, to count only */
+    Py_ssize_t used;
+} Scratch;
+
+static Scratch open_scratch(float *given)
+{
+    uintptr_t line = sizeof(Vec);
+    return (Scratch){given ? (float *)(((uintptr_t)given + line - 1) / line * line) : NULL, VEC};
+}
+
+/* Take a part, with room for a vector behind it. */
+static float *take(Scratch *scratch, Py_ssize_t floats)
+{
+    float *part = scratch->base ? scratch->base + scratch->used - VEC : NULL;
+    scratch->used += (floats + 2 * VEC - 1) / VEC * VEC;
+    return part;
+}
+
+/* ---------------------------------------------------------------------------------------- images */
+
+/* Copy an image into the inside of a padded one. */
+static void pad_image(const Shape *s, const Windows *w, const float *x, float *image)
+{
+    Py_ssize_t width = s->width, channels = s->channels;
+    for (Py_ssize_t i = 0; i < s->height; i++) {
+        float *to = image + (s->pad + i) * w->line + s->pad * channels;
+        if (!s->channels_first || channels == 1) {
+            memcpy(to, x + i * width * channels, (size_t)(width * channels) * sizeof *to);
+            continue;
+        }
+        for (Py_ssize_t c = 0; c < channels; c++) {
+            const float *from = x + (c * s->height + i) * width;
+            for (Py_ssize_t j = 0; j < width; j++) to[j * channels + c] = from[j];
+        }
+    }
+}
+
+/* Copy the inside of a padded image of w->channels channels to those of x from `first` on. */
+static void unpad_image(const Shape *s, const Windows *w, const float *image, float *x, Py_ssize_t first)
+{
+    Py_ssize_t width = s->width, channels = s->channels, some = w->channels;
+    for (Py_ssize_t i = 0; i < s->height; i++) {
+        const float *from = image + (s->pad + i) * w->line + s->pad * some;
+        if (some == channels && (!s->channels_first || channels == 1)) {
+            memcpy(x + i * width * channels, from, (size_t)(width * channels) * sizeof *x);
+            continue;
+        }
+        for (Py_ssize_t c = 0; c < some; c++) {
+            float *to = s->channels_first ? x + ((first + c) * s->height + i) * width
+                                          : x + i * width * channels + first + c;
+            Py_ssize_t step = s->channels_first ? 1 : channels;
+            for (Py_ssize_t j = 0; j < width; j++) to[j * step] = from[j * some + c];
+        }
+    }
+}

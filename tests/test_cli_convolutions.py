@@ -1,0 +1,141 @@
+"""The commands on convolutional stacks, from ``train`` to pictures."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from commandline import exit_status, measure_one_round
+from PIL import Image
+
+import syncpretrain
+from syncpretrain.settings import read_settings
+
+TEXT = "3x8x6,conv:4x3,pool:2,conv:5x2,6"
+TRAIN = ("--data", "colours.npy", "--batch-size", 10, "--epochs", 2, "--quiet")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with examples in colour, and two runs on them."""
+    folder = tmp_path_factory.mktemp("convolutions")
+    X = np.random.default_rng(0).random((60, 144), dtype=np.float32)
+    np.save(folder / "colours.npy", X)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for model in ("rbm", "denoising"):
+            given = ("--layers", TEXT, "--model", model, "--out", model)
+            assert exit_status("train", *TRAIN, *given) == 0
+    return folder
+
+
+@pytest.fixture
+def call(call, folder, monkeypatch):
+    """Return a function that calls a command and returns its standard streams."""
+    monkeypatch.chdir(folder)
+    return call
+
+
+def test_the_run_says_what_it_was(folder):
+    assert read_settings(folder / "rbm" / "config.toml").pretrain.architecture == TEXT
+    rows = json.loads((folder / "rbm" / "metrics.json").read_text())["layers"]
+    assert [row["shape"] for row in rows] == [
+        "3x8x6 conv 4x3 pool 2 -> 4x3x2",
+        "4x3x2 conv 5x2 -> 5x2x1",
+        "10-6",
+    ]
+    assert str(syncpretrain.load(folder / "rbm").layers[1].shape) == rows[1]["shape"]
+
+
+def test_the_table_names_the_convolutions(call, tmp_path):
+    out, _ = call("train", *TRAIN[:-1], "--layers", TEXT, "--out", tmp_path / "run")
+    lines = out.splitlines()
+    assert lines[5].split()[:5] == ["1", "conv", "4x3", "pool", "2"]
+    assert lines[6].split()[:3] == ["2", "conv", "5x2"]
+    assert lines[7].split()[:2] == ["3", "10-6"]
+    assert lines[-1] == f"next: syncpretrain reconstruct {tmp_path / 'run'}"
+
+
+def test_reconstructions_are_in_colour_without_a_shape(call, tmp_path):
+    call("reconstruct", "denoising", "--count", 3, "--out", tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.mode == "RGB"
+        assert image.size == (3 * (3 * 8 + 2), 3 * (2 * 9 + 4 + 2))
+
+
+def test_filters(call, folder, tmp_path):
+    out, _ = call("filters", "denoising")
+    assert out == "denoising/filters.png: 4 of 4 units of layer 1\n"
+    with Image.open(folder / "denoising" / "filters.png") as image:
+        assert (image.mode, image.size) == ("RGB", (12 * (4 * 5 + 2), 12 * (4 + 4 + 2)))
+        stack = syncpretrain.load(folder / "denoising")
+        first = stack.layers[0].weight[..., 0]
+        shown = np.asarray(image)[::12, ::12][4:7, 2:5]
+    expected = 255 * (0.5 + first / np.abs(first).max() / 2)
+    np.testing.assert_allclose(shown, expected, atol=0.51)
+    call("filters", "rbm", "--layer", 2, "--count", 2, "--out", tmp_path / "b.png")
+    with Image.open(tmp_path / "b.png") as image:
+        assert (image.mode, image.size) == ("L", (18 * (2 * 4 + 2), 18 * (4 * 3 + 4 + 2)))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("--layer", 3), "--layer: got 3, a dense layer that reads no pixels, expected 1 or a con"),
+        (("--layer", 4), "--layer: got 4, expected 1 to 3"),
+        (("--out", "no/a.png"), "--out: the folder no does not exist"),
+    ],
+)
+def test_filters_that_there_are_not(call, given, message):
+    _, err = call("filters", "rbm", *given, status=2)
+    assert err.startswith(f"Error: {message}")
+
+
+def test_samples_and_codes(call, tmp_path):
+    call("sample", "rbm", "--count", 2, "--steps", 3, "--out", tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.mode == "RGB"
+    _, err = call("sample", "denoising", "--count", 2, status=2)
+    assert err.startswith("Error: the top layer is an autoencoder")
+    call("encode", "rbm", "--layer", 1, "--part", "train", "--out", tmp_path / "z.npy")
+    codes = np.load(tmp_path / "z.npy")
+    assert codes.shape[1] == 24
+    stack = syncpretrain.load("rbm")
+    X = np.load("colours.npy")
+    assert any(np.array_equal(codes[0], code) for code in stack.encode(X, layer=1))
+
+
+def test_figures(call):
+    report = json.loads(call("evaluate", "rbm", "--json")[0])
+    first, _, top = report["layers"]
+    assert first["pseudo_likelihood"] is None
+    assert first["dead_units"] == 0
+    assert top["pseudo_likelihood"] < 0
+    assert "conv 4x3 pool 2" in call("evaluate", "rbm")[0]
+
+
+def test_another_stack_on_top_of_the_settings(call, tmp_path):
+    given = ("--config", "rbm/config.toml", "--quiet", "--out")
+    call("train", *given, tmp_path / "a")
+    both = [syncpretrain.load(x).parameters_sha256 for x in ("rbm", tmp_path / "a")]
+    assert both[0] == both[1]
+    call("train", *given, tmp_path / "b", "--layers", "144,8,7,6")
+    assert read_settings(tmp_path / "b" / "config.toml").pretrain.architecture == ""
+    call("train", *given, tmp_path / "c", "--layers", "3x8x6,conv:2x3")
+    assert syncpretrain.load(tmp_path / "c").widths == (144, 48)
+
+
+def test_a_plan_names_the_text(call):
+    given = ("--layers", TEXT, "--examples", 30, "--batch-size", 10, "--seconds", 0)
+    report = json.loads(call("plan", *given, "--json")[0])
+    assert (report["layers"], report["architecture"]) == ([144, 24, 10, 6], TEXT)
+    assert f"--layers {TEXT} " in report["command"]
+    assert not [row for row in report["candidates"] if row["settings"].get("split") == "units"]
+    assert call("plan", *given)[0].startswith(TEXT)
+
+
+def test_the_planned_schedule_trains(call, tmp_path, monkeypatch):
+    measure_one_round(monkeypatch)
+    call("train", *TRAIN, "--layers", TEXT, "--schedule", "auto", "--out", tmp_path / "run")
+    assert syncpretrain.load(tmp_path / "run").widths == (144, 24, 10, 6)
