@@ -17,6 +17,7 @@ from syncpretrain.kernels.convolution import (
 from syncpretrain.learners.first_convolution import channel_means, first_convolution
 from syncpretrain.learners.rbm import INITIAL_SPREAD, BaseRBM, RBMSettings
 from syncpretrain.shapes import ConvolutionShape
+from syncpretrain.units import kind_of
 
 __all__ = ["ConvolutionalRBM"]
 
@@ -50,6 +51,9 @@ class ConvolutionalRBM(BaseRBM):
             spread=INITIAL_SPREAD,
             kinds=settings.kinds(self.model),
         )
+        start = kind_of(settings.hidden_units).bias_of
+        if settings.sparsity_cost and start is not None:
+            first.hidden_bias.fill(start(np, settings.sparsity_target))
         super().__init__(layer, first, settings, self._maps)
 
     def _allocate(self, rows: int) -> None:
