@@ -179,6 +179,23 @@ def log_likelihood(rbm: ConvolutionalRBM, data: np.ndarray) -> float:
     return float(minus_free_energy(data).mean() - np.logaddexp.reduce(minus_free_energy(states(9))))
 
 
+@pytest.mark.parametrize(
+    ("units", "cost", "start"),
+    [
+        ("bernoulli", 1.0, np.log(0.05 / 0.95)),
+        ("bernoulli", 0.0, 0),
+        ("relu", 1.0, 0),  # of which no bias has a mean whatever the weights are
+    ],
+)
+def test_binary_units_of_sparse_filters_start_at_the_target(units, cost, start):
+    rbm = make(hidden_units=units, sparsity_cost=cost, sparsity_target=0.05)
+    np.testing.assert_allclose(rbm.hidden_bias, start, rtol=1e-6)
+    rbm.hidden_bias.fill(3)
+    before = rbm.snapshot()
+    rbm.restore(before)
+    assert (rbm.hidden_bias == 3).all(), "a state is gone on from as it is"
+
+
 @pytest.mark.parametrize("shards", [1, 2])
 def test_sparsity_moves_the_hidden_biases_to_the_target_and_nothing_else(shards):
     x, sums = examples_for("bernoulli", 9, SHAPE.visible), []

@@ -285,3 +285,38 @@ class TestWhatConvolutionsLack:
 )
 def test_a_shape_as_people_read_it(shape, text):
     assert str(shape) == text
+
+
+class TestSparsity:
+    def costs(self, **given):
+        layers = "1x8x8,conv:4x3,pool:2,conv:6x2,5"
+        return settings_from(layers, **given).pretrain.sparsity_cost
+
+    def test_filters_of_an_rbm_are_sparse_unless_another_cost_is_given(self):
+        assert self.costs() == (1, 1, 0)
+        assert self.costs(sparsity_cost=0.5) == (0.5, 0.5, 0.5)
+        assert self.costs(sparsity_cost=[0, 2, 0]) == (0, 2, 0)
+        assert self.costs(hidden_units=["gaussian", "relu", "bernoulli"]) == (0, 1, 0)
+
+    def test_other_models_and_dense_layers_have_no_cost(self):
+        assert self.costs(model="denoising") == (0, 0, 0)
+        assert settings_from((64, 20, 10)).pretrain.sparsity_cost == (0, 0)
+
+    def test_a_file_keeps_what_was_given(self, tmp_path):
+        settings = settings_from("1x8x8,conv:4x3,pool:2,5", sparsity_cost=0)
+        write_settings(settings, tmp_path / "config.toml")
+        assert read_settings(tmp_path / "config.toml") == settings
+
+    def test_dense_layers_above_are_still_split_by_units(self):
+        given = {"split": "units", "shards": [1, 1, 2]}
+        assert self.costs(**given) == (1, 1, 0)
+        with pytest.raises(SettingsError, match=r"split: got units for layer 2, a convolution"):
+            self.costs(split="units", shards=[1, 2, 2])
+        with pytest.raises(SettingsError, match="split: got units with sparsity_cost"):
+            self.costs(**given, sparsity_cost=0.1)
+
+    def test_odd_units_are_refused_as_elsewhere(self):
+        with pytest.raises(SettingsError, match="hidden_units"):
+            self.costs(hidden_units="odd")
+        with pytest.raises(SettingsError, match="hidden_units: got 2 values"):
+            self.costs(hidden_units=["relu", "relu"])

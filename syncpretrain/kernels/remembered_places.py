@@ -32,8 +32,8 @@ def convolve_at(
     places : ndarray of shape (B, Q F)
         As :func:`syncpretrain.kernels.convolution.pool` fills them.
     out : ndarray of shape (B, Q F)
-    scratch : ndarray of shape (scratch_size(shape),)
-        What a compiled form computes in; overwritten.
+    scratch : ndarray of shape (n,)
+        As of ``convolve``, for this shape and for that without pooling; overwritten.
     shape : ConvolutionShape
         With ``mean``, the means of the blocks are taken.
     """

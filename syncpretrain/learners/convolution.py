@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -56,7 +57,7 @@ class ConvolutionalAutoencoder(BaseAutoencoder):
         super()._allocate(rows)
         shape, empty = self._shape, self.backend.empty
         self._places = empty((2 * rows, shape.hidden))  # twice, for both halves of what is stacked
-        self._scratch = empty(scratch_size(shape))
+        self._scratch = empty(max(map(scratch_size, (shape, replace(shape, pool=1)))))
 
     def _visible_means(self, X: Array) -> Array:
         return channel_means(X, self._shape)

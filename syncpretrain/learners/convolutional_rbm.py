@@ -35,10 +35,14 @@ class ConvolutionalRBM(BaseRBM):
     are the gradient of the likelihood: so a learning rate that suits a dense layer suits
     a convolution of any image.
 
-    Units of a filter that is on everywhere reconstruct an image as well as those of one that
-    stands for something: with many filters only sparsity makes them useful. So with
-    ``sparsity_cost`` the hidden biases, and they alone, are moved by cost (target - q) beside
-    their gradient; q is the mean activity of a filter in this minibatch (Lee et al. 2008).
+    A unit at every position is more than an image needs: filters that are on everywhere, or that
+    copy a pixel, reconstruct it as well as those that stand for something. So with
+    ``sparsity_cost`` the hidden biases, and they alone, are moved by cost (target - q) beside their
+    gradient; q is the mean activity of a filter in this minibatch (Lee et al. 2008). Biases of
+    binary units start where their mean is the target.
+
+    Without ``pad`` a corner pixel is reconstructed by one weight of each filter, which grows until
+    it does; padding by half a filter or more avoids that where images do not end in black.
     """
 
     def __init__(self, layer: int, shape: ConvolutionShape, settings: RBMSettings) -> None:

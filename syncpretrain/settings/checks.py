@@ -88,9 +88,9 @@ def check_pretraining(settings: PretrainFields) -> None:
     parsed_shuffle(settings.shuffle)
     _check_model(settings)
     _check_early_stopping(settings)
+    check_convolutions(settings)
     _check_replicas(settings)
     _check_handoff(settings)
-    check_convolutions(settings)
     check_drift(settings)
     lacks = why_not_on_a_device(settings)
     if check_backend(settings.backend) and lacks:
@@ -159,10 +159,10 @@ def _check_replicas(settings: PretrainFields) -> None:
             f"split: got units with model {settings.model}, expected examples; only RBMs are"
             " split by units"
         )
-    layers = range(1, len(settings.layers))
-    if settings.split == "units" and max(map(settings.shards_of, layers)) > 1:
+    for i in range(len(settings.layers) - 1):
         for name in WHOLE_ONLY:
-            if any(getattr(settings, name)):
+            shared = settings.split == "units" and settings.shards_of(i + 1) > 1
+            if shared and getattr(settings, name)[i]:
                 raise SettingsError(f"split: got units with {name}, expected examples")
 
 

@@ -1,16 +1,21 @@
-"""Settings that convolutional layers do not have."""
+"""Settings that convolutional layers do not have, and those that they have by default."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from syncpretrain.errors import SettingsError
+from syncpretrain.settings.architecture_text import read_architecture
+from syncpretrain.settings.defaults import PER_LAYER
 from syncpretrain.settings.fields import PretrainFields
 from syncpretrain.shapes import ConvolutionShape
+from syncpretrain.units import UNITS, kind_of
 
-__all__ = ["check_convolutions"]
+__all__ = ["check_convolutions", "usual_costs"]
 
+SPARSITY_COST = 1.0  # of convolutional RBMs: without one many filters are on everywhere
 OF_ENERGIES = ("free-energy-gap", "pseudo-likelihood")
 
 
@@ -59,3 +64,19 @@ def check_convolutions(settings: PretrainFields) -> None:
                 raise SettingsError(
                     f"{setting}: got {found} for layer {i + 1}, a convolution, expected {instead}"
                 )
+
+
+def usual_costs(architecture: Any, hidden: Sequence[Any], depth: int) -> list[float]:
+    """Return the usual sparsity cost of each layer of RBMs.
+
+    None of dense ones, and of units whose mean activity says nothing. What is no text, and no kind
+    of units, is refused later.
+    """
+    has_text = isinstance(architecture, str) and architecture
+    shapes = read_architecture(architecture)[1] if has_text else [None] * depth
+    return [
+        SPARSITY_COST
+        if isinstance(shape, ConvolutionShape) and units in UNITS and kind_of(units).lower == 0
+        else PER_LAYER["sparsity_cost"]
+        for shape, units in zip_longest(shapes, hidden[:depth])
+    ]

@@ -13,6 +13,7 @@ import msgspec
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings.architecture import architecture_of
 from syncpretrain.settings.convert import checked, plain
+from syncpretrain.settings.convolutions import usual_costs
 from syncpretrain.settings.defaults import HANDOFF_DEFAULTS, MODEL_DEFAULTS, PER_LAYER
 from syncpretrain.settings.drift import settled_epochs
 from syncpretrain.settings.sections import Settings
@@ -142,6 +143,9 @@ def _from_sections(sections: dict[str, Any], layers: Any, pretrain: dict[str, An
     filled["momentum"] = [str(value) for value in filled["momentum"]]
     if "learning_rate" not in pretrain:
         filled["learning_rate"] = _usual_rates(pretrain, filled["hidden_units"])
+    if "sparsity_cost" not in pretrain and pretrain.get("model", "rbm") == "rbm":
+        text = pretrain.get("architecture")
+        filled["sparsity_cost"] = usual_costs(text, filled["hidden_units"], depth)
     layers = list(layers) if isinstance(layers, range) else layers
     return checked({**sections, "pretrain": {"layers": layers, **pretrain, **filled}}, Settings)
 
