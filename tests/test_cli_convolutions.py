@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -139,3 +140,17 @@ def test_the_planned_schedule_trains(call, tmp_path, monkeypatch):
     measure_one_round(monkeypatch)
     call("train", *TRAIN, "--layers", TEXT, "--schedule", "auto", "--out", tmp_path / "run")
     assert syncpretrain.load(tmp_path / "run").widths == (144, 24, 10, 6)
+
+
+@pytest.mark.parametrize("change", [("--model", "denoising"), ("--layers", "144,10")])
+def test_a_usual_sparsity_cost_goes_with_the_layers_of_its_file(call, tmp_path, change):
+    assert read_settings(Path("rbm/config.toml")).pretrain.sparsity_cost == (1.0, 1.0, 0.0)
+    call("train", *TRAIN, "--config", "rbm/config.toml", *change, "--out", tmp_path / "run")
+    found = read_settings(tmp_path / "run" / "config.toml").pretrain
+    assert set(found.sparsity_cost) == {0.0}
+
+
+def test_a_sparsity_cost_that_was_asked_for_stays(call, tmp_path):
+    call("train", *TRAIN, "--layers", TEXT, "--sparsity-cost", "2,1,0", "--out", tmp_path / "a")
+    call("train", *TRAIN, "--config", tmp_path / "a" / "config.toml", "--out", tmp_path / "b")
+    assert read_settings(tmp_path / "b" / "config.toml").pretrain.sparsity_cost == (2.0, 1.0, 0.0)

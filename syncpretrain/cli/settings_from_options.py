@@ -43,6 +43,7 @@ def settings_from_options(
     base: dict[str, Any] = {"data": {}, "pretrain": {}, "finetune": {}, "run": {}}
     if config is not None:
         base = msgspec.to_builtins(read_settings(config))
+        _drop_costs(base["pretrain"])
         if options["model"] not in (None, base["pretrain"]["model"]):
             _drop_model(base["pretrain"])
         if options["layers"] is not None:
@@ -129,6 +130,17 @@ def _check_finetuning(settings: Settings, options: dict[str, Any]) -> None:
                 f"{name}: got {value} without fine-tuning; add --finetune reconstruction or"
                 " classification"
             )
+
+
+def _drop_costs(pretrain: dict[str, Any]) -> None:
+    """Drop the sparsity costs of a file if they are the usual ones of its own layers."""
+    from syncpretrain.settings.convolutions import usual_costs
+
+    architecture, depth = pretrain.get("architecture"), len(pretrain["layers"]) - 1
+    if list(pretrain["sparsity_cost"]) == usual_costs(
+        architecture, pretrain["hidden_units"], depth
+    ):
+        pretrain.pop("sparsity_cost")
 
 
 def _drop_schedule(pretrain: dict[str, Any], kind: ScheduleKind) -> None:

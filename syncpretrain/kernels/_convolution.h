@@ -3,6 +3,7 @@
  * Every sum over a window or over filters runs in one order. Included by _native.c alone.
  */
 #include "_windows.h"
+#include "_vectors.h"
 #include "_products.h"
 #include "_patches.h"
 

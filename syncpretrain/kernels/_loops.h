@@ -12,14 +12,10 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && !defined(__clang__)
-#define HAS_CLONES 1 /* for each level of x86-64, chosen where they run */
-#else
-#define HAS_CLONES 0
-#endif
-#if HAS_CLONES && __GNUC__ >= 12
+#if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && !defined(__clang__) \
+    && __GNUC__ >= 12
 #define VECTORIZED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#elif HAS_CLONES
+#elif defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && !defined(__clang__)
 #define VECTORIZED __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define VECTORIZED

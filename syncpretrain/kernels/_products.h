@@ -6,105 +6,20 @@
  * filters. Included by _native.c alone.
  */
 enum {
-    TILE_ROWS = 6, TILE_VECTORS = 4, /* sums at once, where there are many registers */
     PANEL = 4 * 1024,                /* floats of filters that stay in the L1 cache, about */
     WINDOWS = 24,                    /* windows that pass them, at least about */
 };
-
-/* Numbers that lie at steps from each other, in rows at longer steps. */
-typedef struct {
-    Py_ssize_t rows, line, count, step;
-} Walk;
-
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC push_options
-#pragma GCC optimize("fp-contract=fast")
-#endif
-
-INLINED void add_products_tile(const float *const *from, Walk walk, const float *factors, float *const *to,
-                               const int n, const int vectors)
-{
-    Vec sum[TILE_ROWS][TILE_VECTORS];
-    const float *at[TILE_ROWS];
-    UNROLLED for (int t = 0; t < n; t++)
-    {
-        UNROLLED for (int v = 0; v < vectors; v++) sum[t][v] = (Vec){0};
-    }
-    for (Py_ssize_t i = 0; i < walk.rows; i++) {
-        UNROLLED for (int t = 0; t < n; t++) at[t] = from[t] + i * walk.line;
-        for (Py_ssize_t j = 0, k = 0; j < walk.count; j++, k += walk.step, factors += vectors * VEC) {
-            Vec factor[TILE_VECTORS];
-            UNROLLED for (int v = 0; v < vectors; v++) factor[v] = CONST_VEC_AT(factors + v * VEC);
-            UNROLLED for (int t = 0; t < n; t++)
-            {
-                float number = at[t][k];
-                UNROLLED for (int v = 0; v < vectors; v++) sum[t][v] += number * factor[v];
-            }
-        }
-    }
-    UNROLLED for (int t = 0; t < n; t++) /* in this order, for they may overlap */
-    {
-        UNROLLED for (int v = 0; v < vectors; v++) VEC_AT(to[t] + v * VEC) += sum[t][v];
-    }
-}
-
-#define OF_VECTORS(n)                                                                               \
-    case 8 * n + 1: add_products_tile(from, walk, factors, to, n, 1); break;                        \
-    case 8 * n + 2: add_products_tile(from, walk, factors, to, n, 2); break;                        \
-    case 8 * n + 3: add_products_tile(from, walk, factors, to, n, 3); break;                        \
-    case 8 * n + 4: add_products_tile(from, walk, factors, to, n, 4); break;
-
-/* Add to the vectors at each of n places the numbers of a walk, each times the next vectors of factors. */
-VECTORIZED static void add_products(const float *const *from, Walk walk, const float *factors,
-                                    float *const *to, Py_ssize_t n, Py_ssize_t vectors)
-{
-    switch (8 * n + vectors) {
-        OF_VECTORS(1)
-        OF_VECTORS(2)
-        OF_VECTORS(3)
-        OF_VECTORS(4)
-        OF_VECTORS(5)
-        OF_VECTORS(6)
-    }
-}
-
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC pop_options
-#endif
 
 /* Vectors of a matrix's columns, in groups that are summed at once. */
 typedef struct {
     Py_ssize_t columns, vectors, groups, rows; /* rows of a tile */
 } Columns;
 
-/* Return how many vectors can be summed at once beside each other. */
-static Py_ssize_t most_vectors(void)
-{
-#if HAS_CLONES
-    return __builtin_cpu_supports("avx512bw") ? TILE_VECTORS : 1;
-#elif defined(__AVX512F__)
-    return TILE_VECTORS;
-#else
-    return 1;
-#endif
-}
-
-/* Return how many of them can be summed at once below each other. */
-static Py_ssize_t most_rows(void)
-{
-#if HAS_CLONES
-    return __builtin_cpu_supports("avx2") ? TILE_ROWS : TILE_ROWS / 2;
-#elif defined(__AVX2__) || defined(__aarch64__)
-    return TILE_ROWS;
-#else
-    return TILE_ROWS / 2; /* 16 registers of 4 numbers */
-#endif
-}
-
 static Columns columns_of(Py_ssize_t columns)
 {
-    Py_ssize_t vectors = (columns + VEC - 1) / VEC, most = most_vectors();
-    return (Columns){columns, vectors, (vectors + most - 1) / most, most_rows()};
+    Py_ssize_t vectors = (columns + VEC - 1) / VEC, most = widest() == 16 ? TILE_VECTORS : 1;
+    Py_ssize_t rows = widest() == 4 ? TILE_ROWS / 2 : TILE_ROWS; /* as many as there are registers for */
+    return (Columns){columns, vectors, (vectors + most - 1) / most, rows};
 }
 
 /* Return the first vector of a group. */
@@ -185,7 +100,7 @@ VECTORIZED static void copy_row(Pooled p)
 {
     Py_ssize_t whole = p.n / VEC * VEC;
     for (Py_ssize_t b = 0; b < p.blocks; b++, p.out += p.step, p.maps += p.padded) {
-        for (Py_ssize_t f = 0; f < whole; f += VEC) VEC_AT(p.out + f) = CONST_VEC_AT(p.maps + f);
+        for (Py_ssize_t f = 0; f < whole; f += VEC) memcpy(p.out + f, p.maps + f, VEC * sizeof *p.out);
         for (Py_ssize_t f = whole; f < p.n; f++) p.out[f] = p.maps[f];
         if (p.places) {
             memset(p.places, 0, (size_t)p.n * sizeof *p.places);
@@ -241,12 +156,6 @@ static void fold_filters(const Shape *s, const Windows *w, const float *gradient
     }
 }
 
-/* Return the numbers of a walk over some runs of a window. */
-static Walk runs_of(const Windows *w, Py_ssize_t runs)
-{
-    return (Walk){runs, w->line, w->run, 1};
-}
-
 /* The convolution of a row of blocks, or of several. */
 typedef struct {
     Windows w;
@@ -298,7 +207,7 @@ static void multiply_windows(const Forward *f, Py_ssize_t row, Py_ssize_t window
                     from[t] = image + i * w->line + f->offsets[first + t];
                     to[t] = f->maps + (first + t) * padded + lane;
                 }
-                add_products(from, runs_of(w, runs), factors, to, n, vectors);
+                add_products(from, (Walk){runs, w->line, w->run, 1}, factors, to, n, vectors);
             }
             factors += runs * w->run * vectors * VEC;
         }
@@ -426,8 +335,9 @@ static void pack_turned(const Means *b, const Shape *s, const Matrix *weight, Pa
     Py_ssize_t filters = s->filters, run = b->w.run, size = filters * b->lanes.vectors * VEC;
     mean_filters(s, &b->w, weight, channels, (Part){0, filters}, b->means);
     for (Py_ssize_t i = 0; i < b->w.size; i++) {
-        for (Py_ssize_t k = 0; k < run * filters; k++)
-            b->sums[k % filters * run + k / filters] = b->means[i * run * filters + k];
+        const float *from = b->means + i * run * filters;
+        for (Py_ssize_t k = 0; k < run; k++, from += filters)
+            for (Py_ssize_t f = 0; f < filters; f++) b->sums[f * run + k] = from[f];
         pack_rows(&b->lanes, b->sums, run, filters, b->factors + i * size);
     }
 }

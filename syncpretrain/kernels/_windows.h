@@ -3,19 +3,10 @@
  * Images are padded and their channels laid side by side: then a window is some runs of numbers.
  */
 enum {
-    VEC = 16,          /* floats taken together; also read and written beyond the end of a run */
-    IMAGES = 8 * 1024, /* floats of images and lists that stay in the L1 cache, about */
+    VEC = 16,          /* floats of a vector; also read and written beyond the end of a run */
+    IMAGES = 16 * 1024, /* floats of images and lists taken together, about */
 };
-typedef float Vec __attribute__((vector_size(4 * VEC), aligned(4), may_alias));
 typedef int32_t Index __attribute__((may_alias)); /* lies in arrays of floats */
-#define VEC_AT(pointer) (*(Vec *)(pointer))
-#define CONST_VEC_AT(pointer) (*(const Vec *)(pointer))
-
-#if defined(__clang__)
-#define UNROLLED _Pragma("clang loop unroll(full)")
-#else
-#define UNROLLED _Pragma("GCC unroll 8")
-#endif
 
 enum { SHAPE_NUMBERS = 9 };
 typedef struct {
@@ -62,7 +53,7 @@ typedef struct {
 
 static Scratch open_scratch(float *given)
 {
-    uintptr_t line = sizeof(Vec);
+    uintptr_t line = VEC * sizeof(float);
     return (Scratch){given ? (float *)(((uintptr_t)given + line - 1) / line * line) : NULL, VEC};
 }
 

@@ -9,7 +9,7 @@ __all__ = ["scratch_size"]
 # As in the C headers.
 VECTOR = 16  # floats read or written at once, also behind the end of an array
 WINDOWS = 24  # windows that are multiplied at once, at least about
-IMAGES_SIZE = 2**13  # floats of images and lists
+IMAGES_SIZE = 2**14  # floats of images and lists
 
 
 def scratch_size(shape: ConvolutionShape) -> int:
