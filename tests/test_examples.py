@@ -42,6 +42,20 @@ def test_the_benchmark_of_the_readme_runs(capsys, monkeypatch, tmp_path):
     assert out.count("median") == 4
 
 
+def test_natural_filters(capsys, monkeypatch, tmp_path):
+    pytest.importorskip("sklearn", reason="the photographs are scikit-learn's")
+    pytest.importorskip("PIL", reason="a PNG needs Pillow")
+    arguments = ["--patches", "200", "--epochs", "2", "--filters", "4"]
+    target = tmp_path / "filters.png"
+    monkeypatch.setattr("sys.argv", ["natural_filters.py", *arguments, "--out", str(target)])
+    run("natural_filters.py")
+    *errors, summary = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in errors] == ["1:", "2:"]
+    assert all(0.5 < float(line.split()[4]) < 1.5 for line in errors), "1 is a grey image's"
+    assert " of 4 filters are oriented after " in summary
+    assert target.read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="limits another process, on Linux alone")
 class TestRandomFaults:
     @pytest.fixture(autouse=True)
