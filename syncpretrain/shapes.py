@@ -7,10 +7,12 @@ position, as in an array of shape (height, width, channels), which is the faster
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-__all__ = ["ConvolutionShape", "DenseShape", "ImageShape", "LayerShape"]
+__all__ = ["POOLINGS", "ConvolutionShape", "DenseShape", "ImageShape", "LayerShape"]
+
+POOLINGS = ("max", "mean", "prob")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,8 @@ class ConvolutionShape:
     pool : int
         Height and width of the blocks of a map that are pooled, which do not overlap; 1 for none.
     pooling : str
-        ``max`` or ``mean``.
+        ``max`` or ``mean``; or, of RBMs, ``prob`` for probabilistic max pooling: at most one of
+        the units of a block is on.
     channels_first : bool
         Whether the images that the layer reads lie channel by channel in memory.
     """
@@ -143,6 +146,11 @@ class ConvolutionShape:
         return ImageShape(self.filters, self.map_height // self.pool, self.map_width // self.pool)
 
     @property
+    def unpooled(self) -> ConvolutionShape:
+        """The same without pooling, whose hidden units are those of the maps."""
+        return replace(self, pool=1, pooling="max")
+
+    @property
     def visible(self) -> int:
         """Numbers of an image that the layer reads."""
         return self.images.values
@@ -179,8 +187,8 @@ class ConvolutionShape:
 
     def __str__(self) -> str:
         pad = f" pad {self.pad}" if self.pad else ""
-        mean = " mean" if self.pooling == "mean" else ""
-        pool = f" pool {self.pool}{mean}" if self.pool > 1 else ""
+        kind = "" if self.pooling == "max" else f" {self.pooling}"
+        pool = f" pool {self.pool}{kind}" if self.pool > 1 else ""
         return f"{self.images} conv {self.filters}x{self.size}{pad}{pool} -> {self.output}"
 
 

@@ -8,7 +8,7 @@ to the pooled inputs of the units, because units read the pooled maps.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from syncpretrain.models.convolution import ConvolutionalLayer
 from syncpretrain.models.layer import Layer
 from syncpretrain.shapes import ConvolutionShape
 
-__all__ = ["Convolve", "Deconvolve", "link_down", "link_up"]
+__all__ = ["Convolve", "Deconvolve", "link_down", "link_up", "tuned"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def link_up(layer: Layer) -> Link:
     """Return the encoder of a layer."""
     if isinstance(layer, ConvolutionalLayer):
         weight = layer.weight.reshape(layer.shape.fan_in, -1)
-        return Convolve(weight, layer.hidden_bias, layer.hidden_units, layer.shape)
+        return Convolve(weight, layer.hidden_bias, layer.hidden_units, _network_shape(layer))
     return Affine(layer.weight, layer.hidden_bias, layer.hidden_units)
 
 
@@ -164,8 +164,21 @@ def link_down(layer: Layer, units: str) -> Link:
     """Return the decoder of a layer, to visible units of a kind."""
     if isinstance(layer, ConvolutionalLayer):
         weight = layer.decoding.reshape(layer.shape.fan_in, -1)
-        return Deconvolve(weight, layer.visible_bias, units, layer.shape)
+        return Deconvolve(weight, layer.visible_bias, units, _network_shape(layer))
     return Affine(layer.decoding, layer.visible_bias, units)
+
+
+def tuned(layer: Layer, **changed: Any) -> Layer:
+    """Return a layer with other parameters: a network's, and no RBM any more."""
+    if isinstance(layer, ConvolutionalLayer):
+        changed["shape"] = _network_shape(layer)
+    return replace(layer, **changed, model="autoencoder")
+
+
+def _network_shape(layer: ConvolutionalLayer) -> ConvolutionShape:
+    """Return the shape with the maximum in place of probabilistic pooling, which only RBMs have."""
+    pooling = "max" if layer.shape.pooling == "prob" else layer.shape.pooling
+    return replace(layer.shape, pooling=pooling)
 
 
 def _images(shape: ConvolutionShape) -> Columns:

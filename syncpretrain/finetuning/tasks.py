@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from syncpretrain.data.dataset import UNLABELLED
 from syncpretrain.errors import DataError
 from syncpretrain.finetuning.chain import Affine, Link
-from syncpretrain.finetuning.links import link_down, link_up
+from syncpretrain.finetuning.links import link_down, link_up, tuned
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import Pair
 from syncpretrain.models.stack import Head, Stack
@@ -56,14 +56,13 @@ class Reconstruction:
         depth = len(chain) // 2
         halves = zip(self.stack.layers, chain[:depth], reversed(chain[depth:]), strict=True)
         layers = tuple(
-            replace(
+            tuned(
                 layer,
                 weight=weight.reshape(layer.weight.shape).copy(),
                 hidden_bias=hidden_bias.copy(),
                 visible_bias=visible_bias.copy(),
                 decoder_weight=decoder_weight.reshape(layer.decoding.shape).copy(),
                 visible_units=units,
-                model="autoencoder",
             )
             for units, (layer, (weight, hidden_bias), (decoder_weight, visible_bias)) in zip(
                 self.stack.units, halves, strict=False
@@ -103,11 +102,10 @@ class Supervised:
     def stack_of(self, chain: Sequence[Pair], info: dict[str, Any]) -> Stack:
         """Return the stack of a trained chain; its decoder stays as it was."""
         layers = tuple(
-            replace(
+            tuned(
                 layer,
                 weight=weight.reshape(layer.weight.shape).copy(),
                 hidden_bias=bias.copy(),
-                model="autoencoder",
             )
             for layer, (weight, bias) in zip(self.stack.layers, chain, strict=False)
         )

@@ -5,8 +5,6 @@ Symbols as in :mod:`syncpretrain.kernels.convolution`.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from syncpretrain.kernels.arrays import LONG_BLOCK, Array
@@ -41,7 +39,7 @@ def convolve_at(
     if shape.pooling == "mean" or shape.pool == 1:
         convolve(x, weight, no_bias, out, none, scratch, shape, "gaussian")
         return
-    whole = replace(shape, pool=1)
+    whole = shape.unpooled
     step = max(1, LONG_BLOCK // whole.hidden)
     maps = np.empty((step, whole.hidden), dtype=x.dtype)
     for start in range(0, len(x), step):

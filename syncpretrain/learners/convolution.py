@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
@@ -59,7 +58,7 @@ class ConvolutionalAutoencoder(BaseAutoencoder):
         self._places = empty((2 * rows, shape.hidden))  # twice, for both halves of what is stacked
         self._ones = empty(rows * shape.output.height * shape.output.width)
         self._ones.fill(1)  # a product adds up ten times as fast as a sum over rows
-        self._scratch = empty(max(map(scratch_size, (shape, replace(shape, pool=1)))))
+        self._scratch = empty(max(map(scratch_size, (shape, shape.unpooled))))
 
     def _visible_means(self, X: Array) -> Array:
         return channel_means(X, self._shape)

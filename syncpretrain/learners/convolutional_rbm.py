@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from syncpretrain.kernels.arrays import Array
@@ -47,7 +45,7 @@ class ConvolutionalRBM(BaseRBM):
 
     def __init__(self, layer: int, shape: ConvolutionShape, settings: RBMSettings) -> None:
         self._shape = shape
-        self._maps = replace(shape, pool=1)
+        self._maps = shape.unpooled
         first = first_convolution(
             layer,
             shape,

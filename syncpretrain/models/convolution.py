@@ -15,6 +15,7 @@ from syncpretrain.kernels.convolution import (
     scratch_size,
     visible_means,
 )
+from syncpretrain.kernels.probabilistic_pooling import block_means, block_sums
 from syncpretrain.shapes import ConvolutionShape
 
 __all__ = ["ConvolutionalLayer"]
@@ -29,7 +30,8 @@ class ConvolutionalLayer:
     the decoder uses ``weight``. Units and ``model`` are those of a
     :class:`syncpretrain.models.layer.DenseLayer`.
 
-    The hidden units read the pooled maps: f(pool(x W) + b). The decoder spreads each number of
+    The hidden units read the pooled maps: f(pool(x W) + b); with probabilistic pooling a code holds
+    the probability that one unit of a block is on. The decoder spreads each number of
     a code evenly over its block of the map: if a maximum is as likely at each place, that is what
     is expected at each.
     """
@@ -64,11 +66,25 @@ class ConvolutionalLayer:
         """Return the code of each row of X, position by position, then filter by filter."""
         shape = self.shape
         result = np.empty((len(X), shape.hidden), dtype=X.dtype) if out is None else out
+        if shape.pooling == "prob":
+            return block_sums(self._unpooled(X), shape, out=result)
         scratch = np.empty(scratch_size(shape), dtype=X.dtype)
         none = np.empty(0, dtype=X.dtype)
         weight = self.weight.reshape(shape.fan_in, shape.filters)
         convolve(X, weight, self.hidden_bias, result, none, scratch, shape, self.hidden_units)
         return result
+
+    def _unpooled(self, X: Array) -> Array:
+        """Return the means of the hidden units at every position, for each row of X."""
+        shape = self.shape.unpooled
+        maps = np.empty((len(X), shape.hidden), dtype=X.dtype)
+        scratch = np.empty(scratch_size(shape), dtype=X.dtype)
+        none = np.empty(0, dtype=X.dtype)
+        weight = self.weight.reshape(shape.fan_in, shape.filters)
+        excludes = self.shape.pooling == "prob"  # the units of a block each other
+        units = "gaussian" if excludes else self.hidden_units
+        convolve(X, weight, self.hidden_bias, maps, none, scratch, shape, units)
+        return block_means(maps, self.shape) if excludes else maps
 
     def down(self, H: Array, *, out: Array | None = None, units: str | None = None) -> Array:
         """Return the mean of the visible units, or of ``units``, for each row of H."""
@@ -86,7 +102,10 @@ class ConvolutionalLayer:
         An RBM reconstructs from its maps before they are pooled, an autoencoder from a code whose
         numbers go back to the places where the maximum was: the code alone is not enough.
         """
-        shape = replace(self.shape, pool=1) if self.model == "rbm" else self.shape
+        if self.model == "rbm":
+            unpooled = replace(self, shape=self.shape.unpooled)
+            return unpooled.down(self._unpooled(X))
+        shape = self.shape
         code = np.empty((len(X), shape.hidden), dtype=X.dtype)
         places = np.empty_like(code)
         result = np.empty((len(X), shape.visible), dtype=X.dtype)

@@ -24,7 +24,7 @@ from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import ModelFileError
 from syncpretrain.models.convolution import ConvolutionalLayer
 from syncpretrain.models.layer import DenseLayer, Head, Layer, parameters_sha256
-from syncpretrain.shapes import ConvolutionShape, DenseShape, LayerShape
+from syncpretrain.shapes import POOLINGS, ConvolutionShape, DenseShape, LayerShape
 from syncpretrain.units import UNITS
 
 __all__ = ["MODEL_NAME", "Model", "read_model", "write_model"]
@@ -207,7 +207,7 @@ def _shape(table: Any) -> ConvolutionShape:
     """Return the shape of a convolution, once it can be one."""
     shape = msgspec.convert(table, ConvolutionShape)
     sizes = (shape.channels, shape.height, shape.width, shape.filters, shape.size, shape.pool)
-    fits = min(sizes) > 0 <= shape.pad < shape.size and shape.pooling in ("max", "mean")
+    fits = min(sizes) > 0 <= shape.pad < shape.size and shape.pooling in POOLINGS
     fits = fits and min(shape.map_height, shape.map_width) > 0
     if not fits or shape.map_height % shape.pool or shape.map_width % shape.pool:
         raise ValueError(f"{table} is no convolution")

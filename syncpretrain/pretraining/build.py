@@ -26,9 +26,9 @@ from syncpretrain.errors import CheckpointError, DataError, SettingsError
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.convolution import ConvolutionalAutoencoder
-from syncpretrain.learners.convolutional_rbm import ConvolutionalRBM
 from syncpretrain.learners.drift import Outputs
 from syncpretrain.learners.early_stopping import EarlyStopping
+from syncpretrain.learners.probabilistic_rbm import convolutional_rbm
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.select import step_for
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
@@ -56,7 +56,7 @@ __all__ = [
 # By the shape's name, a function of the layer's number, its shape and its settings.
 RBMS: dict[str, Callable[[int, Any, RBMSettings], Learner]] = {
     "dense": lambda layer, shape, own: RBM(layer, shape.visible, shape.hidden, own),
-    "convolution": ConvolutionalRBM,
+    "convolution": convolutional_rbm,
 }
 AUTOENCODERS: dict[str, Callable[[int, Any, AutoencoderSettings], Learner]] = {
     "dense": lambda layer, shape, own: Autoencoder(layer, shape.visible, shape.hidden, own),

@@ -59,7 +59,7 @@ class Pool:
     size : int
         Height and width of the blocks, which do not overlap.
     pooling : str
-        "max" or "mean".
+        "max" or "mean", or of RBMs "prob".
     """
 
     size: int

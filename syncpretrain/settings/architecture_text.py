@@ -7,14 +7,14 @@ import re
 from dataclasses import replace
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.shapes import ConvolutionShape, DenseShape, ImageShape, LayerShape
+from syncpretrain.shapes import POOLINGS, ConvolutionShape, DenseShape, ImageShape, LayerShape
 
 __all__ = ["MAX_UNITS", "layer_text", "read_architecture"]
 
 MAX_UNITS = 1_000_000  # of a layer; more is a slip of the keyboard
 COUNT = "(0*[1-9][0-9]{0,17})"
 CONV = re.compile(rf"conv:{COUNT}x{COUNT}(?::(same|[0-9]{{1,18}}))?")
-POOL = re.compile(rf"pool:{COUNT}(?::(max|mean))?")
+POOL = re.compile(rf"pool:{COUNT}(?::({'|'.join(POOLINGS)}))?")
 IMAGE = re.compile(rf"{COUNT}x{COUNT}x{COUNT}")
 AN_IMAGE = "CHANNELSxHEIGHTxWIDTH, such as 1x28x28 or 3x32x32"
 SAME = "same"
@@ -25,8 +25,8 @@ def layer_text(shape: LayerShape) -> str:
     if isinstance(shape, DenseShape):
         return str(shape.hidden)
     pad = f":{shape.pad}" if shape.pad else ""
-    mean = ":mean" if shape.pooling == "mean" else ""
-    pool = f",pool:{shape.pool}{mean}" if shape.pool > 1 else ""
+    kind = "" if shape.pooling == "max" else f":{shape.pooling}"
+    pool = f",pool:{shape.pool}{kind}" if shape.pool > 1 else ""
     return f"conv:{shape.filters}x{shape.size}{pad}{pool}"
 
 
@@ -151,7 +151,7 @@ class _Reader:
         if found is None:
             raise SettingsError(
                 f"layers: got {part}, expected pool:SIZE of at least 1, such as pool:2, or"
-                " pool:2:mean for the mean in place of the maximum"
+                " pool:2:mean for the mean in place of the maximum, or pool:2:prob of RBMs"
             )
         below = self.shapes[-1] if self.shapes else None
         if not isinstance(below, ConvolutionShape):
@@ -172,7 +172,7 @@ class _Reader:
                 f" size that divides both: {' or '.join(fitting) or '1 alone'}; or another filter"
                 " or pad"
             )
-        pooling = "mean" if pool > 1 and found.group(2) == "mean" else "max"
+        pooling = found.group(2) if pool > 1 and found.group(2) else "max"
         self.shapes[-1] = shape = replace(below, pool=pool, pooling=pooling)
         self.images = shape.output
 

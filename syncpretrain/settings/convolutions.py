@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.settings.architecture_text import read_architecture
+from syncpretrain.settings.architecture_text import layer_text, read_architecture
 from syncpretrain.settings.defaults import PER_LAYER
 from syncpretrain.settings.fields import PretrainFields
 from syncpretrain.shapes import ConvolutionShape
@@ -28,6 +28,21 @@ class Refusal(NamedTuple):
 
 
 REFUSALS = (
+    Refusal(
+        "layers",
+        lambda s, i: layer_text(s.shapes[i]) if _excludes(s, i) and s.model != "rbm" else None,
+        "pooling by max or mean; only RBMs pool by probabilities",
+    ),
+    Refusal(
+        "hidden_units",
+        lambda s, i: s.hidden_units[i] if _excludes(s, i) and not _is_binary(s, i) else None,
+        "bernoulli with pooling by probabilities; or pool by max or mean",
+    ),
+    Refusal(
+        "hidden_dropout",
+        lambda s, i: s.hidden_dropout[i] if _excludes(s, i) and s.hidden_dropout[i] else None,
+        "0 with pooling by probabilities; or pool by max or mean",
+    ),
     Refusal(
         "split",
         lambda s, i: s.split if s.split == "units" and s.shards_of(i + 1) > 1 else None,
@@ -64,6 +79,16 @@ def check_convolutions(settings: PretrainFields) -> None:
                 raise SettingsError(
                     f"{setting}: got {found} for layer {i + 1}, a convolution, expected {instead}"
                 )
+
+
+def _excludes(settings: PretrainFields, i: int) -> bool:
+    """Return whether the units of a block exclude each other."""
+    shape = settings.shapes[i]
+    return isinstance(shape, ConvolutionShape) and shape.pooling == "prob"
+
+
+def _is_binary(settings: PretrainFields, i: int) -> bool:
+    return kind_of(settings.hidden_units[i]).is_binary
 
 
 def usual_costs(architecture: Any, hidden: Sequence[Any], depth: int) -> list[float]:
