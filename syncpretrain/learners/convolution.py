@@ -57,6 +57,8 @@ class ConvolutionalAutoencoder(BaseAutoencoder):
         super()._allocate(rows)
         shape, empty = self._shape, self.backend.empty
         self._places = empty((2 * rows, shape.hidden))  # twice, for both halves of what is stacked
+        self._ones = empty(rows * shape.output.height * shape.output.width)
+        self._ones.fill(1)  # a product adds up ten times as fast as a sum over rows
         self._scratch = empty(max(map(scratch_size, (shape, replace(shape, pool=1)))))
 
     def _visible_means(self, X: Array) -> Array:
@@ -110,4 +112,4 @@ class ConvolutionalAutoencoder(BaseAutoencoder):
             convolve_gradient(*both, dW.reshape(filters), scratch, shape)
         sum_channels(y_delta, shape, out=da)
         da *= np.float32(code / (shape.height * shape.width))
-        np.sum(h_delta.reshape(-1, shape.filters), axis=0, out=db)
+        np.matmul(self._ones[: n * code], h_delta.reshape(-1, shape.filters), out=db)

@@ -67,6 +67,8 @@ class ConvolutionalRBM(BaseRBM):
         self._places = empty(0)  # nothing is pooled in training
         self._no_bias = zeros(self._shape.filters)
         self._code = empty((rows, self._shape.hidden))
+        self._ones = empty(rows * self._maps.positions)
+        self._ones.fill(1)
 
     def hidden_means(self, n: int) -> Array | None:
         """Return the code of the positive phase; None with dropout, or where blocks are averaged.
@@ -113,8 +115,9 @@ class ConvolutionalRBM(BaseRBM):
         sum_channels(v, shape, out=da)
         da *= np.float32(positions / pixels)
         h0, h1 = (self._by_bias(half) for half in np.split(h, 2))
-        active = h0.sum(axis=0)
-        np.subtract(active, h1.sum(axis=0), out=db)
+        ones = self._ones[: len(h0)]  # a product adds up ten times as fast as a sum over rows
+        active = np.matmul(ones, h0)
+        np.subtract(active, np.matmul(ones, h1), out=db)
         cost = self.settings.sparsity_cost
         if cost:
             share = np.float32(n * positions)  # of all units of a filter, those of these examples
