@@ -37,7 +37,8 @@ def whitened(image: Image) -> Image:
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)[None])
     amplitude = frequency * np.exp(-((frequency / HIGHEST) ** 4))
     white = np.fft.ifft2(np.fft.fft2(image - image.mean()) * amplitude).real
-    return np.clip(white / white.std(), -LARGEST, LARGEST)
+    limited: Image = np.clip(white / white.std(), -LARGEST, LARGEST)
+    return limited
 
 
 def patches(count: int, seed: int) -> NDArray[np.float32]:

@@ -146,6 +146,18 @@ def test_every_part_is_that_of_numpy(data, shape, examples, places):
     )
 
 
+@settings(max_examples=50, deadline=None)
+@given(shapes(), st.integers(0, 3), st.sampled_from(["gaussian", "relu", "bernoulli", "tanh"]))
+def test_means_of_visible_units_are_those_of_numpy(shape, examples, units):
+    case = Case(shape, examples)
+    bias, expected = case.whole_numbers(1, shape.channels)[0], case.x.astype(np.float64)
+    assert visible_means(case.x, bias, shape, units) is case.x
+    visible_means(expected, bias, shape, units)
+    np.testing.assert_allclose(case.x, expected, rtol=1e-6)
+    assert (case.x.base[:, :4] == ASIDE).all()
+    assert (case.x.base[:, -5:] == ASIDE).all()
+
+
 LARGE = [
     ConvolutionShape(1, 28, 28, 20, 5, pool=2, channels_first=True),
     ConvolutionShape(20, 12, 12, 50, 5, pool=2),
@@ -169,12 +181,15 @@ def test_more_than_a_band_and_other_units(shape, units):
         assert (getattr(case, name)(FORMS[form.__name__]) == ours).all(), "the same bits again"
 
 
-def test_filters_of_the_way_back_from_a_maximum_have_the_bits_of_the_whole():
-    case = Case(LARGE[1], 5)
+@pytest.mark.parametrize("shape", [LARGE[1], replace(LARGE[1], pooling="mean")])
+def test_filters_have_the_bits_of_the_whole(shape):
+    case = Case(shape, 5)
     case.x[...] = case.draws.standard_normal(case.x.shape)
-    whole = case.gradient(FORMS["convolve_gradient"])
-    part = case.gradient(FORMS["convolve_gradient"], slice(7, 30))
-    assert (part[:, 7:30] == whole[:, 7:30]).all()
+    some, by_filter = slice(7, 30), (5, -1, shape.filters)
+    whole, part = (case.up(FORMS["convolve"], "tanh", which)[0] for which in (slice(None), some))
+    assert (whole.reshape(by_filter)[..., some] == part.reshape(by_filter)[..., some]).all()
+    whole, part = (case.gradient(FORMS["convolve_gradient"], f) for f in (slice(None), some))
+    assert (part[:, some] == whole[:, some]).all()
 
 
 def test_nan_is_larger_than_any_number():
@@ -257,6 +272,8 @@ def test_steps_of_filters_and_other_units_are_left_to_numpy():
     out, _ = case.up(convolve, "gaussian", slice(None, None, 2))
     assert (out.reshape(-1, 3)[:, 1] == -7).all()
     assert (out.reshape(-1, 3)[:, ::2] == case.up(convolve)[0].reshape(-1, 3)[:, ::2]).all()
+    assert FORMS["visible_means"](case.x, case.bias[:2], SHAPE, "softmax") is NotImplemented
+    assert FORMS["visible_means"](case.x, case.bias, SHAPE, "relu") is NotImplemented, "too long"
     ours, theirs = case.up(convolve, "softmax")[0], case.up(convolve.__wrapped__, "softmax")[0]
     assert (ours == theirs).all()
 

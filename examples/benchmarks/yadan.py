@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from statistics import median
@@ -113,9 +113,10 @@ class Steps:
         follow = partial(self.optimizer._operations, self.network)
         program = self.network.program(self.x, self.target, follow)
         assert program is not None
-        return sum(max(map(self._alone, shards)) for shards in program.operations)
+        times = ([self._alone(own) for own in shards] for shards in program.operations)
+        return sum(map(max, times), start=0.0)
 
-    def _alone(self, operations: list[Operation]) -> float:
+    def _alone(self, operations: Sequence[Operation]) -> float:
         """Return the median time of the operations of one shard of one phase."""
         if not operations:
             return 0.0

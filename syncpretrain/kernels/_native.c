@@ -579,6 +579,11 @@ static PyObject *convolve_back(PyObject *module, PyObject *const *args, Py_ssize
     return work_convolution(BACK, "rrrww", SHAPE_NUMBERS + 2, args, nargs, "convolve_back");
 }
 
+static PyObject *visible_means(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    return work_convolution(VISIBLE, "wr", SHAPE_NUMBERS + 1, args, nargs, "visible_means");
+}
+
 /* ------------------------------------------------------------------------------------ programs */
 
 #include "_program.h"
@@ -590,8 +595,8 @@ static PyMethodDef methods[] = {
     METHOD(means), METHOD(sample_states), METHOD(uniform), METHOD(phase_differences),
     METHOD(momentum_step), METHOD(sgd_step), METHOD(adam_step), METHOD(squared_error),
     METHOD(times_derivative), METHOD(wait_for_counters), METHOD(store_counter), METHOD(arrive_and_wait),
-    METHOD(convolve), METHOD(convolve_gradient), METHOD(convolve_back), METHOD(program),
-    METHOD(run_program), METHOD(share_program),
+    METHOD(convolve), METHOD(convolve_gradient), METHOD(convolve_back), METHOD(visible_means),
+    METHOD(program), METHOD(run_program), METHOD(share_program),
     {NULL, NULL, 0, NULL},
 };
 

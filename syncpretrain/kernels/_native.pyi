@@ -59,6 +59,7 @@ def convolve_gradient(
 def convolve_back(
     delta: Any, places: Any, weight: Any, out: Any, scratch: Any, numbers: tuple[int, ...], /
 ) -> Any: ...
+def visible_means(x: Any, bias: Any, numbers: tuple[int, ...], /) -> Any: ...
 def wait_for_counters(
     counters: Any,
     first: int,

@@ -193,10 +193,10 @@ static void multiply_windows(const Forward *f, Py_ssize_t row, Py_ssize_t window
     const Columns *l = &f->lanes;
     const float *image = f->image + row * w->stride * w->line, *factors = f->filters;
     Py_ssize_t tiles = (windows + l->rows - 1) / l->rows, padded = l->vectors * VEC;
+    Py_ssize_t most = PANEL / (w->run * TILE_VECTORS * VEC) + 1; /* runs: of any part as many */
     memset(f->maps, 0, (size_t)(windows * padded) * sizeof *f->maps);
     for (Py_ssize_t g = 0; g < l->groups; g++) {
         Py_ssize_t lane = group_at(l, g) * VEC, vectors = group_at(l, g + 1) - group_at(l, g);
-        Py_ssize_t most = PANEL / (w->run * vectors * VEC) + 1;
         for (Py_ssize_t i = 0, runs; i < w->size; i += runs) {
             runs = w->size - i < most ? w->size - i : most;
             for (Py_ssize_t k = 0; k < tiles; k++) {

@@ -110,6 +110,7 @@ def spread(delta: Array, shape: ConvolutionShape) -> Array:
     return _unblocked(np.repeat(parts, block, axis=-1), shape)
 
 
+@accelerated
 def visible_means(x: Array, bias: Array, shape: ConvolutionShape, units: str) -> Array:
     """Replace inputs of visible units by their means, with a bias a channel; return them."""
     images = _images(x, shape)

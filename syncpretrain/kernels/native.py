@@ -195,6 +195,13 @@ def _convolve_back(
     return extension.convolve_back(delta, places, weight, out, scratch, numbers)
 
 
+def _visible_means(x: Array, bias: Array, shape: ConvolutionShape, units: str) -> Any:
+    if units not in extension.UNITS:
+        return NotImplemented
+    result = extension.visible_means(x, bias, (*shape_numbers(shape), extension.UNITS[units]))
+    return x if result is None else result
+
+
 if extension is not None:
     register(
         np.ndarray,
@@ -210,5 +217,6 @@ if extension is not None:
             "convolve": _convolve,
             "convolve_gradient": _convolve_gradient,
             "convolve_back": _convolve_back,
+            "visible_means": _visible_means,
         },
     )
