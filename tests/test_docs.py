@@ -39,7 +39,8 @@ RUN_BY_CI = ("python3 -m venv", "pip install", "python -m pytest", "ruff", "mypy
 SEEN_IN_HELP = re.compile(r"^ +(syncpretrain .*)$", re.MULTILINE)
 LISTED = tabled(ROOT / "docs" / "architecture.rst")
 ORDER = [re.sub(r"(\.py|/)$", "", name) for name in LISTED if "/" not in name.rstrip("/")]
-NOT_OURS = {"--cases", "--rows", "--pairs", "--quiet", "--editable"}  # of the benchmarks and of pip
+# Of the benchmarks and of pip.
+NOT_OURS = {"--batches", "--cases", "--editable", "--pairs", "--quiet", "--rows"}
 
 
 @pytest.fixture(autouse=True)
