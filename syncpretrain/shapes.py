@@ -151,6 +151,11 @@ class ConvolutionShape:
         return replace(self, pool=1, pooling="max")
 
     @property
+    def has_places(self) -> bool:
+        """Whether each number that is handed up has a place in its block, that of the maximum."""
+        return self.pool > 1 and self.pooling == "max"
+
+    @property
     def visible(self) -> int:
         """Numbers of an image that the layer reads."""
         return self.images.values

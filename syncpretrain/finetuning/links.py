@@ -52,7 +52,7 @@ class Convolve:
     @property
     def keeps_places(self) -> bool:
         """Whether the maximum of each block has a place."""
-        return self.shape.pool > 1 and self.shape.pooling == "max"
+        return self.shape.has_places
 
     def up(self, site: Site, own: slice) -> list[Operation]:
         """Return what fills the means of some filters."""

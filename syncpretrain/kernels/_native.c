@@ -17,7 +17,7 @@
 
 enum {
     GIL_FROM = 4096, /* elements; less work than a change of threads costs is done with the lock */
-    TILED = 1024,    /* narrow rows are taken together, up to about so many elements */
+    TILED = 1024,    /* narrow rows are taken together, up to about this many elements */
     CHUNK = 2048     /* random numbers at once: they stay in the L1 cache */
 };
 #define SIGNALS_EVERY 0.05 /* seconds */
@@ -53,7 +53,7 @@ static int open_all(Matrix *matrices, PyObject *const *objects, const char *acce
         Matrix *m = matrices + i;
         int flags = PyBUF_STRIDES | PyBUF_FORMAT | (access[i] == 'w' ? PyBUF_WRITABLE : 0);
         if (PyObject_GetBuffer(objects[i], &m->buffer, flags) < 0) {
-            PyErr_Clear(); /* the NumPy form tells what is wrong with it */
+            PyErr_Clear(); /* the NumPy form reports what is wrong with it */
             close_all(matrices, i);
             return 0;
         }

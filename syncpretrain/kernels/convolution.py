@@ -80,7 +80,7 @@ def pool(maps: Array, shape: ConvolutionShape, *, out: Array, places: Array) -> 
         with 0 where there is no choice.
     """
     blocks = _blocks(maps, shape)
-    if shape.pooling == "mean" or shape.pool == 1:
+    if not shape.has_places:
         places.fill(0)
         np.mean(blocks, axis=-1, out=out.reshape(blocks.shape[:-1]))
         return out
@@ -96,7 +96,7 @@ def unpool(delta: Array, places: Array, shape: ConvolutionShape) -> Array:
 
     The transposed of :func:`pool`: with ``mean`` each number is spread evenly.
     """
-    if shape.pooling == "mean" or shape.pool == 1:
+    if not shape.has_places:
         return spread(delta, shape)
     block = shape.pool**2
     parts = np.equal(places.reshape(*_pooled(shape, len(delta)), 1), np.arange(block))

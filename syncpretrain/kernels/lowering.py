@@ -26,7 +26,7 @@ def scratch_size(shape: ConvolutionShape) -> int:
             *(height * width, height * width),
         ),
     ]
-    if shape.pooling == "mean" or shape.pool == 1:
+    if not shape.has_places:
         windows = min(1 + WINDOWS // width, height) * width
         means = size * run * filters if shape.pool > 1 else 0
         needed.append(_parts(image, windows * padded, means, size * run * padded, windows))
@@ -60,7 +60,7 @@ def _image(shape: ConvolutionShape) -> int:
 
 
 def _patches(shape: ConvolutionShape, images: int, lists: int, most: int) -> int:
-    """Return the numbers of lists of patches or filters, of up to so many each."""
+    """Return the numbers of lists of patches or filters, of at most ``most`` each."""
     sums = shape.filters * shape.size * _padded(shape.size * shape.channels)
     listed, row = lists * most, shape.output.width * shape.filters
     return _parts(images * _image(shape), sums, lists, listed, listed, shape.pool**2, row, row)

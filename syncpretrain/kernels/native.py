@@ -145,6 +145,12 @@ def shape_numbers(shape: ConvolutionShape) -> tuple[int, ...]:
     )
 
 
+def _ends(part: slice, length: int) -> tuple[int, int] | None:
+    """Return where a part begins and ends, None if it leaves numbers out."""
+    first, last, step = part.indices(length)
+    return (first, last) if step == 1 else None
+
+
 def _convolve(
     x: Array,
     weight: Array,
@@ -156,10 +162,10 @@ def _convolve(
     units: str,
     filters: slice = slice(None),
 ) -> Any:
-    first, last, step = filters.indices(shape.filters)
-    if step != 1 or units not in extension.UNITS:
+    own = _ends(filters, shape.filters)
+    if own is None or units not in extension.UNITS:
         return NotImplemented
-    numbers = (*shape_numbers(shape), extension.UNITS[units], first, last)
+    numbers = (*shape_numbers(shape), extension.UNITS[units], *own)
     return extension.convolve(x, weight, bias, out, places, scratch, numbers)
 
 
@@ -172,10 +178,10 @@ def _convolve_gradient(
     shape: ConvolutionShape,
     filters: slice = slice(None),
 ) -> Any:
-    first, last, step = filters.indices(shape.filters)
-    if step != 1:
+    own = _ends(filters, shape.filters)
+    if own is None:
         return NotImplemented
-    numbers = (*shape_numbers(shape), first, last)
+    numbers = (*shape_numbers(shape), *own)
     return extension.convolve_gradient(x, delta, places, out, scratch, numbers)
 
 
@@ -188,10 +194,10 @@ def _convolve_back(
     shape: ConvolutionShape,
     channels: slice = slice(None),
 ) -> Any:
-    first, last, step = channels.indices(shape.channels)
-    if step != 1:
+    own = _ends(channels, shape.channels)
+    if own is None:
         return NotImplemented
-    numbers = (*shape_numbers(shape), first, last)
+    numbers = (*shape_numbers(shape), *own)
     return extension.convolve_back(delta, places, weight, out, scratch, numbers)
 
 

@@ -36,7 +36,7 @@ def convolve_at(
         With ``mean``, the means of the blocks are taken.
     """
     none, no_bias = np.empty(0, dtype=x.dtype), np.zeros(shape.filters, dtype=x.dtype)
-    if shape.pooling == "mean" or shape.pool == 1:
+    if not shape.has_places:
         convolve(x, weight, no_bias, out, none, scratch, shape, "gaussian")
         return
     whole = shape.unpooled

@@ -154,7 +154,7 @@ def _enumerated(layer: Layer) -> float:
     """Sum over all states of the smaller side; the other side sums itself."""
     W, a, b = _binary(layer)
     if len(a) < len(b):
-        W, a, b = W.T, b, a  # Z does not tell visible from hidden
+        W, a, b = W.T, b, a  # Z is the same with both sides exchanged
     total = -math.inf
     states = product((0.0, 1.0), repeat=len(b))
     while chunk := [state for state, _ in zip(states, range(STATES_AT_ONCE), strict=False)]:

@@ -23,7 +23,7 @@ __all__ = ["StreamEvents"]
 
 
 class StreamEvents:
-    """What a streamed run tells its observers.
+    """Events of a streamed run for its observers.
 
     Parameters
     ----------

@@ -184,7 +184,7 @@ class RemoteLayer(BaseStreamedLayer):
         """Ask for the layer as it is; return whether the process answered."""
         if self._process is None or self._lock.locked():
             return False
-        with contextlib.suppress(WorkerError):  # which the caller is told of, if it is news
+        with contextlib.suppress(WorkerError):  # then the newest layer that is known stays
             self._newest = self._asked(GiveLayer(), self._times.drain)
             return True
         return False
