@@ -197,6 +197,20 @@ def test_a_process_killed_before_its_first_epoch(bits):
         streamed(bits, observers=[observe], epochs=LONG, delay=500).run()
 
 
+@pytest.mark.parametrize("runtime", ["serial", "threads", "processes"])
+def test_every_epoch_is_told_to_begin_and_then_to_end(bits, runtime):
+    told = []
+
+    def observe(event: Event) -> None:
+        if isinstance(event, EpochStarted | EpochFinished):
+            told.append((event.layer, event.epoch, type(event)))
+
+    streamed(bits, runtime=runtime, observers=[observe], epochs=40, delay=1).run()
+    for layer in (1, 2, 3):
+        wanted = [(layer, i + 1, kind) for i in range(40) for kind in (EpochStarted, EpochFinished)]
+        assert [event for event in told if event[0] == layer] == wanted
+
+
 def test_a_signal_to_all_processes_keeps_what_was_learned(bits):
     """One like SIGTERM in the middle of the run; the parent alone says what to do."""
     sent, states = [], []

@@ -32,6 +32,7 @@ from syncpretrain.pretraining.memory import check_memory
 from syncpretrain.pretraining.runtime.activations import CHUNK_ROWS, CHUNKS_AT_ONCE
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.settings import PretrainSettings
+from syncpretrain.settings.checks import WHOLE_ONLY
 
 __all__ = ["measure"]
 
@@ -195,8 +196,8 @@ class _Bench:
             return ByExamples(learner, shards) if shards <= settings.batch_size else None
 
         def by_units(shards: int) -> Step | None:
-            special = (*settings.persistent, *settings.sparsity_cost, *settings.hidden_dropout)
-            if not isinstance(learner, RBM) or any(special):
+            special = any(getattr(settings, name)[i] for name in WHOLE_ONLY)
+            if not isinstance(learner, RBM) or special:
                 return None
             return ByUnits(learner, shards) if shards <= min(learner.weight.shape) else None
 

@@ -45,12 +45,15 @@ class StreamEvents:
     ) -> None:
         self._settings, self._layers, self._emit = settings, layers, emit
         self._watch = Watch(emit, times)
-        self._begun: dict[int, int] = {}  # the newest epoch that the observers know of, by layer
+        # The newest epochs that the observers know of, by layer.
+        self._begun: dict[int, int] = {}
+        self._ended: dict[int, int] = {}
 
     def start(self, now: float, slots: int, examples: int) -> None:
         """Tell that the run starts, where its layers are."""
         s = self._settings
         past = tuple((0,) * layer.epochs_done for layer in self._layers)
+        self._ended = {layer.number: layer.epochs_done for layer in self._layers}
         own = (s.layers, s.epochs, s.schedule, s.pace, s.runtime)
         self._emit(RunStarted(now, *own, slots, examples, past, s.handoff))
         notice = delay_notice(s.epochs, s.delay)
@@ -77,6 +80,7 @@ class StreamEvents:
                 validation_error=result.validation_error,
             )
         )
+        self._ended[result.layer] = result.epoch
         if result.is_last:
             self._emit(LayerFinished(time.monotonic(), result.layer))
 
@@ -94,7 +98,10 @@ class StreamEvents:
             if layer.position > layer.plan.delay and not layer.is_trained
         }
         for layer, epoch in running.items():
-            self._begin(layer, epoch, time.monotonic())
+            if (
+                epoch == self._ended[layer] + 1
+            ):  # else the end of the one before comes first
+                self._begin(layer, epoch, time.monotonic())
         finished = sum(layer.epochs_done for layer in self._layers)
         self._watch.tick(running, finished, lambda layer: self._layers[layer - 1].fraction)
 

@@ -19,6 +19,7 @@ from syncpretrain.settings.fields import PretrainFields
 from syncpretrain.units import INPUT_UNITS, KINDS, kind_of
 
 __all__ = [
+    "WHOLE_ONLY",
     "check_layers",
     "check_per_layer",
     "check_pretraining",

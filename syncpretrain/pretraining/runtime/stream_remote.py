@@ -136,6 +136,7 @@ class RemoteLayer(BaseStreamedLayer):
         self._process: LayerProcess | None = None
         self._stopping, self._lent = Stopping(np.zeros(1), times), np.zeros(1)
         self._newest: Layer | None = None
+        self._error: BaseException | None = None  # the newest answer was one, or it died
 
     def connect(self, process: LayerProcess, stopping: Stopping, lent: NDArray[np.float64]) -> None:
         """Use a process, the request to all of the run to stop, and the number of lent threads."""
@@ -213,8 +214,9 @@ class RemoteLayer(BaseStreamedLayer):
         self._stopping.record_failure()
         try:
             with self._turn():
-                self._receive()
-                raise self._death(is_busy=False)
+                if self._error is None:  # else a thread has had its last answer
+                    self._receive()
+                raise self._error or self._death(is_busy=False)
         except Exception as error:
             failure = failure_of(self.number, self.epoch, error)
             raise failure from failure.__cause__
@@ -269,7 +271,10 @@ class RemoteLayer(BaseStreamedLayer):
     def _receive(self) -> Answer | None:
         """Return the next answer, None if the process has ended without one; raise an error."""
         answer: Answer | None = self._process.receive() if self._process is not None else None
-        if answer is None or answer.error is None:
+        if answer is None:
+            return None
+        self._error = answer.error
+        if answer.error is None:
             return answer
         if answer.trace:
             answer.error.__cause__ = RemoteTraceback(answer.trace)
@@ -282,4 +287,6 @@ class RemoteLayer(BaseStreamedLayer):
         else:
             moment = f"after epoch {self.epochs_done}" if own else "before its first epoch"
         assert self._process is not None
-        return WorkerError(f"layer {self.number} failed {moment}: {self._process.ending()}")
+        error = WorkerError(f"layer {self.number} failed {moment}: {self._process.ending()}")
+        self._error = error
+        return error
