@@ -98,9 +98,7 @@ class StreamEvents:
             if layer.position > layer.plan.delay and not layer.is_trained
         }
         for layer, epoch in running.items():
-            if (
-                epoch == self._ended[layer] + 1
-            ):  # else the end of the one before comes first
+            if epoch == self._ended[layer] + 1:  # else the end of the one before comes first
                 self._begin(layer, epoch, time.monotonic())
         finished = sum(layer.epochs_done for layer in self._layers)
         self._watch.tick(running, finished, lambda layer: self._layers[layer - 1].fraction)
