@@ -40,7 +40,7 @@ SEEN_IN_HELP = re.compile(r"^ +(syncpretrain .*)$", re.MULTILINE)
 LISTED = tabled(ROOT / "docs" / "architecture.rst")
 ORDER = [re.sub(r"(\.py|/)$", "", name) for name in LISTED if "/" not in name.rstrip("/")]
 # Of the benchmarks and of pip.
-NOT_OURS = {"--batches", "--cases", "--editable", "--pairs", "--quiet", "--rows"}
+NOT_OURS = {"--batches", "--cases", "--editable", "--pairs", "--quiet", "--rows", "--turns"}
 
 
 @pytest.fixture(autouse=True)

@@ -87,14 +87,14 @@ class Steps:
         )
         self.optimizer, self.count = Adam(self.network), 0
 
-    def seconds(self, pool: WorkerPool, workers: int) -> float:
+    def seconds(self, pool: WorkerPool, workers: int, at_least: int = 5) -> float:
         """Return the median time of a step."""
 
         def run(phases: Phases, shards: int) -> None:
             pool.run(phases, shards, workers)
 
         took: list[float] = []
-        while sum(took) < SECONDS or len(took) < 5:
+        while sum(took) < SECONDS or len(took) < at_least:
             started = perf_counter()
             self.optimizer.train(
                 self.network,
