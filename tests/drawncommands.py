@@ -88,7 +88,7 @@ def convolutions(draw: Any, width: int) -> str:
         rows, columns = (n + 2 * pad - size + 1 for n in (images.height, images.width))
         pool = draw(st.sampled_from([n for n in (1, 2, 3) if rows % n == columns % n == 0]))
         filters = draw(st.integers(1, 5))
-        kind = draw(st.sampled_from(["", ":max", ":mean"]))
+        kind = draw(st.sampled_from(["", ":max", ":mean", ":prob"]))
         parts += [f"conv:{filters}x{size}:{pad}", f"pool:{pool}{kind}"]
         images = ImageShape(filters, rows // pool, columns // pool)
     return ",".join([*parts, *map(str, draw(st.lists(st.integers(1, 8), max_size=2)))])
@@ -155,6 +155,8 @@ def settle(given: dict[str, str], file: File, layers: list[int]) -> None:
         away |= {"--split", "--contraction"}
         away |= {"--early-stopping"} if model in (None, "rbm") else set()
         away |= {"--model"} if model == "contractive" else set()
+    if ":prob" in given["--layers"]:
+        away |= {"--model", "--hidden-units", "--hidden-dropout"}
     most = min(layers) if units == "units" else int(given["--batch-size"])
     away |= {"--replicas", "--shards"} if most < 3 else set()
     if len(file.X) < 10 and held in (None, "0", "1e-300"):
