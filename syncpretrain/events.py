@@ -1,6 +1,6 @@
 """Events of a run, as frozen dataclasses, in the order in which they happen.
 
-Events flow one way, from the driver to its observers (``syncpretrain.runs.observers``), always in
+Events flow one way, from the driver to its observers (``syncpretrain.observers``), always in
 the thread that called :func:`syncpretrain.pretrain` and never under a lock. Layers count from 1,
 epochs from 1, and a version is the number of epochs behind it. Times are seconds of
 ``time.monotonic()``; errors are squared errors summed over the units of an example and averaged

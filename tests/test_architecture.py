@@ -21,6 +21,7 @@ MODULES = {
 ROWS = [
     ["errors"],
     ["storage", "array_files", "rng", "events", "pretraining.schedule", "units", "shapes"],
+    ["observers"],
     ["settings", "data", "kernels"],
     ["backends", "models", "parallel"],
     ["learners"],

@@ -13,12 +13,12 @@ from syncpretrain import pretrain
 from syncpretrain.data.order import minibatches
 from syncpretrain.errors import CheckpointError, DivergedError, RunInterrupted
 from syncpretrain.events import EpochFinished
+from syncpretrain.observers.history import History
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.state import read_pretrain_state, write_pretrain_state
 from syncpretrain.pretraining.stream_driver import StreamedPretraining
 from syncpretrain.pretraining.stream_state import read_stream_state, write_stream_state
-from syncpretrain.runs.observers.history import History
 from syncpretrain.settings import settings_from
 
 LAYERS = "1x8x8,conv:3x3,pool:2,conv:4x2,5"

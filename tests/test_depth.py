@@ -14,10 +14,10 @@ import pytest
 
 import syncpretrain
 from syncpretrain import pretrain
+from syncpretrain.observers.event_log import EventLog
+from syncpretrain.observers.history import History
 from syncpretrain.pretraining.build_schedule import build_schedule
 from syncpretrain.pretraining.schedule.machine import Train
-from syncpretrain.runs.observers.event_log import EventLog
-from syncpretrain.runs.observers.history import History
 from syncpretrain.settings import settings_from
 
 ROOT = Path(syncpretrain.__file__).parent
@@ -96,7 +96,7 @@ def test_a_deep_run_takes_no_more_steps_an_epoch_beside_the_training(name, tmp_p
                     X, layers=layers, observers=observers, **SCHEDULES[name], **common
                 ),
                 *("pretraining/driver.py", "pretraining/trained_layers.py"),
-                *("pretraining/schedule", "runs/observers"),
+                *("pretraining/schedule", "observers"),
                 *(
                     "pretraining/runtime/versions.py",
                     "pretraining/stall_watch.py",

@@ -16,12 +16,12 @@ from syncpretrain import Stack, pretrain
 from syncpretrain.errors import SettingsError
 from syncpretrain.events import DriftJudged, EpochFinished, Event
 from syncpretrain.learners.drift import Outputs, drift
+from syncpretrain.observers.event_log import read_reads
 from syncpretrain.planning.candidates import Task, candidates
 from syncpretrain.planning.choice import plan_for
 from syncpretrain.planning.timings import LayerTimings, Timings
 from syncpretrain.runs.compare import compare
 from syncpretrain.runs.folder import EVENTS_NAME, TRACE_NAME
-from syncpretrain.runs.observers.event_log import read_reads
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import read_settings, settings_from, write_settings
 

@@ -19,7 +19,7 @@ from syncpretrain.events import (
     RunFinished,
     RunStarted,
 )
-from syncpretrain.runs.observers.event_log import EventLog, read_reads
+from syncpretrain.observers.event_log import EventLog, read_reads
 
 STARTED = RunStarted(10.0, (4, 3, 2), (2, 1), "synchronized", "free", "threads", 2, 100)
 EVENTS = [

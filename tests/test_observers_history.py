@@ -13,7 +13,7 @@ from syncpretrain.events import (
     RunFinished,
     RunStarted,
 )
-from syncpretrain.runs.observers.history import History
+from syncpretrain.observers.history import History
 
 EVENTS = [
     Notice(9.0, "data"),

@@ -23,7 +23,7 @@ from syncpretrain.events import (
     RunFinished,
     RunStarted,
 )
-from syncpretrain.runs.observers.progress import progress_observer
+from syncpretrain.observers.progress import progress_observer
 
 RUN = RunStarted(100.0, (784, 1000, 500), (4, 10), "synchronized", "lockstep", "threads", 2, 500)
 RESUMED = replace(RUN, past_reads=((0, 0, 0, 0), (1, 2)))

@@ -15,7 +15,7 @@ from syncpretrain.events import (
     Notice,
     RunStarted,
 )
-from syncpretrain.runs.observers.trace import write_trace
+from syncpretrain.observers.trace import write_trace
 
 EVENTS = [
     Notice(9.0, "data"),

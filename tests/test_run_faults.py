@@ -22,10 +22,10 @@ from syncpretrain.errors import RunInterrupted, SaveError, SettingsError
 from syncpretrain.events import EpochFinished, Event, FinetuneEpochFinished, Notice
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
+from syncpretrain.observers.event_log import EventLog, read_reads
 from syncpretrain.runs.checkpoints import FOLDER_NAME, PRETRAINED_NAME, Checkpoints
 from syncpretrain.runs.final_files import FinalFiles
 from syncpretrain.runs.folder import EVENTS_NAME, IDENTITY_NAME, METRICS_NAME
-from syncpretrain.runs.observers.event_log import EventLog, read_reads
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.runs.stages import Stages
 

@@ -24,11 +24,11 @@ from syncpretrain.events import (
     Notice,
     RunStarted,
 )
+from syncpretrain.observers.event_log import read_reads
 from syncpretrain.runs import identity
 from syncpretrain.runs.checkpoints import FOLDER_NAME, PRETRAINED_NAME
 from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME, IDENTITY_NAME
 from syncpretrain.runs.lock import LOCK_NAME, owned
-from syncpretrain.runs.observers.event_log import read_reads
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from, write_settings
 

@@ -21,6 +21,7 @@ from trialruns import pretrain_within
 from syncpretrain import Stack, pretrain
 from syncpretrain.errors import DivergedError, RunInterrupted, StalledError, WorkerError
 from syncpretrain.events import EpochFinished, EpochStarted, Event, Progress
+from syncpretrain.observers.history import History
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining import build as building
 from syncpretrain.pretraining.driver import Pretraining
@@ -30,7 +31,6 @@ from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.versions import Versions
 from syncpretrain.pretraining.schedule.machine import Train
 from syncpretrain.pretraining.state import PretrainState
-from syncpretrain.runs.observers.history import History
 from syncpretrain.settings import settings_from
 
 LAYERS = (16, 12, 8, 5)

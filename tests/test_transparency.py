@@ -23,9 +23,9 @@ from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.models.layer import DenseLayer
+from syncpretrain.observers.history import History
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.runs.observers.history import History
 from syncpretrain.settings import MomentumSchedule, settings_from
 
 LAYERS = (16, 12, 8, 5)

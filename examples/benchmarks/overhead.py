@@ -22,10 +22,10 @@ from rich.console import Console
 
 from syncpretrain import pretrain
 from syncpretrain.data import load_dataset
-from syncpretrain.runs.observers.event_log import EventLog
-from syncpretrain.runs.observers.history import History
-from syncpretrain.runs.observers.progress import progress_observer
-from syncpretrain.runs.observers.trace import write_trace
+from syncpretrain.observers.event_log import EventLog
+from syncpretrain.observers.history import History
+from syncpretrain.observers.progress import progress_observer
+from syncpretrain.observers.trace import write_trace
 
 
 def main() -> None:

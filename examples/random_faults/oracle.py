@@ -9,7 +9,7 @@ import msgspec
 from random_faults.folder import RunFolder
 from random_faults.surprise import Surprise, check
 from syncpretrain.errors import SyncpretrainError
-from syncpretrain.runs.observers.event_log import read_reads
+from syncpretrain.observers.event_log import read_reads
 from syncpretrain.runs.run import train_run
 from syncpretrain.settings import Settings, read_settings
 

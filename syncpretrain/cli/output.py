@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from syncpretrain.events import Observer
-from syncpretrain.runs.observers.progress import progress_observer
+from syncpretrain.observers.progress import progress_observer
 
 __all__ = ["announce", "print_errors", "print_run"]
 

@@ -99,8 +99,8 @@ def command(
       syncpretrain train --replay runs/NAME
     """
     from syncpretrain.cli.output import announce, print_run
+    from syncpretrain.observers.event_log import read_reads
     from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME
-    from syncpretrain.runs.observers.event_log import read_reads
     from syncpretrain.runs.run import resume_run
 
     if inexact and resume is None:

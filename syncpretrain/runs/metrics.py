@@ -15,8 +15,8 @@ from syncpretrain.data.file_rows import FileRows
 from syncpretrain.models.prediction import accuracies
 from syncpretrain.models.reconstruction import layer_errors, stack_error
 from syncpretrain.models.stack import Stack
+from syncpretrain.observers.history import History
 from syncpretrain.parallel.blas import blas_limit, blas_threads
-from syncpretrain.runs.observers.history import History
 from syncpretrain.settings import Settings
 
 __all__ = ["measure", "report_of"]

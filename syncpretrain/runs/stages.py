@@ -19,6 +19,9 @@ from syncpretrain.errors import DivergedError, RunInterrupted, StalledError, Wor
 from syncpretrain.events import Event, Notice, Observer
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
+from syncpretrain.observers.event_log import EventLog
+from syncpretrain.observers.history import History
+from syncpretrain.observers.trace import write_trace
 from syncpretrain.parallel.signals import interrupted_by_sigterm
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.schedule.reads import Reads
@@ -28,9 +31,6 @@ from syncpretrain.runs.final_files import FinalFiles
 from syncpretrain.runs.folder import EVENTS_NAME, METRICS_NAME, TRACE_NAME
 from syncpretrain.runs.identity import identity_of
 from syncpretrain.runs.metrics import measure, report_of
-from syncpretrain.runs.observers.event_log import EventLog
-from syncpretrain.runs.observers.history import History
-from syncpretrain.runs.observers.trace import write_trace
 from syncpretrain.runs.prepare import check_finetuning
 from syncpretrain.settings import Settings
 from syncpretrain.storage import remove_temporaries, write_atomically

@@ -28,7 +28,7 @@ from syncpretrain.events import (
     RunFinished,
     RunStarted,
 )
-from syncpretrain.runs.observers.plain_progress import (
+from syncpretrain.observers.plain_progress import (
     PlainProgress,
     count_text,
     error_text,
