@@ -8,11 +8,13 @@ BLAS and the kernels; on one machine they must not change with a change that cla
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
 
 from syncpretrain import finetune, pretrain
+from syncpretrain.errors import PoorResultWarning
 
 LAYERS = (64, 48, 32, 16)
 RUNS: dict[str, dict[str, Any]] = {
@@ -41,6 +43,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
+    warnings.simplefilter("ignore", PoorResultWarning)  # three epochs learn little
     rng = np.random.default_rng(0)
     prototypes = rng.random((8, LAYERS[0])) < 0.3
     X = prototypes[rng.integers(8, size=600)] ^ (rng.random((600, LAYERS[0])) < 0.05)

@@ -11,6 +11,7 @@ __all__ = [
     "DivergedError",
     "IterableError",
     "ModelFileError",
+    "PoorResultWarning",
     "RunInterrupted",
     "SaveError",
     "ScheduleError",
@@ -93,3 +94,7 @@ class RunInterrupted(KeyboardInterrupt):
         super().__init__(message)
         self.stack = stack
         self.signum = signum
+
+
+class PoorResultWarning(UserWarning):
+    """A result is no better than a constant, or most units of a layer are constant."""

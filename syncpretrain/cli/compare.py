@@ -12,7 +12,7 @@ import click
 from syncpretrain.cli.help_texts import TEXTS
 from syncpretrain.cli.options import at_least, json_option
 from syncpretrain.cli.sections import SectionedCommand
-from syncpretrain.cli.settings_from_options import settings_from_options
+from syncpretrain.cli.settings_from_options import given_by, settings_from_options
 from syncpretrain.cli.train_options import setting_options, source_options
 from syncpretrain.errors import SettingsError
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
     from syncpretrain.runs.outcomes import Outcome
     from syncpretrain.settings import Settings
+    from syncpretrain.settings.by_data import Given
 
 __all__ = ["command"]
 
@@ -100,14 +101,17 @@ def command(
     from syncpretrain.cli.compare_output import as_report, print_comparison, write_comparison
     from syncpretrain.runs.compare import USUAL_STARTS
     from syncpretrain.runs.folder import check_folder
-    from syncpretrain.runs.prepare import load_data, with_absolute_path
+    from syncpretrain.runs.prepare import load_data, settled, with_absolute_path
     from syncpretrain.runs.report.curves import check_drawing
 
     check_folder(out)
-    settings = _settings(preset, config, labels, starts, options)
+    settings, given = _settings(preset, config, labels, starts, options)
     if settings.finetune.objective == "classification":
         check_drawing()
-    data = load_data(settings)
+    data = load_data(settings, given=given)
+    settings, notice = settled(settings, given, data)
+    if notice and not quiet:
+        click.echo(notice, err=True)
     first = settings.pretrain.seed
     compared = {
         "starts": starts or USUAL_STARTS,
@@ -160,8 +164,8 @@ def _settings(
     labels: tuple[int | None, ...] | None,
     starts: tuple[str, ...] | None,
     options: dict[str, Any],
-) -> Settings:
-    """Return the settings of all that is compared."""
+) -> tuple[Settings, Given | None]:
+    """Return the settings of all that is compared, and which of them were given."""
     if options["schedule"] is not None:
         raise SettingsError("schedule: got one, expected none; --starts says what is compared")
     if options["layers"] is None and preset is None and config is None:
@@ -177,4 +181,5 @@ def _settings(
                 f"group_size: got {options['group_size']}, but no start trains groups of layers;"
                 f" add {' or '.join(grouped)} to --starts"
             )
-    return settings_from_options(preset, config, options)
+    settings = settings_from_options(preset, config, options)
+    return settings, given_by(preset, config, options)

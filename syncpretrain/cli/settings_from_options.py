@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
     from syncpretrain.planning.choice import Plan
     from syncpretrain.settings import Settings
+    from syncpretrain.settings.by_data import Given
 
-__all__ = ["planned", "settings_from_options"]
+__all__ = ["given_by", "planned", "settings_from_options"]
 
 PLANNED = ("group_size", "replicas", "split", "shards")
 
@@ -76,6 +77,26 @@ def settings_from_options(
     )
     _check_finetuning(settings, options)
     return settings
+
+
+def given_by(preset: str | None, config: Path | None, options: dict[str, Any]) -> Given | None:
+    """Return the settings that options and a file name; None if nothing is left to the data.
+
+    A preset is complete: what it does not name is meant to be as usual.
+    """
+    from syncpretrain.settings import names_in
+    from syncpretrain.settings.by_data import Given
+
+    if preset is not None:
+        return None
+    named = {} if config is None else names_in(config)
+    sections: dict[str, set[str]] = {
+        section: set(named.get(section, ())) for section in ("pretrain", "finetune")
+    }
+    for name, value in options.items():
+        if value is not None and OPTIONS[name].section in sections:
+            sections[OPTIONS[name].section].add(OPTIONS[name].field)
+    return Given(frozenset(sections["pretrain"]), frozenset(sections["finetune"]))
 
 
 def planned(

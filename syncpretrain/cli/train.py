@@ -12,7 +12,7 @@ import click
 
 from syncpretrain.cli.options import json_option
 from syncpretrain.cli.sections import SectionedCommand
-from syncpretrain.cli.settings_from_options import planned, settings_from_options
+from syncpretrain.cli.settings_from_options import given_by, planned, settings_from_options
 from syncpretrain.cli.train_options import AUTO, setting_options, source_options
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings import ELSEWHERE
@@ -120,7 +120,9 @@ def command(
                 f" with --config {replay / CONFIG_NAME}"
             )
         reads = read_reads(replay / EVENTS_NAME) if replay else None
-        work = partial(_train, settings, options["schedule"] == AUTO, out=out, replay=reads)
+        given = given_by(preset, config or (replay and replay / CONFIG_NAME), options)
+        is_auto = options["schedule"] == AUTO
+        work = partial(_train, settings, is_auto, out=out, replay=reads, given=given)
     else:
         elsewhere = {name: options[name] for name in ELSEWHERE if options[name] is not None}
         work = partial(resume_run, resume, inexact=bool(inexact), **elsewhere)
@@ -144,17 +146,20 @@ def _train(
 
     if auto:
         from syncpretrain.planning.choice import option_text
-        from syncpretrain.runs.prepare import load_data
+        from syncpretrain.runs.prepare import load_data, settled
 
         check_folder(others["out"])
-        others["data"] = data = load_data(settings)
+        given = others.pop("given")
+        others["data"] = data = load_data(settings, given=given)
+        settings, by_data = settled(settings, given, data)
         asked, (settings, plan) = settings.pretrain, planned(settings, data)
         is_array = settings.data.name.lower().endswith(".npy")
         if is_array and settings.pretrain.handoff != asked.handoff:
             others["data"] = load_data(settings)  # which a stream leaves in its file
         reason = f"schedule auto: {plan.choice.name}, {plan.reason} ({option_text(plan.settings)})"
         for observer in observers:
-            observer(Notice(monotonic(), reason))
+            for message in filter(None, [by_data, reason]):
+                observer(Notice(monotonic(), message))
     return train_run(settings, observers=observers, **others)
 
 

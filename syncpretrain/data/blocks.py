@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Prepare", "as_float32", "blocks_of", "chunks"]
+__all__ = ["BITS", "Prepare", "as_bits", "as_float32", "blocks_of", "chunks"]
 
 Prepare = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 CHUNK_VALUES = 1 << 20
+BITS = "0 and 1"  # what bytes were, in the info of a stack that was trained on such ones
 
 
 def chunks(shape: tuple[int, ...]) -> Iterator[slice]:
@@ -40,3 +41,13 @@ def as_float32(values: NDArray[Any], out: NDArray[np.float32]) -> NDArray[np.flo
     else:
         out[...] = values
     return out
+
+
+def as_bits(X: NDArray[Any]) -> NDArray[Any]:
+    """Return bytes that are all 0 or 1 as booleans, without a copy; anything else as it is.
+
+    Larger bytes are shares of 255, but in a byte that is never above 1 a 1 means on.
+    """
+    if X.dtype != np.uint8 or any(X[rows].max() > 1 for rows in chunks(X.shape)):
+        return X
+    return X.view(np.bool_)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from syncpretrain.data.blocks import as_float32, chunks
+from syncpretrain.data.blocks import as_bits, as_float32, chunks
 from syncpretrain.data.file_rows import FileRows
 from syncpretrain.errors import DataError
 
@@ -28,11 +28,14 @@ __all__ = [
 T = TypeVar("T", bound=np.generic)
 LARGEST = 1e18  # the square of a larger float32 is infinite
 SCALING = (
-    "divide by the maximum, X / X.max(), or min-max scale, (X - X.min()) / (X.max() - X.min())"
+    "take visible_units gaussian, which standardizes each column, or scale each column to its"
+    " range, (X - X.min(0)) / (X.max(0) - X.min(0))"
 )
 
 
-def check_examples(X: ArrayLike, name: str = "X", *, bounded: bool = True) -> NDArray[np.float32]:
+def check_examples(
+    X: ArrayLike, name: str = "X", *, bounded: bool = True, bits: bool = False
+) -> NDArray[np.float32]:
     """Return examples as a C-contiguous float32 array with every value in [0, 1].
 
     Parameters
@@ -45,6 +48,8 @@ def check_examples(X: ArrayLike, name: str = "X", *, bounded: bool = True) -> ND
         What an error calls the examples.
     bounded : bool
         False permits values outside [0, 1], as long as they are finite.
+    bits : bool
+        Bytes must be 0 or 1, and are not scaled.
 
     Raises
     ------
@@ -55,6 +60,13 @@ def check_examples(X: ArrayLike, name: str = "X", *, bounded: bool = True) -> ND
     if isinstance(X, FileRows):
         return cast("NDArray[np.float32]", X)
     examples = as_examples(X, name)
+    if bits and examples.dtype == np.uint8:
+        examples = as_bits(examples)
+        if examples.dtype == np.uint8:
+            raise DataError(
+                f"{name}: got the byte {examples.max()}, expected 0 or 1, as all bytes are that the"
+                " stack was trained on; divide by 255 what is to be trained on"
+            )
     check_values(examples, name, bounded=bounded)
     return scale_examples(examples)
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
+from syncpretrain.data.blocks import as_bits
 from syncpretrain.data.csvfile import read_csv
 from syncpretrain.data.dataset import Dataset, from_rows, hold_out
 from syncpretrain.data.examples import as_examples, check_examples, check_values
@@ -36,9 +37,10 @@ __all__ = [
 ]
 
 FORMATS = ".npy, .npz, IDX (gzipped or not) or .csv"
+AS_BITS = "{}: its bytes are all 0 or 1, and were not divided by 255"
 ALL_ONES = (  # of a path
-    "{}: its bytes are all 0 or 1, and like all bytes they were scaled by 1/255, so that no value"
-    " is above 0.004; where 1 means on, save the array as bool or float32"
+    "{}: its bytes are all 0 or 1, and like all bytes of a stream they were scaled by 1/255, so that"
+    " no value is above 0.004; where 1 means on, save the array as bool or float32"
 )
 EXAMPLE_NAMES = ("X", "x", "data", "images")
 LABEL_NAMES = ("y", "labels", "target")
@@ -65,7 +67,7 @@ def read_file(
     Returns
     -------
     X : array of shape (n_examples, width)
-        Of the file's own type, checked; bytes are still unscaled. More than two dimensions are
+        Of the file's own type, checked; bytes are still unscaled, but booleans where all are 0 or 1. More than two dimensions are
         flattened. Of a ``.npy`` file it is a read-only view of the disk.
     labels : int64 array of shape (n_examples,), or None
 
@@ -97,7 +99,10 @@ def _read(path: Path, *, bounded: bool) -> tuple[NDArray[Any], Labels | None, li
         X = X.reshape(len(X), -1)
     X = as_examples(X, str(path))
     check_values(X, str(path), bounded=bounded)
-    return X, None if labels is None else _check_labels(labels, len(X), path), notices
+    bits = as_bits(X)
+    if bits is not X:
+        notices = [*notices, AS_BITS.format(path)]
+    return bits, None if labels is None else _check_labels(labels, len(X), path), notices
 
 
 def load_file(
@@ -139,11 +144,6 @@ def divided(
     """
     rows = np.arange(len(X))
     train, held = hold_out(rows, labels, validation=validation, default=len(X) // 10, seed=seed)
-    if X.dtype == np.uint8 and X.max() == 1:
-        notices = [
-            *notices,
-            ALL_ONES.format(path),
-        ]
     return from_rows(
         str(path),
         X,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,11 +13,16 @@ from numpy.typing import ArrayLike
 
 from syncpretrain.data.examples import as_examples, checked_rows
 from syncpretrain.data.file_rows import rows_in_file
-from syncpretrain.events import Observer
+from syncpretrain.errors import PoorResultWarning
+from syncpretrain.events import Notice, Observer
 from syncpretrain.finetuning.options import TuningOptions, tuning_options
 from syncpretrain.finetuning.prepared import Finetuning, Form, Part
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.models.stack import Stack
+from syncpretrain.models.verdict import on_tuning
+from syncpretrain.observers.errors import ErrorHistory
+from syncpretrain.observers.verbose import observing
+from syncpretrain.settings.by_data import in_words
 from syncpretrain.units import kind_of
 
 __all__ = ["finetune"]
@@ -27,6 +35,7 @@ def finetune(
     *,
     validation: ArrayLike | None = None,
     validation_y: ArrayLike | None = None,
+    verbose: bool = False,
     observers: Sequence[Observer] = (),
     stop: Callable[[], bool] | None = None,
     save: FinetuneSaver | None = None,
@@ -57,6 +66,8 @@ def finetune(
     validation_y : array-like, optional
         Its targets, if there is a ``y``. A class that y has not counts as wrong, and is
         reported to the observers with a ``Notice``.
+    verbose : bool
+        Print the progress on standard error, as the command line does.
     observers : sequence of callable
         Each is called with ``FinetuneStarted``, ``Progress`` (of layer 0, the whole stack) and
         ``FinetuneEpochFinished`` events, in this thread. The training error is the running one of
@@ -75,13 +86,19 @@ def finetune(
         the minibatches, of dropout, of the head's first weights), ``blas_threads`` (default all
         usable cores) and ``backend`` (``auto``, ``numpy``, ``cupy`` or ``cupy:1``: as of
         :class:`syncpretrain.settings.PretrainSettings`, on one GPU). ``objective`` follows from y
-        unless it is given. ``learning_rate`` is 0.001 for adam and 0.1 for sgd unless it is given.
+        unless it is given, ``epochs`` and ``batch_size`` from the number of rows with a target (see
+        the page "Choosing settings"). ``learning_rate`` is 0.001 for adam and 0.1 for sgd unless it is given.
 
     Returns
     -------
     Stack
         With ``decoder_weight`` in every layer, or with a head; and a record of this call at the
-        end of the list ``info["finetune"]``.
+        end of the list ``info["finetune"]``. Its ``history.finetune`` has the errors of each epoch.
+
+    Warns
+    -----
+    PoorResultWarning
+        If the result is no better than the mean of the targets, or the most frequent class.
 
     Raises
     ------
@@ -104,15 +121,35 @@ def finetune(
     if validation is not None:
         held_out = Part(as_examples(validation, "validation"), validation_y, "validation_y")
     train = Part(_examples(X, stack, options), y, "y")
-    tuning = Finetuning(Form.of(stack), options, train, held_out)
-    return tuning.run(
-        stack,
-        observers=observers,
-        stop=stop,
-        save=save,
-        resume=resume,
-        stall_seconds=stall_seconds,
-    )
+    given = [name for name, value in settings.items() if value is not None]
+    tuning = Finetuning(Form.of(stack), options, train, held_out, given=given)
+    history = _continued(stack.history)
+    with observing(verbose) as printing:
+        watching = [*observers, *printing]
+        if tuning.by_data:
+            notice = f"fine-tuning: {in_words(tuning.facts, tuning.by_data)}"
+            for observer in watching:
+                observer(Notice(time.monotonic(), notice))
+        tuned = tuning.run(
+            stack,
+            observers=[history, *watching],
+            stop=stop,
+            save=save,
+            resume=resume,
+            stall_seconds=stall_seconds,
+        )
+    objective = tuning.options.objective
+    sentences = on_tuning(objective, history.finetune, tuning.constant_error(stack))
+    for sentence in sentences:
+        warnings.warn(sentence, PoorResultWarning, stacklevel=2)
+    info = {name: value for name, value in tuned.info.items() if name != "verdict"}
+    info |= {"verdict": sentences} if sentences else {}
+    return replace(tuned, info=info, history=history)
+
+
+def _continued(history: ErrorHistory | None) -> ErrorHistory:
+    """Return the history of a fine-tuning, which begins with that of pretraining."""
+    return ErrorHistory([] if history is None else list(history.layers))
 
 
 def _examples(X: ArrayLike, stack: Stack, options: TuningOptions) -> Any:

@@ -8,12 +8,16 @@ fine-tuning would refuse.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from syncpretrain.backends.choice import backend_for
+from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.file_rows import FileRows
+from syncpretrain.data.scaling import spread
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
 from syncpretrain.events import Notice, Observer
 from syncpretrain.finetuning.memory import finetuning_bytes
@@ -36,12 +40,14 @@ from syncpretrain.parallel.blas import blas_limit, usable_cores
 from syncpretrain.parallel.signals import stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
+from syncpretrain.settings.by_data import Facts, finetune_by_data
 from syncpretrain.shapes import LayerShape
 from syncpretrain.units import kind_of
 
 __all__ = ["Finetuning", "Form", "Part"]
 
 THREADS_PER_CORE = 2
+JUDGED_MOST = 10_000  # rows, whose spread an error is compared with
 
 
 class Form(NamedTuple):
@@ -87,6 +93,9 @@ class Finetuning:
     options : TuningOptions
     train, validation : Part
         ``validation`` is None where there are no such examples.
+    given : collection of str, optional
+        Names of the options that the user gave; others follow from the number of rows with a
+        target. None leaves all options as they are.
     copies : int
         Of the stack's parameters that pretraining still holds, for the check of the memory.
 
@@ -103,10 +112,10 @@ class Finetuning:
         train: Part,
         validation: Part | None = None,
         *,
+        given: Collection[str] | None = None,
         copies: int = 0,
     ) -> None:
         _check_targets(options.objective, train, validation)
-        self.options, self._threads = shared_out(options, form.shapes)
         self._form, self._train, self._validation = form, train, validation
         self._labels = self._judged = None
         if options.objective == "reconstruction":
@@ -115,6 +124,11 @@ class Finetuning:
             self._labels = _targets(options.objective, train, usual=form.classes)
             if validation is not None:
                 self._judged = _targets(options.objective, validation, like=self._labels)
+        self.facts = Facts(self.examples, form.shapes[0].visible)
+        self.by_data: dict[str, Any] = {}  # options that follow from the data
+        if given is not None:
+            options, self.by_data = finetune_by_data(options, given, self.facts, form.shapes)
+        self.options, self._threads = shared_out(options, form.shapes)
         self._optimizer = optimizer_for(self.options)
         self._backend = backend_for(self.options.backend)
         self._check_sizes()
@@ -183,6 +197,17 @@ class Finetuning:
         if V is None or judged is None or not len(judged.rows):
             return task, train, None
         return task, train, Examples(V[judged.rows], judged.targets)
+
+    def constant_error(self, stack: Stack) -> float:
+        """Return the error of a constant: of the mean, or of naming the most frequent class."""
+        if self._labels is None:
+            X = self._train.X
+            most = evenly_spaced(np.asarray(X) if not hasattr(X, "shape") else X, JUDGED_MOST)
+            return spread(stack.prepared(most))
+        targets = self._labels.targets
+        if self.options.objective == "classification":
+            return 1 - float(targets.mean(axis=0).max())
+        return spread(targets)
 
     def _check_sizes(self) -> None:
         """Refuse a minibatch larger than the examples, and patience with nothing to judge by."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from syncpretrain.data.blocks import BITS
 from syncpretrain.data.examples import as_examples, check_examples
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
@@ -20,6 +21,7 @@ from syncpretrain.models.layer import DenseLayer, Head, Layer, parameters_sha256
 from syncpretrain.models.model_file import Model, read_model, write_model
 from syncpretrain.models.passes import down_through, up_through
 from syncpretrain.models.sampling import gibbs_chains
+from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.units import kind_of
 
@@ -40,12 +42,15 @@ class Stack:
         How Gaussian visible units see the input; decoding takes it back.
     head : Head or None
         What predicts from the code, once fine-tuning gave the stack one.
+    history : ErrorHistory or None
+        Errors by layer and epoch of the training that returned the stack; it is not saved.
     """
 
     layers: tuple[Layer, ...]
     info: dict[str, Any] = field(default_factory=dict)
     scaling: Scaling | None = None
     head: Head | None = None
+    history: ErrorHistory | None = None
 
     def __repr__(self) -> str:
         """Return one line a layer, without the weights."""
@@ -96,7 +101,9 @@ class Stack:
             the visible units are binary.
         """
         bounded = kind_of(self.layers[0].visible_units).is_unit_interval
-        examples = _checked_width(check_examples(X, name, bounded=bounded), self.widths[0], name)
+        bits = self.info.get("bytes") == BITS
+        examples = check_examples(X, name, bounded=bounded, bits=bits)
+        examples = _checked_width(examples, self.widths[0], name)
         return examples if self.scaling is None else self.scaling.apply(examples)
 
     def encode(self, X: ArrayLike, *, layer: int | None = None) -> Array:

@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 from numpy.typing import ArrayLike
 
+from syncpretrain.data.blocks import BITS
+from syncpretrain.data.examples import check_examples, evenly_spaced
+from syncpretrain.data.facts import Look, look_at
 from syncpretrain.data.minibatches import Minibatches
-from syncpretrain.errors import SettingsError
-from syncpretrain.events import Observer
+from syncpretrain.errors import PoorResultWarning, SettingsError
+from syncpretrain.events import Notice, Observer
 from syncpretrain.models.stack import Stack
+from syncpretrain.models.verdict import baselines, on_layers
+from syncpretrain.observers.errors import ErrorHistory
+from syncpretrain.observers.verbose import observing
 from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.pretraining.start import driver_for
-from syncpretrain.settings import settings_from
+from syncpretrain.settings import PretrainSettings, settings_from
+from syncpretrain.settings.by_data import in_words, pretrain_by_data
 
 __all__ = ["pretrain"]
+
+JUDGED_ROWS = 1000  # for the verdict
 
 
 def pretrain(
     X: ArrayLike | Minibatches | Iterable[ArrayLike] | Callable[[int], Any],
     *,
-    layers: str | Sequence[Any],
+    layers: str | Sequence[Any] | None = None,
+    hidden: int | Sequence[int] | None = None,
     validation: ArrayLike | None = None,
+    verbose: bool = False,
     observers: Iterable[Observer] = (),
     replay: Reads | None = None,
     **settings: Any,
@@ -31,28 +46,54 @@ def pretrain(
 
     Parameters
     ----------
-    X : array-like of shape (n_examples, layers[0]), or iterable of such arrays
-        Values in [0, 1], or bytes, which are divided by 255; for Gaussian visible units any
-        finite values, which are standardized. With ``handoff="minibatch"``, what ``numpy.load``
-        maps with ``mmap_mode="r"`` is read a minibatch at a time, and X may be
-        :class:`~syncpretrain.Minibatches`, or an iterable of arrays that stands for them.
+    X : array-like of shape (n_examples, width), or iterable of such arrays
+        Values in [0, 1], or bytes, which are divided by 255 unless all are 0 or 1; other values
+        make the visible units Gaussian, for which each column is standardized. With
+        ``handoff="minibatch"``, what ``numpy.load`` maps with ``mmap_mode="r"`` is read a minibatch
+        at a time, and X may be :class:`~syncpretrain.Minibatches`, or an iterable of arrays that
+        stands for them.
     layers : sequence of int, or str
         Units of the input and of each layer, such as [784, 1000, 500, 250, 30]; with convolutions
         a text such as "1x28x28,conv:20x5,pool:2,500", or a sequence of :class:`ImageShape`,
         :class:`Conv`, :class:`Pool` and units.
-    validation : array-like of shape (n_held_out, layers[0]), optional
+    hidden : int, or sequence of int
+        Units of each layer without the input's, such as [1000, 500, 250, 30]; instead of
+        ``layers``.
+    validation : array-like of shape (n_held_out, width), optional
         Held-out examples; each layer's error on them is reported after every epoch.
+    verbose : bool
+        Print the progress on standard error, as the command line does.
     observers : iterable of callable
         Called with each event of :mod:`syncpretrain.events`, in this thread.
     replay : tuple of tuple of int, optional
         For each layer, the upstream version of each of its epochs, as a run recorded them.
     **settings
-        Fields of :class:`syncpretrain.settings.PretrainSettings`, such as ``schedule``, ``epochs``,
-        ``workers``, ``learning_rate`` and ``seed``. One value stands for all layers.
+        One value stands for all layers. Without a value, the first three follow from the data
+        (see the page "Choosing settings"). These matter most:
+
+        * ``epochs``: passes of each layer over its input;
+        * ``batch_size``: examples in a minibatch;
+        * ``visible_units``: "bernoulli" for values in [0, 1], "gaussian" for others;
+        * ``learning_rate``: 0.1, and lower with units that have no limits;
+        * ``model``: "rbm", "autoencoder", "denoising" or "contractive";
+        * ``hidden_units``: "bernoulli", or "gaussian", "relu" and, of autoencoders, "tanh";
+        * ``weight_decay``: 0.0002;
+        * ``early_stopping``: what ends a layer's epochs before it overfits;
+        * ``workers``: threads of all layers; default the usable cores;
+        * ``seed``: of everything that is drawn.
+
+        The other fields of :class:`syncpretrain.settings.PretrainSettings` may be given, too.
 
     Returns
     -------
     Stack
+        Its ``history`` has the errors of each layer and epoch, its ``info`` the settings.
+
+    Warns
+    -----
+    PoorResultWarning
+        If the result is no better than the mean of the data, or most units of a layer are
+        constant.
 
     Raises
     ------
@@ -67,11 +108,77 @@ def pretrain(
     --------
     >>> import numpy as np
     >>> X = np.eye(8, dtype=np.float32).repeat(4, axis=0)
-    >>> pretrain(X, layers=[8, 4, 2], epochs=2, batch_size=8).widths
+    >>> pretrain(X, hidden=[4, 2], epochs=50).widths
     (8, 4, 2)
     """
     if others := settings.keys() & {"data", "finetune"}:
         raise SettingsError(f"{min(others)}: is no setting of pretrain(); see finetune() for that")
+    look = look_at(X, streams=settings.get("handoff") == "minibatch")
+    wanted, chosen = _settled(_layers(layers, hidden, look), look, settings)
+    notice = in_words(look.facts, chosen) if look.facts is not None and chosen else None
+    history = ErrorHistory()
+    with observing(verbose) as printing:
+        watching = [*observers, *printing]
+        rows = cast("ArrayLike", look.X)  # or what gives them, which the driver looks at
+        held_out = _like(validation, look)
+        driver = driver_for(wanted, rows, held_out, observers=[history, *watching], replay=replay)
+        for observer in watching if notice else ():
+            observer(Notice(time.monotonic(), str(notice)))
+        stack = driver.run()
+    sentences = on_layers(baselines(stack, _sample(stack, look)), history.layers)
+    for sentence in sentences:
+        warnings.warn(sentence, PoorResultWarning, stacklevel=2)
+    info: dict[str, Any] = {"by_data": chosen} if chosen else {}
+    info |= {"verdict": sentences} if sentences else {}
+    info |= {"bytes": BITS} if look.are_bits else {}
+    return replace(stack, info=stack.info | info, history=history)
+
+
+def _layers(layers: Any, hidden: Any, look: Look) -> Any:
+    """Return the widths, the input's included."""
+    if (layers is None) == (hidden is None):
+        got = "nothing" if layers is None else "layers and hidden"
+        raise SettingsError(
+            f"layers: got {got}, expected one of the two: layers=[784, 500, 30] with the input's"
+            " width, or hidden=[500, 30] without"
+        )
+    if hidden is None:
+        return layers
+    if look.facts is None:
+        raise SettingsError(
+            "hidden: got it with an iterable, whose width is not known, expected layers=, the"
+            " input's width first"
+        )
+    units = [hidden] if isinstance(hidden, (int, np.integer)) else hidden
+    if isinstance(units, str) or not all(isinstance(n, (int, np.integer)) for n in units):
+        raise SettingsError(
+            f"hidden: got {hidden!r}, expected whole numbers, such as [500, 30]; convolutions need"
+            " layers="
+        )
+    return [look.facts.columns, *map(int, units)]
+
+
+def _settled(
+    layers: Any, look: Look, settings: dict[str, Any]
+) -> tuple[PretrainSettings, dict[str, Any]]:
+    """Return the settings, and those of them that follow from the data."""
     wanted = settings_from(layers, **settings).pretrain
-    rows = cast("ArrayLike", X)  # or what gives them, which the driver looks at
-    return driver_for(wanted, rows, validation, observers=observers, replay=replay).run()
+    if look.facts is None:
+        return wanted, {}
+    given = [name for name, value in settings.items() if value is not None]
+    return pretrain_by_data(wanted, given, look.facts)
+
+
+def _like(validation: ArrayLike | None, look: Look) -> Any:
+    """Return examples to validate with, whose bytes mean what those to train on do."""
+    if validation is None or not look.are_bits:
+        return validation
+    return check_examples(validation, "validation", bounded=False, bits=True)
+
+
+def _sample(stack: Stack, look: Look) -> Any:
+    """Return some of the examples, to judge the stack by; none of an iterable."""
+    if look.facts is None:
+        return ()
+    X = look.X
+    return evenly_spaced(X if hasattr(X, "shape") else np.asarray(X), JUDGED_ROWS)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from syncpretrain.backends.choice import resolve_backend
 from syncpretrain.data import load_dataset, located
 from syncpretrain.data.dataset import UNLABELLED, Dataset
+from syncpretrain.data.facts import range_of
 from syncpretrain.data.mapped_file import KnownFile
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.options import tuning_options
@@ -19,30 +20,76 @@ from syncpretrain.parallel.blas import blas_threads
 from syncpretrain.pretraining.schedule.kinds import UNTRAINED
 from syncpretrain.runs.folder import check_text
 from syncpretrain.settings import Settings
+from syncpretrain.settings.by_data import (
+    Facts,
+    Given,
+    finetune_by_data,
+    in_words,
+    pretrain_by_data,
+)
 from syncpretrain.settings.devices import why_not_on_a_device, why_not_tuned_on_a_device
 from syncpretrain.units import kind_of
 
-__all__ = ["check_finetuning", "load_data", "resolve", "with_absolute_path"]
+__all__ = ["check_finetuning", "load_data", "resolve", "settled", "with_absolute_path"]
+
+USUAL_DATA = "mnist"  # that the usual values are for
 
 PRETRAINED_COPIES = 4  # of the stack: itself, and the states of its layers, until the run is over
 
 
-def load_data(settings: Settings, known: KnownFile | None = None) -> Dataset:
+def load_data(
+    settings: Settings, known: KnownFile | None = None, *, given: Given | None = None
+) -> Dataset:
     """Return the data that settings name, with the labels that they keep.
 
-    A streamed run leaves a ``.npy`` file on the disk; a ``known`` one is not checked again.
+    A streamed run leaves a ``.npy`` file on the disk; a ``known`` one is not checked again. Values
+    may lie outside [0, 1] where what was ``given`` leaves the visible units to them.
     """
+    streams = settings.pretrain.handoff == "minibatch"
+    is_open = given is not None and given.leaves_units and not streams
     check_text("data", located(settings.data.name))
     data = load_dataset(
         settings.data.name,
         validation=settings.data.validation,
-        bounded=kind_of(settings.pretrain.visible_units).is_unit_interval,
-        mapped=settings.pretrain.handoff == "minibatch",
+        bounded=kind_of(settings.pretrain.visible_units).is_unit_interval and not is_open,
+        mapped=streams,
         known=known,
     )
     if settings.data.labels is not None:
         data = data.with_labels(settings.data.labels, seed=settings.pretrain.seed)
     return data
+
+
+def settled(settings: Settings, given: Given | None, data: Dataset) -> tuple[Settings, str | None]:
+    """Return settings with what follows from the data, and one line about it.
+
+    What was ``given`` stays as it is; with None, as of a preset, everything. MNIST has the usual
+    values, whichever of its digits are at hand.
+
+    Raises
+    ------
+    SettingsError
+        If a value that follows does not go together with those that were given.
+    """
+    if given is None:
+        return settings, None
+    is_usual = data.name == USUAL_DATA
+    low, high = range_of(data.train) if isinstance(data.train, np.ndarray) else (0.0, 1.0)
+    facts = Facts(len(data.train), data.width, low, high)
+    pretrain, chosen = settings.pretrain, dict[str, Any]()
+    if not is_usual:
+        pretrain, chosen = pretrain_by_data(pretrain, given.pretrain, facts)
+    words = [in_words(facts, chosen)] if chosen else []
+    finetune = settings.finetune
+    labels = data.train_labels if finetune.objective in ("classification", "regression") else None
+    if finetune.objective != "none" and not (is_usual and settings.data.labels is None):
+        targets = facts.rows if labels is None else int((labels != UNLABELLED).sum())
+        facts = facts._replace(rows=targets)
+        shapes = settings.pretrain.shapes
+        finetune, chosen = finetune_by_data(finetune, given.finetune, facts, shapes)
+        words += [f"fine-tuning: {in_words(facts, chosen)}"] if chosen else []
+    settings = msgspec.structs.replace(settings, pretrain=pretrain, finetune=finetune)
+    return settings, "; ".join(words) or None
 
 
 def resolve(settings: Settings) -> Settings:

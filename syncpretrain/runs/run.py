@@ -38,9 +38,10 @@ from syncpretrain.runs.identity import (
     read_identity,
 )
 from syncpretrain.runs.lock import owned
-from syncpretrain.runs.prepare import load_data, resolve, with_absolute_path
+from syncpretrain.runs.prepare import load_data, resolve, settled, with_absolute_path
 from syncpretrain.runs.stages import Stages
 from syncpretrain.settings import Settings, moved_elsewhere, read_settings, write_settings
+from syncpretrain.settings.by_data import Given
 
 __all__ = ["resume_run", "train_run"]
 
@@ -52,6 +53,7 @@ def train_run(
     observers: Iterable[Observer] = (),
     replay: Reads | None = None,
     data: Dataset | None = None,
+    given: Given | None = None,
 ) -> dict[str, Any]:
     """Pretrain, fine-tune and evaluate; write the run folder and return its metrics.
 
@@ -65,6 +67,8 @@ def train_run(
         The recorded reads to repeat.
     data : Dataset, optional
         What the settings name, if it is loaded already.
+    given : Given, optional
+        The settings that the user gave; others follow from the data. None leaves all as they are.
 
     Raises
     ------
@@ -78,10 +82,11 @@ def train_run(
     """
     started = time.monotonic()
     check_folder(out)
+    data = load_data(settings, given=given) if data is None else data
+    settings, notice = settled(settings, given, data)
     settings = resolve(settings)
-    run = Stages(
-        settings, load_data(settings) if data is None else data, observers, started, replay
-    )
+    run = Stages(settings, data, observers, started, replay)
+    run.notices += [notice] if notice else []
     out = new_folder(settings.pretrain.layers) if out is None else made_folder(out)
     with owned(out, run.report):
         try:

@@ -7,6 +7,7 @@ and every refusal says what was got, what was expected and where.
 
 from syncpretrain.settings.files import (
     checked,
+    names_in,
     preset_names,
     preset_path,
     read_settings,
@@ -33,6 +34,7 @@ __all__ = [
     "Settings",
     "checked",
     "moved_elsewhere",
+    "names_in",
     "preset_names",
     "preset_path",
     "read_settings",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
-__all__ = ["HANDOFF_DEFAULTS", "MODEL_DEFAULTS", "PER_LAYER"]
+from syncpretrain.units import KINDS, UNITS
+
+__all__ = ["HANDOFF_DEFAULTS", "MODEL_DEFAULTS", "PER_LAYER", "usual_rates"]
 
 PER_LAYER: dict[str, Any] = {  # each with its default
     "epochs": 10,
@@ -32,3 +36,15 @@ MODEL_DEFAULTS: dict[str, dict[str, Any]] = {  # where they differ from those ab
     "denoising": {"corruption": "masking:0.25"},
     "contractive": {"contraction": 0.1},
 }
+
+
+def usual_rates(visible: Any, hidden: Sequence[Any]) -> list[float]:
+    """Return the usual learning rate of each layer: the lowest of its kinds of units.
+
+    What is no kind of units counts as the default; it is refused later.
+    """
+    rates = [
+        KINDS[name].learning_rate if name in UNITS else PER_LAYER["learning_rate"]
+        for name in (visible, *hidden)
+    ]
+    return list(map(min, pairwise(rates)))

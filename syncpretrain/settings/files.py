@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,10 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.settings.architecture import architecture_of
 from syncpretrain.settings.convert import checked, plain
 from syncpretrain.settings.convolutions import usual_costs
-from syncpretrain.settings.defaults import HANDOFF_DEFAULTS, MODEL_DEFAULTS, PER_LAYER
+from syncpretrain.settings.defaults import HANDOFF_DEFAULTS, MODEL_DEFAULTS, PER_LAYER, usual_rates
 from syncpretrain.settings.drift import settled_epochs
 from syncpretrain.settings.sections import Settings
 from syncpretrain.storage import write_atomically
-from syncpretrain.units import KINDS, UNITS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -27,6 +25,7 @@ else:
 
 __all__ = [
     "checked",
+    "names_in",
     "preset_names",
     "preset_path",
     "read_settings",
@@ -110,6 +109,19 @@ def read_settings(path: Path) -> Settings:
         raise SettingsError(f"{path}: {error}") from error
 
 
+def names_in(path: Path) -> dict[str, frozenset[str]]:
+    """Return the names that each section of a TOML file of settings has.
+
+    Raises
+    ------
+    SettingsError
+        As :func:`read_settings`.
+    """
+    read_settings(path)
+    sections = tomllib.loads(path.read_text(encoding="utf-8"))
+    return {name: frozenset(fields) for name, fields in sections.items()}
+
+
 def write_settings(settings: Settings, path: Path) -> None:
     """Write every setting that is not None or empty as TOML, the file whole or not at all.
 
@@ -142,7 +154,8 @@ def _from_sections(sections: dict[str, Any], layers: Any, pretrain: dict[str, An
     filled |= settled_epochs(filled["epochs"], settle, filled["refresh_when"])
     filled["momentum"] = [str(value) for value in filled["momentum"]]
     if "learning_rate" not in pretrain:
-        filled["learning_rate"] = _usual_rates(pretrain, filled["hidden_units"])
+        visible = pretrain.get("visible_units", "bernoulli")
+        filled["learning_rate"] = usual_rates(visible, filled["hidden_units"])
     if "sparsity_cost" not in pretrain and pretrain.get("model", "rbm") == "rbm":
         text = pretrain.get("architecture")
         filled["sparsity_cost"] = usual_costs(text, filled["hidden_units"], depth)
@@ -158,18 +171,6 @@ def _agreed(architecture: str, pretrain: dict[str, Any]) -> str:
             f"architecture: got {given} with layers {architecture}; leave one of the two out"
         )
     return architecture
-
-
-def _usual_rates(pretrain: dict[str, Any], hidden: list[Any]) -> list[float]:
-    """Return the usual learning rate of each layer: the lowest of its kinds of units.
-
-    What is no kind of units counts as the default; it is refused later.
-    """
-    below = [pretrain.get("visible_units", "bernoulli"), *hidden]
-    rates = [
-        KINDS[name].learning_rate if name in UNITS else PER_LAYER["learning_rate"] for name in below
-    ]
-    return list(map(min, pairwise(rates)))
 
 
 def _spread(value: Any, depth: int) -> list[Any]:

@@ -1,0 +1,58 @@
+"""Look at examples before there are settings: their numbers, and their range."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.data.blocks import as_bits, chunks
+from syncpretrain.data.examples import as_examples
+from syncpretrain.data.file_rows import FileRows, rows_in_file
+from syncpretrain.data.minibatches import is_iterable_of_arrays
+from syncpretrain.settings.by_data import Facts
+
+__all__ = ["Look", "look_at", "range_of"]
+
+
+class Look(NamedTuple):
+    """Examples, what is known of them (None of an iterable), and whether bytes of them are bits."""
+
+    X: Any
+    facts: Facts | None
+    are_bits: bool = False
+
+
+def look_at(X: Any, *, streams: bool = False) -> Look:
+    """Return examples as numbers in rows, and their facts; bytes of 0 and 1 become booleans.
+
+    What a stream reads from a file, or gets from an iterable, is not read for that.
+
+    Raises
+    ------
+    DataError
+        If X is no table of numbers.
+    """
+    if is_iterable_of_arrays(X):
+        return Look(X, None)
+    if isinstance(X, FileRows) or (streams and rows_in_file(X) is not None):
+        return Look(X, Facts(*X.shape))
+    rows = as_examples(X, "X")
+    bits = as_bits(rows)
+    low, high = range_of(rows)
+    return Look(bits, Facts(*rows.shape, low, high), bits.dtype.kind == "b")
+
+
+def range_of(X: NDArray[Any]) -> tuple[float, float]:
+    """Return the smallest and the largest value as they are trained on; NaN are left out."""
+    if X.dtype == np.uint8 or X.dtype.kind == "b":
+        return 0.0, 1.0
+    low, high = math.inf, -math.inf
+    with np.errstate(over="ignore"):  # as float32, because 1 + 1e-12 is 1 there
+        for rows in chunks(X.shape):
+            block = np.asarray(X[rows], dtype=np.float32)
+            low = min(low, float(np.fmin.reduce(block, axis=None)))
+            high = max(high, float(np.fmax.reduce(block, axis=None)))
+    return (low, high) if low <= high else (0.0, 1.0)

@@ -1,0 +1,145 @@
+"""The verdict on a result: sentences for what went wrong, and what to try.
+
+An error means little by itself; what every error can be compared with is that of predicting the
+mean, and a share of right classes with that of the most frequent one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.models.diagnosis import NEAR_LIMIT
+from syncpretrain.models.passes import rows_at_once
+from syncpretrain.models.stack import Stack
+from syncpretrain.observers.errors import ErrorCurve
+from syncpretrain.units import kind_of
+
+__all__ = ["Baseline", "baselines", "on_layers", "on_tuning", "share_text"]
+
+MOST_CONSTANT = 0.5  # of a layer's units
+GROWN = 1.05  # times the first epoch's error: less is noise
+
+
+class Baseline(NamedTuple):
+    """Figures of one layer to judge its error by.
+
+    ``mean_error`` is the error of predicting the mean of its input, ``constant`` the number of its
+    hidden ``units`` that hardly differ between examples, ``at_limit`` how many of these are off
+    or on.
+    """
+
+    mean_error: float
+    units: int
+    constant: int
+    at_limit: int
+
+
+def baselines(stack: Stack, X: Any) -> list[Baseline]:
+    """Return the figures of each layer on examples of shape (n, input units); none without any."""
+    if not len(X):
+        return []
+    found = [_Measured(layer.shape.biases[1]) for layer in stack.layers]
+    count = rows_at_once(stack.layers)
+    for start in range(0, len(X), count):
+        below = stack.prepared(X[start : start + count])
+        for layer, measured in zip(stack.layers, found, strict=True):
+            above = layer.up(below)
+            measured.add(below, above)
+            below = above
+    units = (layer.hidden_units for layer in stack.layers)
+    return [measured.baseline(name) for measured, name in zip(found, units, strict=True)]
+
+
+class _Measured:
+    """Sums over the rows seen so far; of a convolution each position counts as a row."""
+
+    def __init__(self, units: int) -> None:
+        self._rows, self._squares = 0, 0.0
+        self._sums: Any = 0.0
+        self._low, self._high = np.full((2, units), [[np.inf], [-np.inf]])
+
+    def add(self, below: Array, above: Array) -> None:
+        self._rows += len(below)
+        self._sums = self._sums + below.sum(axis=0, dtype=np.float64)
+        self._squares += float(np.square(below, dtype=np.float64).sum())
+        hidden = above.reshape(-1, len(self._low))
+        np.minimum(self._low, hidden.min(axis=0), out=self._low)
+        np.maximum(self._high, hidden.max(axis=0), out=self._high)
+
+    def baseline(self, units: str) -> Baseline:
+        mean = self._sums / self._rows
+        constant = self._high - self._low < NEAR_LIMIT
+        if self._rows < 2:  # a single row says nothing
+            constant[:] = False
+        kind = kind_of(units)
+        limits = (self._high < kind.lower + NEAR_LIMIT) | (self._low > kind.upper - NEAR_LIMIT)
+        error = max(self._squares / self._rows - float(mean @ mean), 0.0)
+        return Baseline(error, len(constant), int(constant.sum()), int((constant & limits).sum()))
+
+
+def share_text(error: float, baseline: float) -> str:
+    """Return an error's share of that of predicting the mean."""
+    return f"{100 * error / baseline:.0f} %" if baseline > 0 else "-"
+
+
+def on_layers(found: Sequence[Baseline], curves: Sequence[ErrorCurve]) -> list[str]:
+    """Return sentences about layers that learned nothing, or were spoiled."""
+    sentences = []
+    for number, (layer, curve) in enumerate(zip(found, curves, strict=False), start=1):
+        grew = _grew(curve)
+        remedy = "try a lower learning_rate" if grew else "try more epochs, or smaller minibatches"
+        if layer.constant > MOST_CONSTANT * layer.units:
+            off = layer.at_limit > layer.constant / 2
+            state = "are off or on for every example" if off else "hardly differ between examples"
+            remedy = "try a lower learning_rate" if off or grew else "try more epochs"
+            sentences.append(
+                f"layer {number}: {layer.constant} of its {layer.units} units {state}; {remedy}"
+            )
+        elif curve.last is not None and layer.mean_error and curve.last >= layer.mean_error:
+            sentences.append(
+                f"layer {number}: its error is {share_text(curve.last, layer.mean_error)} of the"
+                f" mean's, so that predicting the mean of its input would be as good; {remedy}"
+            )
+        elif grew and number == 1:  # the input of the others changes
+            sentences.append(
+                f"layer 1: its error grew from {curve.train[0]:.4g} to {curve.train[-1]:.4g};"
+                f" {remedy}"
+            )
+    return sentences
+
+
+def on_tuning(objective: str, curve: ErrorCurve, baseline: float) -> list[str]:
+    """Return sentences about a fine-tuning.
+
+    ``baseline`` is the error of a constant: the mean's, or of classes the share of all but the most
+    frequent one.
+    """
+    if curve.last is None or not baseline:
+        return []
+    grew = _grew(curve)
+    remedy = "a lower finetune learning_rate" if grew else "more epochs of fine-tuning"
+    if curve.last >= baseline and objective == "classification":
+        return [
+            f"classifier: {100 * curve.last:.1f} % wrong, as by always naming the most frequent"
+            f" class ({100 * baseline:.1f} % wrong); try {remedy}, or more labels"
+        ]
+    if curve.last >= baseline:
+        return [
+            f"{objective}: the error is {share_text(curve.last, baseline)} of the mean's, so that"
+            f" predicting the mean would be as good; try {remedy}"
+        ]
+    if grew:
+        return [
+            f"fine-tuning: the error grew from {curve.train[0]:.4g} to {curve.train[-1]:.4g}; try"
+            f" {remedy}"
+        ]
+    return []
+
+
+def _grew(curve: ErrorCurve) -> bool:
+    """Return whether the training error ended above that of the first epoch."""
+    return len(curve.train) > 1 and curve.train[-1] > GROWN * curve.train[0]

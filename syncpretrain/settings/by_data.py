@@ -1,0 +1,170 @@
+"""Values of settings that follow from the data, where the user gave none.
+
+What trains a network is the number of its updates. Ten epochs are 5,000 updates with the 50,000
+digits of MNIST in minibatches of 100, and 40 with a table of 400 rows, which train nothing. So
+small data takes smaller minibatches and more epochs, until it has as many updates; data as large
+as MNIST keeps the usual values. Everything is a function of a few numbers: no arrays here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from syncpretrain.settings.defaults import PER_LAYER, usual_rates
+from syncpretrain.settings.finetuning import FinetuneSettings
+from syncpretrain.settings.replacing import replaced
+from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.shapes import LayerShape
+
+__all__ = ["Facts", "Given", "finetune_by_data", "in_words", "pretrain_by_data"]
+
+BATCH_SHARE = 100  # minibatches of an epoch, at least, as long as they are not too small
+SMALLEST_MINIBATCH = 10  # the gradient of fewer examples is mostly noise
+UPDATES = 5000  # as ten epochs of MNIST are
+MOST_EPOCHS = 500  # whatever is in so few rows is learned by then
+MOST_WORK = 10**12  # rows times weights, of all epochs: those of MNIST in 784-1000-500-250-30
+STEPPING_OPTIMIZERS = ("adam", "sgd")  # the others search along lines, on large minibatches
+
+
+class Given(NamedTuple):
+    """Names of the settings that the user gave, which stay as they are, by section."""
+
+    pretrain: frozenset[str] = frozenset()
+    finetune: frozenset[str] = frozenset()
+
+    @property
+    def leaves_units(self) -> bool:
+        """Whether the visible units may follow from the values."""
+        return "visible_units" not in self.pretrain
+
+
+class Facts(NamedTuple):
+    """Numbers about the data that settings follow from.
+
+    Attributes
+    ----------
+    rows, columns : int
+        To train on; for fine-tuning only the rows that have a target.
+    low, high : float
+        The smallest and the largest value; of bytes as they are trained on.
+    """
+
+    rows: int
+    columns: int
+    low: float = 0.0
+    high: float = 1.0
+
+    @property
+    def is_unit_interval(self) -> bool:
+        """Whether all values can be probabilities."""
+        return self.low >= 0 and self.high <= 1
+
+
+def pretrain_by_data(
+    settings: PretrainSettings, given: Iterable[str], facts: Facts
+) -> tuple[PretrainSettings, dict[str, Any]]:
+    """Return settings with the values that follow from the data, and these values.
+
+    Parameters
+    ----------
+    settings : PretrainSettings
+        With the usual values where none were given.
+    given : iterable of str
+        Names of the settings that the user gave, which stay as they are.
+    facts : Facts
+
+    Raises
+    ------
+    SettingsError
+        If they do not go together with the others.
+    """
+    given = set(given)
+    found: dict[str, Any] = {}
+    if "visible_units" not in given and not facts.is_unit_interval:
+        found["visible_units"] = "gaussian"
+        if "learning_rate" not in given:
+            found["learning_rate"] = usual_rates("gaussian", settings.hidden_units)
+    shards = max(map(settings.shards_of, range(1, len(settings.layers))))
+    batch = settings.batch_size
+    if "batch_size" not in given:
+        found["batch_size"] = batch = _batch(facts.rows, settings.batch_size, shards)
+    if "epochs" not in given:
+        usual = PER_LAYER["epochs"]
+        epochs = _epochs(facts.rows, batch, usual, settings.shapes)
+        found["epochs"] = [epochs] * len(settings.epochs)
+    found = _changes(settings, found)
+    return (replaced(settings, **found), found) if found else (settings, found)
+
+
+def finetune_by_data(
+    settings: FinetuneSettings,
+    given: Iterable[str],
+    facts: Facts,
+    shapes: Iterable[LayerShape],
+) -> tuple[FinetuneSettings, dict[str, Any]]:
+    """Return settings of fine-tuning with the values that follow from the data, and these values.
+
+    Parameters
+    ----------
+    settings : FinetuneSettings
+        Or settings with more fields, whose type is kept.
+    given : iterable of str
+        Names of the settings that the user gave, which stay as they are.
+    facts : Facts
+    shapes : iterable of LayerShape
+        Of the layers.
+    """
+    given = set(given)
+    found: dict[str, Any] = {}
+    if settings.optimizer not in STEPPING_OPTIMIZERS:
+        return settings, found
+    batch = settings.batch_size
+    if "batch_size" not in given:
+        shards = max(settings.shards, settings.replicas or 1)
+        found["batch_size"] = batch = _batch(facts.rows, settings.batch_size, shards)
+    if "epochs" not in given:
+        found["epochs"] = _epochs(facts.rows, batch, settings.epochs, shapes)
+    found = _changes(settings, found)
+    return (replaced(settings, **found), found) if found else (settings, found)
+
+
+def in_words(facts: Facts, found: Mapping[str, Any]) -> str:
+    """Return one line about settings that followed from the data."""
+    words = []
+    for name, value in found.items():
+        if name == "visible_units":
+            words.append(
+                f"visible units {value} (values from {facts.low:g} to {facts.high:g}, which are"
+                " standardized)"
+            )
+        elif name != "learning_rate":
+            number = value[0] if isinstance(value, list) else value
+            words.append(f"batch size {number}" if name == "batch_size" else f"{number} epochs")
+    return f"settings for {facts.rows:,} rows of {facts.columns:,} numbers: {', '.join(words)}"
+
+
+def _batch(rows: int, usual: int, shards: int) -> int:
+    """Return the minibatch size: a hundredth of the rows, of at least 10, and the usual at most."""
+    wanted = min(usual, max(SMALLEST_MINIBATCH, rows // BATCH_SHARE))
+    return max(min(wanted, rows), shards, 1)
+
+
+def _epochs(rows: int, batch: int, usual: int, shapes: Iterable[LayerShape]) -> int:
+    """Return the epochs that make enough updates, but no more work than large data is."""
+    steps = max(math.ceil(rows / batch), 1)
+    work = max(rows, 1) * sum(shape.products for shape in shapes)
+    return max(usual, min(math.ceil(UPDATES / steps), MOST_EPOCHS, MOST_WORK // work))
+
+
+def _changes(settings: msgspec.Struct, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the values that are others than the settings have."""
+    plain = msgspec.to_builtins(settings)
+    return {name: value for name, value in found.items() if _listed(plain[name]) != _listed(value)}
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
