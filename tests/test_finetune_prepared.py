@@ -57,7 +57,7 @@ def refused_early(monkeypatch, tmp_path):
     def run(match, settings, data):
         with monkeypatch.context() as patched:
             patched.setattr(Pretraining, "run", work)
-            patched.setattr(run_module, "load_data", lambda settings: data)
+            patched.setattr(run_module, "load_data", lambda settings, given: data)
             with pytest.raises((SettingsError, DataError), match=match):
                 train_run(settings, out=tmp_path / "run")
         assert not (tmp_path / "run").exists()
@@ -145,7 +145,7 @@ class TestRun:
         """Return a function that runs settings on data; it returns the metrics and the events."""
 
         def train(settings, data):
-            monkeypatch.setattr(run_module, "load_data", lambda settings: data)
+            monkeypatch.setattr(run_module, "load_data", lambda settings, given: data)
             events = []
             return train_run(settings, out=tmp_path / "run", observers=[events.append]), events
 

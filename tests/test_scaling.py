@@ -109,7 +109,7 @@ class TestRange:
     def test_values_outside_the_unit_interval_need_gaussian_visible_units(self):
         arguments = {"layers": [2, 2], "epochs": 1, "batch_size": 5}
         with pytest.raises(DataError, match=r"X: got 2 at row 0, column 1 .*values in \[0, 1\]"):
-            pretrain(self.X, **arguments)
+            pretrain(self.X, visible_units="bernoulli", **arguments)
         stack = pretrain(self.X, visible_units="gaussian", **arguments)
         assert np.isfinite(stack.reconstruct(self.X)).all()
 

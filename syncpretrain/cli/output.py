@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from syncpretrain.events import Observer
+from syncpretrain.models.verdict import share_text
 from syncpretrain.observers.progress import progress_observer
 
 __all__ = ["announce", "print_errors", "print_run"]
@@ -42,6 +43,8 @@ def print_run(report: dict[str, Any], file: IO[str]) -> None:
         table.add_row(*_errors_cells(row), str(row["epochs"]), *times)
     console.print(table)
     _print_stack(console, report)
+    for sentence in report["verdict"]:
+        _print(console, f"verdict: {sentence}")
     seconds = report["seconds"]
     parts = ", ".join(f"{name} {seconds[name]:.1f}" for name in ("data", "pretrain", "finetune"))
     _print(console, f"seconds: {parts}, total {seconds['total']:.1f}")
@@ -113,6 +116,7 @@ def _print_data(console: Console, report: dict[str, Any]) -> Table:
     table.add_column("\nunits", no_wrap=dense)
     for part in report["layers"][0]["reconstruction_error"]:
         table.add_column(f"{part}\nerror", justify="right")
+    table.add_column("of the\nmean's", justify="right")
     return table
 
 
@@ -120,20 +124,34 @@ def _errors_cells(row: dict[str, Any]) -> tuple[str, ...]:
     errors = map(_number, row["reconstruction_error"].values())
     shape, _, handed_up = row["shape"].partition(" -> ")
     units = shape.partition(" ")[2] if handed_up else shape  # the images are those of the last row
-    return (str(row["layer"]), units, *errors)
+    return (str(row["layer"]), units, *errors, _share_of_mean(row))
+
+
+def _share_of_mean(row: dict[str, Any]) -> str:
+    """Return the last error's share of that of predicting the mean."""
+    means = row["mean_error"]
+    found = [(e, means[part]) for part, e in row["reconstruction_error"].items() if e is not None]
+    return share_text(*found[-1]) if found else "-"
 
 
 def _print_stack(console: Console, report: dict[str, Any]) -> None:
     errors = report["reconstruction_error"].items()
-    parts = ", ".join(f"{part} {_number(error)}" for part, error in errors if error is not None)
+    means = report["mean_error"]
+    parts = ", ".join(
+        f"{part} {_number(error)} ({share_text(error, means[part])})"
+        for part, error in errors
+        if error is not None
+    )
     whole = "whole stack"
     if report["accuracy"] is not None:
         shares = report["accuracy"].items()
         wrong = (f"{part} {100 * (1 - x):.2f} %" for part, x in shares if x is not None)
-        _print(console, f"classifier, wrong: {', '.join(wrong)}")
+        usual = [f"{100 * (1 - x):.2f} %" for x in report["majority"].values() if x is not None]
+        most = f" (by the most frequent class {usual[-1]})" if usual else ""
+        _print(console, f"classifier, wrong: {', '.join(wrong)}{most}")
         whole = "whole stack, pretrained"
     if parts:
-        _print(console, f"{whole}: {parts} (squared error)")
+        _print(console, f"{whole}: {parts} (squared error, and its share of the mean's)")
 
 
 def _print(console: Console, text: str) -> None:

@@ -42,7 +42,7 @@ def look_at(X: Any, *, streams: bool = False) -> Look:
     rows = as_examples(X, "X")
     bits = as_bits(rows)
     low, high = range_of(rows)
-    return Look(bits, Facts(*rows.shape, low, high), bits.dtype.kind == "b")
+    return Look(bits, Facts(len(rows), rows.shape[1], low, high), bits.dtype.kind == "b")
 
 
 def range_of(X: NDArray[Any]) -> tuple[float, float]:

@@ -39,8 +39,8 @@ __all__ = [
 FORMATS = ".npy, .npz, IDX (gzipped or not) or .csv"
 AS_BITS = "{}: its bytes are all 0 or 1, and were not divided by 255"
 ALL_ONES = (  # of a path
-    "{}: its bytes are all 0 or 1, and like all bytes of a stream they were scaled by 1/255, so that"
-    " no value is above 0.004; where 1 means on, save the array as bool or float32"
+    "{}: its bytes are all 0 or 1, and like all bytes of a stream they were scaled by 1/255, so"
+    " that no value is above 0.004; where 1 means on, save the array as bool or float32"
 )
 EXAMPLE_NAMES = ("X", "x", "data", "images")
 LABEL_NAMES = ("y", "labels", "target")
@@ -67,8 +67,9 @@ def read_file(
     Returns
     -------
     X : array of shape (n_examples, width)
-        Of the file's own type, checked; bytes are still unscaled, but booleans where all are 0 or 1. More than two dimensions are
-        flattened. Of a ``.npy`` file it is a read-only view of the disk.
+        Of the file's own type, checked; bytes are still unscaled, but booleans where all are 0 or
+        1. More than two dimensions are flattened. Of a ``.npy`` file it is a read-only view of the
+        disk.
     labels : int64 array of shape (n_examples,), or None
 
     Raises

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,6 @@ from syncpretrain.finetuning.options import TuningOptions, tuning_options
 from syncpretrain.finetuning.prepared import Finetuning, Form, Part
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.models.stack import Stack
-from syncpretrain.models.verdict import on_tuning
-from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.observers.verbose import observing
 from syncpretrain.settings.by_data import in_words
 from syncpretrain.units import kind_of
@@ -87,7 +84,8 @@ def finetune(
         usable cores) and ``backend`` (``auto``, ``numpy``, ``cupy`` or ``cupy:1``: as of
         :class:`syncpretrain.settings.PretrainSettings`, on one GPU). ``objective`` follows from y
         unless it is given, ``epochs`` and ``batch_size`` from the number of rows with a target (see
-        the page "Choosing settings"). ``learning_rate`` is 0.001 for adam and 0.1 for sgd unless it is given.
+        the page "Choosing settings"). ``learning_rate`` is 0.001 for adam and 0.1 for sgd unless it
+        is given.
 
     Returns
     -------
@@ -123,7 +121,6 @@ def finetune(
     train = Part(_examples(X, stack, options), y, "y")
     given = [name for name, value in settings.items() if value is not None]
     tuning = Finetuning(Form.of(stack), options, train, held_out, given=given)
-    history = _continued(stack.history)
     with observing(verbose) as printing:
         watching = [*observers, *printing]
         if tuning.by_data:
@@ -132,24 +129,15 @@ def finetune(
                 observer(Notice(time.monotonic(), notice))
         tuned = tuning.run(
             stack,
-            observers=[history, *watching],
+            observers=watching,
             stop=stop,
             save=save,
             resume=resume,
             stall_seconds=stall_seconds,
         )
-    objective = tuning.options.objective
-    sentences = on_tuning(objective, history.finetune, tuning.constant_error(stack))
-    for sentence in sentences:
+    for sentence in tuned.info.get("verdict", ()):
         warnings.warn(sentence, PoorResultWarning, stacklevel=2)
-    info = {name: value for name, value in tuned.info.items() if name != "verdict"}
-    info |= {"verdict": sentences} if sentences else {}
-    return replace(tuned, info=info, history=history)
-
-
-def _continued(history: ErrorHistory | None) -> ErrorHistory:
-    """Return the history of a fine-tuning, which begins with that of pretraining."""
-    return ErrorHistory([] if history is None else list(history.layers))
+    return tuned
 
 
 def _examples(X: ArrayLike, stack: Stack, options: TuningOptions) -> Any:

@@ -12,14 +12,11 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from syncpretrain.backends.choice import backend_for
-from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.file_rows import FileRows
-from syncpretrain.data.scaling import spread
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
 from syncpretrain.events import Notice, Observer
+from syncpretrain.finetuning.judged import continued, judged
 from syncpretrain.finetuning.memory import finetuning_bytes
 from syncpretrain.finetuning.optimizers import optimizer_for, optimizer_vectors
 from syncpretrain.finetuning.options import TuningOptions, shared_out
@@ -47,7 +44,6 @@ from syncpretrain.units import kind_of
 __all__ = ["Finetuning", "Form", "Part"]
 
 THREADS_PER_CORE = 2
-JUDGED_MOST = 10_000  # rows, whose spread an error is compared with
 
 
 class Form(NamedTuple):
@@ -150,6 +146,7 @@ class Finetuning:
         stall_seconds: float | None = None,
     ) -> Stack:
         """Return a new stack that does its task better; see :func:`syncpretrain.finetune`."""
+        history = continued(stack.history)
         form = Form.of(stack)
         if form[:2] != self._form[:2]:
             raise DataError(f"stack: got {form}, expected {self._form}, as it was prepared for")
@@ -160,11 +157,14 @@ class Finetuning:
         workers = WorkerPool(count, "syncpretrain-finetune", times)
         with stop_on_signals() as request:  # outermost: an interrupt leaves no BLAS limit behind
             with blas_limit(self._threads), closing(workers) as pool, backend.stream():
+                task, train, held_out = self._task(stack)
                 trainer = Trainer(
-                    *self._task(stack),
+                    task,
+                    train,
+                    held_out,
                     self.options,
                     self._optimizer,
-                    observers=observers,
+                    observers=[history, *observers],
                     stop=lambda: request() or (stop is not None and stop()),
                     save=save,
                     run_in_pool=pool.run,
@@ -181,7 +181,7 @@ class Finetuning:
                 raise RunInterrupted(
                     "fine-tuning was stopped at its end", stack=tuned, signum=request.signum or 2
                 )
-        return tuned
+        return judged(tuned, self.options.objective, history, train.targets)
 
     def _task(self, stack: Stack) -> tuple[Reconstruction | Supervised, Examples, Examples | None]:
         """Return what a stack is tuned for, and the examples as its lowest layer sees them."""
@@ -197,17 +197,6 @@ class Finetuning:
         if V is None or judged is None or not len(judged.rows):
             return task, train, None
         return task, train, Examples(V[judged.rows], judged.targets)
-
-    def constant_error(self, stack: Stack) -> float:
-        """Return the error of a constant: of the mean, or of naming the most frequent class."""
-        if self._labels is None:
-            X = self._train.X
-            most = evenly_spaced(np.asarray(X) if not hasattr(X, "shape") else X, JUDGED_MOST)
-            return spread(stack.prepared(most))
-        targets = self._labels.targets
-        if self.options.objective == "classification":
-            return 1 - float(targets.mean(axis=0).max())
-        return spread(targets)
 
     def _check_sizes(self) -> None:
         """Refuse a minibatch larger than the examples, and patience with nothing to judge by."""

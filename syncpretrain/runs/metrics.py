@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from syncpretrain.data.dataset import PARTS, Dataset
+from syncpretrain.data.dataset import PARTS, UNLABELLED, Dataset
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.file_rows import FileRows
+from syncpretrain.data.scaling import spread
 from syncpretrain.models.prediction import accuracies
 from syncpretrain.models.reconstruction import layer_errors, stack_error
 from syncpretrain.models.stack import Stack
+from syncpretrain.models.verdict import baselines
 from syncpretrain.observers.history import History
 from syncpretrain.parallel.blas import blas_limit, blas_threads
 from syncpretrain.settings import Settings
@@ -36,8 +38,9 @@ def measure(
 
     The layers' own errors, on ``layer_parts``, are those of ``pretrained``, since fine-tuning gives
     the layers up for the whole; default the stack itself. So is the whole stack's if it became a
-    classifier, which has no decoder; without ``pretrained`` it is None. Figures of the
-    training part are those of 10,000 of its examples, evenly spaced.
+    classifier, which has no decoder; without ``pretrained`` it is None. ``mean_error`` is the error
+    of predicting the mean of a layer's input, or of the data, and ``majority`` the share that is
+    right by always naming the class that most training examples have. Figures of the training part are those of 10,000 of its examples, evenly spaced.
     """
     sizes = {part: len(getattr(data, part)) for part in PARTS}
     sha256 = data.sha256
@@ -54,6 +57,8 @@ def measure(
         by_part = {
             part: layer_errors(pretrained or stack, getattr(data, part)) for part in layer_parts
         }
+        means = {part: _mean_errors(pretrained or stack, data, part) for part in layer_parts}
+        mean_error = {part: _mean_error(stack, getattr(data, part)) for part in PARTS}
     layers = [
         {
             "layer": i + 1,
@@ -63,6 +68,7 @@ def measure(
             "reconstruction_error": {
                 part: errors[i] if errors else None for part, errors in by_part.items()
             },
+            "mean_error": {part: found[i] if found else None for part, found in means.items()},
         }
         for i, layer in enumerate(stack.layers)
     ]
@@ -70,8 +76,30 @@ def measure(
         "data": {"name": data.name, "source": data.source, **sizes, "sha256": sha256},
         "layers": layers,
         "reconstruction_error": whole,
+        "mean_error": mean_error,
         "accuracy": right,
+        "majority": None if right is None else {part: _majority(data, part) for part in PARTS},
     }
+
+
+def _mean_errors(stack: Stack, data: Dataset, part: str) -> list[float]:
+    """Return the error of predicting the mean of each layer's input."""
+    return [layer.mean_error for layer in baselines(stack, getattr(data, part))]
+
+
+def _mean_error(stack: Stack, X: Any) -> float | None:
+    return spread(stack.prepared(X)) if len(X) else None
+
+
+def _majority(data: Dataset, part: str) -> float | None:
+    """Return the share of a part that the most frequent class of the training part has."""
+    train, labels = data.train_labels, getattr(data, f"{part}_labels")
+    if train is None or labels is None or not (labels != UNLABELLED).any():
+        return None
+    classes, counts = np.unique(train[train != UNLABELLED], return_counts=True)
+    if not len(classes):
+        return None
+    return float((labels[labels != UNLABELLED] == classes[counts.argmax()]).mean())
 
 
 def _spread(X: Any) -> Any:
@@ -110,7 +138,10 @@ def report_of(
         "data": metrics["data"],
         "layers": layers,
         "reconstruction_error": metrics["reconstruction_error"],
+        "mean_error": metrics["mean_error"],
         "accuracy": metrics["accuracy"],
+        "majority": metrics["majority"],
+        "verdict": stack.info.get("verdict", []),
         "seconds": seconds,
         "parameters_sha256": stack.parameters_sha256,
         "out": str(out),

@@ -15,10 +15,13 @@ from typing import Any
 import msgspec
 
 from syncpretrain.data.dataset import PARTS, Dataset
+from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.errors import DivergedError, RunInterrupted, StalledError, WorkerError
 from syncpretrain.events import Event, Notice, Observer
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
+from syncpretrain.models.verdict import baselines, on_layers
+from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.observers.event_log import EventLog
 from syncpretrain.observers.history import History
 from syncpretrain.observers.trace import write_trace
@@ -36,6 +39,8 @@ from syncpretrain.settings import Settings
 from syncpretrain.storage import remove_temporaries, write_atomically
 
 __all__ = ["Stages"]
+
+ROWS_TO_JUDGE = 1000  # for the verdict
 
 
 class Stages:
@@ -56,7 +61,8 @@ class Stages:
         self.identity = identity_of(settings, data, replay)
         self.loaded = time.monotonic()
         self.history = History()
-        self.observers: list[Observer] = [self.history, *observers]
+        self.errors = ErrorHistory()
+        self.observers: list[Observer] = [self.history, self.errors, *observers]
         self.notices: list[str] = []
         self.tuning = check_finetuning(settings, data)
         self.unsaved: Stack | None = None  # the result of pretraining, until it is saved
@@ -97,7 +103,7 @@ class Stages:
         """Pretrain, fine-tune and measure; return the stack, its figures and the seconds taken."""
         pretrained = saved.pretrained() if resuming else None
         if pretrained is None:
-            self.unsaved = pretrained = self.marked(self.pretrained(saved, resuming))
+            self.unsaved = pretrained = self.marked(self.judged(self.pretrained(saved, resuming)))
             self.save_early(pretrained, files.folder)  # whatever becomes of fine-tuning
             self.unsaved = None
             log.flush_to_disk()  # a run that resumes from here records nothing of pretraining
@@ -129,6 +135,13 @@ class Stages:
         """Return the stack with a record of the data that it was trained on."""
         record = msgspec.to_builtins(self.identity.data)
         return replace(stack, info=stack.info | {"data": record})
+
+    def judged(self, stack: Stack) -> Stack:
+        """Return the result of pretraining with its errors, and the verdict on it in its info."""
+        found = baselines(stack, evenly_spaced(self.data.train, ROWS_TO_JUDGE))
+        sentences = on_layers(found, self.errors.layers)
+        info = stack.info | {"verdict": sentences} if sentences else stack.info
+        return replace(stack, info=info, history=self.errors)
 
     def save_early(self, stack: Stack, out: Path) -> None:
         """Save a model that is to be trained further; training goes on where that fails."""

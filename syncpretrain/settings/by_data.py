@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -22,10 +22,11 @@ from syncpretrain.shapes import LayerShape
 
 __all__ = ["Facts", "Given", "finetune_by_data", "in_words", "pretrain_by_data"]
 
+FinetuneT = TypeVar("FinetuneT", bound=FinetuneSettings)
 BATCH_SHARE = 100  # minibatches of an epoch, at least, as long as they are not too small
 SMALLEST_MINIBATCH = 10  # the gradient of fewer examples is mostly noise
 UPDATES = 5000  # as ten epochs of MNIST are
-MOST_EPOCHS = 500  # whatever is in so few rows is learned by then
+ENOUGH_EPOCHS = 500  # whatever is in so few rows is learned by then
 MOST_WORK = 10**12  # rows times weights, of all epochs: those of MNIST in 784-1000-500-250-30
 STEPPING_OPTIMIZERS = ("adam", "sgd")  # the others search along lines, on large minibatches
 
@@ -101,11 +102,11 @@ def pretrain_by_data(
 
 
 def finetune_by_data(
-    settings: FinetuneSettings,
+    settings: FinetuneT,
     given: Iterable[str],
     facts: Facts,
     shapes: Iterable[LayerShape],
-) -> tuple[FinetuneSettings, dict[str, Any]]:
+) -> tuple[FinetuneT, dict[str, Any]]:
     """Return settings of fine-tuning with the values that follow from the data, and these values.
 
     Parameters
@@ -157,7 +158,7 @@ def _epochs(rows: int, batch: int, usual: int, shapes: Iterable[LayerShape]) -> 
     """Return the epochs that make enough updates, but no more work than large data is."""
     steps = max(math.ceil(rows / batch), 1)
     work = max(rows, 1) * sum(shape.products for shape in shapes)
-    return max(usual, min(math.ceil(UPDATES / steps), MOST_EPOCHS, MOST_WORK // work))
+    return max(usual, min(math.ceil(UPDATES / steps), ENOUGH_EPOCHS, MOST_WORK // work))
 
 
 def _changes(settings: msgspec.Struct, found: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any, TypeVar, get_args
 
 import msgspec
 
 from syncpretrain.errors import SettingsError
 
-__all__ = ["checked", "plain"]
+__all__ = ["checked", "nearest", "plain"]
 
 SettingsT = TypeVar("SettingsT", bound=msgspec.Struct)
 
@@ -85,8 +87,13 @@ def _about_fields(problem: str, names: list[str], kind: type[msgspec.Struct]) ->
     if "missing" in problem:
         return f"{field}: got nothing, expected a value"
     where = f" in [{names[-1]}]" if names else ""
-    known = ", ".join(kind.__struct_fields__)
-    return f"{field}: there is no such setting{where}, expected one of {known}"
+    return f"{field}: there is no such setting{where}{nearest(field, kind.__struct_fields__)}"
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Return what to write instead of a wrong name: the one like it, or a list of all."""
+    like = get_close_matches(name, known, n=1)
+    return f"; did you mean {like[0]}?" if like else f", expected one of {', '.join(known)}"
 
 
 def _expected(problem: str, kind: Any) -> str:
