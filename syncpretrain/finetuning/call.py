@@ -20,9 +20,12 @@ from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.verbose import observing
 from syncpretrain.settings.by_data import in_words
+from syncpretrain.settings.convert import check_names
 from syncpretrain.units import kind_of
 
 __all__ = ["finetune"]
+
+TUNING_ARGUMENTS = ("validation", "validation_y", "verbose", "observers")  # beside the settings
 
 
 def finetune(
@@ -114,6 +117,7 @@ def finetune(
         On Ctrl-C or SIGTERM, or if ``stop`` said so. Its ``stack`` is that after the last
         whole minibatch.
     """
+    check_names(settings, (*TuningOptions.__struct_fields__, *TUNING_ARGUMENTS))
     options = tuning_options({"objective": _objective(y), **settings})
     held_out = None
     if validation is not None:

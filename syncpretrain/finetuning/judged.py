@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from syncpretrain.data.examples import evenly_spaced
-from syncpretrain.data.scaling import spread
 from syncpretrain.models.stack import Stack
-from syncpretrain.models.verdict import on_tuning
+from syncpretrain.models.verdict import mean_error, on_tuning
 from syncpretrain.observers.errors import ErrorHistory
 
 __all__ = ["continued", "judged"]
@@ -29,7 +28,7 @@ def judged(tuned: Stack, objective: str, history: ErrorHistory, targets: Any) ->
     if objective == "classification":
         constant = 1 - float(targets.mean(axis=0).max())  # the most frequent class is right
     else:
-        constant = spread(evenly_spaced(targets, MOST_ROWS_JUDGED))
+        constant = mean_error(evenly_spaced(targets, MOST_ROWS_JUDGED))
     info = dict(tuned.info)
     before = info.pop("verdict", [])  # of pretraining: a cause, if the result is poor
     sentences = on_tuning(objective, history.finetune, constant)

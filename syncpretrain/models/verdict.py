@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.losses import squared_error
 from syncpretrain.models.diagnosis import NEAR_LIMIT
 from syncpretrain.models.passes import rows_at_once
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.errors import ErrorCurve
 from syncpretrain.units import kind_of
 
-__all__ = ["Baseline", "baselines", "on_layers", "on_tuning", "share_text"]
+__all__ = ["Baseline", "baselines", "mean_error", "on_layers", "on_tuning", "share_text"]
 
 MOST_CONSTANT = 0.5  # of a layer's units
 GROWN = 1.05  # times the first epoch's error: less is noise
@@ -27,11 +28,12 @@ GROWN = 1.05  # times the first epoch's error: less is noise
 class Baseline(NamedTuple):
     """Figures of one layer to judge its error by.
 
-    ``mean_error`` is the error of predicting the mean of its input, ``constant`` the number of its
-    hidden ``units`` that hardly differ between examples, ``at_limit`` how many of these are off
-    or on.
+    ``error`` is that of its reconstructions, ``mean_error`` that of predicting the mean of its
+    input; ``constant`` is the number of its hidden ``units`` that hardly differ between examples,
+    ``at_limit`` how many of these are off or on.
     """
 
+    error: float
     mean_error: float
     units: int
     constant: int
@@ -48,7 +50,7 @@ def baselines(stack: Stack, X: Any) -> list[Baseline]:
         below = stack.prepared(X[start : start + count])
         for layer, measured in zip(stack.layers, found, strict=True):
             above = layer.up(below)
-            measured.add(below, above)
+            measured.add(below, layer.reconstruct(below, above), above)
             below = above
     units = (layer.hidden_units for layer in stack.layers)
     return [measured.baseline(name) for measured, name in zip(found, units, strict=True)]
@@ -58,14 +60,15 @@ class _Measured:
     """Sums over the rows seen so far; of a convolution each position counts as a row."""
 
     def __init__(self, units: int) -> None:
-        self._rows, self._squares = 0, 0.0
+        self._rows, self._squares, self._errors = 0, 0.0, 0.0
         self._sums: Any = 0.0
         self._low, self._high = np.full((2, units), [[np.inf], [-np.inf]])
 
-    def add(self, below: Array, above: Array) -> None:
+    def add(self, below: Array, down: Array, above: Array) -> None:
         self._rows += len(below)
+        self._errors += squared_error(below, down, out=down)
         self._sums = self._sums + below.sum(axis=0, dtype=np.float64)
-        self._squares += float(np.square(below, dtype=np.float64).sum())
+        self._squares += _squares(below)
         hidden = above.reshape(-1, len(self._low))
         np.minimum(self._low, hidden.min(axis=0), out=self._low)
         np.maximum(self._high, hidden.max(axis=0), out=self._high)
@@ -77,8 +80,20 @@ class _Measured:
             constant[:] = False
         kind = kind_of(units)
         limits = (self._high < kind.lower + NEAR_LIMIT) | (self._low > kind.upper - NEAR_LIMIT)
-        error = max(self._squares / self._rows - float(mean @ mean), 0.0)
-        return Baseline(error, len(constant), int(constant.sum()), int((constant & limits).sum()))
+        error, squares = self._errors / self._rows, self._squares / self._rows
+        by_mean = max(squares - float(mean @ mean), 0.0)
+        counts = int(constant.sum()), int((constant & limits).sum())
+        return Baseline(error, by_mean, len(constant), *counts)
+
+
+def mean_error(X: Array) -> float:
+    """Return the error of predicting the mean row of X, without an array of X's size."""
+    mean = X.mean(axis=0, dtype=np.float64)
+    return max(_squares(X) / len(X) - float(mean @ mean), 0.0)
+
+
+def _squares(X: Array) -> float:
+    return float(np.einsum("ij,ij->", X, X, dtype=np.float64))
 
 
 def share_text(error: float, baseline: float) -> str:
@@ -99,9 +114,9 @@ def on_layers(found: Sequence[Baseline], curves: Sequence[ErrorCurve]) -> list[s
             sentences.append(
                 f"layer {number}: {layer.constant} of its {layer.units} units {state}; {remedy}"
             )
-        elif curve.last is not None and layer.mean_error and curve.last >= layer.mean_error:
+        elif layer.mean_error and layer.error >= layer.mean_error:
             sentences.append(
-                f"layer {number}: its error is {share_text(curve.last, layer.mean_error)} of the"
+                f"layer {number}: its error is {share_text(layer.error, layer.mean_error)} of the"
                 f" mean's, so that predicting the mean of its input would be as good; {remedy}"
             )
         elif grew and number == 1:  # the input of the others changes

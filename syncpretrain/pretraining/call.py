@@ -25,10 +25,12 @@ from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import PretrainSettings, settings_from
 from syncpretrain.settings.by_data import in_words, pretrain_by_data
+from syncpretrain.settings.convert import check_names
 
 __all__ = ["pretrain"]
 
 JUDGED_ROWS = 1000  # for the verdict
+ARGUMENTS = ("hidden", "validation", "verbose", "observers", "replay")  # beside the settings
 
 
 def pretrain(
@@ -113,6 +115,7 @@ def pretrain(
     """
     if others := settings.keys() & {"data", "finetune"}:
         raise SettingsError(f"{min(others)}: is no setting of pretrain(); see finetune() for that")
+    check_names(settings, (*PretrainSettings.__struct_fields__, *ARGUMENTS, "run"))
     look = look_at(X, streams=settings.get("handoff") == "minibatch")
     wanted, chosen = _settled(_layers(layers, hidden, look), look, settings)
     notice = in_words(look.facts, chosen) if look.facts is not None and chosen else None

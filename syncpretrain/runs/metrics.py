@@ -40,7 +40,8 @@ def measure(
     the layers up for the whole; default the stack itself. So is the whole stack's if it became a
     classifier, which has no decoder; without ``pretrained`` it is None. ``mean_error`` is the error
     of predicting the mean of a layer's input, or of the data, and ``majority`` the share that is
-    right by always naming the class that most training examples have. Figures of the training part are those of 10,000 of its examples, evenly spaced.
+    right by always naming the class that most training examples have. Figures of the training part
+    are those of 10,000 of its examples, evenly spaced.
     """
     sizes = {part: len(getattr(data, part)) for part in PARTS}
     sha256 = data.sha256

@@ -28,6 +28,8 @@ SMALLEST_MINIBATCH = 10  # the gradient of fewer examples is mostly noise
 UPDATES = 5000  # as ten epochs of MNIST are
 ENOUGH_EPOCHS = 500  # whatever is in so few rows is learned by then
 MOST_WORK = 10**12  # rows times weights, of all epochs: those of MNIST in 784-1000-500-250-30
+SMALL_DATA_DECAY = 0.1  # of a classifier: over the updates it halves what no gradient holds
+WORDED = {"batch_size": "batch size {}", "epochs": "{} epochs", "weight_decay": "weight decay {}"}
 STEPPING_OPTIMIZERS = ("adam", "sgd")  # the others search along lines, on large minibatches
 
 
@@ -129,6 +131,10 @@ def finetune_by_data(
         found["batch_size"] = batch = _batch(facts.rows, settings.batch_size, shards)
     if "epochs" not in given:
         found["epochs"] = _epochs(facts.rows, batch, settings.epochs, shapes)
+    is_usual = settings.optimizer == "adam" and not {"weight_decay", "learning_rate"} & given
+    has_targets = settings.objective in ("classification", "regression")
+    if is_usual and has_targets and facts.rows < BATCH_SHARE * FinetuneSettings().batch_size:
+        found["weight_decay"] = SMALL_DATA_DECAY
     found = _changes(settings, found)
     return (replaced(settings, **found), found) if found else (settings, found)
 
@@ -142,9 +148,9 @@ def in_words(facts: Facts, found: Mapping[str, Any]) -> str:
                 f"visible units {value} (values from {facts.low:g} to {facts.high:g}, which are"
                 " standardized)"
             )
-        elif name != "learning_rate":
+        elif name != "learning_rate":  # it goes with the units
             number = value[0] if isinstance(value, list) else value
-            words.append(f"batch size {number}" if name == "batch_size" else f"{number} epochs")
+            words.append(WORDED[name].format(number))
     return f"settings for {facts.rows:,} rows of {facts.columns:,} numbers: {', '.join(words)}"
 
 

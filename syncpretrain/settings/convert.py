@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar, get_args
 
@@ -11,7 +11,7 @@ import msgspec
 
 from syncpretrain.errors import SettingsError
 
-__all__ = ["checked", "nearest", "plain"]
+__all__ = ["check_names", "checked", "nearest", "plain"]
 
 SettingsT = TypeVar("SettingsT", bound=msgspec.Struct)
 
@@ -23,6 +23,13 @@ TYPE_WORDS = {
     "object": "a table",
 }
 UNNAMED = ("pretrain", "data", "run")  # sections whose settings are called by their own names
+USUAL_ELSEWHERE = {  # names that other libraries have for a setting
+    "lr": "learning_rate",
+    "max_iter": "epochs",
+    "n_iter": "epochs",
+    "n_jobs": "workers",
+    "random_state": "seed",
+}
 BOUNDS = {">=": "of at least", ">": "above", "<=": "of at most", "<": "below"}
 
 
@@ -90,9 +97,23 @@ def _about_fields(problem: str, names: list[str], kind: type[msgspec.Struct]) ->
     return f"{field}: there is no such setting{where}{nearest(field, kind.__struct_fields__)}"
 
 
+def check_names(names: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse a keyword that is none of those known.
+
+    Raises
+    ------
+    SettingsError
+        Naming the nearest one.
+    """
+    for name in names:
+        if name not in known:
+            raise SettingsError(f"{name}: there is no such setting{nearest(name, known)}")
+
+
 def nearest(name: str, known: Sequence[str]) -> str:
     """Return what to write instead of a wrong name: the one like it, or a list of all."""
-    like = get_close_matches(name, known, n=1)
+    usual = [USUAL_ELSEWHERE[name]] if USUAL_ELSEWHERE.get(name) in known else []
+    like = usual or get_close_matches(name, known, n=1)
     return f"; did you mean {like[0]}?" if like else f", expected one of {', '.join(known)}"
 
 

@@ -1,0 +1,253 @@
+"""Settings that follow from the data: what is left alone, and what small data gets."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncpretrain import finetune, pretrain
+from syncpretrain.data.blocks import as_bits
+from syncpretrain.data.dataset import Dataset
+from syncpretrain.data.facts import look_at
+from syncpretrain.errors import DataError, PoorResultWarning, SettingsError
+from syncpretrain.events import Notice
+from syncpretrain.runs.prepare import settled
+from syncpretrain.runs.run import resume_run, train_run
+from syncpretrain.settings import read_settings, settings_from
+from syncpretrain.settings.by_data import (
+    ENOUGH_EPOCHS,
+    MOST_WORK,
+    UPDATES,
+    Facts,
+    Given,
+    finetune_by_data,
+    in_words,
+    pretrain_by_data,
+)
+
+MNIST = (784, 1000, 500, 250, 30)
+
+
+def chosen(facts, layers=(16, 8), **options):
+    """Return what follows from the data beside the options."""
+    return pretrain_by_data(settings_from(layers, **options).pretrain, options, facts)[1]
+
+
+def tuned(facts, layers=(16, 8), **options):
+    settings = settings_from(layers, finetune=options)
+    shapes = settings.pretrain.shapes
+    return finetune_by_data(settings.finetune, options, facts, shapes)[1]
+
+
+def table(rows=60, columns=4, *, low=0.0, high=1.0):
+    X = np.random.default_rng(1).random((rows, columns), dtype=np.float32)
+    return low + (high - low) * X
+
+
+def data_of(X, labels=None, name="toy"):
+    return Dataset(name, "here", X, X[:0], X[:0], labels)
+
+
+class TestRules:
+    def test_mnist_has_the_usual_values(self):
+        facts = Facts(50_000, 784)
+        assert chosen(facts, MNIST) == {}
+        assert tuned(facts, MNIST, objective="classification") == {}
+
+    def test_a_small_table_gets_small_minibatches_and_many_epochs(self):
+        found = chosen(Facts(105, 16))
+        assert found["batch_size"] == 10
+        assert found["epochs"] == [math.ceil(UPDATES / 11)]
+
+    def test_numbers_beyond_probabilities_get_gaussian_units_and_their_rate(self):
+        found = chosen(Facts(105, 16, -3.0, 12.0), (16, 8, 4))
+        assert found["visible_units"] == "gaussian"
+        assert found["learning_rate"] == [0.001, 0.1]
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [("epochs", 10), ("batch_size", 5), ("visible_units", "bernoulli"), ("epochs", "auto")],
+    )
+    def test_what_is_given_stays(self, name, value):
+        assert name not in chosen(Facts(105, 16, -3.0, 12.0), **{name: value})
+
+    def test_a_given_rate_stays_beside_chosen_units(self):
+        assert "learning_rate" not in chosen(Facts(105, 16, -3.0), learning_rate=0.02)
+
+    def test_a_minibatch_has_room_for_its_shards(self):
+        assert chosen(Facts(200, 16), shards=16)["batch_size"] == 16
+
+    @pytest.mark.parametrize(
+        ("options", "decay"),
+        [
+            ({}, 0.1),
+            ({"objective": "reconstruction"}, None),
+            ({"optimizer": "sgd"}, None),
+            ({"learning_rate": 0.1}, None),
+            ({"weight_decay": 0.0}, None),
+        ],
+    )
+    def test_a_small_classifier_decays(self, options, decay):
+        found = tuned(Facts(9_999, 16), **{"objective": "classification", **options})
+        assert found.get("weight_decay") == decay
+
+    def test_an_optimizer_that_searches_keeps_its_large_minibatches(self):
+        assert tuned(Facts(105, 16), objective="classification", optimizer="cg") == {}
+
+    @given(st.integers(1, 10**7), st.integers(1, 2000), st.integers(1, 2000))
+    def test_there_are_enough_updates_or_a_reason(self, rows, visible, hidden):
+        settings = settings_from([visible, hidden]).pretrain
+        after, _ = pretrain_by_data(settings, (), Facts(rows, visible))
+        batch, epochs = after.batch_size, after.epochs[0]
+        assert 1 <= batch <= min(rows, 100)
+        assert epochs >= 10
+        enough = epochs * math.ceil(rows / batch) >= UPDATES
+        costly = (epochs + 1) * rows * visible * hidden > MOST_WORK
+        assert enough or costly or epochs == ENOUGH_EPOCHS
+        if rows >= 50_000:
+            assert (batch, epochs) == (100, 10)
+
+    def test_one_line_says_it(self):
+        facts = Facts(105, 4, -3.0, 12.0)
+        assert in_words(facts, chosen(facts, (4, 8))) == (
+            "settings for 105 rows of 4 numbers: visible units gaussian (values from -3 to 12,"
+            " which are standardized), batch size 10, 455 epochs"
+        )
+
+
+class TestSettled:
+    def test_nothing_follows_for_a_preset(self):
+        settings = settings_from([4, 3])
+        assert settled(settings, None, data_of(table())) == (settings, None)
+
+    def test_mnist_keeps_its_values_with_fewer_digits(self):
+        settings = settings_from([4, 3])
+        assert settled(settings, Given(), data_of(table(), name="mnist")) == (settings, None)
+
+    def test_fine_tuning_counts_labelled_rows(self):
+        labels = np.where(np.arange(60) < 8, np.arange(60) % 2, -1)
+        settings = settings_from([4, 3], finetune={"objective": "classification"})
+        after, line = settled(settings, Given(), data_of(table(), labels))
+        assert after.finetune.batch_size == 8
+        assert (
+            "fine-tuning: settings for 8 rows of 4 numbers: batch size 8, 500 epochs, weight"
+            in line
+        )
+
+    def test_a_run_keeps_them_as_numbers(self, tmp_path):
+        X = table(12, 3, low=-2, high=2)
+        np.save(tmp_path / "x.npy", X)
+        own = {"name": str(tmp_path / "x.npy"), "validation": 0.0}
+        settings = settings_from([3, 2], data=own, seed=3)
+        given = Given(frozenset({"seed"}))
+        events = []
+        report = train_run(settings, out=tmp_path / "a", given=given, observers=[events.append])
+        kept = read_settings(tmp_path / "a" / "config.toml").pretrain
+        assert (kept.visible_units, kept.batch_size, kept.epochs) == ("gaussian", 10, (500,))
+        assert (
+            sum("settings for 12 rows" in e.message for e in events if isinstance(e, Notice)) == 1
+        )
+        alone = pretrain(X, layers=[3, 2], seed=3, runtime="serial")
+        assert report["parameters_sha256"] == alone.parameters_sha256
+        again = train_run(read_settings(tmp_path / "a" / "config.toml"), out=tmp_path / "b")
+        assert again["parameters_sha256"] == alone.parameters_sha256
+        with pytest.raises(SettingsError, match="finished"):
+            resume_run(tmp_path / "a")
+
+
+class TestPython:
+    def test_hidden_stands_for_layers_without_the_input(self):
+        X, settings = table(), {"epochs": 1, "batch_size": 20}
+        with pytest.warns(PoorResultWarning):
+            stacks = [
+                pretrain(X, hidden=[3, 2], **settings),
+                pretrain(X, layers=[4, 3, 2], **settings),
+                pretrain(X.tolist(), hidden=(np.int64(3), 2), **settings),
+            ]
+        assert len({stack.parameters_sha256 for stack in stacks}) == 1
+
+    @pytest.mark.parametrize(
+        ("arguments", "match"),
+        [
+            ({}, "^layers: got nothing, expected one of the two"),
+            ({"hidden": 3, "layers": [4, 3]}, "^layers: got layers and hidden, expected one"),
+            ({"hidden": "3"}, "^hidden: got '3', expected whole numbers"),
+            ({"hidden": [3.5]}, r"^hidden: got \[3.5\], expected whole numbers"),
+            ({"hiden": 3}, "^hiden: there is no such setting; did you mean hidden\\?"),
+            ({"hidden": 3, "epoch": 3}, "^epoch: there is no such setting; did you mean epochs\\?"),
+            ({"hidden": 3, "n_jobs": 2}, "^n_jobs: there is no such .* did you mean workers\\?"),
+        ],
+    )
+    def test_wrong_arguments(self, arguments, match):
+        with pytest.raises(SettingsError, match=match):
+            pretrain(table(), **arguments)
+
+    def test_an_iterable_has_no_width(self):
+        with pytest.raises(SettingsError, match=r"^hidden: got it with an iterable"):
+            pretrain(iter([table()]), hidden=3, handoff="minibatch")
+
+    def test_a_wrong_argument_of_finetune(self):
+        stack = pretrain(table(), hidden=3, epochs=1)
+        with pytest.raises(SettingsError, match=r"did you mean validation_y\?"):
+            finetune(stack, table(), validaton_y=[])
+
+    def test_what_followed_is_reported_and_kept(self):
+        events = []
+        stack = pretrain(table(20, high=9), hidden=2, epochs=1, observers=[events.append])
+        assert stack.info["by_data"] == {
+            "visible_units": "gaussian",
+            "learning_rate": [0.001],
+            "batch_size": 10,
+        }
+        assert stack.info["pretrain"]["batch_size"] == 10
+        assert isinstance(events[0], Notice)
+        assert events[0].message.startswith("settings for 20 rows of 4 numbers: visible units gau")
+
+    def test_the_history_has_every_epoch(self):
+        X, y = table(), np.arange(60) % 2
+        stack = pretrain(X, hidden=[3, 2], epochs=2, refresh_epochs=0, validation=X[:9])
+        assert [len(curve.train) for curve in stack.history.layers] == [2, 2]
+        assert [len(curve.validation) for curve in stack.history.layers] == [2, 2]
+        after = finetune(stack, X, y, epochs=3)
+        assert len(after.history.finetune.train) == 3
+        assert after.history.layers == stack.history.layers
+
+    def test_verbose_prints_the_lines_of_the_command_line(self, capsys):
+        pretrain(table(), hidden=3, epochs=1, verbose=True)
+        printed = capsys.readouterr()
+        assert not printed.out
+        assert "settings for 60 rows of 4 numbers: batch size 10" in printed.err
+        assert "layer 1  epoch 1/1" in printed.err
+
+
+class TestBits:
+    def test_bytes_of_0_and_1_are_on_and_off(self):
+        X = (table(40) > 0.5).astype(np.uint8)
+        settings = {"hidden": 3, "epochs": 1, "validation": X[:5]}
+        stack, same = pretrain(X, **settings), pretrain(X.astype(bool), **settings)
+        assert stack.parameters_sha256 == same.parameters_sha256
+        assert np.array_equal(stack.encode(X), same.encode(X.astype(np.float32)))
+        with pytest.raises(DataError, match=r"^X: got the byte 255, expected 0 or 1"):
+            stack.encode(X * 255)
+        with pytest.raises(DataError, match=r"^validation: got the byte 2, expected 0 or 1"):
+            pretrain(X, **(settings | {"validation": X * 2}))
+
+    def test_other_bytes_are_shares_of_255(self):
+        X = np.uint8([[0, 255], [51, 0]] * 5)
+        stack = pretrain(X, hidden=2, epochs=1)
+        assert stack.info.get("bytes") is None
+        dark = np.uint8([[0, 1]])  # no bits: the stack knows pictures
+        assert np.array_equal(stack.encode(dark), stack.encode(dark / 255))
+
+    def test_they_are_looked_at_without_a_copy(self):
+        X = np.eye(3, dtype=np.uint8)
+        assert np.shares_memory(as_bits(X), X)
+        assert as_bits(X * 2).dtype == np.uint8
+
+    @pytest.mark.parametrize("X", [np.eye(3) * 1.0000000001, np.eye(3, dtype=bool), [[0, 1]]])
+    def test_what_rounds_to_1_is_a_probability(self, X):
+        assert look_at(X).facts.is_unit_interval

@@ -1,0 +1,144 @@
+"""The verdict: errors beside the mean's, and sentences for what went wrong."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from randomstacks import normal_stack
+
+from syncpretrain import finetune, pretrain
+from syncpretrain.data.dataset import Dataset
+from syncpretrain.errors import PoorResultWarning
+from syncpretrain.models.reconstruction import layer_errors
+from syncpretrain.models.verdict import Baseline, baselines, mean_error, on_layers, on_tuning
+from syncpretrain.observers.errors import ErrorCurve
+from syncpretrain.runs.metrics import measure
+
+
+def labelled(rows=80):
+    """Return two classes that differ in one column."""
+    rng = np.random.default_rng(2)
+    y = np.arange(rows) % 2
+    X = rng.random((rows, 4), dtype=np.float32) / 4
+    X[:, 1] += y * 0.6
+    return X, y
+
+
+class TestBaselines:
+    def test_the_mean_error_is_that_of_predicting_the_mean(self):
+        X = np.random.default_rng(0).random((30, 16), dtype=np.float32)
+        stack = normal_stack((16, 9, 4))
+        below, errors = X.astype(np.float64), iter(layer_errors(stack, X))
+        for layer, found in zip(stack.layers, baselines(stack, X), strict=True):
+            expected = np.square(below - below.mean(axis=0)).sum(axis=1).mean()
+            assert found.mean_error == pytest.approx(expected, rel=1e-5)
+            assert found.error == pytest.approx(next(errors), rel=1e-5)
+            below = layer.up(np.float32(below)).astype(np.float64)
+        assert mean_error(X) == pytest.approx(baselines(stack, X)[0].mean_error)
+
+    def test_units_that_do_not_differ_are_counted(self):
+        X = np.random.default_rng(0).random((30, 4), dtype=np.float32)
+        stack = pretrain(X, hidden=3, epochs=1, batch_size=30)
+        layer = stack.layers[0]
+        layer.weight[:] = np.float32([[0, 0, 5]] * 4)
+        layer.hidden_bias[:] = np.float32([-20, 0, 0])
+        assert baselines(stack, X)[0][2:] == (3, 2, 1)
+        assert baselines(stack, X[:1])[0].constant == 0
+
+    def test_there_are_none_without_examples(self):
+        assert baselines(normal_stack((4, 2)), np.empty((0, 4), np.float32)) == []
+
+
+class TestSentences:
+    GOOD = Baseline(2.0, 4.0, 10, 0, 0)
+
+    @pytest.mark.parametrize(
+        ("layer", "train", "start"),
+        [
+            (GOOD, [3.0, 2.0], None),
+            (GOOD, [3.0, 3.1], None),
+            (GOOD, [3.0, 3.5], "layer 1: its error grew from 3 to 3.5; try a lower learning_rate"),
+            (
+                Baseline(5.0, 4.0, 10, 0, 0),
+                [9.0, 5.0],
+                "layer 1: its error is 125 % of",
+            ),
+            (
+                Baseline(2.0, 4.0, 10, 6, 0),
+                [3.0],
+                "layer 1: 6 of its 10 units hardly",
+            ),
+            (
+                Baseline(2.0, 4.0, 10, 6, 6),
+                [3.0],
+                "layer 1: 6 of its 10 units are off",
+            ),
+            (Baseline(2.0, 4.0, 10, 5, 5), [3.0], None),
+            (Baseline(0.0, 0.0, 10, 0, 0), [3.0], None),
+        ],
+    )
+    def test_of_a_layer(self, layer, train, start):
+        found = on_layers([layer], [ErrorCurve(train)])
+        assert len(found) == (start is not None)
+        assert all(sentence.startswith(start) for sentence in found)
+
+    def test_an_upper_layer_whose_input_grows_may_have_a_larger_error(self):
+        curves = [ErrorCurve([3.0, 2.0]), ErrorCurve([1.0, 2.0])]
+        assert on_layers([self.GOOD, self.GOOD], curves) == []
+
+    @pytest.mark.parametrize(
+        ("objective", "curve", "start"),
+        [
+            ("classification", ErrorCurve([0.4], [0.3]), None),
+            ("classification", ErrorCurve([0.1], [0.37]), "classifier: 37.0 % wrong, as by always"),
+            ("reconstruction", ErrorCurve([0.5]), "reconstruction: the error is 135 % of the mean"),
+            ("regression", ErrorCurve([0.1, 0.2]), "fine-tuning: the error grew from 0.1 to 0.2"),
+            ("regression", ErrorCurve(), None),
+        ],
+    )
+    def test_of_a_fine_tuning(self, objective, curve, start):
+        found = on_tuning(objective, curve, 0.37)
+        assert len(found) == (start is not None)
+        assert all(sentence.startswith(start) for sentence in found)
+
+
+class TestInPython:
+    def test_a_result_that_learned_warns_of_nothing(self):
+        X, y = labelled()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", PoorResultWarning)
+            stack = pretrain(X, hidden=8, epochs=60, batch_size=10)
+            after = finetune(stack, X, y, epochs=60, batch_size=10, learning_rate=0.01)
+        assert "verdict" not in after.info
+
+    def test_one_that_did_not_says_so_and_keeps_it(self):
+        X, y = labelled()
+        with pytest.warns(PoorResultWarning, match="^layer 1: 8 of its 8 units hardly differ"):
+            stack = pretrain(X, hidden=8, epochs=1, batch_size=80, learning_rate=0.001)
+        assert len(stack.info["verdict"]) == 1
+        with pytest.warns(PoorResultWarning, match="^classifier: 50.0 % wrong"):
+            after = finetune(stack, X, y, epochs=1, batch_size=80)
+        assert after.info["verdict"][0] == stack.info["verdict"][0]
+        assert len(after.info["verdict"]) == 2
+        better = finetune(after, X, y, epochs=60, batch_size=10, learning_rate=0.01)
+        assert "verdict" not in better.info
+
+    def test_a_rate_that_spoils_a_layer(self):
+        X, _ = labelled()
+        with pytest.warns(PoorResultWarning, match="^layer 1: .*; try a lower learning_rate"):
+            pretrain(X, hidden=8, epochs=20, batch_size=10, learning_rate=50)
+
+
+def test_errors_and_shares_stand_beside_the_means_and_the_majority():
+    X, y = labelled()
+    y[:10] = 0
+    data = Dataset("toy", "here", X[:60], X[60:], X[:0], y[:60], y[60:])
+    stack = pretrain(X, hidden=8, epochs=1)
+    found = measure(finetune(stack, X, y, epochs=1), data, pretrained=stack)
+    for part, rows in (("train", X[:60]), ("validation", X[60:])):
+        expected = pytest.approx(mean_error(rows), rel=1e-5)
+        assert found["layers"][0]["mean_error"][part] == expected
+        assert found["mean_error"][part] == expected
+    assert found["majority"] == {"train": 35 / 60, "validation": 0.5, "test": None}
