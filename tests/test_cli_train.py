@@ -18,9 +18,10 @@ LAYERS = ("--layers", "16,9,4")
 KEYS = (
     *("schedule", "pace", "handoff", "delay", "runtime", "backend"),
     *("workers", "seed", "data", "layers"),
-    *("reconstruction_error", "accuracy", "seconds", "parameters_sha256", "out"),
+    *("reconstruction_error", "mean_error", "accuracy", "majority", "verdict"),
+    *("seconds", "parameters_sha256", "out"),
 )
-ROW = ["reconstruction_error", "shape", "visible"]
+ROW = ["mean_error", "reconstruction_error", "shape", "visible"]
 FILES = [
     *("config.toml", "events.jsonl", "metrics.json", "model.safetensors", "run.json", "trace.json")
 ]
@@ -114,7 +115,7 @@ class TestOutput:
             "x.npy: the 60 examples of x.npy",
             "54 train, 6 validation, 0 test",
         ]
-        assert lines[2].split() == ["train", "validation", "busy", "asleep"]
+        assert lines[2].split() == ["train", "validation", "of", "the", "busy", "asleep"]
         assert lines[5].split()[:2] == ["1", "16-9"]
         assert lines[-2:] == [
             "model: my run/model.safetensors",
@@ -127,13 +128,16 @@ class TestOutput:
     def test_no_line_of_a_table_is_wider_than_80(self, shape):
         errors = dict.fromkeys(("train", "validation", "test"), 1234.5678)
         row = {"layer": 10, "visible": 10_000, "hidden": 10_000, "reconstruction_error": errors}
-        row["shape"] = shape
+        row |= {"shape": shape, "mean_error": errors}
         times = {"epochs": 1000, "busy_seconds": 12345.6, "idle_seconds": 12345.6}
         sizes = {"train": 1_000_000, "validation": 10_000, "test": 10_000}
         report = {
             "data": {"name": "[b]x.npy", "source": "the examples of x.npy :smile:", **sizes},
             "layers": [row],
             "reconstruction_error": errors,
+            "mean_error": errors,
+            "verdict": [],
+            "majority": {"train": 0.0, "validation": None, "test": 0.0},
             "accuracy": {"train": 0.0, "validation": None, "test": 0.0},
         }
         file = io.StringIO()

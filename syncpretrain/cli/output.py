@@ -135,23 +135,24 @@ def _share_of_mean(row: dict[str, Any]) -> str:
 
 
 def _print_stack(console: Console, report: dict[str, Any]) -> None:
-    errors = report["reconstruction_error"].items()
-    means = report["mean_error"]
-    parts = ", ".join(
-        f"{part} {_number(error)} ({share_text(error, means[part])})"
-        for part, error in errors
-        if error is not None
-    )
     whole = "whole stack"
     if report["accuracy"] is not None:
-        shares = report["accuracy"].items()
-        wrong = (f"{part} {100 * (1 - x):.2f} %" for part, x in shares if x is not None)
-        usual = [f"{100 * (1 - x):.2f} %" for x in report["majority"].values() if x is not None]
-        most = f" (by the most frequent class {usual[-1]})" if usual else ""
-        _print(console, f"classifier, wrong: {', '.join(wrong)}{most}")
+        for words, name in (("classifier", "accuracy"), ("most frequent class", "majority")):
+            shares = _present(report[name])
+            wrong = (f"{part} {100 * (1 - x):.2f} %" for part, x in shares.items())
+            if shares:
+                _print(console, f"{words}, wrong: {', '.join(wrong)}")
         whole = "whole stack, pretrained"
-    if parts:
-        _print(console, f"{whole}: {parts} (squared error, and its share of the mean's)")
+    errors, means = _present(report["reconstruction_error"]), report["mean_error"]
+    if errors:
+        parts = ", ".join(f"{part} {_number(error)}" for part, error in errors.items())
+        _print(console, f"{whole}: {parts} (squared error)")
+        of_mean = (f"{part} {share_text(error, means[part])}" for part, error in errors.items())
+        _print(console, f"of the mean's error: {', '.join(of_mean)}")
+
+
+def _present(figures: dict[str, float | None]) -> dict[str, float]:
+    return {part: figure for part, figure in figures.items() if figure is not None}
 
 
 def _print(console: Console, text: str) -> None:
