@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 
 import numpy as np
 import pytest
@@ -13,8 +14,14 @@ from syncpretrain import finetune, pretrain
 from syncpretrain.data.blocks import as_bits
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.data.facts import look_at
-from syncpretrain.errors import DataError, PoorResultWarning, SettingsError
-from syncpretrain.events import Notice
+from syncpretrain.errors import (
+    CheckpointError,
+    DataError,
+    PoorResultWarning,
+    RunInterrupted,
+    SettingsError,
+)
+from syncpretrain.events import EpochFinished, Notice
 from syncpretrain.runs.prepare import settled
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import read_settings, settings_from
@@ -251,3 +258,46 @@ class TestBits:
     @pytest.mark.parametrize("X", [np.eye(3) * 1.0000000001, np.eye(3, dtype=bool), [[0, 1]]])
     def test_what_rounds_to_1_is_a_probability(self, X):
         assert look_at(X).facts.is_unit_interval
+
+
+RESUMED = {"hidden": [3, 2], "epochs": 4, "batch_size": 20, "seed": 1, "runtime": "serial"}
+
+
+class TestResume:
+    def stopped(self, folder, **others):
+        """Begin a call that is stopped after three epochs of the layers."""
+        seen = []
+
+        def stop(event):
+            if isinstance(event, EpochFinished):
+                seen.append(event)
+                if len(seen) == 3:
+                    signal.raise_signal(signal.SIGINT)
+
+        with pytest.raises(RunInterrupted):
+            pretrain(table(), observers=[stop], resume=folder, **(RESUMED | others))
+
+    @pytest.mark.parametrize("others", [{}, {"handoff": "minibatch"}])
+    def test_the_same_call_goes_on_to_the_same_bits(self, tmp_path, others):
+        options, events = RESUMED | others, []
+        expected = pretrain(table(), **options).parameters_sha256
+        self.stopped(tmp_path / "state", **others)
+        stack = pretrain(table(), observers=[events.append], resume=tmp_path / "state", **options)
+        assert stack.parameters_sha256 == expected
+        assert sum(isinstance(event, EpochFinished) for event in events) < sum(stack.info["epochs"])
+        assert not list((tmp_path / "state").iterdir())
+
+    @pytest.mark.parametrize(
+        ("others", "name"), [({"seed": 2}, "seed"), ({"learning_rate": 0.2}, "learning_rate")]
+    )
+    def test_another_call_is_refused(self, tmp_path, others, name):
+        self.stopped(tmp_path)
+        with pytest.raises(CheckpointError, match=f"call, in which {name} was another; give"):
+            pretrain(table(), resume=tmp_path, **(RESUMED | others))
+        with pytest.raises(CheckpointError, match=r"is of another .* in which X was another"):
+            pretrain(1 - table(), resume=tmp_path, **RESUMED)
+
+    def test_a_file_is_no_folder(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(SettingsError, match=r"^resume: got .*file, expected a folder"):
+            pretrain(table(), resume=tmp_path / "file", **RESUMED)

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from os import PathLike
 from typing import Any, cast
 
 import numpy as np
@@ -21,6 +22,7 @@ from syncpretrain.models.stack import Stack
 from syncpretrain.models.verdict import baselines, on_layers
 from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.observers.verbose import observing
+from syncpretrain.pretraining.saved import SavedCall
 from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import PretrainSettings, settings_from
@@ -30,7 +32,14 @@ from syncpretrain.settings.convert import check_names
 __all__ = ["pretrain"]
 
 JUDGED_ROWS = 1000  # for the verdict
-ARGUMENTS = ("hidden", "validation", "verbose", "observers", "replay")  # beside the settings
+ARGUMENTS = (
+    "hidden",
+    "validation",
+    "verbose",
+    "observers",
+    "replay",
+    "resume",
+)  # beside the settings
 
 
 def pretrain(
@@ -42,6 +51,7 @@ def pretrain(
     verbose: bool = False,
     observers: Iterable[Observer] = (),
     replay: Reads | None = None,
+    resume: str | PathLike[str] | None = None,
     **settings: Any,
 ) -> Stack:
     """Pretrain a stack of RBMs or autoencoders, the layers in parallel (Santara et al. 2016).
@@ -69,6 +79,9 @@ def pretrain(
         Called with each event of :mod:`syncpretrain.events`, in this thread.
     replay : tuple of tuple of int, optional
         For each layer, the upstream version of each of its epochs, as a run recorded them.
+    resume : path, optional
+        A folder for a checkpoint, written every minute and at a stop. If it holds one, the same
+        call goes on from there, to the bits of a call that was not stopped.
     **settings
         One value stands for all layers. Without a value, the first three follow from the data
         (see the page "Choosing settings"). These matter most:
@@ -99,7 +112,7 @@ def pretrain(
 
     Raises
     ------
-    SettingsError, DataError
+    SettingsError, DataError, CheckpointError
         For a wrong argument, before any worker starts.
     DivergedError, WorkerError, StalledError
         If a layer fails; ``stack`` of the error holds every layer's last finite state.
@@ -125,9 +138,14 @@ def pretrain(
         rows = cast("ArrayLike", look.X)  # or what gives them, which the driver looks at
         held_out = _like(validation, look)
         driver = driver_for(wanted, rows, held_out, observers=[history, *watching], replay=replay)
+        saved = None if resume is None else SavedCall(resume, driver.settings, look.X)
+        if saved is not None:
+            driver.save, driver.resume = saved.save, saved.newest()
         for observer in watching if notice else ():
             observer(Notice(time.monotonic(), str(notice)))
         stack = driver.run()
+    if saved is not None:
+        saved.delete()
     sentences = on_layers(baselines(stack, _sample(stack, look)), history.layers)
     for sentence in sentences:
         warnings.warn(sentence, PoorResultWarning, stacklevel=2)
