@@ -29,6 +29,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import Phases
 from syncpretrain.learners.cursor import Cursor
 from syncpretrain.models.stack import Stack
+from syncpretrain.units import kind_of
 
 __all__ = ["Examples", "Trainer"]
 
@@ -245,7 +246,10 @@ class Trainer:
             raise self.diverged(epoch, "parameters are no longer finite")
         if self.options.objective == "classification":
             return  # whose error cannot grow beyond all bounds
-        if error > EXPLODED * self.first_error and error > spread(self.examples.targets):
+        units = "gaussian" if self.options.objective == "regression" else self.task.stack.units[0]
+        # A few rows may begin far below the mean's error; what has no limit soon leaves it behind.
+        least = spread(self.examples.targets) * (1 if kind_of(units).is_bounded else EXPLODED)
+        if error > EXPLODED * self.first_error and error > least:
             raise self.diverged(
                 epoch, f"the training error rose from {self.first_error:.4g} to {error:.4g}"
             )
