@@ -29,6 +29,7 @@ from syncpretrain.finetuning.tasks import (
     reconstruction_loss,
 )
 from syncpretrain.finetuning.trainer import Examples, Trainer
+from syncpretrain.finetuning.weights import checked_weights
 from syncpretrain.kernels.compiled import compiled_program
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.available_memory import check_available
@@ -68,11 +69,15 @@ class Form(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Examples to train on or to validate with, an array; their targets; what errors call these."""
+    """Examples to train on or to validate with, an array; their targets; what errors call these.
+
+    ``weights`` are how much each example to train on counts, None for alike.
+    """
 
     X: Any
     y: Any
     name: str
+    weights: Any = None
 
 
 class Finetuning:
@@ -115,6 +120,8 @@ class Finetuning:
             self._labels = _targets(options.objective, train, usual=form.classes)
             if validation is not None:
                 self._judged = _targets(options.objective, validation, like=self._labels)
+        rows = None if self._labels is None else self._labels.rows
+        self._weights = checked_weights(train.weights, len(train.X), rows)
         self._optimizer = optimizer_for(self.options)
         self._backend = backend_for(self.options.backend)
         self._check_sizes()
@@ -155,6 +162,7 @@ class Finetuning:
                     save=save,
                     run_in_pool=pool.run,
                     backend=backend,
+                    weights=self._weights,
                 )
                 self._announce(observers)
                 record = {"seed": self.options.seed, "blas_threads": self._threads}

@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.sklearn.base import StackEstimator
-from syncpretrain.sklearn.passes import Rows, energies, reconstruction_errors
+from syncpretrain.sklearn.passes import Matrix, energies, reconstruction_errors
 
 __all__ = ["StackAnomalyDetector"]
 
@@ -127,6 +127,6 @@ class StackAnomalyDetector(OutlierMixin, StackEstimator):
         """Return -1 for outliers and 1 for the others."""
         return np.where(self.decision_function(X) < 0, -1, 1)
 
-    def _scores(self, X: Rows) -> NDArray[np.float64]:
+    def _scores(self, X: Matrix) -> NDArray[np.float64]:
         by_error = self.by == "reconstruction"
         return -(reconstruction_errors if by_error else energies)(self.stack_, X)

@@ -19,7 +19,7 @@ from syncpretrain.parallel.available_memory import check_available
 from syncpretrain.runs.observers.plain_progress import PlainProgress
 from syncpretrain.sklearn.defaults import epochs_for, minibatch_for
 from syncpretrain.sklearn.limits import parallel_limits
-from syncpretrain.sklearn.passes import Rows
+from syncpretrain.sklearn.passes import Matrix
 
 __all__ = ["StackEstimator"]
 
@@ -57,7 +57,7 @@ class StackEstimator(BaseEstimator):
             tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
 
-    def _rows(self, X: Any, *, reset: bool) -> Rows:
+    def _rows(self, X: Any, *, reset: bool) -> Matrix:
         """Return examples as a dense array of float32 or float64."""
         rows = validate_data(
             self, X, reset=reset, accept_sparse="csr", dtype=(np.float64, np.float32)
@@ -70,7 +70,7 @@ class StackEstimator(BaseEstimator):
     def _seed(self) -> int:
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
 
-    def _pretrained_on(self, X: Rows, seed: int) -> Stack:
+    def _pretrained_on(self, X: Matrix, seed: int) -> Stack:
         """Return a stack pretrained on examples; without epochs its weights are random."""
         own = {"learning_rate": self.learning_rate} if self.learning_rate is not None else {}
         batch = minibatch_for(len(X), self.batch_size)
@@ -90,7 +90,7 @@ class StackEstimator(BaseEstimator):
         )
 
     def _finetuned(
-        self, stack: Stack, X: Rows, y: Rows | None, seed: int, epochs: Any, **options: Any
+        self, stack: Stack, X: Matrix, y: Matrix | None, seed: int, epochs: Any, **options: Any
     ) -> Stack:
         """Return a stack fine-tuned on examples, for targets or else for reconstruction."""
         batch = minibatch_for(len(X), self.batch_size)
@@ -137,7 +137,7 @@ class StackEstimator(BaseEstimator):
     def _observers(self) -> list[Observer]:
         return [PlainProgress(Console())] if self.verbose else []
 
-    def _check_width(self, stack: Stack, X: Rows, name: str) -> None:
+    def _check_width(self, stack: Stack, X: Matrix, name: str) -> None:
         if stack.widths[0] != X.shape[1]:
             raise DataError(
                 f"{name}: got a stack for {stack.widths[0]} columns, expected one for the"
@@ -150,12 +150,12 @@ class StackEstimator(BaseEstimator):
         return epochs is None or bool(np.any(np.asarray(epochs) != 0))
 
 
-def _single(X: Rows) -> NDArray[np.float32]:
+def _single(X: Matrix) -> NDArray[np.float32]:
     """Return examples as they are trained on."""
     with np.errstate(over="ignore"):  # infinite values are refused, with their place
         return np.ascontiguousarray(X, dtype=np.float32)
 
 
-def _kind(X: Rows) -> str:
+def _kind(X: Matrix) -> str:
     """Return the visible units that suit examples."""
     return "bernoulli" if X.min() >= 0 and X.max() <= 1 else "gaussian"

@@ -17,49 +17,49 @@ from sklearn.utils import gen_batches
 from syncpretrain.models.likelihood import free_energy
 from syncpretrain.models.stack import Stack
 
-__all__ = ["Rows", "codes_of", "decoded", "energies", "outputs_of", "reconstruction_errors"]
+__all__ = ["Matrix", "codes_of", "decoded", "energies", "outputs_of", "reconstruction_errors"]
 
-Rows = NDArray[Any]  # of float32 or float64
+Matrix = NDArray[Any]  # of float32 or float64
 ROWS_TOGETHER = 2000
 
 
-def codes_of(stack: Stack, X: Rows) -> Rows:
+def codes_of(stack: Stack, X: Matrix) -> Matrix:
     """Return the codes of examples, of shape (n_examples, top units)."""
     return _by_rows(X, stack, lambda own, rows: _up(own, _prepared(own, rows)))
 
 
-def outputs_of(stack: Stack, X: Rows) -> Rows:
+def outputs_of(stack: Stack, X: Matrix) -> Matrix:
     """Return what the head makes of examples, of shape (n_examples, outputs)."""
     return _by_rows(X, stack, lambda own, rows: _head(own, _up(own, _prepared(own, rows))))
 
 
-def decoded(stack: Stack, codes: Rows) -> Rows:
+def decoded(stack: Stack, codes: Matrix) -> Matrix:
     """Return the examples that codes stand for, of shape (n_examples, input units)."""
 
-    def decode(own: Stack, rows: Rows) -> Rows:
+    def decode(own: Stack, rows: Matrix) -> Matrix:
         down = _down(own, rows)
         return down if own.scaling is None else down * own.scaling.scale + own.scaling.shift
 
     return _by_rows(codes, stack, decode)
 
 
-def reconstruction_errors(stack: Stack, X: Rows) -> NDArray[np.float64]:
+def reconstruction_errors(stack: Stack, X: Matrix) -> NDArray[np.float64]:
     """Return the squared error of each example, as layer 1 sees it, averaged over its values."""
 
-    def errors(own: Stack, rows: Rows) -> Rows:
+    def errors(own: Stack, rows: Matrix) -> Matrix:
         seen = _prepared(own, rows)
-        error: Rows = np.square(seen - _down(own, _up(own, seen))).mean(axis=1)
+        error: Matrix = np.square(seen - _down(own, _up(own, seen))).mean(axis=1)
         return error
 
     return _by_rows(X, stack, errors).astype(np.float64)
 
 
-def energies(stack: Stack, X: Rows) -> NDArray[np.float64]:
+def energies(stack: Stack, X: Matrix) -> NDArray[np.float64]:
     """Return the free energy of each example under layer 1, an RBM, in nats."""
     return _by_rows(X, stack, lambda own, rows: free_energy(own.layers[0], _prepared(own, rows)))
 
 
-def _by_rows(X: Rows, stack: Stack, function: Callable[[Stack, Rows], Rows]) -> Rows:
+def _by_rows(X: Matrix, stack: Stack, function: Callable[[Stack, Matrix], Matrix]) -> Matrix:
     own = _in_precision(stack, X.dtype)
     parts = [function(own, X[rows]) for rows in gen_batches(len(X), ROWS_TOGETHER)]
     return np.concatenate(parts)
@@ -68,7 +68,7 @@ def _by_rows(X: Rows, stack: Stack, function: Callable[[Stack, Rows], Rows]) -> 
 def _in_precision(stack: Stack, dtype: np.dtype[Any]) -> Stack:
     """Return a stack whose parameters have the type of the examples."""
 
-    def cast(array: Rows) -> Rows:
+    def cast(array: Matrix) -> Matrix:
         return array.astype(dtype, copy=False)
 
     layers = tuple(layer.to(cast) for layer in stack.layers)
@@ -80,22 +80,22 @@ def _in_precision(stack: Stack, dtype: np.dtype[Any]) -> Stack:
     return Stack(layers, stack.info, scaling, head)
 
 
-def _prepared(stack: Stack, X: Rows) -> Rows:
+def _prepared(stack: Stack, X: Matrix) -> Matrix:
     return X if stack.scaling is None else stack.scaling.apply(X)
 
 
-def _up(stack: Stack, X: Rows) -> Rows:
+def _up(stack: Stack, X: Matrix) -> Matrix:
     for layer in stack.layers:
         X = layer.up(X)
     return X
 
 
-def _down(stack: Stack, codes: Rows) -> Rows:
+def _down(stack: Stack, codes: Matrix) -> Matrix:
     for layer, units in zip(reversed(stack.layers), reversed(stack.units[:-1]), strict=True):
         codes = layer.down(codes, units=units)
     return codes
 
 
-def _head(stack: Stack, codes: Rows) -> Rows:
+def _head(stack: Stack, codes: Matrix) -> Matrix:
     assert stack.head is not None
     return codes @ stack.head.weight + stack.head.bias

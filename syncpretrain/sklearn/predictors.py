@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from syncpretrain import Stack
 from syncpretrain.sklearn.base import StackEstimator
-from syncpretrain.sklearn.passes import Rows, outputs_of
+from syncpretrain.sklearn.passes import Matrix, outputs_of
 from syncpretrain.sklearn.targets import classes_of, numbers_of_rows
 
 __all__ = ["DBNClassifier", "DBNRegressor", "StackPredictor"]
@@ -25,7 +25,7 @@ class StackPredictor(StackEstimator):
     pretrained: Any
     finetune_epochs: int | None
 
-    def _start(self, X: Rows, seed: int) -> Stack:
+    def _start(self, X: Matrix, seed: int) -> Stack:
         """Return the stack to fine-tune: the one given, or one pretrained on all rows."""
         given = self.pretrained
         if given is None:
@@ -36,7 +36,7 @@ class StackPredictor(StackEstimator):
         self._check_width(stack, X, "pretrained")
         return stack
 
-    def _train(self, X: Rows, rows: NDArray[np.intp], y: Rows, objective: str) -> None:
+    def _train(self, X: Matrix, rows: NDArray[np.intp], y: Matrix, objective: str) -> None:
         """Train on examples of which some rows have the targets y."""
         seed = self._seed()
         stack = self._start(X, seed)
@@ -45,7 +45,7 @@ class StackPredictor(StackEstimator):
             stack, chosen, y, seed, self.finetune_epochs, objective=objective
         )
 
-    def _outputs(self, X: Any) -> Rows:
+    def _outputs(self, X: Any) -> Matrix:
         check_is_fitted(self)
         return outputs_of(self.stack_, self._rows(X, reset=False))
 
@@ -118,9 +118,9 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         self._train(rows, classes.rows, classes.places, "classification")
         return self
 
-    def predict_proba(self, X: Any) -> Rows:
+    def predict_proba(self, X: Any) -> Matrix:
         """Return the probability of each class, of shape (n_examples, n_classes)."""
-        probabilities: Rows = softmax(self._outputs(X))
+        probabilities: Matrix = softmax(self._outputs(X))
         return probabilities
 
     def predict(self, X: Any) -> NDArray[Any]:
@@ -190,7 +190,7 @@ class DBNRegressor(RegressorMixin, StackPredictor):
         ----------
         X : {array-like, sparse matrix, DataFrame} of shape (n_examples, n_features)
         y : array-like of shape (n_examples,) or (n_examples, outputs)
-            Rows with a NaN have no target.
+            Matrix with a NaN have no target.
         """
         rows = self._rows(X, reset=True)
         targets = numbers_of_rows(y, rows)

@@ -73,7 +73,7 @@ def classes_of(y: Any, X: NDArray[Any]) -> Classes:
 def numbers_of_rows(y: Any, X: NDArray[Any]) -> Numbers:
     """Return the numbers of rows, of shape (n_examples,) or (n_examples, outputs).
 
-    Rows with a NaN have none.
+    Matrix with a NaN have none.
 
     Raises
     ------

@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_array, check_is_fitted
 
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.sklearn.base import StackEstimator
-from syncpretrain.sklearn.passes import Rows, codes_of, decoded, energies, reconstruction_errors
+from syncpretrain.sklearn.passes import Matrix, codes_of, decoded, energies, reconstruction_errors
 
 __all__ = ["StackTransformer", "StackedAutoencoder", "StackedRBM"]
 
@@ -32,10 +32,10 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
         self._fit(rows, self._seed())
         return self
 
-    def _fit(self, X: Rows, seed: int) -> None:
+    def _fit(self, X: Matrix, seed: int) -> None:
         self.stack_ = self._pretrained_on(X, seed)
 
-    def transform(self, X: Any) -> Rows:
+    def transform(self, X: Any) -> Matrix:
         """Return the codes of the top layer.
 
         Returns
@@ -46,7 +46,7 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
         check_is_fitted(self)
         return codes_of(self.stack_, self._rows(X, reset=False))
 
-    def inverse_transform(self, X: Any) -> Rows:
+    def inverse_transform(self, X: Any) -> Matrix:
         """Return the examples that codes of shape (n_examples, top units) stand for."""
         check_is_fitted(self)
         codes = check_array(X, dtype=(np.float64, np.float32))
@@ -70,7 +70,7 @@ class StackedRBM(StackTransformer):
     epochs : int or sequence of int, optional
         Of each layer; None takes what suits the number of rows.
     batch_size : int, optional
-        Rows of a minibatch, at most all; None takes what suits the number of rows.
+        Matrix of a minibatch, at most all; None takes what suits the number of rows.
     learning_rate : float or sequence of float, optional
         Of each layer; None takes what suits its units.
     visible_units : str
@@ -194,7 +194,7 @@ class StackedAutoencoder(StackTransformer):
             )
         return self.model
 
-    def _fit(self, X: Rows, seed: int) -> None:
+    def _fit(self, X: Matrix, seed: int) -> None:
         stack = self._pretrained_on(X, seed)
         if self._trains(self.finetune_epochs):
             stack = self._finetuned(stack, X, None, seed, self.finetune_epochs)
