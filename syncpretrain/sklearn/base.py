@@ -21,7 +21,7 @@ from syncpretrain.sklearn.defaults import epochs_for, minibatch_for
 from syncpretrain.sklearn.limits import parallel_limits
 from syncpretrain.sklearn.passes import Matrix
 
-__all__ = ["StackEstimator"]
+__all__ = ["StackEstimator", "single"]
 
 TUNING = "finetune_"  # what settings of fine-tuning begin with
 
@@ -72,22 +72,27 @@ class StackEstimator(BaseEstimator):
 
     def _pretrained_on(self, X: Matrix, seed: int) -> Stack:
         """Return a stack pretrained on examples; without epochs its weights are random."""
-        own = {"learning_rate": self.learning_rate} if self.learning_rate is not None else {}
-        batch = minibatch_for(len(X), self.batch_size)
+        options = self._pretraining(X, seed)
         if self._trains(self.epochs):
-            own["epochs"] = epochs_for("pretrain", len(X), batch, self.epochs)
+            wanted = self.epochs
+            options["epochs"] = epochs_for("pretrain", len(X), options["batch_size"], wanted)
         else:
-            own["schedule"] = "none"
-        return pretrain(
-            _single(X),
-            layers=[X.shape[1], *self._widths()],
-            model=self._model,
-            visible_units=_kind(X) if self.visible_units == "auto" else self.visible_units,
-            batch_size=batch,
-            seed=seed,
-            observers=self._observers(),
-            **(own | parallel_limits(self.workers) | self._others(tuning=False)),
-        )
+            options["schedule"] = "none"
+        return pretrain(single(X), observers=self._observers(), **options)
+
+    def _pretraining(self, X: Matrix, seed: int) -> dict[str, Any]:
+        """Return the settings of pretraining on examples but for the epochs."""
+        rate = {} if self.learning_rate is None else {"learning_rate": self.learning_rate}
+        return {
+            "layers": [X.shape[1], *self._widths()],
+            "model": self._model,
+            "visible_units": _kind(X) if self.visible_units == "auto" else self.visible_units,
+            "batch_size": minibatch_for(len(X), self.batch_size),
+            "seed": seed,
+            **rate,
+            **parallel_limits(self.workers),
+            **self._others(tuning=False),
+        }
 
     def _finetuned(
         self, stack: Stack, X: Matrix, y: Matrix | None, seed: int, epochs: Any, **options: Any
@@ -99,7 +104,7 @@ class StackEstimator(BaseEstimator):
         own = {"batch_size": batch, "epochs": epochs_for("finetune", len(X), batch, epochs)}
         return finetune(
             stack,
-            _single(X),
+            single(X),
             y,
             seed=seed,
             observers=self._observers(),
@@ -150,7 +155,7 @@ class StackEstimator(BaseEstimator):
         return epochs is None or bool(np.any(np.asarray(epochs) != 0))
 
 
-def _single(X: Matrix) -> NDArray[np.float32]:
+def single(X: Matrix) -> NDArray[np.float32]:
     """Return examples as they are trained on."""
     with np.errstate(over="ignore"):  # infinite values are refused, with their place
         return np.ascontiguousarray(X, dtype=np.float32)
@@ -158,4 +163,5 @@ def _single(X: Matrix) -> NDArray[np.float32]:
 
 def _kind(X: Matrix) -> str:
     """Return the visible units that suit examples."""
-    return "bernoulli" if X.min() >= 0 and X.max() <= 1 else "gaussian"
+    rows = single(X)  # where 1 + 1e-12 is 1
+    return "bernoulli" if rows.min() >= 0 and rows.max() <= 1 else "gaussian"

@@ -7,12 +7,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_array, check_consistent_length, column_or_1d
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_array,
+    check_consistent_length,
+    column_or_1d,
+)
 
 from syncpretrain.data.dataset import UNLABELLED
 from syncpretrain.errors import DataError
 
-__all__ = ["Classes", "Numbers", "classes_of", "numbers_of_rows"]
+__all__ = ["Classes", "Numbers", "classes_of", "numbers_of_rows", "weights_of"]
 
 
 class Classes(NamedTuple):
@@ -73,7 +78,7 @@ def classes_of(y: Any, X: NDArray[Any]) -> Classes:
 def numbers_of_rows(y: Any, X: NDArray[Any]) -> Numbers:
     """Return the numbers of rows, of shape (n_examples,) or (n_examples, outputs).
 
-    Matrix with a NaN have none.
+    Rows with a NaN have none.
 
     Raises
     ------
@@ -96,6 +101,24 @@ def numbers_of_rows(y: Any, X: NDArray[Any]) -> Numbers:
     if not len(rows):
         raise DataError("y: got NaN in every row, expected a number for some")
     return Numbers(rows, values[rows], dimensions)
+
+
+def weights_of(
+    sample_weight: Any, X: NDArray[Any], rows: NDArray[np.intp]
+) -> NDArray[np.float64] | None:
+    """Return the weights of some rows, or None if there are none.
+
+    Raises
+    ------
+    ValueError
+        If they are not one number of at least 0 a row.
+    """
+    if sample_weight is None:
+        return None
+    weights: NDArray[np.float64] = _check_sample_weight(
+        sample_weight, X, dtype=np.float64, ensure_non_negative=True
+    )
+    return weights[rows]
 
 
 def _one_column(y: Any) -> NDArray[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +11,13 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_array, check_is_fitted
 
 from syncpretrain.errors import DataError, SettingsError
-from syncpretrain.sklearn.base import StackEstimator
+from syncpretrain.settings import settings_from
+from syncpretrain.sklearn.base import StackEstimator, single
+from syncpretrain.sklearn.online import OnlineStack
 from syncpretrain.sklearn.passes import Matrix, codes_of, decoded, energies, reconstruction_errors
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["StackTransformer", "StackedAutoencoder", "StackedRBM"]
 
@@ -20,7 +25,9 @@ __all__ = ["StackTransformer", "StackedAutoencoder", "StackedRBM"]
 class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackEstimator):
     """Base of the transformers: codes of the top layer, and the way back."""
 
-    def fit(self, X: Any, y: Any = None) -> StackTransformer:
+    _online: OnlineStack | None
+
+    def fit(self, X: Any, y: Any = None) -> Self:
         """Pretrain a stack on the rows of X.
 
         Parameters
@@ -30,6 +37,30 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
         """
         rows = self._rows(X, reset=True)
         self._fit(rows, self._seed())
+        self._online = None
+        return self
+
+    def partial_fit(self, X: Any, y: Any = None) -> Self:
+        """Train once more on rows, from where the last call, or :meth:`fit`, has left the stack.
+
+        Each minibatch trains all layers, one above the other. Visible units, and how columns are
+        standardized, are those of the first rows; a fine-tuned stack becomes a pretrained one.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix, DataFrame} of shape (n_examples, n_features)
+        y : ignored
+        """
+        begun = hasattr(self, "stack_")
+        rows = self._rows(X, reset=not begun)
+        online = getattr(self, "_online", None)
+        if online is None:
+            options = self._pretraining(rows, self._seed())
+            if begun:
+                options["visible_units"] = self.stack_.units[0]
+            wanted = settings_from(options.pop("layers"), **options).pretrain
+            online = self._online = OnlineStack(wanted, self.stack_ if begun else None)
+        self.stack_ = online.train(single(rows))
         return self
 
     def _fit(self, X: Matrix, seed: int) -> None:
@@ -70,7 +101,7 @@ class StackedRBM(StackTransformer):
     epochs : int or sequence of int, optional
         Of each layer; None takes what suits the number of rows.
     batch_size : int, optional
-        Matrix of a minibatch, at most all; None takes what suits the number of rows.
+        Rows of a minibatch, at most all; None takes what suits the number of rows.
     learning_rate : float or sequence of float, optional
         Of each layer; None takes what suits its units.
     visible_units : str
