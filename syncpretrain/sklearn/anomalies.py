@@ -16,6 +16,8 @@ from syncpretrain.sklearn.passes import Matrix, energies, reconstruction_errors
 
 __all__ = ["StackAnomalyDetector"]
 
+WIDER, WIDEST = 4, 512  # times the columns, and units
+NARROWER, SMALLEST_CODE, LARGEST_CODE = 4, 2, 64
 SCORES = {"reconstruction": "denoising", "free-energy": "rbm"}  # each with its model
 
 
@@ -24,7 +26,10 @@ class StackAnomalyDetector(OutlierMixin, StackEstimator):
 
     Parameters
     ----------
-    hidden, epochs, batch_size, learning_rate, visible_units, workers, random_state, verbose
+    hidden : sequence of int, optional
+        Units of each layer. None takes a wide layer and, for ``reconstruction``, a code of a
+        quarter of the columns, of linear units: what fits through it is what rows have in common.
+    epochs, batch_size, learning_rate, visible_units, workers, random_state, verbose
         As of :class:`StackedRBM`.
     by : str
         ``reconstruction``: the error of a stack of denoising autoencoders, fine-tuned as a whole;
@@ -54,7 +59,7 @@ class StackAnomalyDetector(OutlierMixin, StackEstimator):
 
     def __init__(
         self,
-        hidden: Sequence[int] = (256, 64),
+        hidden: Sequence[int] | None = None,
         *,
         by: str = "reconstruction",
         contamination: float = 0.1,
@@ -85,9 +90,21 @@ class StackAnomalyDetector(OutlierMixin, StackEstimator):
     def _model(self) -> str:  # type: ignore[override]
         return SCORES[self.by]
 
-    def _widths(self) -> list[int]:
+    def _widths(self, columns: int) -> list[int]:
         """Return the units of each layer; a free energy needs the first one only."""
-        return super()._widths()[: 1 if self.by == "free-energy" else None]
+        if self.hidden is None:
+            wide, code = min(WIDER * columns, WIDEST), max(SMALLEST_CODE, columns // NARROWER)
+            widths = [wide, min(code, LARGEST_CODE)]
+        else:
+            widths = super()._widths(columns)
+        return widths[:1] if self.by == "free-energy" else widths
+
+    def _pretraining(self, X: Matrix, seed: int) -> dict[str, Any]:
+        """Return the settings of pretraining, with a linear code if the layers are left open."""
+        options = super()._pretraining(X, seed)
+        if self.hidden is None and len(options["layers"]) > 2:
+            options.setdefault("hidden_units", ["bernoulli", "gaussian"])
+        return options
 
     def fit(self, X: Any, y: Any = None) -> StackAnomalyDetector:
         """Train a stack on the rows of X, outliers among them, and find the threshold.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -39,7 +38,7 @@ class StackEstimator(BaseEstimator):
     """
 
     _model: ClassVar[str] = "rbm"
-    hidden: Sequence[int]
+    hidden: Any
     epochs: Any
     batch_size: int | None
     learning_rate: Any
@@ -84,7 +83,7 @@ class StackEstimator(BaseEstimator):
         """Return the settings of pretraining on examples but for the epochs."""
         rate = {} if self.learning_rate is None else {"learning_rate": self.learning_rate}
         return {
-            "layers": [X.shape[1], *self._widths()],
+            "layers": [X.shape[1], *self._widths(X.shape[1])],
             "model": self._model,
             "visible_units": _kind(X) if self.visible_units == "auto" else self.visible_units,
             "batch_size": minibatch_for(len(X), self.batch_size),
@@ -111,9 +110,9 @@ class StackEstimator(BaseEstimator):
             **(own | limits | options | self._others(tuning=True)),
         )
 
-    def _widths(self) -> list[int]:
-        """Return the units of each layer."""
-        hidden: list[Any] = [self.hidden] if np.isscalar(self.hidden) else list(self.hidden)
+    def _widths(self, columns: int) -> list[int]:
+        """Return the units of each layer, of a stack for a number of columns."""
+        hidden: list[Any] = [self.hidden] if np.ndim(self.hidden) == 0 else list(self.hidden)
         for units in hidden:
             if not isinstance(units, (int, np.integer)) or isinstance(units, bool) or units < 1:
                 raise SettingsError(
