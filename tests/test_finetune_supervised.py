@@ -247,6 +247,11 @@ class TestRegression:
             tuned(stack, X, numbers(X), optimizer="sgd", learning_rate=1e4)
         assert caught.value.stack is stack
 
+    @pytest.mark.parametrize("seed", range(4))
+    def test_a_first_minibatch_near_the_mean_is_no_divergence(self, seed):
+        noise = np.random.default_rng(seed).standard_normal(60)
+        tuned(None, toy()[0], noise, batch_size=1, epochs=1)
+
 
 class TestPatience:
     def test_stops_and_keeps_the_best(self):

@@ -33,6 +33,7 @@ def finetune(
     X: ArrayLike,
     y: ArrayLike | None = None,
     *,
+    weights: ArrayLike | None = None,
     validation: ArrayLike | None = None,
     validation_y: ArrayLike | None = None,
     verbose: bool = False,
@@ -60,6 +61,9 @@ def finetune(
     y : array-like of shape (n_examples,) or (n_examples, outputs), optional
         Whole numbers are classes, and -1 stands for no label; other numbers are a regression's,
         and NaN stands for none. Rows without a target are left out.
+    weights : array-like of shape (n_examples,), optional
+        How much the loss of each row counts, relative to the others; rows without a target do not
+        count. The reported errors are not weighted.
     validation : array-like of shape (n_validation, input units), optional
         After each epoch the error is measured on it: on all rows where ``patience`` depends on
         it, else on 1,000 evenly spaced ones.
@@ -122,7 +126,7 @@ def finetune(
     held_out = None
     if validation is not None:
         held_out = Part(as_examples(validation, "validation"), validation_y, "validation_y")
-    train = Part(_examples(X, stack, options), y, "y")
+    train = Part(_examples(X, stack, options), y, "y", weights)
     given = [name for name, value in settings.items() if value is not None]
     tuning = Finetuning(Form.of(stack), options, train, held_out, given=given)
     with observing(verbose) as printing:

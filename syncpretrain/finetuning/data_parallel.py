@@ -84,6 +84,7 @@ class DataParallelNetwork(Network):
             if own.start == own.stop:  # the last minibatch may be smaller than the shards are many
                 part.gradients.fill(0)
                 return
+            part.weights = None if self.weights is None else self.weights[own]
             errors[shard] = part.step(
                 x[own], target[own], epoch=epoch, step=step, examples=examples or len(x)
             )

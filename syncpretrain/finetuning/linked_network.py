@@ -20,7 +20,7 @@ from syncpretrain.finetuning.linked_program import (
 )
 from syncpretrain.finetuning.trainable import Follow, Move
 from syncpretrain.kernels.arrays import Array, slices_of
-from syncpretrain.kernels.losses import cross_entropy, squared_error, wrong
+from syncpretrain.kernels.losses import loss_of, squared_error, wrong
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
 from syncpretrain.rng import Address, Purpose
@@ -58,6 +58,8 @@ class LinkedNetwork:
     chain, chain_gradients : list of (weight, bias)
         Views of ``parameters`` and of ``gradients``.
     """
+
+    weights: Array | None = None
 
     def __init__(
         self,
@@ -148,9 +150,8 @@ class LinkedNetwork:
         """Return the loss that :meth:`gradient` differentiates, with the same units left out."""
         self._draw_masks(epoch, step)
         y, units = self._output(x, drops=True), self._buffers.links[-1].units
-        if self.loss == "squared":
-            return squared_error(target, y, out=y) / len(x)
-        return cross_entropy(target, y, units) / len(x)
+        weights = None if self.weights is None else self.weights[: len(x)]
+        return loss_of(target, y, units, self.loss, weights) / len(x)
 
     def error(self, X: Array, target: Array) -> float:
         """Return the mean error of the rows of X: squared, or the share of wrong classes."""
@@ -197,7 +198,8 @@ class LinkedNetwork:
         )
 
     def _program(self, x: Array, target: Array, follow: Follow) -> Program:
-        return Program(step_phases(self._buffers, x, target, follow), 2 * self.shards)
+        phases = step_phases(self._buffers, x, target, follow, self.weights)
+        return Program(phases, 2 * self.shards)
 
     def _output(self, x: Array, *, drops: bool) -> Array:
         """Return what comes out for a minibatch, in a buffer."""

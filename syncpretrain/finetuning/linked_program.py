@@ -106,13 +106,16 @@ def forward_phases(buffers: Buffers, x: Array, *, drops: bool) -> list[Dealt]:
     return [[step.rise(range(len(buffers.links)), step.all, 0)]]
 
 
-def step_phases(buffers: Buffers, x: Array, target: Array, follow: Follow) -> list[Dealt]:
+def step_phases(
+    buffers: Buffers, x: Array, target: Array, follow: Follow, weights: Array | None = None
+) -> list[Dealt]:
     """Return the phases of a step on the minibatch that lies in ``x`` and ``target``.
 
-    ``follow`` returns the operations of the optimizer. Slots of the results: the squared error of
+    ``follow`` returns the operations of the optimizer; ``weights`` are those of
+    :class:`syncpretrain.finetuning.trainable.Trainable`. Slots of the results: the squared error of
     each shard, then the number of classes that are wrong in each.
     """
-    step, sections = _Step(buffers, x, target), buffers.sections
+    step, sections = _Step(buffers, x, target, weights), buffers.sections
     up = [phase for section in sections for phase in step.section_up(section)]
     down = [phase for section in reversed(sections) for phase in step.section_down(section, follow)]
     if sections[-1].by_examples:  # a shard turns round without waiting for others
@@ -127,8 +130,15 @@ class _Step:
     """The operations of one step on a minibatch in given arrays; without a target, up alone."""
 
     def __init__(
-        self, buffers: Buffers, x: Array, target: Array | None, *, drops: bool = True
+        self,
+        buffers: Buffers,
+        x: Array,
+        target: Array | None,
+        weights: Array | None = None,
+        *,
+        drops: bool = True,
     ) -> None:
+        self.weights = weights
         self.buffers, self.x, self.target, self.drops = buffers, x, target, drops
         self.all = slice(0, len(x))
         self.rows = slices_of(len(x), buffers.shards)
@@ -214,6 +224,8 @@ class _Step:
         if kind_of(this.units).is_exclusive:
             operations += [("wrong", target, y, buffers.shards + shard)]
         operations += [("squared_error", target, y, delta, shard)]
+        if self.weights is not None:
+            operations += [("multiply", delta, this.makes.of(self.weights[rows], own), delta)]
         if buffers.loss == "squared":
             scale = ("scale", delta, 2 / len(self.x))
             return [*operations, scale, ("times_derivative", delta, y, this.units)]

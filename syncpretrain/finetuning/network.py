@@ -27,7 +27,7 @@ from syncpretrain.kernels.backprop import (
     output_delta,
     weight_gradient,
 )
-from syncpretrain.kernels.losses import cross_entropy, squared_error, wrong
+from syncpretrain.kernels.losses import loss_of, squared_error, wrong
 from syncpretrain.kernels.program import Phase, PhaseRunner, Program, in_turn
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.units import kind_of
@@ -83,6 +83,7 @@ class Network:
     """
 
     splits_examples = False  # programs are not supported with shards of examples
+    weights: Array | None = None
 
     def __init__(
         self,
@@ -218,6 +219,8 @@ class Network:
             self._squared[shard] = output_delta(target, y, units, self.loss, out=delta)
             if at.share != 1:
                 delta *= at.share
+            if self.weights is not None:
+                delta *= self.weights[: len(delta), own]
         elif (mask := at.masks[layer + 1]) is not None:
             read = at.inputs[layer + 1]
             assert read is not None
@@ -264,9 +267,8 @@ class Network:
             masks=self._drawn_masks(n, epoch, step),
             inputs=[None if buffer is None else buffer[:n] for buffer in self.inputs],
         )
-        if self.loss == "squared":
-            return squared_error(target, y, out=y) / n
-        return cross_entropy(target, y, self.units[-1]) / n
+        weights = None if self.weights is None else self.weights[:n]
+        return loss_of(target, y, self.units[-1], self.loss, weights) / n
 
     def error(self, X: Array, target: Array) -> float:
         """Return the mean error of the rows of X: squared, or the share of wrong classes."""

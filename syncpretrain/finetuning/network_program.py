@@ -38,6 +38,7 @@ class _Dense(Protocol):
     deltas: list[Array]
     masks: list[Array | None]
     inputs: list[Array | None]
+    weights: Array | None
 
 
 class _Steps:
@@ -84,6 +85,8 @@ class _Steps:
         if kind_of(units).is_exclusive:
             operations += [("wrong", target, out, network.shards)]
         operations += [("squared_error", target, out, delta, shard)]
+        if network.weights is not None:
+            operations += [("multiply", delta, network.weights[: self.n, own], delta)]
         if network.loss == "squared":
             return [
                 *operations,

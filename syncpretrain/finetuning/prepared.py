@@ -30,6 +30,7 @@ from syncpretrain.finetuning.tasks import (
     reconstruction_loss,
 )
 from syncpretrain.finetuning.trainer import Examples, Trainer
+from syncpretrain.finetuning.weights import checked_weights
 from syncpretrain.kernels.compiled import compiled_program
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.available_memory import check_available
@@ -70,11 +71,15 @@ class Form(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Examples to train on or to validate with, an array; their targets; what errors call these."""
+    """Examples to train on or to validate with, an array; their targets; what errors call these.
+
+    ``weights`` are how much each example to train on counts, None for alike.
+    """
 
     X: Any
     y: Any
     name: str
+    weights: Any = None
 
 
 class Finetuning:
@@ -120,6 +125,8 @@ class Finetuning:
             self._labels = _targets(options.objective, train, usual=form.classes)
             if validation is not None:
                 self._judged = _targets(options.objective, validation, like=self._labels)
+        rows = None if self._labels is None else self._labels.rows
+        self._weights = checked_weights(train.weights, len(train.X), rows)
         self.facts = Facts(self.examples, form.shapes[0].visible)
         self.by_data: dict[str, Any] = {}  # options that follow from the data
         if given is not None:
@@ -169,6 +176,7 @@ class Finetuning:
                     save=save,
                     run_in_pool=pool.run,
                     backend=backend,
+                    weights=self._weights,
                 )
                 self._announce(observers)
                 record = {"seed": self.options.seed, "blas_threads": self._threads}

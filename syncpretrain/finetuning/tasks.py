@@ -44,6 +44,7 @@ class Reconstruction:
     def __init__(self, stack: Stack, *, loss: str | None) -> None:
         self.stack = stack
         self.loss = reconstruction_loss(loss, stack.units[0])
+        self.is_bounded = kind_of(stack.units[0]).is_bounded
 
     def chain(self) -> list[Link]:
         """Return the unrolled stack."""
@@ -92,6 +93,7 @@ class Supervised:
     def __init__(self, stack: Stack, head: Head, objective: str) -> None:
         self.stack, self._head, self.objective = stack, head, objective
         self.loss = "cross-entropy" if objective == "classification" else "squared"
+        self.is_bounded = objective == "classification"
 
     def chain(self) -> list[Link]:
         """Return the stack's encoder and the head."""

@@ -20,7 +20,9 @@ Follow = Callable[[slice, bool], list[Operation]]  # moves a part of the vector,
 class Trainable(Protocol):
     """Parameters and their gradients in flat vectors, and the steps that fill these.
 
-    The methods are those of :class:`syncpretrain.finetuning.network.Network`.
+    The methods are those of :class:`syncpretrain.finetuning.network.Network`. ``weights`` of the
+    shape of a minibatch's targets are what its loss is weighted by, None for not at all; errors
+    are not weighted.
     """
 
     backend: Backend
@@ -29,6 +31,7 @@ class Trainable(Protocol):
     gradients: Array
     chain: list[Pair]
     chain_gradients: list[Pair]
+    weights: Array | None
 
     def gradient(self, x: Array, target: Array, *, epoch: int = 0, step: int = 0) -> float:
         """Fill the gradients; return the error summed over the examples."""

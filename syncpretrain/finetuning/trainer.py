@@ -25,6 +25,7 @@ from syncpretrain.finetuning.options import STEPPING, TuningOptions
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.tasks import Reconstruction, Supervised
 from syncpretrain.finetuning.trainable import Trainable
+from syncpretrain.finetuning.weights import ExampleWeights
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import Phases
 from syncpretrain.learners.cursor import Cursor
@@ -65,6 +66,7 @@ class Trainer:
         save: FinetuneSaver | None,
         run_in_pool: Callable[[Phases, int, int], None],
         backend: Backend,
+        weights: Array | None = None,
     ) -> None:
         self._run_in_pool, self.backend = run_in_pool, backend
         self.task, self.options, self.seed = task, options, options.seed
@@ -92,6 +94,7 @@ class Trainer:
         self.optimizer = optimizer(self.network)
         batch = options.batch_size
         self.batch = tuple(backend.empty((batch, x.shape[1])) for x in examples)
+        self.weights = ExampleWeights(weights, self.network, self.batch[1].shape)
         self.steps = steps_per_epoch(len(examples.inputs), batch)
         self.good = np.empty_like(self.network.parameters)  # at the end of the last good epoch
         self.best = self.network.parameters.copy()  # where validation was best
@@ -152,6 +155,7 @@ class Trainer:
                     at = Cursor(step, float(total))
                     self.save(lambda: self.state(epoch, at), done=epoch - 1, final=True)  # noqa: B023
                 raise self.interrupted(epoch, step)
+            self.weights.take(rows)
             x = target = gather(inputs, rows, out=self.batch[0][: len(rows)])
             if targets is not inputs:
                 target = gather(targets, rows, out=self.batch[1][: len(rows)])
@@ -245,7 +249,9 @@ class Trainer:
             raise self.diverged(epoch, "parameters are no longer finite")
         if self.options.objective == "classification":
             return  # whose error cannot grow beyond all bounds
-        if error > EXPLODED * self.first_error and error > spread(self.examples.targets):
+        # A few rows may begin far below the mean's error; what has no limit soon leaves it behind.
+        far = 1 if self.task.is_bounded else EXPLODED
+        if error > EXPLODED * self.first_error and error > far * spread(self.examples.targets):
             raise self.diverged(
                 epoch, f"the training error rose from {self.first_error:.4g} to {error:.4g}"
             )

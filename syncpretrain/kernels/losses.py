@@ -8,7 +8,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import accelerated
 from syncpretrain.units import kind_of
 
-__all__ = ["cross_entropy", "squared_error", "wrong"]
+__all__ = ["cross_entropy", "loss_of", "squared_error", "wrong"]
 
 
 @accelerated
@@ -22,10 +22,11 @@ def squared_error(x: Array, y: Array, *, out: Array) -> float:
     return float(np.dot(flat, flat))
 
 
-def cross_entropy(x: Array, y: Array, units: str) -> float:
+def cross_entropy(x: Array, y: Array, units: str, weights: Array | None = None) -> float:
     """Return the cross-entropy of means y and targets x, summed over units and examples, in nats.
 
-    That of binary units, or of one choice among ``softmax`` units.
+    That of binary units, or of one choice among ``softmax`` units. ``weights``, of the shape of y,
+    say how much each term counts.
 
     Raises
     ------
@@ -36,10 +37,26 @@ def cross_entropy(x: Array, y: Array, units: str) -> float:
     if kind.loss != "cross-entropy":
         raise ValueError(f"got {units} units; expected units whose loss is the cross-entropy")
     smallest = np.finfo(y.dtype).tiny
-    total = float((x * np.log(np.maximum(y, smallest))).sum(dtype=np.float64))
+    share: Array | float = 1.0 if weights is None else weights
+    total = float((share * x * np.log(np.maximum(y, smallest))).sum(dtype=np.float64))
     if not kind.is_exclusive:
-        total += float(((1 - x) * np.log(np.maximum(1 - y, smallest))).sum(dtype=np.float64))
+        others = share * (1 - x) * np.log(np.maximum(1 - y, smallest))
+        total += float(others.sum(dtype=np.float64))
     return -total
+
+
+def loss_of(x: Array, y: Array, units: str, loss: str, weights: Array | None = None) -> float:
+    """Return the loss of means y and targets x, summed over units and examples; use up y.
+
+    ``weights``, of the shape of y and alike for the units of an example, say how much each counts.
+    """
+    if loss != "squared":
+        return cross_entropy(x, y, units, weights)
+    if weights is None:
+        return squared_error(x, y, out=y)
+    np.subtract(y, x, out=y)
+    np.square(y, out=y)
+    return float((y * weights).sum(dtype=np.float64))
 
 
 def wrong(x: Array, y: Array) -> float:

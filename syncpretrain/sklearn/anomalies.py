@@ -1,0 +1,149 @@
+"""Detection of outliers by a stack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import OutlierMixin
+from sklearn.utils.validation import check_is_fitted
+
+from syncpretrain.errors import SettingsError
+from syncpretrain.sklearn.base import StackEstimator
+from syncpretrain.sklearn.passes import Matrix, energies, reconstruction_errors
+
+__all__ = ["StackAnomalyDetector"]
+
+WIDER, WIDEST = 4, 512  # times the columns, and units
+NARROWER, SMALLEST_CODE, LARGEST_CODE = 4, 2, 64
+SCORES = {"reconstruction": "denoising", "free-energy": "rbm"}  # each with its model
+
+
+class StackAnomalyDetector(OutlierMixin, StackEstimator):
+    """Detector of outliers: rows that a stack reconstructs badly, or finds improbable.
+
+    Parameters
+    ----------
+    hidden : sequence of int, optional
+        Units of each layer. None takes a wide layer and, for ``reconstruction``, a code of a
+        quarter of the columns, of linear units: what fits through it is what rows have in common.
+    epochs, batch_size, learning_rate, visible_units, workers, random_state, verbose
+        As of :class:`StackedRBM`.
+    by : str
+        ``reconstruction``: the error of a stack of denoising autoencoders, fine-tuned as a whole;
+        or ``free-energy``: that of layer 1 of a stack of RBMs.
+    contamination : float
+        The share of outliers among the rows to fit, above 0 and at most 0.5.
+    finetune_epochs : int, optional
+        As of :class:`StackedAutoencoder`.
+    settings : dict, optional
+        As of :class:`StackedAutoencoder`.
+
+    Attributes
+    ----------
+    stack_ : Stack
+    offset_ : float
+        The score below which a row is an outlier.
+    decision_scores_ : ndarray of shape (n_examples,)
+        Minus the scores of the rows to fit: the larger, the more of an outlier, as PyOD has it.
+    threshold_ : float
+        Minus ``offset_``, as PyOD has it.
+    labels_ : ndarray of shape (n_examples,)
+        1 for the outliers among the rows to fit, else 0, as PyOD has it.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Where X has names of columns.
+    """
+
+    def __init__(
+        self,
+        hidden: Sequence[int] | None = None,
+        *,
+        by: str = "reconstruction",
+        contamination: float = 0.1,
+        epochs: int | Sequence[int] | None = None,
+        finetune_epochs: int | None = None,
+        batch_size: int | None = None,
+        learning_rate: float | Sequence[float] | None = None,
+        visible_units: str = "auto",
+        workers: int | None = None,
+        random_state: Any = None,
+        verbose: int = 0,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        self.hidden = hidden
+        self.by = by
+        self.contamination = contamination
+        self.epochs = epochs
+        self.finetune_epochs = finetune_epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.visible_units = visible_units
+        self.workers = workers
+        self.random_state = random_state
+        self.verbose = verbose
+        self.settings = settings
+
+    @property
+    def _model(self) -> str:  # type: ignore[override]
+        return SCORES[self.by]
+
+    def _widths(self, columns: int) -> list[int]:
+        """Return the units of each layer; a free energy needs the first one only."""
+        if self.hidden is None:
+            wide, code = min(WIDER * columns, WIDEST), max(SMALLEST_CODE, columns // NARROWER)
+            widths = [wide, min(code, LARGEST_CODE)]
+        else:
+            widths = super()._widths(columns)
+        return widths[:1] if self.by == "free-energy" else widths
+
+    def _pretraining(self, X: Matrix, seed: int) -> dict[str, Any]:
+        """Return the settings of pretraining, with a linear code if the layers are left open."""
+        options = super()._pretraining(X, seed)
+        if self.hidden is None and len(options["layers"]) > 2:
+            options.setdefault("hidden_units", ["bernoulli", "gaussian"])
+        return options
+
+    def fit(self, X: Any, y: Any = None) -> StackAnomalyDetector:
+        """Train a stack on the rows of X, outliers among them, and find the threshold.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix, DataFrame} of shape (n_examples, n_features)
+        y : ignored
+        """
+        if self.by not in SCORES:
+            raise SettingsError(f"by: got {self.by!r}, expected {' or '.join(SCORES)}")
+        if not 0 < self.contamination <= 0.5:
+            raise SettingsError(
+                f"contamination: got {self.contamination!r}, expected a share above 0 and of at"
+                " most 0.5"
+            )
+        rows, seed = self._rows(X, reset=True), self._seed()
+        self.stack_ = self._pretrained_on(rows, seed)
+        if self.by == "reconstruction" and self._trains(self.finetune_epochs):
+            self.stack_ = self._finetuned(self.stack_, rows, None, seed, self.finetune_epochs)
+        scores = self._scores(rows)
+        self.offset_ = float(np.percentile(scores, 100 * self.contamination))
+        self.decision_scores_, self.threshold_ = -scores, -self.offset_
+        self.labels_ = (scores < self.offset_).astype(int)
+        return self
+
+    def score_samples(self, X: Any) -> NDArray[np.float64]:
+        """Return the score of each row: the lower, the more of an outlier."""
+        check_is_fitted(self)
+        return self._scores(self._rows(X, reset=False))
+
+    def decision_function(self, X: Any) -> NDArray[np.float64]:
+        """Return the scores minus ``offset_``: below 0 for outliers."""
+        return self.score_samples(X) - self.offset_
+
+    def predict(self, X: Any) -> NDArray[np.int64]:
+        """Return -1 for outliers and 1 for the others."""
+        return np.where(self.decision_function(X) < 0, -1, 1)
+
+    def _scores(self, X: Matrix) -> NDArray[np.float64]:
+        by_error = self.by == "reconstruction"
+        return -(reconstruction_errors if by_error else energies)(self.stack_, X)

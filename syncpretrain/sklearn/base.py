@@ -1,0 +1,166 @@
+"""Common part of the estimators: parameters, inputs, seeds, and the two calls that train."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import validate_data
+
+from syncpretrain import Stack, finetune, pretrain
+from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.events import Observer
+from syncpretrain.parallel.available_memory import check_available
+from syncpretrain.observers.plain_progress import PlainProgress
+from syncpretrain.sklearn.defaults import epochs_for, minibatch_for
+from syncpretrain.sklearn.limits import parallel_limits
+from syncpretrain.sklearn.passes import Matrix
+
+__all__ = ["StackEstimator", "single"]
+
+TUNING = "finetune_"  # what settings of fine-tuning begin with
+
+
+class StackEstimator(BaseEstimator):
+    """Base of the estimators; subclasses have the parameters that are read here.
+
+    Attributes
+    ----------
+    stack_ : Stack
+        What was trained.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+        Of a DataFrame's columns.
+    """
+
+    _model: ClassVar[str] = "rbm"
+    hidden: Any
+    epochs: Any
+    batch_size: int | None
+    learning_rate: Any
+    visible_units: str
+    workers: int | None
+    random_state: Any
+    verbose: int
+    settings: dict[str, Any] | None
+    stack_: Stack
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        if tags.transformer_tags is not None:
+            tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+    def _rows(self, X: Any, *, reset: bool) -> Matrix:
+        """Return examples as a dense array of float32 or float64."""
+        rows = validate_data(
+            self, X, reset=reset, accept_sparse="csr", dtype=(np.float64, np.float32)
+        )
+        if hasattr(rows, "toarray"):
+            check_available(rows.shape[0] * rows.shape[1] * rows.dtype.itemsize, "a dense X", 0)
+            rows = rows.toarray()
+        return np.asarray(rows)
+
+    def _seed(self) -> int:
+        return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+
+    def _pretrained_on(self, X: Matrix, seed: int) -> Stack:
+        """Return a stack pretrained on examples; without epochs its weights are random."""
+        options = self._pretraining(X, seed)
+        if self._trains(self.epochs):
+            wanted = self.epochs
+            options["epochs"] = epochs_for("pretrain", len(X), options["batch_size"], wanted)
+        else:
+            options["schedule"] = "none"
+        return pretrain(single(X), observers=self._observers(), **options)
+
+    def _pretraining(self, X: Matrix, seed: int) -> dict[str, Any]:
+        """Return the settings of pretraining on examples but for the epochs."""
+        rate = {} if self.learning_rate is None else {"learning_rate": self.learning_rate}
+        return {
+            "layers": [X.shape[1], *self._widths(X.shape[1])],
+            "model": self._model,
+            "visible_units": _kind(X) if self.visible_units == "auto" else self.visible_units,
+            "batch_size": minibatch_for(len(X), self.batch_size),
+            "seed": seed,
+            **rate,
+            **parallel_limits(self.workers),
+            **self._others(tuning=False),
+        }
+
+    def _finetuned(
+        self, stack: Stack, X: Matrix, y: Matrix | None, seed: int, epochs: Any, **options: Any
+    ) -> Stack:
+        """Return a stack fine-tuned on examples, for targets or else for reconstruction."""
+        batch = minibatch_for(len(X), self.batch_size)
+        limits = parallel_limits(self.workers)
+        limits.pop("workers", None)
+        own = {"batch_size": batch, "epochs": epochs_for("finetune", len(X), batch, epochs)}
+        return finetune(
+            stack,
+            single(X),
+            y,
+            seed=seed,
+            observers=self._observers(),
+            **(own | limits | options | self._others(tuning=True)),
+        )
+
+    def _widths(self, columns: int) -> list[int]:
+        """Return the units of each layer, of a stack for a number of columns."""
+        hidden: list[Any] = [self.hidden] if np.ndim(self.hidden) == 0 else list(self.hidden)
+        for units in hidden:
+            if not isinstance(units, (int, np.integer)) or isinstance(units, bool) or units < 1:
+                raise SettingsError(
+                    f"hidden: got {self.hidden!r}, expected the units of each layer, such as"
+                    " (256, 64)"
+                )
+        if not hidden:
+            raise SettingsError("hidden: got no layer, expected one or more, such as (256, 64)")
+        return [int(units) for units in hidden]
+
+    def _others(self, *, tuning: bool) -> dict[str, Any]:
+        """Return the settings one level down, of fine-tuning or of pretraining."""
+        given = self.settings or {}
+        parameters = self.get_params(deep=False).keys() | {"layers", "seed"}
+        if taken := sorted(given.keys() & parameters):
+            raise SettingsError(
+                f"settings: got {taken[0]}, which a parameter decides; set hidden for layers,"
+                " random_state for seed, or the parameter of that name"
+            )
+        return {
+            name.removeprefix(TUNING): value
+            for name, value in given.items()
+            if name.startswith(TUNING) is tuning
+        }
+
+    def _observers(self) -> list[Observer]:
+        return [PlainProgress(Console())] if self.verbose else []
+
+    def _check_width(self, stack: Stack, X: Matrix, name: str) -> None:
+        if stack.widths[0] != X.shape[1]:
+            raise DataError(
+                f"{name}: got a stack for {stack.widths[0]} columns, expected one for the"
+                f" {X.shape[1]} of X"
+            )
+
+    @staticmethod
+    def _trains(epochs: Any) -> bool:
+        """Return whether there is any epoch to train; None stands for the default."""
+        return epochs is None or bool(np.any(np.asarray(epochs) != 0))
+
+
+def single(X: Matrix) -> NDArray[np.float32]:
+    """Return examples as they are trained on."""
+    with np.errstate(over="ignore"):  # infinite values are refused, with their place
+        return np.ascontiguousarray(X, dtype=np.float32)
+
+
+def _kind(X: Matrix) -> str:
+    """Return the visible units that suit examples."""
+    rows = single(X)  # where 1 + 1e-12 is 1
+    return "bernoulli" if rows.min() >= 0 and rows.max() <= 1 else "gaussian"

@@ -1,0 +1,235 @@
+"""Predictors: a deep belief network with a head for classes or for numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
+from sklearn.utils.class_weight import compute_sample_weight
+from sklearn.utils.extmath import softmax
+from sklearn.utils.validation import check_is_fitted
+
+from syncpretrain import Stack
+from syncpretrain.errors import SettingsError
+from syncpretrain.sklearn.base import StackEstimator
+from syncpretrain.sklearn.passes import Matrix, outputs_of
+from syncpretrain.sklearn.targets import classes_of, numbers_of_rows, weights_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["DBNClassifier", "DBNRegressor", "StackPredictor"]
+
+
+class StackPredictor(StackEstimator):
+    """Base of the predictors: pretraining on all rows, fine-tuning on those with a target."""
+
+    pretrained: Any
+    finetune_epochs: int | None
+
+    def _start(self, X: Matrix, seed: int) -> Stack:
+        """Return the stack to fine-tune: the one given, or one pretrained on all rows."""
+        given = self.pretrained
+        if given is None:
+            return self._pretrained_on(X, seed)
+        if not isinstance(given, (Stack, BaseEstimator)):
+            raise SettingsError(
+                f"pretrained: got a {type(given).__name__}, expected a Stack, a StackedRBM or a"
+                " StackedAutoencoder"
+            )
+        if not isinstance(given, Stack):
+            given = given if hasattr(given, "stack_") else clone(given).fit(X)
+        stack: Stack = given if isinstance(given, Stack) else given.stack_
+        self._check_width(stack, X, "pretrained")
+        return stack
+
+    def _train(
+        self, X: Matrix, rows: NDArray[np.intp], y: Matrix, weights: Matrix | None, objective: str
+    ) -> None:
+        """Train on examples of which some rows have the targets y, and weights."""
+        seed = self._seed()
+        stack = self._start(X, seed)
+        chosen = X if len(rows) == len(X) else X[rows]
+        options = {"objective": objective, "weights": weights}
+        self.stack_ = self._finetuned(stack, chosen, y, seed, self.finetune_epochs, **options)
+
+    def _outputs(self, X: Any) -> Matrix:
+        check_is_fitted(self)
+        return outputs_of(self.stack_, self._rows(X, reset=False))
+
+
+class DBNClassifier(ClassifierMixin, StackPredictor):
+    """Classifier: a stack of RBMs pretrained on all rows, fine-tuned on the labelled ones.
+
+    Parameters
+    ----------
+    hidden, epochs, batch_size, learning_rate, visible_units, workers, random_state, verbose
+        As of :class:`StackedRBM`; ``epochs=0`` leaves out pretraining.
+    finetune_epochs : int, optional
+        Passes over the labelled rows; None takes what suits their number.
+    pretrained : Stack, StackedRBM or StackedAutoencoder, optional
+        What to begin with; a transformer that is not fitted is fitted on X. In a search give the
+        ``stack_``, for copies of a transformer are not fitted.
+    class_weight : dict or "balanced", optional
+        How much the rows of each class count; ``balanced`` gives all classes the same weight.
+    settings : dict, optional
+        Any other setting of :func:`syncpretrain.pretrain`, and with ``finetune_`` before their
+        names those of :func:`syncpretrain.finetune`, such as ``{"finetune_dropout": 0.3}``.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+    stack_ : Stack
+    n_features_in_ : int
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Where X has names of columns.
+    """
+
+    def __init__(
+        self,
+        hidden: Sequence[int] = (256, 64),
+        *,
+        epochs: int | Sequence[int] | None = None,
+        finetune_epochs: int | None = None,
+        batch_size: int | None = None,
+        learning_rate: float | Sequence[float] | None = None,
+        visible_units: str = "auto",
+        pretrained: Any = None,
+        class_weight: Any = None,
+        workers: int | None = None,
+        random_state: Any = None,
+        verbose: int = 0,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        self.hidden = hidden
+        self.epochs = epochs
+        self.finetune_epochs = finetune_epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.visible_units = visible_units
+        self.pretrained = pretrained
+        self.class_weight = class_weight
+        self.workers = workers
+        self.random_state = random_state
+        self.verbose = verbose
+        self.settings = settings
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Pretrain on all rows, then fine-tune on those with a label.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix, DataFrame} of shape (n_examples, n_features)
+        y : array-like of shape (n_examples,)
+            Labels: numbers, text or booleans. None, NaN and -1 stand for none, but -1 is a class
+            where there is one other number.
+        sample_weight : array-like of shape (n_examples,), optional
+            How much the loss of each labelled row counts in fine-tuning; pretraining reads all rows
+            alike.
+        """
+        rows = self._rows(X, reset=True)
+        classes = classes_of(y, rows)
+        self.classes_ = classes.labels
+        weights = weights_of(sample_weight, rows, classes.rows)
+        if self.class_weight is not None:
+            by_class = compute_sample_weight(self.class_weight, classes.labels[classes.places])
+            weights = by_class if weights is None else weights * by_class
+        self._train(rows, classes.rows, classes.places, weights, "classification")
+        return self
+
+    def predict_proba(self, X: Any) -> Matrix:
+        """Return the probability of each class, of shape (n_examples, n_classes)."""
+        probabilities: Matrix = softmax(self._outputs(X))
+        return probabilities
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Return the most probable class of each row."""
+        outputs = self._outputs(X)
+        predicted: NDArray[Any] = self.classes_[outputs.argmax(axis=1)]
+        return predicted
+
+
+class DBNRegressor(RegressorMixin, StackPredictor):
+    """Regressor: a stack of RBMs pretrained on all rows, fine-tuned on those with numbers.
+
+    Targets are standardized to train, and predictions are in their units again.
+
+    Parameters
+    ----------
+    hidden, epochs, finetune_epochs, batch_size, learning_rate, visible_units, pretrained
+        As of :class:`DBNClassifier`.
+    workers, random_state, verbose, settings
+        As of :class:`DBNClassifier`.
+
+    Attributes
+    ----------
+    stack_ : Stack
+    target_mean_, target_scale_ : ndarray of shape (outputs,)
+    n_features_in_ : int
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Where X has names of columns.
+    """
+
+    def __init__(
+        self,
+        hidden: Sequence[int] = (256, 64),
+        *,
+        epochs: int | Sequence[int] | None = None,
+        finetune_epochs: int | None = None,
+        batch_size: int | None = None,
+        learning_rate: float | Sequence[float] | None = None,
+        visible_units: str = "auto",
+        pretrained: Any = None,
+        workers: int | None = None,
+        random_state: Any = None,
+        verbose: int = 0,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        self.hidden = hidden
+        self.epochs = epochs
+        self.finetune_epochs = finetune_epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.visible_units = visible_units
+        self.pretrained = pretrained
+        self.workers = workers
+        self.random_state = random_state
+        self.verbose = verbose
+        self.settings = settings
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Pretrain on all rows, then fine-tune on those with numbers.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix, DataFrame} of shape (n_examples, n_features)
+        y : array-like of shape (n_examples,) or (n_examples, outputs)
+            Rows with a NaN have no target.
+        sample_weight : array-like of shape (n_examples,), optional
+            As of :class:`DBNClassifier`.
+        """
+        rows = self._rows(X, reset=True)
+        targets = numbers_of_rows(y, rows)
+        weights = weights_of(sample_weight, rows, targets.rows)
+        self.target_mean_ = np.average(targets.values, axis=0, weights=weights)
+        squares = np.square(targets.values - self.target_mean_)
+        spread = np.sqrt(np.average(squares, axis=0, weights=weights))
+        self.target_scale_ = np.where(spread > 0, spread, 1.0)
+        self._one_dimensional = targets.dimensions == 1
+        scaled = (targets.values - self.target_mean_) / self.target_scale_
+        self._train(rows, targets.rows, scaled, weights, "regression")
+        return self
+
+    def predict(self, X: Any) -> NDArray[np.float64]:
+        """Return the numbers of each row, of the shape of y."""
+        outputs = self._outputs(X)
+        numbers: NDArray[np.float64] = outputs * self.target_scale_ + self.target_mean_
+        return numbers[:, 0] if self._one_dimensional else numbers

@@ -1,0 +1,156 @@
+"""Targets of the predictors: classes as numbers, and the rows that have a target."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_array,
+    check_consistent_length,
+    column_or_1d,
+)
+
+from syncpretrain.data.dataset import UNLABELLED
+from syncpretrain.errors import DataError
+
+__all__ = ["Classes", "Numbers", "classes_of", "numbers_of_rows", "weights_of"]
+
+
+class Classes(NamedTuple):
+    """Labels, sorted; the rows that have one, and the place of each one's label among them."""
+
+    labels: NDArray[Any]
+    rows: NDArray[np.intp]
+    places: NDArray[np.intp]
+
+
+class Numbers(NamedTuple):
+    """Numbers of shape (n_targets, outputs), the rows that have them, and y's dimensions."""
+
+    rows: NDArray[np.intp]
+    values: NDArray[np.float64]
+    dimensions: int
+
+
+def classes_of(y: Any, X: NDArray[Any]) -> Classes:
+    """Return the classes of rows: -1, None and NaN stand for no label.
+
+    Beside one other number, -1 is a class, as in y of -1 and 1.
+
+    Raises
+    ------
+    DataError
+        If there is no y, or one class only.
+    ValueError
+        If y is of another length or holds no classes.
+    """
+    if y is None:
+        raise DataError(
+            "y: got None, expected labels; this estimator requires y to be passed, but the target y"
+            " is None"
+        )
+    values = _one_column(y)
+    check_consistent_length(X, values)
+    missing = _missing(values)
+    if values.dtype.kind in "if":
+        others = np.unique(values[~missing & (values != UNLABELLED)])
+        if len(others) > 1:
+            missing |= values == UNLABELLED
+    rows = np.flatnonzero(~missing)
+    known = values[rows]
+    if known.dtype == object:
+        known = _of_one_type(known)
+    if not len(known):
+        raise DataError("y: got no label, expected one for some rows")
+    check_classification_targets(known)
+    labels, places = np.unique(known, return_inverse=True)
+    if len(labels) < 2:
+        raise DataError(
+            f"y: got 1 class, {labels[0]!r}, expected two or more; label rows of another class"
+        )
+    return Classes(labels, rows, places)
+
+
+def numbers_of_rows(y: Any, X: NDArray[Any]) -> Numbers:
+    """Return the numbers of rows, of shape (n_examples,) or (n_examples, outputs).
+
+    Rows with a NaN have none.
+
+    Raises
+    ------
+    DataError
+        If there is no y, or no row has a number.
+    ValueError
+        If y is of another length or shape, or infinite.
+    """
+    if y is None:
+        raise DataError(
+            "y: got None, expected numbers; this estimator requires y to be passed, but the target"
+            " y is None"
+        )
+    values = check_array(
+        y, ensure_2d=False, dtype=np.float64, ensure_all_finite="allow-nan", input_name="y"
+    )
+    check_consistent_length(X, values)
+    dimensions, values = values.ndim, values.reshape(len(values), -1)
+    rows = np.flatnonzero(~np.isnan(values).any(axis=1))
+    if not len(rows):
+        raise DataError("y: got NaN in every row, expected a number for some")
+    return Numbers(rows, values[rows], dimensions)
+
+
+def weights_of(
+    sample_weight: Any, X: NDArray[Any], rows: NDArray[np.intp]
+) -> NDArray[np.float64] | None:
+    """Return the weights of some rows, or None if there are none.
+
+    Raises
+    ------
+    ValueError
+        If they are not one number of at least 0 a row.
+    """
+    if sample_weight is None:
+        return None
+    weights: NDArray[np.float64] = _check_sample_weight(
+        sample_weight, X, dtype=np.float64, ensure_non_negative=True
+    )
+    return weights[rows]
+
+
+def _one_column(y: Any) -> NDArray[Any]:
+    """Return labels as an array of one dimension; those of a table's column keep their type."""
+    values = np.asarray(column_or_1d(y, warn=True))
+    if values.dtype.kind not in "biufUSO":  # dates, complex numbers
+        raise DataError(f"y: got values of type {values.dtype}, expected labels")
+    if values.dtype.kind == "f" and np.isinf(values).any():
+        raise DataError("y: holds infinite values, expected labels")
+    return values
+
+
+def _missing(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return where there is None or NaN; only these differ from themselves."""
+    if values.dtype.kind == "f":
+        nan: NDArray[np.bool_] = np.isnan(values)
+        return nan
+    if values.dtype != object:
+        return np.zeros(len(values), dtype=bool)
+    flags = [v is None or type(v).__name__ == "NAType" or v != v for v in values]
+    return np.array(flags, dtype=bool)
+
+
+def _of_one_type(values: NDArray[Any]) -> NDArray[Any]:
+    """Return labels of Python's types as an array of theirs.
+
+    Raises
+    ------
+    DataError
+        If they are of several types, such as texts and numbers.
+    """
+    kinds = sorted({type(value).__name__ for value in values.tolist()})
+    if "str" in kinds and len(kinds) > 1:
+        raise DataError(f"y: got labels of types {', '.join(kinds)}, expected one type")
+    return values if "str" in kinds else np.array(values.tolist())

@@ -1,0 +1,240 @@
+"""Transformers: a stack of RBMs, and a stack of autoencoders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.validation import check_array, check_is_fitted
+
+from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.settings import settings_from
+from syncpretrain.sklearn.base import StackEstimator, single
+from syncpretrain.sklearn.online import OnlineStack
+from syncpretrain.sklearn.passes import Matrix, codes_of, decoded, energies, reconstruction_errors
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["StackTransformer", "StackedAutoencoder", "StackedRBM"]
+
+
+class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackEstimator):
+    """Base of the transformers: codes of the top layer, and the way back."""
+
+    _online: OnlineStack | None
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Pretrain a stack on the rows of X.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix, DataFrame} of shape (n_examples, n_features)
+        y : ignored
+        """
+        rows = self._rows(X, reset=True)
+        self._fit(rows, self._seed())
+        self._online = None
+        return self
+
+    def partial_fit(self, X: Any, y: Any = None) -> Self:
+        """Train once more on rows, from where the last call, or :meth:`fit`, has left the stack.
+
+        Each minibatch trains all layers, one above the other. Visible units, and how columns are
+        standardized, are those of the first rows; a fine-tuned stack becomes a pretrained one.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix, DataFrame} of shape (n_examples, n_features)
+        y : ignored
+        """
+        begun = hasattr(self, "stack_")
+        rows = self._rows(X, reset=not begun)
+        online = getattr(self, "_online", None)
+        if online is None:
+            options = self._pretraining(rows, self._seed())
+            if begun:
+                options["visible_units"] = self.stack_.units[0]
+            wanted = settings_from(options.pop("layers"), **options).pretrain
+            online = self._online = OnlineStack(wanted, self.stack_ if begun else None)
+        self.stack_ = online.train(single(rows))
+        return self
+
+    def _fit(self, X: Matrix, seed: int) -> None:
+        self.stack_ = self._pretrained_on(X, seed)
+
+    def transform(self, X: Any) -> Matrix:
+        """Return the codes of the top layer.
+
+        Returns
+        -------
+        ndarray of shape (n_examples, top units)
+            Of the type of X, float32 or float64.
+        """
+        check_is_fitted(self)
+        return codes_of(self.stack_, self._rows(X, reset=False))
+
+    def inverse_transform(self, X: Any) -> Matrix:
+        """Return the examples that codes of shape (n_examples, top units) stand for."""
+        check_is_fitted(self)
+        codes = check_array(X, dtype=(np.float64, np.float32))
+        width = self.stack_.widths[-1]
+        if codes.shape[1] != width:
+            raise DataError(f"X: got {codes.shape[1]} columns, expected codes of {width} units")
+        return decoded(self.stack_, codes)
+
+    @property
+    def _n_features_out(self) -> int:
+        return self.stack_.widths[-1]
+
+
+class StackedRBM(StackTransformer):
+    """Stack of RBMs, pretrained layer by layer in parallel.
+
+    Parameters
+    ----------
+    hidden : sequence of int
+        Units of each layer.
+    epochs : int or sequence of int, optional
+        Of each layer; None takes what suits the number of rows.
+    batch_size : int, optional
+        Rows of a minibatch, at most all; None takes what suits the number of rows.
+    learning_rate : float or sequence of float, optional
+        Of each layer; None takes what suits its units.
+    visible_units : str
+        ``auto`` takes ``bernoulli`` where all values are in [0, 1], else ``gaussian``, for which
+        columns are standardized.
+    workers : int, optional
+        Layers trained at the same time; None takes all usable cores, and one inside a parallel job
+        of joblib. The result does not depend on it.
+    random_state : int, RandomState instance or None
+    verbose : int
+        1 prints a line after each epoch.
+    settings : dict, optional
+        Any other setting of :func:`syncpretrain.pretrain`, such as ``{"cd_steps": 5}``.
+
+    Attributes
+    ----------
+    stack_ : Stack
+    n_features_in_ : int
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Where X has names of columns.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from syncpretrain.sklearn import StackedRBM
+    >>> X = load_digits().data / 16
+    >>> StackedRBM(hidden=(50, 10), epochs=2, random_state=0).fit_transform(X).shape
+    (1797, 10)
+    """
+
+    def __init__(
+        self,
+        hidden: Sequence[int] = (256, 64),
+        *,
+        epochs: int | Sequence[int] | None = None,
+        batch_size: int | None = None,
+        learning_rate: float | Sequence[float] | None = None,
+        visible_units: str = "auto",
+        workers: int | None = None,
+        random_state: Any = None,
+        verbose: int = 0,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        self.hidden = hidden
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.visible_units = visible_units
+        self.workers = workers
+        self.random_state = random_state
+        self.verbose = verbose
+        self.settings = settings
+
+    def score_samples(self, X: Any) -> NDArray[np.float64]:
+        """Return minus the free energy of each row under layer 1, in nats.
+
+        That is its log-likelihood but for a constant: the layers above have no part in it.
+        """
+        check_is_fitted(self)
+        return -energies(self.stack_, self._rows(X, reset=False))
+
+
+class StackedAutoencoder(StackTransformer):
+    """Stack of autoencoders, pretrained layer by layer, then fine-tuned as a whole.
+
+    Parameters
+    ----------
+    hidden, epochs, batch_size, learning_rate, visible_units, workers, random_state, verbose
+        As of :class:`StackedRBM`.
+    model : str
+        ``denoising``, ``autoencoder`` or ``contractive``.
+    finetune_epochs : int, optional
+        Of the unrolled stack; 0 leaves it as it was pretrained, None takes what suits the number
+        of rows.
+    settings : dict, optional
+        Any other setting of :func:`syncpretrain.pretrain`, and with ``finetune_`` before their
+        names those of :func:`syncpretrain.finetune`.
+
+    Attributes
+    ----------
+    stack_ : Stack
+    n_features_in_ : int
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Where X has names of columns.
+    """
+
+    _models: ClassVar[tuple[str, ...]] = ("denoising", "autoencoder", "contractive")
+
+    def __init__(
+        self,
+        hidden: Sequence[int] = (256, 64),
+        *,
+        model: str = "denoising",
+        epochs: int | Sequence[int] | None = None,
+        finetune_epochs: int | None = None,
+        batch_size: int | None = None,
+        learning_rate: float | Sequence[float] | None = None,
+        visible_units: str = "auto",
+        workers: int | None = None,
+        random_state: Any = None,
+        verbose: int = 0,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        self.hidden = hidden
+        self.model = model
+        self.epochs = epochs
+        self.finetune_epochs = finetune_epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.visible_units = visible_units
+        self.workers = workers
+        self.random_state = random_state
+        self.verbose = verbose
+        self.settings = settings
+
+    @property
+    def _model(self) -> str:  # type: ignore[override]
+        if self.model not in self._models:
+            raise SettingsError(
+                f"model: got {self.model!r}, expected one of {', '.join(self._models)}"
+            )
+        return self.model
+
+    def _fit(self, X: Matrix, seed: int) -> None:
+        stack = self._pretrained_on(X, seed)
+        if self._trains(self.finetune_epochs):
+            stack = self._finetuned(stack, X, None, seed, self.finetune_epochs)
+        self.stack_ = stack
+
+    def score_samples(self, X: Any) -> NDArray[np.float64]:
+        """Return minus the reconstruction error of each row.
+
+        Squared, as layer 1 sees the row, averaged over its values.
+        """
+        check_is_fitted(self)
+        return -reconstruction_errors(self.stack_, self._rows(X, reset=False))

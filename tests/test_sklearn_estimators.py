@@ -1,0 +1,412 @@
+"""What the estimators for scikit-learn compute, beyond scikit-learn's own checks."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn", minversion="1.6", reason="the estimators are scikit-learn's")
+
+import joblib
+from sklearn import config_context
+from sklearn.base import clone
+from sklearn.datasets import make_blobs, make_regression
+from sklearn.frozen import FrozenEstimator
+from sklearn.metrics import roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler
+
+from syncpretrain import Stack, pretrain
+from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.models.likelihood import free_energy
+from syncpretrain.models.reconstruction import stack_error
+from syncpretrain.sklearn import (
+    DBNClassifier,
+    DBNRegressor,
+    StackAnomalyDetector,
+    StackedAutoencoder,
+    StackedRBM,
+)
+from syncpretrain.sklearn.limits import parallel_limits
+
+SMALL = {"hidden": (6, 3), "epochs": 2, "batch_size": 10, "workers": 1, "random_state": 0}
+TUNED = {**SMALL, "hidden": (8,), "finetune_epochs": 40}
+TUNED |= {"settings": {"finetune_learning_rate": 0.02}}
+BLOBS, NUMBERS = make_blobs(90, 4, centers=3, cluster_std=0.5, random_state=1)
+NAMES = np.array(["oak", "ash", "elm"])[NUMBERS]
+UNIT = MinMaxScaler().fit_transform(BLOBS)
+TRANSFORMERS = [StackedRBM(**SMALL), StackedAutoencoder(**SMALL, finetune_epochs=2)]
+ALL = [
+    *TRANSFORMERS,
+    DBNClassifier(**TUNED),
+    DBNRegressor(**TUNED),
+    StackAnomalyDetector(**SMALL, finetune_epochs=2),
+]
+
+
+def by_name(estimators):
+    return pytest.mark.parametrize("estimator", estimators, ids=lambda one: type(one).__name__)
+
+
+def result(estimator, X):
+    return getattr(estimator, "predict", getattr(estimator, "transform", None))(X)
+
+
+@by_name(ALL)
+class TestAll:
+    def test_the_same_state_gives_the_same_stack(self, estimator):
+        hashes = {clone(estimator).fit(BLOBS, NUMBERS).stack_.parameters_sha256 for _ in range(2)}
+        other = clone(estimator).set_params(random_state=1).fit(BLOBS, NUMBERS)
+        assert len(hashes) == 1
+        assert other.stack_.parameters_sha256 not in hashes
+
+    def test_the_number_of_workers_does_not_matter(self, estimator):
+        one, two = (clone(estimator).set_params(workers=n).fit(BLOBS, NUMBERS) for n in (1, 2))
+        assert one.stack_.parameters_sha256 == two.stack_.parameters_sha256
+
+    def test_float32_and_float64_train_the_same(self, estimator):
+        single = BLOBS.astype(np.float32)
+        wide = clone(estimator).fit(single.astype(np.float64), NUMBERS)
+        narrow = clone(estimator).fit(single, NUMBERS)
+        assert wide.stack_.parameters_sha256 == narrow.stack_.parameters_sha256
+        np.testing.assert_allclose(
+            result(wide, single.astype(np.float64)), result(narrow, single), rtol=1e-4, atol=1e-5
+        )
+
+    def test_joblib_keeps_it(self, estimator):
+        fitted, file = clone(estimator).fit(BLOBS, NUMBERS), io.BytesIO()
+        joblib.dump(fitted, file)
+        file.seek(0)
+        np.testing.assert_array_equal(result(joblib.load(file), BLOBS), result(fitted, BLOBS))
+
+    def test_frames_are_known_by_their_columns(self, estimator):
+        pandas = pytest.importorskip("pandas", reason="a DataFrame is needed")
+        frame = pandas.DataFrame(BLOBS, columns=list("abcd"))
+        fitted = clone(estimator).fit(frame, NUMBERS)
+        assert fitted.feature_names_in_.tolist() == list("abcd")
+        with pytest.raises(ValueError, match="feature names"):
+            result(fitted, frame[list("bacd")])
+
+    @pytest.mark.parametrize(
+        ("parameter", "value", "match"),
+        [
+            ("hidden", (), "hidden: got no layer"),
+            ("hidden", (3, -1), r"hidden: got \(3, -1\), expected the units"),
+            ("hidden", (2.5,), "hidden: got"),
+            ("epochs", -1, "epochs: got -1"),
+            ("visible_units", "softmax", "visible_units: got 'softmax'"),
+            ("settings", {"epochs": 3}, "settings: got epochs, which a parameter decides"),
+            ("settings", {"seed": 3}, "set hidden for layers, random_state for seed"),
+            ("settings", {"no_such": 3}, "no_such: there is no such setting"),
+        ],
+    )
+    def test_wrong_parameters(self, estimator, parameter, value, match):
+        wrong = clone(estimator).set_params(**{parameter: value})
+        with pytest.raises(SettingsError, match=match):
+            wrong.fit(BLOBS, NUMBERS)
+
+    def test_visible_units_follow_from_the_values(self, estimator):
+        units = [clone(estimator).fit(X, NUMBERS).stack_.units[0] for X in (BLOBS, UNIT)]
+        assert units == ["gaussian", "bernoulli"]
+
+    def test_verbose_prints_epochs(self, estimator, capsys):
+        clone(estimator).set_params(verbose=1).fit(UNIT, NUMBERS)
+        assert "layer 1" in "".join(capsys.readouterr())
+
+
+class TestTransformers:
+    def test_codes_and_scores_are_those_of_the_stack(self):
+        rbm = clone(TRANSFORMERS[0]).fit(BLOBS)
+        rows = BLOBS.astype(np.float32)
+        np.testing.assert_allclose(rbm.transform(rows), rbm.stack_.encode(rows), rtol=1e-5)
+        codes = rbm.transform(rows)
+        np.testing.assert_allclose(
+            rbm.inverse_transform(codes), rbm.stack_.decode(codes), rtol=1e-4, atol=1e-4
+        )
+        energy = free_energy(rbm.stack_.layers[0], rbm.stack_.prepared(rows))
+        np.testing.assert_allclose(rbm.score_samples(rows), -energy, rtol=1e-5)
+
+    def test_the_mean_score_of_an_autoencoder_is_its_error(self):
+        fitted = clone(TRANSFORMERS[1]).fit(UNIT)
+        rows = UNIT.astype(np.float32)
+        expected = -stack_error(fitted.stack_, rows) / UNIT.shape[1]
+        assert fitted.score_samples(rows).mean() == pytest.approx(expected, rel=1e-5)
+
+    @by_name(TRANSFORMERS)
+    def test_columns_have_names(self, estimator):
+        pandas = pytest.importorskip("pandas", reason="the output is a DataFrame")
+        fitted = clone(estimator).set_output(transform="pandas")
+        frame = fitted.fit_transform(pandas.DataFrame(BLOBS, index=range(5, 95)))
+        name = type(estimator).__name__.lower()
+        assert list(frame.columns) == [f"{name}{i}" for i in range(3)]
+        assert frame.index[0] == 5
+
+    @by_name(TRANSFORMERS)
+    def test_rows_in_parts_learn_as_well(self, estimator):
+        online, errors = clone(estimator), []
+        for _ in range(40):
+            for part in np.array_split(UNIT, 3):
+                online.partial_fit(part)
+            errors.append(stack_error(online.stack_, UNIT.astype(np.float32)))
+        assert errors[-1] < 0.8 * errors[0]
+
+    @by_name(TRANSFORMERS)
+    def test_parts_go_on_from_a_pickle_and_from_fit(self, estimator):
+        first = clone(estimator).fit(BLOBS[:40])
+        before = first.stack_
+        second = joblib.load(_dumped(first.partial_fit(BLOBS[40:60])))
+        assert second.stack_.scaling is not None
+        np.testing.assert_array_equal(second.stack_.scaling.shift, before.scaling.shift)
+        a, b = (one.partial_fit(BLOBS[60:]).stack_.parameters_sha256 for one in (first, second))
+        assert a == b != before.parameters_sha256
+
+    def test_parts_of_other_values_are_refused(self):
+        online = clone(TRANSFORMERS[0]).partial_fit(UNIT)
+        with pytest.raises(DataError, match=r"expected values in \[0, 1\]"):
+            online.partial_fit(BLOBS)
+
+    def test_codes_of_another_width(self):
+        with pytest.raises(DataError, match="X: got 4 columns, expected codes of 3 units"):
+            clone(TRANSFORMERS[0]).fit(UNIT).inverse_transform(UNIT)
+
+    def test_a_model_there_is_not(self):
+        with pytest.raises(SettingsError, match="model: got 'rbm', expected one of denoising"):
+            StackedAutoencoder(model="rbm").fit(UNIT)
+
+
+def _dumped(estimator):
+    file = io.BytesIO()
+    joblib.dump(estimator, file)
+    file.seek(0)
+    return file
+
+
+class TestClassifier:
+    @pytest.mark.parametrize("labels", [NAMES, NAMES.astype(object), NUMBERS, NUMBERS > 0], ids=str)
+    def test_learns_classes_of_every_type(self, labels):
+        fitted = DBNClassifier(**TUNED).fit(BLOBS, labels)
+        assert fitted.classes_.tolist() == sorted(set(labels.tolist()))
+        assert fitted.score(BLOBS, labels) > 0.9
+        np.testing.assert_allclose(fitted.predict_proba(BLOBS).sum(axis=1), 1)
+
+    @pytest.mark.parametrize(
+        ("y", "nothing"),
+        [
+            (NUMBERS, -1),
+            (NUMBERS.astype(float), -1.0),
+            (NUMBERS.astype(float), np.nan),
+            (NAMES.astype(object), None),
+            (NAMES.astype(object), np.nan),
+        ],
+        ids=str,
+    )
+    def test_rows_without_a_label_pretrain_all_the_same(self, y, nothing):
+        some = np.where(np.arange(90) % 3 == 0, y, nothing)
+        fitted = DBNClassifier(**TUNED).fit(BLOBS, some)
+        assert fitted.classes_.tolist() == sorted(set(y.tolist()))
+        assert fitted.score(BLOBS, y) > 0.9
+        alone = DBNClassifier(**TUNED).fit(BLOBS[::3], y[::3])
+        scales = (fitted.stack_.scaling.shift, alone.stack_.scaling.shift)
+        assert not np.array_equal(*scales)  # all rows were seen
+
+    def test_nullable_columns(self):
+        pandas = pytest.importorskip("pandas", reason="a nullable column is needed")
+        y = pandas.Series(NUMBERS, dtype="Int64").mask(np.arange(90) % 2 == 1)
+        assert DBNClassifier(**TUNED).fit(BLOBS, y).classes_.tolist() == [0, 1, 2]
+
+    def test_beside_one_other_number_minus_one_is_a_class(self):
+        fitted = DBNClassifier(**TUNED).fit(BLOBS, np.where(NUMBERS == 0, 1, -1))
+        assert fitted.classes_.tolist() == [-1, 1]
+
+    @pytest.mark.parametrize(
+        ("y", "match"),
+        [
+            (None, "y: got None, expected labels"),
+            (np.zeros(90), "y: got 1 class"),
+            (np.full(90, None), "y: got no label"),
+            (np.array(["a", 1] * 45, dtype=object), "y: got labels of types int, str"),
+            (np.linspace(0, 1, 90), "Unknown label type: continuous"),
+            (NUMBERS[:5], "inconsistent"),
+            (np.array(["2020-01-01"] * 90, dtype="M8[D]"), "y: got values of type datetime64"),
+        ],
+    )
+    def test_wrong_labels(self, y, match):
+        with pytest.raises(ValueError, match=match):
+            DBNClassifier(**TUNED).fit(BLOBS, y)
+
+    def test_weights_of_classes_multiply_those_of_rows(self):
+        by_class = {0: 1.0, 1: 2.0, 2: 5.0}
+        each = np.array([by_class[label] for label in NUMBERS])
+        own = np.linspace(0.5, 2, 90)
+        hashes = [
+            DBNClassifier(**TUNED, class_weight=by_class).fit(BLOBS, NUMBERS, own),
+            DBNClassifier(**TUNED).fit(BLOBS, NUMBERS, own * each),
+        ]
+        assert len({fitted.stack_.parameters_sha256 for fitted in hashes}) == 1
+
+    def test_weights_may_be_routed(self):
+        with config_context(enable_metadata_routing=True):
+            model = make_pipeline(
+                MinMaxScaler(), DBNClassifier(**TUNED).set_fit_request(sample_weight=True)
+            )
+            weighted = model.fit(BLOBS, NUMBERS, sample_weight=np.linspace(0, 1, 90))
+            alone = DBNClassifier(**TUNED).fit(UNIT, NUMBERS, np.linspace(0, 1, 90))
+        hashes = (weighted[-1].stack_.parameters_sha256, alone.stack_.parameters_sha256)
+        assert hashes[0] == hashes[1]
+
+
+class TestPretrained:
+    @pytest.mark.parametrize("kind", ["stack", "fitted", "frozen", "unfitted"])
+    def test_begins_with_it(self, kind):
+        rbm = clone(TRANSFORMERS[0])
+        given = {
+            "stack": clone(rbm).fit(BLOBS).stack_,
+            "fitted": clone(rbm).fit(BLOBS),
+            "frozen": FrozenEstimator(clone(rbm).fit(BLOBS)),
+            "unfitted": rbm,
+        }[kind]
+        options = {"finetune_epochs": 2, "random_state": 0, "batch_size": 10}
+        fitted = DBNClassifier(pretrained=given, **options).fit(BLOBS, NUMBERS)
+        expected = DBNClassifier(pretrained=clone(rbm).fit(BLOBS).stack_, **options)
+        expected.fit(BLOBS, NUMBERS)
+        assert fitted.stack_.widths == (4, 6, 3)
+        assert fitted.stack_.parameters_sha256 == expected.stack_.parameters_sha256
+        assert kind != "unfitted" or not hasattr(rbm, "stack_")
+
+    def test_of_another_width(self):
+        stack = pretrain(UNIT[:, :2], layers=[2, 3], epochs=1, batch_size=10)
+        with pytest.raises(DataError, match="pretrained: got a stack for 2 columns, expected one"):
+            DBNClassifier(pretrained=stack).fit(BLOBS, NUMBERS)
+
+    def test_of_another_type(self):
+        with pytest.raises(SettingsError, match="pretrained: got a str, expected a Stack"):
+            DBNClassifier(pretrained="rbm").fit(BLOBS, NUMBERS)
+
+    def test_without_epochs_the_weights_are_random(self):
+        fitted = DBNClassifier(**{**TUNED, "epochs": 0}).fit(BLOBS, NUMBERS)
+        assert isinstance(fitted.stack_, Stack)
+        assert fitted.stack_.info["epochs"] == [0]
+        assert fitted.score(BLOBS, NUMBERS) > 0.9
+
+
+class TestRegressor:
+    @pytest.mark.parametrize("outputs", [1, 2])
+    def test_predicts_in_the_units_of_the_targets(self, outputs):
+        X, y = make_regression(120, 4, n_targets=outputs, random_state=0)
+        y = 1e4 + 100 * y
+        fitted = DBNRegressor(**{**TUNED, "hidden": (20,), "finetune_epochs": 150}).fit(X, y)
+        assert fitted.predict(X).shape == y.shape
+        assert fitted.score(X, y) > 0.8
+
+    def test_rows_without_a_number_pretrain_all_the_same(self):
+        y = np.where(np.arange(90) % 2, np.nan, BLOBS[:, 0])
+        fitted = DBNRegressor(**TUNED).fit(BLOBS, y)
+        assert fitted.target_mean_ == pytest.approx([BLOBS[::2, 0].mean()])
+        assert np.isfinite(fitted.predict(BLOBS)).all()
+
+    @pytest.mark.parametrize(
+        ("y", "match"),
+        [
+            (None, "y: got None, expected numbers"),
+            (np.full(90, np.nan), "y: got NaN in every row"),
+            (np.full(90, np.inf), "infinity"),
+        ],
+    )
+    def test_wrong_numbers(self, y, match):
+        with pytest.raises(ValueError, match=match):
+            DBNRegressor(**TUNED).fit(BLOBS, y)
+
+
+class TestAnomalies:
+    X = np.vstack([UNIT, np.random.default_rng(0).random((10, 4))])
+
+    @pytest.mark.parametrize("by", ["reconstruction", "free-energy"])
+    def test_the_names_of_pyod(self, by):
+        found = StackAnomalyDetector(**SMALL, by=by, finetune_epochs=2).fit(self.X)
+        np.testing.assert_array_equal(found.decision_scores_, -found.score_samples(self.X))
+        assert found.threshold_ == -found.offset_
+        assert found.labels_.tolist() == (found.predict(self.X) == -1).astype(int).tolist()
+        assert found.labels_.sum() == 10
+
+    @pytest.mark.parametrize("by", ["reconstruction", "free-energy"])
+    def test_finds_rows_far_away(self, by):
+        new = np.vstack([BLOBS, BLOBS.mean(axis=0) + 40 * np.eye(4)])
+        options = {**SMALL, "epochs": 20, "finetune_epochs": 20, "learning_rate": 0.01}
+        scores = StackAnomalyDetector(**options, by=by).fit(BLOBS).score_samples(new)
+        assert roc_auc_score(np.arange(94) >= 90, -scores) == 1
+
+    def test_a_free_energy_needs_one_layer(self):
+        assert len(StackAnomalyDetector(**SMALL, by="free-energy").fit(UNIT).stack_.layers) == 1
+
+    @pytest.mark.parametrize(
+        ("given", "match"),
+        [
+            ({"by": "distance"}, "by: got 'distance', expected reconstruction or free-energy"),
+            ({"contamination": 0}, "contamination: got 0, expected a share"),
+            ({"contamination": 0.6}, "contamination: got 0.6"),
+        ],
+    )
+    def test_wrong_parameters(self, given, match):
+        with pytest.raises(SettingsError, match=match):
+            StackAnomalyDetector(**given).fit(UNIT)
+
+
+class TestParallel:
+    def test_a_job_of_joblib_takes_one_core(self):
+        assert parallel_limits(None) == {}
+        assert parallel_limits(3) == {"workers": 3, "blas_threads": 3}
+        jobs = joblib.Parallel(n_jobs=2, backend="threading")
+        inside = jobs(joblib.delayed(parallel_limits)(None) for _ in range(2))
+        assert inside == [{"workers": 1, "blas_threads": 1}] * 2
+        alone = joblib.Parallel(n_jobs=1)(joblib.delayed(parallel_limits)(None) for _ in range(1))
+        assert alone == [{}]
+
+    def test_a_search_in_two_jobs_finds_what_one_finds(self):
+        ran = subprocess.run(
+            [sys.executable, "-W", "error", "-c", SEARCH],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        one, processes, threads = ran.stdout.splitlines()
+        assert one == processes == threads
+
+
+SEARCH = """
+import joblib
+from sklearn.datasets import load_iris
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler
+from syncpretrain.sklearn import DBNClassifier
+
+X, y = load_iris(return_X_y=True)
+settings = {"finetune_learning_rate": 0.02}
+model = DBNClassifier(epochs=2, finetune_epochs=20, random_state=0, settings=settings)
+model = make_pipeline(MinMaxScaler(), model)
+for jobs, backend in ((1, "loky"), (2, "loky"), (2, "threading")):
+    with joblib.parallel_config(backend):
+        grid = {"dbnclassifier__hidden": [(4,), (8, 4)]}
+        search = GridSearchCV(model, grid, cv=2, n_jobs=jobs, error_score="raise").fit(X, y)
+    print(search.cv_results_["mean_test_score"].tolist())
+"""
+MISSING = """
+import sys
+sys.modules["sklearn"] = None
+try:
+    import syncpretrain.sklearn
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_without_scikit_learn_one_sentence_says_what_to_install():
+    ran = subprocess.run(
+        [sys.executable, "-c", MISSING], capture_output=True, text=True, check=True
+    )
+    assert 'pip install "syncpretrain[sklearn]"' in ran.stdout
+    assert len(ran.stdout.splitlines()) == 1
