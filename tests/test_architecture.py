@@ -27,8 +27,7 @@ ROWS = [
     ["learners"],
     ["pretraining", "finetuning"],
     ["runs", "planning"],
-    ["sklearn"],
-    ["cli", "__main__"],
+    ["cli", "__main__", "sklearn"],
 ]
 RANK = {name: rank for rank, row in enumerate(ROWS) for name in row}
 THREADS = {"threading", "_thread", "multiprocessing", "concurrent", "asyncio", "subprocess"}
