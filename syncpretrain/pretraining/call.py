@@ -29,7 +29,7 @@ from syncpretrain.settings import PretrainSettings, settings_from
 from syncpretrain.settings.by_data import in_words, pretrain_by_data
 from syncpretrain.settings.convert import check_names
 
-__all__ = ["pretrain"]
+__all__ = ["pretrain", "pretrained"]
 
 JUDGED_ROWS = 1000  # for the verdict
 ARGUMENTS = (
@@ -126,6 +126,35 @@ def pretrain(
     >>> pretrain(X, hidden=[4, 2], epochs=50).widths
     (8, 4, 2)
     """
+    stack = pretrained(
+        X,
+        layers=layers,
+        hidden=hidden,
+        validation=validation,
+        verbose=verbose,
+        observers=observers,
+        replay=replay,
+        resume=resume,
+        **settings,
+    )
+    for sentence in stack.info.get("verdict", ()):
+        warnings.warn(sentence, PoorResultWarning, stacklevel=2)
+    return stack
+
+
+def pretrained(
+    X: Any,
+    *,
+    layers: str | Sequence[Any] | None = None,
+    hidden: int | Sequence[int] | None = None,
+    validation: ArrayLike | None = None,
+    verbose: bool = False,
+    observers: Iterable[Observer] = (),
+    replay: Reads | None = None,
+    resume: str | PathLike[str] | None = None,
+    **settings: Any,
+) -> Stack:
+    """Do as :func:`pretrain`, without a warning where the result is poor."""
     if others := settings.keys() & {"data", "finetune"}:
         raise SettingsError(f"{min(others)}: is no setting of pretrain(); see finetune() for that")
     check_names(settings, (*PretrainSettings.__struct_fields__, *ARGUMENTS, "run"))
@@ -147,8 +176,6 @@ def pretrain(
     if saved is not None:
         saved.delete()
     sentences = on_layers(baselines(stack, _sample(stack, look)), history.layers)
-    for sentence in sentences:
-        warnings.warn(sentence, PoorResultWarning, stacklevel=2)
     info: dict[str, Any] = {"by_data": chosen} if chosen else {}
     info |= {"verdict": sentences} if sentences else {}
     info |= {"bytes": BITS} if look.are_bits else {}

@@ -11,12 +11,12 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
-from syncpretrain import Stack, finetune, pretrain
+from syncpretrain import Stack, finetune
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.events import Observer
-from syncpretrain.parallel.available_memory import check_available
 from syncpretrain.observers.plain_progress import PlainProgress
-from syncpretrain.sklearn.defaults import epochs_for, minibatch_for
+from syncpretrain.parallel.available_memory import check_available
+from syncpretrain.pretraining.call import pretrained
 from syncpretrain.sklearn.limits import parallel_limits
 from syncpretrain.sklearn.passes import Matrix
 
@@ -72,35 +72,35 @@ class StackEstimator(BaseEstimator):
     def _pretrained_on(self, X: Matrix, seed: int) -> Stack:
         """Return a stack pretrained on examples; without epochs its weights are random."""
         options = self._pretraining(X, seed)
-        if self._trains(self.epochs):
-            wanted = self.epochs
-            options["epochs"] = epochs_for("pretrain", len(X), options["batch_size"], wanted)
-        else:
-            options["schedule"] = "none"
-        return pretrain(single(X), observers=self._observers(), **options)
+        if not self._trains(self.epochs):
+            options |= {"epochs": None, "schedule": "none"}
+        return pretrained(single(X), observers=self._observers(), **options)
 
     def _pretraining(self, X: Matrix, seed: int) -> dict[str, Any]:
-        """Return the settings of pretraining on examples but for the epochs."""
-        rate = {} if self.learning_rate is None else {"learning_rate": self.learning_rate}
+        """Return the settings of pretraining on examples; None follows from the data."""
         return {
             "layers": [X.shape[1], *self._widths(X.shape[1])],
             "model": self._model,
-            "visible_units": _kind(X) if self.visible_units == "auto" else self.visible_units,
-            "batch_size": minibatch_for(len(X), self.batch_size),
+            "visible_units": None if self.visible_units == "auto" else self.visible_units,
+            "epochs": self.epochs,
+            "batch_size": self._minibatch(X),
+            "learning_rate": self.learning_rate,
             "seed": seed,
-            **rate,
             **parallel_limits(self.workers),
             **self._others(tuning=False),
         }
+
+    def _minibatch(self, X: Matrix) -> int | None:
+        return None if self.batch_size is None else min(self.batch_size, len(X))
 
     def _finetuned(
         self, stack: Stack, X: Matrix, y: Matrix | None, seed: int, epochs: Any, **options: Any
     ) -> Stack:
         """Return a stack fine-tuned on examples, for targets or else for reconstruction."""
-        batch = minibatch_for(len(X), self.batch_size)
         limits = parallel_limits(self.workers)
         limits.pop("workers", None)
-        own = {"batch_size": batch, "epochs": epochs_for("finetune", len(X), batch, epochs)}
+        wanted = {"batch_size": self._minibatch(X), "epochs": epochs}
+        own = {name: value for name, value in wanted.items() if value is not None}
         return finetune(
             stack,
             single(X),
@@ -158,9 +158,3 @@ def single(X: Matrix) -> NDArray[np.float32]:
     """Return examples as they are trained on."""
     with np.errstate(over="ignore"):  # infinite values are refused, with their place
         return np.ascontiguousarray(X, dtype=np.float32)
-
-
-def _kind(X: Matrix) -> str:
-    """Return the visible units that suit examples."""
-    rows = single(X)  # where 1 + 1e-12 is 1
-    return "bernoulli" if rows.min() >= 0 and rows.max() <= 1 else "gaussian"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,8 +11,10 @@ from numpy.typing import NDArray
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_array, check_is_fitted
 
-from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.data.facts import look_at
+from syncpretrain.errors import DataError, PoorResultWarning, SettingsError
 from syncpretrain.settings import settings_from
+from syncpretrain.settings.by_data import pretrain_by_data
 from syncpretrain.sklearn.base import StackEstimator, single
 from syncpretrain.sklearn.online import OnlineStack
 from syncpretrain.sklearn.passes import Matrix, codes_of, decoded, energies, reconstruction_errors
@@ -59,12 +62,18 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
             if begun:
                 options["visible_units"] = self.stack_.units[0]
             wanted = settings_from(options.pop("layers"), **options).pretrain
+            facts = look_at(single(rows)).facts
+            assert facts is not None
+            given = [name for name, value in options.items() if value is not None]
+            wanted, _ = pretrain_by_data(wanted, given, facts)
             online = self._online = OnlineStack(wanted, self.stack_ if begun else None)
         self.stack_ = online.train(single(rows))
         return self
 
     def _fit(self, X: Matrix, seed: int) -> None:
         self.stack_ = self._pretrained_on(X, seed)
+        for sentence in self.stack_.info.get("verdict", ()):
+            warnings.warn(sentence, PoorResultWarning, stacklevel=3)
 
     def transform(self, X: Any) -> Matrix:
         """Return the codes of the top layer.
