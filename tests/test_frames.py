@@ -101,7 +101,13 @@ def test_nullable_types_of_pandas():
 )
 def test_errors_name_the_column(library, columns, words):
     with pytest.raises(DataError, match=words):
-        pretrain(library.DataFrame(columns), **SMALL)
+        pretrain(library.DataFrame(columns), visible_units="bernoulli", **SMALL)
+
+
+def test_without_units_any_numbers_are_taken(library):
+    draws = np.random.default_rng(1)
+    frame = library.DataFrame({"a": 9 * draws.random(N), "b": draws.random(N)})
+    assert pretrain(frame, hidden=3, epochs=1).units[0] == "gaussian"
 
 
 def test_values_of_other_types():
