@@ -15,10 +15,12 @@ EXTRAS = {
     "sklearn": ["scikit-learn>=1.6"],
     "plot": ["matplotlib>=3.8", "pillow>=10"],
     "scipy": ["scipy>=1.11"],
+    "parquet": ["pyarrow>=15"],
     "docs": ["furo>=2024.8", "numpydoc>=1.8", "sphinx>=8.1", "sphinx-click>=6"],
     "test": [
         "hypothesis>=6.100",
         "mypy>=1.13",
+        "pandas>=2.1",
         "psutil>=5.9",
         "pytest>=8",
         "pytest-timeout>=2.3",

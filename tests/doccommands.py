@@ -15,6 +15,7 @@ from syncpretrain.settings import preset_path, read_settings, settings_from
 
 CAPS = {  # of the numbers that an option is given
     "--layers": 12,
+    "--hidden": 12,
     "--epochs": 2,
     "--refresh-epochs": 1,
     "--finetune-epochs": 1,
@@ -25,6 +26,7 @@ CAPS = {  # of the numbers that an option is given
 }
 ADDED = {  # to a command that does not say it
     "train": {"--epochs": "2"},
+    "finetune": {"--finetune-batch-size": "10"},
     "compare": {"--preset": "label-budget", "--epochs": "1", "--seeds": "1"},
     "plan": {"--seconds": "0", "--examples": "200"},
     "bench": {"--examples": "200", "--epochs": "1"},
@@ -43,6 +45,9 @@ class Program:
     def run(self) -> str:
         """The kind of run that ``runs/NAME`` stands for in it."""
         kinds = {"--resume": "stopped", "--replay": "free", "sample": "pretrained"}
+        kinds |= {"predict": "classifier", "finetune": "table", "score": "table"}
+        if "new.csv" in self.arguments:
+            kinds["encode"] = "table"
         return next((kind for word, kind in kinds.items() if word in self.arguments), "tuned")
 
     def small(self) -> list[str]:
@@ -54,9 +59,9 @@ class Program:
         if {"--resume", "--replay"} & set(given):
             return given
         added = dict(ADDED.get(given[0], {}))
-        if preset := self._preset(added):
+        if (preset := self._preset(added)) and "--hidden" not in given:
             added["--layers"] = _capped("--layers", preset)
-        if given[0] == "compare" or {"--finetune", "--preset"} & set(given):
+        if given[0] in ("compare", "finetune") or {"--finetune", "--preset"} & set(given):
             added |= SMALL_TUNING
         more = [word for option in added if option not in given for word in (option, added[option])]
         return [*given, *more]
@@ -109,6 +114,7 @@ def make_folder(folder: Path) -> None:
     np.save(folder / "X.npy", X)
     np.save(folder / "any-numbers.npy", 10 * X - 5)
     np.savez(folder / "labelled.npz", X=X, y=draws.integers(0, 3, len(X)))
+    _write_tables(folder)
     tuned = {"objective": "reconstruction", "epochs": 1}
     kinds = {
         "tuned": {"finetune": tuned},
@@ -126,6 +132,26 @@ def make_folder(folder: Path) -> None:
             )
         except _Abort:
             continue
+
+
+def _write_tables(folder: Path) -> None:
+    """Write a table, one without its last column, and runs on the first."""
+    draws = np.random.default_rng(1)
+    rows = [[f"{x:.3f}" for x in draws.normal(5, 2, 4)] for _ in range(200)]
+    classes = [["red", "green"][i % 2] for i in range(len(rows))]
+    lines = [",".join([*row, name]) for row, name in zip(rows, classes, strict=True)]
+    (folder / "table.csv").write_text("\n".join(["a,b,c,d,class", *lines]) + "\n")
+    (folder / "new.csv").write_text("\n".join(["a,b,c,d", *map(",".join, rows)]) + "\n")
+    classification = {"finetune": {"objective": "classification", "epochs": 1}}
+    data = {"name": str(folder / "table.csv")}
+    for kind, own, others in (
+        ("table", {"drop": "class"}, {}),
+        ("classifier", {"target": "class"}, classification),
+    ):
+        settings = settings_from(
+            (4, 6), data=data | own, visible_units="gaussian", epochs=1, **others
+        )
+        train_run(settings, out=folder / "kinds" / kind)
 
 
 def _die(event: Event) -> None:

@@ -249,7 +249,7 @@ class TestTrain:
 class TestOthers:
     @pytest.mark.parametrize("command", ["evaluate", "encode", "reconstruct"])
     def test_no_run(self, folder, capsys, command):
-        out = ("--out", "z") if command == "encode" else ()
+        out = ("--out", "z.npy") if command == "encode" else ()
         line = refusal(capsys, command, "empty", *out)
         assert line.startswith("Error: empty: holds no model; expected a .safetensors file, or")
 
@@ -322,7 +322,7 @@ class TestOthers:
         def full(*arguments):
             raise OSError(28, "No space left on device", "z.npy")
 
-        monkeypatch.setattr("syncpretrain.storage.write_atomically", full)
+        monkeypatch.setattr("syncpretrain.data.output_file.write_atomically", full)
         with pytest.raises(SystemExit) as ended:
             main(["encode", str(trained), "--out", "z.npy", "--data", "x.npy"])
         assert ended.value.code == 1

@@ -39,6 +39,7 @@ RUN_BY_CI = ("python3 -m venv", "pip install", "python -m pytest", "ruff", "mypy
 SEEN_IN_HELP = re.compile(r"^ +(syncpretrain .*)$", re.MULTILINE)
 LISTED = tabled(ROOT / "docs" / "architecture.rst")
 ORDER = [re.sub(r"(\.py|/)$", "", name) for name in LISTED if "/" not in name.rstrip("/")]
+DATA_SUFFIXES = {".npy", ".npz", ".csv"}
 # Of the benchmarks and of pip.
 NOT_OURS = {"--batches", "--cases", "--editable", "--pairs", "--quiet", "--rows", "--turns"}
 
@@ -119,7 +120,7 @@ class TestCommands:
             return
         program = Program(tuple(words[1:]))
         monkeypatch.chdir(tmp_path)
-        for file in [*template.glob("*.npy"), *template.glob("*.npz")]:
+        for file in (path for path in template.iterdir() if path.suffix in DATA_SUFFIXES):
             (tmp_path / file.name).symlink_to(file)
         if "NAME" in line:
             shutil.copytree(template / "kinds" / program.run, tmp_path / "runs" / "NAME")
@@ -213,6 +214,7 @@ class TestNames:
     def test_the_files_of_a_run_are_listed(self, template):
         listed = {name.rstrip("/") for name in tabled(ROOT / "docs" / "runs.rst")}
         kinds = [template / "kinds" / kind for kind in ("tuned", "stopped")]
+        kinds.append(template / "kinds" / "classifier")
         assert {path.name for kind in kinds for path in kind.iterdir()} == listed - {"run.lock"}
 
 

@@ -14,9 +14,11 @@ from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError, DivergedError, SettingsError
 from syncpretrain.events import FinetuneEpochFinished, FinetuneStarted
 from syncpretrain.finetuning import finetune
+from syncpretrain.finetuning.classes import objective_of
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import GradientDescent
 from syncpretrain.models.prediction import accuracies
+from syncpretrain.models.stack import load
 
 CLASSES = np.array([3, 7, 11])
 make_stack = partial(normal_stack, (8, 6, 4), scale=0.5)
@@ -77,11 +79,56 @@ class TestClassification:
         assert among.parameters_sha256 == alone.parameters_sha256
         assert among.info["finetune"][0]["examples"] == 45
 
-    def test_labels_as_floats_need_the_objective_said(self):
+    def test_few_whole_numbers_as_floats_are_classes(self):
         X, y = toy()
-        as_floats = tuned(None, X, y.astype(float), objective="classification")
+        as_floats = tuned(None, X, y.astype(float))
         assert as_floats.parameters_sha256 == tuned(None, X, y).parameters_sha256
-        assert tuned(None, X, y.astype(float)).head.kind == "regression"
+        assert tuned(None, X, y.astype(float), objective="regression").head.kind == "regression"
+        assert tuned(None, X, y + 0.5).head.kind == "regression"
+
+    @pytest.mark.parametrize(
+        ("y", "objective"),
+        [
+            (np.arange(50.0), "classification"),
+            (np.arange(51.0), "regression"),
+            (np.arange(51), "classification"),
+            ([0.0, 1.0, np.nan], "classification"),
+            ([0.0, 0.5, np.nan], "regression"),
+            ([np.nan, np.nan], "regression"),
+            ([0.0, np.inf], "regression"),
+            ([[0.0, 1.0]], "regression"),
+            (["a", None], "classification"),
+        ],
+    )
+    def test_what_targets_are_for(self, y, objective):
+        assert objective_of(y) == objective
+
+    @pytest.mark.parametrize("kind", [str, object])
+    def test_texts_are_classes(self, kind, tmp_path):
+        X, y = toy()
+        names = np.array([f"c{c}" for c in y], dtype=kind)
+        after = tuned(None, X, names)
+        assert after.head.classes == tuple(sorted(set(names)))
+        assert set(after.predict(X)) <= set(names)
+        after.save(tmp_path / "model.safetensors")
+        again = load(tmp_path / "model.safetensors")
+        np.testing.assert_array_equal(again.predict(X), after.predict(X))
+
+    def test_none_and_nan_are_no_label(self):
+        X, y = toy()
+        labels = y.copy()
+        labels[::3] = -1
+        expected = tuned(None, X, labels, batch_size=10).parameters_sha256
+        missing = y.astype(float)
+        missing[::3] = np.nan
+        assert tuned(None, X, missing, batch_size=10).parameters_sha256 == expected
+        objects = [None if i % 3 == 0 else int(c) for i, c in enumerate(y)]
+        assert tuned(None, X, objects, batch_size=10).parameters_sha256 == expected
+        y = np.unique(y, return_inverse=True)[1]  # whose order is that of their texts
+        texts = [None if i % 3 == 0 else f"c{c}" for i, c in enumerate(y)]
+        assert tuned(None, X, texts, batch_size=10).parameters_sha256 == expected
+        with_ones = [-1 if i % 3 == 0 else f"c{c}" for i, c in enumerate(y)]
+        assert tuned(None, X, with_ones, batch_size=10).parameters_sha256 == expected
 
     def test_errors_are_shares_of_wrong_classes(self):
         (X, y), events = toy(), []
@@ -417,13 +464,15 @@ class TestRefusedTargets:
             (np.ones((60, 1), int), r"y: got shape \(60, 1\), expected \(60,\)"),
             (np.full(60, 4), "y: got 1 classes, expected two or more"),
             (np.full(60, -1), "y: got 0 classes"),
-            (np.full(60, "a"), "y: got <U1 values, expected classes as whole numbers"),
+            (np.full(60, "a"), "y: got 1 classes, expected two or more"),
+            ([1, "a"] * 30, "y: got classes of two types, such as 1 and 'a'"),
+            ([1j] * 60, "y: got .* values, expected classes as whole numbers or texts"),
         ],
     )
     def test_classes(self, y, match):
         refused(DataError, match, y=y)
 
-    @pytest.mark.parametrize("value", [0.5, np.nan, np.inf])
+    @pytest.mark.parametrize("value", [0.5, np.inf])
     def test_classes_that_are_no_whole_numbers(self, value):
         y = np.full(60, value)
         refused(DataError, "y: got float64 values", y=y, objective="classification")

@@ -367,7 +367,17 @@ class TestFiles:
         ],
     )
     def test_every_setting_is_read_back(self, tmp_path, pretrain):
-        data = {"name": "digits", "validation": 0.5, "labels": 100}
+        data = {
+            "name": "digits",
+            "validation": 0.5,
+            "labels": 100,
+            "examples": 200,
+            "target": "y",
+            "drop": "a,b",
+            "task": "classification",
+            "test": "0.2",
+            "unlabelled": "x.csv",
+        }
         finetune = {
             "objective": "classification",
             "epochs": 3,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from syncpretrain.cli.help_texts import TEXTS
 from syncpretrain.cli.options import at_least, json_option
 from syncpretrain.cli.sections import SectionedCommand
 from syncpretrain.cli.settings_from_options import given_by, settings_from_options
+from syncpretrain.cli.settled_by_data import hidden_option, settle
 from syncpretrain.cli.train_options import setting_options, source_options
 from syncpretrain.errors import SettingsError
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
@@ -51,6 +53,7 @@ def start_names(text: str) -> tuple[str, ...]:
 
 @click.command("compare", cls=SectionedCommand, context_settings={"max_content_width": 100})
 @setting_options(without=("labels", "run"))
+@hidden_option
 @source_options
 @click.option(
     "--starts",
@@ -76,6 +79,7 @@ def start_names(text: str) -> tuple[str, ...]:
 def command(
     preset: str | None,
     config: Path | None,
+    hidden: str | None,
     starts: tuple[str, ...] | None,
     seeds: int,
     labels: tuple[int | None, ...] | None,
@@ -97,6 +101,7 @@ def command(
       syncpretrain compare --labels 100,1000,10000,all
       syncpretrain compare --layers 784,500,30 --finetune reconstruction --seeds 2
       syncpretrain compare --layers 64,100,50 --data digits --labels 50,200 --epochs 20
+      syncpretrain compare --data table.csv --target class --test 0.2 --hidden 100 --labels 50,all
     """
     from syncpretrain.cli.compare_output import as_report, print_comparison, write_comparison
     from syncpretrain.runs.compare import USUAL_STARTS
@@ -105,10 +110,13 @@ def command(
     from syncpretrain.runs.report.curves import check_drawing
 
     check_folder(out)
+    if hidden is not None and preset is None and config is None:
+        preset = DEFAULT_PRESET
+    data = settle(partial(settings_from_options, preset, config), hidden, options)
     settings, given = _settings(preset, config, labels, starts, options)
     if settings.finetune.objective == "classification":
         check_drawing()
-    data = load_data(settings, given=given)
+    data = load_data(settings, given=given) if data is None else data
     settings, notice = settled(settings, given, data)
     if notice and not quiet:
         click.echo(notice, err=True)

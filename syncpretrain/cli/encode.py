@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import click
 
-from syncpretrain.cli.options import RUN, data_option, part_option
+from syncpretrain.cli.options import RUN, data_option, out_option, part_option
 
 __all__ = ["command"]
 
@@ -22,36 +21,28 @@ __all__ = ["command"]
     metavar="L",
     help="Stop at this layer, counted from 1; default the top one.",
 )
-@click.option(
-    "--out",
-    required=True,
-    type=click.Path(path_type=Path),
-    metavar="Z.npy",
-    help="The .npy file to write.",
-)
+@out_option
 def command(run: Path, data: str | None, part: str | None, layer: int | None, out: Path) -> None:
-    """Write the code of each example to a .npy file: float32 of shape (examples, units).
+    """Write the code of each example to a file: float32 of shape (examples, units).
 
     \b
     Examples:
       syncpretrain encode runs/NAME --data X.npy --out Z.npy
       syncpretrain encode runs/NAME --part train --out train-codes.npy
     """
-    import numpy as np
-
     from syncpretrain.cli.files import check_target
     from syncpretrain.cli.run_data import examples_of
+    from syncpretrain.data.output_file import check_output, write_output
     from syncpretrain.errors import SettingsError
     from syncpretrain.models.stack import load
-    from syncpretrain.storage import write_atomically
 
     check_target(out)
+    check_output(out)
     stack = load(run)
     if layer is not None and not 1 <= layer <= len(stack.layers):
         raise SettingsError(f"layer: got {layer}, expected 1 to {len(stack.layers)}")
     examples = examples_of(run, data, part, stack=stack)
     codes = stack.encode(examples.rows, layer=layer)
-    buffer = io.BytesIO()
-    np.save(buffer, codes, allow_pickle=False)
-    write_atomically(out, buffer.getvalue())
+    units = {f"unit{i + 1}": codes[:, i] for i in range(codes.shape[1])}
+    write_output(out, units, {"codes": codes})
     click.echo(f"{out}: {len(codes):,} codes of {codes.shape[1]} units, of {examples.name}")

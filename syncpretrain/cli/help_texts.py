@@ -38,10 +38,19 @@ SECTIONS: dict[str, dict[str, str]] = {
         "seeds": "Runs of each. Default 3.",
     },
     "Data and settings": {
-        "data": "mnist, digits, or a .npy, .npz, IDX or .csv file.",
+        "data": "mnist, digits, a .npy, .npz, IDX, .csv or .parquet file, or a folder of images.",
+        "target": "The column of a table that holds the labels, by name, or by number from 1 (-1"
+        " for the last).",
+        "drop": "Columns of a table to leave out.",
+        "task": "What the labels are for. Default classification for text and whole numbers.",
+        "test": "A part to test with: a fraction of the examples, or another file.",
+        "unlabelled": "A file of more examples to train on, without labels.",
+        "examples": "Train on N of the training examples only. Default all.",
         "validation": "Of the training examples, to hold out. Default 10,000 of MNIST's 60,000, or"
         " a tenth.",
         "labels": "Keep the labels of N training examples only. Default all.",
+        "hidden": "In place of --layers: the units of each layer, above the values that the data"
+        " have.",
         "preset": "Take the settings of a preset, listed by 'syncpretrain presets'; options given"
         " here win.",
         "config": "Take the settings of a run folder's config.toml; options given here win.",
@@ -51,8 +60,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         " images, conv:FILTERSxSIZE[:PAD], pool:SIZE[:mean] and units, such as"
         " 1x28x28,conv:20x5,pool:2,500.",
         "model": "What a layer is.",
-        "visible_units": "Of the input: values in [0, 1] (default), or any, which are"
-        " standardized.",
+        "visible_units": "Of the input: values in [0, 1] (default), any, which are standardized, or"
+        " auto, by column.",
         "hidden_units": f"{_listed([_described(name) for name in UNITS])}.",
         "visible_bias": "Where visible biases start: 0 (default), or the log-odds of the units'"
         " means.",

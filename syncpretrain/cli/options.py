@@ -20,6 +20,7 @@ __all__ = [
     "integers",
     "json_option",
     "momentums",
+    "out_option",
     "part_option",
     "shape_option",
     "words",
@@ -126,6 +127,17 @@ def shape_option(command: F) -> F:
         "--shape",
         metavar="[3x]HxW",
         help="Height and width of an example; default those of the convolutions, or a square.",
+    )(command)
+
+
+def out_option(command: F) -> F:
+    """Add ``--out``: a file in the format of its suffix."""
+    return click.option(
+        "--out",
+        required=True,
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="The file to write: .csv, .npy, .npz or .parquet.",
     )(command)
 
 

@@ -143,6 +143,12 @@ def _print_stack(console: Console, report: dict[str, Any]) -> None:
             if shares:
                 _print(console, f"{words}, wrong: {', '.join(wrong)}")
         whole = "whole stack, pretrained"
+    if apart := report.get("regression_error"):
+        texts = (
+            f"{part} {_number(x['rmse'])} (R2 {x['r2']:.3f})" for part, x in apart.items() if x
+        )
+        _print(console, f"regression, root mean squared error: {', '.join(texts)}")
+        whole = "whole stack, pretrained"
     errors, means = _present(report["reconstruction_error"]), report["mean_error"]
     if errors:
         parts = ", ".join(f"{part} {_number(error)}" for part, error in errors.items())

@@ -11,16 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data import DATASETS, load_dataset, located
+from syncpretrain.data.columns import Columns, columns_in, takes_categories
 from syncpretrain.data.dataset import Dataset, from_rows
 from syncpretrain.data.examples import scale_examples
 from syncpretrain.data.mapped_file import is_mapped_file
-from syncpretrain.data.readers import divided, read_file
+from syncpretrain.data.readers import divided, read_rows
 from syncpretrain.data.record import record_in, record_of
+from syncpretrain.data.table_rows import Rows, Wanted
 from syncpretrain.errors import CheckpointError, DataError, SettingsError
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
 from syncpretrain.runs.folder import CONFIG_NAME, IDENTITY_NAME
 from syncpretrain.runs.identity import read_identity
+from syncpretrain.runs.prepare import of_tables
 from syncpretrain.settings import DataSettings, Settings, read_settings
 from syncpretrain.units import kind_of
 
@@ -58,15 +61,23 @@ def examples_of(run: Path, data: str | None, part: str | None, *, stack: Stack) 
         if settings is not None and own and _stays_in_file(run, name):
             whole: Any = dataset_of(run, data, stack=stack).train
             return Examples(whole.whole(), name)
-        X, labels = _rows(name, stack)
+        rows = _rows(name, stack)
         if settings is not None and own:
-            _compare(run, stack, divided(name, X, labels, validation=settings.validation))
-        return Examples(scale_examples(X), name)
+            before = _settings(run)
+            assert before is not None
+            if any(of_tables(before).values()):
+                divided_again = _loaded(settings, stack, run)
+            else:
+                divided_again = divided(
+                    name, rows.X, rows.labels, validation=settings.validation, columns=rows.columns
+                )
+            _compare(run, stack, divided_again)
+        return Examples(scale_examples(rows.X), name)
     part = part or "test"
-    rows: NDArray[np.float32] = getattr(dataset_of(run, data, stack=stack), part)
-    if not len(rows):
+    found: NDArray[np.float32] = getattr(dataset_of(run, data, stack=stack), part)
+    if not len(found):
         raise DataError(f"part: got {part}, but {name} has no such part; leave --part out")
-    return Examples(rows, f"the {part} part of {name}")
+    return Examples(found, f"the {part} part of {name}")
 
 
 def _data_settings(run: Path) -> DataSettings | None:
@@ -107,8 +118,12 @@ def _loaded(settings: DataSettings, stack: Stack, run: Path | None = None) -> Da
         with suppress(CheckpointError):  # the file is read again then
             identity = read_identity(_folder(run) / IDENTITY_NAME)
             known = None if identity is None else identity.file
+    before = None if run is None else _settings(run)
     dataset = load_dataset(
         settings.name,
+        **({} if before is None else of_tables(before)),
+        columns=_columns(stack),
+        encode=takes_categories(stack.units[0]),
         validation=settings.validation,
         bounded=_is_bounded(stack),
         mapped=mapped,
@@ -132,18 +147,31 @@ def _compare(run: Path, stack: Stack, dataset: Dataset) -> None:
 
 
 def _test_set(name: str, stack: Stack) -> Dataset:
-    X, labels = _rows(name, stack)
-    rows = np.arange(len(X))
-    source = f"the {len(X):,} examples of {name}"
-    return from_rows(name, X, labels, source=source, parts=(rows[:0], rows[:0], rows))
+    found = _rows(name, stack)
+    rows = np.arange(len(found.X))
+    return from_rows(
+        name,
+        found.X,
+        found.labels,
+        source=f"the {len(rows):,} examples of {name}",
+        parts=(rows[:0], rows[:0], rows),
+        columns=found.columns,
+    )
 
 
-def _rows(name: str, stack: Stack) -> tuple[NDArray[Any], NDArray[np.int64] | None]:
+def _rows(name: str, stack: Stack) -> Rows:
+    """Return all examples of a file, read by the columns that the stack was trained on."""
     if not Path(name).expanduser().exists():
         load_dataset(name)  # refuses it, and says which data sets there are
-    X, labels = read_file(name, bounded=_is_bounded(stack))
-    _check_width(name, X.shape[1], stack.widths[0])
-    return X, labels
+    encode, columns = takes_categories(stack.units[0]), _columns(stack)
+    rows = read_rows(name, Wanted(_is_bounded(stack), encode=encode, columns=columns))
+    _check_width(name, rows.X.shape[1], stack.widths[0])
+    return rows
+
+
+def _columns(stack: Stack) -> Columns | None:
+    """Return the columns that the stack was trained on, if it was a table."""
+    return columns_in(stack.info)
 
 
 def _is_bounded(stack: Stack) -> bool:

@@ -21,11 +21,12 @@ PLANNED = ("group_size", "replicas", "split", "shards")
 
 
 def settings_from_options(
-    preset: str | None, config: Path | None, options: dict[str, Any]
+    preset: str | None, config: Path | None, options: dict[str, Any], *, of_run: bool = False
 ) -> Settings:
     """Return the settings of a preset or a file, with the options on top.
 
-    Those of the schedule ``auto`` are for :func:`planned` to complete.
+    Those of the schedule ``auto`` are for :func:`planned` to complete. With ``of_run``, what is to
+    be fine-tuned for is not settled yet.
 
     Raises
     ------
@@ -75,7 +76,8 @@ def settings_from_options(
         run=base["run"],
         **pretrain,
     )
-    _check_finetuning(settings, options)
+    if not of_run:
+        _check_finetuning(settings, options)
     return settings
 
 

@@ -13,6 +13,7 @@ import click
 from syncpretrain.cli.options import json_option
 from syncpretrain.cli.sections import SectionedCommand
 from syncpretrain.cli.settings_from_options import given_by, planned, settings_from_options
+from syncpretrain.cli.settled_by_data import hidden_option, settle
 from syncpretrain.cli.train_options import AUTO, setting_options, source_options
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings import ELSEWHERE
@@ -28,6 +29,7 @@ RECORDED = (
     "model",
     "early_stopping",
     "layers",
+    "hidden",
     "schedule",
     "pace",
     "epochs",
@@ -40,6 +42,7 @@ RECORDED = (
 
 @click.command("train", cls=SectionedCommand, context_settings={"max_content_width": 100})
 @setting_options(without=("run",))
+@hidden_option
 @source_options
 @click.option(
     "--out",
@@ -73,6 +76,7 @@ RECORDED = (
 def command(
     preset: str | None,
     config: Path | None,
+    hidden: str | None,
     out: Path | None,
     replay: Path | None,
     resume: Path | None,
@@ -94,35 +98,39 @@ def command(
       syncpretrain train --layers 784,1000,500,250,30 --schedule auto
       syncpretrain train --preset hinton2006
       syncpretrain train --layers 64,32,8 --data examples.npy --schedule greedy
+      syncpretrain train --data table.csv --target class --hidden 100,50 --visible-units auto
       syncpretrain train --config runs/NAME/config.toml --seed 1
       syncpretrain train --resume runs/NAME
       syncpretrain train --replay runs/NAME
     """
     from syncpretrain.cli.output import announce, print_run
     from syncpretrain.observers.event_log import read_reads
-    from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME
+    from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME, check_folder
     from syncpretrain.runs.run import resume_run
 
     if inexact and resume is None:
         raise SettingsError("inexact: got it without --resume, expected a run to go on with")
     if resume is not None:
         sources = {"preset": preset, "config": config, "replay": replay, "out": out}
+        sources["hidden"] = hidden
         _check_resume({**sources, **options})
     if replay is not None:
-        _check_replay(replay, preset or config, options)
+        _check_replay(replay, preset or config, {**options, "hidden": hidden})
     if resume is None:
-        settings = settings_from_options(
-            preset, config or (replay and replay / CONFIG_NAME), options
-        )
+        check_folder(out)
+        config = config or (replay and replay / CONFIG_NAME)
+        made = partial(settings_from_options, preset, config)
+        data = settle(made, hidden, options)
+        settings = made(options)
         if replay is not None and settings.pretrain.handoff == "minibatch":
             raise SettingsError(
                 f"replay: got {replay}, a streamed run, which depends on its seed alone; repeat it"
                 f" with --config {replay / CONFIG_NAME}"
             )
         reads = read_reads(replay / EVENTS_NAME) if replay else None
-        given = given_by(preset, config or (replay and replay / CONFIG_NAME), options)
+        given = given_by(preset, config, options)
         is_auto = options["schedule"] == AUTO
-        work = partial(_train, settings, is_auto, out=out, replay=reads, given=given)
+        work = partial(_train, settings, is_auto, out=out, replay=reads, given=given, data=data)
     else:
         elsewhere = {name: options[name] for name in ELSEWHERE if options[name] is not None}
         work = partial(resume_run, resume, inexact=bool(inexact), **elsewhere)
@@ -150,7 +158,8 @@ def _train(
 
         check_folder(others["out"])
         given = others.pop("given")
-        others["data"] = data = load_data(settings, given=given)
+        data = load_data(settings, given=given) if others["data"] is None else others["data"]
+        others["data"] = data
         settings, by_data = settled(settings, given, data)
         asked, (settings, plan) = settings.pretrain, planned(settings, data)
         is_array = settings.data.name.lower().endswith(".npy")

@@ -21,7 +21,7 @@ __all__ = ["AUTO", "FINETUNE", "OPTIONS", "setting_options", "source_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-AUTO = "auto"  # a schedule that is none: it is settled before there are settings to keep
+AUTO = "auto"  # of schedule and visible_units: settled before there are settings to keep
 FINETUNE = "finetune_"
 STRUCTS: dict[str, type[msgspec.Struct]] = {
     "data": DataSettings,
@@ -42,12 +42,18 @@ LETTERS = {
     "stall_timeout": "SECONDS",
 }
 OPPOSITES = {"persistent": "--not-persistent", "tied": "--untied"}
-NOT_OFFERED = {"visible_units": set(UNITS) - set(INPUT_UNITS), "finetune": {"regression"}}
+NOT_OFFERED = {
+    "visible_units": set(UNITS) - set(INPUT_UNITS),
+}
 DERIVED = {"architecture"}  # follows from the layers
-ALSO_OFFERED = {"schedule": (AUTO,)}
+ALSO_OFFERED = {"schedule": (AUTO,), "visible_units": (AUTO,)}
 WRITTEN: dict[str, dict[str, Any]] = {
     "layers": {"type": str, "metavar": LAYERS},
     "data": {"metavar": "NAME|FILE"},
+    "target": {"metavar": "COLUMN"},
+    "drop": {"metavar": "COLUMN[,COLUMN]"},
+    "test": {"metavar": "FRACTION|FILE"},
+    "unlabelled": {"metavar": "FILE"},
     "backend": {"metavar": "auto|numpy|cupy[:N]"},
     "epochs": {"type": epoch_counts, "metavar": "N|auto[:N]"},
     "refresh_when": {"type": words(()), "metavar": "always|drift:X"},

@@ -7,12 +7,14 @@ that carry data sets are imported on first use.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from syncpretrain.errors import DataError
 
 if TYPE_CHECKING:
+    from syncpretrain.data.columns import Columns
     from syncpretrain.data.dataset import Dataset
     from syncpretrain.data.mapped_file import KnownFile
 
@@ -29,6 +31,14 @@ def load_dataset(
     bounded: bool = True,
     mapped: bool = False,
     known: KnownFile | None = None,
+    target: str | int | None = None,
+    drop: str | Sequence[str] = (),
+    task: str | None = None,
+    test: str | float | os.PathLike[str] | None = None,
+    unlabelled: str | os.PathLike[str] | None = None,
+    examples: int | None = None,
+    encode: bool = False,
+    columns: Columns | None = None,
 ) -> Dataset:
     """Load a data set by name, or a file, and divide it into train, validation and test.
 
@@ -36,8 +46,8 @@ def load_dataset(
     ----------
     name : str or path
         ``mnist`` (784 pixels), ``digits`` (64 pixels), or a ``.npy``, ``.npz``, IDX (gzipped or
-        not) or ``.csv`` file of examples in rows, with values in [0, 1] or bytes. A name goes
-        before a file that is called the same.
+        not), ``.csv`` or ``.parquet`` file of examples in rows, with values in [0, 1] or bytes, or
+        a folder of images. A name goes before a file that is called the same.
     validation : float, optional
         The fraction of the training examples to validate with, at least 0 and below 1, stratified
         where there are labels. None takes the data set's own split, or a tenth.
@@ -51,36 +61,88 @@ def load_dataset(
     known : KnownFile, optional
         Such a file that was checked before: if it has not been written to since, it is not read
         again for that.
+    target : str or int, optional
+        The column of a table that holds the labels, by its name or its number, counted from 1, -1
+        for the last one.
+    drop : str or sequence of str
+        Columns to leave out; a text holds names between commas.
+    task : str, optional
+        ``classification`` or ``regression``; None takes texts, truth values and whole numbers for
+        classes.
+    test : float, str or path, optional
+        A part to test with: a fraction of the examples, or another file.
+    unlabelled : str or path, optional
+        A file of more examples to train on, without labels.
+    examples : int, optional
+        Keep this number of the training examples, of each class its share.
+    encode : bool
+        Make categories of columns of text, with a value of 0 or 1 for each text.
+    columns : Columns, optional
+        Those of an earlier data set, by whose names tables are read.
 
     Raises
     ------
     DataError
         If there is neither such a data set nor such a file, or it cannot be trained on.
     """
-    if name == "mnist":
-        from syncpretrain.data.mnist import load_mnist
+    given = {"target": target, "drop": drop, "test": test, "unlabelled": unlabelled}
+    given = {option: value for option, value in given.items() if value not in (None, "", ())}
+    if name in DATASETS:
+        data = _published(str(name), given, validation=validation, seed=seed)
+    else:
+        from syncpretrain.data.mapped_file import is_mapped_file, load_mapped
+        from syncpretrain.data.own_data import load_own, share_of
+        from syncpretrain.data.table_rows import Wanted
 
-        return load_mnist(validation=validation, seed=seed)
-    if name == "digits":
-        from syncpretrain.data.mnist import load_digits
+        share = share_of(test)
+        _check_there("data", name)
+        _check_there("unlabelled", unlabelled)
+        _check_there("test", None if share else test)
+        if mapped and is_mapped_file(name):
+            _refuse(given, f"{name} with handoff minibatch, which leaves it on the disk")
+            data = load_mapped(name, validation=validation, seed=seed, bounded=bounded, known=known)
+        else:
+            named = None if target is None else str(target)
+            wanted = Wanted(bounded, named, _names(drop), task, encode, columns)
+            data = load_own(
+                name, wanted, validation=validation, seed=seed, test=test, unlabelled=unlabelled
+            )
+    return data if examples is None else data.with_examples(examples, seed=seed)
 
-        return load_digits(validation=validation, seed=seed)
-    from syncpretrain.data.mapped_file import is_mapped_file, load_mapped
-    from syncpretrain.data.readers import FORMATS, load_file
 
-    if not _exists(name):
+def _published(name: str, given: dict[str, Any], *, validation: float | None, seed: int) -> Dataset:
+    from syncpretrain.data.mnist import load_digits, load_mnist
+
+    _refuse(given, f"{name}, which has labels and a test part of its own")
+    load = load_mnist if name == "mnist" else load_digits
+    return load(validation=validation, seed=seed)
+
+
+def _refuse(given: dict[str, Any], what: str) -> None:
+    """Refuse options of data that has no use for them."""
+    for option, value in given.items():
+        raise DataError(f"{option}: got {value!r} for {what}; leave it out")
+
+
+def _names(drop: str | Sequence[str]) -> tuple[str, ...]:
+    return tuple(filter(None, drop.split(","))) if isinstance(drop, str) else tuple(drop)
+
+
+def _check_there(option: str, name: str | float | os.PathLike[str] | None) -> None:
+    """Refuse the path of a file that does not exist."""
+    from syncpretrain.data.readers import FORMATS
+
+    if name is not None and not _exists(str(name)):
+        expected = f"{', '.join(DATASETS)}, or " if option == "data" else ""
         raise DataError(
-            f"data: got {os.fspath(name)!r}, which is neither a data set nor a file that exists;"
-            f" expected {', '.join(DATASETS)}, or the path of a file: {FORMATS}"
+            f"{option}: got {str(name)!r}, which is neither a data set nor a file that exists;"
+            f" expected {expected}the path of a file: {FORMATS}"
         )
-    if mapped and is_mapped_file(name):
-        return load_mapped(name, validation=validation, seed=seed, bounded=bounded, known=known)
-    return load_file(name, validation=validation, seed=seed, bounded=bounded)
 
 
 def located(name: str) -> str:
     """Return a data set's name as it is, and a file's path in full, true from every folder."""
-    return name if name in DATASETS else str(Path(name).expanduser().resolve())
+    return name if name in DATASETS or not name else str(Path(name).expanduser().resolve())
 
 
 def _exists(name: str | os.PathLike[str]) -> bool:

@@ -1,67 +1,97 @@
-"""CSV files of numbers, with a line of names or none."""
+"""The head of a CSV file, and a file of numbers alone."""
 
 from __future__ import annotations
 
+import csv
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.errors import DataError
 
-__all__ = ["read_csv"]
+__all__ = ["Head", "opened", "read_head", "read_numbers"]
 
 MAX_LINE = 1 << 24
 
 
-def read_csv(path: Path) -> tuple[NDArray[np.float32], list[str]]:
-    """Read a file of numbers between commas, semicolons or tabs, an example a line.
+class Head(NamedTuple):
+    """The head of a file: what is between its cells, and the names of its columns if it has some.
 
-    Empty lines, and what follows ``#``, are passed over. The first line holds the names of the
-    columns, and is no example, if
+    ``notice`` is a message for the user, where names are a guess.
+    """
+
+    delimiter: str
+    names: list[str] | None
+    notice: str | None
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[TextIO]:
+    """Open a file of text, while it is read.
+
+    Raises
+    ------
+    DataError
+        If it cannot be read, or is no text.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            yield file
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: got bytes that are no text, expected numbers in CSV") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def read_head(path: Path) -> Head:
+    """Read the first lines of a CSV file, whose delimiter is a comma, a semicolon or a tab.
+
+    The first line holds the names of the columns, and is no example, if
 
     * it has no number in it,
     * its fields are quoted, and those of the second line are not,
     * it counts 0, 1, 2, ... as pandas names columns, in three columns or more, or
     * it counts from 0 or 1 in two columns or more, and the second line has a decimal point.
 
-    Returns
-    -------
-    X : float32 array of shape (n_examples, width)
-    notices : list of str
-        Messages for the user: a first line of numbers may be names or an example.
+    Raises
+    ------
+    DataError
+        If it cannot be read.
+    """
+    with opened(path) as file:
+        first, second = file.readline(MAX_LINE), file.readline(MAX_LINE)
+    delimiter = next((mark for mark in ";\t" if mark in first), ",")
+    has_names, guess = _header(first, second, delimiter)
+    names = None
+    if has_names:
+        fields = next(csv.reader([first], delimiter=delimiter, skipinitialspace=True), [])
+        names = [field.strip() for field in fields]
+    return Head(delimiter, names, f"{path}: {guess}" if guess else None)
+
+
+def read_numbers(path: Path, head: Head, *, dtype: Any = np.float32) -> NDArray[Any] | None:
+    """Read the lines below the head as numbers; return None if there is something else.
+
+    Empty lines, and what follows ``#``, are passed over.
 
     Raises
     ------
     DataError
-        Naming the first line, counted from 1, that holds something else or more or fewer numbers.
+        If the file cannot be read.
     """
-    try:
-        with path.open(encoding="utf-8-sig") as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of no rows; the caller says it better
-            first, second = file.readline(MAX_LINE), file.readline(MAX_LINE)
-            delimiter = next((mark for mark in ";\t" if mark in first), ",")
-            header, guess = _header(first, second, delimiter)
-            file.seek(0)
-            if header:
-                file.readline(MAX_LINE)
-            try:
-                rows = np.loadtxt(
-                    file, dtype=np.float32, delimiter=delimiter, quotechar='"', ndmin=2
-                )
-            except ValueError as error:
-                file.seek(0)
-                place = _first_bad(file, delimiter, header=header) or str(error)
-                raise DataError(
-                    f"{path}: {place}; expected numbers, as many in every line"
-                ) from error
-            return rows, [f"{path}: {guess}"] if guess else []
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: got bytes that are no text, expected numbers in CSV") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+    with opened(path) as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of no rows; the caller says it better
+        if head.names is not None:
+            file.readline(MAX_LINE)
+        try:
+            return np.loadtxt(file, dtype=dtype, delimiter=head.delimiter, quotechar='"', ndmin=2)
+        except ValueError:
+            return None
 
 
 def _header(first: str, second: str, delimiter: str) -> tuple[bool, str | None]:
@@ -83,23 +113,6 @@ def _header(first: str, second: str, delimiter: str) -> tuple[bool, str | None]:
     return False, (
         f"its first line, {shown}, was read as an example; if it holds names of columns, delete it"
     )
-
-
-def _first_bad(file: TextIO, delimiter: str, *, header: bool) -> str | None:
-    """Find what NumPy refused, whose own rows and columns count now from 0, now from 1."""
-    width = None
-    for number, line in enumerate(file, start=1):
-        text = line.partition("#")[0].strip("\r\n")
-        if not text or (header and number == 1):
-            continue
-        fields = text.split(delimiter)
-        for column, field in enumerate(fields, start=1):
-            if not _is_number(field):
-                return f"got {field[:40]!r} in line {number}, field {column}"
-        width = width or len(fields)
-        if len(fields) != width:
-            return f"got width {len(fields)} in line {number} after lines of width {width}"
-    return None
 
 
 def _is_number(field: str) -> bool:

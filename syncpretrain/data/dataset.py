@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.data.columns import Columns
 from syncpretrain.data.examples import scale_examples
 from syncpretrain.data.split import stratified_split
 from syncpretrain.errors import DataError
 
-__all__ = ["PARTS", "UNLABELLED", "Dataset", "from_rows", "hold_out"]
+__all__ = ["PARTS", "UNLABELLED", "Dataset", "classes_only", "from_rows", "hold_out", "is_labelled"]
 
 PARTS = ("train", "validation", "test")
 UNLABELLED = -1  # among labels, stands for none
@@ -35,8 +36,11 @@ class Dataset:
         C-contiguous, values in [0, 1]; validation and test may have no rows. Of a file that is
         too large they are ``FileRows``, which stand for arrays.
     train_labels, validation_labels, test_labels : int64 arrays of shape (n_examples,), or None
+        Classes, with -1 for none; or float32 with NaN for none, the numbers of a regression.
     notices : tuple of str
         Messages for the user, such as that a smaller set was used.
+    columns : Columns or None
+        What the values of an example are, where the data came as a table.
     """
 
     name: str
@@ -44,10 +48,11 @@ class Dataset:
     train: NDArray[np.float32]
     validation: NDArray[np.float32]
     test: NDArray[np.float32]
-    train_labels: NDArray[np.int64] | None = None
-    validation_labels: NDArray[np.int64] | None = None
-    test_labels: NDArray[np.int64] | None = None
+    train_labels: NDArray[Any] | None = None
+    validation_labels: NDArray[Any] | None = None
+    test_labels: NDArray[Any] | None = None
     notices: tuple[str, ...] = ()
+    columns: Columns | None = None
     full_sha256: str | None = field(
         default=None, repr=False
     )  # of all labels, where some are left out, or of a mapped file
@@ -58,7 +63,7 @@ class Dataset:
         """SHA-256 of every example and label: shapes, float32 values and int64 labels, by part.
 
         It is computed once, at the speed of reading; labels that :meth:`with_labels` leaves out
-        count all the same.
+        count all the same. Classes that are texts are part of it.
         """
         if self.full_sha256 is not None:
             return self.full_sha256
@@ -68,12 +73,54 @@ class Dataset:
                 digest.update(f"{part}:{None if array is None else array.shape};".encode())
                 if array is not None:
                     digest.update(np.ascontiguousarray(array).data)
+        target = None if self.columns is None else self.columns.target
+        if target is not None and target.classes is not None:
+            digest.update(repr(target.classes).encode())
         return digest.hexdigest()
 
     @property
     def width(self) -> int:
         """The number of values of an example: the visible units that layer 1 needs."""
         return int(self.train.shape[1])
+
+    def targets(self, part: str) -> NDArray[Any] | None:
+        """Return the labels of a part; classes that are texts as these, with "" for none."""
+        labels: NDArray[Any] | None = getattr(self, f"{part}_labels")
+        target = None if self.columns is None else self.columns.target
+        if labels is None or target is None or target.classes is None:
+            return labels
+        names: NDArray[Any] = np.array([*target.classes, ""])
+        found: NDArray[Any] = names[labels]  # -1 is the last one
+        return found
+
+    def with_examples(self, count: int, *, seed: int = 0) -> Dataset:
+        """Return the data with ``count`` of the training examples, in their order.
+
+        Each class keeps its share; fewer examples are not a part of more.
+
+        Raises
+        ------
+        DataError
+            If there are fewer.
+        """
+        if not 1 <= count <= len(self.train):
+            raise DataError(
+                f"examples: got {count}, expected 1 to {len(self.train)}, the training examples"
+                f" of {self.name}"
+            )
+        if count == len(self.train):
+            return self
+        labels = self.train_labels
+        rows = stratified_split(
+            classes_only(labels), len(self.train), held_out=count, seed=seed, step=2
+        )[1]
+        train: Any = self.train
+        return replace(
+            self,
+            train=train[rows] if isinstance(train, np.ndarray) else train.subset(rows),
+            train_labels=None if labels is None else labels[rows],
+            full_sha256=self.sha256 if self.full_sha256 else None,
+        )
 
     def with_labels(self, count: int, *, seed: int = 0) -> Dataset:
         """Return the data with ``count`` labelled training examples, as many of each class.
@@ -88,14 +135,14 @@ class Dataset:
         """
         if self.train_labels is None:
             raise DataError(f"labels: got {count}, but {self.name} has no labels")
-        labelled = np.flatnonzero(self.train_labels != UNLABELLED)
+        labelled = np.flatnonzero(is_labelled(self.train_labels))
         if not 1 <= count <= len(labelled):
             raise DataError(f"labels: got {count}, expected 1 to {len(labelled)}, those there are")
         kept = labelled
         if count < len(labelled):
             kept = labelled[
                 stratified_split(
-                    self.train_labels[labelled],
+                    classes_only(self.train_labels[labelled]),
                     len(labelled),
                     held_out=count,
                     seed=seed,
@@ -103,14 +150,29 @@ class Dataset:
                     step=1,
                 )[1]
             ]
-        labels = np.full_like(self.train_labels, UNLABELLED)
+        is_class = self.train_labels.dtype.kind != "f"
+        labels = np.full_like(self.train_labels, UNLABELLED if is_class else np.nan)
         labels[kept] = self.train_labels[kept]
         return replace(self, train_labels=labels, full_sha256=self.sha256)
 
 
+def is_labelled(labels: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which rows have a label."""
+    if labels.dtype.kind == "f":
+        found: NDArray[np.bool_] = ~np.isnan(labels)
+    else:
+        found = np.not_equal(labels, "" if labels.dtype.kind == "U" else UNLABELLED)
+    return found
+
+
+def classes_only(labels: NDArray[Any] | None) -> NDArray[Any] | None:
+    """Return labels to stratify by: classes; None for the numbers of a regression."""
+    return None if labels is None or labels.dtype.kind == "f" else labels
+
+
 def hold_out(
     rows: NDArray[np.intp],
-    labels: NDArray[np.int64] | None,
+    labels: NDArray[Any] | None,
     *,
     validation: float | None,
     default: int,
@@ -143,7 +205,7 @@ def hold_out(
             )
         equal_classes = False
     kept, held = stratified_split(
-        labels, len(rows), held_out=held_out, seed=seed, equal_classes=equal_classes
+        classes_only(labels), len(rows), held_out=held_out, seed=seed, equal_classes=equal_classes
     )
     return rows[kept], rows[held]
 
@@ -151,11 +213,12 @@ def hold_out(
 def from_rows(
     name: str,
     X: NDArray[Any],
-    labels: NDArray[np.int64] | None,
+    labels: NDArray[Any] | None,
     *,
     source: str,
     parts: tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]],
     notices: Sequence[str] = (),
+    columns: Columns | None = None,
 ) -> Dataset:
     """Build a data set of the rows ``parts``: to train, to validate and to test with.
 
@@ -174,4 +237,5 @@ def from_rows(
         validation_labels=own[1],
         test_labels=own[2],
         notices=tuple(notices),
+        columns=columns,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -164,8 +164,12 @@ def as_examples(X: ArrayLike, name: str) -> NDArray[Any]:
     return array
 
 
-def check_values(X: NDArray[Any], name: str, *, bounded: bool = True) -> None:
+def check_values(
+    X: NDArray[Any], name: str, *, bounded: bool = True, names: Sequence[str] | None = None
+) -> None:
     """Check that every value is finite, and if ``bounded`` in [0, 1]; any byte or boolean is.
+
+    ``names`` are those of the columns, where they have any.
 
     Raises
     ------
@@ -174,7 +178,7 @@ def check_values(X: NDArray[Any], name: str, *, bounded: bool = True) -> None:
     """
     if not _is_sound(X.dtype):
         for rows in chunks(X.shape):
-            _check_block(X[rows], name, rows.start, bounded=bounded)
+            _check_block(X[rows], name, rows.start, bounded=bounded, names=names)
 
 
 def _is_sound(dtype: np.dtype[Any]) -> bool:
@@ -182,12 +186,19 @@ def _is_sound(dtype: np.dtype[Any]) -> bool:
     return dtype == np.uint8 or dtype.kind == "b"
 
 
-def _check_block(X: NDArray[Any], name: str, start: int, *, bounded: bool) -> None:
+def _check_block(
+    X: NDArray[Any],
+    name: str,
+    start: int,
+    *,
+    bounded: bool,
+    names: Sequence[str] | None = None,
+) -> None:
     low, high = _range(bounded)
     with np.errstate(over="ignore"):  # as float32, because 1 + 1e-12 is 1 there
         values = np.asarray(X, dtype=np.float32)
     if not _is_inside(values, low, high):
-        raise DataError(f"{name}: {_first_bad(X, values, start, low, high)}")
+        raise DataError(f"{name}: {_first_bad(X, values, start, (low, high), names)}")
 
 
 def _range(bounded: bool) -> tuple[float, float]:
@@ -223,12 +234,19 @@ def evenly_spaced(X: NDArray[T], most: int) -> NDArray[T]:
 
 
 def _first_bad(
-    original: NDArray[Any], values: NDArray[np.float32], start: int, low: float, high: float
+    original: NDArray[Any],
+    values: NDArray[np.float32],
+    start: int,
+    limits: tuple[float, float],
+    names: Sequence[str] | None,
 ) -> str:
+    low, high = limits
     good = (values >= low) & (values <= high)
     row, column = divmod(int(np.argmin(good)), good.shape[1])
     value = float(original[row, column])
     place = f"got {value:g} at row {start + row}, column {column} (counted from 0)"
+    if names is not None:
+        place = f"got {value:g} at row {start + row} (counted from 0), column {names[column]!r}"
     if not math.isfinite(value):
         return f"{place}, expected finite numbers; drop such rows, or fill in their values"
     if low < 0:

@@ -1,28 +1,33 @@
 """Read a file of examples. Nothing in it is ever executed, and no size it claims is believed.
 
-``.npy`` is memory-mapped; ``.npz``, IDX and CSV are read whole. Object arrays and pickles are
+``.npy`` is memory-mapped; all others are read whole. Object arrays and pickles are
 refused under every name.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import stat
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
-from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from syncpretrain.data.blocks import as_bits
-from syncpretrain.data.csvfile import read_csv
-from syncpretrain.data.dataset import Dataset, from_rows, hold_out
+from syncpretrain.data.columns import Columns
+from syncpretrain.data.csv_table import read_csv_table
+from syncpretrain.data.dataset import Dataset, classes_only, from_rows, hold_out
 from syncpretrain.data.examples import as_examples, check_examples, check_values
-from syncpretrain.data.idx import GZIP_MAGIC, check_memory, is_idx, read_idx
+from syncpretrain.data.frames import read_parquet
+from syncpretrain.data.idx import GZIP_MAGIC, is_idx, read_idx
+from syncpretrain.data.image_folder import is_image_folder, read_image_folder
+from syncpretrain.data.npy_header import npy_claim, reason_of
+from syncpretrain.data.npz_file import read_npz
+from syncpretrain.data.split import stratified_split
+from syncpretrain.data.table import Table
+from syncpretrain.data.table_rows import Rows, Wanted, array_labels, rows_of_table
 from syncpretrain.errors import DataError
 
 __all__ = [
@@ -34,23 +39,20 @@ __all__ = [
     "load_file",
     "map_npy",
     "read_file",
+    "read_rows",
 ]
 
-FORMATS = ".npy, .npz, IDX (gzipped or not) or .csv"
+FORMATS = ".npy, .npz, IDX (gzipped or not), .csv or .parquet"
 AS_BITS = "{}: its bytes are all 0 or 1, and were not divided by 255"
 ALL_ONES = (  # of a path
     "{}: its bytes are all 0 or 1, and like all bytes of a stream they were scaled by 1/255, so"
     " that no value is above 0.004; where 1 means on, save the array as bool or float32"
 )
-EXAMPLE_NAMES = ("X", "x", "data", "images")
-LABEL_NAMES = ("y", "labels", "target")
-
-Labels = NDArray[np.int64]
 
 
 def read_file(
     path: str | os.PathLike[str], *, bounded: bool = True
-) -> tuple[NDArray[Any], Labels | None]:
+) -> tuple[NDArray[Any], NDArray[Any] | None]:
     """Read the examples of a file, and their labels where it has some.
 
     Parameters
@@ -60,7 +62,7 @@ def read_file(
         under ``X``, ``x``, ``data`` or ``images``, or the only array of two dimensions or more,
         and the labels under ``y``, ``labels`` or ``target``. A CSV file has commas, semicolons
         or tabs, and a line of names or none; see
-        :func:`syncpretrain.data.csvfile.read_csv` for names that are numbers.
+        :func:`syncpretrain.data.csvfile.read_head` for names that are numbers.
     bounded : bool
         False permits values outside [0, 1].
 
@@ -78,32 +80,71 @@ def read_file(
         If the file is missing, unreadable, of another format, damaged, holds something other
         than numbers, or values that are not finite or outside [0, 1].
     """
-    X, labels, _ = _read(Path(path).expanduser(), bounded=bounded)
-    return X, labels
+    rows = read_rows(path, Wanted(bounded=bounded))
+    return rows.X, rows.labels
 
 
-def _read(path: Path, *, bounded: bool) -> tuple[NDArray[Any], Labels | None, list[str]]:
-    """Return what :func:`read_file` does, and messages for the user."""
+def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
+    """Read the examples of a file, with all that is known of them.
+
+    Raises
+    ------
+    DataError
+        As :func:`read_file`, or if the file has no columns as they are ``wanted``.
+    """
+    path = Path(path).expanduser()
+    if is_image_folder(path):
+        return _checked(Rows(*read_image_folder(path)), path, wanted)
     head = check_file(path)
-    labels, notices = None, list[str]()
-    if path.suffix.lower() == ".npy":
+    suffix = path.suffix.lower()
+    if suffix in (".csv", ".tsv"):
+        return _of_table(read_csv_table(path, exact=wanted.target is not None), wanted)
+    if suffix == ".parquet":
+        return _of_table(read_parquet(path), wanted)
+    _refuse_columns(path, wanted)
+    if suffix == ".npz":
+        found = read_npz(path)
+        labels = array_labels(found.labels, len(found.X), str(path), wanted)
+        rows = _checked(Rows(found.X, labels[0], columns=labels[1]), path, wanted)
+        if found.X_test is None:
+            return rows
+        own = wanted._replace(columns=rows.columns)
+        y_test = array_labels(found.test_labels, len(found.X_test), f"{path}: the test part", own)
+        return rows._replace(test=_checked(Rows(found.X_test, y_test[0]), path, wanted))
+    if suffix == ".npy":
         X = map_npy(path)
-    elif path.suffix.lower() == ".npz":
-        X, labels = _read_npz(path)
-    elif path.suffix.lower() == ".csv":
-        X, notices = read_csv(path)
     elif is_idx(head) or head[:2] == GZIP_MAGIC or _named_idx(path):
         X = read_idx(path)
     else:
         raise DataError(f"{path}: got a file of an unknown format, expected {FORMATS}")
-    if X.ndim > 2 and X.size:
-        X = X.reshape(len(X), -1)
+    return _checked(Rows(X), path, wanted)
+
+
+def _of_table(table: Table, wanted: Wanted) -> Rows:
+    rows = rows_of_table(table, wanted)
+    X = as_examples(rows.X, table.name)
+    names = None if rows.columns is None else rows.columns.names
+    check_values(X, table.name, bounded=wanted.bounded, names=names)
+    return rows
+
+
+def _checked(rows: Rows, path: Path, wanted: Wanted) -> Rows:
+    """Return rows of two dimensions whose values can be trained on."""
+    X = rows.X.reshape(len(rows.X), -1) if rows.X.ndim > 2 and rows.X.size else rows.X
     X = as_examples(X, str(path))
-    check_values(X, str(path), bounded=bounded)
+    check_values(X, str(path), bounded=wanted.bounded)
     bits = as_bits(X)
-    if bits is not X:
-        notices = [*notices, AS_BITS.format(path)]
-    return bits, None if labels is None else _check_labels(labels, len(X), path), notices
+    notices = rows.notices if bits is X else (*rows.notices, AS_BITS.format(path))
+    return rows._replace(X=bits, notices=notices)
+
+
+def _refuse_columns(path: Path, wanted: Wanted) -> None:
+    for name, value in (("target", wanted.target), ("drop", ",".join(wanted.drop))):
+        if value:
+            raise DataError(
+                f"{name}: got {value!r} for {path}, which has no named columns; expected a .csv or"
+                " .parquet file, or labels beside the examples (.npz with X and y)"
+            )
 
 
 def load_file(
@@ -123,20 +164,26 @@ def load_file(
     DataError
         As :func:`read_file`, or if the fraction is not in [0, 1) or leaves nothing to train on.
     """
-    X, labels, notices = _read(Path(path).expanduser(), bounded=bounded)
-    return divided(path, X, labels, validation=validation, seed=seed, notices=notices)
+    rows = read_rows(path, Wanted(bounded=bounded))
+    return divided(
+        path, rows.X, rows.labels, validation=validation, seed=seed, notices=rows.notices
+    )
 
 
 def divided(
     path: str | os.PathLike[str],
     X: NDArray[Any],
-    labels: Labels | None,
+    labels: NDArray[Any] | None,
     *,
     validation: float | None = None,
+    test: float | None = None,
     seed: int = 0,
     notices: Sequence[str] = (),
+    columns: Columns | None = None,
 ) -> Dataset:
     """Return what :func:`load_file` makes of the examples and labels that were read from a file.
+
+    ``test`` is the fraction to test with, held out before that to validate with.
 
     Raises
     ------
@@ -144,14 +191,22 @@ def divided(
         If the fraction is not in [0, 1) or leaves nothing to train on.
     """
     rows = np.arange(len(X))
-    train, held = hold_out(rows, labels, validation=validation, default=len(X) // 10, seed=seed)
+    kept, tested = rows, rows[:0]
+    if test is not None:
+        # Step 3: other draws than those of the validation examples.
+        kept, tested = stratified_split(
+            classes_only(labels), len(X), held_out=max(round(test * len(X)), 1), seed=seed, step=3
+        )
+    own = None if labels is None else labels[kept]
+    train, held = hold_out(kept, own, validation=validation, default=len(kept) // 10, seed=seed)
     return from_rows(
         str(path),
         X,
         labels,
         source=f"the {len(X):,} examples of {path}",
-        parts=(train, held, rows[:0]),
+        parts=(train, held, tested),
         notices=notices,
+        columns=columns,
     )
 
 
@@ -176,11 +231,7 @@ def check_file(path: Path) -> bytes:
     except (OSError, ValueError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{path}: cannot be read: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise DataError(f"{path}: cannot be read: {reason_of(error)}") from error
 
 
 def _named_idx(path: Path) -> bool:
@@ -199,102 +250,9 @@ def map_npy(path: Path) -> NDArray[Any]:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            shape = _npy_claim(file, size, str(path))
+            shape = npy_claim(file, size, str(path))
         if 0 in shape:
             return np.empty(shape, dtype=np.float32)  # nothing to map
         return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
     except (OSError, EOFError) as error:
-        raise DataError(f"{path}: cannot be read: {_reason(error)}") from error
-
-
-def _npy_claim(file: IO[bytes], size: int, name: str) -> tuple[int, ...]:
-    """Return the shape that an .npy header claims, once the file's size bears it out."""
-    try:
-        version = npy_format.read_magic(file)
-        read = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
-        shape, _, dtype = read[version](file)
-    except Exception as error:  # NumPy's parser raises many kinds over damaged headers
-        raise DataError(
-            f"{name}: got no .npy file that can be read ({error}), expected an array of numbers;"
-            " save it with numpy.save (pickles are never opened)"
-        ) from error
-    if dtype.kind not in "biuf":
-        raise DataError(
-            f"{name}: got values of type {dtype}, expected numbers; save them as numbers"
-            " (pickles are never opened)"
-        )
-    there = size - file.tell()
-    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > there:
-        raise DataError(
-            f"{name}: got {there:,} bytes where shape {shape} of {dtype} is claimed; the file is"
-            " cut off or damaged, save it again"
-        )
-    return shape
-
-
-def _read_npz(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = {i.filename.removesuffix(".npy"): i for i in archive.infolist()}
-            shapes = {key: _member_shape(archive, i, path) for key, i in members.items()}
-            X = _read_member(archive, members[_examples_key(shapes, path)], path)
-            key = next((key for key in LABEL_NAMES if key in members), None)
-            return X, None if key is None else _read_member(archive, members[key], path)
-    except DataError:
-        raise
-    except Exception as error:  # the unpackers raise a dozen kinds over damaged archives
-        raise DataError(
-            f"{path}: got no whole .npz archive ({_reason(error)}); save it again with numpy.savez"
-            " (pickles are never opened)"
-        ) from error
-
-
-def _member_shape(
-    archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path
-) -> tuple[int, ...] | None:
-    """Return the shape of a member, or None if it is no array of numbers."""
-    with archive.open(member) as file:
-        try:
-            return _npy_claim(file, member.file_size, f"{path}: {member.filename}")
-        except DataError:
-            if member.filename.removesuffix(".npy") in EXAMPLE_NAMES + LABEL_NAMES:
-                raise
-            return None
-
-
-def _examples_key(shapes: dict[str, tuple[int, ...] | None], path: Path) -> str:
-    if {"indices", "indptr", "data"} <= shapes.keys():
-        raise DataError(f"{path}: got a sparse matrix; save its X.toarray() with numpy.savez")
-    candidates = [key for key in EXAMPLE_NAMES if key in shapes]
-    if not candidates:
-        candidates = [key for key, shape in shapes.items() if shape and len(shape) >= 2]
-        if len(candidates) > 1 or not candidates:
-            raise DataError(
-                f"{path}: got the arrays {', '.join(shapes) or '(none)'}, expected the examples"
-                f" under one of {', '.join(EXAMPLE_NAMES)};"
-                " save them with numpy.savez(file, X=X, y=y)"
-            )
-    return candidates[0]
-
-
-def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> NDArray[Any]:
-    check_memory(path, member.file_size)
-    with archive.open(member) as file:
-        array: NDArray[Any] = npy_format.read_array(file, allow_pickle=False)
-    return array
-
-
-def _check_labels(labels: NDArray[Any], n: int, path: Path) -> Labels:
-    if labels.size != n or max(labels.shape, default=0) != n:
-        raise DataError(
-            f"{path}: got labels of shape {labels.shape} for {n} examples, expected one an example"
-        )
-    labels = labels.reshape(n)
-    with np.errstate(invalid="ignore"):
-        whole = labels.astype(np.int64)
-    if not np.array_equal(whole, labels):
-        raise DataError(
-            f"{path}: got labels that are not whole numbers, expected classes such as 0, 1, 2;"
-            " number the classes, or leave the labels out"
-        )
-    return whole
+        raise DataError(f"{path}: cannot be read: {reason_of(error)}") from error

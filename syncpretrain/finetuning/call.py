@@ -7,13 +7,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from syncpretrain.data.examples import as_examples, checked_rows
 from syncpretrain.data.file_rows import rows_in_file
+from syncpretrain.data.frames import array_of
 from syncpretrain.errors import PoorResultWarning
 from syncpretrain.events import Notice, Observer
+from syncpretrain.finetuning.classes import objective_of
 from syncpretrain.finetuning.options import TuningOptions, tuning_options
 from syncpretrain.finetuning.prepared import Finetuning, Form, Part
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
@@ -55,12 +56,14 @@ def finetune(
     ----------
     stack : Stack
         Pretrained layers.
-    X : array-like of shape (n_examples, input units)
+    X : array-like of shape (n_examples, input units), or data frame
         As for pretraining: values in [0, 1], or any where the visible units are Gaussian. What
         ``numpy.load`` maps with ``mmap_mode="r"`` is read a minibatch at a time.
     y : array-like of shape (n_examples,) or (n_examples, outputs), optional
-        Whole numbers are classes, and -1 stands for no label; other numbers are a regression's,
-        and NaN stands for none. Rows without a target are left out.
+        Texts and whole numbers are classes, and -1, None or NaN stands for no label; other numbers
+        are a regression's, and so are more than 50 different whole ones of a float type. NaN stands
+        for none of them. ``objective="regression"`` or ``"classification"`` decides it. Rows
+        without a target are left out.
     weights : array-like of shape (n_examples,), optional
         How much the loss of each row counts, relative to the others; rows without a target do not
         count. The reported errors are not weighted.
@@ -125,7 +128,8 @@ def finetune(
     options = tuning_options({"objective": _objective(y), **settings})
     held_out = None
     if validation is not None:
-        held_out = Part(as_examples(validation, "validation"), validation_y, "validation_y")
+        rows = _as_array(validation, stack, "validation")
+        held_out = Part(as_examples(rows, "validation"), validation_y, "validation_y")
     train = Part(_examples(X, stack, options), y, "y", weights)
     given = [name for name, value in settings.items() if value is not None]
     tuning = Finetuning(Form.of(stack), options, train, held_out, given=given)
@@ -150,15 +154,21 @@ def finetune(
 
 def _examples(X: ArrayLike, stack: Stack, options: TuningOptions) -> Any:
     """Return examples to train on; those in a mapped file stay there."""
+    X = _as_array(X, stack, "X")
     rows = rows_in_file(X) if options.backend == "numpy" else None
     if rows is None:
         return as_examples(X, "X")
     return checked_rows(rows, bounded=kind_of(stack.units[0]).is_unit_interval)
 
 
+def _as_array(X: ArrayLike, stack: Stack, name: str) -> Any:
+    """Return a data frame as an array, by the columns of the stack, and all else as it is."""
+    units = stack.units[0]
+    return array_of(X, stack.info, units, name, bounded=kind_of(units).is_unit_interval)
+
+
 def _objective(y: ArrayLike | None) -> str:
     """Return what the targets ask for."""
     if y is None:
         return "reconstruction"
-    kind = np.asarray(y).dtype.kind
-    return "regression" if kind == "f" else "classification"
+    return objective_of(y)

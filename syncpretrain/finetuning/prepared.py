@@ -16,6 +16,7 @@ from syncpretrain.backends.choice import backend_for
 from syncpretrain.data.file_rows import FileRows
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
 from syncpretrain.events import Notice, Observer
+from syncpretrain.finetuning.classes import Classes
 from syncpretrain.finetuning.judged import continued, judged
 from syncpretrain.finetuning.memory import finetuning_bytes
 from syncpretrain.finetuning.optimizers import optimizer_for, optimizer_vectors
@@ -56,7 +57,7 @@ class Form(NamedTuple):
 
     shapes: tuple[LayerShape, ...]
     units: tuple[str, ...]
-    classes: tuple[int, ...] = ()
+    classes: Classes = ()
 
     def __str__(self) -> str:
         """Return the layers and their units."""
@@ -65,7 +66,7 @@ class Form(NamedTuple):
     @classmethod
     def of(cls, stack: Stack) -> Form:
         """Return the form of a stack."""
-        classes = () if stack.head is None else stack.head.classes
+        classes: Classes = () if stack.head is None else stack.head.classes
         shapes = tuple(layer.shape for layer in stack.layers)
         return cls(shapes, stack.units, classes)
 
@@ -285,7 +286,7 @@ def _check_targets(objective: str, train: Part, validation: Part | None) -> None
 
 
 def _targets(
-    objective: str, part: Part, *, usual: tuple[int, ...] = (), like: Labels | None = None
+    objective: str, part: Part, *, usual: Classes = (), like: Labels | None = None
 ) -> Labels:
     """Return the targets of a part; those to validate with are ``like`` those to train with."""
     if objective == "classification":

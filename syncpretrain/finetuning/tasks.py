@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.data.dataset import UNLABELLED
+from syncpretrain.data.dataset import is_labelled
 from syncpretrain.errors import DataError
 from syncpretrain.finetuning.chain import Affine, Link
+from syncpretrain.finetuning.classes import Classes, as_classes
 from syncpretrain.finetuning.links import link_down, link_up, tuned
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import Pair
@@ -126,8 +127,8 @@ class Labels:
         self,
         rows: NDArray[np.intp],
         targets: Array,
-        classes: tuple[int, ...],
-        others: tuple[int, ...] = (),
+        classes: Classes,
+        others: Classes = (),
     ) -> None:
         self.rows, self.targets, self.classes, self.others = rows, targets, classes, others
 
@@ -151,11 +152,11 @@ def labels_of(
     y: Any,
     examples: int,
     name: str,
-    classes: tuple[int, ...] | None = None,
+    classes: Classes | None = None,
     *,
-    usual: tuple[int, ...] = (),
+    usual: Classes = (),
 ) -> Labels:
-    """Return classes as rows of zeros with a one; rows labelled -1 have no label.
+    """Return classes as rows of zeros with a one; rows of -1, None or NaN have no label.
 
     ``classes`` are those there can be, and rows of another one have zeros alone. None takes the
     ``usual`` ones if these hold all there are, else those there are.
@@ -163,19 +164,12 @@ def labels_of(
     Raises
     ------
     DataError
-        If y is not one whole number a row, or ``classes`` is None and it has fewer than two.
+        If y is not one class a row, or ``classes`` is None and it has fewer than two.
     """
-    array = np.asarray(y)
+    array = as_classes(y, name)
     if array.shape != (examples,):
         raise DataError(f"{name}: got shape {array.shape}, expected ({examples},), one a row")
-    if array.dtype.kind == "f" and np.isfinite(array).all() and not np.mod(array, 1).any():
-        array = array.astype(np.int64)
-    if array.dtype.kind not in "biu":
-        raise DataError(
-            f"{name}: got {array.dtype} values, expected classes as whole numbers, -1 for no label"
-        )
-    array = array.astype(np.int64)
-    rows = np.flatnonzero(array != UNLABELLED)
+    rows = np.flatnonzero(is_labelled(array))
     if classes is None:
         classes = tuple(np.unique(array[rows]).tolist())
         if classes and set(classes) <= set(usual):

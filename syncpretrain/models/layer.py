@@ -163,7 +163,7 @@ class Head:
     weight: Array
     bias: Array
     kind: str
-    classes: tuple[int, ...] = ()
+    classes: tuple[int, ...] | tuple[str, ...] = ()
 
 
 def parameters_sha256(

@@ -143,7 +143,7 @@ def _head(file: Path, tensors: dict[str, NDArray[Any]], meaning: dict[str, Any])
             raise ModelFileError(f"{file}: lacks a part of its head")
         return None
     try:
-        head = Head(weight, bias, str(wanted["kind"]), tuple(map(int, wanted["classes"])))
+        head = Head(weight, bias, str(wanted["kind"]), _classes(wanted["classes"]))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ModelFileError(f"{file}: its head is damaged: {error}") from error
     outputs = len(head.classes) if head.kind == "classification" else bias.size
@@ -153,6 +153,12 @@ def _head(file: Path, tensors: dict[str, NDArray[Any]], meaning: dict[str, Any])
     if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
         raise ModelFileError(f"{file}: its head holds NaN or infinite parameters")
     return head
+
+
+def _classes(written: Any) -> tuple[int, ...] | tuple[str, ...]:
+    """Return the classes of a head: all texts, or whole numbers."""
+    texts = tuple(x for x in written if isinstance(x, str))
+    return texts if texts and len(texts) == len(written) else tuple(map(int, written))
 
 
 def _check_ends(

@@ -1,11 +1,15 @@
-"""Accuracy of a fine-tuned stack."""
+"""Accuracy of a fine-tuned classifier, and errors of a regression."""
 
 from __future__ import annotations
 
-from syncpretrain.data.dataset import PARTS, UNLABELLED, Dataset
+import math
+
+import numpy as np
+
+from syncpretrain.data.dataset import PARTS, Dataset, is_labelled
 from syncpretrain.models.stack import Stack
 
-__all__ = ["accuracies"]
+__all__ = ["accuracies", "regression_errors"]
 
 
 def accuracies(stack: Stack, data: Dataset) -> dict[str, float | None] | None:
@@ -17,9 +21,32 @@ def accuracies(stack: Stack, data: Dataset) -> dict[str, float | None] | None:
         return None
     found: dict[str, float | None] = {}
     for part in PARTS:
-        X, labels = getattr(data, part), getattr(data, f"{part}_labels")
-        rows = slice(0, 0) if labels is None else labels != UNLABELLED
-        found[part] = (
-            float((stack.predict(X[rows]) == labels[rows]).mean()) if len(X[rows]) else None
-        )
+        X, labels = getattr(data, part), data.targets(part)
+        found[part] = None
+        if labels is not None and is_labelled(labels).any():
+            rows = is_labelled(labels)
+            found[part] = float((stack.predict(X[rows]) == labels[rows]).mean())
+    return found
+
+
+def regression_errors(stack: Stack, data: Dataset) -> dict[str, dict[str, float] | None] | None:
+    """Return the error on each part's rows with a target; None if it is no regression.
+
+    ``rmse`` is the root of the mean squared error, ``r2`` the share of the targets' variance that
+    is predicted: 0 for a constant guess, 1 at best. A part without targets has None.
+    """
+    if stack.head is None or stack.head.kind != "regression":
+        return None
+    found: dict[str, dict[str, float] | None] = {}
+    for part in PARTS:
+        X, labels = getattr(data, part), data.targets(part)
+        found[part] = None
+        if labels is None or not is_labelled(labels).any():
+            continue
+        rows = is_labelled(labels)
+        y = labels[rows].astype(np.float64)
+        error = float(np.square(stack.predict(X[rows]) - y).mean())
+        spread = float(y.var())
+        r2 = 1 - error / spread if spread else math.nan
+        found[part] = {"rmse": math.sqrt(error), "r2": r2}
     return found

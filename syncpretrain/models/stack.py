@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from syncpretrain.data.blocks import BITS
 from syncpretrain.data.examples import as_examples, check_examples
+from syncpretrain.data.frames import array_of
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.activations import activate, affine
@@ -94,13 +95,17 @@ class Stack:
     def prepared(self, X: ArrayLike, name: str = "X") -> Array:
         """Return examples as the lowest layer sees them: checked, and standardized if it is so.
 
+        Of a data frame the columns are found by their names.
+
         Raises
         ------
         DataError
             If the width is not the stack's, or a value is not finite, or outside [0, 1] where
             the visible units are binary.
         """
-        bounded = kind_of(self.layers[0].visible_units).is_unit_interval
+        units = self.layers[0].visible_units
+        bounded = kind_of(units).is_unit_interval
+        X = array_of(X, self.info, units, name, bounded=bounded)
         bits = self.info.get("bytes") == BITS
         examples = check_examples(X, name, bounded=bounded, bits=bits)
         examples = _checked_width(examples, self.widths[0], name)

@@ -22,6 +22,7 @@ from syncpretrain.models.stack import Stack
 from syncpretrain.models.verdict import baselines, on_layers
 from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.observers.verbose import observing
+from syncpretrain.pretraining.columns import rows_by_columns
 from syncpretrain.pretraining.saved import SavedCall
 from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.pretraining.start import driver_for
@@ -58,7 +59,7 @@ def pretrain(
 
     Parameters
     ----------
-    X : array-like of shape (n_examples, width), or iterable of such arrays
+    X : array-like of shape (n_examples, width), data frame, or iterable of such arrays
         Values in [0, 1], or bytes, which are divided by 255 unless all are 0 or 1; other values
         make the visible units Gaussian, for which each column is standardized. With
         ``handoff="minibatch"``, what ``numpy.load`` maps with ``mmap_mode="r"`` is read a minibatch
@@ -88,7 +89,8 @@ def pretrain(
 
         * ``epochs``: passes of each layer over its input;
         * ``batch_size``: examples in a minibatch;
-        * ``visible_units``: "bernoulli" for values in [0, 1], "gaussian" for others;
+        * ``visible_units``: "bernoulli" for values in [0, 1], "gaussian" for others, "auto" for
+          what suits each column: a data frame's columns of text become categories;
         * ``learning_rate``: 0.1, and lower with units that have no limits;
         * ``model``: "rbm", "autoencoder", "denoising" or "contractive";
         * ``hidden_units``: "bernoulli", or "gaussian", "relu" and, of autoencoders, "tanh";
@@ -158,14 +160,16 @@ def pretrained(
     if others := settings.keys() & {"data", "finetune"}:
         raise SettingsError(f"{min(others)}: is no setting of pretrain(); see finetune() for that")
     check_names(settings, (*PretrainSettings.__struct_fields__, *ARGUMENTS, "run"))
-    look = look_at(X, streams=settings.get("handoff") == "minibatch")
+    taken = rows_by_columns(X, validation, settings.get("visible_units"))
+    settings |= {"visible_units": taken.units}
+    look = look_at(taken.X, streams=settings.get("handoff") == "minibatch")
     wanted, chosen = _settled(_layers(layers, hidden, look), look, settings)
     notice = in_words(look.facts, chosen) if look.facts is not None and chosen else None
     history = ErrorHistory()
     with observing(verbose) as printing:
         watching = [*observers, *printing]
         rows = cast("ArrayLike", look.X)  # or what gives them, which the driver looks at
-        held_out = _like(validation, look)
+        held_out = _like(taken.validation, look)
         driver = driver_for(wanted, rows, held_out, observers=[history, *watching], replay=replay)
         saved = None if resume is None else SavedCall(resume, driver.settings, look.X)
         if saved is not None:
@@ -179,7 +183,7 @@ def pretrained(
     info: dict[str, Any] = {"by_data": chosen} if chosen else {}
     info |= {"verdict": sentences} if sentences else {}
     info |= {"bytes": BITS} if look.are_bits else {}
-    return replace(stack, info=stack.info | info, history=history)
+    return taken.marked(replace(stack, info=stack.info | info, history=history))
 
 
 def _layers(layers: Any, hidden: Any, look: Look) -> Any:

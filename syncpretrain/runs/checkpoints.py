@@ -26,7 +26,15 @@ from syncpretrain.runs.identity import RunIdentity, check_header, identity_from
 from syncpretrain.settings import Settings
 from syncpretrain.storage import remove_temporaries
 
-__all__ = ["FOLDER_NAME", "Checkpoints", "identity_in", "newest", "numbered", "prune"]
+__all__ = [
+    "FOLDER_NAME",
+    "Checkpoints",
+    "has_pretrained",
+    "identity_in",
+    "newest",
+    "numbered",
+    "prune",
+]
 
 T = TypeVar("T")
 
@@ -197,6 +205,11 @@ class Checkpoints:
             return False
         self._last_time = time.monotonic()
         return True
+
+
+def has_pretrained(folder: Path) -> bool:
+    """Return whether the folder of a run has the result of its pretraining still."""
+    return (folder / FOLDER_NAME / PRETRAINED_NAME).is_file()
 
 
 def numbered(folder: Path, stem: str, number: int) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from syncpretrain.data.dataset import UNLABELLED, Dataset
+from syncpretrain.data.dataset import Dataset, is_labelled
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.options import tuning_options
@@ -138,9 +138,9 @@ def _tuning(settings: Settings, data: Dataset, seed: int, count: int | None) -> 
     y = None
     if options["objective"] == "classification":
         chosen = data if count is None else data.with_labels(count, seed=seed)
-        y = chosen.train_labels
+        y = chosen.targets("train")
         assert y is not None
-        labelled = int((y != UNLABELLED).sum())
+        labelled = int(is_labelled(y).sum())
         options |= _budget(labelled, options["batch_size"], options["epochs"])
     options |= {"seed": seed, "blas_threads": pretrain.blas_threads, "backend": pretrain.backend}
     form = Form(pretrain.shapes, (pretrain.visible_units, *pretrain.hidden_units))
@@ -202,7 +202,9 @@ def _check(
         if len(set(values)) < len(values):
             raise SettingsError(f"{name}: got one of them twice, expected each once")
     if not len(data.test):
-        raise SettingsError(f"data: {data.name} has no test examples to compare by")
+        raise SettingsError(
+            f"data: {data.name} has no test examples to compare by; give test=0.2, say"
+        )
     if settings.finetune.patience is not None:
         raise SettingsError(
             "finetune_patience: got a number, expected none; all starts are trained alike"
@@ -211,7 +213,7 @@ def _check(
         return
     if data.train_labels is None or data.test_labels is None:
         raise SettingsError(f"data: {data.name} has no labels to classify by")
-    if (data.test_labels == UNLABELLED).all():
+    if not is_labelled(data.test_labels).any():
         raise SettingsError(f"data: {data.name} has no labelled test examples to compare by")
     for count in labels:
         if count is not None:

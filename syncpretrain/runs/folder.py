@@ -11,6 +11,7 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.runs.lock import LOCK_NAME
 
 __all__ = [
+    "COLUMNS_NAME",
     "CONFIG_NAME",
     "EVENTS_NAME",
     "IDENTITY_NAME",
@@ -23,6 +24,7 @@ __all__ = [
     "not_written",
 ]
 
+COLUMNS_NAME = "columns.json"
 CONFIG_NAME = "config.toml"
 EVENTS_NAME = "events.jsonl"
 IDENTITY_NAME = "run.json"

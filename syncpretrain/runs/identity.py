@@ -38,6 +38,7 @@ __all__ = [
 
 RUN_FORMAT = "syncpretrain run 1"
 BLAS_FIELDS = ("internal_api", "version", "architecture")
+FILES = ("name", "test", "unlabelled")  # of data, which may be moved: their hash counts
 LEGACY_ROWS = 1000  # of each part, in the checkpoints of format 1 without an identity
 
 
@@ -59,6 +60,8 @@ class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
         The recorded reads that the run repeats.
     stamp : FileStamp, optional
         Of a mapped file of data. While it is the same, the file is not read again for its hash.
+    start : str, optional
+        The SHA-256 of the parameters of an earlier run that this one fine-tunes.
     """
 
     settings: dict[str, Any]
@@ -67,6 +70,7 @@ class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
     arithmetic: dict[str, str]
     replay: Reads | None = None
     stamp: FileStamp | None = None
+    start: str | None = None
     format: str = RUN_FORMAT
 
     @property
@@ -99,7 +103,7 @@ def identity_of(settings: Settings, data: Dataset, replay: Reads | None = None) 
         settings={
             "pretrain": {k: v for k, v in sections["pretrain"].items() if k not in ELSEWHERE},
             "finetune": sections["finetune"],
-            "data": {k: v for k, v in sections["data"].items() if k != "name"},
+            "data": {k: v for k, v in sections["data"].items() if k not in FILES},
         },
         data=record_of(data),
         kernels="compiled" if available() else "numpy",

@@ -13,7 +13,7 @@ from syncpretrain.data.dataset import PARTS, UNLABELLED, Dataset
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.file_rows import FileRows
 from syncpretrain.data.scaling import spread
-from syncpretrain.models.prediction import accuracies
+from syncpretrain.models.prediction import accuracies, regression_errors
 from syncpretrain.models.reconstruction import layer_errors, stack_error
 from syncpretrain.models.stack import Stack
 from syncpretrain.models.verdict import baselines
@@ -55,6 +55,7 @@ def measure(
         unrolled = stack if stack.head is None else pretrained
         whole = {part: unrolled and stack_error(unrolled, getattr(data, part)) for part in PARTS}
         right = accuracies(stack, data) if stack.head is not None else None
+        apart = regression_errors(stack, data)
         by_part = {
             part: layer_errors(pretrained or stack, getattr(data, part)) for part in layer_parts
         }
@@ -80,6 +81,7 @@ def measure(
         "mean_error": mean_error,
         "accuracy": right,
         "majority": None if right is None else {part: _majority(data, part) for part in PARTS},
+        **({} if apart is None else {"regression_error": apart}),
     }
 
 
@@ -142,6 +144,7 @@ def report_of(
         "mean_error": metrics["mean_error"],
         "accuracy": metrics["accuracy"],
         "majority": metrics["majority"],
+        **{name: metrics[name] for name in metrics if name == "regression_error"},
         "verdict": stack.info.get("verdict", []),
         "seconds": seconds,
         "parameters_sha256": stack.parameters_sha256,

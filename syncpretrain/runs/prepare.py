@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 from syncpretrain.backends.choice import resolve_backend
 from syncpretrain.data import load_dataset, located
-from syncpretrain.data.dataset import UNLABELLED, Dataset
+from syncpretrain.data.columns import Columns, takes_categories
+from syncpretrain.data.dataset import Dataset, is_labelled
 from syncpretrain.data.facts import range_of
 from syncpretrain.data.mapped_file import KnownFile
+from syncpretrain.data.own_data import share_of
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.options import tuning_options
 from syncpretrain.finetuning.prepared import Finetuning, Form, Part
@@ -30,7 +32,14 @@ from syncpretrain.settings.by_data import (
 from syncpretrain.settings.devices import why_not_on_a_device, why_not_tuned_on_a_device
 from syncpretrain.units import kind_of
 
-__all__ = ["check_finetuning", "load_data", "resolve", "settled", "with_absolute_path"]
+__all__ = [
+    "check_finetuning",
+    "load_data",
+    "of_tables",
+    "resolve",
+    "settled",
+    "with_absolute_path",
+]
 
 USUAL_DATA = "mnist"  # that the usual values are for
 
@@ -38,22 +47,34 @@ PRETRAINED_COPIES = 4  # of the stack: itself, and the states of its layers, unt
 
 
 def load_data(
-    settings: Settings, known: KnownFile | None = None, *, given: Given | None = None
+    settings: Settings,
+    known: KnownFile | None = None,
+    columns: Columns | None = None,
+    *,
+    given: Given | None = None,
+    encode: bool = False,
 ) -> Dataset:
     """Return the data that settings name, with the labels that they keep.
 
     A streamed run leaves a ``.npy`` file on the disk; a ``known`` one is not checked again. Values
-    may lie outside [0, 1] where what was ``given`` leaves the visible units to them.
+    may lie outside [0, 1] where what was ``given`` leaves the visible units to them. Tables are
+    read by the ``columns`` of an earlier run, if they are given; ``encode`` makes categories of
+    text for any visible units.
     """
     streams = settings.pretrain.handoff == "minibatch"
     is_open = given is not None and given.leaves_units and not streams
-    check_text("data", located(settings.data.name))
+    for option, name in (("data", "name"), ("test", "test"), ("unlabelled", "unlabelled")):
+        check_text(option, located(getattr(settings.data, name) or ""))
+    units = settings.pretrain.visible_units
     data = load_dataset(
         settings.data.name,
+        **of_tables(settings),
         validation=settings.data.validation,
-        bounded=kind_of(settings.pretrain.visible_units).is_unit_interval and not is_open,
+        bounded=kind_of(units).is_unit_interval and not is_open,
         mapped=streams,
         known=known,
+        encode=encode or takes_categories(units),
+        columns=columns,
     )
     if settings.data.labels is not None:
         data = data.with_labels(settings.data.labels, seed=settings.pretrain.seed)
@@ -83,13 +104,37 @@ def settled(settings: Settings, given: Given | None, data: Dataset) -> tuple[Set
     finetune = settings.finetune
     labels = data.train_labels if finetune.objective in ("classification", "regression") else None
     if finetune.objective != "none" and not (is_usual and settings.data.labels is None):
-        targets = facts.rows if labels is None else int((labels != UNLABELLED).sum())
+        targets = facts.rows if labels is None else int(is_labelled(labels).sum())
         facts = facts._replace(rows=targets)
         shapes = settings.pretrain.shapes
         finetune, chosen = finetune_by_data(finetune, given.finetune, facts, shapes)
         words += [f"fine-tuning: {in_words(facts, chosen)}"] if chosen else []
     settings = msgspec.structs.replace(settings, pretrain=pretrain, finetune=finetune)
     return settings, "; ".join(words) or None
+
+
+def of_tables(settings: Settings) -> dict[str, Any]:
+    """Return how a user's own files are read, as :func:`load_dataset` takes it.
+
+    Raises
+    ------
+    SettingsError
+        If the task is not that of the fine-tuning.
+    """
+    data, objective = settings.data, settings.finetune.objective
+    tasks = ("classification", "regression")
+    if data.task is not None and objective in tasks and data.task != objective:
+        raise SettingsError(
+            f"task: got {data.task} with fine-tuning for {objective}; leave one of the two out"
+        )
+    return {
+        "target": data.target,
+        "drop": data.drop or (),
+        "task": data.task or (objective if objective in tasks else None),
+        "test": data.test,
+        "unlabelled": data.unlabelled,
+        "examples": data.examples,
+    }
 
 
 def resolve(settings: Settings) -> Settings:
@@ -104,7 +149,13 @@ def resolve(settings: Settings) -> Settings:
 
 def with_absolute_path(settings: Settings) -> Settings:
     """Name the data in a way that holds from every folder."""
-    data = msgspec.structs.replace(settings.data, name=located(settings.data.name))
+    own = settings.data
+    files = {
+        "name": located(own.name),
+        "test": own.test if share_of(own.test) else own.test and located(own.test),
+        "unlabelled": own.unlabelled and located(own.unlabelled),
+    }
+    data = msgspec.structs.replace(own, **files)
     return msgspec.structs.replace(settings, data=data)
 
 
@@ -131,7 +182,8 @@ def check_finetuning(settings: Settings, data: Dataset) -> Finetuning | None:
     if supervised and data.train_labels is None:
         raise SettingsError(
             f"finetune: got {wanted.objective}, but {data.name} has no labels; take"
-            " reconstruction, or a file with labels beside the examples (.npz with X and y)"
+            " reconstruction, name the target of a table (target), or take a file with labels"
+            " beside the examples (.npz with X and y)"
         )
     train, validation = (
         Part(getattr(data, part), _targets(data, part, wanted.objective), name)
@@ -144,9 +196,9 @@ def check_finetuning(settings: Settings, data: Dataset) -> Finetuning | None:
 
 def _targets(data: Dataset, part: str, objective: str) -> NDArray[Any] | None:
     """Return what a part is trained or judged by; None for reconstruction."""
-    labels: NDArray[np.int64] | None = getattr(data, f"{part}_labels")
+    labels = data.targets(part)
     if objective == "reconstruction" or labels is None:
         return None
-    if objective == "regression" and (labels == UNLABELLED).any():
-        return np.where(labels == UNLABELLED, np.nan, labels)
+    if objective == "regression" and labels.dtype.kind != "f":
+        return np.where(is_labelled(labels), labels, np.nan)
     return labels

@@ -1,8 +1,9 @@
 """One run from settings to run folder: data, pretraining, fine-tuning, evaluation, files.
 
-A run folder holds ``config.toml`` (every setting), ``run.json`` (the identity), ``events.jsonl``,
-``model.safetensors``, ``metrics.json`` and ``trace.json`` (Chrome trace format), and while the run
-is unfinished ``checkpoints/``, from which :func:`resume_run` resumes it.
+A run folder holds ``config.toml`` (every setting), ``columns.json`` (of a table), ``run.json`` (the
+identity), ``events.jsonl``, ``model.safetensors``, ``metrics.json`` and ``trace.json`` (Chrome
+trace format), and while the run is unfinished ``checkpoints/``, from which :func:`resume_run`
+resumes it.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from typing import Any
 
 import msgspec
 
+from syncpretrain.data.column_files import read_columns, write_columns
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.events import Observer
+from syncpretrain.models.stack import Stack
 from syncpretrain.pretraining.schedule.reads import Reads
-from syncpretrain.runs.checkpoints import identity_in
+from syncpretrain.runs.checkpoints import has_pretrained, identity_in
 from syncpretrain.runs.folder import (
+    COLUMNS_NAME,
     CONFIG_NAME,
     EVENTS_NAME,
     IDENTITY_NAME,
@@ -54,6 +58,7 @@ def train_run(
     replay: Reads | None = None,
     data: Dataset | None = None,
     given: Given | None = None,
+    start: Stack | None = None,
 ) -> dict[str, Any]:
     """Pretrain, fine-tune and evaluate; write the run folder and return its metrics.
 
@@ -69,6 +74,8 @@ def train_run(
         What the settings name, if it is loaded already.
     given : Given, optional
         The settings that the user gave; others follow from the data. None leaves all as they are.
+    start : Stack, optional
+        What an earlier run pretrained; only fine-tuning is left then, with schedule ``none``.
 
     Raises
     ------
@@ -85,15 +92,21 @@ def train_run(
     data = load_data(settings, given=given) if data is None else data
     settings, notice = settled(settings, given, data)
     settings = resolve(settings)
-    run = Stages(settings, data, observers, started, replay)
+    run = Stages(settings, data, observers, started, replay, start)
     run.notices += [notice] if notice else []
     out = new_folder(settings.pretrain.layers) if out is None else made_folder(out)
     with owned(out, run.report):
         try:
             run.identity.write(out / IDENTITY_NAME)
             write_settings(with_absolute_path(settings), out / CONFIG_NAME)
+            if run.data.columns is not None:
+                write_columns(run.data.columns, out / COLUMNS_NAME)
         except OSError as error:
-            for name in (IDENTITY_NAME, CONFIG_NAME):  # half of them would be in the way
+            for name in (
+                IDENTITY_NAME,
+                CONFIG_NAME,
+                COLUMNS_NAME,
+            ):  # half of them would be in the way
                 (out / name).unlink(missing_ok=True)
             raise not_written(out, error) from None
         return run.execute(out, resuming=False)
@@ -137,13 +150,18 @@ def resume_run(
         _check_unfinished(folder)  # its former owner may have ended it just now
         was = read_identity(folder / IDENTITY_NAME) or identity_in(folder, notices.append)
         replay = None if was is None else was.replay
+        if was is not None and was.start is not None and not has_pretrained(folder):
+            raise SettingsError(
+                f"resume: the stack that the run was to fine-tune is not in {folder} any more;"
+                " begin it again with syncpretrain finetune"
+            )
         data = _load_data_again(settings, folder, was)
         if was is not None:  # before anything that other data might not fit
             now = identity_of(settings, data, replay)
             notices += check_resumable(folder, was, now, inexact=inexact)
         run = Stages(settings, data, observers, started, replay)
         if was is not None:
-            run.identity = msgspec.structs.replace(run.identity, data=was.data)
+            run.identity = msgspec.structs.replace(run.identity, data=was.data, start=was.start)
         if not (folder / IDENTITY_NAME).is_file():
             (was or run.identity).write(folder / IDENTITY_NAME)
         if settings.pretrain.backend != before:
@@ -159,7 +177,8 @@ def resume_run(
 def _load_data_again(settings: Settings, folder: Path, was: RunIdentity | None) -> Dataset:
     """Return the data of a run; say where its name stands if it cannot be loaded, or is other."""
     try:
-        data = load_data(settings, None if was is None else was.file)
+        known = None if was is None else was.file
+        data = load_data(settings, known, read_columns(folder / COLUMNS_NAME))
     except DataError as error:
         raise DataError(
             f"resume: the data of the run cannot be loaded: {error}. If it was moved, correct name"

@@ -16,7 +16,13 @@ import msgspec
 
 from syncpretrain.data.dataset import PARTS, Dataset
 from syncpretrain.data.examples import evenly_spaced
-from syncpretrain.errors import DivergedError, RunInterrupted, StalledError, WorkerError
+from syncpretrain.errors import (
+    CheckpointError,
+    DivergedError,
+    RunInterrupted,
+    StalledError,
+    WorkerError,
+)
 from syncpretrain.events import Event, Notice, Observer
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
@@ -56,9 +62,12 @@ class Stages:
         observers: Iterable[Observer],
         started: float,
         replay: Reads | None,
+        start: Stack | None = None,
     ) -> None:
-        self.settings, self.data, self.started = settings, data, started
+        self.settings, self.data, self.started, self.start = settings, data, started, start
         self.identity = identity_of(settings, data, replay)
+        if start is not None:
+            self.identity = msgspec.structs.replace(self.identity, start=start.parameters_sha256)
         self.loaded = time.monotonic()
         self.history = History()
         self.errors = ErrorHistory()
@@ -103,7 +112,8 @@ class Stages:
         """Pretrain, fine-tune and measure; return the stack, its figures and the seconds taken."""
         pretrained = saved.pretrained() if resuming else None
         if pretrained is None:
-            self.unsaved = pretrained = self.marked(self.judged(self.pretrained(saved, resuming)))
+            found = self.start or self.judged(self.pretrained(saved, resuming))
+            self.unsaved = pretrained = self.marked(found)
             self.save_early(pretrained, files.folder)  # whatever becomes of fine-tuning
             self.unsaved = None
             log.flush_to_disk()  # a run that resumes from here records nothing of pretraining
@@ -132,9 +142,11 @@ class Stages:
             self.observers.remove(observer)
 
     def marked(self, stack: Stack) -> Stack:
-        """Return the stack with a record of the data that it was trained on."""
-        record = msgspec.to_builtins(self.identity.data)
-        return replace(stack, info=stack.info | {"data": record})
+        """Return the stack with a record of the data that it was trained on, and its columns."""
+        info = stack.info | {"data": msgspec.to_builtins(self.identity.data)}
+        if self.data.columns is not None:
+            info["columns"] = msgspec.to_builtins(self.data.columns)
+        return replace(stack, info=info)
 
     def judged(self, stack: Stack) -> Stack:
         """Return the result of pretraining with its errors, and the verdict on it in its info."""
@@ -153,6 +165,11 @@ class Stages:
 
     def pretrained(self, saved: Checkpoints, resuming: bool) -> Stack:
         """Pretrain, from the newest checkpoint if one is there; again if a worker dies."""
+        if self.identity.start is not None:
+            raise CheckpointError(
+                "resume: the stack that the run was to fine-tune is damaged; begin it again with"
+                " syncpretrain finetune"
+            )
         restarts = self.settings.run.max_restarts
         while True:
             self.pretraining.observers = tuple(self.observers)

@@ -36,12 +36,23 @@ class DataSettings(Frozen, frozen=True, kw_only=True):
 
     ``validation`` is the fraction of the training examples held out; None takes the data set's
     own split (10,000 of MNIST's 60,000), or a tenth. ``labels`` is how many training examples
-    keep their labels, as many of each class as far as there are; None keeps all.
+    keep their labels, as many of each class as far as there are; None keeps all. ``examples`` is
+    how many training examples there are to be, None for all.
+
+    Of tables, ``target`` names the column of the labels and ``drop`` those that are left out, with
+    commas between; ``task`` is what the labels are for, None for what suits them. ``test`` is a
+    part to test with, a fraction or a file, and ``unlabelled`` a file of more examples to train on.
     """
 
     name: str = "mnist"
     validation: Fraction | None = None
     labels: Count | None = None
+    target: str | None = None
+    drop: str | None = None
+    task: Literal["classification", "regression"] | None = None
+    test: str | None = None
+    unlabelled: str | None = None
+    examples: Count | None = None
 
 
 class PretrainFields(Frozen, frozen=True, kw_only=True):

@@ -1,0 +1,113 @@
+"""``syncpretrain finetune``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from syncpretrain.cli.options import RUN, json_option
+from syncpretrain.cli.sections import SectionedCommand
+from syncpretrain.cli.settings_from_options import settings_from_options
+from syncpretrain.cli.train_options import OPTIONS, setting_options
+from syncpretrain.errors import SettingsError
+
+if TYPE_CHECKING:
+    from syncpretrain.data.dataset import Dataset
+    from syncpretrain.models.stack import Stack
+    from syncpretrain.settings import Settings
+
+__all__ = ["command"]
+
+
+@click.command("finetune", cls=SectionedCommand, context_settings={"max_content_width": 100})
+@click.argument("run", type=RUN)
+@setting_options(only=("data", "finetune", "seed", "blas_threads", "backend"))
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The run folder, new or empty. Default a new one in runs/.",
+)
+@setting_options(only=("run",))
+@json_option
+@click.option("--quiet", is_flag=True, help="Print nothing but errors and --json.")
+def command(run: Path, out: Path | None, as_json: bool, quiet: bool, **options: Any) -> None:
+    """Fine-tune the stack of an earlier run, in a run folder of its own.
+
+    With labels it learns to predict them: classes, or with --task regression numbers; without any,
+    or with --finetune reconstruction, to reconstruct. The columns of a table are found by their
+    names, as in the earlier run. All that is not given is as in that run, or follows from the data,
+    but --target, --drop, --test, --labels and --examples belong to its data, and are not taken over
+    for another --data.
+
+    \b
+    Examples:
+      syncpretrain finetune runs/NAME --data labelled.npz
+      syncpretrain finetune runs/NAME --data labelled.csv --target class --finetune-epochs 20
+    """
+    from syncpretrain.cli.output import announce, print_run
+    from syncpretrain.models.stack import load
+    from syncpretrain.runs.folder import check_folder
+    from syncpretrain.runs.run import train_run
+    from syncpretrain.settings import PretrainSettings
+    from syncpretrain.settings.by_data import Given
+
+    check_folder(out)
+    stack = load(run)
+    settings, data = _settled(run, stack, options)
+    given = Given(
+        frozenset(PretrainSettings.__struct_fields__),
+        frozenset(OPTIONS[name].field for name in options if options[name] is not None),
+    )
+    with announce(live=not as_json, quiet=quiet) as observers:
+        report = train_run(
+            settings, out=out, observers=observers, data=data, given=given, start=stack
+        )
+    if as_json:
+        click.echo(json.dumps(report))
+    elif not quiet:
+        print_run(report, sys.stdout)
+
+
+def _settled(run: Path, stack: Stack, options: dict[str, Any]) -> tuple[Settings, Dataset]:
+    """Return the settings of the new run, and its data, which decide what it is tuned for."""
+    from syncpretrain.data.columns import columns_in
+    from syncpretrain.runs.folder import CONFIG_NAME
+    from syncpretrain.runs.prepare import load_data
+    from syncpretrain.settings import read_settings, replaced
+
+    config = (run if run.is_dir() else run.parent) / CONFIG_NAME
+    if not config.is_file():
+        raise SettingsError(
+            f"run: got {run}, expected the folder of a run, with {CONFIG_NAME} in it"
+        )
+    before = read_settings(config)
+    wanted = options["finetune"]
+    if wanted == "none":
+        raise SettingsError("finetune: got none, expected something to fine-tune for")
+    unset = {"model": None, "layers": None, "schedule": "none", "finetune": None}
+    settings = settings_from_options(None, config, {**options, **unset}, of_run=True)
+    if options["data"] is not None:
+        own = {
+            name: options[name] for name in type(settings.data).__struct_fields__ if name != "name"
+        }
+        settings = replaced(settings, data={"name": options["data"], **own})
+    untuned = replaced(settings.finetune, objective="none", loss=None)
+    data = load_data(replaced(settings, finetune=untuned), columns=columns_in(stack.info))
+    objective = wanted or _objective(data)
+    old = before.finetune
+    kept = {} if old.objective == objective else {"loss": options.get("finetune_loss")}
+    return replaced(
+        settings, finetune=replaced(settings.finetune, objective=objective, **kept)
+    ), data
+
+
+def _objective(data: Dataset) -> str:
+    """Return what the labels ask for."""
+    if data.train_labels is None:
+        return "reconstruction"
+    return "regression" if data.train_labels.dtype.kind == "f" else "classification"

@@ -1,0 +1,66 @@
+"""Options that the data decide: the width of the input, and visible units by its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from syncpretrain.cli.help_texts import TEXTS
+from syncpretrain.cli.train_options import AUTO
+from syncpretrain.errors import SettingsError
+from syncpretrain.settings.architecture_text import MAX_UNITS
+
+if TYPE_CHECKING:
+    from syncpretrain.data.dataset import Dataset
+    from syncpretrain.settings import Settings
+
+__all__ = ["hidden_option", "settle"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def hidden_option(command: F) -> F:
+    """Add ``--hidden``."""
+    return click.option("--hidden", metavar="N[,N...]", help=TEXTS["hidden"])(command)
+
+
+def settle(
+    made: Callable[[dict[str, Any]], Settings], hidden: str | None, options: dict[str, Any]
+) -> Dataset | None:
+    """Complete options by the data, which are returned; None where they leave nothing open.
+
+    Parameters
+    ----------
+    made : callable
+        Returns the settings that options make.
+    hidden : str, optional
+        The units of each layer.
+    options : dict
+        Completed in place.
+
+    Raises
+    ------
+    SettingsError, DataError
+        If an option is wrong, or the data cannot be trained on.
+    """
+    is_auto = options["visible_units"] == AUTO
+    if not is_auto and hidden is None:
+        return None
+    from syncpretrain.data.array_columns import units_of_array
+    from syncpretrain.runs.prepare import load_data
+
+    if hidden is not None and options["layers"] is not None:
+        raise SettingsError("hidden: got it beside --layers, expected one of the two")
+    before = dict(options)
+    if is_auto:
+        before["visible_units"] = "gaussian"  # which any values suit
+    if hidden is not None:
+        before["layers"] = f"{MAX_UNITS},{hidden}"
+    data = load_data(made(before), encode=is_auto)
+    if is_auto:
+        options["visible_units"] = units_of_array(data.train, data.columns)
+    if hidden is not None:
+        options["layers"] = f"{data.width},{hidden}"
+    return data

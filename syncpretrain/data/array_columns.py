@@ -1,0 +1,33 @@
+"""The visible units that suit the columns of an array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.data.blocks import blocks_of
+from syncpretrain.data.column_kinds import columns_of
+from syncpretrain.data.columns import Columns
+from syncpretrain.data.table import Table
+
+__all__ = ["units_of_array"]
+
+
+def units_of_array(X: NDArray[Any], columns: Columns | None = None) -> str:
+    """Return the kinds of units that suit the columns of an array, or encoded ``columns``.
+
+    Bytes, and values that are all in [0, 1], such as those of images, are Bernoulli; otherwise each
+    column is by what it holds.
+    """
+    if columns is not None and columns.has_categories:
+        return columns.visible_units()
+    # NaN compares as false, and is no reason.
+    outside = any((block < 0).any() or (block > 1).any() for block in blocks_of(X))
+    if X.dtype == np.uint8 or not outside:
+        return "bernoulli"
+    if columns is None or not columns.features:
+        names = tuple(str(number) for number in range(X.shape[1]))
+        columns = columns_of(Table("X", names, tuple(np.asarray(X).T), False), encode=True)
+    return columns.visible_units()

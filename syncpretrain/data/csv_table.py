@@ -1,0 +1,231 @@
+"""CSV files with columns of text, empty cells or names of columns, as tables.
+
+A file of numbers alone is read by NumPy at once. Any other is read twice, some rows at a time: to
+find which columns hold numbers, then for their values.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.data.csvfile import Head, opened, read_head, read_numbers
+from syncpretrain.data.table import MISSING, Mixed, Table, Values, texts_of
+from syncpretrain.errors import DataError
+
+__all__ = ["read_csv_table"]
+
+LINES_AT_ONCE = 10_000
+TRUTH = {"true": True, "false": False}
+UNKNOWN = "?"  # a missing value of a column of numbers, in many public files
+
+
+def read_csv_table(path: Path, *, exact: bool = False) -> Table:
+    """Read a CSV file as a table; see :func:`syncpretrain.data.csvfile.read_head` for its names.
+
+    Cells that are empty, or hold NaN, NA, N/A, null or None, are missing values.
+
+    Parameters
+    ----------
+    path : Path
+    exact : bool
+        Keep numbers in float64, as class labels of many digits need.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read, or its lines differ in width; it names the line.
+    """
+    head = read_head(path)
+    notices = (head.notice,) if head.notice else ()
+    numbers = read_numbers(path, head, dtype=np.float64 if exact else np.float32)
+    if numbers is not None:
+        if not numbers.size:
+            raise DataError(f"{path}: got no values; expected one example or more")
+        names, named = _names(path, head, numbers.shape[1])
+        return Table(str(path), names, tuple(numbers.T), named, notices=notices)
+    kinds = _kinds(path, head)
+    names, named = _names(path, head, len(kinds))
+    mixed = {
+        name: Mixed(kind.number, kind.text, kind.slip(field))
+        for field, (name, kind) in enumerate(zip(names, kinds, strict=True), start=1)
+        if kind.number is not None and kind.text is not None
+    }
+    columns = _columns(path, head, kinds)
+    return Table(str(path), names, columns, named, mixed, notices)
+
+
+def _names(path: Path, head: Head, width: int) -> tuple[tuple[str, ...], bool]:
+    """Return the names of the columns, and whether they are those of the file."""
+    if head.names is None:
+        return tuple(str(number) for number in range(1, width + 1)), False
+    if len(head.names) != width:
+        raise DataError(
+            f"{path}: got {len(head.names)} names of columns above lines of width {width};"
+            " expected a name for each column"
+        )
+    seen: set[str] = set()
+    for name in head.names:
+        if name in seen:
+            raise DataError(f"{path}: got two columns of the name {name!r}; rename one")
+        seen.add(name)
+    return tuple(head.names), True
+
+
+class _Rows(NamedTuple):
+    """Some lines of a file: their numbers, and their cells by column."""
+
+    lines: list[int]
+    columns: list[tuple[str, ...]]
+
+
+def _chunks(path: Path, head: Head) -> Iterator[_Rows]:
+    """Yield the rows of a file, some at a time."""
+    with opened(path) as file:
+        reader = csv.reader(file, delimiter=head.delimiter, skipinitialspace=True)
+        if head.names is not None:
+            next(reader, None)
+        width = None
+        try:
+            while block := list(islice(_numbered(reader), LINES_AT_ONCE)):
+                width = width or len(block[0][1])
+                for line, cells in block:
+                    if len(cells) != width:
+                        raise DataError(
+                            f"{path}: got width {len(cells)} in line {line} after lines of width"
+                            f" {width}; expected as many cells in every line"
+                        )
+                columns = list(zip(*(cells for _, cells in block), strict=True))
+                yield _Rows([line for line, _ in block], columns)
+        except csv.Error as error:
+            raise DataError(
+                f"{path}: got no CSV in line {reader.line_num} ({error}); expected cells between"
+                f" {head.delimiter!r}"
+            ) from error
+
+
+def _numbered(reader: Any) -> Iterator[tuple[int, list[str]]]:
+    """Yield each row that is neither empty nor a comment, behind the number of its last line."""
+    for row in reader:
+        if row and not (len(row) == 1 and not row[0].strip()) and not row[0].startswith("#"):
+            yield reader.line_num, row
+
+
+@dataclass
+class _Kind:
+    """What the cells of a column are: counts, and the first number and the first text."""
+
+    numbers: int = 0
+    texts: int = 0
+    truths: int = 0
+    unknown: int = 0
+    number: str | None = None
+    text: str | None = None
+    place: int = 0  # the line of the first text
+    values: list[Any] = field(default_factory=list)
+
+    @property
+    def is_text(self) -> bool:
+        return self.texts + self.truths > 0 and not self.is_truth
+
+    @property
+    def is_truth(self) -> bool:
+        return self.truths > 0 and not (self.numbers or self.texts or self.unknown)
+
+    def slip(self, field: int) -> str:
+        """Return where the first text is, if there are so few that they seem slips."""
+        is_slip = self.numbers >= self.texts + self.truths
+        return f"line {self.place}, field {field}" if is_slip else ""
+
+    def look(self, cells: tuple[str, ...], lines: list[int]) -> None:
+        """Count the cells of some rows."""
+        if _floats(cells) is not None:
+            self.numbers += len(cells)
+            self.number = self.number or cells[0]
+            return
+        for found, count in Counter(cells).items():  # in the order of their first places
+            cell = found.strip()
+            if cell.lower() in MISSING:
+                continue
+            if cell == UNKNOWN:
+                self.unknown += count
+            elif _is_float(cell):
+                self.numbers += count
+                self.number = self.number or cell
+            else:
+                is_truth = cell.lower() in TRUTH
+                self.truths += count if is_truth else 0
+                self.texts += 0 if is_truth else count
+                if self.text is None:
+                    self.text, self.place = cell, lines[cells.index(found)]
+
+
+def _kinds(path: Path, head: Head) -> list[_Kind]:
+    """Return what each column holds."""
+    kinds: list[_Kind] = []
+    for rows in _chunks(path, head):
+        kinds = kinds or [_Kind() for _ in rows.columns]
+        for kind, cells in zip(kinds, rows.columns, strict=True):
+            kind.look(cells, rows.lines)
+    if not kinds:
+        raise DataError(f"{path}: got no values; expected one example or more")
+    return kinds
+
+
+def _columns(path: Path, head: Head, kinds: list[_Kind]) -> tuple[Values, ...]:
+    """Return the columns, once their kinds are known."""
+    for rows in _chunks(path, head):
+        for kind, cells in zip(kinds, rows.columns, strict=True):
+            if kind.is_text:
+                texts = {cell: _text(cell) for cell in set(cells)}
+                kind.values.extend(texts[cell] for cell in cells)
+            elif kind.is_truth:
+                kind.values.append([TRUTH.get(cell.strip().lower(), np.nan) for cell in cells])
+            else:
+                kind.values.append(_numbers(cells))
+    return tuple(map(_joined, kinds))
+
+
+def _joined(kind: _Kind) -> Values:
+    if kind.is_text:
+        return texts_of(kind.values)
+    joined = np.concatenate([np.asarray(part, dtype=np.float64) for part in kind.values])
+    return joined > 0 if kind.is_truth and not np.isnan(joined).any() else joined
+
+
+def _numbers(cells: tuple[str, ...]) -> NDArray[np.float64]:
+    found = _floats(cells)
+    if found is not None:
+        return found
+    missing = MISSING | {UNKNOWN}
+    return np.array([np.nan if cell.strip().lower() in missing else float(cell) for cell in cells])
+
+
+def _text(cell: str) -> str | None:
+    cell = cell.strip()
+    return None if cell.lower() in MISSING else cell
+
+
+def _floats(cells: tuple[str, ...]) -> NDArray[np.float64] | None:
+    """Return numbers, None if a cell is none or is missing."""
+    try:
+        found = np.array(list(map(float, cells)))
+    except ValueError:
+        return None
+    return None if np.isnan(found).any() else found
+
+
+def _is_float(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,122 @@
+"""Labels: classes as whole numbers, with the texts that they stand for, or numbers to predict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.data.columns import Target
+from syncpretrain.data.dataset import UNLABELLED
+from syncpretrain.data.table import Table, Texts, Values
+from syncpretrain.errors import DataError
+
+__all__ = ["labels_in", "target_of", "whole_labels"]
+
+
+def target_of(table: Table, name: str, task: str | None) -> Target:
+    """Return the target that a column is, for a task or the one that suits it.
+
+    Texts, truth values and whole numbers are classes unless ``task`` is regression.
+
+    Raises
+    ------
+    DataError
+        If the column does not suit the task, holds classes of two types, or no value.
+    """
+    values = table.column(name)
+    if name in table.mixed:
+        number, text, _ = table.mixed[name]
+        raise DataError(
+            f"target: got column {name!r} of {table.name}, whose classes are of two types, such as"
+            f" the number {number[:40]} and the text {text[:40]!r}; write all as numbers, or all as"
+            " text"
+        )
+    if isinstance(values, Texts) or values.dtype.kind == "b":
+        if task == "regression":
+            raise DataError(
+                f"task: got regression, but column {name!r} of {table.name} holds text; take"
+                " classification"
+            )
+        classes = values.values if isinstance(values, Texts) else ("False", "True")
+        if not classes:
+            raise _no_label(table.name, name)
+        return Target(name, "classification", classes)
+    present = values if values.dtype.kind in "iu" else values[~np.isnan(values)]
+    if not len(present):
+        raise _no_label(table.name, name)
+    if task is None:
+        task = "regression" if np.mod(present, 1).any() else "classification"
+    return Target(name, "regression" if task == "regression" else "classification")
+
+
+def labels_in(values: Values, target: Target, name: str) -> NDArray[Any]:
+    """Return the labels of a column: int64 with -1 for none, or float32 with NaN of a regression.
+
+    Raises
+    ------
+    DataError
+        If the column does not hold what the target is, naming the file.
+    """
+    if target.task == "regression":
+        if isinstance(values, Texts):
+            raise DataError(f"{name}: column {target.name!r} holds text, expected numbers")
+        return np.asarray(values, dtype=np.float32)
+    if target.classes is not None:
+        return _numbered(values, target, name)
+    if isinstance(values, Texts):
+        raise DataError(
+            f"{name}: column {target.name!r} holds text, expected classes as whole numbers"
+        )
+    return whole_labels(values, f"{name}: column {target.name!r}")
+
+
+def whole_labels(values: NDArray[Any], name: str) -> NDArray[np.int64]:
+    """Return classes as int64, with -1 where there is NaN.
+
+    Raises
+    ------
+    DataError
+        If they are not whole numbers, or -1 seems to be a class.
+    """
+    missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(values.shape, dtype=bool)
+    with np.errstate(invalid="ignore"):
+        labels = np.where(missing, UNLABELLED, values).astype(np.int64)
+    if not np.array_equal(labels[~missing], values[~missing]):
+        raise DataError(
+            f"{name}: got labels that are not whole numbers, expected classes such as 0, 1, 2;"
+            " number the classes, or take task regression"
+        )
+    known = np.unique(labels)
+    if len(known) == 2 and not missing.any() and known[0] == UNLABELLED:
+        raise DataError(
+            f"{name}: got the labels -1 and {known[1]}, where -1 stands for no label, so that one"
+            " class is left; write the classes as 0 and 1, or as text"
+        )
+    return labels
+
+
+def _numbered(values: Values, target: Target, name: str) -> NDArray[np.int64]:
+    """Return the numbers of classes that are texts."""
+    assert target.classes is not None
+    if not isinstance(values, Texts):
+        if values.dtype.kind != "b" or target.classes != ("False", "True"):
+            raise DataError(
+                f"{name}: column {target.name!r} holds numbers, expected the classes"
+                f" {', '.join(target.classes)}"
+            )
+        return values.astype(np.int64)
+    places = {text: place for place, text in enumerate(target.classes)}
+    for code in np.unique(values.codes[values.codes >= 0]):
+        if values.values[code] not in places:
+            raise DataError(
+                f"{name}: column {target.name!r} holds {values.values[code]!r}, a class that was"
+                f" not trained on; expected {', '.join(target.classes)}"
+            )
+    codes = np.array([places.get(text, UNLABELLED) for text in values.values] + [UNLABELLED])
+    return codes[values.codes].astype(np.int64)
+
+
+def _no_label(file: str, name: str) -> DataError:
+    return DataError(f"target: got column {name!r} of {file}, which has no value in any row")

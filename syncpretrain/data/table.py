@@ -1,0 +1,131 @@
+"""Tables: named columns of numbers, truth values or texts."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.errors import DataError
+
+__all__ = ["MISSING", "Mixed", "Table", "Texts", "Values", "nearest", "texts_of"]
+
+MISSING = frozenset({"", "nan", "na", "n/a", "null", "none", "<na>"})  # in lower case
+LISTED = 8  # names in a message
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """A column of texts: ``values[codes[i]]`` in row i, none where the code is -1."""
+
+    codes: NDArray[np.int32]
+    values: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, rows: Any) -> Texts:
+        return Texts(self.codes[rows], self.values)
+
+
+# Numbers are floats with NaN for a missing value, or integers; truth values are booleans.
+Values = NDArray[Any] | Texts
+
+
+def texts_of(cells: Iterable[str | None]) -> Texts:
+    """Return a column of texts whose values are sorted; None is a missing one."""
+    numbers: dict[str, int] = {}
+    codes = [-1 if cell is None else numbers.setdefault(cell, len(numbers)) for cell in cells]
+    order = sorted(numbers)
+    rank = np.empty(len(order) + 1, dtype=np.int32)
+    rank[-1] = -1
+    rank[[numbers[value] for value in order]] = np.arange(len(order), dtype=np.int32)
+    return Texts(rank[np.asarray(codes, dtype=np.int64)], tuple(order))
+
+
+class Mixed(NamedTuple):
+    """The first number and the first text of a column, and where that is if it seems a slip."""
+
+    number: str
+    text: str
+    slip: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Columns of equal length.
+
+    Parameters
+    ----------
+    name : str
+        What errors call it: a file's path, or X.
+    names : tuple of str
+        Of the columns; without names of their own they are counted from 1.
+    columns : tuple of Values
+    named : bool
+        Whether the columns have names of their own.
+    mixed : dict of str to Mixed
+        The columns that hold both numbers and texts, by name.
+    notices : tuple of str
+        Messages for the user.
+    """
+
+    name: str
+    names: tuple[str, ...]
+    columns: tuple[Values, ...]
+    named: bool = True
+    mixed: Mapping[str, Mixed] = field(default_factory=dict)
+    notices: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.columns[0]) if self.columns else 0
+
+    def column(self, name: str) -> Values:
+        """Return the column of a name."""
+        return self.columns[self.names.index(name)]
+
+    def find(self, wanted: str, option: str) -> str:
+        """Return the name of a column that is named, or numbered from 1 (-1 for the last).
+
+        Raises
+        ------
+        DataError
+            If there is no such column; it names the nearest one.
+        """
+        if wanted in self.names:
+            return wanted
+        try:
+            number = int(wanted)
+        except ValueError:
+            number = 0
+        if 1 <= number <= len(self.names) or -len(self.names) <= number <= -1:
+            return self.names[number - 1 if number > 0 else number]
+        raise DataError(
+            f"{option}: got {wanted!r}, which is no column of {self.name};"
+            f" {nearest(wanted, self.names)}"
+        )
+
+    def without(self, names: Iterable[str]) -> Table:
+        """Return the table without some columns."""
+        left = set(names)
+        kept = [i for i, name in enumerate(self.names) if name not in left]
+        return replace(
+            self,
+            names=tuple(self.names[i] for i in kept),
+            columns=tuple(self.columns[i] for i in kept),
+        )
+
+
+def nearest(wanted: str, names: Sequence[str]) -> str:
+    """Return advice on a name that is not among some: the nearest of them, or which there are."""
+    close = difflib.get_close_matches(wanted, names, n=1) or [
+        name for name in names if name.lower() == wanted.lower()
+    ]
+    if close:
+        return f"did you mean {close[0]!r}?"
+    shown = ", ".join(names[:LISTED])
+    return f"its columns are {shown}" + (", ..." if len(names) > LISTED else "")

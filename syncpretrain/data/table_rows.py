@@ -1,0 +1,128 @@
+"""Rows of examples and their labels out of a table: the target, what is left out, the encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.data.column_kinds import columns_of
+from syncpretrain.data.columns import Columns, Target
+from syncpretrain.data.labels import labels_in, target_of, whole_labels
+from syncpretrain.data.table import Table, texts_of
+from syncpretrain.errors import DataError
+
+__all__ = ["Rows", "Wanted", "array_labels", "rows_of_table"]
+
+LIKE_A_TARGET = ("class", "label", "labels", "target")  # names of a last column
+
+
+class Wanted(NamedTuple):
+    """How a file of examples is to be read.
+
+    ``target`` and ``drop`` name columns, or number them from 1. ``task`` is None where the labels
+    decide it. ``encode`` permits categories, ``bounded`` refuses values outside [0, 1].
+    ``columns`` are those of an earlier run, by whose names the file is read.
+    """
+
+    bounded: bool = True
+    target: str | None = None
+    drop: tuple[str, ...] = ()
+    task: str | None = None
+    encode: bool = False
+    columns: Columns | None = None
+
+
+class Rows(NamedTuple):
+    """The examples of a file, as it has them; their labels, and a test part, if there are any."""
+
+    X: NDArray[Any]
+    labels: NDArray[Any] | None = None
+    notices: tuple[str, ...] = ()
+    columns: Columns | None = None
+    test: Rows | None = None
+
+
+def rows_of_table(table: Table, wanted: Wanted) -> Rows:
+    """Return the encoded rows of a table, with the labels of its target.
+
+    Raises
+    ------
+    DataError
+        If a column is not there, or does not hold what it should.
+    """
+    known = wanted.columns if wanted.columns and wanted.columns.features else None
+    dropped = [table.find(name, "drop") for name in wanted.drop]
+    name = None if wanted.target is None else table.find(wanted.target, "target")
+    if name in dropped:
+        raise DataError(f"drop: got {name!r}, the target; name a column once")
+    if known is not None and name in [column.name for column in known.features]:
+        raise DataError(
+            f"target: got {name!r}, which is an input of the run; expected a column that it was not"
+            " trained on"
+        )
+    target = None if name is None else target_of(table, name, wanted.task)
+    if known is None:
+        rest = table.without([*dropped, *([name] if name else [])])
+        if name is None:
+            _check_last(rest)
+        columns = columns_of(rest, encode=wanted.encode, target=target, dropped=dropped)
+        X = columns.encode(rest)
+    else:
+        X = known.encode(table.without(dropped))
+        target = target or known.target
+        columns = Columns(known.features, known.named, target, known.dropped)
+    by_place = known is not None and not (known.named and table.named)
+    without = by_place and len(table.names) == len(columns.features)
+    labels = None if without else _labels(table, target)
+    as_array = not table.named and not columns.has_categories and target is None and not dropped
+    return Rows(X, labels, table.notices, None if as_array and known is None else columns)
+
+
+def array_labels(
+    labels: NDArray[Any] | None, n: int, name: str, wanted: Wanted
+) -> tuple[NDArray[Any] | None, Columns | None]:
+    """Return the labels beside an array of n examples, and the columns that name their classes.
+
+    Raises
+    ------
+    DataError
+        If there is not one for each example, or they do not suit the task.
+    """
+    known = wanted.columns
+    if labels is None:
+        return None, known
+    if labels.size != n or max(labels.shape, default=0) != n:
+        raise DataError(
+            f"{name}: got labels of shape {labels.shape} for {n} examples, expected one an example"
+        )
+    labels = labels.reshape(n)
+    if labels.dtype.kind == "U":
+        texts = texts_of(text or None for text in labels.tolist())
+        table = Table(name, ("y",), (texts,))
+        target = known.target if known is not None else None
+        target = target or target_of(table, "y", wanted.task)
+        columns = known or Columns((), False, target)
+        return labels_in(texts, target, name), columns
+    if wanted.task == "regression":
+        return labels.astype(np.float32), known
+    return whole_labels(labels, name), known
+
+
+def _labels(table: Table, target: Target | None) -> NDArray[Any] | None:
+    if target is None or target.name not in table.names:
+        return None
+    return labels_in(table.column(target.name), target, table.name)
+
+
+def _check_last(table: Table) -> None:
+    """Refuse to train on what is likely to be the class."""
+    names: Sequence[str] = table.names
+    if table.named and len(names) > 1 and names[-1].lower() in LIKE_A_TARGET:
+        raise DataError(
+            f"target: got none for {table.name}, whose last column is named {names[-1]!r}; give"
+            f" target={names[-1]} to predict it, or drop={names[-1]} to leave it out (under another"
+            " name it is trained on)"
+        )

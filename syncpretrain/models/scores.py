@@ -1,0 +1,104 @@
+"""Scores of single examples: how unlike the training data they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from syncpretrain.data.columns import columns_in
+from syncpretrain.errors import DataError
+from syncpretrain.models.likelihood import free_energy
+from syncpretrain.models.passes import rows_at_once
+from syncpretrain.models.stack import Stack
+
+__all__ = ["SCORES", "check_scores", "feature_names", "feature_scores", "scores"]
+
+SCORES = ("reconstruction", "free-energy")
+
+
+def check_scores(stack: Stack, by: str) -> None:
+    """Refuse scores that a stack does not have.
+
+    Raises
+    ------
+    DataError
+        If ``by`` is unknown, the stack has no decoder that fits, or its first layer no energy.
+    """
+    if by not in SCORES:
+        raise DataError(f"by: got {by!r}, expected {' or '.join(SCORES)}")
+    if by == "reconstruction" and stack.head is not None:
+        raise DataError(
+            "by: got reconstruction, but the stack was fine-tuned to predict and its decoder does"
+            " not fit any more; score the run as it was before, or one tuned for reconstruction"
+        )
+    if by == "free-energy":
+        layer = stack.layers[0]
+        free_energy(layer, np.zeros((1, layer.shape.visible), dtype=np.float32))
+
+
+def scores(stack: Stack, X: ArrayLike, *, by: str = "reconstruction") -> NDArray[np.float64]:
+    """Return a score for each row of X; a higher one is less like the training data.
+
+    Parameters
+    ----------
+    stack : Stack
+    X : array-like of shape (n_examples, input units), or data frame
+    by : str
+        ``reconstruction``: the squared error of going up all layers and down again, summed over
+        the values of an example, of Gaussian units over the standardized ones. ``free-energy``:
+        that of the first layer, an RBM, in nats.
+
+    Raises
+    ------
+    DataError
+        If the stack has no such score, or X does not fit.
+    """
+    check_scores(stack, by)
+    if by == "free-energy":
+        return _by_rows(stack, X, lambda rows: free_energy(stack.layers[0], rows))
+    return _by_rows(stack, X, lambda rows: _squares(stack, rows).sum(axis=1))
+
+
+def feature_scores(stack: Stack, X: ArrayLike) -> NDArray[np.float64]:
+    """Return the part of each column in the reconstruction score, of shape (n_examples, columns).
+
+    The values of a category count together.
+
+    Raises
+    ------
+    DataError
+        If the stack has no decoder that fits, or X does not fit.
+    """
+    check_scores(stack, "reconstruction")
+    columns = columns_in(stack.info)
+    width = stack.widths[0]
+    owners = columns.owners if columns and columns.width == width else np.arange(width)
+    starts = np.flatnonzero(np.diff(owners, prepend=-1))
+    return _by_rows(stack, X, lambda rows: np.add.reduceat(_squares(stack, rows), starts, axis=1))
+
+
+def feature_names(stack: Stack) -> list[str]:
+    """Return the names of the columns of :func:`feature_scores`, or their numbers from 0."""
+    columns = columns_in(stack.info)
+    width = stack.widths[0]
+    if columns and columns.width == width:
+        return columns.owner_names
+    return [str(number) for number in range(width)]
+
+
+def _squares(stack: Stack, rows: NDArray[np.float32]) -> NDArray[np.float64]:
+    down = stack.down(stack.up(rows))
+    return np.square(rows.astype(np.float64) - down)
+
+
+def _by_rows(
+    stack: Stack, X: ArrayLike, score: Callable[[NDArray[np.float32]], Any]
+) -> NDArray[np.float64]:
+    """Return what ``score`` makes of prepared rows, a few at a time."""
+    prepared = stack.prepared(X)
+    count = rows_at_once(stack.layers)
+    parts = [score(prepared[start : start + count]) for start in range(0, len(prepared), count)]
+    return np.concatenate(parts)

@@ -1,0 +1,60 @@
+"""The columns of what is passed to ``pretrain``: data frames, and visible units by column."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from syncpretrain.data.array_columns import units_of_array
+from syncpretrain.data.columns import Columns
+from syncpretrain.data.examples import as_examples, check_values
+from syncpretrain.data.frames import encoded, is_frame
+from syncpretrain.models.stack import Stack
+from syncpretrain.units import kind_of
+
+__all__ = ["Taken", "rows_by_columns"]
+
+AUTO_UNITS = "auto"
+
+
+class Taken(NamedTuple):
+    """Examples and validation examples to train on, their visible units, and their columns."""
+
+    X: Any
+    validation: Any
+    units: str | None
+    columns: Columns | None = None
+
+    def marked(self, stack: Stack) -> Stack:
+        """Return a stack with the columns that it was trained on."""
+        if self.columns is None:
+            return stack
+        return replace(stack, info=stack.info | {"columns": msgspec.to_builtins(self.columns)})
+
+
+def rows_by_columns(X: Any, validation: Any, units: str | None) -> Taken:
+    """Return data frames as arrays, and for the units ``auto`` those that suit the columns.
+
+    Raises
+    ------
+    DataError
+        Naming the column that cannot be trained on.
+    """
+    if not is_frame(X):
+        if units == AUTO_UNITS:
+            units = units_of_array(np.asarray(as_examples(X, "X")))
+        return Taken(X, validation, units)
+    rows, columns = encoded(X, "softmax" if units == AUTO_UNITS else units or "", bounded=False)
+    if units == AUTO_UNITS:
+        units = units_of_array(rows, columns)
+    bounded = False  # without units they follow from the values
+    with suppress(ValueError):  # units that there are not are refused with the settings
+        bounded = units is not None and kind_of(units).is_unit_interval
+    check_values(rows, "X", bounded=bounded, names=columns.names)
+    if is_frame(validation):
+        validation, _ = encoded(validation, "", "validation", bounded=bounded, known=columns)
+    return Taken(rows, validation, units, columns)

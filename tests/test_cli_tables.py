@@ -1,0 +1,345 @@
+"""Commands on tables: train, finetune, predict, score, and compare on own data."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commandline import exit_status
+
+import syncpretrain
+from syncpretrain.data import load_dataset
+from syncpretrain.models.scores import scores
+from syncpretrain.runs.checkpoints import Checkpoints
+from syncpretrain.runs.report.curves import save_label_curve
+from syncpretrain.runs.run import resume_run
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+N = 90
+TRAIN = ("train", "--epochs", 1, "--batch-size", 10, "--quiet")
+TUNE = ("--finetune-epochs", 5, "--finetune-batch-size", 10)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fonts(tmp_path_factory):
+    """Matplotlib leaves its fonts open after the first drawing."""
+    save_label_curve({"x": [(1, 0.5, None)]}, tmp_path_factory.mktemp("fonts") / "x.png")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Tables of 90 rows in three classes, and runs on them: pre, tuned, ordered."""
+    folder = tmp_path_factory.mktemp("tables")
+    draws = np.random.default_rng(0)
+    labels = np.arange(N) % 3
+    X = np.clip(draws.normal(labels[:, None] / 3, 0.1, (N, 4)), 0, 1)
+    rows = [
+        ",".join([*(f"{x:.4f}" for x in row), "uvw"[y]]) for row, y in zip(X, labels, strict=True)
+    ]
+    (folder / "t.csv").write_text("\n".join(["a,b,c,d,kind", *rows]) + "\n")
+    new = [",".join(reversed(row.split(",")[:4])) for row in rows[:7]]
+    (folder / "new.csv").write_text("\n".join(["d,c,b,a", *new]) + "\n")
+    data = ("--data", folder / "t.csv")
+    own = ("--drop", "kind", "--hidden", "6,3", "--out", folder / "pre")
+    assert exit_status(*TRAIN, *data, *own) == 0
+    tuning = ("--target", "kind", "--layers", "4,6", "--finetune", "classification", *TUNE)
+    assert exit_status(*TRAIN, *data, *tuning, "--test", 0.2, "--out", folder / "tuned") == 0
+    return folder
+
+
+@pytest.fixture
+def call(call, folder, monkeypatch, tmp_path):
+    """Return a function that calls a command in an empty folder with the tables."""
+    monkeypatch.chdir(tmp_path)
+    for path in folder.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    return call
+
+
+def refusal(call, *arguments):
+    out, err = call(*arguments, status=2)
+    assert (out, err.count("\n")) == ("", 1)
+    return err
+
+
+def table(path):
+    with Path(path).open(newline="") as file:
+        return list(csv.reader(file))
+
+
+class _StopError(Exception):
+    pass
+
+
+class TestTrain:
+    def test_the_run_keeps_what_it_needs_to_be_repeated(self, folder):
+        config = tomllib.loads((folder / "tuned" / "config.toml").read_text())
+        data = {"name": str(folder / "t.csv"), "target": "kind", "test": "0.2"}
+        assert config["data"] == data
+        columns = json.loads((folder / "tuned" / "columns.json").read_text())
+        assert [column["name"] for column in columns["features"]] == list("abcd")
+        assert columns["target"]["classes"] == ["u", "v", "w"]
+        assert syncpretrain.load(folder / "tuned").info["columns"] == columns
+
+    def test_the_same_settings_give_the_same_bits(self, folder, call):
+        config = ("--config", "tuned/config.toml", "--out", "again", "--quiet")
+        call("train", *config)
+        runs = [syncpretrain.load(run).parameters_sha256 for run in ("tuned", "again")]
+        assert runs[0] == runs[1]
+
+    def test_the_width_is_that_of_the_data(self, folder):
+        assert syncpretrain.load(folder / "pre").widths == (4, 6, 3)
+
+    def test_units_by_column(self, call, folder):
+        text = (folder / "t.csv").read_text().splitlines()
+        lines = [f"{text[0]}", *(f"{i % 7 - 3}{line[6:]}" for i, line in enumerate(text[1:]))]
+        Path("wide.csv").write_text("\n".join(lines))
+        own = ("--target", "kind", "--hidden", 3, "--visible-units", "auto", "--out", "auto")
+        call(*TRAIN, "--data", "wide.csv", *own)
+        assert syncpretrain.load("auto").units[0] == "gaussian"
+
+    def test_a_regression(self, call, folder):
+        own = ("--target", "d", "--drop", "kind", "--finetune", "regression", "--hidden", 3)
+        out, _ = call(
+            *TRAIN[:-1], "--data", "t.csv", *own, *TUNE, "--test", 0.2, "--out", "reg", "--json"
+        )
+        report = json.loads(out)
+        assert report["accuracy"] is None
+        assert set(report["regression_error"]["test"]) == {"rmse", "r2"}
+        out, _ = call("evaluate", "reg")
+        assert "regression, root mean squared error: train" in out
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ("", "--target: got none for t.csv, whose last column, 'kind', holds text such as 'u'"),
+            (
+                "--target kin",
+                "--target: got 'kin', which is no column of t.csv; did you mean 'kind'",
+            ),
+            ("--target kind --drop x", "--drop: got 'x', which is no column of t.csv"),
+            ("--target kind --test 2", "--test: got 2, expected a fraction above 0 and below 1"),
+            ("--target kind --test no.csv", "--test: got 'no.csv', which is neither a data set"),
+            ("--target kind --examples 999", "--examples: got 999, expected 1 to 81"),
+            ("--target kind --task regression", "--task: got regression, but column 'kind'"),
+            (
+                "--target kind --task regression --finetune classification",
+                "--task: got regression with fine-tuning for classification",
+            ),
+            ("--drop kind --hidden 3", "--hidden: got it beside --layers"),
+            ("--drop kind --unlabelled new.csv", "--unlabelled: got new.csv, but t.csv has no lab"),
+        ],
+    )
+    def test_refusals(self, call, options, message):
+        given = (*TRAIN, "--data", "t.csv", "--layers", "4,3", "--out", "no", *options.split())
+        assert refusal(call, *given).startswith(f"Error: {message}")
+
+
+class TestPredict:
+    def test_classes_by_their_own_names(self, call, folder):
+        out, _ = call("predict", "tuned", "--data", "t.csv", "--out", "y.csv")
+        assert out == f"y.csv: {N} predictions of kind, of t.csv\n"
+        rows = table("y.csv")
+        assert rows[0] == ["kind"]
+        X = np.genfromtxt("t.csv", delimiter=",", skip_header=1)[:, :4].astype(np.float32)
+        assert [row[0] for row in rows[1:]] == syncpretrain.load("tuned").predict(X).tolist()
+
+    def test_columns_by_their_names_and_no_target(self, call):
+        call("predict", "tuned", "--data", "t.csv", "--out", "all.csv")
+        call("predict", "tuned", "--data", "new.csv", "--out", "y.csv")
+        assert table("y.csv") == table("all.csv")[:8]
+
+    def test_probabilities(self, call):
+        call("predict", "tuned", "--data", "t.csv", "--proba", "--out", "y.csv")
+        rows = table("y.csv")
+        assert rows[0] == ["kind", "p(u)", "p(v)", "p(w)"]
+        shares = np.array([row[1:] for row in rows[1:]], dtype=np.float32)
+        np.testing.assert_allclose(shares.sum(axis=1), 1, rtol=1e-5)
+        assert [row[0] for row in rows[1:]] == ["uvw"[i] for i in shares.argmax(axis=1)]
+
+    @pytest.mark.parametrize("suffix", [".npy", ".npz", ".parquet"])
+    def test_formats(self, call, suffix):
+        if suffix == ".parquet":
+            parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet needs pyarrow")
+        name = f"y{suffix}"
+        call("predict", "tuned", "--data", "t.csv", "--proba", "--out", name)
+        call("predict", "tuned", "--data", "t.csv", "--out", "y.csv")
+        expected = [row[0] for row in table("y.csv")[1:]]
+        if suffix == ".npz":
+            with np.load(name) as found:
+                assert found["y"].tolist() == expected
+                assert found["proba"].shape == (N, 3)
+        elif suffix == ".npy":
+            assert np.load(name).shape == (N, 3)
+        else:
+            assert parquet.read_table(name)["kind"].to_pylist() == expected
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("pre", "--out", "y.csv"), "pre: predicts nothing; train it with --finetune"),
+            (("tuned", "--out", "y.txt"), "--out: got y.txt, expected a file that ends in .csv"),
+            (("tuned", "--data", "bad.csv", "--out", "y.csv"), "bad.csv: lacks the column 'd'"),
+            (("tuned", "--data", "more.csv", "--out", "y.csv"), "more.csv: has the column 'e'"),
+        ],
+    )
+    def test_refusals(self, call, tmp_path, arguments, message):
+        (tmp_path / "bad.csv").write_text("a,b,c\n0,1,0\n")
+        (tmp_path / "more.csv").write_text("a,b,c,d,e\n0,1,0,1,0\n")
+        assert refusal(call, "predict", *arguments).startswith(f"Error: {message}")
+        assert not (tmp_path / "y.csv").exists()
+
+
+class TestScore:
+    @pytest.mark.parametrize("by", ["reconstruction", "free-energy"])
+    def test_known_answer(self, call, by):
+        stack = syncpretrain.load("pre")
+        out, _ = call("score", "pre", "--by", by, "--quantile", 0.9, "--out", "s.npz")
+        X = np.genfromtxt("t.csv", delimiter=",", skip_header=1)[:, :4].astype(np.float32)
+        with np.load("s.npz") as found:
+            np.testing.assert_allclose(found["score"], scores(stack, X, by=by), rtol=1e-6)
+            np.testing.assert_array_equal(found["outlier"], found["score"] > found["threshold"])
+            threshold = float(found["threshold"])
+            count = int(found["outlier"].sum())
+        assert f"{count:,} above {threshold:.6g}, the 0.9 quantile" in out
+        assert 1 <= count <= N // 5
+
+    def test_the_part_of_each_column(self, call):
+        call("score", "pre", "--data", "new.csv", "--per-feature", "--out", "s.csv")
+        rows = table("s.csv")
+        assert rows[0] == ["score", "outlier", *(f"score({name})" for name in "abcd")]
+        numbers = np.array(rows[1:], dtype=float)
+        assert numbers.shape == (7, 6)
+        np.testing.assert_allclose(numbers[:, 2:].sum(axis=1), numbers[:, 0], rtol=1e-6)
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ("tuned --out s.csv", "--by: got reconstruction, but the stack was fine-tuned"),
+            ("pre --quantile 2 --out s.csv", "--quantile: got 2.0, expected a number from 0 to 1"),
+            ("pre --by free-energy --per-feature --out s.csv", "--per-feature: got it with --by"),
+            ("pre --out s.csv --data new.csv --part train", "--part: got train, but new.csv has"),
+        ],
+    )
+    def test_refusals(self, call, arguments, message):
+        assert refusal(call, "score", *arguments.split()).startswith(f"Error: {message}")
+
+
+class TestFinetune:
+    def test_on_a_labelled_table(self, call):
+        own = ("--data", "t.csv", "--target", "kind", "--test", 0.2, *TUNE)
+        call("finetune", "pre", *own, "--out", "new", "--quiet")
+        found, before = syncpretrain.load("new"), syncpretrain.load("pre")
+        assert found.head.classes == ("u", "v", "w")
+        assert found.info["epochs"] == before.info["epochs"]
+        config = tomllib.loads(Path("new/config.toml").read_text())
+        assert config["data"]["target"] == "kind"
+        assert "drop" not in config["data"], "that of other data"
+        assert config["finetune"]["objective"] == "classification"
+        metrics = json.loads(Path("new/metrics.json").read_text())
+        assert metrics["data"]["test"] == 18
+        data = load_dataset("t.csv", target="kind", test=0.2)
+        again = syncpretrain.finetune(
+            before,
+            data.train,
+            data.targets("train"),
+            epochs=5,
+            batch_size=10,
+            **{name: config["pretrain"][name] for name in ("blas_threads", "seed")},
+        )
+        assert again.parameters_sha256 == found.parameters_sha256
+
+    def test_without_labels_for_reconstruction(self, call):
+        call("finetune", "pre", *TUNE, "--out", "new", "--quiet")
+        assert syncpretrain.load("new").layers[0].decoder_weight is not None
+
+    def test_for_reconstruction_with_labels(self, call):
+        own = ("--data", "t.csv", "--target", "kind", "--finetune", "reconstruction", *TUNE)
+        call("finetune", "pre", *own, "--out", "new", "--quiet")
+        assert syncpretrain.load("new").head is None
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            "--schedule rounds --group-size 2",
+            "--pace free",
+            "--handoff minibatch --delay 0.3",
+            "--epochs auto:2 --refresh-when drift:0.1",
+            "--schedule greedy --early-stopping pseudo-likelihood",
+        ],
+    )
+    def test_after_any_pretraining(self, call, options):
+        own = ("--data", "t.csv", "--drop", "kind", "--hidden", "5,3", "--out", "any", "--quiet")
+        call("train", *own, "--epochs", 1, "--batch-size", 10, *options.split())
+        call("finetune", "any", "--data", "t.csv", "--target", "kind", *TUNE, "--out", "new")
+        assert syncpretrain.load("new").head.classes == ("u", "v", "w")
+
+    def test_it_is_resumed_to_the_same_bits(self, call, monkeypatch, tmp_path):
+        own = ("--data", "t.csv", "--target", "kind", *TUNE, "--checkpoint-every", 1, "--quiet")
+        call("finetune", "pre", *own, "--out", "whole")
+
+        save = Checkpoints.save_finetuning
+
+        def stop(self, state, *, done, final):
+            save(self, state, done=done, final=final)
+            if done == 2:
+                raise _StopError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Checkpoints, "save_finetuning", stop)
+            with pytest.raises(_StopError):
+                call("finetune", "pre", *own, "--out", "stopped")
+        resume_run(tmp_path / "stopped")
+        runs = [syncpretrain.load(run).parameters_sha256 for run in ("whole", "stopped")]
+        assert runs[0] == runs[1]
+
+    def test_a_start_that_is_lost_is_not_replaced_by_another(self, call, tmp_path):
+        own = ("--data", "t.csv", "--target", "kind", *TUNE, "--quiet")
+        call("finetune", "pre", *own, "--out", "whole")
+        (tmp_path / "whole" / "metrics.json").unlink()
+        line = refusal(call, "train", "--resume", "whole")
+        assert "--resume: the stack that the run was to fine-tune is not in whole any more" in line
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ("no", "no: holds no model"),
+            ("pre --data t.csv --target knd", "--target: got 'knd', which is no column"),
+            ("pre --data t.csv --target 1", "--target: got 'a', which is an input of the run"),
+            ("pre/model.safetensors --out pre", "--out: pre is not empty"),
+            ("pre --finetune none", "--finetune: got none, expected something"),
+            ("pre --finetune classification", "--finetune: got classification, but"),
+        ],
+    )
+    def test_refusals(self, call, arguments, message):
+        line = refusal(call, "finetune", *arguments.split())
+        assert line.startswith(f"Error: {message}"), line
+
+
+def test_compare_on_own_data(call):
+    own = ("--data", "t.csv", "--target", "kind", "--test", 0.2, "--hidden", 4, *TUNE)
+    starts = ("--starts", "greedy,random", "--seeds", 1, "--epochs", 1, "--batch-size", 10)
+    out, _ = call("compare", *own, *starts, "--labels", "9,all", "--json", "--quiet")
+    report = json.loads(out)
+    assert report["layers"] == [4, 4]
+    assert {row["labels"] for row in report["table"]} == {9, 65}
+
+
+def test_evaluate_and_encode_by_columns(call):
+    first, _ = call("evaluate", "tuned", "--json")
+    whole = json.loads(first)
+    assert whole["accuracy"]["test"] is not None
+    assert whole["data"]["sha256"] == whole["trained_on"]["sha256"]
+    call("encode", "pre", "--data", "new.csv", "--out", "z.csv")
+    call("encode", "pre", "--data", "new.csv", "--out", "z.npy")
+    rows = table("z.csv")
+    assert rows[0] == ["unit1", "unit2", "unit3"]
+    np.testing.assert_array_equal(np.array(rows[1:], dtype=np.float32), np.load("z.npy"))

@@ -1,0 +1,133 @@
+"""Data frames of pandas and polars: their columns by name, categories, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from syncpretrain import finetune, pretrain
+from syncpretrain.data.column_kinds import columns_of
+from syncpretrain.data.columns import columns_in
+from syncpretrain.data.frames import is_frame, table_of
+from syncpretrain.errors import DataError
+
+N = 40
+SMALL = {"layers": [2, 3], "epochs": 1, "batch_size": 10}
+
+
+@pytest.fixture(params=["pandas", "polars"])
+def library(request):
+    return pytest.importorskip(request.param, reason=f"needs {request.param}")
+
+
+@pytest.fixture
+def frame(library):
+    draws = np.random.default_rng(0)
+    return library.DataFrame({"a": draws.random(N), "b": draws.integers(0, 2, N).astype(bool)})
+
+
+def rows_of(frame):
+    """Return the encoded rows of a frame, those with missing values too, and its columns."""
+    columns = columns_of(table_of(frame), encode=True)
+    return columns.encode(table_of(frame)), columns
+
+
+def test_a_frame_is_no_array(library, frame):
+    assert is_frame(frame)
+    assert not is_frame(np.eye(2))
+    assert not is_frame([[1, 2]])
+
+
+def test_the_same_bits_as_of_an_array(frame):
+    X = np.column_stack([np.asarray(frame["a"]), np.asarray(frame["b"])]).astype(np.float32)
+    stack = pretrain(frame, validation=frame, **SMALL)
+    assert stack.parameters_sha256 == pretrain(X, **SMALL).parameters_sha256
+    np.testing.assert_array_equal(stack.encode(frame), stack.encode(X))
+    kinds = [(column.name, column.kind) for column in columns_in(stack.info).features]
+    assert kinds == [("a", "number"), ("b", "binary")]
+
+
+def test_columns_are_found_by_their_names(frame):
+    stack = pretrain(frame, **SMALL)
+    np.testing.assert_array_equal(stack.encode(frame[["b", "a"]]), stack.encode(frame))
+    with pytest.raises(DataError, match=r"^X: lacks the column 'b' that was trained on"):
+        stack.encode(frame[["a"]])
+    labels = np.arange(N) % 2
+    options = {"epochs": 1, "batch_size": 10}
+    options |= {"validation": frame, "validation_y": labels, "patience": 1}
+    there = finetune(stack, frame, labels, **options).parameters_sha256
+    turned = frame[["b", "a"]]
+    options["validation"] = turned
+    assert finetune(stack, turned, labels, **options).parameters_sha256 == there
+
+
+def test_texts_and_categories(library):
+    made = {"t": ["x", None, "y"], "n": [1, None, 3], "s": ["v", "v", "v"]}
+    X, columns = rows_of(library.DataFrame(made))
+    assert columns.names == ["t=x", "t=y", "n"]
+    np.testing.assert_array_equal(X, [[1, 0, 1], [np.nan] * 3, [0, 1, 3]])
+
+
+def test_numbers_that_are_a_category():
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    frame = pandas.DataFrame({"k": pandas.Categorical([3, 7, 3, None])})
+    X, columns = rows_of(frame)
+    assert columns.features[0].values == ("3", "7")
+    np.testing.assert_array_equal(X, [[1, 0], [0, 1], [1, 0], [np.nan, np.nan]])
+
+
+def test_nullable_types_of_pandas():
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    frame = pandas.DataFrame(
+        {
+            "n": pandas.array([1, None, 3], dtype="Int64"),
+            "b": pandas.array([True, None, False], dtype="boolean"),
+            "t": pandas.array(["x", None, "y"], dtype="string"),
+        }
+    )
+    X, columns = rows_of(frame)
+    assert [column.kind for column in columns.features] == ["number", "binary", "category"]
+    np.testing.assert_array_equal(X, [[1, 1, 1, 0], [np.nan] * 4, [3, 0, 0, 1]])
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"a": [0.5, 2.0]}, "^X: got 2 at row 1 .*, column 'a', expected values in"),
+        ({"a": [0.5, None]}, "^X: got nan at row 1 .*, column 'a', expected finite"),
+        ({"a": [0.5, 1], "t": ["x", "y"], "c": [0, 1]}, "column 't' holds text such as 'x'"),
+        ({"a": [0.5, 1], "t": [None, None]}, "column 't' has no value in any row"),
+    ],
+)
+def test_errors_name_the_column(library, columns, words):
+    with pytest.raises(DataError, match=words):
+        pretrain(library.DataFrame(columns), visible_units="bernoulli", **SMALL)
+
+
+def test_without_units_any_numbers_are_taken(library):
+    draws = np.random.default_rng(1)
+    frame = library.DataFrame({"a": 9 * draws.random(N), "b": draws.random(N)})
+    assert pretrain(frame, hidden=3, epochs=1).units[0] == "gaussian"
+
+
+def test_values_of_other_types():
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    frame = pandas.DataFrame({"d": pandas.to_datetime(["2020-01-01", "2021-01-01"])})
+    with pytest.raises(DataError, match="column 'd' holds values of type datetime64"):
+        table_of(frame)
+    frame = pandas.DataFrame({"l": [[1], [2]]})
+    with pytest.raises(DataError, match="column 'l' holds values of type list"):
+        table_of(frame)
+    frame = pandas.DataFrame([[1, 2]], columns=["a", "a"])
+    with pytest.raises(DataError, match="two columns of the name 'a'"):
+        table_of(frame)
+    frame = pandas.DataFrame({"m": [1, "x", 2]})
+    with pytest.raises(DataError, match="'m' holds numbers and text, such as '1' and 'x'"):
+        rows_of(frame)
+
+
+def test_units_by_what_the_values_are(frame):
+    assert pretrain(frame, visible_units="auto", **SMALL).units[0] == "bernoulli"
+    X = np.asarray(frame["a"])[:, None] * [3, 5]
+    stack = pretrain(X, visible_units="auto", **SMALL)
+    assert stack.units[0] == "gaussian"

@@ -1,0 +1,347 @@
+"""A user's own files: targets, parts to test with, unlabelled examples, and formats."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from syncpretrain.data import load_dataset
+from syncpretrain.data.dataset import UNLABELLED
+from syncpretrain.data.sparse_rows import sparse_rows
+from syncpretrain.errors import DataError
+
+N = 60
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with a table of 60 rows in three classes, and others like it."""
+    draws = np.random.default_rng(0)
+    rows = [
+        f"{draws.random():.3f},{draws.integers(2)},{'abc'[i % 3]},{'uvw'[i % 3]}" for i in range(N)
+    ]
+    text = "\n".join(["x,b,colour,kind", *rows]) + "\n"
+    (tmp_path / "t.csv").write_text(text)
+    (tmp_path / "few.csv").write_text("x,b,kind\n0.5,1,u\n0.25,0,w\n")
+    (tmp_path / "more.csv").write_text("b,x\n1,0.5\n0,0.25\n")
+    return tmp_path
+
+
+def load(folder, **options):
+    return load_dataset(folder / "t.csv", **{"target": "kind", "drop": "colour", **options})
+
+
+class TestTarget:
+    def test_texts_are_classes(self, folder):
+        data = load(folder, validation=0)
+        assert data.train.shape == (N, 2)
+        assert data.train_labels.tolist() == [i % 3 for i in range(N)]
+        assert data.targets("train")[:4].tolist() == ["u", "v", "w", "u"]
+        assert data.columns.target.classes == ("u", "v", "w")
+
+    @pytest.mark.parametrize("target", ["kind", "4", -1])
+    @pytest.mark.parametrize("drop", ["colour", "3", ["colour"], "x,colour"])
+    def test_by_name_and_by_number(self, folder, target, drop):
+        data = load(folder, target=target, drop=drop)
+        assert data.columns.target.name == "kind"
+        assert data.width == (1 if drop == "x,colour" else 2)
+
+    @pytest.mark.parametrize(
+        ("cells", "task", "labels"),
+        [
+            ("3,1,3,,2", None, [3, 1, 3, UNLABELLED, 2]),
+            ("3,1,3,,2", "regression", [3, 1, 3, np.nan, 2]),
+            ("0.5,1,2,,2", None, [0.5, 1, 2, np.nan, 2]),
+            ("1.0,0.0,1.0,nan,0.0", None, [1, 0, 1, UNLABELLED, 0]),
+            ("-1,0,1,2,1", None, [UNLABELLED, 0, 1, 2, 1]),
+            ("yes,no,yes,None,no", None, [1, 0, 1, UNLABELLED, 0]),
+            ("true,false,true,false,true", None, [1, 0, 1, 0, 1]),
+        ],
+    )
+    def test_numbers_and_missing_labels(self, tmp_path, cells, task, labels):
+        lines = [f"0.{i},{cell}" for i, cell in enumerate(cells.split(","))]
+        (tmp_path / "x.csv").write_text("\n".join(["a,y", *lines]))
+        data = load_dataset(tmp_path / "x.csv", target="y", task=task, validation=0)
+        np.testing.assert_array_equal(data.train_labels, np.array(labels))
+        assert data.train_labels.dtype == (
+            np.float32 if data.columns.target.task == "regression" else np.int64
+        )
+
+    @pytest.mark.parametrize(
+        ("text", "options", "words"),
+        [
+            ("a,y\n1,u\n0,v\n", {"target": "z"}, "^target: got 'z', which is no column"),
+            ("a,y\n1,u\n0,v\n", {"target": "y", "drop": "y"}, "^drop: got 'y', the target"),
+            ("a,y\n1,u\n0,v\n", {"target": "y", "drop": "q"}, "^drop: got 'q', which is no"),
+            ("a,y\n1,u\n0,3\n", {"target": "y"}, "^target: .*two types.*number 3 .*text 'u'"),
+            ("a,y\n1,\n0,\n", {"target": "y"}, "^target: .*'y'.*no value in any row"),
+            ("a,y\n1,u\n0,v\n", {"target": "y", "task": "regression"}, "^task: got regression"),
+            ("a,y\n1,.5\n0,1\n", {"target": "y", "task": "classification"}, "not whole numbers"),
+            ("a,y\n1,-1\n0,1\n", {"target": "y"}, "-1 and 1, where -1 stands for no label"),
+            ("a,y\n1,u\n0,v\n", {"target": "y", "drop": "a"}, "no column to train on"),
+            ("a,class\n1,0\n0,1\n", {}, "^target: got none .*named 'class'; give target=class"),
+            ("a,Label\n1,0\n0,1\n", {}, "^target: got none .*named 'Label'"),
+            ("a,y\n1,u\n0,v\n", {}, "^target: got none .*'y', holds text such as 'u'"),
+            ("a,b\n2,1\n0,1\n", {}, "got 2 at row 0 .*, column 'a', expected values in"),
+            ("a,b\n1,1\n0,\n", {}, "got nan at row 1 .*, column 'b', expected finite"),
+        ],
+    )
+    def test_refusals(self, tmp_path, text, options, words):
+        (tmp_path / "x.csv").write_text(text)
+        with pytest.raises(DataError, match=words) as caught:
+            load_dataset(tmp_path / "x.csv", **options)
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("name", ["digits", "x.npy"])
+    def test_data_without_columns(self, tmp_path, monkeypatch, name):
+        monkeypatch.chdir(tmp_path)
+        np.save("x.npy", np.eye(4))
+        with pytest.raises(DataError, match=r"^target: got 'y' for (digits|x.npy)"):
+            load_dataset(name, target="y")
+
+    def test_categories_where_they_are_asked_for(self, folder):
+        data = load(folder, drop=(), encode=True)
+        assert data.width == 5
+        assert data.columns.visible_units() == "gaussian:1,bernoulli:1,softmax:1x3"
+
+    def test_the_names_of_the_classes_are_a_part_of_the_hash(self, folder):
+        before = load(folder).sha256
+        text = (folder / "t.csv").read_text()
+        (folder / "t.csv").write_text(text.replace(",w\n", ",z\n"))
+        assert load(folder).sha256 != before
+
+
+class TestParts:
+    def test_a_fraction_to_test_with(self, folder):
+        data = load(folder, test=0.2)
+        assert (len(data.train), len(data.validation), len(data.test)) == (44, 4, 12)
+        assert np.bincount(data.test_labels).tolist() == [4, 4, 4]
+        again = load(folder, test="0.2")
+        np.testing.assert_array_equal(again.test, data.test)
+        assert load(folder, test=0.2, seed=1).test.tolist() != data.test.tolist()
+
+    def test_no_example_is_in_two_parts(self, tmp_path):
+        np.save(tmp_path / "x.npy", np.arange(N, dtype=np.float32)[:, None] / N)
+        data = load_dataset(tmp_path / "x.npy", test=0.3, validation=0.2)
+        parts = [data.train, data.validation, data.test]
+        assert sorted(np.concatenate(parts)[:, 0]) == np.load(tmp_path / "x.npy")[:, 0].tolist()
+
+    def test_a_file_to_test_with(self, folder):
+        data = load(folder, test=folder / "few.csv")
+        assert data.test.tolist() == [[0.5, 1], [0.25, 0]]
+        assert data.test_labels.tolist() == [0, 2]
+        data = load(folder, test=folder / "more.csv")
+        assert data.test.tolist() == [[0.5, 1], [0.25, 0]], "by the names of the columns"
+        assert data.test_labels.tolist() == [UNLABELLED] * 2
+
+    def test_unlabelled_examples(self, folder):
+        data = load(folder, unlabelled=folder / "more.csv", validation=0)
+        assert len(data.train) == N + 2
+        assert data.train_labels[-2:].tolist() == [UNLABELLED] * 2
+        assert "2 without labels" in data.source
+
+    def test_arrays_of_all_parts(self, tmp_path):
+        X, y = np.eye(6, dtype=np.float32), np.arange(6) % 2
+        np.savez(tmp_path / "x.npz", X_train=X, y_train=y, X_test=X[:2], y_test=y[:2])
+        data = load_dataset(tmp_path / "x.npz", validation=0)
+        np.testing.assert_array_equal(data.train, X)
+        np.testing.assert_array_equal(data.test, X[:2])
+        assert data.test_labels.tolist() == [0, 1]
+        with pytest.raises(DataError, match=r"^test: got 0.5, but .* test part of its own"):
+            load_dataset(tmp_path / "x.npz", test=0.5)
+
+    def test_bytes_mean_the_same_in_all_parts(self, tmp_path):
+        X = np.array([[0, 255], [1, 0], [1, 1], [0, 1]], dtype=np.uint8)
+        np.savez(tmp_path / "x.npz", X=X, X_test=X[2:])
+        data = load_dataset(tmp_path / "x.npz", validation=0)
+        np.testing.assert_array_equal(data.test, X[2:] / np.float32(255))
+        np.savez(tmp_path / "x.npz", X=X[1:], X_test=X[2:])
+        data = load_dataset(tmp_path / "x.npz", validation=0)
+        np.testing.assert_array_equal(data.test, X[2:])
+
+    def test_texts_as_labels_of_arrays(self, tmp_path):
+        X = np.eye(4)
+        np.savez(tmp_path / "x.npz", X=X, y=[*list("bab"), ""], X_test=X[:1], y_test=["a"])
+        data = load_dataset(tmp_path / "x.npz", validation=0)
+        assert data.train_labels.tolist() == [1, 0, 1, UNLABELLED]
+        assert data.targets("train").tolist() == ["b", "a", "b", ""]
+        assert data.test_labels.tolist() == [0]
+
+    @pytest.mark.parametrize("count", [3, 10, 30])
+    def test_some_of_the_examples(self, folder, count):
+        data = load(folder, validation=0, examples=count)
+        assert len(data.train) == count
+        sizes = np.bincount(data.train_labels, minlength=3)
+        assert sizes.max() - sizes.min() <= 1
+        rows = load(folder, validation=0).train.tolist()
+        places = [rows.index(row) for row in data.train.tolist()]
+        assert places == sorted(places)
+        again = load(folder, validation=0, examples=count)
+        np.testing.assert_array_equal(again.train, data.train)
+        assert again.sha256 == data.sha256 != load(folder, validation=0).sha256
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"test": 0}, "^test: got 0, expected a fraction"),
+            ({"test": "1"}, "^test: got 1, expected a fraction"),
+            ({"test": "no.csv"}, "^test: got 'no.csv', which is neither"),
+            ({"unlabelled": "no.csv"}, "^unlabelled: got 'no.csv'"),
+            ({"examples": 0}, "^examples: got 0, expected 1 to 54"),
+            ({"examples": 55}, "^examples: got 55, expected 1 to 54"),
+        ],
+    )
+    def test_refusals(self, folder, options, words):
+        with pytest.raises(DataError, match=words):
+            load(folder, **options)
+
+    def test_parts_that_do_not_fit(self, folder):
+        (folder / "other.csv").write_text("x,c\n0.5,1\n")
+        with pytest.raises(DataError, match=r"other.csv: lacks the column 'b' that was trained on"):
+            load(folder, test=folder / "other.csv")
+        np.save(folder / "x.npy", np.eye(4))
+        np.save(folder / "y.npy", np.eye(5))
+        with pytest.raises(DataError, match=r"^test: .*y.npy has 5 values an example, expected 4"):
+            load_dataset(folder / "x.npy", test=folder / "y.npy")
+        with pytest.raises(DataError, match=r"^unlabelled: .*has no labels either"):
+            load_dataset(folder / "x.npy", unlabelled=folder / "x.npy")
+
+    def test_a_class_that_is_not_among_those_trained_on(self, folder):
+        (folder / "few.csv").write_text("x,b,kind\n0.5,1,z\n")
+        with pytest.raises(DataError, match=r"holds 'z', a class that was not trained on"):
+            load(folder, test=folder / "few.csv")
+
+
+class TestSparse:
+    def arrays(self, dense, form="csr"):
+        M = dense if form == "csr" else dense.T
+        indices = [np.flatnonzero(row) for row in M]
+        return {
+            "data": np.concatenate([row[i] for row, i in zip(M, indices, strict=True)]),
+            "indices": np.concatenate(indices),
+            "indptr": np.concatenate([[0], np.cumsum([len(i) for i in indices])]),
+            "shape": np.array(dense.shape),
+            "format": np.array(form.encode()),
+        }
+
+    DENSE = np.random.default_rng(1).random((7, 5)) * (
+        np.random.default_rng(2).random((7, 5)) < 0.4
+    )
+
+    @pytest.mark.parametrize("form", ["csr", "csc"])
+    def test_rows(self, tmp_path, form):
+        np.savez(tmp_path / "x.npz", **self.arrays(self.DENSE, form))
+        data = load_dataset(tmp_path / "x.npz", validation=0)
+        np.testing.assert_array_equal(data.train, self.DENSE.astype(np.float32))
+
+    @pytest.mark.parametrize("form", ["csr", "csc"])
+    def test_what_scipy_writes(self, tmp_path, form):
+        sparse = pytest.importorskip("scipy.sparse")
+        sparse.save_npz(tmp_path / "x.npz", sparse.csr_matrix(self.DENSE).asformat(form))
+        data = load_dataset(tmp_path / "x.npz", validation=0)
+        np.testing.assert_array_equal(data.train, self.DENSE.astype(np.float32))
+
+    def test_labels_beside_it(self, tmp_path):
+        np.savez(tmp_path / "x.npz", **self.arrays(self.DENSE), y=np.arange(7) % 2)
+        data = load_dataset(tmp_path / "x.npz", validation=0)
+        assert data.train_labels.tolist() == [0, 1, 0, 1, 0, 1, 0]
+
+    def test_scipy_is_not_needed(self, tmp_path, monkeypatch):
+        monkeypatch.setitem(sys.modules, "scipy", None)
+        np.savez(tmp_path / "x.npz", **self.arrays(self.DENSE))
+        assert load_dataset(tmp_path / "x.npz").width == 5
+
+    def test_a_run_of_rows(self):
+        rows = sparse_rows(self.arrays(self.DENSE), "x")
+        np.testing.assert_array_equal(rows.dense(slice(2, 5)), self.DENSE[2:5].astype(np.float32))
+
+    @pytest.mark.parametrize(
+        ("name", "value", "words"),
+        [
+            ("format", np.array(b"coo"), "format 'coo', expected csr"),
+            ("shape", np.array([7, 2]), "do not fit each other"),
+            ("shape", np.array([8, 5]), "do not fit each other"),
+            ("shape", np.array([7]), "of shape"),
+            ("indptr", np.zeros(8, dtype=int), "do not fit each other"),
+            ("data", np.ones(2), "do not fit each other"),
+            ("data", None, "without data"),
+        ],
+    )
+    def test_damaged_ones(self, tmp_path, name, value, words):
+        arrays = self.arrays(self.DENSE) | {name: value}
+        if value is None:
+            arrays.pop(name)
+            arrays["data"] = np.array(["text"])
+            words = "expected numbers"
+        np.savez(tmp_path / "x.npz", **arrays)
+        with pytest.raises(DataError, match=words):
+            load_dataset(tmp_path / "x.npz")
+
+    def test_nan_is_refused(self, tmp_path):
+        dense = self.DENSE.copy()
+        dense[3, 2] = np.nan
+        np.savez(tmp_path / "x.npz", **self.arrays(dense))
+        with pytest.raises(DataError, match="got nan at row 3, column 2"):
+            load_dataset(tmp_path / "x.npz")
+
+
+class TestImages:
+    @pytest.fixture
+    def folder(self, tmp_path):
+        Image = pytest.importorskip("PIL.Image", reason="images need Pillow")
+        for number, name in enumerate(["cat/1.png", "cat/2.png", "dog/1.png"]):
+            path = tmp_path / name
+            path.parent.mkdir(exist_ok=True)
+            pixels = np.arange(12, dtype=np.uint8).reshape(3, 4) + 10 * number
+            Image.fromarray(pixels).save(path)
+        return tmp_path
+
+    def test_subfolders_are_classes(self, folder):
+        data = load_dataset(folder, validation=0)
+        assert data.targets("train").tolist() == ["cat", "cat", "dog"]
+        np.testing.assert_array_equal(data.train[2], (np.arange(12) + 20).astype("f4") / 255)
+        assert "3 images of 1x3x4" in data.notices[0]
+
+    def test_colours_come_channel_by_channel(self, folder):
+        from PIL import Image
+
+        pixels = np.arange(36, dtype=np.uint8).reshape(3, 4, 3)
+        Image.fromarray(pixels).save(folder / "dog" / "2.png")
+        data = load_dataset(folder, validation=0)
+        assert data.width == 36
+        np.testing.assert_array_equal(
+            np.rint(data.train[3] * 255), pixels.transpose(2, 0, 1).ravel()
+        )
+
+    def test_another_size(self, folder):
+        from PIL import Image
+
+        Image.fromarray(np.zeros((2, 2), np.uint8)).save(folder / "dog" / "2.png")
+        with pytest.raises(DataError, match="2 x 2 pixels, expected 4 x 3"):
+            load_dataset(folder)
+
+    def test_no_image(self, folder):
+        (folder / "dog" / "2.png").write_text("no image")
+        with pytest.raises(DataError, match=r"2.png: got no image that can be read"):
+            load_dataset(folder)
+
+
+def test_parquet(folder):
+    pytest.importorskip("pyarrow", reason="Parquet needs pyarrow")
+    import pyarrow
+    from pyarrow import parquet
+
+    columns = {"x": [0.5, 0.25, 1.0], "b": [True, False, True], "kind": ["u", None, "w"]}
+    parquet.write_table(pyarrow.table(columns), folder / "x.parquet")
+    data = load_dataset(folder / "x.parquet", target="kind", validation=0)
+    assert data.train.tolist() == [[0.5, 1], [0.25, 0], [1, 1]]
+    assert data.train_labels.tolist() == [0, UNLABELLED, 1]
+
+
+def test_parquet_without_its_package(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (folder / "x.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match="needs the package pyarrow"):
+        load_dataset(folder / "x.parquet")

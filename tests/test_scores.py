@@ -1,0 +1,81 @@
+"""Scores of single examples: known answers, and who has none."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from randomstacks import normal_stack
+
+from syncpretrain.data.columns import Column, Columns
+from syncpretrain.data.scaling import Scaling
+from syncpretrain.errors import DataError
+from syncpretrain.finetuning import finetune
+from syncpretrain.models.likelihood import free_energy
+from syncpretrain.models.reconstruction import stack_error
+from syncpretrain.models.scores import feature_names, feature_scores, scores
+
+X = np.random.default_rng(3).random((50, 6), dtype=np.float32)
+
+
+@pytest.fixture
+def stack():
+    return normal_stack((6, 5, 4))
+
+
+def test_by_reconstruction(stack):
+    found = scores(stack, X)
+    expected = np.square(X.astype(np.float64) - stack.reconstruct(X)).sum(axis=1)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert found.mean() == pytest.approx(stack_error(stack, X))
+
+
+def test_of_gaussian_units_over_standardized_values():
+    stack = normal_stack((6, 5), units=("gaussian", "bernoulli"), scaling=Scaling.of(9 * X - 4))
+    found = scores(stack, 9 * X - 4).mean()
+    assert found == pytest.approx(stack_error(stack, 9 * X - 4))
+
+
+def test_by_free_energy(stack):
+    expected = free_energy(stack.layers[0], X)
+    np.testing.assert_array_equal(scores(stack, X, by="free-energy"), expected)
+
+
+def test_a_few_rows_at_a_time(stack, monkeypatch):
+    expected = scores(stack, X), feature_scores(stack, X)
+    monkeypatch.setattr("syncpretrain.models.scores.rows_at_once", lambda layers: 7)
+    for found, whole in zip((scores(stack, X), feature_scores(stack, X)), expected, strict=True):
+        np.testing.assert_allclose(found, whole, rtol=1e-6)
+
+
+def test_the_parts_of_the_columns_add_up(stack):
+    found = feature_scores(stack, X)
+    assert found.shape == (50, 6)
+    np.testing.assert_allclose(found.sum(axis=1), scores(stack, X))
+    assert feature_names(stack) == list("012345")
+
+
+def test_the_values_of_a_category_count_together(stack):
+    each = feature_scores(stack, X)
+    columns = Columns(
+        (
+            Column("k", "category", tuple("abc")),
+            Column("c", "constant", ("x",)),
+            *(Column(name, "number") for name in "uvw"),
+        )
+    )
+    stack.info["columns"] = msgspec.to_builtins(columns)
+    found = feature_scores(stack, X)
+    assert feature_names(stack) == ["k", "u", "v", "w"]
+    np.testing.assert_allclose(found[:, 0], each[:, :3].sum(axis=1))
+    np.testing.assert_array_equal(found[:, 1:], each[:, 3:])
+
+
+def test_what_has_no_such_score(stack):
+    with pytest.raises(DataError, match=r"^by: got 'x', expected reconstruction or free-energy"):
+        scores(stack, X, by="x")
+    tuned = finetune(stack, X, np.arange(50) % 2, epochs=1, batch_size=10)
+    with pytest.raises(DataError, match=r"^by: got reconstruction, but the stack was fine-tuned"):
+        scores(tuned, X)
+    with pytest.raises(DataError, match="is an autoencoder, or was fine-tuned"):
+        scores(tuned, X, by="free-energy")

@@ -1,0 +1,304 @@
+"""Tables: what CSV files hold, the kinds of columns, and rows as float32 and back."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncpretrain.data import load_dataset
+from syncpretrain.data.column_files import read_columns, write_columns
+from syncpretrain.data.column_kinds import columns_of
+from syncpretrain.data.columns import Column, Columns, Target, columns_in
+from syncpretrain.data.csv_table import read_csv_table
+from syncpretrain.data.table import Table, Texts, texts_of
+from syncpretrain.errors import DataError
+
+MIXED = "age,colour,sex,wet,kind\n30,red,0,true,x\n,green,1,false,x\n25.5,red,1,TRUE,x\n"
+
+
+def table(tmp_path, text):
+    path = tmp_path / "x.csv"
+    path.write_text(text)
+    return read_csv_table(path)
+
+
+def cells(values):
+    """Return a column as a list, with None for what is missing."""
+    if isinstance(values, Texts):
+        return [None if code < 0 else values.values[code] for code in values.codes]
+    return [None if value != value else value for value in values.tolist()]
+
+
+class TestReading:
+    def test_each_column_is_what_it_holds(self, tmp_path):
+        found = table(tmp_path, MIXED)
+        assert found.names == ("age", "colour", "sex", "wet", "kind")
+        assert [cells(column) for column in found.columns] == [
+            [30, None, 25.5],
+            ["red", "green", "red"],
+            [0, 1, 1],
+            [True, False, True],
+            ["x", "x", "x"],
+        ]
+
+    @pytest.mark.parametrize("missing", ["", "NaN", "nan", "NA", "N/A", "null", "None"])
+    def test_missing_cells(self, tmp_path, missing):
+        found = table(tmp_path, f"a,b\n1,x\n{missing},y\n3,{missing}\n")
+        assert cells(found.column("a")) == [1, None, 3]
+        assert cells(found.column("b")) == ["x", "y", None]
+
+    def test_a_question_mark_is_missing_among_numbers_and_a_text_among_texts(self, tmp_path):
+        found = table(tmp_path, "a,b\n1,?\n?,y\n")
+        assert cells(found.column("a")) == [1, None]
+        assert cells(found.column("b")) == ["?", "y"]
+
+    def test_quotes_comments_and_empty_lines(self, tmp_path):
+        found = table(tmp_path, '"a","b c"\n\n1,"x, y"\n# nothing\n2,"z"\n')
+        assert found.names == ("a", "b c")
+        assert cells(found.column("b c")) == ["x, y", "z"]
+
+    def test_without_names_columns_are_counted_from_1(self, tmp_path):
+        found = table(tmp_path, "5.1,Iris-setosa\n4.9,Iris-virginica\n")
+        assert (found.names, found.named) == (("1", "2"), False)
+
+    def test_more_lines_than_are_read_at_once(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("syncpretrain.data.csv_table.LINES_AT_ONCE", 2)
+        found = table(tmp_path, "a,b\n1,x\n2,y\n3,\n4,x\n5,z\n")
+        assert cells(found.column("a")) == [1, 2, 3, 4, 5]
+        assert cells(found.column("b")) == ["x", "y", None, "x", "z"]
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("a,b\n1,x\n2,y,z\n", "got width 3 in line 3 after lines of width 2"),
+            ("a,b,c\n1,x\n", "got 3 names of columns above lines of width 2"),
+            ("a,a\n1,x\n", "got two columns of the name 'a'"),
+        ],
+    )
+    def test_files_that_do_not_fit(self, tmp_path, text, words):
+        with pytest.raises(DataError, match=words):
+            table(tmp_path, text)
+
+    def test_bytes_that_are_no_text(self, tmp_path):
+        (tmp_path / "x.csv").write_bytes(b"a,b\n\xff\xfe\n")
+        with pytest.raises(DataError, match="no text"):
+            read_csv_table(tmp_path / "x.csv")
+
+
+class TestFind:
+    NAMES = Table("x.csv", ("age", "colour", "class"), (np.zeros(1),) * 3)
+
+    @pytest.mark.parametrize(
+        ("wanted", "name"), [("age", "age"), ("1", "age"), ("3", "class"), ("-1", "class")]
+    )
+    def test_by_name_and_by_number(self, wanted, name):
+        assert self.NAMES.find(wanted, "target") == name
+
+    def test_a_name_goes_before_a_number(self):
+        assert Table("x", ("2", "1"), (np.zeros(1),) * 2).find("1", "target") == "1"
+
+    @pytest.mark.parametrize(
+        ("wanted", "words"),
+        [
+            ("clas", "did you mean 'class'"),
+            ("AGE", "did you mean 'age'"),
+            ("zzz", "its columns are age, colour, class"),
+            ("4", "its columns are"),
+            ("0", "its columns are"),
+            ("-4", "its columns are"),
+        ],
+    )
+    def test_what_is_not_there(self, wanted, words):
+        with pytest.raises(DataError, match=f"^target: got '{wanted}', .*{words}"):
+            self.NAMES.find(wanted, "target")
+
+
+class TestColumns:
+    def columns(self, tmp_path):
+        return columns_of(table(tmp_path, MIXED), encode=True)
+
+    def test_kinds(self, tmp_path):
+        assert self.columns(tmp_path).features == (
+            Column("age", "number"),
+            Column("colour", "category", ("green", "red")),
+            Column("sex", "binary"),
+            Column("wet", "binary"),
+            Column("kind", "constant", ("x",)),
+        )
+
+    def test_encode_known_answer(self, tmp_path):
+        columns = self.columns(tmp_path)
+        X = columns.encode(table(tmp_path, MIXED))
+        assert X.dtype == np.float32
+        expected = [[30, 0, 1, 0, 1], [np.nan, 1, 0, 1, 0], [25.5, 0, 1, 1, 1]]
+        np.testing.assert_array_equal(X, expected)
+        assert columns.names == ["age", "colour=green", "colour=red", "sex", "wet"]
+        assert columns.owners.tolist() == [0, 1, 1, 2, 3]
+        assert columns.owner_names == ["age", "colour", "sex", "wet"]
+
+    def test_decode_is_the_way_back(self, tmp_path):
+        columns = self.columns(tmp_path)
+        found = columns.decode(columns.encode(table(tmp_path, MIXED)))
+        assert found["colour"].tolist() == ["red", "green", "red"]
+        assert found["sex"].tolist() == [0, 1, 1]
+        assert found["kind"].tolist() == ["x"] * 3
+
+    def test_a_missing_category_is_nan_in_all_its_values(self, tmp_path):
+        columns = self.columns(tmp_path)
+        X = columns.encode(table(tmp_path, MIXED.replace("green", "")))
+        assert np.isnan(X[1]).tolist() == [True, True, True, False, False]
+
+    def test_columns_are_found_by_their_names(self, tmp_path):
+        columns = self.columns(tmp_path)
+        X = columns.encode(table(tmp_path, MIXED))
+        given = table(tmp_path, MIXED)
+        order = [3, 1, 4, 0, 2]
+        other = Table(
+            "y",
+            tuple(given.names[i] for i in order),
+            tuple(given.columns[i] for i in order),
+        )
+        np.testing.assert_array_equal(columns.encode(other), X)
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            (MIXED.replace("colour", "color"), "lacks the column 'colour'.*did you mean 'color'"),
+            (MIXED.replace("green", "blue"), "'colour' holds 'blue' at row 1.*expected green, red"),
+            ("z," + MIXED.replace("\n", "\n1,")[:-2], "has the column 'z', which was not trained"),
+            (MIXED.replace("0,true", "f,true").replace("1,", "m,"), "'sex' holds text such as"),
+        ],
+    )
+    def test_other_files_are_refused(self, tmp_path, text, words):
+        columns = self.columns(tmp_path)
+        with pytest.raises(DataError, match=words):
+            columns.encode(table(tmp_path, text))
+
+    def test_a_category_of_numbers_meets_numbers(self):
+        known = Columns((Column("k", "category", ("3", "7.5")),))
+        X = known.encode(Table("x", ("k",), (np.array([7.5, 3, np.nan]),)))
+        np.testing.assert_array_equal(X, [[0, 1], [1, 0], [np.nan, np.nan]])
+
+    @pytest.mark.parametrize("has_target", [True, False])
+    def test_without_names_columns_are_by_their_places(self, has_target):
+        known = Columns((Column("2", "number"), Column("3", "number")), False, _target("1"))
+        columns = (np.array([9.0]), np.array([1.0]), np.array([2.0]))[0 if has_target else 1 :]
+        names = tuple(map(str, range(1, len(columns) + 1)))
+        assert known.encode(Table("x", names, columns, False)).tolist() == [[1, 2]]
+
+    @pytest.mark.parametrize(
+        ("kinds", "text"),
+        [
+            ("bbb", "bernoulli"),
+            ("nn", "gaussian"),
+            ("bbn", "bernoulli:2,gaussian:1"),
+            ("bnbb", "bernoulli:1,gaussian:1,bernoulli:2"),
+            ("n334", "gaussian:1,softmax:2x3,softmax:1x4"),
+            ("3", "softmax:1x3"),
+            ("3c3b", "softmax:2x3,bernoulli:1"),
+        ],
+    )
+    def test_visible_units(self, kinds, text):
+        names = {"b": "binary", "n": "number", "c": "constant"}
+        features = [
+            Column(
+                str(i),
+                names.get(kind, "category"),
+                tuple("abcd"[: int(kind)] if kind in "34" else ()),
+            )
+            for i, kind in enumerate(kinds)
+        ]
+        assert Columns(tuple(features)).visible_units() == text
+
+    def test_a_constant_among_numbers_is_a_number(self):
+        columns = (np.zeros(3), np.array([1.0, 5, 2]), np.array([0.0, 1, 1]))
+        found = columns_of(Table("x", ("a", "b", "c"), columns), encode=False)
+        assert [column.kind for column in found.features] == ["number", "number", "binary"]
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("a,b\n1,2\n3,o\n4,5\n", "got 'o' in line 3, field 2; expected numbers.* 'b'"),
+            ("a,b\n1,2\n3,o\n4,p\n", "column 'b' holds numbers and text, such as '2' and 'o'"),
+            ("a,b\n1,\n2,\n", "column 'b' has no value in any row"),
+            ("a,b\n1,\n2,x\n", "target: got none .* last column, 'b', holds text such as 'x'"),
+            ("a,b\nx,1\ny,2\n", "visible_units: .* column 'a' holds text such as 'x'; take auto"),
+        ],
+    )
+    def test_what_cannot_be_trained_on(self, tmp_path, text, words):
+        with pytest.raises(DataError, match=words):
+            columns_of(table(tmp_path, text), encode=False)
+
+    def test_texts_that_are_no_categories(self):
+        names = Table("x", ("id",), (texts_of(f"n{i}" for i in range(50)),))
+        with pytest.raises(DataError, match="'id' holds 50 different texts in 50 rows"):
+            columns_of(names, encode=True)
+
+    def test_numbers_and_texts_in_one_column(self, tmp_path):
+        found = table(tmp_path, "a,b\n1,x\n2,y\n3,4\n")
+        with pytest.raises(DataError, match="'b' holds numbers and text, such as '4' and 'x'"):
+            columns_of(found, encode=True)
+
+    def test_they_are_kept_as_json(self, tmp_path):
+        columns = msgspec.structs.replace(self.columns(tmp_path), target=_target("y", "a", "b"))
+        write_columns(columns, tmp_path / "columns.json")
+        assert read_columns(tmp_path / "columns.json") == columns
+        assert columns_in({"columns": msgspec.to_builtins(columns)}) == columns
+        assert columns_in({}) is read_columns(tmp_path / "no.json") is None
+
+    def test_damaged_ones_are_refused(self, tmp_path):
+        (tmp_path / "columns.json").write_text("{")
+        with pytest.raises(DataError, match="cannot be read"):
+            read_columns(tmp_path / "columns.json")
+        with pytest.raises(DataError, match="damaged"):
+            columns_in({"columns": {"features": 3}})
+
+
+def _target(name, *classes):
+    return Target(name, "classification", classes or None)
+
+
+@given(st.lists(st.sampled_from(["a", "b", "c", None]), min_size=1))
+def test_texts_come_back(values):
+    found = texts_of(values)
+    assert cells(found) == values
+    assert list(found.values) == sorted({value for value in values if value is not None})
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(-1e6, 1e6, width=32), st.sampled_from("xyz"), st.booleans()), min_size=1
+    )
+)
+def test_rows_come_back(rows):
+    numbers, texts, truths = zip(*rows, strict=True)
+    given = Table("t", ("n", "t", "b"), (np.array(numbers), texts_of(texts), np.array(truths)))
+    columns = columns_of(given, encode=True)
+    found = columns.decode(columns.encode(given))
+    assert found["n"].tolist() == list(numbers)
+    assert found["t"].tolist() == list(texts)
+    assert found["b"].tolist() == list(truths)
+
+
+@given(
+    st.text(alphabet='a1-,;\n\t"# .?naNA', max_size=60),
+    st.booleans(),
+    st.sampled_from([None, "1", "-1"]),
+)
+def test_any_text_is_read_or_refused_in_one_sentence(text, encode, target):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.csv"
+        path.write_text(text, encoding="utf-8")
+        try:
+            data = load_dataset(path, target=target, encode=encode, bounded=False, validation=0)
+        except DataError as error:
+            assert "\n" not in str(error).replace(repr(text), "")
+        else:
+            assert data.train.dtype == np.float32
+            assert np.isfinite(data.train).all()
