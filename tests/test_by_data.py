@@ -89,18 +89,19 @@ class TestRules:
         assert chosen(Facts(200, 16), shards=16)["batch_size"] == 16
 
     @pytest.mark.parametrize(
-        ("options", "decay"),
+        ("options", "names"),
         [
-            ({}, 0.1),
-            ({"objective": "reconstruction"}, None),
-            ({"optimizer": "sgd"}, None),
-            ({"learning_rate": 0.1}, None),
-            ({"weight_decay": 0.0}, None),
+            ({}, ["learning_rate", "rate_schedule", "weight_decay"]),
+            ({"learning_rate": 0.1}, ["rate_schedule", "weight_decay"]),
+            ({"epochs": 3}, []),
+            ({"optimizer": "sgd"}, []),
+            ({"objective": "reconstruction"}, []),
         ],
     )
-    def test_a_small_classifier_decays(self, options, decay):
+    def test_a_small_classifier_has_a_higher_rate_that_falls(self, options, names):
         found = tuned(Facts(9_999, 16), **{"objective": "classification", **options})
-        assert found.get("weight_decay") == decay
+        assert sorted(found.keys() - {"batch_size", "epochs"}) == names
+        assert not tuned(Facts(50_000, 16), **{"objective": "classification", **options})
 
     def test_an_optimizer_that_searches_keeps_its_large_minibatches(self):
         assert tuned(Facts(105, 16), objective="classification", optimizer="cg") == {}

@@ -46,7 +46,8 @@ class TestResults:
         assert rows == [[labels, start] for labels in ("50", "1,294") for start in STARTS]
         assert "means of 2 seeds; the gain is over random weights" in lines
         assert lines[-1] == "table and curve: new/deep"
-        progress = err.splitlines()
+        settings, *progress = err.splitlines()
+        assert settings.startswith("settings for 1,294 rows of 64 numbers: batch size 12; fine-tu")
         assert len(progress) == 2 * 3 * 2
         assert progress[0].startswith("seed 5  greedy  50 labels  test ")
         assert progress[-1].startswith("seed 6  random  1,294 labels  test ")
@@ -76,7 +77,7 @@ class TestResults:
         assert greedy["gain"] == pytest.approx(random["test"] - greedy["test"])
         assert [row["spread"] for row in report["table"]] == [None] * 4
         assert len(report["runs"]) == 4
-        assert len(err.splitlines()) == 4
+        assert len(err.splitlines()) == 1 + 4
 
     def test_reconstruction_draws_no_curve(self, call, tmp_path):
         given = ("--finetune", "reconstruction", "--seeds", 1, "--starts", "random", "--quiet")

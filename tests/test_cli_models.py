@@ -269,7 +269,10 @@ WRONG = [
     ("--labels 20 --data x.npy", "--labels: got 20, but x.npy has no labels"),
     ("--labels 0", "--labels: got 0, expected a whole number of at least 1"),
     ("--labels 49", "--labels: got 49, expected 1 to 48, those there are"),
-    ("--finetune classification --labels 9", "--finetune-batch-size: got 100, expected at most 9"),
+    (
+        "--finetune classification --labels 9 --finetune-batch-size 100",
+        "--finetune-batch-size: got 100, expected at most 9",
+    ),
     (
         "--finetune reconstruction --finetune-batch-size 10 --finetune-patience 2 --validation 0",
         "--finetune-patience: got a number without validation examples",
@@ -282,7 +285,7 @@ WRONG = [
     ),
     ("--finetune classification --finetune-loss squared", "--finetune-loss: got squared for cl"),
     ("--finetune classification --finetune-dropout 1", "--finetune-dropout: got 1.0, expected"),
-    ("--data wide.npy", "wide.npy: got "),
+    ("--data wide.npy --visible-units bernoulli", "wide.npy: got "),
 ]
 
 

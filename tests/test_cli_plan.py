@@ -140,7 +140,10 @@ class TestAuto:
             ("--layers 16,1000000,1000000", "--layers: 16,1000000,1000000 on 60 examples need"),
             ("--batch-size 60", "--batch-size: got 60, expected at most 54"),
             ("--early-stopping free-energy-gap --validation 0", "--early-stopping: got free-"),
-            ("--finetune reconstruction", "--finetune-batch-size: got 100, expected at most 54"),
+            (
+                "--finetune reconstruction --finetune-batch-size 100",
+                "--finetune-batch-size: got 100, expected at most 54",
+            ),
         ],
     )
     def test_what_cannot_be_trained_is_not_measured(self, call, monkeypatch, options, message):

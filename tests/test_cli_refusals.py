@@ -206,6 +206,7 @@ class TestTrain:
     )
     def test_data(self, folder, capsys, data, message, runtime):
         given = ("--layers", "16,8", "--batch-size", 10, "--runtime", runtime)
+        given += ("--visible-units", "bernoulli")
         line = refusal(capsys, *TRAIN, "--data", data, *given)
         assert line.startswith(f"Error: {message}")
         assert not (folder / "new").exists()

@@ -118,15 +118,14 @@ def command(
         check_drawing()
     data = load_data(settings, given=given) if data is None else data
     settings, notice = settled(settings, given, data)
-    if notice and not quiet:
-        click.echo(notice, err=True)
     first = settings.pretrain.seed
     compared = {
         "starts": starts or USUAL_STARTS,
         "seeds": range(first, first + seeds),
         "labels": labels or (None,),
     }
-    folder, outcomes = _outcomes(settings, data, out, quiet=quiet, **compared)
+    notice = None if quiet else notice
+    folder, outcomes = _outcomes(settings, data, out, quiet=quiet, notice=notice, **compared)
     report = as_report(settings, data, outcomes, folder)
     try:
         write_comparison(with_absolute_path(settings), report, outcomes, folder)
@@ -138,7 +137,13 @@ def command(
 
 
 def _outcomes(
-    settings: Settings, data: Dataset, out: Path | None, *, quiet: bool, **compared: Any
+    settings: Settings,
+    data: Dataset,
+    out: Path | None,
+    *,
+    quiet: bool,
+    notice: str | None,
+    **compared: Any,
 ) -> tuple[Path, list[Outcome]]:
     """Compare; return the folder that was made, and the results."""
     from syncpretrain.cli.compare_output import keep_unfinished, print_outcome
@@ -151,6 +156,8 @@ def _outcomes(
 
     def begin() -> None:
         made.append(new_folder(settings.pretrain.layers) if out is None else made_folder(out))
+        if notice is not None:
+            click.echo(notice, err=True)
 
     def record(outcome: Outcome) -> None:
         outcomes.append(outcome)

@@ -28,8 +28,16 @@ SMALLEST_MINIBATCH = 10  # the gradient of fewer examples is mostly noise
 UPDATES = 5000  # as ten epochs of MNIST are
 ENOUGH_EPOCHS = 500  # whatever is in so few rows is learned by then
 MOST_WORK = 10**12  # rows times weights, of all epochs: those of MNIST in 784-1000-500-250-30
-SMALL_DATA_DECAY = 0.1  # of a classifier: over the updates it halves what no gradient holds
-WORDED = {"batch_size": "batch size {}", "epochs": "{} epochs", "weight_decay": "weight decay {}"}
+# Sigmoids take thousands of updates at the usual rate. A higher one has to fall in the end, and few
+# rows are learned by heart without a decay.
+OF_FEW_ROWS = {"learning_rate": 0.003, "rate_schedule": "cosine", "weight_decay": 0.1}
+WORDED = {
+    "batch_size": "batch size {}",
+    "epochs": "{} epochs",
+    "learning_rate": "learning rate {}",
+    "rate_schedule": "falling as a {}",
+    "weight_decay": "weight decay {}",
+}
 STEPPING_OPTIMIZERS = ("adam", "sgd")  # the others search along lines, on large minibatches
 
 
@@ -131,10 +139,10 @@ def finetune_by_data(
         found["batch_size"] = batch = _batch(facts.rows, settings.batch_size, shards)
     if "epochs" not in given:
         found["epochs"] = _epochs(facts.rows, batch, settings.epochs, shapes)
-    is_usual = settings.optimizer == "adam" and not {"weight_decay", "learning_rate"} & given
     has_targets = settings.objective in ("classification", "regression")
-    if is_usual and has_targets and facts.rows < BATCH_SHARE * FinetuneSettings().batch_size:
-        found["weight_decay"] = SMALL_DATA_DECAY
+    is_small = facts.rows < BATCH_SHARE * FinetuneSettings().batch_size
+    if "epochs" not in given and has_targets and is_small and settings.optimizer == "adam":
+        found |= {name: value for name, value in OF_FEW_ROWS.items() if name not in given}
     found = _changes(settings, found)
     return (replaced(settings, **found), found) if found else (settings, found)
 
@@ -148,7 +156,7 @@ def in_words(facts: Facts, found: Mapping[str, Any]) -> str:
                 f"visible units {value} (values from {facts.low:g} to {facts.high:g}, which are"
                 " standardized)"
             )
-        elif name != "learning_rate":  # it goes with the units
+        elif "visible_units" not in found or name != "learning_rate":  # which goes with the units
             number = value[0] if isinstance(value, list) else value
             words.append(WORDED[name].format(number))
     return f"settings for {facts.rows:,} rows of {facts.columns:,} numbers: {', '.join(words)}"
