@@ -30,17 +30,10 @@ from syncpretrain.settings import PretrainSettings, settings_from
 from syncpretrain.settings.by_data import in_words, pretrain_by_data
 from syncpretrain.settings.convert import check_names
 
-__all__ = ["pretrain", "pretrained"]
+__all__ = ["pretrain"]
 
 JUDGED_ROWS = 1000  # for the verdict
-ARGUMENTS = (
-    "hidden",
-    "validation",
-    "verbose",
-    "observers",
-    "replay",
-    "resume",
-)  # beside the settings
+ARGUMENTS = ("hidden", "validation", "verbose", "warn", "observers", "replay", "resume")
 
 
 def pretrain(
@@ -50,6 +43,7 @@ def pretrain(
     hidden: int | Sequence[int] | None = None,
     validation: ArrayLike | None = None,
     verbose: bool = False,
+    warn: bool = True,
     observers: Iterable[Observer] = (),
     replay: Reads | None = None,
     resume: str | PathLike[str] | None = None,
@@ -76,6 +70,8 @@ def pretrain(
         Held-out examples; each layer's error on them is reported after every epoch.
     verbose : bool
         Print the progress on standard error, as the command line does.
+    warn : bool
+        Warn of a poor result, where the stack is not fine-tuned next.
     observers : iterable of callable
         Called with each event of :mod:`syncpretrain.events`, in this thread.
     replay : tuple of tuple of int, optional
@@ -128,35 +124,6 @@ def pretrain(
     >>> pretrain(X, hidden=[4, 2], epochs=50).widths
     (8, 4, 2)
     """
-    stack = pretrained(
-        X,
-        layers=layers,
-        hidden=hidden,
-        validation=validation,
-        verbose=verbose,
-        observers=observers,
-        replay=replay,
-        resume=resume,
-        **settings,
-    )
-    for sentence in stack.info.get("verdict", ()):
-        warnings.warn(sentence, PoorResultWarning, stacklevel=2)
-    return stack
-
-
-def pretrained(
-    X: Any,
-    *,
-    layers: str | Sequence[Any] | None = None,
-    hidden: int | Sequence[int] | None = None,
-    validation: ArrayLike | None = None,
-    verbose: bool = False,
-    observers: Iterable[Observer] = (),
-    replay: Reads | None = None,
-    resume: str | PathLike[str] | None = None,
-    **settings: Any,
-) -> Stack:
-    """Do as :func:`pretrain`, without a warning where the result is poor."""
     if others := settings.keys() & {"data", "finetune"}:
         raise SettingsError(f"{min(others)}: is no setting of pretrain(); see finetune() for that")
     check_names(settings, (*PretrainSettings.__struct_fields__, *ARGUMENTS, "run"))
@@ -180,6 +147,8 @@ def pretrained(
     if saved is not None:
         saved.delete()
     sentences = on_layers(baselines(stack, _sample(stack, look)), history.layers)
+    for sentence in sentences if warn else ():
+        warnings.warn(sentence, PoorResultWarning, stacklevel=2)
     info: dict[str, Any] = {"by_data": chosen} if chosen else {}
     info |= {"verdict": sentences} if sentences else {}
     info |= {"bytes": BITS} if look.are_bits else {}

@@ -18,7 +18,7 @@ __all__ = ["StackAnomalyDetector"]
 
 WIDER, WIDEST = 4, 512  # times the columns, and units
 NARROWER, SMALLEST_CODE, LARGEST_CODE = 4, 2, 64
-SCORES = {"reconstruction": "denoising", "free-energy": "rbm"}  # each with its model
+MODEL_OF_SCORE = {"reconstruction": "denoising", "free-energy": "rbm"}  # each with its model
 
 
 class StackAnomalyDetector(OutlierMixin, StackEstimator):
@@ -88,7 +88,7 @@ class StackAnomalyDetector(OutlierMixin, StackEstimator):
 
     @property
     def _model(self) -> str:  # type: ignore[override]
-        return SCORES[self.by]
+        return MODEL_OF_SCORE[self.by]
 
     def _widths(self, columns: int) -> list[int]:
         """Return the units of each layer; a free energy needs the first one only."""
@@ -114,8 +114,8 @@ class StackAnomalyDetector(OutlierMixin, StackEstimator):
         X : {array-like, sparse matrix, DataFrame} of shape (n_examples, n_features)
         y : ignored
         """
-        if self.by not in SCORES:
-            raise SettingsError(f"by: got {self.by!r}, expected {' or '.join(SCORES)}")
+        if self.by not in MODEL_OF_SCORE:
+            raise SettingsError(f"by: got {self.by!r}, expected {' or '.join(MODEL_OF_SCORE)}")
         if not 0 < self.contamination <= 0.5:
             raise SettingsError(
                 f"contamination: got {self.contamination!r}, expected a share above 0 and of at"

@@ -11,12 +11,11 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
-from syncpretrain import Stack, finetune
+from syncpretrain import Stack, finetune, pretrain
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.events import Observer
 from syncpretrain.observers.plain_progress import PlainProgress
 from syncpretrain.parallel.available_memory import check_available
-from syncpretrain.pretraining.call import pretrained
 from syncpretrain.sklearn.limits import parallel_limits
 from syncpretrain.sklearn.passes import Matrix
 
@@ -74,7 +73,7 @@ class StackEstimator(BaseEstimator):
         options = self._pretraining(X, seed)
         if not self._trains(self.epochs):
             options |= {"epochs": None, "schedule": "none"}
-        return pretrained(single(X), observers=self._observers(), **options)
+        return pretrain(single(X), observers=self._observers(), warn=False, **options)
 
     def _pretraining(self, X: Matrix, seed: int) -> dict[str, Any]:
         """Return the settings of pretraining on examples; None follows from the data."""
