@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from threadpoolctl import ThreadpoolController, threadpool_info, threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from syncpretrain.errors import SettingsError
 
@@ -30,9 +30,8 @@ __all__ = ["blas_environment", "blas_limit", "blas_threads", "usable_cores"]
 
 _lock = threading.Lock()
 _active: list[blas_limit] = []  # of every run now inside one, all of the same number
-_restore: list[
-    tuple[Callable[[], None], list[int]]
-] = []  # the counts found, and what restores them
+# What restores the counts, the libraries that have them, and the counts found.
+_restore: list[tuple[Callable[[], None], ThreadpoolController, list[int]]] = []
 
 T = TypeVar("T")
 
@@ -50,7 +49,7 @@ def blas_threads(requested: int | None = None) -> int:
     """
     if requested is not None:
         return requested
-    return min([usable_cores(), *_counts()])
+    return min([usable_cores(), *_counts(ThreadpoolController())])
 
 
 def blas_environment(threads: int) -> dict[str, str]:
@@ -123,17 +122,18 @@ class blas_limit:  # noqa: N801 - used like a function, in a with statement
 def _limit(threads: int) -> None:
     """Set the limit of the whole process, which :func:`_restore_found` undoes."""
     _restore_found()  # what an interrupt kept from being restored
-    found = _counts()
+    libraries = ThreadpoolController()  # looks through all that the process has loaded: some ms
+    found = _counts(libraries)
 
     def limit() -> None:  # where no signal is handled
-        unlimited = ThreadpoolController().limit(limits=None)  # knows what to restore
-        _restore.append((unlimited.restore_original_limits, found))
-        threadpool_limits(limits=threads, user_api="blas")
+        unlimited = libraries.limit(limits=None)  # knows what to restore
+        _restore.append((unlimited.restore_original_limits, libraries, found))
+        libraries.limit(limits=threads, user_api="blas")
 
     _in_thread(limit)
-    if any(count > threads for count in _counts()):  # the caller may hold the control itself
-        threadpool_limits(limits=threads, user_api="blas")
-    held = max(_counts(), default=0)
+    if any(n > threads for n in _counts(libraries)):  # the caller may hold the control itself
+        libraries.limit(limits=threads, user_api="blas")
+    held = max(_counts(libraries), default=0)
     if held > threads:
         raise SettingsError(
             f"blas_threads: got {threads}, but another thread of this process holds BLAS at {held}"
@@ -143,15 +143,15 @@ def _limit(threads: int) -> None:
 
 def _restore_found() -> None:
     while _restore:
-        restore, found = _restore[-1]
+        restore, libraries, found = _restore[-1]
         _in_thread(restore)
-        if _counts() != found:
+        if _counts(libraries) != found:
             restore()
         _restore.pop()  # last, so that after an interrupt the next limit tries again
 
 
-def _counts() -> list[int]:
-    return [int(info["num_threads"]) for info in threadpool_info() if info["user_api"] == "blas"]
+def _counts(libraries: ThreadpoolController) -> list[int]:
+    return [int(info["num_threads"]) for info in libraries.info() if info["user_api"] == "blas"]
 
 
 def _in_thread(function: Callable[[], T]) -> T:
