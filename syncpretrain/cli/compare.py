@@ -112,7 +112,8 @@ def command(
     check_folder(out)
     if hidden is not None and preset is None and config is None:
         preset = DEFAULT_PRESET
-    data = settle(partial(settings_from_options, preset, config), hidden, options)
+    made = partial(settings_from_options, preset, config)
+    data = settle(made, given_by(preset, config, options), hidden, options)
     settings, given = _settings(preset, config, labels, starts, options)
     if settings.finetune.objective == "classification":
         check_drawing()
