@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -158,7 +159,8 @@ def _outcomes(
     def begin() -> None:
         made.append(new_folder(settings.pretrain.layers) if out is None else made_folder(out))
         if notice is not None:
-            click.echo(notice, err=True)
+            with suppress(OSError):  # a log on a full disk
+                click.echo(notice, err=True)
 
     def record(outcome: Outcome) -> None:
         outcomes.append(outcome)
