@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,7 +113,8 @@ def command(
     check_folder(out)
     if hidden is not None and preset is None and config is None:
         preset = DEFAULT_PRESET
-    data = settle(partial(settings_from_options, preset, config), hidden, options)
+    made = partial(settings_from_options, preset, config)
+    data = settle(made, given_by(preset, config, options), hidden, options)
     settings, given = _settings(preset, config, labels, starts, options)
     if settings.finetune.objective == "classification":
         check_drawing()
@@ -157,7 +159,8 @@ def _outcomes(
     def begin() -> None:
         made.append(new_folder(settings.pretrain.layers) if out is None else made_folder(out))
         if notice is not None:
-            click.echo(notice, err=True)
+            with suppress(OSError):  # a log on a full disk
+                click.echo(notice, err=True)
 
     def record(outcome: Outcome) -> None:
         outcomes.append(outcome)

@@ -15,6 +15,7 @@ from syncpretrain.settings.architecture_text import MAX_UNITS
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
     from syncpretrain.settings import Settings
+    from syncpretrain.settings.by_data import Given
 
 __all__ = ["hidden_option", "settle"]
 
@@ -27,7 +28,10 @@ def hidden_option(command: F) -> F:
 
 
 def settle(
-    made: Callable[[dict[str, Any]], Settings], hidden: str | None, options: dict[str, Any]
+    made: Callable[[dict[str, Any]], Settings],
+    given: Given | None,
+    hidden: str | None,
+    options: dict[str, Any],
 ) -> Dataset | None:
     """Complete options by the data, which are returned; None where they leave nothing open.
 
@@ -35,6 +39,8 @@ def settle(
     ----------
     made : callable
         Returns the settings that options make.
+    given : Given or None
+        The settings that were given.
     hidden : str, optional
         The units of each layer.
     options : dict
@@ -58,7 +64,7 @@ def settle(
         before["visible_units"] = "gaussian"  # which any values suit
     if hidden is not None:
         before["layers"] = f"{MAX_UNITS},{hidden}"
-    data = load_data(made(before), encode=is_auto)
+    data = load_data(made(before), given=given, encode=is_auto)
     if is_auto:
         options["visible_units"] = units_of_array(data.train, data.columns)
     if hidden is not None:

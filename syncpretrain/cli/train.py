@@ -120,7 +120,7 @@ def command(
         check_folder(out)
         config = config or (replay and replay / CONFIG_NAME)
         made = partial(settings_from_options, preset, config)
-        data = settle(made, hidden, options)
+        data = settle(made, given_by(preset, config, options), hidden, options)
         settings = made(options)
         if replay is not None and settings.pretrain.handoff == "minibatch":
             raise SettingsError(

@@ -14,9 +14,9 @@ from syncpretrain.models.likelihood import free_energy
 from syncpretrain.models.passes import rows_at_once
 from syncpretrain.models.stack import Stack
 
-__all__ = ["SCORES", "check_scores", "feature_names", "feature_scores", "scores"]
+__all__ = ["SCORED_BY", "check_scores", "feature_names", "feature_scores", "scores"]
 
-SCORES = ("reconstruction", "free-energy")
+SCORED_BY = ("reconstruction", "free-energy")
 
 
 def check_scores(stack: Stack, by: str) -> None:
@@ -27,8 +27,8 @@ def check_scores(stack: Stack, by: str) -> None:
     DataError
         If ``by`` is unknown, the stack has no decoder that fits, or its first layer no energy.
     """
-    if by not in SCORES:
-        raise DataError(f"by: got {by!r}, expected {' or '.join(SCORES)}")
+    if by not in SCORED_BY:
+        raise DataError(f"by: got {by!r}, expected {' or '.join(SCORED_BY)}")
     if by == "reconstruction" and stack.head is not None:
         raise DataError(
             "by: got reconstruction, but the stack was fine-tuned to predict and its decoder does"

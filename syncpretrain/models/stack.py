@@ -95,8 +95,6 @@ class Stack:
     def prepared(self, X: ArrayLike, name: str = "X") -> Array:
         """Return examples as the lowest layer sees them: checked, and standardized if it is so.
 
-        Of a data frame the columns are found by their names.
-
         Raises
         ------
         DataError
