@@ -25,6 +25,7 @@ from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.tasks import (
     Labels,
     Reconstruction,
+    Standard,
     Supervised,
     labels_of,
     numbers_of,
@@ -190,7 +191,8 @@ class Finetuning:
                 raise RunInterrupted(
                     "fine-tuning was stopped at its end", stack=tuned, signum=request.signum or 2
                 )
-        return judged(tuned, self.options.objective, history, train.targets)
+        targets = train.targets if self._labels is None else self._labels.targets
+        return judged(tuned, self.options.objective, history, targets)
 
     def _task(self, stack: Stack) -> tuple[Reconstruction | Supervised, Examples, Examples | None]:
         """Return what a stack is tuned for, and the examples as its lowest layer sees them."""
@@ -200,12 +202,14 @@ class Finetuning:
         if labels is None:
             unrolled = Reconstruction(stack, loss=self.options.loss)
             return unrolled, Examples(X, X), None if V is None else Examples(V, V)
-        task = Supervised(stack, labels.head(stack, objective, self.options.seed), objective)
-        everything = len(labels.rows) == len(X)
-        train = Examples(X if everything else _chosen(X, labels.rows), labels.targets)
+        standard = None if labels.classes else Standard.of(labels.targets, self._weights)
+        head = labels.head(stack, objective, self.options.seed, standard)
+        task = Supervised(stack, head, objective, standard)
+        chosen = X if len(labels.rows) == len(X) else _chosen(X, labels.rows)
+        train = Examples(chosen, task.targets(labels.targets))
         if V is None or judged is None or not len(judged.rows):
             return task, train, None
-        return task, train, Examples(V[judged.rows], judged.targets)
+        return task, train, Examples(V[judged.rows], task.targets(judged.targets))
 
     def _check_sizes(self) -> None:
         """Refuse a minibatch larger than the examples, and patience with nothing to judge by."""

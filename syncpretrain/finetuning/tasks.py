@@ -2,14 +2,16 @@
 
 For reconstruction the stack is unrolled into encoder and decoder (Hinton and Salakhutdinov 2006):
 layers 1..K up, then K..1 down with weights of their own, which start as the transposed ones of a
-tied layer. For classification and regression a head stands on the code instead.
+tied layer. For classification and regression a head stands on the code instead. Numbers to predict
+are standardized for training, else a target of 150 takes thousands of updates of the bias alone;
+the head that is kept predicts them as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,7 @@ from syncpretrain.units import kind_of
 __all__ = [
     "Labels",
     "Reconstruction",
+    "Standard",
     "Supervised",
     "labels_of",
     "numbers_of",
@@ -37,10 +40,30 @@ __all__ = [
 HEAD_SPREAD = 0.01  # standard deviation of the head's first weights
 
 
+class Standard(NamedTuple):
+    """Mean of each target, and one spread of all of them, so that the loss keeps its optimum."""
+
+    mean: Array
+    spread: float
+
+    @classmethod
+    def of(cls, targets: Array, weights: Array | None = None) -> Standard:
+        """Return those of targets of shape (n, outputs), with weights of shape (n, 1) if given."""
+        by = None if weights is None else weights[:, 0]
+        mean = np.average(targets.astype("f8"), axis=0, weights=by)
+        squares = np.average(np.square(targets - mean), axis=0, weights=by)
+        return cls(mean.astype(np.float32), float(np.sqrt(squares.mean())) or 1.0)
+
+    def applied(self, targets: Array) -> Array:
+        """Return targets as they are trained on."""
+        standardized: Array = (targets - self.mean) / self.spread
+        return standardized
+
+
 class Reconstruction:
     """The output is to be the input."""
 
-    objective = "reconstruction"
+    objective, error_scale = "reconstruction", 1.0
 
     def __init__(self, stack: Stack, *, loss: str | None) -> None:
         self.stack = stack
@@ -89,18 +112,32 @@ def reconstruction_loss(loss: str | None, visible_units: str) -> str:
 
 
 class Supervised:
-    """The output is to be a class or numbers, by a head on the code."""
+    """The output is to be a class or numbers, by a head on the code.
 
-    def __init__(self, stack: Stack, head: Head, objective: str) -> None:
+    With ``standard`` the head predicts targets as they are, and the chain standardized ones, whose
+    errors are ``error_scale`` times smaller.
+    """
+
+    def __init__(
+        self, stack: Stack, head: Head, objective: str, standard: Standard | None = None
+    ) -> None:
         self.stack, self._head, self.objective = stack, head, objective
+        self._standard = standard
+        self.error_scale = 1.0 if standard is None else standard.spread**2
         self.loss = "cross-entropy" if objective == "classification" else "squared"
         self.is_bounded = objective == "classification"
 
     def chain(self) -> list[Link]:
         """Return the stack's encoder and the head."""
         units = "softmax" if self.objective == "classification" else "gaussian"
-        head = Affine(self._head.weight, self._head.bias, units)
-        return [*map(link_up, self.stack.layers), head]
+        weight, bias = self._head.weight, self.targets(self._head.bias)
+        if self._standard is not None:
+            weight = weight / self._standard.spread
+        return [*map(link_up, self.stack.layers), Affine(weight, bias, units)]
+
+    def targets(self, targets: Array) -> Array:
+        """Return targets as the chain is trained on them."""
+        return targets if self._standard is None else self._standard.applied(targets)
 
     def stack_of(self, chain: Sequence[Pair], info: dict[str, Any]) -> Stack:
         """Return the stack of a trained chain; its decoder stays as it was."""
@@ -112,8 +149,12 @@ class Supervised:
             )
             for layer, (weight, bias) in zip(self.stack.layers, chain, strict=False)
         )
-        weight, bias = chain[-1]
-        head = replace(self._head, weight=weight.copy(), bias=bias.copy())
+        weight, bias = (array.copy() for array in chain[-1])
+        if self._standard is not None:
+            weight *= self._standard.spread
+            bias *= self._standard.spread
+            bias += self._standard.mean
+        head = replace(self._head, weight=weight, bias=bias)
         return Stack(layers, info, self.stack.scaling, head)
 
 
@@ -132,7 +173,7 @@ class Labels:
     ) -> None:
         self.rows, self.targets, self.classes, self.others = rows, targets, classes, others
 
-    def head(self, stack: Stack, kind: str, seed: int) -> Head:
+    def head(self, stack: Stack, kind: str, seed: int, standard: Standard | None) -> Head:
         """Return a head to begin with: the stack's own if it has these classes."""
         old = stack.head
         outputs = self.targets.shape[1]
@@ -145,7 +186,9 @@ class Labels:
         draws = generator(seed, Purpose.WEIGHTS)
         weight = draws.standard_normal((stack.widths[-1], outputs), dtype=np.float32)
         weight *= np.float32(HEAD_SPREAD)
-        return Head(weight, np.zeros(outputs, dtype=np.float32), kind, self.classes)
+        if standard is None:
+            return Head(weight, np.zeros(outputs, dtype=np.float32), kind, self.classes)
+        return Head(weight * standard.spread, standard.mean, kind)
 
 
 def labels_of(

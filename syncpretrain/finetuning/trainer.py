@@ -103,10 +103,7 @@ class Trainer:
         self.record: dict[str, Any] = {}
 
     def train(self, record: Mapping[str, Any], resume: FinetuneState | None = None) -> Stack:
-        """Train and return the stack.
-
-        ``record`` goes into its info; ``resume`` is the state to continue from.
-        """
+        """Train and return the stack, with ``record`` in its info; ``resume`` is where to begin."""
         options, epochs = self.options, self.options.epochs
         self.record = dict(record)
         self.emit(FinetuneStarted(time.monotonic(), options.objective, options.optimizer, epochs))
@@ -121,10 +118,7 @@ class Trainer:
             self.check_epoch(epoch, train_error)
             np.copyto(self.good, self.network.parameters)
             held_out = self.validation_error()
-            now = time.monotonic()
-            self.emit(
-                FinetuneEpochFinished(now, epoch, epochs, now - started, train_error, held_out)
-            )
+            self.report(epoch, started, train_error, held_out)
             if held_out is not None and self.stops_early(epoch, held_out):
                 np.copyto(self.network.parameters, self.best)
                 return self.result(epochs=epoch, best_epoch=self.best_epoch)
@@ -134,6 +128,12 @@ class Trainer:
             np.copyto(self.network.parameters, self.best)
             return self.result(epochs=epochs, best_epoch=self.best_epoch)
         return self.result(epochs=epochs)
+
+    def report(self, epoch: int, started: float, *errors: float | None) -> None:
+        """Report the errors of an epoch, in the units of the targets."""
+        own: Any = [None if x is None else x * self.task.error_scale for x in errors]
+        now, epochs = time.monotonic(), self.options.epochs
+        self.emit(FinetuneEpochFinished(now, epoch, epochs, now - started, *own))
 
     def train_epoch(self, epoch: int, begin: Cursor) -> float:
         """Train on every minibatch once; return their mean error, each before its update."""
@@ -251,10 +251,10 @@ class Trainer:
             return  # whose error cannot grow beyond all bounds
         # A few rows may begin far below the mean's error; what has no limit soon leaves it behind.
         far = 1 if self.task.is_bounded else EXPLODED
-        if error > EXPLODED * self.first_error and error > far * spread(self.examples.targets):
-            raise self.diverged(
-                epoch, f"the training error rose from {self.first_error:.4g} to {error:.4g}"
-            )
+        usual = spread(self.examples.targets) or 1.0  # where they are constant
+        if error > EXPLODED * self.first_error and error > far * usual:
+            first, last = (x * self.task.error_scale for x in (self.first_error, error))
+            raise self.diverged(epoch, f"the training error rose from {first:.4g} to {last:.4g}")
 
     def diverged(self, epoch: int, cause: str) -> DivergedError:
         """Return the error, with the stack of the last good epoch."""
