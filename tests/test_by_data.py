@@ -27,8 +27,8 @@ from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import read_settings, settings_from
 from syncpretrain.settings.by_data import (
     ENOUGH_EPOCHS,
+    ENOUGH_UPDATES,
     MOST_WORK,
-    UPDATES,
     Facts,
     Given,
     finetune_by_data,
@@ -68,7 +68,7 @@ class TestRules:
     def test_a_small_table_gets_small_minibatches_and_many_epochs(self):
         found = chosen(Facts(105, 16))
         assert found["batch_size"] == 10
-        assert found["epochs"] == [math.ceil(UPDATES / 11)]
+        assert found["epochs"] == [math.ceil(ENOUGH_UPDATES / 11)]
 
     def test_numbers_beyond_probabilities_get_gaussian_units_and_their_rate(self):
         found = chosen(Facts(105, 16, -3.0, 12.0), (16, 8, 4))
@@ -113,7 +113,7 @@ class TestRules:
         batch, epochs = after.batch_size, after.epochs[0]
         assert 1 <= batch <= min(rows, 100)
         assert epochs >= 10
-        enough = epochs * math.ceil(rows / batch) >= UPDATES
+        enough = epochs * math.ceil(rows / batch) >= ENOUGH_UPDATES
         costly = (epochs + 1) * rows * visible * hidden > MOST_WORK
         assert enough or costly or epochs == ENOUGH_EPOCHS
         if rows >= 50_000:
@@ -141,9 +141,9 @@ class TestSettled:
         settings = settings_from([4, 3], finetune={"objective": "classification"})
         after, line = settled(settings, Given(), data_of(table(), labels))
         assert after.finetune.batch_size == 8
-        assert (
-            "fine-tuning: settings for 8 rows of 4 numbers: batch size 8, 500 epochs, weight"
-            in line
+        assert line.endswith(
+            "; fine-tuning: settings for 8 rows of 4 numbers: batch size 8, 500 epochs, learning"
+            " rate 0.003, falling as a cosine, weight decay 0.1"
         )
 
     def test_a_run_keeps_them_as_numbers(self, tmp_path):

@@ -33,6 +33,7 @@ from syncpretrain.sklearn import (
 )
 from syncpretrain.sklearn.limits import parallel_limits
 
+QUIET = "ignore::syncpretrain.errors.PoorResultWarning"  # two epochs learn little
 SMALL = {"hidden": (6, 3), "epochs": 2, "batch_size": 10, "workers": 1, "random_state": 0}
 TUNED = {**SMALL, "hidden": (8,), "finetune_epochs": 40}
 TUNED |= {"settings": {"finetune_learning_rate": 0.02}}
@@ -367,7 +368,7 @@ class TestParallel:
 
     def test_a_search_in_two_jobs_finds_what_one_finds(self):
         ran = subprocess.run(
-            [sys.executable, "-W", "error", "-c", SEARCH],
+            [sys.executable, "-W", "error", "-W", QUIET, "-c", SEARCH],
             capture_output=True,
             text=True,
             check=True,

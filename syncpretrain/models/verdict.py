@@ -22,6 +22,7 @@ from syncpretrain.units import kind_of
 __all__ = ["Baseline", "baselines", "mean_error", "on_layers", "on_tuning", "share_text"]
 
 MOST_CONSTANT = 0.5  # of a layer's units
+LEAST_CHANGE = 0.05  # between examples, of a unit that says anything about them
 GROWN = 1.05  # times the first epoch's error: less is noise
 
 
@@ -75,7 +76,7 @@ class _Measured:
 
     def baseline(self, units: str) -> Baseline:
         mean = self._sums / self._rows
-        constant = self._high - self._low < NEAR_LIMIT
+        constant = self._high - self._low < LEAST_CHANGE
         if self._rows < 2:  # a single row says nothing
             constant[:] = False
         kind = kind_of(units)

@@ -25,7 +25,7 @@ __all__ = ["Facts", "Given", "finetune_by_data", "in_words", "pretrain_by_data"]
 FinetuneT = TypeVar("FinetuneT", bound=FinetuneSettings)
 BATCH_SHARE = 100  # minibatches of an epoch, at least, as long as they are not too small
 SMALLEST_MINIBATCH = 10  # the gradient of fewer examples is mostly noise
-UPDATES = 5000  # as ten epochs of MNIST are
+ENOUGH_UPDATES = 5000  # as ten epochs of MNIST are
 ENOUGH_EPOCHS = 500  # whatever is in so few rows is learned by then
 MOST_WORK = 10**12  # rows times weights, of all epochs: those of MNIST in 784-1000-500-250-30
 # Sigmoids take thousands of updates at the usual rate. A higher one has to fall in the end, and few
@@ -172,7 +172,7 @@ def _epochs(rows: int, batch: int, usual: int, shapes: Iterable[LayerShape]) -> 
     """Return the epochs that make enough updates, but no more work than large data is."""
     steps = max(math.ceil(rows / batch), 1)
     work = max(rows, 1) * sum(shape.products for shape in shapes)
-    return max(usual, min(math.ceil(UPDATES / steps), ENOUGH_EPOCHS, MOST_WORK // work))
+    return max(usual, min(math.ceil(ENOUGH_UPDATES / steps), ENOUGH_EPOCHS, MOST_WORK // work))
 
 
 def _changes(settings: msgspec.Struct, found: Mapping[str, Any]) -> dict[str, Any]:
