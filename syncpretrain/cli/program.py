@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import traceback
 from importlib import import_module
@@ -82,12 +83,19 @@ class Program(click.Group):
             return _end(ctx, f"Error: there is not enough memory: {error}", FAILED)
 
     def _in_option_names(self, message: str, ctx: click.Context) -> str:
-        """Write a setting's name at the start of a message as the command's option."""
+        """Write a setting's name at the start of a message, and name=value, as an option."""
         command = self.get_command(ctx, ctx.invoked_subcommand or "")
         options = {name for p in (command.params if command else ()) for name in p.opts}
         setting, colon, rest = message.partition(": ")
         option = "--" + setting.replace("_", "-")
-        return f"{option}{colon}{rest}" if option in options else message
+        if option not in options:
+            return message
+        rest = re.sub(
+            r"\b([a-z_]+)=(?=\S)",
+            lambda found: f"--{found[1]} " if f"--{found[1]}" in options else found[0],
+            rest,
+        )
+        return f"{option}{colon}{rest}"
 
 
 def _end(ctx: click.Context, message: str, status: int) -> None:

@@ -36,6 +36,11 @@ def check_scores(stack: Stack, by: str) -> None:
         )
     if by == "free-energy":
         layer = stack.layers[0]
+        if layer.model != "rbm":
+            raise DataError(
+                "by: got free-energy, but layer 1 is an autoencoder, or was fine-tuned, and has no"
+                " energy; take reconstruction, or score RBMs before fine-tuning"
+            )
         free_energy(layer, np.zeros((1, layer.shape.visible), dtype=np.float32))
 
 
