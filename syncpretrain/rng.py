@@ -29,6 +29,7 @@ class Purpose(IntEnum):
     SAMPLE = 7
     DROPOUT = 8
     CORRUPTION = 9
+    IMPUTATION = 10
 
 
 class Address(NamedTuple):

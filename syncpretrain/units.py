@@ -6,7 +6,8 @@ Each kind is one record of the table below; whatever differs between kinds is as
 * ``gaussian``: mean x, variance 1; the linear units of a network (Hinton and Salakhutdinov 2006);
 * ``relu``: mean max(0, x); rectified linear units (Nair and Hinton 2010);
 * ``tanh``: mean tanh(x); of autoencoders and networks, for there are no states to sample;
-* ``softmax``: one unit is on; only the last units of a classifier.
+* ``softmax``: one unit is on; only the last units of a classifier;
+* blocks of columns, such as ``gaussian:5,softmax:3x7``: :mod:`syncpretrain.unit_blocks` has them.
 
 The equations take NumPy as their first argument: the settings read this table too, and the help of
 the command line is printed without importing NumPy. A faster form of an equation belongs to
@@ -20,7 +21,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["INPUT_UNITS", "KINDS", "UNITS", "Kind", "kind_of", "sigmoid", "softmax"]
+__all__ = [
+    "BLOCK_READERS",
+    "INPUT_UNITS",
+    "KINDS",
+    "UNBOUNDED_RATE",
+    "UNITS",
+    "Kind",
+    "kind_of",
+    "sigmoid",
+    "softmax",
+]
 
 Equation = Callable[..., Any]
 UNBOUNDED_RATE = 0.001  # without a limit a lower rate is needed (Hinton 2010, section 13.2)
@@ -156,6 +167,8 @@ class Kind:
         Whether states are 0 or 1.
     is_exclusive : bool
         Whether one unit of all is on: means depend on each other, and errors are wrong classes.
+    blocks : Blocks or None
+        Where each of several kinds stands; see :class:`syncpretrain.unit_blocks.Blocks`.
     """
 
     name: str
@@ -176,6 +189,7 @@ class Kind:
     is_input: bool = False
     is_binary: bool = False
     is_exclusive: bool = False
+    blocks: Any = None
 
     @property
     def is_bounded(self) -> bool:
@@ -184,8 +198,8 @@ class Kind:
 
     @property
     def is_unit_interval(self) -> bool:
-        """Whether means are in [0, 1]; examples for other visible units are standardized."""
-        return (self.lower, self.upper) == (0, 1)
+        """Whether all means are in [0, 1], and examples are neither standardized nor counts."""
+        return (self.lower, self.upper) == (0, 1) and self.blocks is None
 
     @property
     def is_linear(self) -> bool:
@@ -265,9 +279,11 @@ KINDS = {
 UNITS = tuple(name for name, kind in KINDS.items() if not kind.is_exclusive)  # of a layer
 INPUT_UNITS = tuple(name for name, kind in KINDS.items() if kind.is_input)
 
+BLOCK_READERS: list[Callable[[str], Kind]] = []  # of texts: see unit_blocks.py
+
 
 def kind_of(name: str) -> Kind:
-    """Return the record of a kind of units.
+    """Return the record of a kind of units, or of blocks.
 
     Raises
     ------
@@ -275,6 +291,8 @@ def kind_of(name: str) -> Kind:
         If there is none of that name.
     """
     kind = KINDS.get(name)
+    if kind is None and ":" in name and BLOCK_READERS:
+        return BLOCK_READERS[0](name)
     if kind is None:
         raise ValueError(f"got units {name!r}; expected one of {', '.join(KINDS)}")
     return kind

@@ -300,15 +300,21 @@ def test_archives_that_do_not_fit(tmp_path, arrays, words):
     refused(tmp_path / "x.npz", words)
 
 
+@pytest.mark.parametrize("cell", ["", "nan", "NA"])
+def test_a_cell_without_a_number_is_a_missing_value(tmp_path, cell):
+    path = tmp_path / "x.csv"
+    path.write_text(f"0,1\n0,{cell}\n1,0\n", encoding="utf-8")
+    found = read_file(path)[0]
+    np.testing.assert_array_equal(np.float32(found), np.float32([[0, 1], [0, np.nan], [1, 0]]))
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("", "no values"),
         ("a,b\n", "no values"),
         ("a,b\n0,1\n0,x\n", "got 'x' in line 3, field 2"),
-        ("0,1\n0,\n", "got nan at row 1, column 1"),
         ("0,1\n0,1,1\n", "got width 3 in line 2 after lines of width 2"),
-        ("0,1\n0,nan\n", "got nan at row 1, column 1"),
         ("0,1\n0,1e300\n", "got inf at row 1, column 1"),
         ("0,255\n", "got 255 at row 0, column 1"),
         ("0,5;1\n", "whose column '1' holds text such as '0,5'"),

@@ -84,7 +84,7 @@ IDLE = {"dead_units", "saturated_units"}
         ("bernoulli", "bernoulli", set()),
         ("bernoulli", "gaussian", PARTITION | IDLE),
         ("bernoulli", "relu", PARTITION | {"saturated_units"}),
-        ("gaussian", "bernoulli", NOT_BINARY),
+        ("gaussian", "bernoulli", {"pseudo_likelihood"}),
         ("gaussian", "gaussian", NOT_BINARY | IDLE),
         ("gaussian", "relu", NOT_BINARY | {"saturated_units"}),
     ],

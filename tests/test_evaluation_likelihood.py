@@ -187,9 +187,9 @@ def test_a_rectified_unit_alone_is_its_stepped_copies_everywhere():
 
 @pytest.mark.parametrize("measure", [log_z, log_z_ais])
 @pytest.mark.parametrize(
-    "units", [("gaussian", "bernoulli"), ("bernoulli", "gaussian"), ("bernoulli", "relu")]
+    "units", [("gaussian", "gaussian"), ("bernoulli", "gaussian"), ("bernoulli", "relu")]
 )
-def test_log_z_is_for_binary_units_alone(measure, units):
+def test_log_z_is_for_binary_hidden_units_alone(measure, units):
     layer = replace(make_layer(), visible_units=units[0], hidden_units=units[1])
     with pytest.raises(DataError, match=rf"layer: got .*{max(units)}.* expected bernoulli ones"):
         measure(layer)

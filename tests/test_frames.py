@@ -94,7 +94,7 @@ def test_nullable_types_of_pandas():
     ("columns", "words"),
     [
         ({"a": [0.5, 2.0]}, "^X: got 2 at row 1 .*, column 'a', expected values in"),
-        ({"a": [0.5, None]}, "^X: got nan at row 1 .*, column 'a', expected finite"),
+        ({"a": [0.5, float("inf")]}, "^X: got inf at row 1 .*, column 'a', expected finite"),
         ({"a": [0.5, 1], "t": ["x", "y"], "c": [0, 1]}, "column 't' holds text such as 'x'"),
         ({"a": [0.5, 1], "t": [None, None]}, "column 't' has no value in any row"),
     ],

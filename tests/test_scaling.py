@@ -120,7 +120,7 @@ class TestRange:
             pretrain(train, **arguments)
         pretrain(train, visible_units="gaussian", **arguments)
 
-    @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e19, -1e19, 1e300])
+    @pytest.mark.parametrize("bad", [np.inf, -np.inf, 1e19, -1e19, 1e300])
     def test_what_no_square_can_hold_is_refused_with_its_place(self, bad):
         X = self.X.astype(np.float64)
         X[3, 1] = bad

@@ -15,7 +15,6 @@ from syncpretrain.cli.help_texts import TEXTS
 from syncpretrain.cli.options import LAYERS, epoch_counts, floats, integers, momentums, words
 from syncpretrain.settings import DataSettings, FinetuneSettings, PretrainSettings, RunSettings
 from syncpretrain.settings.defaults import PER_LAYER
-from syncpretrain.units import INPUT_UNITS, UNITS
 
 __all__ = ["AUTO", "FINETUNE", "OPTIONS", "setting_options", "source_options"]
 
@@ -42,11 +41,8 @@ LETTERS = {
     "stall_timeout": "SECONDS",
 }
 OPPOSITES = {"persistent": "--not-persistent", "tied": "--untied"}
-NOT_OFFERED = {
-    "visible_units": set(UNITS) - set(INPUT_UNITS),
-}
-DERIVED = {"architecture"}  # follows from the layers
-ALSO_OFFERED = {"schedule": (AUTO,), "visible_units": (AUTO,)}
+DERIVED = {"architecture", "missing"}  # follow from the layers, and from the examples
+ALSO_OFFERED = {"schedule": (AUTO,)}
 WRITTEN: dict[str, dict[str, Any]] = {
     "layers": {"type": str, "metavar": LAYERS},
     "data": {"metavar": "NAME|FILE"},
@@ -54,6 +50,7 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "drop": {"metavar": "COLUMN[,COLUMN]"},
     "test": {"metavar": "FRACTION|FILE"},
     "unlabelled": {"metavar": "FILE"},
+    "visible_units": {"metavar": "KIND|KIND:N[,KIND:N...]|auto"},
     "backend": {"metavar": "auto|numpy|cupy[:N]"},
     "epochs": {"type": epoch_counts, "metavar": "N|auto[:N]"},
     "refresh_when": {"type": words(()), "metavar": "always|drift:X"},
@@ -152,7 +149,7 @@ def _unwrapped(kind: Any) -> tuple[Any, bool]:
 def _parsed(name: str, field: str, kind: Any, is_list: bool) -> dict[str, Any]:
     """Return how an option's text is read, and what stands for it in the help."""
     if get_origin(kind) is Literal:
-        choices = [choice for choice in get_args(kind) if choice not in NOT_OFFERED.get(name, ())]
+        choices = get_args(kind)
         if is_list:
             return {"type": words(choices), "metavar": "KIND[,KIND...]"}
         return {"type": click.Choice([*choices, *ALSO_OFFERED.get(name, ())])}

@@ -165,11 +165,16 @@ def as_examples(X: ArrayLike, name: str) -> NDArray[Any]:
 
 
 def check_values(
-    X: NDArray[Any], name: str, *, bounded: bool = True, names: Sequence[str] | None = None
+    X: NDArray[Any],
+    name: str,
+    *,
+    bounded: bool = True,
+    names: Sequence[str] | None = None,
+    missing: bool = False,
 ) -> None:
     """Check that every value is finite, and if ``bounded`` in [0, 1]; any byte or boolean is.
 
-    ``names`` are those of the columns, where they have any.
+    ``names`` are those of the columns, where they have any. ``missing`` permits NaN.
 
     Raises
     ------
@@ -178,7 +183,7 @@ def check_values(
     """
     if not _is_sound(X.dtype):
         for rows in chunks(X.shape):
-            _check_block(X[rows], name, rows.start, bounded=bounded, names=names)
+            _check_block(X[rows], name, rows.start, bounded=bounded, names=names, missing=missing)
 
 
 def _is_sound(dtype: np.dtype[Any]) -> bool:
@@ -193,10 +198,15 @@ def _check_block(
     *,
     bounded: bool,
     names: Sequence[str] | None = None,
+    missing: bool = False,
 ) -> None:
     low, high = _range(bounded)
     with np.errstate(over="ignore"):  # as float32, because 1 + 1e-12 is 1 there
         values = np.asarray(X, dtype=np.float32)
+    if _is_inside(values, low, high):
+        return
+    if missing:
+        values = np.where(np.isnan(values), np.float32(0), values)
     if not _is_inside(values, low, high):
         raise DataError(f"{name}: {_first_bad(X, values, start, (low, high), names)}")
 

@@ -75,7 +75,7 @@ def encoded(
     rows = columns.encode(table)
     if not len(rows):
         raise DataError(f"{name}: got no rows, expected one example or more")
-    check_values(rows, name, bounded=bounded, names=columns.names)
+    check_values(rows, name, bounded=bounded, names=columns.names, missing=True)
     return rows, columns
 
 

@@ -124,7 +124,7 @@ def _of_table(table: Table, wanted: Wanted) -> Rows:
     rows = rows_of_table(table, wanted)
     X = as_examples(rows.X, table.name)
     names = None if rows.columns is None else rows.columns.names
-    check_values(X, table.name, bounded=wanted.bounded, names=names)
+    check_values(X, table.name, bounded=wanted.bounded, names=names, missing=True)
     return rows
 
 
@@ -132,7 +132,7 @@ def _checked(rows: Rows, path: Path, wanted: Wanted) -> Rows:
     """Return rows of two dimensions whose values can be trained on."""
     X = rows.X.reshape(len(rows.X), -1) if rows.X.ndim > 2 and rows.X.size else rows.X
     X = as_examples(X, str(path))
-    check_values(X, str(path), bounded=wanted.bounded)
+    check_values(X, str(path), bounded=wanted.bounded, missing=True)
     bits = as_bits(X)
     notices = rows.notices if bits is X else (*rows.notices, AS_BITS.format(path))
     return rows._replace(X=bits, notices=notices)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data.blocks import blocks_of
+from syncpretrain.units import kind_of
 
 __all__ = ["Scaling", "column_means", "spread"]
 
@@ -42,13 +43,41 @@ class Scaling:
             count += len(block)
             np.minimum(low, block.min(axis=0), out=low)
             np.maximum(high, block.max(axis=0), out=high)
+        if np.isnan(mean).any():
+            return cls._of_known(X)
         scale = np.sqrt(squares / count)
+        return cls._from(mean, scale, low, high)
+
+    @classmethod
+    def for_units(cls, X: Any, units: str) -> Scaling | None:
+        """Return the scaling for visible units, of Gaussian columns alone; None if none is."""
+        kind = kind_of(units)
+        if kind.blocks is None:
+            return None if kind.is_unit_interval else cls.of(X)
+        if not kind.blocks.normal:
+            return None
+        found, shift, scale = cls.of(X), np.zeros(X.shape[1], "f4"), np.ones(X.shape[1], "f4")
+        for part in kind.blocks.normal:
+            shift[part.columns] = found.shift[part.columns]
+            scale[part.columns] = found.scale[part.columns]
+        return cls(shift, scale)
+
+    @classmethod
+    def _of_known(cls, X: NDArray[np.float32]) -> Scaling:
+        """Return the scaling of an array by its numbers alone; NaN is none."""
+        count = np.maximum((~np.isnan(X)).sum(axis=0), 1)
+        mean = np.nansum(X, axis=0, dtype=np.float64) / count
+        squares = np.nansum(np.square(X - mean), axis=0)
+        low, high = np.fmin.reduce(X, axis=0), np.fmax.reduce(X, axis=0)
+        return cls._from(mean, np.sqrt(squares / count), low, high)
+
+    @classmethod
+    def _from(cls, mean: Any, scale: Any, low: Any, high: Any) -> Scaling:
         scale = np.maximum(scale, SMALLEST_SHARE * (high - low))
         scale[high == low] = 0  # whatever was lost to rounding
-        shift = mean
         rounded = scale.astype(np.float32)
         rounded[rounded == 0] = 1  # of the smallest numbers there are, too
-        return cls(shift.astype(np.float32), rounded)
+        return cls(mean.astype(np.float32), rounded)
 
     def apply(self, X: Any) -> NDArray[np.float32]:
         """Return standardized examples in an array of their own.

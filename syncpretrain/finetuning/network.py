@@ -21,12 +21,8 @@ from syncpretrain.finetuning.network_program import network_program
 from syncpretrain.finetuning.trainable import Follow, Move
 from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.arrays import Array, slices_of
-from syncpretrain.kernels.backprop import (
-    delta_below,
-    forward,
-    output_delta,
-    weight_gradient,
-)
+from syncpretrain.kernels.backprop import delta_below, forward, output_delta, weight_gradient
+from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.kernels.losses import loss_of, squared_error, wrong
 from syncpretrain.kernels.program import Phase, PhaseRunner, Program, in_turn
 from syncpretrain.rng import Address, Purpose
@@ -124,7 +120,7 @@ class Network:
         self.reads = [slices_of(len(weight), shards) for weight, _ in self.chain]
         self.owns = [slices_of(len(bias), shards) for _, bias in self.chain]
         self._is_exclusive = kind_of(self.units[-1]).is_exclusive
-        if self._is_exclusive:  # the units need one another
+        if self._is_exclusive or kind_of(self.units[-1]).blocks is not None:  # need one another
             self.owns[-1] = [slice(0, len(self.chain[-1][1])), *[slice(0, 0)] * (shards - 1)]
         sizes = (step.weight.size + step.bias.size for step in chain)
         self.starts = list(accumulate(sizes, initial=0))
@@ -212,7 +208,7 @@ class Network:
         (weight, bias), units, out = self.chain[layer], self.units[layer], at.activations[layer]
         affine(at.read(layer), weight[:, own], bias[own], units, out=out[:, own])
         if layer + 1 == len(self.chain):
-            target, y = at.target[:, own], out[:, own]
+            target, y = at.target[:, own], as_documents(out[:, own], at.target, units)
             if self._is_exclusive and shard == 0:
                 self._wrong = wrong(target, y)
             delta = at.deltas[-1][:, own]
@@ -267,6 +263,7 @@ class Network:
             masks=self._drawn_masks(n, epoch, step),
             inputs=[None if buffer is None else buffer[:n] for buffer in self.inputs],
         )
+        as_documents(y, target, self.units[-1])
         weights = None if self.weights is None else self.weights[:n]
         return loss_of(target, y, self.units[-1], self.loss, weights) / n
 
@@ -277,6 +274,7 @@ class Network:
             for start in range(0, len(X), size):
                 x, t = X[start : start + size], target[start : start + size]
                 y = forward(x, self.chain, self.units, out=[a[: len(x)] for a in self.activations])
+                as_documents(y, t, self.units[-1])
                 if self._is_exclusive:
                     total += wrong(t, y)
                 else:

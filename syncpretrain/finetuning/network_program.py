@@ -131,6 +131,8 @@ def network_program(network: _Dense, x: Array, target: Array, follow: Follow) ->
         return None
     if {x.dtype, network.parameters.dtype} != {np.dtype("f4")}:
         return None
+    if kind_of(network.units[-1]).blocks is not None:
+        return None
     steps, shards = _Steps(network, x, target, follow), range(network.shards)
     layers = range(len(network.chain))
     first = [[steps.drop(0, x, network.reads[0][shard]) for shard in shards]]

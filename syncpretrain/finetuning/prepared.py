@@ -196,8 +196,11 @@ class Finetuning:
 
     def _task(self, stack: Stack) -> tuple[Reconstruction | Supervised, Examples, Examples | None]:
         """Return what a stack is tuned for, and the examples as its lowest layer sees them."""
-        X = stack.prepared(self._train.X)
-        V = None if self._validation is None else stack.prepared(self._validation.X, "validation")
+        missing = self.options.objective != "reconstruction"  # whose targets would lack values
+        X = stack.prepared(self._train.X, missing=missing)
+        V = None
+        if self._validation is not None:
+            V = stack.prepared(self._validation.X, "validation", missing=missing)
         labels, judged, objective = self._labels, self._judged, self.options.objective
         if labels is None:
             unrolled = Reconstruction(stack, loss=self.options.loss)

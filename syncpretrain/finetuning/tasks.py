@@ -97,18 +97,21 @@ class Reconstruction:
 
 
 def reconstruction_loss(loss: str | None, visible_units: str) -> str:
-    """Return the loss of a reconstruction by units of a kind, ``squared`` if none is asked for.
+    """Return the loss of a reconstruction by units of a kind: ``squared`` if none is asked for.
+
+    Of units in blocks it is the matching loss of each.
 
     Raises
     ------
     DataError
         If it is for values in [0, 1] alone and these are others.
     """
-    if loss == "cross-entropy" and kind_of(visible_units).loss != "cross-entropy":
+    kind = kind_of(visible_units)
+    if loss == "cross-entropy" and kind.loss != "cross-entropy":
         raise DataError(
             f"finetune_loss: got cross-entropy for {visible_units} visible units, expected squared"
         )
-    return loss or "squared"
+    return loss or ("squared" if kind.blocks is None else kind.loss)
 
 
 class Supervised:

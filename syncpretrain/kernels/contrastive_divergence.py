@@ -27,18 +27,21 @@ __all__ = [
 
 
 def draw_noise(draws: np.random.Generator, units: str, *, out: Array) -> Array:
-    """Fill ``out`` with what :func:`sample` needs: uniform or normal draws.
+    """Fill ``out`` with what :func:`sample` needs: uniform or normal draws, or both in blocks.
 
     Raises
     ------
     ValueError
         If units of this kind have no states.
     """
-    noise = kind_of(units).noise
-    if noise is None:
+    kind = kind_of(units)
+    if kind.noise is None:
         raise ValueError(f"got {units} units; expected units that have states")
-    draw = draws.random if noise == "uniform" else draws.standard_normal
+    draw = draws.random if kind.noise == "uniform" else draws.standard_normal
     draw(out=out, dtype=np.float32)
+    for part in () if kind.blocks is None else kind.blocks.normal:
+        shape = len(out), part.stop - part.start
+        out[:, part.columns] = draws.standard_normal(shape, dtype=np.float32)
     return out
 
 

@@ -25,8 +25,8 @@ def squared_error(x: Array, y: Array, *, out: Array) -> float:
 def cross_entropy(x: Array, y: Array, units: str, weights: Array | None = None) -> float:
     """Return the cross-entropy of means y and targets x, summed over units and examples, in nats.
 
-    That of binary units, or of one choice among ``softmax`` units. ``weights``, of the shape of y,
-    say how much each term counts.
+    That of binary units, or of one choice among ``softmax`` units; in blocks each has its own.
+    ``weights``, of the shape of y, say how much each term counts.
 
     Raises
     ------
@@ -36,6 +36,8 @@ def cross_entropy(x: Array, y: Array, units: str, weights: Array | None = None) 
     kind = kind_of(units)
     if kind.loss != "cross-entropy":
         raise ValueError(f"got {units} units; expected units whose loss is the cross-entropy")
+    if kind.blocks is not None:
+        return float(kind.blocks.matching(np, x, y, weights))
     smallest = np.finfo(y.dtype).tiny
     share: Array | float = 1.0 if weights is None else weights
     total = float((share * x * np.log(np.maximum(y, smallest))).sum(dtype=np.float64))

@@ -14,6 +14,7 @@ from syncpretrain.kernels.activations import affine, times_derivative
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.autoencoder import contraction, corrupt
 from syncpretrain.kernels.backprop import output_delta
+from syncpretrain.kernels.conditions import conditions_of, impose
 from syncpretrain.learners.base import Learner, LearnerSettings
 from syncpretrain.learners.first_dense import first_dense
 from syncpretrain.rng import Address, Purpose
@@ -73,9 +74,13 @@ class BaseAutoencoder(Learner):
         z, y_delta = np.split(self._z_and_y_delta[: 2 * n], 2)
         h_delta, code = np.split(self._h_delta_and_h[: 2 * n], 2)
         self.backend.gather(X, rows, out=x)
+        known = conditions_of(x, settings.visible_units, missing=settings.missing)
         self._corrupt(x, epoch, step, out=z)
+        if known is not None and known.known is not None:
+            z *= known.known  # noise on what is missing would be read
         self._encode(z, out=h)
         self._decode(h, out=y)
+        impose(y, settings.visible_units, known)
         error = output_delta(x, y, settings.visible_units, settings.loss, out=y_delta)
         y_delta *= np.float32(-n / (examples or n))  # downhill, and only this part
         self._decode_back(y_delta, out=h_delta)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from syncpretrain.backends.base import Backend, Stream
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.data.scaling import column_means
 from syncpretrain.kernels.arrays import LONG_BLOCK, Array
+from syncpretrain.kernels.conditions import is_missing, known_means
 from syncpretrain.kernels.contrastive_divergence import momentum_step
 from syncpretrain.kernels.losses import squared_error
 from syncpretrain.kernels.operations import Operation
@@ -36,7 +37,11 @@ L = TypeVar("L", bound="Learner")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSettings:
-    """Settings of one layer's training that every model has."""
+    """Settings of one layer's training that every model has.
+
+    ``missing`` says whether entries of its input may be missing, marked by
+    :func:`syncpretrain.data.visible.mark_missing`.
+    """
 
     batch_size: int
     learning_rate: float
@@ -46,7 +51,13 @@ class LearnerSettings:
     hidden_units: str = "bernoulli"
     visible_units: str = "bernoulli"
     visible_bias: str = "zero"
+    missing: bool = False
     seed: int = 0
+
+    @property
+    def is_conditioned(self) -> bool:
+        """Whether visible means depend on more than the hidden units: blocks, missing entries."""
+        return self.missing or kind_of(self.visible_units).blocks is not None
 
     def kinds(self, model: str) -> dict[str, str]:
         """Return what a layer of a model is, beside its arrays."""
@@ -156,9 +167,9 @@ class Learner(ABC):
             raise ValueError(f"got {units} visible units; expected units that can be visible")
         self.visible_bias[:] = bias_of(np, self._visible_means(X))
 
-    def _visible_means(self, X: Array) -> Array:
+    def _visible_means(self, X: Array) -> Any:
         """Return the mean of the examples for each visible bias."""
-        means: Array = column_means(X)
+        means: Any = known_means(X) if self._common.missing else column_means(X)
         return means
 
     def part(self: L, shard: int, shards: int) -> L:
@@ -209,9 +220,12 @@ class Learner(ABC):
     def validation_error(self, X: Array, hidden: Array | None = None) -> float:
         """Return the mean squared error of reconstructing X without sampling.
 
-        ``hidden`` are the hidden means of X, computed if they are not given.
+        ``hidden`` are the hidden means of X, computed if they are not given. A missing entry has
+        no error.
         """
         visible = self._now.reconstruct(X, hidden)
+        if self._common.missing:
+            visible[is_missing(X)] = 0
         return float(squared_error(X, visible, out=visible)) / len(X)
 
     def current(self) -> Layer:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.conditions import is_missing
 from syncpretrain.models.layer import Layer
 from syncpretrain.models.likelihood import free_energy, pseudo_likelihood
 
@@ -32,10 +33,13 @@ class EarlyStopping:
         Epochs, at least 1.
     seed : int
         Of the pseudo-likelihood's estimate.
+    missing : bool
+        Whether values of the layer's input may be missing, and marked.
     """
 
-    def __init__(self, metric: str, patience: int, *, seed: int = 0) -> None:
+    def __init__(self, metric: str, patience: int, *, seed: int = 0, missing: bool = False) -> None:
         self._metric, self._patience, self._seed = metric, patience, seed
+        self._missing = missing
         self._best = math.inf  # for the gap: the last epoch's
         self._bad = 0
 
@@ -59,7 +63,8 @@ class EarlyStopping:
         ``train`` and ``held_out`` are samples of the layer's input.
         """
         if self._metric == "free-energy-gap":
-            gap, error = _gap(free_energy(layer, train), free_energy(layer, held_out))
+            samples = (free_energy(layer, X, missing=self._missing) for X in (train, held_out))
+            gap, error = _gap(*samples)
             worse = gap > self._best and gap > ERROR_BARS * error
             self._best = gap
         else:
@@ -72,7 +77,10 @@ class EarlyStopping:
     def _loss(self, layer: Layer, X: Array) -> float:
         if self._metric == "pseudo-likelihood":
             return -pseudo_likelihood(layer, X, seed=self._seed)
-        return float(np.square(X - layer.reconstruct(X)).sum()) / len(X)
+        away = X - layer.reconstruct(X)
+        if self._missing:
+            away[is_missing(X)] = 0
+        return float(np.square(away).sum()) / len(X)
 
 
 def _gap(train: NDArray[np.float64], held_out: NDArray[np.float64]) -> tuple[float, float]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.conditions import Conditions, conditions_of, draw_words, impose
 from syncpretrain.kernels.contrastive_divergence import (
     sample_states,
     sparsity_step,
@@ -21,6 +22,7 @@ from syncpretrain.learners.first_dense import first_dense
 from syncpretrain.models.layer import Layer
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.shapes import LayerShape
+from syncpretrain.units import kind_of
 
 __all__ = ["INITIAL_SPREAD", "RBM", "BaseRBM", "RBMSettings"]
 
@@ -101,6 +103,7 @@ class BaseRBM(Learner):
         v, h = self._v[: 2 * n], self._h[: 2 * n]
         v0, h0 = v[:n], h[:n]
         self.backend.gather(X, rows, out=v0)
+        self._known = conditions_of(v0, settings.visible_units, missing=settings.missing)
         self._up(v0, out=h0)
         self._draw_dropout(epoch, step)
         if settings.persistent:
@@ -120,7 +123,7 @@ class BaseRBM(Learner):
             self._sample_hidden(inputs, address, out=states)
             self._drop(inputs, states)
             self._down(states, out=v1)
-            means(v1, self._visible_biases(), self.settings.visible_units)
+            self._take_visible_means(v1, self._known)
             self._up(v1, out=h1)
             inputs = h1
         self._take_means(h1)
@@ -135,7 +138,8 @@ class BaseRBM(Learner):
         self._drop(h0)
         some = h0[::ERROR_SHARE] / np.float32(1 - settings.hidden_dropout)
         down = self._down(some, out=self.backend.empty((len(some), v0.shape[1])))
-        means(down, self._visible_biases(), settings.visible_units)
+        known = None if self._known is None else self._known.of(slice(None, None, ERROR_SHARE))
+        self._take_visible_means(down, known)
         error = squared_error(v0[::ERROR_SHARE], down, out=down) * n / len(down)
         for k in range(settings.cd_steps):
             inputs, noise = self._v1_inputs[:n], self._difference[:n]
@@ -143,6 +147,7 @@ class BaseRBM(Learner):
             address = self._address(Purpose.VISIBLE, epoch, step, k)
             biases, units = self._visible_biases(), settings.visible_units
             sample_states(inputs, biases, units, address, noise=noise, out=v1)
+            draw_words(v1, units, noise, self._known)
             self._up(v1, out=h1)
             self._sample_hidden(h1, self._address(Purpose.HIDDEN, epoch, step, k), out=states)
             self._drop(h1, states)
@@ -178,6 +183,11 @@ class BaseRBM(Learner):
     def _take_means(self, inputs: Array) -> None:
         """Replace the inputs of hidden units, which are without bias, by their means."""
         means(self._by_bias(inputs), self.hidden_bias, self.settings.hidden_units)
+
+    def _take_visible_means(self, inputs: Array, known: Conditions | None) -> None:
+        """Replace the inputs of visible units, which are without bias, by their means."""
+        units = self.settings.visible_units
+        impose(means(inputs, self._visible_biases(), units), units, known)
 
     def _by_bias(self, hidden: Array) -> Array:
         """Return hidden units as an array of shape (..., biases), a view."""
@@ -267,6 +277,9 @@ class RBM(BaseRBM):
                 db=db,
                 examples=examples,
             )
+        blocks = kind_of(self.settings.visible_units).blocks
+        if blocks is not None and not blocks.has_bias:
+            db.fill(0)
 
     def own_state(self) -> dict[str, Array]:
         """Return the persistent chains and the mean activities, if there are any."""

@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 from syncpretrain.data.examples import evenly_spaced
+from syncpretrain.data.visible import has_missing
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import DenseLayer, Layer
 from syncpretrain.models.likelihood import free_energy, log_z, pseudo_likelihood
@@ -36,15 +37,17 @@ def diagnose_layers(
     without such limits. With ``partition``, ``log_z`` has its value
     and its error bar, and ``log_likelihood`` is that of the examples under it. An autoencoder, and
     a layer that was fine-tuned, is no RBM, and has None for what only an RBM has; so has
-    a convolution.
+    a convolution. Where values are missing, the free energy leaves them out, and there is neither
+    a pseudo-likelihood nor a log-likelihood.
     """
-    below, held_out = (
-        stack.prepared(rows) if len(rows) else rows
-        for rows in (evenly_spaced(train, ROWS), evenly_spaced(held_out, ROWS))
-    )
-    found = []
+    parts = [evenly_spaced(rows, ROWS) for rows in (train, held_out)]
+    missing = any(map(has_missing, parts))
+    below, held_out = (stack.prepared(rows, missing=True) if len(rows) else rows for rows in parts)
+    found: list[dict[str, Any]] = []
     for layer in stack.layers:
-        found.append(_rbm_figures(layer, below, held_out, partition=partition, seed=seed))
+        own = missing and not found  # in the data alone
+        figures = _rbm_figures(layer, below, held_out, partition=partition, missing=own, seed=seed)
+        found.append(figures)
         below, held_out = up_through([layer], below), up_through([layer], held_out)
         hidden = held_out if len(held_out) else below
         hidden = hidden.reshape(-1, layer.shape.biases[1])  # a row a position of a convolution
@@ -53,20 +56,23 @@ def diagnose_layers(
 
 
 def _rbm_figures(
-    layer: Layer, train: Array, held_out: Array, *, partition: bool, seed: int
+    layer: Layer, train: Array, held_out: Array, *, partition: bool, missing: bool, seed: int
 ) -> dict[str, Any]:
     names = ("free_energy_gap", "pseudo_likelihood", "log_z", "log_likelihood")
     figures: dict[str, Any] = dict.fromkeys(names)
     if layer.model != "rbm" or not isinstance(layer, DenseLayer):
         return figures
     rows = held_out if len(held_out) else train
-    energy = float(free_energy(layer, rows).mean())
+    energy = float(free_energy(layer, rows, missing=missing).mean())
     if len(train) and len(held_out):
-        figures["free_energy_gap"] = energy - float(free_energy(layer, train).mean())
+        figures["free_energy_gap"] = energy - float(
+            free_energy(layer, train, missing=missing).mean()
+        )
     visible, hidden = kind_of(layer.visible_units), kind_of(layer.hidden_units)
-    if visible.is_binary:
+    if visible.is_binary and not missing:
         figures["pseudo_likelihood"] = pseudo_likelihood(layer, rows, seed=seed)
-    if partition and visible.is_binary and hidden.is_binary:
+    has_log_z = hidden.is_binary and not (visible.blocks and visible.blocks.counts)
+    if partition and has_log_z and not missing:
         estimate = log_z(layer, seed=seed)
         bounds = (estimate.low, estimate.high)
         low, high = (bound if math.isfinite(bound) else None for bound in bounds)

@@ -12,6 +12,7 @@ import numpy as np
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.shapes import DenseShape, LayerShape
 
 __all__ = ["Head", "Layer", "parameters_sha256"]
@@ -148,7 +149,8 @@ class DenseLayer:
 
     def reconstruct(self, X: Array, H: Array | None = None) -> Array:
         """Return the mean of the visible units for the code of each row of X."""
-        return self.down(self.up(X) if H is None else H)
+        Y = self.down(self.up(X) if H is None else H)
+        return as_documents(Y, X, self.visible_units)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,30 +3,31 @@
 Symbols as in Hinton 2010: v visible, h hidden, W of shape (V, H), a the visible and b the hidden
 biases. The energy is E(v, h) = -v W h - a v - b h for binary units; a Gaussian visible unit has
 |v - a|^2 / 2 in place of -a v, a Gaussian hidden one |h - b|^2 / 2 in place of -b h; a rectified
-one stands for many binary ones with biases b - 1/2, b - 3/2, ... (Nair and Hinton 2010). Z is the
-sum of exp(-E) over all states. All sums are taken in float64.
+one stands for many binary ones with biases b - 1/2, b - 3/2, ... (Nair and Hinton 2010). One choice
+in a group of softmax units, and the words of a document, have -a v. Z is the sum of exp(-E) over
+all states. All sums are taken in float64.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.conditions import is_missing
 from syncpretrain.models.layer import DenseLayer, Layer
+from syncpretrain.models.partition import Doubles, annealed_weights, summed_over_hidden
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.units import kind_of
 
 __all__ = ["MAX_ENUMERATED", "LogZ", "free_energy", "log_z", "log_z_ais", "pseudo_likelihood"]
 
-Doubles = NDArray[np.float64]
 MAX_ENUMERATED = 20  # units whose states are enumerated: 2**20 of them
-STATES_AT_ONCE = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,11 @@ class LogZ:
     high: float
 
 
-def free_energy(layer: Layer, X: Array) -> Doubles:
+def free_energy(layer: Layer, X: Array, *, missing: bool = False) -> Doubles:
     """Return F(v) = -log sum_h exp(-E(v, h)) of each row of X, in nats.
 
     F(v) = -a v - sum_j log(1 + exp(b_j + (v W)_j)) for binary units (Hinton 2010, section 16).
+    ``missing`` says that entries of X may be missing, and marked: they are left out.
 
     Raises
     ------
@@ -55,7 +57,8 @@ def free_energy(layer: Layer, X: Array) -> Doubles:
         raise DataError(
             f"layer: got {layer.visible_units} and {layer.hidden_units} units, which have no energy"
         )
-    energies: Doubles = energy(np, v, a) - log_sum(np, v @ W + b, b).sum(axis=1)
+    own = np.where(is_missing(v) & _is_normal(layer), a, v) if missing else v
+    energies: Doubles = energy(np, own, a) - log_sum(np, v @ W + b, b).sum(axis=1)
     return energies
 
 
@@ -92,29 +95,59 @@ def pseudo_likelihood(layer: Layer, X: Array, *, seed: int = 0) -> float:
     return float(per_row.mean() * X.shape[1])
 
 
-def log_z(layer: Layer, *, chains: int = 100, steps: int = 1000, seed: int = 0) -> LogZ:
+def log_z(
+    layer: Layer,
+    *,
+    words: int | Sequence[int] = (),
+    chains: int = 100,
+    steps: int = 1000,
+    seed: int = 0,
+) -> LogZ:
     """Return log Z: exact where one side has at most 20 units, else estimated by annealing.
+
+    Parameters
+    ----------
+    layer : Layer
+        Dense, with binary hidden units.
+    words : int or sequence of int
+        Of a document, for each block of counts: Z is that of documents of this length.
+    chains, steps, seed : int
+        See :func:`log_z_ais`.
 
     Raises
     ------
     DataError
-        If the layer is no RBM, or its units are not binary.
+        If the layer is no RBM, its hidden units are not binary, or ``words`` do not fit them.
     """
-    if min(layer.weight.shape) <= MAX_ENUMERATED:
-        value = _enumerated(layer)
+    parameters, lengths = _annealed(layer, words)
+    W, a, b = parameters
+    if len(a) < len(b) and kind_of(layer.visible_units).is_binary:
+        parameters = W.T, b, a  # Z is the same with both sides exchanged
+    if len(parameters[2]) <= MAX_ENUMERATED:
+        value = summed_over_hidden(parameters, layer.visible_units, lengths)
         return LogZ(value, value, value)
-    return log_z_ais(layer, chains=chains, steps=steps, seed=seed)
+    return log_z_ais(layer, words=words, chains=chains, steps=steps, seed=seed)
 
 
-def log_z_ais(layer: Layer, *, chains: int = 100, steps: int = 1000, seed: int = 0) -> LogZ:
+def log_z_ais(
+    layer: Layer,
+    *,
+    words: int | Sequence[int] = (),
+    chains: int = 100,
+    steps: int = 1000,
+    seed: int = 0,
+) -> LogZ:
     """Estimate log Z by annealed importance sampling (Salakhutdinov and Murray 2008).
 
     Parameters
     ----------
     layer : Layer
-        Dense, with binary units and shared weights.
+        Dense, with binary hidden units and shared weights.
+    words : int or sequence of int
+        As of :func:`log_z`.
     chains, steps : int
-        Independent chains, and temperatures between the uniform distribution and the RBM.
+        Independent chains, and temperatures between the uniform distribution and the RBM; with
+        other than binary visible units, between independent visible units and the RBM.
     seed : int
         Of the chains.
 
@@ -124,11 +157,15 @@ def log_z_ais(layer: Layer, *, chains: int = 100, steps: int = 1000, seed: int =
         With 3 standard errors of the mean weight on each side; ``low`` is -inf where these reach
         below 0, which asks for more chains or steps.
     """
-    W, a, b = _binary(layer)
+    (W, a, b), lengths = _annealed(layer, words)
     draws = generator(seed, Purpose.ANNEALING)
+    betas = np.linspace(0, 1, steps + 1)
+    if not kind_of(layer.visible_units).is_binary:
+        return _with_error_bar(
+            *annealed_weights((W, a, b), layer.visible_units, lengths, betas, chains, draws)
+        )
     v = _draw(np.full((chains, len(a)), 0.5), draws)
     weights = np.zeros(chains)
-    betas = np.linspace(0, 1, steps + 1)
     for beta, hotter in zip(betas[1:], betas[:-1], strict=True):
         upward = v @ W + b
         # log p*_beta(v) of the visible units, the hidden ones summed out
@@ -150,28 +187,34 @@ def _with_error_bar(base: float, weights: Doubles) -> LogZ:
     return LogZ(offset + math.log(mean), offset + low, offset + math.log(mean + error))
 
 
-def _enumerated(layer: Layer) -> float:
-    """Sum over all states of the smaller side; the other side sums itself."""
-    W, a, b = _binary(layer)
-    if len(a) < len(b):
-        W, a, b = W.T, b, a  # Z is the same with both sides exchanged
-    total = -math.inf
-    states = product((0.0, 1.0), repeat=len(b))
-    while chunk := [state for state, _ in zip(states, range(STATES_AT_ONCE), strict=False)]:
-        h = np.array(chunk).reshape(len(chunk), len(b))
-        terms = h @ b + _softplus(h @ W.T + a).sum(axis=1)
-        total = float(np.logaddexp(total, np.logaddexp.reduce(terms)))
-    return total
-
-
-def _binary(layer: Layer) -> tuple[Doubles, Doubles, Doubles]:
-    units = {layer.visible_units, layer.hidden_units}
-    if not all(kind_of(name).is_binary for name in units):
+def _annealed(
+    layer: Layer, words: int | Sequence[int]
+) -> tuple[tuple[Doubles, Doubles, Doubles], tuple[float, ...]]:
+    """Return the parameters of a layer that has a log Z, and the lengths of documents."""
+    parameters = _parameters(layer)
+    if not kind_of(layer.hidden_units).is_binary:
         raise DataError(
-            f"layer: got {' and '.join(sorted(units))} units, expected bernoulli ones alone for"
-            " log Z"
+            f"layer: got {layer.hidden_units} hidden units, expected bernoulli ones for log Z"
         )
-    return _parameters(layer)
+    blocks = kind_of(layer.visible_units).blocks
+    counts = 0 if blocks is None else len(blocks.counts)
+    lengths = tuple(map(float, (words,) if isinstance(words, int) else words))
+    if len(lengths) != counts or any(length < 0 for length in lengths):
+        raise DataError(
+            f"words: got {words}, expected {counts or 'no'} lengths of documents, one for each"
+            f" block of counts of {layer.visible_units}"
+        )
+    return parameters, lengths
+
+
+def _is_normal(layer: Layer) -> NDArray[np.bool_]:
+    """Return which visible units are Gaussian, whose energy is not 0 at 0."""
+    kind, normal = kind_of(layer.visible_units), np.zeros(layer.shape.visible, dtype=bool)
+    if kind.blocks is None:
+        return normal | (kind.noise == "normal")
+    for part in kind.blocks.normal:
+        normal[part.columns] = True
+    return normal
 
 
 def _parameters(layer: Layer) -> tuple[Doubles, Doubles, Doubles]:

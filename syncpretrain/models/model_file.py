@@ -25,7 +25,8 @@ from syncpretrain.errors import ModelFileError
 from syncpretrain.models.convolution import ConvolutionalLayer
 from syncpretrain.models.layer import DenseLayer, Head, Layer, parameters_sha256
 from syncpretrain.shapes import POOLINGS, ConvolutionShape, DenseShape, LayerShape
-from syncpretrain.units import UNITS
+from syncpretrain.unit_blocks import visible_kind
+from syncpretrain.units import UNITS, kind_of
 
 __all__ = ["MODEL_NAME", "Model", "read_model", "write_model"]
 
@@ -223,14 +224,16 @@ def _shape(table: Any) -> ConvolutionShape:
 def _units(kinds: dict[str, str]) -> dict[str, str]:
     known = {"hidden_units": UNITS, "visible_units": UNITS, "model": ("rbm", "autoencoder")}
     for name, values in known.items():
-        if kinds[name] not in values:
+        in_blocks = name == "visible_units" and visible_kind(kinds[name]) is not None
+        if kinds[name] not in values and not in_blocks:
             raise ValueError(f"{name} {kinds[name]!r} is unknown")
     return {name: kinds[name] for name in known}
 
 
 def _check_shapes(file: Path, layers: tuple[Layer, ...]) -> None:
     for number, layer in enumerate(layers, start=1):
-        if not _fits(layer):
+        in_blocks = kind_of(layer.visible_units).blocks is not None
+        if not _fits(layer) or (number > 1 and in_blocks):
             raise ModelFileError(f"{file}: the arrays of layer {number} do not fit each other")
         if not all(np.isfinite(array).all() for _, array in layer.parameters()):
             raise ModelFileError(f"{file}: layer {number} holds NaN or infinite parameters")
@@ -246,7 +249,12 @@ def _fits(layer: Layer) -> bool:
     if isinstance(layer, ConvolutionalLayer):
         shape = layer.shape
         wanted = (shape.size, shape.size, shape.channels, shape.filters)
+        if kind_of(layer.visible_units).blocks is not None:
+            return False
         return weight == wanted == layer.decoding.shape and biases == shape.biases
+    blocks = kind_of(layer.visible_units).blocks
+    if blocks is not None and blocks.width != len(layer.weight):
+        return False
     return len(weight) == 2 and layer.decoding.shape == weight[::-1] and biases == weight
 
 

@@ -1,14 +1,17 @@
 """The reconstruction error of the papers, of each layer and of the whole stack.
 
 Squared error summed over the units of an example, averaged over examples, without sampling. For
-Gaussian visible units it is that of the standardized examples.
+Gaussian visible units it is that of the standardized examples. A missing value has no error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.kernels.losses import squared_error
 from syncpretrain.models.passes import rows_at_once
 from syncpretrain.models.stack import Stack
@@ -34,10 +37,13 @@ def layer_errors(stack: Stack, X: Array) -> tuple[float, ...] | None:
         return None
     sums = [0.0] * len(stack.layers)
     for rows in _chunks(stack, X):
-        below = stack.prepared(rows)
+        below = stack.prepared(rows, missing=True)
+        lost = np.isnan(rows)
         for i, layer in enumerate(stack.layers):
             above = layer.up(below)
             down = layer.reconstruct(below, above)
+            if i == 0:
+                down[lost] = 0
             sums[i] += squared_error(below, down, out=down)
             below = above
     return tuple(total / len(X) for total in sums)
@@ -52,8 +58,10 @@ def stack_error(stack: Stack, X: Array) -> float | None:
         return None
     total = 0.0
     for rows in _chunks(stack, X):
-        rows = stack.prepared(rows)
+        lost, rows = np.isnan(rows), stack.prepared(rows, missing=True)
         down = stack.down(stack.up(rows))
+        as_documents(down, rows, stack.units[0])
+        down[lost] = 0
         total += squared_error(rows, down, out=down)
     return total / len(X)
 

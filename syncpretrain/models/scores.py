@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from syncpretrain.data.columns import columns_in
 from syncpretrain.errors import DataError
+from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.models.likelihood import free_energy
 from syncpretrain.models.passes import rows_at_once
 from syncpretrain.models.stack import Stack
@@ -95,7 +96,7 @@ def feature_names(stack: Stack) -> list[str]:
 
 
 def _squares(stack: Stack, rows: NDArray[np.float32]) -> NDArray[np.float64]:
-    down = stack.down(stack.up(rows))
+    down = as_documents(stack.down(stack.up(rows)), rows, stack.units[0])
     return np.square(rows.astype(np.float64) - down)
 
 

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from syncpretrain.data.blocks import BITS
-from syncpretrain.data.examples import as_examples, check_examples
+from syncpretrain.data.examples import as_examples
 from syncpretrain.data.frames import array_of
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.activations import activate, affine
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.models.convolution import ConvolutionalLayer
+from syncpretrain.models.imputation import imputed
+from syncpretrain.models.inputs import checked_width, prepared_examples
 from syncpretrain.models.layer import DenseLayer, Head, Layer, parameters_sha256
 from syncpretrain.models.model_file import Model, read_model, write_model
 from syncpretrain.models.passes import down_through, up_through
-from syncpretrain.models.sampling import gibbs_chains
+from syncpretrain.models.sampling import sampled
+from syncpretrain.models.table import html_table, table_rows
 from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.units import kind_of
@@ -60,22 +62,10 @@ class Stack:
 
     def _repr_html_(self) -> str:
         """Return the same as a table, for notebooks."""
-        cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in self._rows())
-        rows = "".join(f"<tr>{row}</tr>" for row in cells)
-        return f"<table><caption>Stack of {len(self.layers)} layers</caption>{rows}</table>"
+        return html_table(f"Stack of {len(self.layers)} layers", self._rows())
 
     def _rows(self) -> list[tuple[str, ...]]:
-        """Return the name, shape, kind of units, and model of each layer, and of the head."""
-        rows: list[tuple[str, ...]] = []
-        epochs = self.info.get("epochs", [])
-        for number, layer in enumerate(self.layers, start=1):
-            trained = f"{epochs[number - 1]} epochs" if number <= len(epochs) else ""
-            units = f"{layer.visible_units} to {layer.hidden_units}"
-            rows.append((f"layer {number}:", str(layer.shape), units, layer.model, trained))
-        if self.head is not None:
-            inputs, outputs = self.head.weight.shape
-            rows.append(("head:", f"{inputs}-{outputs}", self.head.kind, "", ""))
-        return rows
+        return table_rows(self.layers, self.head, self.info.get("epochs", []))
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -92,8 +82,11 @@ class Stack:
         """The kind of units of the input and of each layer."""
         return (self.layers[0].visible_units, *(layer.hidden_units for layer in self.layers))
 
-    def prepared(self, X: ArrayLike, name: str = "X") -> Array:
+    def prepared(self, X: ArrayLike, name: str = "X", *, missing: bool = False) -> Array:
         """Return examples as the lowest layer sees them: checked, and standardized if it is so.
+
+        Of a data frame the columns are found by their names. With ``missing``, NaN is permitted
+        and marked; see ``kernels/conditions.py``.
 
         Raises
         ------
@@ -101,13 +94,13 @@ class Stack:
             If the width is not the stack's, or a value is not finite, or outside [0, 1] where
             the visible units are binary.
         """
-        units = self.layers[0].visible_units
-        bounded = kind_of(units).is_unit_interval
-        X = array_of(X, self.info, units, name, bounded=bounded)
-        bits = self.info.get("bytes") == BITS
-        examples = check_examples(X, name, bounded=bounded, bits=bits)
-        examples = _checked_width(examples, self.widths[0], name)
-        return examples if self.scaling is None else self.scaling.apply(examples)
+        own, rows = (self.layers[0], self.scaling, self.info), self._encoded(X, name)
+        lowest: Array = prepared_examples(rows, name, *own, missing=missing)
+        return lowest
+
+    def _encoded(self, X: ArrayLike, name: str = "X") -> Any:
+        bounded = kind_of(self.units[0]).is_unit_interval
+        return array_of(X, self.info, self.units[0], name, bounded=bounded)
 
     def encode(self, X: ArrayLike, *, layer: int | None = None) -> Array:
         """Return the code of each example.
@@ -115,7 +108,8 @@ class Stack:
         Parameters
         ----------
         X : array-like of shape (n_examples, input units)
-            Values in [0, 1], or bytes, which are divided by 255.
+            Values in [0, 1], or bytes, which are divided by 255. NaN stands for a missing value,
+            which is left out.
         layer : int, optional
             Stop at this layer, counted from 1; default the top one.
 
@@ -134,7 +128,7 @@ class Stack:
         depth = len(self.layers) if layer is None else layer
         if not 1 <= depth <= len(self.layers):
             raise DataError(f"layer: got {layer}, expected 1 to {len(self.layers)}")
-        return self.up(self.prepared(X), layer=depth)
+        return self.up(self.prepared(X, missing=True), layer=depth)
 
     def decode(self, codes: ArrayLike) -> Array:
         """Return the input that each code of the top layer stands for.
@@ -157,7 +151,7 @@ class Stack:
             array = np.ascontiguousarray(as_examples(codes, "codes"), dtype=np.float32)
         if not np.isfinite(array).all():
             raise DataError("codes: holds NaN or infinite values")
-        down = self.down(_checked_width(array, self.widths[-1], "codes"))
+        down = self.down(checked_width(array, self.widths[-1], "codes"))
         return down if self.scaling is None else self.scaling.invert(down)
 
     def down(self, codes: Array, *, layer: int | None = None) -> Array:
@@ -205,11 +199,45 @@ class Stack:
         return labels
 
     def _outputs(self, X: ArrayLike, head: Head) -> Array:
-        return affine(self.up(self.prepared(X)), head.weight, head.bias, "gaussian")
+        return affine(self.up(self.prepared(X, missing=True)), head.weight, head.bias, "gaussian")
 
     def reconstruct(self, X: ArrayLike) -> Array:
-        """Encode and decode: the stack's reconstruction of each example, of X's shape."""
-        return self.decode(self.encode(X))
+        """Encode and decode: the stack's reconstruction of each example, missing values too."""
+        below = self.prepared(X, missing=True)
+        down = self.down(self.up(below))
+        as_documents(down, below, self.units[0])
+        return down if self.scaling is None else self.scaling.invert(down)
+
+    def impute(
+        self, X: ArrayLike, *, steps: int = 20, samples: int = 80, seed: int = 0
+    ) -> NDArray[Any]:
+        """Return a copy of X whose missing values, NaN, are the means of their units.
+
+        See :mod:`syncpretrain.models.imputation`.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_examples, input units)
+        steps, samples, seed : int
+            Gibbs steps that are left out, those whose means are averaged, and the chains' seed.
+
+        Returns
+        -------
+        ndarray of shape (n_examples, input units), float
+            Observed values are unchanged; a missing choice has probabilities.
+
+        Raises
+        ------
+        DataError
+            If ``steps`` is below 0 or ``samples`` below 1, or X does not fit.
+        """
+        rows = np.asarray(self._encoded(X))
+        below, missing = self.prepared(rows, missing=True), np.isnan(rows)
+        options: dict[str, Any] = {"steps": steps, "samples": samples}
+        options["draws"] = generator(seed, Purpose.IMPUTATION)
+        found = imputed(self.layers, self.units, below, missing, **options)
+        found = found if self.scaling is None else self.scaling.invert(found)
+        return np.where(missing, found, rows)
 
     def sample(
         self, count: int, *, steps: int = 1000, seed: int = 0, start: ArrayLike | None = None
@@ -226,7 +254,8 @@ class Stack:
         seed : int
             Of the chains.
         start : array-like of shape (count, input units), optional
-            Examples to start at; default noise.
+            Examples to start at; default noise. Documents keep their numbers of words; an RBM of
+            counts alone needs some to start at.
 
         Returns
         -------
@@ -238,33 +267,10 @@ class Stack:
             If ``count`` or ``steps`` is below 1, ``start`` does not fit, or the top layer is no
             dense RBM, as after fine-tuning.
         """
-        if count < 1 or steps < 1:
-            raise DataError(f"count and steps: got {count} and {steps}, expected 1 or more")
-        top = self.layers[-1]
-        if top.model != "rbm":
-            raise DataError(
-                "the top layer is an autoencoder, or was fine-tuned, and is no RBM; sample a stack"
-                " of RBMs as it was before fine-tuning"
-            )
-        if not isinstance(top, DenseLayer):
-            raise DataError(
-                f"the top layer is a convolution, {top.shape}; sample a stack with a dense RBM on"
-                " top, such as 1x28x28,conv:20x5,pool:2,500"
-            )
+        X = None if start is None else self.prepared(start, "start")
         draws = generator(seed, Purpose.SAMPLE)
-        if start is None:
-            visible = draws.random((count, self.widths[-2]), dtype=np.float32)
-        else:
-            visible = self._input_of_top(start, count)
-        visible = gibbs_chains(top, visible, steps, draws)
-        down = self.down(visible, layer=len(self.layers) - 1) if len(self.layers) > 1 else visible
+        down = sampled(self.layers, self.units, X, count=count, steps=steps, draws=draws)
         return down if self.scaling is None else self.scaling.invert(down)
-
-    def _input_of_top(self, start: ArrayLike, count: int) -> Array:
-        X = self.prepared(start, "start")
-        if len(X) != count:
-            raise DataError(f"start: got {len(X)} examples for {count} chains; give one a chain")
-        return X if len(self.layers) == 1 else self.up(X, layer=len(self.layers) - 1)
 
     def save(self, path: str | Path) -> None:
         """Write the stack to a safetensors file, whole or not at all.
@@ -292,9 +298,3 @@ def load(path: str | Path) -> Stack:
     """
     model = read_model(Path(path))
     return Stack(model.layers, model.info, model.scaling, model.head)
-
-
-def _checked_width(X: Array, width: int, name: str) -> Array:
-    if X.shape[1] != width:
-        raise DataError(f"{name}: got shape {X.shape}, expected (examples, {width})")
-    return X

@@ -48,11 +48,13 @@ def baselines(stack: Stack, X: Any) -> list[Baseline]:
     found = [_Measured(layer.shape.biases[1]) for layer in stack.layers]
     count = rows_at_once(stack.layers)
     for start in range(0, len(X), count):
-        below = stack.prepared(X[start : start + count])
+        rows = np.asarray(X[start : start + count])
+        below = stack.prepared(rows, missing=True)
+        lost = np.isnan(rows) if rows.dtype.kind == "f" else None
         for layer, measured in zip(stack.layers, found, strict=True):
             above = layer.up(below)
-            measured.add(below, layer.reconstruct(below, above), above)
-            below = above
+            measured.add(below, layer.reconstruct(below, above), above, lost)
+            below, lost = above, None
     units = (layer.hidden_units for layer in stack.layers)
     return [measured.baseline(name) for measured, name in zip(found, units, strict=True)]
 
@@ -63,10 +65,14 @@ class _Measured:
     def __init__(self, units: int) -> None:
         self._rows, self._squares, self._errors = 0, 0.0, 0.0
         self._sums: Any = 0.0
+        self._known: Any = 0.0
         self._low, self._high = np.full((2, units), [[np.inf], [-np.inf]])
 
-    def add(self, below: Array, down: Array, above: Array) -> None:
+    def add(self, below: Array, down: Array, above: Array, lost: Any) -> None:
         self._rows += len(below)
+        if lost is not None:  # missing values, which are 0 below
+            down[lost] = 0
+        self._known = self._known + len(below) - (0 if lost is None else lost.sum(axis=0))
         self._errors += squared_error(below, down, out=down)
         self._sums = self._sums + below.sum(axis=0, dtype=np.float64)
         self._squares += _squares(below)
@@ -75,14 +81,14 @@ class _Measured:
         np.maximum(self._high, hidden.max(axis=0), out=self._high)
 
     def baseline(self, units: str) -> Baseline:
-        mean = self._sums / self._rows
         constant = self._high - self._low < LEAST_CHANGE
         if self._rows < 2:  # a single row says nothing
             constant[:] = False
         kind = kind_of(units)
         limits = (self._high < kind.lower + NEAR_LIMIT) | (self._low > kind.upper - NEAR_LIMIT)
         error, squares = self._errors / self._rows, self._squares / self._rows
-        by_mean = max(squares - float(mean @ mean), 0.0)
+        means = float((np.square(self._sums) / np.maximum(self._known, 1)).sum())
+        by_mean = max(squares - means / self._rows, 0.0)
         counts = int(constant.sum()), int((constant & limits).sum())
         return Baseline(error, by_mean, len(constant), *counts)
 

@@ -1,28 +1,13 @@
-"""Build from settings: the data as layer 1 sees it, the learners and workers of the layers."""
+"""Build from settings: the learners and workers of the layers."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from syncpretrain.backends.base import Backend
-from syncpretrain.data.array_passes import ArrayPasses
-from syncpretrain.data.examples import (
-    as_examples,
-    check_examples,
-    check_values,
-    checked_rows,
-    evenly_spaced,
-)
-from syncpretrain.data.file_rows import FileRows, rows_in_file
-from syncpretrain.data.minibatches import Minibatches, is_iterable_of_arrays
-from syncpretrain.data.scaling import Scaling
-from syncpretrain.errors import CheckpointError, DataError, SettingsError
+from syncpretrain.errors import CheckpointError
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.convolution import ConvolutionalAutoencoder
@@ -32,11 +17,8 @@ from syncpretrain.learners.probabilistic_rbm import convolutional_rbm
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.select import step_for
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
-from syncpretrain.pretraining.memory import check_memory, streamed_rows
 from syncpretrain.pretraining.runtime.layer_state import LayerState
-from syncpretrain.pretraining.runtime.split import Split
-from syncpretrain.pretraining.runtime.worker import PROBE_ROWS, Inputs, LayerWorker, WorkerFactory
-from syncpretrain.settings.architecture import check_width
+from syncpretrain.pretraining.runtime.worker import Inputs, LayerWorker, WorkerFactory
 from syncpretrain.settings.checks import parsed_corruption
 from syncpretrain.settings.drift import parsed_waking
 from syncpretrain.settings.momentum import MomentumSchedule
@@ -44,7 +26,6 @@ from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.units import kind_of
 
 __all__ = [
-    "build_data",
     "build_learner",
     "build_learners",
     "build_outputs",
@@ -62,37 +43,6 @@ AUTOENCODERS: dict[str, Callable[[int, Any, AutoencoderSettings], Learner]] = {
     "dense": lambda layer, shape, own: Autoencoder(layer, shape.visible, shape.hidden, own),
     "convolution": ConvolutionalAutoencoder,
 }
-
-
-def build_data(
-    settings: PretrainSettings, X: ArrayLike, validation: ArrayLike | None
-) -> tuple[Split, Scaling | None]:
-    """Return the examples as layer 1 is to see them, and how they were standardized, if they were.
-
-    Raises
-    ------
-    SettingsError, DataError
-        If they cannot be trained on, or do not fit the settings, or the stack not the memory.
-    """
-    data = _checked_data(settings, X, validation)
-    examples = sum(map(len, data))
-    streams = settings.handoff == "minibatch"
-    layers = range(1, len(settings.layers))
-    check_memory(
-        settings.shapes,
-        examples=streamed_rows(settings.batch_size, len(data.validation)) if streams else examples,
-        batch_size=settings.batch_size,
-        processes=settings.runtime == "processes",
-        shared=examples if isinstance(data.train, np.ndarray) else 0,
-        sampled=PROBE_ROWS if any(map(partial(build_outputs, settings), layers)) else 0,
-    )
-    scaling = None
-    if not kind_of(settings.visible_units).is_unit_interval:
-        scaling = Scaling.of(data.train)
-        data = Split(*map(scaling.apply, data))
-    if isinstance(data.train, ArrayPasses) and settings.visible_bias != "zero":
-        data.train.measure()
-    return data, scaling
 
 
 def build_learners(settings: PretrainSettings) -> list[Learner]:
@@ -149,6 +99,7 @@ def _common(settings: PretrainSettings, i: int) -> dict[str, Any]:
         "hidden_units": settings.hidden_units[i],
         "visible_units": settings.visible_units_of(i + 1),
         "visible_bias": settings.visible_bias,
+        "missing": settings.missing and not i,
         "seed": settings.seed,
     }
 
@@ -212,7 +163,12 @@ def build_stopping(settings: PretrainSettings) -> list[EarlyStopping | None]:
     metric, depth = settings.early_stopping, len(settings.layers) - 1
     if metric == "none":
         return [None] * depth
-    return [EarlyStopping(metric, settings.patience, seed=settings.seed) for _ in range(depth)]
+    return [
+        EarlyStopping(
+            metric, settings.patience, seed=settings.seed, missing=settings.missing and not i
+        )
+        for i in range(depth)
+    ]
 
 
 def build_outputs(settings: PretrainSettings, layer: int) -> Outputs | None:
@@ -222,59 +178,3 @@ def build_outputs(settings: PretrainSettings, layer: int) -> Outputs | None:
         return None
     # A momentum that is still to rise makes the changes rise as well.
     return Outputs(settle, MomentumSchedule(settings.momentum[layer - 1]).last_begins)
-
-
-def _checked_data(settings: PretrainSettings, X: ArrayLike, validation: ArrayLike | None) -> Split:
-    bounded = kind_of(settings.visible_units).is_unit_interval
-    width, batch = settings.layers[0], settings.batch_size
-    train = _train_rows(settings, X, bounded=bounded)
-    check_width(settings.shapes, train.shape[1])
-    if batch > len(train):
-        raise SettingsError(
-            f"batch_size: got {batch}, expected at most {len(train)}, the examples to train on"
-        )
-    if validation is None or not np.size(validation):
-        if settings.early_stopping != "none":
-            raise SettingsError(
-                f"early_stopping: got {settings.early_stopping} without validation examples,"
-                " expected some to judge by"
-            )
-        return Split(train, np.empty((0, width), dtype=np.float32))
-    held_out: Any = validation
-    if not isinstance(validation, FileRows):
-        held_out = as_examples(validation, "validation")
-        check_values(held_out, "validation", bounded=bounded)
-    if held_out.shape[1] != width:
-        raise SettingsError(f"validation: got {held_out.shape[1]} columns, expected {width}")
-    # No more of them are ever looked at, and all would be made anew of every version.
-    return Split(train, check_examples(evenly_spaced(held_out, PROBE_ROWS), bounded=bounded))
-
-
-def _train_rows(settings: PretrainSettings, X: Any, *, bounded: bool) -> Any:
-    """Return the examples to train on, in memory unless a stream needs only some at a time."""
-    streams = settings.handoff == "minibatch"
-    if is_iterable_of_arrays(X):
-        if not streams:
-            raise DataError(
-                f"X: got {type(X).__name__} with handoff epoch, expected an array; take handoff"
-                " minibatch to train on what an iterable gives"
-            )
-        source = X if isinstance(X, Minibatches) else Minibatches(X)
-        return ArrayPasses(
-            source,
-            settings.layers[0],
-            bounded=bounded,
-            batch_size=settings.batch_size,
-            trained=_passes(settings),
-            measured=(not bounded) + (settings.visible_bias != "zero"),
-        )
-    if isinstance(X, FileRows):
-        return X if streams else np.asarray(X)
-    if streams and (rows := rows_in_file(X)) is not None:
-        return checked_rows(rows, bounded=bounded)
-    return check_examples(X, bounded=bounded)
-
-
-def _passes(settings: PretrainSettings) -> int:
-    """Return how many passes over the data a stream makes, the last of which may be broken off."""
-    return math.ceil(max(i * settings.delay + n for i, n in enumerate(settings.epochs)))

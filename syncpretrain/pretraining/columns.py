@@ -54,7 +54,7 @@ def rows_by_columns(X: Any, validation: Any, units: str | None) -> Taken:
     bounded = False  # without units they follow from the values
     with suppress(ValueError):  # units that there are not are refused with the settings
         bounded = units is not None and kind_of(units).is_unit_interval
-    check_values(rows, "X", bounded=bounded, names=columns.names)
+    check_values(rows, "X", bounded=bounded, names=columns.names, missing=True)
     if is_frame(validation):
         validation, _ = encoded(validation, "", "validation", bounded=bounded, known=columns)
     return Taken(rows, validation, units, columns)

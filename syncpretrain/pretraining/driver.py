@@ -28,10 +28,10 @@ from syncpretrain.parallel.blas import blas_limit, blas_threads, usable_cores
 from syncpretrain.parallel.signals import StopRequest, stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build import (
-    build_data,
     build_learners,
     build_worker_factories,
 )
+from syncpretrain.pretraining.build_data import build_data
 from syncpretrain.pretraining.build_schedule import build_schedule
 from syncpretrain.pretraining.runtime.base import Runtime
 from syncpretrain.pretraining.runtime.messages import Failed, Finished, Message
@@ -90,10 +90,10 @@ class Pretraining:
         backend = resolve_backend(settings.backend, why_not_on_a_device(settings))
         settings = msgspec.structs.replace(settings, backend=backend)
         self._backend = backend_for(settings.backend)
-        self.settings = settings
         self.observers = tuple(observers)
         check_runtime(settings.runtime)
-        data, self._scaling = build_data(settings, X, validation)
+        settings, data, self._scaling = build_data(settings, X, validation)
+        self.settings = settings
         workers = 1 if settings.runtime == "serial" else settings.workers or usable_cores()
         self.slots = min(workers, len(settings.layers) - 1)
         self._workers = workers

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 from numpy.typing import ArrayLike
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.events import Observer
+from syncpretrain.events import Notice, Observer
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.schedule.kinds import UNTRAINED
@@ -37,6 +38,25 @@ def driver_for(
     SettingsError, DataError
         If the run is not possible.
     """
+    driver = _driver(
+        settings, X, validation, observers=tuple(observers), replay=replay, times=times
+    )
+    if driver.settings.missing:
+        now, message = time.monotonic(), "missing values (NaN) are left out of gradients and errors"
+        for observer in driver.observers:
+            observer(Notice(now, message))
+    return driver
+
+
+def _driver(
+    settings: PretrainSettings,
+    X: ArrayLike,
+    validation: ArrayLike | None,
+    *,
+    observers: tuple[Observer, ...],
+    replay: Reads | None,
+    times: Timeouts,
+) -> Driver:
     if settings.schedule == UNTRAINED:
         return Untrained(settings, X, validation, observers=observers, replay=replay)
     if settings.handoff == "epoch":

@@ -18,7 +18,7 @@ from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.blas import blas_limit, usable_cores
 from syncpretrain.parallel.signals import StopRequest, stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
-from syncpretrain.pretraining.build import build_data
+from syncpretrain.pretraining.build_data import build_data
 from syncpretrain.pretraining.runtime.data_sources import source_of
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.stream_base import EpochResult
@@ -65,9 +65,9 @@ class StreamedPretraining:
         resume: StreamState | None = None,
         times: Timeouts = TIMEOUTS,
     ) -> None:
-        self.settings = msgspec.structs.replace(settings, backend="numpy")
+        settings = msgspec.structs.replace(settings, backend="numpy")
         self.observers, self._times = tuple(observers), times
-        data, self._scaling = build_data(self.settings, X, validation)
+        self.settings, data, self._scaling = build_data(settings, X, validation)
         held_out = data.validation[:PROBE_ROWS]
         workers = 1 if settings.runtime == "serial" else settings.workers or usable_cores()
         self.slots = min(workers, sum(settings.replicas))

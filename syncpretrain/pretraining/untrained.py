@@ -14,7 +14,7 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.events import Event, Observer, RunFinished, RunStarted
 from syncpretrain.learners.first_stack import untrained_stack
 from syncpretrain.models.stack import Stack
-from syncpretrain.pretraining.build import build_data
+from syncpretrain.pretraining.build_data import build_data
 from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.settings.sections import PretrainSettings
 
@@ -47,10 +47,10 @@ class Untrained:
             raise SettingsError(
                 "replay: got one with schedule none, where there is nothing to read"
             )
-        self.settings, self.observers = settings, tuple(observers)
+        self.observers = tuple(observers)
         self.save: Callable[..., None] | None = None
         self.resume: Any = None
-        data, self._scaling = build_data(settings, X, validation)
+        self.settings, data, self._scaling = build_data(settings, X, validation)
         self._examples = len(data.train)
 
     def run(self) -> Stack:

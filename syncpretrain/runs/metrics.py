@@ -13,6 +13,7 @@ from syncpretrain.data.dataset import PARTS, UNLABELLED, Dataset
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.file_rows import FileRows
 from syncpretrain.data.scaling import spread
+from syncpretrain.data.visible import has_missing
 from syncpretrain.models.prediction import accuracies, regression_errors
 from syncpretrain.models.reconstruction import layer_errors, stack_error
 from syncpretrain.models.stack import Stack
@@ -91,6 +92,8 @@ def _mean_errors(stack: Stack, data: Dataset, part: str) -> list[float]:
 
 
 def _mean_error(stack: Stack, X: Any) -> float | None:
+    if has_missing(X):
+        return baselines(stack, X)[0].mean_error
     return spread(stack.prepared(X)) if len(X) else None
 
 

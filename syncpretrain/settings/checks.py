@@ -16,7 +16,8 @@ from syncpretrain.settings.defaults import PER_LAYER
 from syncpretrain.settings.devices import check_backend, why_not_on_a_device
 from syncpretrain.settings.drift import ALWAYS, check_drift
 from syncpretrain.settings.fields import PretrainFields
-from syncpretrain.units import INPUT_UNITS, KINDS, kind_of
+from syncpretrain.settings.visible_units import check_visible_units
+from syncpretrain.units import KINDS, kind_of
 
 __all__ = [
     "WHOLE_ONLY",
@@ -84,6 +85,7 @@ def check_pretraining(settings: PretrainFields) -> None:
     SettingsError
         Naming the setting.
     """
+    check_visible_units(settings)
     for corruption in settings.corruption:
         parsed_corruption(corruption)
     parsed_shuffle(settings.shuffle)
@@ -102,10 +104,6 @@ def _check_model(settings: PretrainFields) -> None:
     """Refuse what the model has no use for."""
     model = settings.model
     visible = kind_of(settings.visible_units)
-    if not visible.is_input:
-        raise SettingsError(
-            f"visible_units: got {visible.name}, expected {' or '.join(INPUT_UNITS)}"
-        )
     for units in settings.hidden_units:
         if model == "rbm" and kind_of(units).sample is None:
             raise SettingsError(

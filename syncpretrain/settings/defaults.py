@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from syncpretrain.units import KINDS, UNITS
+from syncpretrain.units import UNITS, kind_of
 
 __all__ = ["HANDOFF_DEFAULTS", "MODEL_DEFAULTS", "PER_LAYER", "usual_rates"]
 
@@ -43,8 +43,10 @@ def usual_rates(visible: Any, hidden: Sequence[Any]) -> list[float]:
 
     What is no kind of units counts as the default; it is refused later.
     """
-    rates = [
-        KINDS[name].learning_rate if name in UNITS else PER_LAYER["learning_rate"]
-        for name in (visible, *hidden)
-    ]
-    return list(map(min, pairwise(rates)))
+    return list(map(min, pairwise(map(_usual_rate, (visible, *hidden)))))
+
+
+def _usual_rate(units: Any) -> Any:
+    if units in UNITS or (isinstance(units, str) and ":" in units):  # blocks, in a known form
+        return kind_of(units).learning_rate
+    return PER_LAYER["learning_rate"]

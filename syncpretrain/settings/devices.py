@@ -7,6 +7,7 @@ import re
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings.fields import PretrainFields
 from syncpretrain.settings.finetuning import FinetuneSettings
+from syncpretrain.units import kind_of
 
 __all__ = [
     "check_backend",
@@ -45,6 +46,8 @@ def why_not_on_a_device(settings: PretrainFields) -> str | None:
     """Return why this pretraining is done on the CPU alone, None if it is not."""
     if settings.architecture:
         return "with convolutions, which compute on the CPU; take backend numpy or auto"
+    if kind_of(settings.visible_units).blocks is not None:
+        return "with visible units in blocks, which compute on the CPU; take backend numpy or auto"
     layers = range(1, len(settings.layers))
     if max(map(settings.shards_of, layers)) > 1:
         return (

@@ -67,7 +67,10 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     model : str
         ``rbm``, ``autoencoder``, ``denoising`` or ``contractive``.
     visible_units, hidden_units : str, tuple of str
-        Of the input, and of each layer: see ``syncpretrain/units.py``.
+        Of the input, and of each layer: see ``syncpretrain/units.py``. Those of the input may be
+        blocks, such as ``bernoulli:20,softmax:3x7``: see ``syncpretrain/unit_blocks.py``.
+    missing : bool
+        Whether values of the input may be missing; follows from the examples.
     schedule, group_size, pace, handoff, delay, refresh_epochs, refresh_when, finish
         Which layer trains when, on which version (docs/schedules.rst).
     shuffle : str
@@ -103,7 +106,7 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     layers: tuple[Count, ...]
     architecture: str = ""
     model: Literal["rbm", "autoencoder", "denoising", "contractive"] = "rbm"
-    visible_units: Units = "bernoulli"
+    visible_units: str = "bernoulli"
     hidden_units: tuple[Units, ...]
     schedule: Literal["synchronized", "greedy", "rounds", "none"] = "synchronized"
     group_size: Count | None = None
@@ -128,6 +131,7 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     weight_decay: tuple[NonNegativeFloat, ...]
     l1: tuple[NonNegativeFloat, ...]
     visible_bias: Literal["zero", "log-odds"] = "zero"
+    missing: bool = False
     cd_steps: tuple[Annotated[int, msgspec.Meta(ge=1, le=MAX_CD_STEPS)], ...]
     persistent: tuple[bool, ...]
     sparsity_target: tuple[Fraction, ...]

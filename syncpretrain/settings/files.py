@@ -16,6 +16,7 @@ from syncpretrain.settings.convolutions import usual_costs
 from syncpretrain.settings.defaults import HANDOFF_DEFAULTS, MODEL_DEFAULTS, PER_LAYER, usual_rates
 from syncpretrain.settings.drift import settled_epochs
 from syncpretrain.settings.sections import Settings
+from syncpretrain.settings.visible_units import kept_units
 from syncpretrain.storage import write_atomically
 
 if sys.version_info >= (3, 11):
@@ -143,6 +144,8 @@ def _from_sections(sections: dict[str, Any], layers: Any, pretrain: dict[str, An
     layers, architecture = architecture_of(layers)
     if architecture:
         pretrain = {**pretrain, "architecture": _agreed(architecture, pretrain)}
+    if "visible_units" in pretrain:
+        pretrain = {**pretrain, "visible_units": kept_units(pretrain["visible_units"], layers)}
     depth = max(len(layers) - 1, 1) if hasattr(layers, "__len__") else 1
     defaults = PER_LAYER | MODEL_DEFAULTS.get(str(pretrain.get("model")), {})
     defaults |= HANDOFF_DEFAULTS.get(str(pretrain.get("handoff")), {})

@@ -1,0 +1,167 @@
+"""Examples as the visible units of layer 1 take them: values by their kinds, NaN for missing ones.
+
+Columns of word counts hold whole numbers, those of a group of choices a one and zeros; neither is
+scaled, bytes included. The NaN of a missing value stays until the examples are standardized.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from syncpretrain.data.blocks import chunks
+from syncpretrain.data.examples import as_examples, check_values, scale_examples
+from syncpretrain.data.scaling import Scaling
+from syncpretrain.errors import DataError
+from syncpretrain.units import kind_of
+
+__all__ = [
+    "as_visible",
+    "check_columns",
+    "check_visible",
+    "has_missing",
+    "mark_missing",
+    "marked",
+    "visible_examples",
+]
+
+Floats = NDArray[np.float32]
+
+
+def visible_examples(X: ArrayLike, name: str, units: str, *, missing: bool = True) -> Floats:
+    """Return examples as C-contiguous float32 whose values the visible units can have.
+
+    Parameters
+    ----------
+    X : array-like of shape (n_examples, width)
+    name : str
+        What an error calls the examples.
+    units : str
+        The visible units: a kind, or blocks.
+    missing : bool
+        Whether NaN is permitted; it stands for a missing value.
+
+    Raises
+    ------
+    DataError
+        Naming the first bad place, rows and columns counted from 0.
+    """
+    return as_visible(check_visible(X, name, units, missing=missing), units)
+
+
+def check_visible(X: ArrayLike, name: str, units: str, *, missing: bool = True) -> NDArray[Any]:
+    """Return examples as they are, once checked; see :func:`visible_examples`."""
+    kind, array = kind_of(units), as_examples(X, name)
+    check_values(array, name, bounded=kind.is_unit_interval, missing=missing)
+    if kind.blocks is None:
+        return array
+    if array.shape[1] != kind.blocks.width:
+        raise DataError(
+            f"{name}: got {array.shape[1]} columns, expected {kind.blocks.width}, those of {units}"
+        )
+    for rows in chunks(array.shape):
+        some = np.asarray(array[rows], dtype=np.float32)
+        for part in kind.blocks.parts:
+            BLOCK_CHECKS[part.kind](some, part, name, rows.start)
+    return array
+
+
+def as_visible(X: NDArray[Any], units: str) -> Floats:
+    """Return checked examples, or some rows of them, as C-contiguous float32."""
+    if kind_of(units).blocks is None:
+        return scale_examples(X)
+    return np.ascontiguousarray(X, dtype=np.float32)
+
+
+def check_columns(X: Floats, name: str) -> None:
+    """Refuse a column in which every value is missing.
+
+    Raises
+    ------
+    DataError
+    """
+    empty = np.isnan(X).all(axis=0)
+    if empty.any():
+        raise DataError(
+            f"{name}: got NaN in every row of column {int(empty.argmax())} (counted from 0),"
+            " expected a number in one at least; drop the column"
+        )
+
+
+def has_missing(X: Any) -> bool:
+    """Return whether an array has a NaN; what is not in memory has none."""
+    if not isinstance(X, np.ndarray) or X.dtype.kind != "f" or not X.size:
+        return False
+    return any(bool(np.isnan(X[rows].min())) for rows in chunks(X.shape))
+
+
+def marked(X: Floats, scaling: Scaling | None) -> Floats:
+    """Return examples standardized, and with their missing values marked, in a new array."""
+    return mark_missing(X.copy() if scaling is None else scaling.apply(X))
+
+
+def mark_missing(X: Floats) -> Floats:
+    """Replace NaN by negative zeros, and these by zeros where they were before, in place.
+
+    ``kernels/conditions.py`` says why.
+    """
+    X += 0  # -0 + 0 is 0
+    np.copyto(X, X.dtype.type(-0.0), where=np.isnan(X))
+    return X
+
+
+def _check_interval(X: Floats, part: Any, name: str, start: int) -> None:
+    own = X[:, part.columns]
+    bad = (own < 0) | (own > 1)
+    if bad.any():
+        row, column = np.argwhere(bad)[0]
+        raise DataError(
+            f"{name}: got {own[row, column]:g} at {_place(row + start, column + part.start)},"
+            f" expected values in [0, 1] for {part}; take gaussian for numbers of any size"
+        )
+
+
+def _check_groups(X: Floats, part: Any, name: str, start: int) -> None:
+    groups = part.grouped(X)
+    lost = np.isnan(groups)
+    one = np.where(lost, 0, groups)
+    whole = ((one == 0) | (one == 1)).all(axis=2) & (one.sum(axis=2) == 1) & ~lost.any(axis=2)
+    bad = ~(whole | lost.all(axis=2))
+    if bad.any():
+        row, group = np.argwhere(bad)[0]
+        column = part.start + group * part.choices
+        raise DataError(
+            f"{name}: got {np.array2string(groups[row, group], threshold=8)} at"
+            f" {_place(row + start, column)}, expected a one and {part.choices - 1} zeros for a"
+            f" group of {part}, or NaN in all of them"
+        )
+
+
+def _check_counts(X: Floats, part: Any, name: str, start: int) -> None:
+    own = X[:, part.columns]
+    with np.errstate(invalid="ignore"):
+        bad = ~((own >= 0) & (own == np.floor(own)))
+    if bad.any():
+        row, column = np.argwhere(bad)[0]
+        raise DataError(
+            f"{name}: got {own[row, column]:g} at {_place(row + start, column + part.start)},"
+            f" expected whole numbers of 0 or more for {part}; give 0 for what does not occur"
+        )
+
+
+def _place(row: int, column: int) -> str:
+    return f"row {row}, column {column} (counted from 0)"
+
+
+def _check_nothing(X: Floats, part: Any, name: str, start: int) -> None:
+    """Permit any number: :func:`check_values` has looked at them."""
+
+
+BLOCK_CHECKS = {
+    "bernoulli": _check_interval,
+    "gaussian": _check_nothing,
+    "softmax": _check_groups,
+    "counts": _check_counts,
+}

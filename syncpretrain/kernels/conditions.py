@@ -1,0 +1,120 @@
+"""Conditions on the visible units of each row: missing entries, and the words of a document.
+
+A missing entry of prepared examples is a negative zero: a product with it is that with 0, so that
+whatever only multiplies leaves it out without knowing of it. Who trains or judges asks
+:func:`is_missing`. The entry is left out of the energy: its mean is masked to 0 as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.units import kind_of
+
+__all__ = [
+    "Conditions",
+    "as_documents",
+    "conditions_of",
+    "draw_words",
+    "impose",
+    "is_missing",
+    "known_means",
+]
+
+SEED_NUMBERS = 8  # of a row of noise
+
+
+class Conditions(NamedTuple):
+    """What is known of some rows of visible units.
+
+    Attributes
+    ----------
+    known : ndarray of shape (B, V) or None
+        1, or 0 where an entry is missing; None where none is.
+    words : tuple of ndarray of shape (B, 1)
+        The number of words of each row, for each block of counts.
+    """
+
+    known: Array | None = None
+    words: tuple[Array, ...] = ()
+
+    def of(self, rows: slice) -> Conditions:
+        """Return those of some of the rows."""
+        known = None if self.known is None else self.known[rows]
+        return Conditions(known, tuple(words[rows] for words in self.words))
+
+
+def is_missing(X: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which entries of marked examples are missing."""
+    missing: NDArray[np.bool_] = np.signbit(X) & (X == 0)
+    return missing
+
+
+def known_means(X: Array) -> NDArray[np.float64]:
+    """Return the mean of the known entries of each column of marked examples."""
+    missing = is_missing(X)
+    known = len(X) - missing.sum(axis=0)
+    means: NDArray[np.float64] = X.sum(axis=0, dtype=np.float64) / np.maximum(known, 1)
+    return means
+
+
+def conditions_of(v: Array, units: str, *, missing: bool = False) -> Conditions | None:
+    """Return what is known of rows of examples, None where there are no conditions.
+
+    Parameters
+    ----------
+    v : ndarray of shape (B, V)
+        Examples, marked by :func:`syncpretrain.data.visible.mark_missing` if ``missing``.
+    units : str
+        The visible units.
+    missing : bool
+        Whether entries may be missing.
+    """
+    blocks = kind_of(units).blocks
+    counts = () if blocks is None else blocks.counts
+    if not counts and not missing:
+        return None
+    words = tuple(v[:, part.columns].sum(axis=1, keepdims=True) for part in counts)
+    known = np.subtract(1, is_missing(v), dtype=v.dtype) if missing else None
+    return Conditions(known, words)
+
+
+def impose(v: Array, units: str, conditions: Conditions | None) -> Array:
+    """Impose conditions on visible means, in place: shares of words become numbers of words."""
+    if conditions is None:
+        return v
+    if conditions.words:
+        for part, words in zip(kind_of(units).blocks.counts, conditions.words, strict=True):
+            v[:, part.columns] *= words
+    if conditions.known is not None:
+        v *= conditions.known
+    return v
+
+
+def as_documents(v: Array, like: Array, units: str) -> Array:
+    """Give the shares of words in v the numbers of words of other rows, in place."""
+    return impose(v, units, conditions_of(like, units))
+
+
+def draw_words(v: Array, units: str, noise: Array, conditions: Conditions | None) -> Array:
+    """Draw documents whose shares of words are in v, in place, and mask missing entries.
+
+    A document of D words is a multinomial sample, a function of the noise: its first row is the
+    seed.
+    """
+    if conditions is None:
+        return v
+    for i, words in enumerate(conditions.words):
+        columns = kind_of(units).blocks.counts[i].columns
+        seed = np.ascontiguousarray(noise[:1, columns], dtype=np.float32).view(np.uint32).ravel()
+        draws = np.random.default_rng(seed[:SEED_NUMBERS].tolist())
+        shares = v[:, columns].astype(np.float64)
+        shares /= shares.sum(axis=1, keepdims=True)
+        v[:, columns] = draws.multinomial(np.rint(words[:, 0]).astype(np.int64), shares)
+    if conditions.known is not None:
+        v *= conditions.known
+    return v

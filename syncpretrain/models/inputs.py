@@ -1,0 +1,81 @@
+"""Examples as the lowest layer of a stack sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from syncpretrain.data.blocks import BITS
+from syncpretrain.data.examples import check_examples
+from syncpretrain.data.file_rows import FileRows
+from syncpretrain.data.scaling import Scaling
+from syncpretrain.data.visible import has_missing, marked, visible_examples
+from syncpretrain.errors import DataError
+from syncpretrain.models.layer import DenseLayer, Layer
+
+__all__ = ["checked_width", "prepared_examples"]
+
+
+class _Shaped(Protocol):
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+S = TypeVar("S", bound=_Shaped)
+
+
+def prepared_examples(
+    X: Any,
+    name: str,
+    lowest: Layer,
+    scaling: Scaling | None,
+    info: Mapping[str, Any],
+    *,
+    missing: bool,
+) -> Any:
+    """Return examples checked, standardized if the stack has a scaling, and marked.
+
+    Parameters
+    ----------
+    X : array-like of shape (n_examples, input units)
+        ``FileRows`` are checked already.
+    name : str
+        What an error calls them.
+    lowest : Layer
+        The lowest layer.
+    scaling : Scaling or None
+    info : mapping
+        Of the stack: what bytes of 0 and 1 mean.
+    missing : bool
+        Whether NaN is permitted, which no convolution can leave out.
+
+    Raises
+    ------
+    DataError
+        If they cannot be the layer's.
+    """
+    width, missing = lowest.shape.visible, missing and isinstance(lowest, DenseLayer)
+    if isinstance(X, FileRows):
+        checked_width(X, width, name)
+        return X if scaling is None else scaling.apply(X)
+    if info.get("bytes") == BITS and getattr(X, "dtype", None) == np.uint8:
+        X = check_examples(X, name, bits=True)
+    examples = visible_examples(X, name, lowest.visible_units, missing=missing)
+    checked_width(examples, width, name)
+    if missing and has_missing(examples):
+        return marked(examples, scaling)
+    return examples if scaling is None else scaling.apply(examples)
+
+
+def checked_width(X: S, width: int, name: str) -> S:
+    """Return an array as it is, once it has the right number of columns.
+
+    Raises
+    ------
+    DataError
+    """
+    if X.shape[1] != width:
+        raise DataError(f"{name}: got shape {X.shape}, expected (examples, {width})")
+    return X

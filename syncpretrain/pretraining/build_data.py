@@ -1,0 +1,135 @@
+"""The examples as layer 1 sees them, once settings and data permit a run."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike
+
+from syncpretrain.data.array_passes import ArrayPasses
+from syncpretrain.data.examples import as_examples, checked_rows, evenly_spaced
+from syncpretrain.data.file_rows import FileRows, rows_in_file
+from syncpretrain.data.minibatches import Minibatches, is_iterable_of_arrays
+from syncpretrain.data.scaling import Scaling
+from syncpretrain.data.visible import (
+    as_visible,
+    check_columns,
+    check_visible,
+    has_missing,
+    marked,
+    visible_examples,
+)
+from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.pretraining.memory import check_memory, streamed_rows
+from syncpretrain.pretraining.runtime.split import Split
+from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
+from syncpretrain.settings.architecture import check_width
+from syncpretrain.settings.drift import parsed_waking
+from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.settings.visible_units import check_missing
+from syncpretrain.units import kind_of
+
+__all__ = ["build_data"]
+
+
+def build_data(
+    settings: PretrainSettings, X: ArrayLike, validation: ArrayLike | None
+) -> tuple[PretrainSettings, Split, Scaling | None]:
+    """Return the examples as layer 1 is to see them, and how they were standardized, if they were.
+
+    The settings that come with them say whether values are missing.
+
+    Raises
+    ------
+    SettingsError, DataError
+        If they cannot be trained on, or do not fit the settings, or the stack not the memory.
+    """
+    data = _checked_data(settings, X, validation)
+    examples = sum(map(len, data))
+    streams = settings.handoff == "minibatch"
+    wakes = any(parsed_waking(text) is not None for text in settings.refresh_when[1:])
+    check_memory(
+        settings.shapes,
+        examples=streamed_rows(settings.batch_size, len(data.validation)) if streams else examples,
+        batch_size=settings.batch_size,
+        processes=settings.runtime == "processes",
+        shared=examples if isinstance(data.train, np.ndarray) else 0,
+        sampled=PROBE_ROWS if wakes or any(settings.settle) else 0,
+    )
+    scaling = Scaling.for_units(data.train, settings.visible_units)
+    if any(map(has_missing, data)):
+        check_missing(settings)
+        settings = msgspec.structs.replace(settings, missing=True)
+        check_columns(data.train, "X")
+        data = Split(*(marked(rows, scaling) for rows in data))
+    elif scaling is not None:
+        data = Split(*map(scaling.apply, data))
+    if isinstance(data.train, ArrayPasses) and settings.visible_bias != "zero":
+        data.train.measure()
+    return settings, data, scaling
+
+
+def _checked_data(settings: PretrainSettings, X: ArrayLike, validation: ArrayLike | None) -> Split:
+    width, batch = settings.layers[0], settings.batch_size
+    train = _train_rows(settings, X)
+    check_width(settings.shapes, train.shape[1])
+    if batch > len(train):
+        raise SettingsError(
+            f"batch_size: got {batch}, expected at most {len(train)}, the examples to train on"
+        )
+    if validation is None or not np.size(validation):
+        if settings.early_stopping != "none":
+            raise SettingsError(
+                f"early_stopping: got {settings.early_stopping} without validation examples,"
+                " expected some to judge by"
+            )
+        return Split(train, np.empty((0, width), dtype=np.float32))
+    held_out: Any = validation
+    if not isinstance(validation, FileRows):
+        held_out = as_examples(validation, "validation")
+    if held_out.shape[1] != width:
+        raise SettingsError(f"validation: got {held_out.shape[1]} columns, expected {width}")
+    units = settings.visible_units
+    if not isinstance(validation, FileRows):
+        held_out = check_visible(held_out, "validation", units)
+    # No more of them are ever looked at, and all would be made anew of every version.
+    return Split(train, as_visible(evenly_spaced(held_out, PROBE_ROWS), units))
+
+
+def _train_rows(settings: PretrainSettings, X: Any) -> Any:
+    """Return the examples to train on, in memory unless a stream needs only some at a time."""
+    visible = kind_of(settings.visible_units)
+    bounded = visible.is_unit_interval
+    streams = settings.handoff == "minibatch"
+    if is_iterable_of_arrays(X):
+        if not streams:
+            raise DataError(
+                f"X: got {type(X).__name__} with handoff epoch, expected an array; take handoff"
+                " minibatch to train on what an iterable gives"
+            )
+        if visible.blocks is not None:
+            raise DataError(
+                f"X: got {type(X).__name__} with visible units in blocks, expected an array"
+            )
+        source = X if isinstance(X, Minibatches) else Minibatches(X)
+        return ArrayPasses(
+            source,
+            settings.layers[0],
+            bounded=bounded,
+            batch_size=settings.batch_size,
+            trained=_passes(settings),
+            measured=(not bounded) + (settings.visible_bias != "zero"),
+        )
+    if isinstance(X, FileRows) and visible.blocks is None:
+        return X if streams else np.asarray(X)
+    if streams and visible.blocks is None and (rows := rows_in_file(X)) is not None:
+        return checked_rows(rows, bounded=bounded)
+    return visible_examples(X, "X", settings.visible_units, missing=True)
+
+
+def _passes(settings: PretrainSettings) -> int:
+    """Return how many passes over the data a stream makes, the last of which may be broken off."""
+    return math.ceil(max(i * settings.delay + n for i, n in enumerate(settings.epochs)))

@@ -1,0 +1,277 @@
+"""Missing values: NaN is left out of gradients, errors and energies, and can be imputed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from syncpretrain import finetune, pretrain
+from syncpretrain.data.scaling import Scaling
+from syncpretrain.data.visible import mark_missing
+from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.events import EpochFinished, Notice
+from syncpretrain.kernels.conditions import is_missing, known_means
+from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
+from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.models.layer import DenseLayer
+from syncpretrain.models.likelihood import free_energy
+from syncpretrain.models.reconstruction import layer_errors, stack_error
+from syncpretrain.settings import MomentumSchedule
+
+UNITS = ["bernoulli", "gaussian"]
+
+
+def rows(n: int = 40, width: int = 6, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).random((n, width)).astype(np.float32)
+
+
+def with_holes(X: np.ndarray, share: float = 0.3, seed: int = 1) -> np.ndarray:
+    found = X.copy()
+    found[np.random.default_rng(seed).random(X.shape) < share] = np.nan
+    return found
+
+
+def test_marks_are_negative_zeros_and_no_other_value_is_one():
+    X = np.float32([[np.nan, 0.0, -0.0, 1.0]])
+    marked = mark_missing(X.copy())
+    np.testing.assert_array_equal(is_missing(marked), [[True, False, False, False]])
+    np.testing.assert_array_equal(marked, [[0, 0, 0, 1]])
+
+
+def test_means_and_scaling_are_those_of_the_known_values():
+    X = with_holes(3 * rows() + 5)
+    known = [column[~np.isnan(column)].astype("f8") for column in X.T]
+    scaling = Scaling.of(X)
+    np.testing.assert_allclose(scaling.shift, [c.mean() for c in known], rtol=1e-6)
+    np.testing.assert_allclose(scaling.scale, [c.std() for c in known], rtol=1e-5)
+    expected = [c.mean() for c in known]
+    np.testing.assert_allclose(known_means(mark_missing(X.copy())), expected, rtol=1e-6)
+
+
+def learner_of(model: str, visible: int, units: str, **more):
+    own = {
+        "batch_size": 8,
+        "learning_rate": 0.1,
+        "momentum": MomentumSchedule("0"),
+        "visible_units": units,
+        "seed": 3,
+    } | more
+    if model == "rbm":
+        return RBM(1, visible, 3, RBMSettings(**own))
+    loss = "cross-entropy" if units == "bernoulli" else "squared"
+    return Autoencoder(1, visible, 3, AutoencoderSettings(loss=loss, **own))
+
+
+@pytest.mark.parametrize("model", ["rbm", "autoencoder"])
+@pytest.mark.parametrize("units", UNITS)
+@pytest.mark.parametrize(
+    "more", [{}, {"persistent": True}, {"cd_steps": 3}, {"corruption": ("gaussian", 0.5)}]
+)
+def test_units_that_are_missing_are_as_if_they_were_not_there(model, units, more):
+    """Of a layer without them, the other gradients are the same."""
+    if (model == "rbm") == ("corruption" in more):
+        more = {}
+    whole = learner_of(model, 6, units, missing=True, **more)
+    X = rows(8)
+    X[:, 4:] = np.nan
+    error = whole.gradient(mark_missing(X), np.arange(8), epoch=1, step=0)
+    assert not whole.gradients[0][4:].any()
+    assert not whole.gradients[1][4:].any()
+    if more:
+        return  # the draws are others
+    part = learner_of(model, 4, units)
+    part.weight[:] = whole.weight[:4]
+    assert error == pytest.approx(part.gradient(X[:, :4].copy(), np.arange(8), epoch=1, step=0))
+    for have, want in zip(whole.gradients, part.gradients, strict=True):
+        np.testing.assert_allclose(have[: len(want)], want, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("units", "model", "handoff"),
+    [
+        ("gaussian", "rbm", "epoch"),
+        ("bernoulli", "rbm", "minibatch"),
+        ("gaussian", "denoising", "epoch"),
+    ],
+)
+def test_every_runtime_gives_the_same_bits(units, model, handoff):
+    X = with_holes(rows())
+    kept = {
+        pretrain(
+            X,
+            layers=[6, 4, 2],
+            visible_units=units,
+            model=model,
+            handoff=handoff,
+            epochs=2,
+            batch_size=8,
+            runtime=runtime,
+            validation=X[:9],
+        ).parameters_sha256
+        for runtime in ("serial", "threads", "processes")
+    }
+    assert len(kept) == 1
+
+
+def test_biases_start_from_the_known_values():
+    X = with_holes(rows())
+    stack = pretrain(
+        X, layers=[6, 2], epochs=1, batch_size=8, visible_bias="log-odds", learning_rate=1e-30
+    )
+    mean = np.nanmean(X, axis=0)
+    np.testing.assert_allclose(stack.layers[0].visible_bias, np.log(mean / (1 - mean)), rtol=1e-4)
+
+
+@pytest.mark.parametrize("units", UNITS)
+def test_errors_are_those_of_the_known_values(units):
+    X, found = with_holes(rows()), []
+    stack = pretrain(
+        X, layers=[6, 4, 3], visible_units=units, epochs=2, batch_size=8, validation=X[:20],
+        observers=[found.append],
+    )  # fmt: skip
+    away = stack.prepared(X, missing=True) - stack.layers[0].reconstruct(
+        stack.prepared(X, missing=True)
+    )
+    away[np.isnan(X)] = 0
+    errors = layer_errors(stack, X)
+    assert errors[0] == pytest.approx(np.square(away).sum() / len(X), rel=1e-4)
+    assert np.isfinite([*errors, stack_error(stack, X)]).all()
+    judged = [e for e in found if isinstance(e, EpochFinished) and e.layer == 1]
+    expected = np.square(away[:20]).sum() / 20
+    assert judged[-1].validation_error == pytest.approx(expected, rel=1e-4)
+    assert any(isinstance(e, Notice) and "missing values" in e.message for e in found)
+
+
+@pytest.mark.parametrize("units", UNITS)
+def test_codes_and_energies_leave_missing_values_out(units):
+    X = rows()
+    stack = pretrain(X, layers=[6, 4], visible_units=units, epochs=1, batch_size=8)
+    layer, prepared = stack.layers[0], stack.prepared(X)
+    X[:, 2] = np.nan
+    rest = [0, 1, 3, 4, 5]
+    smaller = DenseLayer(
+        layer.weight[rest], layer.hidden_bias, layer.visible_bias[rest], visible_units=units
+    )
+    np.testing.assert_allclose(stack.encode(X), smaller.up(prepared[:, rest]), rtol=1e-5)
+    found = free_energy(layer, stack.prepared(X, missing=True), missing=True)
+    np.testing.assert_allclose(found, free_energy(smaller, prepared[:, rest]), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"early_stopping": "free-energy-gap"},
+        {"model": "autoencoder", "early_stopping": "validation-error"},
+    ],
+)
+def test_early_stopping_judges_known_values(more):
+    X = with_holes(rows())
+    options = {"epochs": 3, "batch_size": 8, "validation": X[:10]} | more
+    assert pretrain(X, layers=[6, 3], **options).info["epochs"][0] <= 3
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"layers": "1x2x3,conv:2x2,3"}, "got NaN, .* with convolutions"),
+        ({"split": "units", "shards": 2}, "got NaN, .* with split units"),
+        ({"early_stopping": "pseudo-likelihood", "validation": rows()}, "pseudo-likelihood"),
+    ],
+)
+def test_what_cannot_leave_values_out_is_refused(more, message):
+    options = {"layers": [6, 3], "batch_size": 8} | more
+    with pytest.raises(SettingsError, match=message):
+        pretrain(with_holes(rows()), **options)
+
+
+def test_a_column_without_values_is_refused():
+    X = rows()
+    X[:, 3] = np.nan
+    with pytest.raises(DataError, match="X: got NaN in every row of column 3"):
+        pretrain(X, layers=[6, 3], batch_size=8)
+
+
+def test_an_iterable_has_no_missing_values():
+    with pytest.raises(DataError, match="expected finite numbers"):
+        pretrain(
+            lambda number: [with_holes(rows())], layers=[6, 3], batch_size=8, handoff="minibatch"
+        )
+
+
+def test_labels_can_be_learned_from_incomplete_rows_but_reconstruction_needs_targets():
+    X = with_holes(rows())
+    stack = pretrain(X, layers=[6, 3], epochs=1, batch_size=8)
+    tuned = finetune(stack, X, np.arange(40) % 2, epochs=1, batch_size=8)
+    assert set(tuned.predict(X)) <= {0, 1}
+    with pytest.raises(DataError, match=r"X: got nan .* expected finite numbers"):
+        finetune(stack, X, epochs=1, batch_size=8)
+
+
+class TestImputation:
+    def copies(self, units: str) -> np.ndarray:
+        """Columns that are copies of one another, or of its opposite."""
+        bit = np.random.default_rng(0).random((300, 1)) < 0.5
+        X = np.hstack([bit, bit, ~bit, bit, ~bit]).astype(np.float32)
+        return X if units == "bernoulli" else 20 + 10 * X
+
+    @pytest.mark.parametrize("units", UNITS)
+    @pytest.mark.parametrize("model", ["rbm", "denoising"])
+    def test_what_others_tell_is_found(self, units, model):
+        X = self.copies(units)
+        holes = with_holes(X, 0.2)
+        rate = {"bernoulli": 0.1, "gaussian": 0.02}[units]
+        stack = pretrain(
+            holes,
+            layers=[5, 6],
+            visible_units=units,
+            model=model,
+            epochs=30,
+            batch_size=10,
+            learning_rate=rate,
+        )
+        found, lost = stack.impute(holes), np.isnan(holes)
+        np.testing.assert_array_equal(found[~lost], X[~lost])
+        by_mean = np.broadcast_to(np.nanmean(holes, axis=0), X.shape)
+        error, usual = (np.square(y - X)[lost].mean() for y in (found, by_mean))
+        assert error < 0.5 * usual
+
+    def test_the_seed_decides_and_the_type_stays(self):
+        holes = with_holes(rows())
+        stack = pretrain(holes, layers=[6, 3], epochs=1, batch_size=8)
+        first, again, other = (stack.impute(holes, seed=seed) for seed in (0, 0, 1))
+        np.testing.assert_array_equal(first, again)
+        assert not np.array_equal(first, other)
+        precise = holes.astype(np.float64) / 3
+        lost = np.isnan(precise)
+        found = stack.impute(precise)
+        assert found.dtype == np.float64
+        np.testing.assert_array_equal(found[~lost], precise[~lost])
+
+    def test_missing_choices_have_probabilities(self):
+        choice = np.eye(3, dtype=np.float32)[np.arange(60) % 3]
+        X = np.hstack([choice, choice])
+        X[::2, :3] = np.nan
+        stack = pretrain(
+            X, layers=[6, 8], visible_units="softmax:2x3", epochs=40, batch_size=10, learning_rate=1
+        )
+        found = stack.impute(X)[::2, :3]
+        np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-4)
+        np.testing.assert_array_equal(found.argmax(axis=1), np.arange(0, 60, 2) % 3)
+
+    def test_chains_come_to_the_conditional_distribution(self):
+        """Of a missing binary unit, by enumeration."""
+        draws = np.random.default_rng(2)
+        W, b, a = (draws.normal(0, 1, s).astype("f4") for s in ((3, 2), 2, 3))
+        layer = DenseLayer(W, b, a)
+        from syncpretrain import Stack
+
+        X = np.tile(np.float32([1, np.nan, 0]), (400, 1))
+        found = Stack((layer,)).impute(X, samples=200)[:, 1].mean(dtype="f8")
+        on, off = free_energy(layer, np.float32([[1, 1, 0], [1, 0, 0]]))
+        assert found == pytest.approx(1 / (1 + np.exp(on - off)), abs=0.01)
+
+    def test_numbers_of_steps_are_checked(self):
+        stack = pretrain(rows(), layers=[6, 3], epochs=1, batch_size=8)
+        with pytest.raises(DataError, match="steps, samples: got 0 and 0"):
+            stack.impute(rows(), steps=0, samples=0)
+        np.testing.assert_array_equal(stack.impute(rows()), rows())
