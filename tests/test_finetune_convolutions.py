@@ -15,7 +15,8 @@ from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError
 from syncpretrain.events import FinetuneEpochFinished
 from syncpretrain.finetuning import finetune
 from syncpretrain.finetuning.options import tuning_options
-from syncpretrain.finetuning.prepared import Finetuning, Form, Part
+from syncpretrain.finetuning.parts import Form, Part
+from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.learners.first_stack import untrained_stack
 from syncpretrain.settings import settings_from
 

@@ -16,7 +16,8 @@ from syncpretrain.errors import PoorResultWarning
 from syncpretrain.events import Notice, Observer
 from syncpretrain.finetuning.classes import objective_of
 from syncpretrain.finetuning.options import TuningOptions, tuning_options
-from syncpretrain.finetuning.prepared import Finetuning, Form, Part
+from syncpretrain.finetuning.parts import Form, Part
+from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.verbose import observing

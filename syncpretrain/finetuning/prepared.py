@@ -10,25 +10,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import Any
 
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.data.file_rows import FileRows
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
 from syncpretrain.events import Notice, Observer
-from syncpretrain.finetuning.classes import Classes
 from syncpretrain.finetuning.judged import continued, judged
 from syncpretrain.finetuning.memory import finetuning_bytes
 from syncpretrain.finetuning.optimizers import optimizer_for, optimizer_vectors
 from syncpretrain.finetuning.options import TuningOptions, shared_out
+from syncpretrain.finetuning.parts import Form, Part, check_targets, chosen_rows, targets_of
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.tasks import (
-    Labels,
     Reconstruction,
     Standard,
     Supervised,
-    labels_of,
-    numbers_of,
     reconstruction_loss,
 )
 from syncpretrain.finetuning.trainer import Examples, Trainer
@@ -41,47 +38,11 @@ from syncpretrain.parallel.signals import stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.settings.by_data import Facts, finetune_by_data
-from syncpretrain.shapes import LayerShape
 from syncpretrain.units import kind_of
 
-__all__ = ["Finetuning", "Form", "Part"]
+__all__ = ["Finetuning"]
 
 THREADS_PER_CORE = 2
-
-
-class Form(NamedTuple):
-    """Shape of a stack, known before it is trained.
-
-    ``shapes`` are those of its layers, ``units`` those of the input and of each layer, ``classes``
-    those of its head, if it has one.
-    """
-
-    shapes: tuple[LayerShape, ...]
-    units: tuple[str, ...]
-    classes: Classes = ()
-
-    def __str__(self) -> str:
-        """Return the layers and their units."""
-        return f"{', '.join(map(str, self.shapes))} of {', '.join(self.units)} units"
-
-    @classmethod
-    def of(cls, stack: Stack) -> Form:
-        """Return the form of a stack."""
-        classes: Classes = () if stack.head is None else stack.head.classes
-        shapes = tuple(layer.shape for layer in stack.layers)
-        return cls(shapes, stack.units, classes)
-
-
-class Part(NamedTuple):
-    """Examples to train on or to validate with, an array; their targets; what errors call these.
-
-    ``weights`` are how much each example to train on counts, None for alike.
-    """
-
-    X: Any
-    y: Any
-    name: str
-    weights: Any = None
 
 
 class Finetuning:
@@ -118,15 +79,15 @@ class Finetuning:
         given: Collection[str] | None = None,
         copies: int = 0,
     ) -> None:
-        _check_targets(options.objective, train, validation)
+        check_targets(options.objective, train, validation)
         self._form, self._train, self._validation = form, train, validation
         self._labels = self._judged = None
         if options.objective == "reconstruction":
             reconstruction_loss(options.loss, form.units[0])
         else:
-            self._labels = _targets(options.objective, train, usual=form.classes)
+            self._labels = targets_of(options.objective, train, usual=form.classes)
             if validation is not None:
-                self._judged = _targets(options.objective, validation, like=self._labels)
+                self._judged = targets_of(options.objective, validation, like=self._labels)
         rows = None if self._labels is None else self._labels.rows
         self._weights = checked_weights(train.weights, len(train.X), rows)
         self.facts = Facts(self.examples, form.shapes[0].visible)
@@ -208,7 +169,7 @@ class Finetuning:
         standard = None if labels.classes else Standard.of(labels.targets, self._weights)
         head = labels.head(stack, objective, self.options.seed, standard)
         task = Supervised(stack, head, objective, standard)
-        chosen = X if len(labels.rows) == len(X) else _chosen(X, labels.rows)
+        chosen = X if len(labels.rows) == len(X) else chosen_rows(X, labels.rows)
         train = Examples(chosen, task.targets(labels.targets))
         if V is None or judged is None or not len(judged.rows):
             return task, train, None
@@ -271,33 +232,3 @@ class Finetuning:
         )
         for observer in observers:
             observer(Notice(time.monotonic(), message))
-
-
-def _chosen(X: Any, rows: Any) -> Any:
-    """Return some rows; those of a file stay there."""
-    return X.subset(rows) if isinstance(X, FileRows) else X[rows]
-
-
-def _check_targets(objective: str, train: Part, validation: Part | None) -> None:
-    if objective == "none":
-        raise SettingsError("objective: got none, expected something to fine-tune for")
-    if objective == "reconstruction":
-        if train.y is not None:
-            raise SettingsError("objective: got reconstruction with targets y; leave one out")
-    elif train.y is None:
-        raise SettingsError(f"objective: got {objective} without targets, expected y")
-    elif validation is not None and validation.y is None:
-        raise DataError(
-            f"{validation.name}: got nothing, expected the targets of the validation rows"
-        )
-
-
-def _targets(
-    objective: str, part: Part, *, usual: Classes = (), like: Labels | None = None
-) -> Labels:
-    """Return the targets of a part; those to validate with are ``like`` those to train with."""
-    if objective == "classification":
-        classes = None if like is None else like.classes
-        return labels_of(part.y, len(part.X), part.name, classes, usual=usual)
-    outputs = None if like is None else like.targets.shape[1]
-    return numbers_of(part.y, len(part.X), part.name, outputs)

@@ -13,7 +13,8 @@ from syncpretrain.data.dataset import Dataset, is_labelled
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.options import tuning_options
-from syncpretrain.finetuning.prepared import Finetuning, Form, Part
+from syncpretrain.finetuning.parts import Form, Part
+from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.learners.first_stack import untrained_stack
 from syncpretrain.models.prediction import accuracies
 from syncpretrain.models.reconstruction import stack_error

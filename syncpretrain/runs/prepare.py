@@ -17,7 +17,8 @@ from syncpretrain.data.mapped_file import KnownFile
 from syncpretrain.data.own_data import share_of
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.options import tuning_options
-from syncpretrain.finetuning.prepared import Finetuning, Form, Part
+from syncpretrain.finetuning.parts import Form, Part
+from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.parallel.blas import blas_threads
 from syncpretrain.pretraining.schedule.kinds import UNTRAINED
 from syncpretrain.runs.folder import check_text

@@ -1,0 +1,86 @@
+"""The form of a stack, and examples with their targets: the input of fine-tuning."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from syncpretrain.data.file_rows import FileRows
+from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.finetuning.classes import Classes
+from syncpretrain.finetuning.tasks import Labels, labels_of, numbers_of
+from syncpretrain.models.stack import Stack
+from syncpretrain.shapes import LayerShape
+
+__all__ = ["Form", "Part", "check_targets", "chosen_rows", "targets_of"]
+
+
+class Form(NamedTuple):
+    """Shape of a stack, known before it is trained.
+
+    ``shapes`` are those of its layers, ``units`` those of the input and of each layer, ``classes``
+    those of its head, if it has one.
+    """
+
+    shapes: tuple[LayerShape, ...]
+    units: tuple[str, ...]
+    classes: Classes = ()
+
+    def __str__(self) -> str:
+        """Return the layers and their units."""
+        return f"{', '.join(map(str, self.shapes))} of {', '.join(self.units)} units"
+
+    @classmethod
+    def of(cls, stack: Stack) -> Form:
+        """Return the form of a stack."""
+        classes: Classes = () if stack.head is None else stack.head.classes
+        shapes = tuple(layer.shape for layer in stack.layers)
+        return cls(shapes, stack.units, classes)
+
+
+class Part(NamedTuple):
+    """Examples to train on or to validate with, an array; their targets; what errors call these.
+
+    ``weights`` are how much each example to train on counts, None for alike.
+    """
+
+    X: Any
+    y: Any
+    name: str
+    weights: Any = None
+
+
+def chosen_rows(X: Any, rows: Any) -> Any:
+    """Return some rows; those of a file stay there."""
+    return X.subset(rows) if isinstance(X, FileRows) else X[rows]
+
+
+def check_targets(objective: str, train: Part, validation: Part | None) -> None:
+    """Refuse targets that an objective has no use for, and none where it needs some.
+
+    Raises
+    ------
+    SettingsError, DataError
+        The second where only the validation examples have none.
+    """
+    if objective == "none":
+        raise SettingsError("objective: got none, expected something to fine-tune for")
+    if objective == "reconstruction":
+        if train.y is not None:
+            raise SettingsError("objective: got reconstruction with targets y; leave one out")
+    elif train.y is None:
+        raise SettingsError(f"objective: got {objective} without targets, expected y")
+    elif validation is not None and validation.y is None:
+        raise DataError(
+            f"{validation.name}: got nothing, expected the targets of the validation rows"
+        )
+
+
+def targets_of(
+    objective: str, part: Part, *, usual: Classes = (), like: Labels | None = None
+) -> Labels:
+    """Return the targets of a part; those to validate with are ``like`` those to train with."""
+    if objective == "classification":
+        classes = None if like is None else like.classes
+        return labels_of(part.y, len(part.X), part.name, classes, usual=usual)
+    outputs = None if like is None else like.targets.shape[1]
+    return numbers_of(part.y, len(part.X), part.name, outputs)
