@@ -42,10 +42,10 @@ def columns_of(
     """
     if not table.names:
         raise DataError(f"{table.name}: has no column to train on; drop fewer")
-    features = []
+    features, how = [], {"encode": encode, "has_target": target is not None}
     for name, values in zip(table.names, table.columns, strict=True):
         if isinstance(values, Texts):
-            features.append(_category(table, name, values, encode=encode))
+            features.append(_category(table, name, values, **how))
         else:
             _check_present(table, name, np.isnan(values) if values.dtype.kind == "f" else None)
             features.append(Column(name, "binary" if _is_binary(values) else "number"))
@@ -64,7 +64,7 @@ def _settled(features: list[Column], table: Table) -> tuple[Column, ...]:
     )
 
 
-def _category(table: Table, name: str, values: Texts, *, encode: bool) -> Column:
+def _category(table: Table, name: str, values: Texts, *, encode: bool, has_target: bool) -> Column:
     _check_present(table, name, values.codes < 0)
     if name in table.mixed:
         number, text, slip = table.mixed[name]
@@ -78,7 +78,7 @@ def _category(table: Table, name: str, values: Texts, *, encode: bool) -> Column
             f" {text[:40]!r}; write values of one type, or drop the column"
         )
     if not encode:
-        raise _text_refused(table, name, values)
+        raise _text_refused(table, name, values, has_target=has_target)
     most = min(MOST_VALUES, max(FEW_VALUES, len(values) // 2))
     if len(values.values) > most:
         raise DataError(
@@ -89,10 +89,10 @@ def _category(table: Table, name: str, values: Texts, *, encode: bool) -> Column
     return Column(name, "category" if len(values.values) > 1 else "constant", values.values)
 
 
-def _text_refused(table: Table, name: str, values: Texts) -> DataError:
+def _text_refused(table: Table, name: str, values: Texts, *, has_target: bool) -> DataError:
     """Return the refusal of a column of text; the last one is likely to be the class."""
     text = values.values[0][:40]
-    if name == table.names[-1]:
+    if name == table.names[-1] and not has_target:
         return DataError(
             f"target: got none for {table.name}, whose last column, {name!r}, holds text such as"
             f" {text!r}; give target={name} if it is the class, drop={name} to leave it out, or"
