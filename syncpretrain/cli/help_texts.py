@@ -60,9 +60,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         " images, conv:FILTERSxSIZE[:PAD], pool:SIZE[:mean] and units, such as"
         " 1x28x28,conv:20x5,pool:2,500.",
         "model": "What a layer is.",
-        "visible_units": "Of the input: bernoulli for values in [0, 1] (default), gaussian for any,"
-        " which are standardized; by columns, such as bernoulli:20,gaussian:5,softmax:3x7 (3"
-        " choices among 7) or counts:2000 (of words); or auto, by what the columns hold.",
+        "visible_units": "Of the input: bernoulli (default), gaussian, auto, or"
+        " bernoulli:20,gaussian:5,softmax:3x7,counts:9.",
         "hidden_units": f"{_listed([_described(name) for name in UNITS])}.",
         "visible_bias": "Where visible biases start: 0 (default), or the log-odds of the units'"
         " means.",

@@ -50,7 +50,7 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "drop": {"metavar": "COLUMN[,COLUMN]"},
     "test": {"metavar": "FRACTION|FILE"},
     "unlabelled": {"metavar": "FILE"},
-    "visible_units": {"metavar": "KIND|KIND:N[,KIND:N...]|auto"},
+    "visible_units": {"metavar": "KIND[:N,...]"},
     "backend": {"metavar": "auto|numpy|cupy[:N]"},
     "epochs": {"type": epoch_counts, "metavar": "N|auto[:N]"},
     "refresh_when": {"type": words(()), "metavar": "always|drift:X"},

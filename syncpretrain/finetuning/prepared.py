@@ -157,12 +157,10 @@ class Finetuning:
 
     def _task(self, stack: Stack) -> tuple[Reconstruction | Supervised, Examples, Examples | None]:
         """Return what a stack is tuned for, and the examples as its lowest layer sees them."""
-        missing = self.options.objective != "reconstruction"  # whose targets would lack values
-        X = stack.prepared(self._train.X, missing=missing)
-        V = None
-        if self._validation is not None:
-            V = stack.prepared(self._validation.X, "validation", missing=missing)
         labels, judged, objective = self._labels, self._judged, self.options.objective
+        missing, held_out = labels is not None, self._validation  # targets lack no values
+        X = stack.prepared(self._train.X, missing=missing)
+        V = held_out and stack.prepared(held_out.X, "validation", missing=missing)
         if labels is None:
             unrolled = Reconstruction(stack, loss=self.options.loss)
             return unrolled, Examples(X, X), None if V is None else Examples(V, V)
