@@ -86,7 +86,6 @@ class TestTarget:
             ("a,y\n1,u\n0,v\n", {}, "^target: got none .*'y', holds text such as 'u'"),
             ("a,b,y\n1,u,0\n0,v,1\n", {"target": "y"}, "^visible_units: .* column 'b' holds text"),
             ("a,b\n2,1\n0,1\n", {}, "got 2 at row 0 .*, column 'a', expected values in"),
-            ("a,b\n1,1\n0,\n", {}, "got nan at row 1 .*, column 'b', expected finite"),
         ],
     )
     def test_refusals(self, tmp_path, text, options, words):
@@ -94,6 +93,11 @@ class TestTarget:
         with pytest.raises(DataError, match=words) as caught:
             load_dataset(tmp_path / "x.csv", **options)
         assert "\n" not in str(caught.value)
+
+    def test_an_empty_cell_is_a_missing_value(self, tmp_path):
+        (tmp_path / "x.csv").write_text("a,b\n1,1\n0,\n")
+        data = load_dataset(tmp_path / "x.csv", validation=0)
+        np.testing.assert_array_equal(data.train, np.float32([[1, 1], [0, np.nan]]))
 
     @pytest.mark.parametrize("name", ["digits", "x.npy"])
     def test_data_without_columns(self, tmp_path, monkeypatch, name):

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
+from syncpretrain.data.examples import check_values
 from syncpretrain.data.idx import check_memory
 from syncpretrain.data.npy_header import npy_claim, reason_of
 from syncpretrain.data.sparse_rows import SPARSE_NAMES, sparse_rows
@@ -83,7 +84,9 @@ def _read_sparse(
         arrays[name] = _read_member(archive, members[name], path)
     rows = sparse_rows(arrays, str(path))
     check_memory(path, rows.dense_bytes)
-    return rows.toarray()
+    dense = rows.toarray()
+    check_values(dense, str(path), bounded=False)  # what a sparse matrix leaves out is 0
+    return dense
 
 
 def _member_shape(
