@@ -30,8 +30,8 @@ def folder(tmp_path, monkeypatch):
     np.save("x.npy", X)
     np.save("big.npy", X * 2)
     np.save("empty.npy", X[:0])
-    X[7, 3] = np.nan
-    np.save("nan.npy", X)
+    X[7, 3] = np.inf
+    np.save("inf.npy", X)
     (tmp_path / "broken.npy").write_bytes(b"\x93NUMPY\x01\x00")
     (tmp_path / "text.npy").write_text("no array")
     (tmp_path / "empty").mkdir()
@@ -197,7 +197,7 @@ class TestTrain:
             ("nowhere.npy", "--data: got 'nowhere.npy', which is neither a data set nor a file"),
             ("broken.npy", "broken.npy: got no .npy file that can be read"),
             ("text.npy", "text.npy: got no .npy file that can be read"),
-            ("nan.npy", "nan.npy: got nan at row 7, column 3 (counted from 0), expected finite"),
+            ("inf.npy", "inf.npy: got inf at row 7, column 3 (counted from 0), expected finite"),
             ("big.npy", "big.npy: got 1."),
             ("empty.npy", "empty.npy: got no values, shape (0, 16); expected one example or more"),
             ("full", "full: got a folder, expected a file"),
@@ -267,7 +267,7 @@ class TestOthers:
             ("encode RUN --out no/z.npy", "--out: the folder no does not exist"),
             ("encode RUN --out z.npy --layer 0", "--layer: got 0, expected 1 to 2"),
             ("encode RUN --out z.npy --layer 3", "--layer: got 3, expected 1 to 2"),
-            ("encode RUN --out z.npy --data nan.npy", "nan.npy: got nan at row 7, column 3"),
+            ("encode RUN --out z.npy --data inf.npy", "inf.npy: got inf at row 7, column 3"),
             ("encode RUN --out z.npy --data no.npy", "--data: got 'no.npy', which is neither"),
             ("encode RUN --out z.npy --part x", "--part: 'x' is not one of 'train'"),
             ("encode RUN --out z.npy --part test", "--part: got test, but "),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from syncpretrain.data.file_rows import FileRows
+from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.finetuning.classes import Classes
 from syncpretrain.finetuning.tasks import Labels, labels_of, numbers_of
@@ -67,6 +68,13 @@ def check_targets(objective: str, train: Part, validation: Part | None) -> None:
     if objective == "reconstruction":
         if train.y is not None:
             raise SettingsError("objective: got reconstruction with targets y; leave one out")
+        for part, name in ((train, "X"), (validation, "validation")):
+            if part is not None and has_missing(part.X):
+                raise DataError(
+                    f"{name}: got NaN, which stands for missing values, with fine-tuning for"
+                    " reconstruction, whose targets these would be; pretrain without it, and"
+                    " fill them in with Stack.impute"
+                )
     elif train.y is None:
         raise SettingsError(f"objective: got {objective} without targets, expected y")
     elif validation is not None and validation.y is None:
