@@ -60,8 +60,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         " images, conv:FILTERSxSIZE[:PAD], pool:SIZE[:mean] and units, such as"
         " 1x28x28,conv:20x5,pool:2,500.",
         "model": "What a layer is.",
-        "visible_units": "Of the input: bernoulli (default), gaussian, auto, or"
-        " bernoulli:20,gaussian:5,softmax:3x7,counts:9.",
+        "visible_units": "Of the input: bernoulli (default), gaussian, auto, or by columns"
+        " gaussian:5,softmax:3x7.",
         "hidden_units": f"{_listed([_described(name) for name in UNITS])}.",
         "visible_bias": "Where visible biases start: 0 (default), or the log-odds of the units'"
         " means.",

@@ -157,10 +157,9 @@ class Finetuning:
 
     def _task(self, stack: Stack) -> tuple[Reconstruction | Supervised, Examples, Examples | None]:
         """Return what a stack is tuned for, and the examples as its lowest layer sees them."""
-        labels, judged, objective = self._labels, self._judged, self.options.objective
-        missing, held_out = labels is not None, self._validation  # targets lack no values
-        X = stack.prepared(self._train.X, missing=missing)
-        V = held_out and stack.prepared(held_out.X, "validation", missing=missing)
+        labels, judged, held_out = self._labels, self._judged, self._validation
+        X, objective = stack.prepared(self._train.X, missing=bool(labels)), self.options.objective
+        V = held_out and stack.prepared(held_out.X, "validation", missing=bool(labels))
         if labels is None:
             unrolled = Reconstruction(stack, loss=self.options.loss)
             return unrolled, Examples(X, X), None if V is None else Examples(V, V)
