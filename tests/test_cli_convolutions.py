@@ -52,9 +52,11 @@ def test_the_run_says_what_it_was(folder):
 def test_the_table_names_the_convolutions(call, tmp_path):
     out, _ = call("train", *TRAIN[:-1], "--layers", TEXT, "--out", tmp_path / "run")
     lines = out.splitlines()
-    assert lines[5].split()[:5] == ["1", "conv", "4x3", "pool", "2"]
-    assert lines[6].split()[:3] == ["2", "conv", "5x2"]
-    assert lines[7].split()[:2] == ["3", "10-6"]
+    words = " ".join(lines[5:]).split()
+    assert words[:3] == ["1", "conv", "4x3"]
+    assert [words.index(word) for word in ("pool", "5x2", "10-6")] == sorted(
+        words.index(word) for word in ("pool", "5x2", "10-6")
+    )
     assert lines[-1] == f"next: syncpretrain reconstruct {tmp_path / 'run'}"
 
 
@@ -132,7 +134,9 @@ def test_a_plan_names_the_text(call):
     report = json.loads(call("plan", *given, "--json")[0])
     assert (report["layers"], report["architecture"]) == ([144, 24, 10, 6], TEXT)
     assert f"--layers {TEXT} " in report["command"]
-    assert not [row for row in report["candidates"] if row["settings"].get("split") == "units"]
+    for row in report["candidates"]:
+        if row["settings"].get("split") == "units":
+            assert set(row["settings"]["replicas"][:2]) == {1}, "only the dense layer is shared"
     assert call("plan", *given)[0].startswith(TEXT)
 
 

@@ -216,7 +216,8 @@ class TestStreams:
         costly = {"transform": {1: 0.005, 2: 0.003}}
         found = planned([layer(4.0, units=2.2), layer(**costly)], handoff=handoff)
         assert found.choice.name == "streamed, units split"
-        stack = pretrain(bits, layers=(bits.shape[1], 8, 8), **{**found.settings, "epochs": 1})
+        options = {**found.settings, "epochs": 1, "batch_size": BATCH}
+        stack = pretrain(bits, layers=(bits.shape[1], 8, 8), **options)
         applied = found.apply(settings((bits.shape[1], 8, 8), epochs=1, handoff=handoff))
         assert applied.refresh_epochs == (0, 0)
         assert driver_for(applied, bits).run().parameters_sha256 == stack.parameters_sha256

@@ -338,7 +338,7 @@ import numpy as np
 from syncpretrain import pretrain
 X = np.random.default_rng(0).random((100, 16)).astype(np.float32)
 stack = pretrain(X, layers=(16, 8, 4), epochs=EPOCHS, batch_size=20, runtime="processes",
-    workers=2, observers=[lambda e: print(type(e).__name__, flush=True)])
+    workers=2, warn=False, observers=[lambda e: print(type(e).__name__, flush=True)])
 """
 
 

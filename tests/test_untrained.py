@@ -15,7 +15,7 @@ from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from
 
 TEXT = "1x8x8,conv:4x3,pool:2,6"
-CHOICES = {"schedule": "none", "hidden_units": "relu", "batch_size": 10}
+CHOICES = {"schedule": "none", "hidden_units": "relu", "batch_size": 10, "epochs": 10}
 
 
 def make_data(rows=60):
@@ -51,7 +51,7 @@ def test_pictures_of_any_values_are_standardized():
 
 @pytest.fixture
 def toy(monkeypatch):
-    monkeypatch.setattr(run_module, "load_data", lambda *others: make_data())
+    monkeypatch.setattr(run_module, "load_data", lambda *others, **how: make_data())
 
 
 @pytest.mark.parametrize("objective", ["classification", "reconstruction"])

@@ -251,8 +251,9 @@ class Trainer:
             return  # whose error cannot grow beyond all bounds
         # A few rows may begin far below the mean's error; what has no limit soon leaves it behind.
         far = 1 if self.task.is_bounded else EXPLODED
-        usual = spread(self.examples.targets) or 1.0  # where they are constant
-        if error > EXPLODED * self.first_error and error > far * usual:
+        if error <= EXPLODED * self.first_error:
+            return
+        if error > far * (spread(self.examples.targets) or 1.0):  # 0 where they are constant
             first, last = (x * self.task.error_scale for x in (self.first_error, error))
             raise self.diverged(epoch, f"the training error rose from {first:.4g} to {last:.4g}")
 

@@ -89,6 +89,7 @@ def train_run(
     """
     started = time.monotonic()
     check_folder(out)
+    resolve(settings)  # refuses a device that is not there before the data are read
     data = load_data(settings, given=given) if data is None else data
     settings, notice = settled(settings, given, data)
     settings = resolve(settings)
