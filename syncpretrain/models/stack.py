@@ -213,7 +213,7 @@ class Stack:
     ) -> NDArray[Any]:
         """Return a copy of X whose missing values, NaN, are the means of their units.
 
-        See :mod:`syncpretrain.models.imputation`.
+        See ``syncpretrain/models/imputation.py``.
 
         Parameters
         ----------

@@ -53,7 +53,8 @@ class StackAnomalyDetector(OutlierMixin, StackEstimator):
     labels_ : ndarray of shape (n_examples,)
         1 for the outliers among the rows to fit, else 0, as PyOD has it.
     n_features_in_ : int
-    feature_names_in_ : ndarray of shape (n_features_in_,)
+        The number of columns.
+    feature_names_in_ : ndarray of str
         Where X has names of columns.
     """
 

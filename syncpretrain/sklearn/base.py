@@ -32,6 +32,7 @@ class StackEstimator(BaseEstimator):
     stack_ : Stack
         What was trained.
     n_features_in_ : int
+        The number of columns.
     feature_names_in_ : ndarray of str
         Of a DataFrame's columns.
     """

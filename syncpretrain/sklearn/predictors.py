@@ -84,7 +84,8 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
     classes_ : ndarray of shape (n_classes,)
     stack_ : Stack
     n_features_in_ : int
-    feature_names_in_ : ndarray of shape (n_features_in_,)
+        The number of columns.
+    feature_names_in_ : ndarray of str
         Where X has names of columns.
     """
 
@@ -169,7 +170,8 @@ class DBNRegressor(RegressorMixin, StackPredictor):
     stack_ : Stack
     target_mean_, target_scale_ : ndarray of shape (outputs,)
     n_features_in_ : int
-    feature_names_in_ : ndarray of shape (n_features_in_,)
+        The number of columns.
+    feature_names_in_ : ndarray of str
         Where X has names of columns.
     """
 

@@ -129,7 +129,8 @@ class StackedRBM(StackTransformer):
     ----------
     stack_ : Stack
     n_features_in_ : int
-    feature_names_in_ : ndarray of shape (n_features_in_,)
+        The number of columns.
+    feature_names_in_ : ndarray of str
         Where X has names of columns.
 
     Examples
@@ -193,7 +194,8 @@ class StackedAutoencoder(StackTransformer):
     ----------
     stack_ : Stack
     n_features_in_ : int
-    feature_names_in_ : ndarray of shape (n_features_in_,)
+        The number of columns.
+    feature_names_in_ : ndarray of str
         Where X has names of columns.
     """
 
