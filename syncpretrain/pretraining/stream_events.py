@@ -50,7 +50,7 @@ class StreamEvents:
         self._ended: dict[int, int] = {}
 
     def start(self, now: float, slots: int, examples: int) -> None:
-        """Tell that the run starts, where its layers are."""
+        """Report that the run starts, and where its layers are."""
         s = self._settings
         past = tuple((0,) * layer.epochs_done for layer in self._layers)
         self._ended = {layer.number: layer.epochs_done for layer in self._layers}
@@ -64,7 +64,7 @@ class StreamEvents:
                 self._emit(LayerFinished(now, layer.number))
 
     def finish(self, result: EpochResult) -> None:
-        """Tell of an epoch that a layer finished."""
+        """Report an epoch that a layer finished."""
         self._begin(result.layer, result.epoch, result.started)
         for warning in result.warnings:
             self._emit(Notice(time.monotonic(), f"warning: {warning}"))
@@ -85,7 +85,7 @@ class StreamEvents:
             self._emit(LayerFinished(time.monotonic(), result.layer))
 
     def tick(self) -> None:
-        """Tell how far the running epochs are, a few times a second.
+        """Report how far the running epochs are, a few times a second.
 
         Raises
         ------
