@@ -13,7 +13,7 @@ from syncpretrain.models.convolution import ConvolutionalLayer
 from syncpretrain.models.layer import DenseLayer, Layer
 from syncpretrain.settings import settings_from
 from syncpretrain.shapes import ConvolutionShape, LayerShape
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 
 def random_layer(

@@ -11,7 +11,7 @@ import numpy as np
 from syncpretrain import Stack
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.models.layer import DenseLayer
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 
 def normal_stack(

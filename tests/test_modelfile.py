@@ -21,7 +21,7 @@ from syncpretrain.errors import ModelFileError
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Head
 from syncpretrain.storage import write_atomically
-from syncpretrain.units import UNITS
+from syncpretrain.units.kinds import UNITS
 
 INFO = {"epochs": [3, 2], "pretrain": {"layers": [4, 3, 2], "momentum": "0.5:5,0.9"}, "ü": None}
 make_stack = partial(normal_stack, (4, 3, 2), info=INFO)

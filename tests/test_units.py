@@ -22,7 +22,7 @@ from syncpretrain.models.layer import DenseLayer
 from syncpretrain.models.likelihood import free_energy
 from syncpretrain.settings import settings_from
 from syncpretrain.settings.fields import Units
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 compiled = pytest.mark.skipif(not native.available(), reason="the compiled kernels are not in use")
 X = np.linspace(-4, 4, 402)  # without 0, the kink of a rectified unit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from binaryunits import logistic
 
-from syncpretrain.units import INPUT_UNITS, KINDS, UNITS
+from syncpretrain.units.kinds import INPUT_UNITS, KINDS, UNITS
 
 __all__ = [
     "INPUT_UNITS",

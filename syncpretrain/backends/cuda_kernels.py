@@ -22,7 +22,7 @@ import numpy as np
 
 from syncpretrain.backends.device_draws import DeviceDraws
 from syncpretrain.rng import Address
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["CudaKernels"]
 

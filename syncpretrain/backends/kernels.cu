@@ -10,7 +10,7 @@
 typedef unsigned int uint32;
 typedef unsigned long long uint64;
 
-// The kinds of units that have a form here, by their names in syncpretrain/units.py. Python reads
+// The kinds of units that have a form here, by their names in syncpretrain/units/kinds.py. Python reads
 // the numbers from these lines. A kind that a switch below has forgotten becomes NaN.
 #define UNITS_BERNOULLI 0
 #define UNITS_GAUSSIAN 1

@@ -25,7 +25,7 @@ from syncpretrain.runs.folder import CONFIG_NAME, IDENTITY_NAME
 from syncpretrain.runs.identity import read_identity
 from syncpretrain.runs.prepare import of_tables
 from syncpretrain.settings import DataSettings, Settings, read_settings
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["Examples", "dataset_of", "examples_of"]
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data.blocks import blocks_of
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["Scaling", "column_means", "spread"]
 

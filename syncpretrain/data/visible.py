@@ -15,7 +15,7 @@ from syncpretrain.data.blocks import chunks
 from syncpretrain.data.examples import as_examples, check_values, scale_examples
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = [
     "as_visible",

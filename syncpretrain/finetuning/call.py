@@ -23,7 +23,7 @@ from syncpretrain.models.stack import Stack
 from syncpretrain.observers.verbose import observing
 from syncpretrain.settings.by_data import in_words
 from syncpretrain.settings.convert import check_names
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["finetune"]
 

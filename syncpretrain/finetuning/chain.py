@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import Pair
 from syncpretrain.kernels.operations import Operation
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["Affine", "Columns", "Dropout", "Link", "Site", "views"]
 

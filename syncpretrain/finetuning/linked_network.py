@@ -24,7 +24,7 @@ from syncpretrain.kernels.losses import loss_of, squared_error, wrong
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
 from syncpretrain.rng import Address, Purpose
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["LinkedNetwork"]
 

@@ -19,7 +19,7 @@ from syncpretrain.finetuning.trainable import Follow
 from syncpretrain.kernels.arrays import BLOCK, Array, slices_of
 from syncpretrain.kernels.backprop import Pair
 from syncpretrain.kernels.operations import Operation
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["Buffers", "Section", "forward_phases", "sections_of", "step_phases"]
 

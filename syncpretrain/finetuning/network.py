@@ -26,7 +26,7 @@ from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.kernels.losses import loss_of, squared_error, wrong
 from syncpretrain.kernels.program import Phase, PhaseRunner, Program, in_turn
 from syncpretrain.rng import Address, Purpose
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["Network"]
 

@@ -16,7 +16,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import Pair
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.program import Program
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["network_program"]
 

@@ -38,7 +38,7 @@ from syncpretrain.parallel.signals import stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.settings.by_data import Facts, finetune_by_data
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["Finetuning"]
 

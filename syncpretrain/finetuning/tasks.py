@@ -25,7 +25,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import Pair
 from syncpretrain.models.stack import Head, Stack
 from syncpretrain.rng import Purpose, generator
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = [
     "Labels",

@@ -29,7 +29,7 @@
 #define APART _Pragma("GCC ivdep")
 #endif
 
-/* The kinds of units that have a compiled form, by their names in syncpretrain/units.py. Python
+/* The kinds of units that have a compiled form, by their names in syncpretrain/units/kinds.py. Python
  * reads this table; every switch has all of them. */
 typedef enum { BERNOULLI, GAUSSIAN, RELU, TANH, OTHER } Units;
 static const char *const UNIT_NAMES[OTHER] = {

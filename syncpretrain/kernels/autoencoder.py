@@ -10,7 +10,7 @@ import numpy as np
 
 from syncpretrain.kernels.activations import times_derivative
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["contraction", "corrupt"]
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = [
     "Conditions",

@@ -13,7 +13,7 @@ import numpy as np
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import accelerated
 from syncpretrain.rng import Address
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = [
     "draw_noise",

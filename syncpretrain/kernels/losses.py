@@ -6,7 +6,7 @@ import numpy as np
 
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import accelerated
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["cross_entropy", "loss_of", "squared_error", "wrong"]
 

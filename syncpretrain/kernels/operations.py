@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.kernels.lowering import scratch_size
 from syncpretrain.shapes import ConvolutionShape
-from syncpretrain.units import UNITS
+from syncpretrain.units.kinds import UNITS
 
 __all__ = ["Operation", "check_program"]
 

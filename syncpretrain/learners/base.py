@@ -28,7 +28,7 @@ from syncpretrain.kernels.losses import squared_error
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.models.layer import Layer
 from syncpretrain.settings.momentum import MomentumSchedule
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["Learner", "LearnerSettings"]
 

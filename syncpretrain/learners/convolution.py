@@ -19,7 +19,7 @@ from syncpretrain.kernels.remembered_places import convolve_at
 from syncpretrain.learners.autoencoder import AutoencoderSettings, BaseAutoencoder
 from syncpretrain.learners.first_convolution import channel_means, first_convolution
 from syncpretrain.shapes import ConvolutionShape
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["ConvolutionalAutoencoder"]
 

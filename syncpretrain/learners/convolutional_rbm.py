@@ -15,7 +15,7 @@ from syncpretrain.kernels.convolution import (
 from syncpretrain.learners.first_convolution import channel_means, first_convolution
 from syncpretrain.learners.rbm import INITIAL_SPREAD, BaseRBM, RBMSettings
 from syncpretrain.shapes import ConvolutionShape
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["ConvolutionalRBM"]
 

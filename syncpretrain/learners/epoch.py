@@ -15,7 +15,7 @@ from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.cursor import Cursor, Stopped
 from syncpretrain.learners.steps import Step
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["LARGEST_WEIGHT", "MAX_ROLLBACKS", "diverged", "train_epoch"]
 

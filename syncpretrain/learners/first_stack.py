@@ -11,7 +11,7 @@ from syncpretrain.learners.first_dense import first_dense
 from syncpretrain.models.layer import Layer
 from syncpretrain.models.stack import Stack
 from syncpretrain.shapes import LayerShape
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["untrained_stack"]
 

@@ -22,7 +22,7 @@ from syncpretrain.learners.first_dense import first_dense
 from syncpretrain.models.layer import Layer
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.shapes import LayerShape
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["INITIAL_SPREAD", "RBM", "BaseRBM", "RBMSettings"]
 

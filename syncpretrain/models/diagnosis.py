@@ -16,7 +16,7 @@ from syncpretrain.models.layer import DenseLayer, Layer
 from syncpretrain.models.likelihood import free_energy, log_z, pseudo_likelihood
 from syncpretrain.models.passes import up_through
 from syncpretrain.models.stack import Stack
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["diagnose_layers"]
 

@@ -8,7 +8,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import Conditions, conditions_of, draw_words, impose
 from syncpretrain.kernels.contrastive_divergence import draw_noise, sample
 from syncpretrain.models.layer import DenseLayer
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["gibbs_chains", "gibbs_step"]
 

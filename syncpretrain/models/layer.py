@@ -105,7 +105,7 @@ class DenseLayer:
 
     ``weight`` has shape (visible, hidden), ``hidden_bias`` (hidden,), ``visible_bias`` (visible,).
     ``decoder_weight`` of shape (hidden, visible) is None as long as the decoder uses the transposed
-    ``weight``. Units are one of ``syncpretrain.units.UNITS``; ``model`` is "rbm" or
+    ``weight``. Units are one of ``syncpretrain.units.kinds.UNITS``; ``model`` is "rbm" or
     "autoencoder".
     """
 

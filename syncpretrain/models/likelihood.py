@@ -23,7 +23,7 @@ from syncpretrain.kernels.conditions import is_missing
 from syncpretrain.models.layer import DenseLayer, Layer
 from syncpretrain.models.partition import Doubles, annealed_weights, summed_over_hidden
 from syncpretrain.rng import Purpose, generator
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["MAX_ENUMERATED", "LogZ", "free_energy", "log_z", "log_z_ais", "pseudo_likelihood"]
 

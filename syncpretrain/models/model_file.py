@@ -25,8 +25,8 @@ from syncpretrain.errors import ModelFileError
 from syncpretrain.models.convolution import ConvolutionalLayer
 from syncpretrain.models.layer import DenseLayer, Head, Layer, parameters_sha256
 from syncpretrain.shapes import POOLINGS, ConvolutionShape, DenseShape, LayerShape
-from syncpretrain.unit_blocks import visible_kind
-from syncpretrain.units import UNITS, kind_of
+from syncpretrain.units.blocks import visible_kind
+from syncpretrain.units.kinds import UNITS, kind_of
 
 __all__ = ["MODEL_NAME", "Model", "read_model", "write_model"]
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.kernels.conditions import Conditions, draw_words
 from syncpretrain.kernels.contrastive_divergence import draw_noise, sample
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["STATES_AT_ONCE", "Doubles", "annealed_weights", "binary_states", "summed_over_hidden"]
 

@@ -12,7 +12,7 @@ from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.models.gibbs import gibbs_chains
 from syncpretrain.models.layer import DenseLayer, Layer
 from syncpretrain.models.passes import down_through, up_through
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["sampled"]
 

@@ -26,7 +26,7 @@ from syncpretrain.models.sampling import sampled
 from syncpretrain.models.table import html_table, table_rows
 from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.rng import Purpose, generator
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["ConvolutionalLayer", "DenseLayer", "Head", "Stack", "load"]
 

@@ -17,7 +17,7 @@ from syncpretrain.models.diagnosis import NEAR_LIMIT
 from syncpretrain.models.passes import rows_at_once
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.errors import ErrorCurve
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["Baseline", "baselines", "mean_error", "on_layers", "on_tuning", "share_text"]
 

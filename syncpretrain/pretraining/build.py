@@ -23,7 +23,7 @@ from syncpretrain.settings.checks import parsed_corruption
 from syncpretrain.settings.drift import parsed_waking
 from syncpretrain.settings.momentum import MomentumSchedule
 from syncpretrain.settings.sections import PretrainSettings
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = [
     "build_learner",

@@ -30,7 +30,7 @@ from syncpretrain.settings.architecture import check_width
 from syncpretrain.settings.drift import parsed_waking
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.settings.visible_units import check_missing
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["build_data"]
 

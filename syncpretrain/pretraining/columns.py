@@ -14,7 +14,7 @@ from syncpretrain.data.columns import Columns
 from syncpretrain.data.examples import as_examples, check_values
 from syncpretrain.data.frames import encoded, is_frame
 from syncpretrain.models.stack import Stack
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["Taken", "rows_by_columns"]
 

@@ -24,7 +24,7 @@ from syncpretrain.pretraining.start import driver_for
 from syncpretrain.runs.outcomes import RANDOM, START_FORMS, STARTS, Outcome, is_start
 from syncpretrain.settings import PretrainSettings, Settings, replaced
 from syncpretrain.settings.drift import ALWAYS
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["STARTS", "USUAL_STARTS", "compare", "random_stack"]
 

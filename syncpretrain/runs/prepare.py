@@ -31,7 +31,7 @@ from syncpretrain.settings.by_data import (
     pretrain_by_data,
 )
 from syncpretrain.settings.devices import why_not_on_a_device, why_not_tuned_on_a_device
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = [
     "check_finetuning",

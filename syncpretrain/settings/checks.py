@@ -17,7 +17,7 @@ from syncpretrain.settings.devices import check_backend, why_not_on_a_device
 from syncpretrain.settings.drift import ALWAYS, check_drift
 from syncpretrain.settings.fields import PretrainFields
 from syncpretrain.settings.visible_units import check_visible_units
-from syncpretrain.units import KINDS, kind_of
+from syncpretrain.units.kinds import KINDS, kind_of
 
 __all__ = [
     "WHOLE_ONLY",

@@ -11,7 +11,7 @@ from syncpretrain.settings.architecture_text import layer_text, read_architectur
 from syncpretrain.settings.defaults import PER_LAYER
 from syncpretrain.settings.fields import PretrainFields
 from syncpretrain.shapes import ConvolutionShape
-from syncpretrain.units import UNITS, kind_of
+from syncpretrain.units.kinds import UNITS, kind_of
 
 __all__ = ["check_convolutions", "usual_costs"]
 

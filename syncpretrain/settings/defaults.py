@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from syncpretrain.units import UNITS, kind_of
+from syncpretrain.units.kinds import UNITS, kind_of
 
 __all__ = ["HANDOFF_DEFAULTS", "MODEL_DEFAULTS", "PER_LAYER", "usual_rates"]
 

@@ -7,7 +7,7 @@ import re
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings.fields import PretrainFields
 from syncpretrain.settings.finetuning import FinetuneSettings
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = [
     "check_backend",

@@ -17,7 +17,7 @@ from syncpretrain.settings.kinds import (
     Workers,
 )
 from syncpretrain.shapes import LayerShape
-from syncpretrain.units import UNITS, kind_of
+from syncpretrain.units.kinds import UNITS, kind_of
 
 __all__ = ["MODELS", "DataSettings", "PretrainFields", "Units"]
 
@@ -67,8 +67,8 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     model : str
         ``rbm``, ``autoencoder``, ``denoising`` or ``contractive``.
     visible_units, hidden_units : str, tuple of str
-        Of the input, and of each layer: see ``syncpretrain/units.py``. Those of the input may be
-        blocks, such as ``bernoulli:20,softmax:3x7``: see ``syncpretrain/unit_blocks.py``.
+        Of the input, and of each layer: see ``syncpretrain/units/kinds.py``. Those of the input
+        may be blocks, such as ``bernoulli:20,softmax:3x7``: see ``syncpretrain/units/blocks.py``.
     missing : bool
         Whether values of the input may be missing; follows from the examples.
     schedule, group_size, pace, handoff, delay, refresh_epochs, refresh_when, finish

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.unit_blocks import visible_kind
-from syncpretrain.unit_text import fitted_units
-from syncpretrain.units import INPUT_UNITS, KINDS
+from syncpretrain.units.blocks import visible_kind
+from syncpretrain.units.kinds import INPUT_UNITS, KINDS
+from syncpretrain.units.text import fitted_units
 
 __all__ = ["check_missing", "check_visible_units", "kept_units", "why_not_in_blocks"]
 

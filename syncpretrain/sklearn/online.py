@@ -16,7 +16,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.base import Learner
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.settings import PretrainSettings
-from syncpretrain.units import kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["OnlineStack"]
 

@@ -7,7 +7,7 @@ Each kind is one record of the table below; whatever differs between kinds is as
 * ``relu``: mean max(0, x); rectified linear units (Nair and Hinton 2010);
 * ``tanh``: mean tanh(x); of autoencoders and networks, for there are no states to sample;
 * ``softmax``: one unit is on; only the last units of a classifier;
-* blocks of columns, such as ``gaussian:5,softmax:3x7``: :mod:`syncpretrain.unit_blocks` has them.
+* blocks of columns, such as ``gaussian:5,softmax:3x7``: :mod:`syncpretrain.units.blocks` has them.
 
 The equations take NumPy as their first argument: the settings read this table too, and the help of
 the command line is printed without importing NumPy. A faster form of an equation belongs to
@@ -168,7 +168,7 @@ class Kind:
     is_exclusive : bool
         Whether one unit of all is on: means depend on each other, and errors are wrong classes.
     blocks : Blocks or None
-        Where each of several kinds stands; see :class:`syncpretrain.unit_blocks.Blocks`.
+        Where each of several kinds stands; see :class:`syncpretrain.units.blocks.Blocks`.
     """
 
     name: str
@@ -279,7 +279,7 @@ KINDS = {
 UNITS = tuple(name for name, kind in KINDS.items() if not kind.is_exclusive)  # of a layer
 INPUT_UNITS = tuple(name for name, kind in KINDS.items() if kind.is_input)
 
-BLOCK_READERS: list[Callable[[str], Kind]] = []  # of texts: see unit_blocks.py
+BLOCK_READERS: list[Callable[[str], Kind]] = []  # of texts: see blocks.py
 
 
 def kind_of(name: str) -> Kind:

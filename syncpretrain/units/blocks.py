@@ -2,7 +2,7 @@
 
 A block is a kind and the number of its units, from the first column on:
 
-* ``bernoulli:20`` and ``gaussian:5`` are units of the kinds of :mod:`syncpretrain.units`;
+* ``bernoulli:20`` and ``gaussian:5`` are units of the kinds of :mod:`syncpretrain.units.kinds`;
 * ``softmax:3x7`` is 3 groups of 7 units, of which one is on in each group: categories;
 * ``counts:2000`` is a replicated softmax (Salakhutdinov and Hinton 2009): how often each of 2000
   words is in a document of D words. Its units are D draws from one softmax with shared weights.
@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
-from syncpretrain.unit_text import COUNTS, SOFTMAX, Block, blocks_text, read_blocks
-from syncpretrain.units import BLOCK_READERS, KINDS, UNBOUNDED_RATE, Kind, kind_of, softmax
+from syncpretrain.units.kinds import BLOCK_READERS, KINDS, UNBOUNDED_RATE, Kind, kind_of, softmax
+from syncpretrain.units.text import COUNTS, SOFTMAX, Block, blocks_text, read_blocks
 
 __all__ = ["Blocks", "visible_kind"]
 

@@ -1,6 +1,6 @@
 """The text of visible units in blocks of columns, and the columns of each block.
 
-``bernoulli:20,gaussian:5,softmax:3x7,counts:2000``: see :mod:`syncpretrain.unit_blocks`.
+``bernoulli:20,gaussian:5,softmax:3x7,counts:2000``: see :mod:`syncpretrain.units.blocks`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from syncpretrain.units import INPUT_UNITS
+from syncpretrain.units.kinds import INPUT_UNITS
 
 __all__ = [
     "COUNTS",
