@@ -124,6 +124,7 @@ def ours(X: Array, size: Size, *, how: dict[str, Any]) -> Stack:
         how = {**how, "replicas": [usable_cores() if is_wide else 1 for is_wide in wide]}
     if how.get("replicas") == FIRST:
         how = {**how, "replicas": [usable_cores(), *[1] * (len(size.layers) - 2)]}
+    how = {**how, "warn": False}  # the warm-up learns little
     return pretrain(X, layers=size.layers, epochs=size.epochs, batch_size=BATCH, **how)
 
 
