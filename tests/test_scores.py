@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
@@ -39,6 +41,29 @@ def test_of_gaussian_units_over_standardized_values():
 def test_by_free_energy(stack):
     expected = free_energy(stack.layers[0], X)
     np.testing.assert_array_equal(scores(stack, X, by="free-energy"), expected)
+
+
+@pytest.mark.parametrize("kind", ["bernoulli", "gaussian"])
+def test_missing_values_are_left_out(kind):
+    holes = X.copy()
+    holes[::3, 2] = np.nan
+    scaling = Scaling.of(X) if kind == "gaussian" else None
+    stack = normal_stack((6, 5), units=(kind, "bernoulli"), scaling=scaling)
+    errors = feature_scores(stack, holes)
+    assert not errors[::3, 2].any()
+    np.testing.assert_allclose(scores(stack, holes), errors.sum(axis=1))
+    assert scores(stack, holes).mean() == pytest.approx(stack_error(stack, holes))
+    energies, whole = (scores(stack, rows, by="free-energy") for rows in (holes, X))
+    keep = np.arange(50) % 3 > 0
+    np.testing.assert_array_equal(energies[keep], whole[keep])
+    layer = stack.layers[0]
+    rows = np.delete(stack.prepared(X), 2, axis=1)[::3]
+    part = replace(
+        layer,
+        weight=np.delete(layer.weight, 2, axis=0),
+        visible_bias=np.delete(layer.visible_bias, 2),
+    )
+    np.testing.assert_allclose(energies[::3], free_energy(part, rows), rtol=1e-5)
 
 
 def test_a_few_rows_at_a_time(stack, monkeypatch):

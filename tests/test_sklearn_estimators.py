@@ -40,6 +40,7 @@ TUNED |= {"settings": {"finetune_learning_rate": 0.02}}
 BLOBS, NUMBERS = make_blobs(90, 4, centers=3, cluster_std=0.5, random_state=1)
 NAMES = np.array(["oak", "ash", "elm"])[NUMBERS]
 UNIT = MinMaxScaler().fit_transform(BLOBS)
+HOLES = np.where(np.random.default_rng(2).random(BLOBS.shape) < 0.2, np.nan, BLOBS)
 TRANSFORMERS = [StackedRBM(**SMALL), StackedAutoencoder(**SMALL, finetune_epochs=2)]
 ALL = [
     *TRANSFORMERS,
@@ -114,6 +115,23 @@ class TestAll:
         units = [clone(estimator).fit(X, NUMBERS).stack_.units[0] for X in (BLOBS, UNIT)]
         assert units == ["gaussian", "bernoulli"]
 
+    def test_missing_values_are_left_out(self, estimator):
+        fitted = clone(estimator).fit(HOLES, NUMBERS)
+        assert np.isfinite(result(fitted, HOLES)).all()
+        assert np.isfinite(fitted.stack_.layers[0].weight).all()
+        score = getattr(fitted, "score_samples", None)
+        assert score is None or np.isfinite(score(HOLES)).all()
+        nothing = np.full((1, 4), np.nan)
+        assert np.isfinite(result(fitted, nothing)).all()
+        for wrong, match in ((np.full((90, 1), np.nan), "NaN in every row"), (np.inf, "infinity")):
+            with pytest.raises(ValueError, match=match):
+                clone(estimator).fit(np.hstack([BLOBS, np.broadcast_to(wrong, (90, 1))]), NUMBERS)
+
+    def test_sparse_rows_have_no_missing_values(self, estimator):
+        sparse = pytest.importorskip("scipy.sparse", reason="a sparse matrix is needed")
+        with pytest.raises(ValueError, match="NaN"):
+            clone(estimator).fit(sparse.csr_matrix(HOLES), NUMBERS)
+
     def test_verbose_prints_epochs(self, estimator, capsys):
         clone(estimator).set_params(verbose=1).fit(UNIT, NUMBERS)
         assert "layer 1" in "".join(capsys.readouterr())
@@ -145,6 +163,48 @@ class TestTransformers:
         name = type(estimator).__name__.lower()
         assert list(frame.columns) == [f"{name}{i}" for i in range(3)]
         assert frame.index[0] == 5
+
+    @by_name(TRANSFORMERS)
+    def test_columns_of_polars_have_names(self, estimator):
+        polars = pytest.importorskip("polars", reason="the output is a DataFrame of polars")
+        fitted = clone(estimator).set_output(transform="polars").fit(BLOBS)
+        frame = fitted.transform(BLOBS)
+        assert isinstance(frame, polars.DataFrame)
+        assert frame.columns == fitted.get_feature_names_out().tolist()
+        np.testing.assert_array_equal(
+            frame.to_numpy(), clone(estimator).fit(BLOBS).transform(BLOBS)
+        )
+
+    @by_name(TRANSFORMERS)
+    def test_imputed_values_are_those_of_the_stack(self, estimator):
+        fitted = clone(estimator).fit(HOLES)
+        filled = fitted.impute(HOLES)
+        np.testing.assert_array_equal(filled, fitted.stack_.impute(HOLES))
+        np.testing.assert_array_equal(filled[~np.isnan(HOLES)], HOLES[~np.isnan(HOLES)])
+        assert np.isfinite(filled).all()
+
+    def test_errors_leave_missing_values_out(self):
+        fitted = clone(TRANSFORMERS[1]).fit(UNIT)
+        holes = np.where(np.isnan(HOLES), np.nan, UNIT)
+        expected = np.where(np.isnan(holes), np.nan, fitted.stack_.reconstruct(holes) - holes)
+        expected = -np.nanmean(np.square(expected), axis=1)
+        np.testing.assert_allclose(fitted.score_samples(holes), expected, rtol=1e-5)
+
+    @by_name(TRANSFORMERS)
+    def test_parts_may_have_missing_values(self, estimator):
+        online = clone(estimator).partial_fit(HOLES[:40])
+        scaling = online.stack_.scaling
+        np.testing.assert_allclose(scaling.shift, np.nanmean(HOLES[:40], axis=0), rtol=1e-5)
+        assert np.isfinite(online.partial_fit(BLOBS).partial_fit(HOLES).transform(HOLES)).all()
+        with pytest.raises(DataError, match="NaN in every row of column 0"):
+            clone(estimator).partial_fit(np.where(np.arange(4) == 0, np.nan, BLOBS))
+
+    @by_name(TRANSFORMERS)
+    def test_parts_standardize_gaussian_columns_alone(self, estimator):
+        X = np.column_stack([UNIT[:, :2], BLOBS[:, :1]])
+        units = "bernoulli:2,gaussian:1"
+        online = clone(estimator).set_params(visible_units=units).partial_fit(X)
+        assert online.stack_.scaling.shift[:2].tolist() == [0, 0]
 
     @by_name(TRANSFORMERS)
     def test_rows_in_parts_learn_as_well(self, estimator):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from syncpretrain.data.columns import columns_in
+from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import DataError
-from syncpretrain.kernels.conditions import as_documents
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.conditions import as_documents, is_missing
 from syncpretrain.models.likelihood import free_energy
 from syncpretrain.models.passes import rows_at_once
 from syncpretrain.models.stack import Stack
@@ -55,7 +58,7 @@ def scores(stack: Stack, X: ArrayLike, *, by: str = "reconstruction") -> NDArray
     by : str
         ``reconstruction``: the squared error of going up all layers and down again, summed over
         the values of an example, of Gaussian units over the standardized ones. ``free-energy``:
-        that of the first layer, an RBM, in nats.
+        that of the first layer, an RBM, in nats. Missing values, NaN, are left out of both.
 
     Raises
     ------
@@ -64,14 +67,14 @@ def scores(stack: Stack, X: ArrayLike, *, by: str = "reconstruction") -> NDArray
     """
     check_scores(stack, by)
     if by == "free-energy":
-        return _by_rows(stack, X, lambda rows: free_energy(stack.layers[0], rows))
-    return _by_rows(stack, X, lambda rows: _squares(stack, rows).sum(axis=1))
+        return _by_rows(stack, X, partial(free_energy, stack.layers[0]))
+    return _by_rows(stack, X, lambda rows, **given: _squares(stack, rows, **given).sum(axis=1))
 
 
 def feature_scores(stack: Stack, X: ArrayLike) -> NDArray[np.float64]:
     """Return the part of each column in the reconstruction score, of shape (n_examples, columns).
 
-    The values of a category count together.
+    The values of a category count together, and a missing value has no part.
 
     Raises
     ------
@@ -83,7 +86,11 @@ def feature_scores(stack: Stack, X: ArrayLike) -> NDArray[np.float64]:
     width = stack.widths[0]
     owners = columns.owners if columns and columns.width == width else np.arange(width)
     starts = np.flatnonzero(np.diff(owners, prepend=-1))
-    return _by_rows(stack, X, lambda rows: np.add.reduceat(_squares(stack, rows), starts, axis=1))
+
+    def parts(rows: Array, **given: bool) -> Any:
+        return np.add.reduceat(_squares(stack, rows, **given), starts, axis=1)
+
+    return _by_rows(stack, X, parts)
 
 
 def feature_names(stack: Stack) -> list[str]:
@@ -95,16 +102,20 @@ def feature_names(stack: Stack) -> list[str]:
     return [str(number) for number in range(width)]
 
 
-def _squares(stack: Stack, rows: NDArray[np.float32]) -> NDArray[np.float64]:
+def _squares(stack: Stack, rows: Array, *, missing: bool) -> NDArray[np.float64]:
     down = as_documents(stack.down(stack.up(rows)), rows, stack.units[0])
-    return np.square(rows.astype(np.float64) - down)
+    squares: NDArray[np.float64] = np.square(rows.astype(np.float64) - down)
+    if missing:
+        squares[is_missing(rows)] = 0
+    return squares
 
 
-def _by_rows(
-    stack: Stack, X: ArrayLike, score: Callable[[NDArray[np.float32]], Any]
-) -> NDArray[np.float64]:
+def _by_rows(stack: Stack, X: ArrayLike, score: Callable[..., Any]) -> NDArray[np.float64]:
     """Return what ``score`` makes of prepared rows, a few at a time."""
-    prepared = stack.prepared(X)
+    rows = stack.rows_of(X)
+    rows = rows if hasattr(rows, "shape") else np.asarray(rows)
+    given = {"missing": has_missing(rows)}
+    prepared = stack.prepared(rows, missing=True)
     count = rows_at_once(stack.layers)
-    parts = [score(prepared[start : start + count]) for start in range(0, len(prepared), count)]
-    return np.concatenate(parts)
+    starts = range(0, len(prepared), count)
+    return np.concatenate([score(prepared[start : start + count], **given) for start in starts])

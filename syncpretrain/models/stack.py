@@ -94,11 +94,12 @@ class Stack:
             If the width is not the stack's, or a value is not finite, or outside [0, 1] where
             the visible units are binary.
         """
-        own, rows = (self.layers[0], self.scaling, self.info), self._encoded(X, name)
+        own, rows = (self.layers[0], self.scaling, self.info), self.rows_of(X, name)
         lowest: Array = prepared_examples(rows, name, *own, missing=missing)
         return lowest
 
-    def _encoded(self, X: ArrayLike, name: str = "X") -> Any:
+    def rows_of(self, X: ArrayLike, name: str = "X") -> Any:
+        """Return a data frame as an array of the columns trained on, and all else as it is."""
         bounded = kind_of(self.units[0]).is_unit_interval
         return array_of(X, self.info, self.units[0], name, bounded=bounded)
 
@@ -213,8 +214,6 @@ class Stack:
     ) -> NDArray[Any]:
         """Return a copy of X whose missing values, NaN, are the means of their units.
 
-        See ``syncpretrain/models/imputation.py``.
-
         Parameters
         ----------
         X : array-like of shape (n_examples, input units)
@@ -231,7 +230,7 @@ class Stack:
         DataError
             If ``steps`` is below 0 or ``samples`` below 1, or X does not fit.
         """
-        rows = np.asarray(self._encoded(X))
+        rows = np.asarray(self.rows_of(X))
         below, missing = self.prepared(rows, missing=True), np.isnan(rows)
         options: dict[str, Any] = {"steps": steps, "samples": samples}
         options["draws"] = generator(seed, Purpose.IMPUTATION)

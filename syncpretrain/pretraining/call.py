@@ -25,9 +25,10 @@ from syncpretrain.observers.verbose import observing
 from syncpretrain.pretraining.columns import rows_by_columns
 from syncpretrain.pretraining.saved import SavedCall
 from syncpretrain.pretraining.schedule.reads import Reads
+from syncpretrain.pretraining.settled import settled
 from syncpretrain.pretraining.start import driver_for
-from syncpretrain.settings import PretrainSettings, settings_from
-from syncpretrain.settings.by_data import in_words, pretrain_by_data
+from syncpretrain.settings import PretrainSettings
+from syncpretrain.settings.by_data import in_words
 from syncpretrain.settings.convert import check_names
 
 __all__ = ["pretrain"]
@@ -130,7 +131,7 @@ def pretrain(
     taken = rows_by_columns(X, validation, settings.get("visible_units"))
     settings |= {"visible_units": taken.units}
     look = look_at(taken.X, streams=settings.get("handoff") == "minibatch")
-    wanted, chosen = _settled(_layers(layers, hidden, look), look, settings)
+    wanted, chosen = settled(_layers(layers, hidden, look), look, settings)
     notice = in_words(look.facts, chosen) if look.facts is not None and chosen else None
     history = ErrorHistory()
     with observing(verbose) as printing:
@@ -177,17 +178,6 @@ def _layers(layers: Any, hidden: Any, look: Look) -> Any:
             " layers="
         )
     return [look.facts.columns, *map(int, units)]
-
-
-def _settled(
-    layers: Any, look: Look, settings: dict[str, Any]
-) -> tuple[PretrainSettings, dict[str, Any]]:
-    """Return the settings, and those of them that follow from the data."""
-    wanted = settings_from(layers, **settings).pretrain
-    if look.facts is None:
-        return wanted, {}
-    given = [name for name, value in settings.items() if value is not None]
-    return pretrain_by_data(wanted, given, look.facts)
 
 
 def _like(validation: ArrayLike | None, look: Look) -> Any:

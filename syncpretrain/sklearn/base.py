@@ -12,6 +12,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
 from syncpretrain import Stack, finetune, pretrain
+from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.events import Observer
 from syncpretrain.observers.plain_progress import PlainProgress
@@ -52,14 +53,20 @@ class StackEstimator(BaseEstimator):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
+        tags.input_tags.allow_nan = True
         if tags.transformer_tags is not None:
             tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
 
     def _rows(self, X: Any, *, reset: bool) -> Matrix:
-        """Return examples as a dense array of float32 or float64."""
+        """Return examples as a dense array of float32 or float64; NaN, of a dense X, is missing."""
         rows = validate_data(
-            self, X, reset=reset, accept_sparse="csr", dtype=(np.float64, np.float32)
+            self,
+            X,
+            reset=reset,
+            accept_sparse="csr",
+            dtype=(np.float64, np.float32),
+            ensure_all_finite=True if hasattr(X, "toarray") else "allow-nan",
         )
         if hasattr(rows, "toarray"):
             check_available(rows.shape[0] * rows.shape[1] * rows.dtype.itemsize, "a dense X", 0)
@@ -96,7 +103,12 @@ class StackEstimator(BaseEstimator):
     def _finetuned(
         self, stack: Stack, X: Matrix, y: Matrix | None, seed: int, epochs: Any, **options: Any
     ) -> Stack:
-        """Return a stack fine-tuned on examples, for targets or else for reconstruction."""
+        """Return a stack fine-tuned on examples, for targets or else for reconstruction.
+
+        What is missing can be no target of a reconstruction: the stack fills it in before.
+        """
+        if y is None and has_missing(X):
+            X = stack.impute(X)
         limits = parallel_limits(self.workers)
         limits.pop("workers", None)
         wanted = {"batch_size": self._minibatch(X), "epochs": epochs}

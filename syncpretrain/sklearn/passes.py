@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils import gen_batches
 
+from syncpretrain.data.visible import has_missing, marked
+from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.models.likelihood import free_energy
 from syncpretrain.models.stack import Stack
 
@@ -44,19 +46,28 @@ def decoded(stack: Stack, codes: Matrix) -> Matrix:
 
 
 def reconstruction_errors(stack: Stack, X: Matrix) -> NDArray[np.float64]:
-    """Return the squared error of each example, as layer 1 sees it, averaged over its values."""
+    """Return the squared error of each example, as layer 1 sees it, averaged over its values.
+
+    Those that are missing are left out.
+    """
 
     def errors(own: Stack, rows: Matrix) -> Matrix:
-        seen = _prepared(own, rows)
-        error: Matrix = np.square(seen - _down(own, _up(own, seen))).mean(axis=1)
-        return error
+        seen, known = _prepared(own, rows), ~np.isnan(rows)
+        down = as_documents(_down(own, _up(own, seen)), seen, own.units[0])
+        total: Matrix = (np.square(seen - down) * known).sum(axis=1)
+        total /= np.maximum(known.sum(axis=1), 1)
+        return total
 
     return _by_rows(X, stack, errors).astype(np.float64)
 
 
 def energies(stack: Stack, X: Matrix) -> NDArray[np.float64]:
     """Return the free energy of each example under layer 1, an RBM, in nats."""
-    return _by_rows(X, stack, lambda own, rows: free_energy(own.layers[0], _prepared(own, rows)))
+
+    def own_energies(own: Stack, rows: Matrix) -> Matrix:
+        return free_energy(own.layers[0], _prepared(own, rows), missing=has_missing(rows))
+
+    return _by_rows(X, stack, own_energies)
 
 
 def _by_rows(X: Matrix, stack: Stack, function: Callable[[Stack, Matrix], Matrix]) -> Matrix:
@@ -81,6 +92,8 @@ def _in_precision(stack: Stack, dtype: np.dtype[Any]) -> Stack:
 
 
 def _prepared(stack: Stack, X: Matrix) -> Matrix:
+    if has_missing(X):
+        return marked(X, stack.scaling)
     return X if stack.scaling is None else stack.scaling.apply(X)
 
 

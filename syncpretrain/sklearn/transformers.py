@@ -11,12 +11,9 @@ from numpy.typing import NDArray
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_array, check_is_fitted
 
-from syncpretrain.data.facts import look_at
 from syncpretrain.errors import DataError, PoorResultWarning, SettingsError
-from syncpretrain.settings import settings_from
-from syncpretrain.settings.by_data import pretrain_by_data
+from syncpretrain.pretraining.online import OnlineStack
 from syncpretrain.sklearn.base import StackEstimator, single
-from syncpretrain.sklearn.online import OnlineStack
 from syncpretrain.sklearn.passes import Matrix, codes_of, decoded, energies, reconstruction_errors
 
 if TYPE_CHECKING:
@@ -36,6 +33,7 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
         Parameters
         ----------
         X : {array-like, sparse matrix, DataFrame} of shape (n_examples, n_features)
+            NaN stands for a missing value, which is left out.
         y : ignored
         """
         rows = self._rows(X, reset=True)
@@ -56,18 +54,11 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
         """
         begun = hasattr(self, "stack_")
         rows = self._rows(X, reset=not begun)
-        online = getattr(self, "_online", None)
-        if online is None:
+        if getattr(self, "_online", None) is None:
             options = self._pretraining(rows, self._seed())
-            if begun:
-                options["visible_units"] = self.stack_.units[0]
-            wanted = settings_from(options.pop("layers"), **options).pretrain
-            facts = look_at(single(rows)).facts
-            assert facts is not None
-            given = [name for name, value in options.items() if value is not None]
-            wanted, _ = pretrain_by_data(wanted, given, facts)
-            online = self._online = OnlineStack(wanted, self.stack_ if begun else None)
-        self.stack_ = online.train(single(rows))
+            self._online = OnlineStack(single(rows), self.stack_ if begun else None, **options)
+        assert self._online is not None
+        self.stack_ = self._online.train(single(rows))
         return self
 
     def _fit(self, X: Matrix, seed: int) -> None:
@@ -94,6 +85,13 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
         if codes.shape[1] != width:
             raise DataError(f"X: got {codes.shape[1]} columns, expected codes of {width} units")
         return decoded(self.stack_, codes)
+
+    def impute(self, X: Any) -> Matrix:
+        """Return X with its missing values, NaN, filled in as :meth:`syncpretrain.Stack.impute`."""
+        check_is_fitted(self)
+        rows = self._rows(X, reset=False)
+        filled: Matrix = self.stack_.impute(rows).astype(rows.dtype, copy=False)
+        return filled
 
     @property
     def _n_features_out(self) -> int:
@@ -245,7 +243,7 @@ class StackedAutoencoder(StackTransformer):
     def score_samples(self, X: Any) -> NDArray[np.float64]:
         """Return minus the reconstruction error of each row.
 
-        Squared, as layer 1 sees the row, averaged over its values.
+        Squared, as layer 1 sees the row, averaged over its values that are not missing.
         """
         check_is_fitted(self)
         return -reconstruction_errors(self.stack_, self._rows(X, reset=False))

@@ -8,15 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from syncpretrain import Stack
+from syncpretrain.data.facts import look_at
 from syncpretrain.data.scaling import Scaling
+from syncpretrain.data.visible import check_columns, has_missing
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.base import Learner
+from syncpretrain.models.stack import Stack
 from syncpretrain.pretraining.build import build_learners
-from syncpretrain.settings import PretrainSettings
-from syncpretrain.units.kinds import kind_of
+from syncpretrain.pretraining.settled import settled
+from syncpretrain.settings.visible_units import check_missing
 
 __all__ = ["OnlineStack"]
 
@@ -26,13 +29,28 @@ class OnlineStack:
 
     Parameters
     ----------
-    settings : PretrainSettings
-    stack : Stack, optional
+    X : ndarray of shape (n_examples, input units), float32
+        The first part, from which the settings follow that are not given.
+    stack : Stack or None
         To go on with; None begins anew, with the scaling of the first part.
+    layers : sequence of int
+        Units of the input and of each layer.
+    **settings
+        As of :func:`syncpretrain.pretrain`.
+
+    Raises
+    ------
+    SettingsError, DataError
+        If a setting is wrong, or X holds no numbers in a column.
     """
 
-    def __init__(self, settings: PretrainSettings, stack: Stack | None = None) -> None:
-        self.settings, self.stack = settings, stack
+    def __init__(self, X: Array, stack: Stack | None, *, layers: Any, **settings: Any) -> None:
+        if stack is None and has_missing(X):
+            check_columns(X, "X")
+        if stack is not None:
+            settings["visible_units"] = stack.units[0]
+        self.settings, _ = settled(layers, look_at(X), settings)
+        self.stack = stack
         self.parts = 0
         self._states: list[dict[str, Array]] = []
 
@@ -42,24 +60,27 @@ class OnlineStack:
         Parameters
         ----------
         X : ndarray of shape (n_examples, input units), float32
+            NaN stands for a missing value.
 
         Raises
         ------
-        DataError
-            If a value is outside [0, 1] where the visible units are binary.
+        SettingsError, DataError
+            If a value is outside [0, 1] where the visible units are binary, or missing where the
+            settings do not permit it.
         """
-        learners = build_learners(self.settings)
+        missing = has_missing(X)
+        if missing:
+            check_missing(self.settings)
+        learners = build_learners(msgspec.structs.replace(self.settings, missing=missing))
+        first = self.stack is None
         if self.stack is None:
-            unscaled = kind_of(self.settings.visible_units).is_unit_interval
-            self.stack = _stack_of(learners, None if unscaled else Scaling.of(X))
-            first = True
+            self.stack = _stack_of(learners, Scaling.for_units(X, self.settings.visible_units))
         else:
-            first = False
             for learner, layer in zip(learners, self.stack.layers, strict=True):
                 learner.restore(layer)
         for learner, state in zip(learners, self._states, strict=False):
             _restore(learner, state)
-        seen, size = self.stack.prepared(X), self.settings.batch_size
+        seen, size = self.stack.prepared(X, missing=True), self.settings.batch_size
         self.parts += 1
         for step, start in enumerate(range(0, len(seen), size)):
             below = seen[start : start + size]
