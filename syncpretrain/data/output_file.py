@@ -80,7 +80,7 @@ def write_output(
 
 
 def _cell(value: Any) -> Any:
-    """Return a number in as many digits as tell it from all others of its type."""
+    """Return a number in the digits that identify it among those of its type."""
     if isinstance(value, np.floating):
         return np.format_float_positional(value, trim="-") if 1e-4 <= abs(value) < 1e15 else value
     return int(value) if isinstance(value, (bool, np.bool_)) else value

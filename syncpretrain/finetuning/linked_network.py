@@ -150,8 +150,7 @@ class LinkedNetwork:
         """Return the loss that :meth:`gradient` differentiates, with the same units left out."""
         self._draw_masks(epoch, step)
         y, units = self._output(x, drops=True), self._buffers.links[-1].units
-        weights = None if self.weights is None else self.weights[: len(x)]
-        return loss_of(target, y, units, self.loss, weights) / len(x)
+        return loss_of(target, y, units, self.loss, self.weights) / len(x)
 
     def error(self, X: Array, target: Array) -> float:
         """Return the mean error of the rows of X: squared, or the share of wrong classes."""

@@ -19,6 +19,7 @@ from syncpretrain.finetuning.trainable import Follow
 from syncpretrain.kernels.arrays import BLOCK, Array, slices_of
 from syncpretrain.kernels.backprop import Pair
 from syncpretrain.kernels.operations import Operation
+from syncpretrain.kernels.output_operations import output_operations
 from syncpretrain.units.kinds import kind_of
 
 __all__ = ["Buffers", "Section", "forward_phases", "sections_of", "step_phases"]
@@ -221,15 +222,13 @@ class _Step:
             return operations
         given = (self.target[rows], site.out, site.delta)
         target, y, delta = (this.makes.of(array, own) for array in given)
-        if kind_of(this.units).is_exclusive:
-            operations += [("wrong", target, y, buffers.shards + shard)]
-        operations += [("squared_error", target, y, delta, shard)]
-        if self.weights is not None:
-            operations += [("multiply", delta, this.makes.of(self.weights[rows], own), delta)]
-        if buffers.loss == "squared":
-            scale = ("scale", delta, 2 / len(self.x))
-            return [*operations, scale, ("times_derivative", delta, y, this.units)]
-        return [*operations, ("scale", delta, 1 / len(self.x))]
+        own_weights = None if self.weights is None else this.makes.of(self.weights[rows], own)
+        return operations + output_operations(
+            *(target, y, delta, own_weights, this.units, buffers.loss),
+            examples=len(self.x),
+            squared=shard,
+            wrong=buffers.shards + shard,
+        )
 
     def down(self, link: int, rows: slice, reads: slice, own: slice, shard: int) -> list[Operation]:
         """Fill a part of a link's gradients, and of delta below."""

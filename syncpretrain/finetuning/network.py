@@ -264,8 +264,7 @@ class Network:
             inputs=[None if buffer is None else buffer[:n] for buffer in self.inputs],
         )
         as_documents(y, target, self.units[-1])
-        weights = None if self.weights is None else self.weights[:n]
-        return loss_of(target, y, self.units[-1], self.loss, weights) / n
+        return loss_of(target, y, self.units[-1], self.loss, self.weights) / n
 
     def error(self, X: Array, target: Array) -> float:
         """Return the mean error of the rows of X: squared, or the share of wrong classes."""

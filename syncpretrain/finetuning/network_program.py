@@ -15,6 +15,7 @@ from syncpretrain.finetuning.trainable import Follow
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import Pair
 from syncpretrain.kernels.operations import Operation
+from syncpretrain.kernels.output_operations import output_operations
 from syncpretrain.kernels.program import Program
 from syncpretrain.units.kinds import kind_of
 
@@ -82,18 +83,13 @@ class _Steps:
         if layer + 1 < len(network.chain):
             return operations + self.drop(layer + 1, self.activations[layer], own)
         target, delta = self.target[:, own], self.deltas[layer][:, own]
-        if kind_of(units).is_exclusive:
-            operations += [("wrong", target, out, network.shards)]
-        operations += [("squared_error", target, out, delta, shard)]
-        if network.weights is not None:
-            operations += [("multiply", delta, network.weights[: self.n, own], delta)]
-        if network.loss == "squared":
-            return [
-                *operations,
-                ("scale", delta, 2 / self.n),
-                ("times_derivative", delta, out, units),
-            ]
-        return [*operations, ("scale", delta, 1 / self.n)]
+        weights = None if network.weights is None else network.weights[: self.n, own]
+        return operations + output_operations(
+            *(target, out, delta, weights, units, network.loss),
+            examples=self.n,
+            squared=shard,
+            wrong=network.shards,
+        )
 
     def backward(self, layer: int, shard: int) -> list[Operation]:
         """Fill a part of a layer's gradients, and of delta below; follow them."""

@@ -50,8 +50,10 @@ def cross_entropy(x: Array, y: Array, units: str, weights: Array | None = None) 
 def loss_of(x: Array, y: Array, units: str, loss: str, weights: Array | None = None) -> float:
     """Return the loss of means y and targets x, summed over units and examples; use up y.
 
-    ``weights``, of the shape of y and alike for the units of an example, say how much each counts.
+    ``weights``, as wide as y, alike for the units of an example and with rows for a larger
+    minibatch, say how much each counts.
     """
+    weights = None if weights is None else weights[: len(y)]
     if loss != "squared":
         return cross_entropy(x, y, units, weights)
     if weights is None:

@@ -160,21 +160,9 @@ def log_z_ais(
     (W, a, b), lengths = _annealed(layer, words)
     draws = generator(seed, Purpose.ANNEALING)
     betas = np.linspace(0, 1, steps + 1)
-    if not kind_of(layer.visible_units).is_binary:
-        return _with_error_bar(
-            *annealed_weights((W, a, b), layer.visible_units, lengths, betas, chains, draws)
-        )
-    v = _draw(np.full((chains, len(a)), 0.5), draws)
-    weights = np.zeros(chains)
-    for beta, hotter in zip(betas[1:], betas[:-1], strict=True):
-        upward = v @ W + b
-        # log p*_beta(v) of the visible units, the hidden ones summed out
-        weights += (beta - hotter) * (v @ a)
-        weights += (_softplus(beta * upward) - _softplus(hotter * upward)).sum(axis=1)
-        h = _draw(_sigmoid(beta * upward), draws)
-        v = _draw(_sigmoid(beta * (h @ W.T + a)), draws)
-    base = (len(a) + len(b)) * math.log(2)
-    return _with_error_bar(base, weights)
+    return _with_error_bar(
+        *annealed_weights((W, a, b), layer.visible_units, lengths, betas, chains, draws)
+    )
 
 
 def _with_error_bar(base: float, weights: Doubles) -> LogZ:
@@ -228,15 +216,6 @@ def _parameters(layer: Layer) -> tuple[Doubles, Doubles, Doubles]:
     arrays = (layer.weight, layer.visible_bias, layer.hidden_bias)
     W, a, b = (np.asarray(array, dtype=np.float64) for array in arrays)
     return W, a, b
-
-
-def _draw(probabilities: Doubles, draws: np.random.Generator) -> Doubles:
-    return (draws.random(probabilities.shape) < probabilities).astype(np.float64)
-
-
-def _sigmoid(x: Doubles) -> Doubles:
-    with np.errstate(over="ignore"):
-        return 1 / (1 + np.exp(-x))
 
 
 def _softplus(x: Doubles) -> Doubles:

@@ -3,7 +3,8 @@
 Summed over the hidden units' states, Z is sum_h exp(b h) prod_i sum_v exp(-E_i(v; x_i)), where the
 visible unit i has the input x = h W^T + a; the record of its kind has the inner sum. Of counts the
 sum is over the documents of D words, in their order, so that Z depends on D. Annealing leaves the
-visible biases as they are: at the highest temperature the hidden units say nothing.
+visible biases as they are, but those of binary units: at the highest temperature the hidden units
+say nothing.
 """
 
 from __future__ import annotations
@@ -61,16 +62,50 @@ def annealed_weights(
     2009, section 4.1).
     """
     W, a, b = parameters
+    if kind_of(units).is_binary:
+        return _annealed_binary(parameters, betas, chains, draws)
     conditions = Conditions(words=tuple(np.full((chains, 1), float(count)) for count in words))
     weights = np.zeros(chains)
     v = _drawn(np.tile(a, (chains, 1)), units, conditions, draws)
     for beta, hotter in zip(betas[1:], betas[:-1], strict=True):
         upward = v @ W + b
-        weights += (np.logaddexp(0, beta * upward) - np.logaddexp(0, hotter * upward)).sum(axis=1)
+        weights += _gained(upward, beta, hotter)
         h = _drawn(beta * upward, "bernoulli", None, draws)
         v = _drawn(beta * (h @ W.T) + a, units, conditions, draws)
     base = len(b) * math.log(2) + float(_log_sums(a[None], a, units, words)[0])
     return base, weights
+
+
+def _annealed_binary(
+    parameters: RBMParameters, betas: Doubles, chains: int, draws: np.random.Generator
+) -> tuple[float, Doubles]:
+    """Return the same for binary visible units, which begin uniform: their biases are annealed."""
+    W, a, b = parameters
+    v = _draw(np.full((chains, len(a)), 0.5), draws)
+    weights = np.zeros(chains)
+    for beta, hotter in zip(betas[1:], betas[:-1], strict=True):
+        upward = v @ W + b
+        # log p*_beta(v) of the visible units, the hidden ones summed out
+        weights += (beta - hotter) * (v @ a)
+        weights += _gained(upward, beta, hotter)
+        h = _draw(_sigmoid(beta * upward), draws)
+        v = _draw(_sigmoid(beta * (h @ W.T + a)), draws)
+    return (len(a) + len(b)) * math.log(2), weights
+
+
+def _gained(upward: Doubles, beta: float, hotter: float) -> Doubles:
+    """Return the change of the sum of log(1 + exp) over hidden units from one to the next beta."""
+    gained: Doubles = (np.logaddexp(0, beta * upward) - np.logaddexp(0, hotter * upward)).sum(1)
+    return gained
+
+
+def _draw(probabilities: Doubles, draws: np.random.Generator) -> Doubles:
+    return (draws.random(probabilities.shape) < probabilities).astype(np.float64)
+
+
+def _sigmoid(x: Doubles) -> Doubles:
+    with np.errstate(over="ignore"):
+        return 1 / (1 + np.exp(-x))
 
 
 def _log_sums(x: Doubles, a: Doubles, units: str, words: tuple[float, ...]) -> Doubles:

@@ -11,6 +11,8 @@ from syncpretrain.models.stack import Stack
 
 __all__ = ["accuracies", "regression_errors"]
 
+Errors = dict[str, dict[str, float | None] | None]  # of the parts
+
 
 def accuracies(stack: Stack, data: Dataset) -> dict[str, float | None] | None:
     """Return the share of right classes on each part's labelled rows; None if it is no classifier.
@@ -29,15 +31,16 @@ def accuracies(stack: Stack, data: Dataset) -> dict[str, float | None] | None:
     return found
 
 
-def regression_errors(stack: Stack, data: Dataset) -> dict[str, dict[str, float] | None] | None:
+def regression_errors(stack: Stack, data: Dataset) -> Errors | None:
     """Return the error on each part's rows with a target; None if it is no regression.
 
     ``rmse`` is the root of the mean squared error, ``r2`` the share of the targets' variance that
-    is predicted: 0 for a constant guess, 1 at best. A part without targets has None.
+    is predicted: 0 for a constant guess, 1 at best, None where they are all alike. A part without
+    targets has None.
     """
     if stack.head is None or stack.head.kind != "regression":
         return None
-    found: dict[str, dict[str, float] | None] = {}
+    found: Errors = {}
     for part in PARTS:
         X, labels = getattr(data, part), data.targets(part)
         found[part] = None
@@ -47,6 +50,6 @@ def regression_errors(stack: Stack, data: Dataset) -> dict[str, dict[str, float]
         y = labels[rows].astype(np.float64)
         error = float(np.square(stack.predict(X[rows]) - y).mean())
         spread = float(y.var())
-        r2 = 1 - error / spread if spread else math.nan
+        r2 = 1 - error / spread if spread else None
         found[part] = {"rmse": math.sqrt(error), "r2": r2}
     return found

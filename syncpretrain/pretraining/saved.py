@@ -99,7 +99,7 @@ class SavedCall:
 
 
 def _data_record(X: Any) -> dict[str, Any]:
-    """Return what tells examples from others: JSON values."""
+    """Return a record that identifies examples: JSON values."""
     if not isinstance(X, np.ndarray):
         return {"shape": list(getattr(X, "shape", ()))}
     digest = hashlib.sha256(X.dtype.str.encode())
