@@ -106,6 +106,18 @@ class TestTrain:
         call(*TRAIN, "--data", "wide.csv", *own)
         assert syncpretrain.load("auto").units[0] == "gaussian"
 
+    def test_units_of_the_settings_that_were_kept_may_be_given(self, call, folder):
+        Path("k.csv").write_text("a,k\n" + "".join(f"{i % 7},{'uv'[i % 2]}\n" for i in range(40)))
+        own = ("--data", "k.csv", "--hidden", 3, "--visible-units")
+        call(*TRAIN, *own, "auto", "--out", "one")
+        kept = tomllib.loads(Path("one/config.toml").read_text())["pretrain"]["visible_units"]
+        assert kept == "gaussian:1,softmax:1x2"
+        call(*TRAIN, *own, kept, "--out", "two")
+        runs = [syncpretrain.load(run).parameters_sha256 for run in ("one", "two")]
+        assert runs[0] == runs[1]
+        line = refusal(call, *TRAIN, *own, "gaussian:2,softmax:1x2", "--out", "no")
+        assert "whose blocks have 4 columns, expected 3" in line
+
     def test_a_regression(self, call, folder):
         own = ("--target", "d", "--drop", "kind", "--finetune", "regression", "--hidden", 3)
         out, _ = call(
@@ -256,6 +268,11 @@ class TestFinetune:
             **{name: config["pretrain"][name] for name in ("blas_threads", "seed")},
         )
         assert again.parameters_sha256 == found.parameters_sha256
+
+    def test_on_fewer_rows_than_a_minibatch_of_pretraining(self, call):
+        own = ("--data", "t.csv", "--target", "kind", "--examples", 9, "--finetune-epochs", 1)
+        call("finetune", "pre", *own, "--out", "new", "--quiet")
+        assert syncpretrain.load("new").head.classes == ("u", "v", "w")
 
     def test_without_labels_for_reconstruction(self, call):
         call("finetune", "pre", *TUNE, "--out", "new", "--quiet")

@@ -317,7 +317,7 @@ def test_a_cell_without_a_number_is_a_missing_value(tmp_path, cell):
         ("0,1\n0,1,1\n", "got width 3 in line 2 after lines of width 2"),
         ("0,1\n0,1e300\n", "got inf at row 1, column 1"),
         ("0,255\n", "got 255 at row 0, column 1"),
-        ("0,5;1\n", "whose column '1' holds text such as '0,5'"),
+        ("0,5;1\n", "column '1' holds numbers with commas, such as '0,5'"),
     ],
 )
 def test_csv_files_that_do_not_fit(tmp_path, text, words):

@@ -130,6 +130,19 @@ class TestClassification:
         with_ones = [-1 if i % 3 == 0 else f"c{c}" for i, c in enumerate(y)]
         assert tuned(None, X, with_ones, batch_size=10).parameters_sha256 == expected
 
+    @pytest.mark.parametrize(
+        ("y", "match"),
+        [
+            ([10**20, 2 * 10**20] * 30, r"^y: got the class 1e\+20, expected whole numbers up to"),
+            (np.array([2**64 - 1, 1] * 30, dtype=np.uint64), "up to"),
+            ([2**60, 2**60 + 1, None] * 20, "up to"),
+            ([[1], [1, 2]] * 30, "^y: got no array"),
+        ],
+    )
+    def test_classes_that_would_be_taken_for_others(self, y, match):
+        with pytest.raises(DataError, match=match):
+            tuned(y=y)
+
     def test_errors_are_shares_of_wrong_classes(self):
         (X, y), events = toy(), []
         after = tuned(
@@ -280,6 +293,12 @@ class TestRegression:
         known = ~np.isnan(y[:, 1])
         among, alone = tuned(None, X, y), tuned(None, X[known], y[known])
         assert among.parameters_sha256 == alone.parameters_sha256
+
+    def test_numbers_that_float32_cannot_keep_apart(self):
+        y = 1.6e9 + np.arange(60) % 7
+        with pytest.raises(DataError, match=r"^y: got numbers such as 1600000000 that are nearly"):
+            tuned(y=y, objective="regression")
+        tuned(y=1e9 * (np.arange(60) % 7), objective="regression", epochs=1)
 
     def test_validation_error_is_squared_and_summed_over_outputs(self):
         X, events = toy()[0], []

@@ -68,6 +68,14 @@ def test_texts_and_categories(library):
     np.testing.assert_array_equal(X, [[1, 0, 1], [np.nan] * 3, [0, 1, 3]])
 
 
+def test_a_column_without_any_value_is_missing_when_it_was_trained_on(library):
+    """Such a column has no type of its own."""
+    made = {"n": [1.5, 2.0, 4.0], "b": [True, False, True], "k": ["u", "v", "u"]}
+    columns = columns_of(table_of(library.DataFrame(made)), encode=True)
+    empty = library.DataFrame({name: [None] * 3 for name in made})
+    assert np.isnan(columns.encode(table_of(empty))).all()
+
+
 def test_numbers_that_are_a_category():
     pandas = pytest.importorskip("pandas", reason="needs pandas")
     frame = pandas.DataFrame({"k": pandas.Categorical([3, 7, 3, None])})
@@ -114,16 +122,22 @@ def test_values_of_other_types():
     pandas = pytest.importorskip("pandas", reason="needs pandas")
     frame = pandas.DataFrame({"d": pandas.to_datetime(["2020-01-01", "2021-01-01"])})
     with pytest.raises(DataError, match="column 'd' holds values of type datetime64"):
-        table_of(frame)
+        rows_of(frame)
     frame = pandas.DataFrame({"l": [[1], [2]]})
-    with pytest.raises(DataError, match="column 'l' holds values of type list"):
-        table_of(frame)
+    with pytest.raises(DataError, match=r"column 'l' holds values of type list.*; leave it out$"):
+        rows_of(frame)
     frame = pandas.DataFrame([[1, 2]], columns=["a", "a"])
     with pytest.raises(DataError, match="two columns of the name 'a'"):
         table_of(frame)
     frame = pandas.DataFrame({"m": [1, "x", 2]})
     with pytest.raises(DataError, match="'m' holds numbers and text, such as '1' and 'x'"):
         rows_of(frame)
+
+
+def test_a_plan_for_a_frame():
+    polars = pytest.importorskip("polars", reason="needs polars")
+    with pytest.raises(DataError, match=r"^X: got a LazyFrame, expected a DataFrame; pass"):
+        pretrain(polars.LazyFrame({"a": [0.5, 1]}), **SMALL)
 
 
 def test_units_by_what_the_values_are(frame):

@@ -320,6 +320,24 @@ class TestImages:
             np.rint(data.train[3] * 255), pixels.transpose(2, 0, 1).ravel()
         )
 
+    def test_images_of_16_bits_keep_their_shades(self, folder):
+        from PIL import Image
+
+        deep = np.linspace(0, 65535, 12).astype(np.uint16).reshape(3, 4)
+        Image.fromarray(deep).save(folder / "dog" / "2.png")
+        data = load_dataset(folder, validation=0)
+        np.testing.assert_array_equal(data.train[3], np.rint(deep.ravel() / 257).astype("f4") / 255)
+        Image.fromarray(np.zeros((3, 4, 3), np.uint8)).save(folder / "dog" / "3.png")
+        colours = load_dataset(folder, validation=0).train[3].reshape(3, 12)
+        np.testing.assert_array_equal(colours, [data.train[3]] * 3)
+
+    def test_images_of_32_bits(self, folder):
+        from PIL import Image
+
+        Image.fromarray(np.zeros((3, 4), np.float32)).save(folder / "dog" / "2.tif")
+        with pytest.raises(DataError, match=r"2.tif: got pixels of 32 bits"):
+            load_dataset(folder)
+
     def test_another_size(self, folder):
         from PIL import Image
 
@@ -343,6 +361,41 @@ def test_parquet(folder):
     data = load_dataset(folder / "x.parquet", target="kind", validation=0)
     assert data.train.tolist() == [[0.5, 1], [0.25, 0], [1, 1]]
     assert data.train_labels.tolist() == [0, UNLABELLED, 1]
+
+
+def test_parquet_of_a_frame_with_an_index(folder):
+    pytest.importorskip("pyarrow", reason="Parquet needs pyarrow")
+    pandas = pytest.importorskip("pandas", reason="a DataFrame is written")
+    frame = pandas.DataFrame({"x": [0.5, 0.25, 1.0]}, index=[7, 5, 3])
+    frame.to_parquet(folder / "x.parquet")
+    data = load_dataset(folder / "x.parquet", validation=0)
+    assert data.train.tolist() == [[0.5], [0.25], [1]]
+    assert "left out '__index_level_0__', the index" in data.notices[0]
+
+
+def test_parquet_with_a_column_that_is_dropped(folder):
+    pyarrow = pytest.importorskip("pyarrow", reason="Parquet needs pyarrow")
+    from datetime import date
+
+    from pyarrow import parquet
+
+    path = folder / "x.parquet"
+    parquet.write_table(pyarrow.table({"x": [0.5, 1], "day": [date(2020, 1, 1)] * 2}), path)
+    with pytest.raises(DataError, match=r"'day' holds values of type datetime64.* drop=day$"):
+        load_dataset(path)
+    data = load_dataset(path, drop="day", validation=0)
+    assert data.train.tolist() == [[0.5], [1]]
+    assert load_dataset(path, columns=data.columns, validation=0).train.shape == (2, 1)
+
+
+def test_parquet_with_two_columns_of_one_name(folder):
+    pyarrow = pytest.importorskip("pyarrow", reason="Parquet needs pyarrow")
+    from pyarrow import parquet
+
+    one = pyarrow.array([0.5, 1.0])
+    parquet.write_table(pyarrow.table([one, one], names=["a", "a"]), folder / "x.parquet")
+    with pytest.raises(DataError, match="got two columns of the name 'a'"):
+        load_dataset(folder / "x.parquet")
 
 
 def test_parquet_without_its_package(folder, monkeypatch):

@@ -85,6 +85,39 @@ class TestReading:
         with pytest.raises(DataError, match=words):
             table(tmp_path, text)
 
+    def test_names_as_numpy_writes_them(self, tmp_path):
+        assert table(tmp_path, "# a,b\n1,2\n").names == ("a", "b")
+
+    @pytest.mark.parametrize("rest", ["1,2\n", "1,x\n"])
+    def test_a_delimiter_and_a_number_in_quotes_are_part_of_a_name(self, tmp_path, rest):
+        found = table(tmp_path, f'"a;1","b, 2"\n{rest}')
+        assert (found.names, found.named, len(found)) == (("a;1", "b, 2"), True, 1)
+
+    def test_empty_lines_above_the_names(self, tmp_path):
+        for rest in ("1,2\n", "1,x\n"):
+            found = table(tmp_path, f"\n\na,b\n{rest}")
+            assert (found.names, len(found)) == (("a", "b"), 1)
+
+    def test_a_column_without_a_name_has_its_number(self, tmp_path):
+        found = table(tmp_path, ",a\n0,5\n1,6\n")
+        assert found.names == ("1", "a")
+        assert "its first column has no name" in found.notices[0]
+
+    def test_a_number_with_underscores_is_a_text(self, tmp_path):
+        assert cells(table(tmp_path, "a\n1_000\n1_001\n").column("a")) == ["1_000", "1_001"]
+
+    def test_comments_as_wide_as_rows_are_reported(self, tmp_path):
+        found = table(tmp_path, "a,b\n#f00,1\nred,2\n# end\n")
+        assert cells(found.column("a")) == ["red"]
+        assert "passed over 1 lines that begin with #, such as line 2" in found.notices[0]
+
+    @pytest.mark.parametrize("target", [None, "a"])
+    def test_commas_in_numbers(self, tmp_path, target):
+        (tmp_path / "x.csv").write_text("a;b\n1,5;0,5\n2,5;1\n")
+        drop = "b" if target is None else ()
+        with pytest.raises(DataError, match="'a' holds numbers with commas, such as '1,5'"):
+            load_dataset(tmp_path / "x.csv", target=target, drop=drop, encode=True)
+
     def test_bytes_that_are_no_text(self, tmp_path):
         (tmp_path / "x.csv").write_bytes(b"a,b\n\xff\xfe\n")
         with pytest.raises(DataError, match="no text"):

@@ -144,9 +144,7 @@ def _print_stack(console: Console, report: dict[str, Any]) -> None:
                 _print(console, f"{words}, wrong: {', '.join(wrong)}")
         whole = "whole stack, pretrained"
     if apart := report.get("regression_error"):
-        texts = (
-            f"{part} {_number(x['rmse'])} (R2 {x['r2']:.3f})" for part, x in apart.items() if x
-        )
+        texts = (f"{part} {_rmse(**x)}" for part, x in apart.items() if x)
         _print(console, f"regression, root mean squared error: {', '.join(texts)}")
         whole = "whole stack, pretrained"
     errors, means = _present(report["reconstruction_error"]), report["mean_error"]
@@ -155,6 +153,10 @@ def _print_stack(console: Console, report: dict[str, Any]) -> None:
         _print(console, f"{whole}: {parts} (squared error)")
         of_mean = (f"{part} {share_text(error, means[part])}" for part, error in errors.items())
         _print(console, f"of the mean's error: {', '.join(of_mean)}")
+
+
+def _rmse(rmse: float, r2: float | None) -> str:
+    return _number(rmse) if r2 is None else f"{_number(rmse)} (R2 {r2:.3f})"
 
 
 def _present(figures: dict[str, float | None]) -> dict[str, float]:

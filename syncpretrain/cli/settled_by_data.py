@@ -63,10 +63,20 @@ def settle(
     if is_auto:
         before["visible_units"] = "gaussian"  # which any values suit
     if hidden is not None:
-        before["layers"] = f"{MAX_UNITS},{hidden}"
+        before["layers"] = f"{_width_of(before['visible_units'])},{hidden}"
     data = load_data(made(before), given=given, encode=is_auto)
     if is_auto:
         options["visible_units"] = units_of_array(data.train, data.columns)
     if hidden is not None:
         options["layers"] = f"{data.width},{hidden}"
     return data
+
+
+def _width_of(units: str | None) -> int:
+    """Return the width of blocks of units that all have a number, else one that any data fits."""
+    from syncpretrain.units.text import read_blocks
+
+    try:
+        return read_blocks(units or "")[-1].stop
+    except ValueError:
+        return MAX_UNITS

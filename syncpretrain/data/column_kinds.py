@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data.columns import FEW_VALUES, Column, Columns, Target
-from syncpretrain.data.table import Table, Texts
+from syncpretrain.data.table import Table, Texts, check_decimals
 from syncpretrain.errors import DataError
 
 __all__ = ["columns_of"]
@@ -43,7 +43,8 @@ def columns_of(
     if not table.names:
         raise DataError(f"{table.name}: has no column to train on; drop fewer")
     features, how = [], {"encode": encode, "has_target": target is not None}
-    for name, values in zip(table.names, table.columns, strict=True):
+    for name in table.names:
+        values = table.column(name)
         if isinstance(values, Texts):
             features.append(_category(table, name, values, **how))
         else:
@@ -77,6 +78,7 @@ def _category(table: Table, name: str, values: Texts, *, encode: bool, has_targe
             f"{table.name}: column {name!r} holds numbers and text, such as {number[:40]!r} and"
             f" {text[:40]!r}; write values of one type, or drop the column"
         )
+    check_decimals(table.name, name, values)
     if not encode:
         raise _text_refused(table, name, values, has_target=has_target)
     most = min(MOST_VALUES, max(FEW_VALUES, len(values) // 2))
@@ -84,7 +86,7 @@ def _category(table: Table, name: str, values: Texts, *, encode: bool, has_targe
         raise DataError(
             f"{table.name}: column {name!r} holds {len(values.values):,} different texts in"
             f" {len(values):,} rows, such as {values.values[0][:40]!r}, too many for a category;"
-            f" leave it out with drop={name}"
+            f" leave it out{table.by_drop(name)}"
         )
     return Column(name, "category" if len(values.values) > 1 else "constant", values.values)
 
@@ -92,7 +94,7 @@ def _category(table: Table, name: str, values: Texts, *, encode: bool, has_targe
 def _text_refused(table: Table, name: str, values: Texts, *, has_target: bool) -> DataError:
     """Return the refusal of a column of text; the last one is likely to be the class."""
     text = values.values[0][:40]
-    if name == table.names[-1] and not has_target:
+    if name == table.names[-1] and not has_target and table.is_file:
         return DataError(
             f"target: got none for {table.name}, whose last column, {name!r}, holds text such as"
             f" {text!r}; give target={name} if it is the class, drop={name} to leave it out, or"
@@ -100,14 +102,16 @@ def _text_refused(table: Table, name: str, values: Texts, *, has_target: bool) -
         )
     return DataError(
         f"visible_units: got values in [0, 1] for {table.name}, whose column {name!r} holds text"
-        f" such as {text!r}; take auto, which makes a category of it, or drop={name}"
+        f" such as {text!r}; take auto, which makes a category of it, or leave it"
+        f" out{table.by_drop(name)}"
     )
 
 
 def _check_present(table: Table, name: str, missing: NDArray[np.bool_] | None) -> None:
     if missing is not None and missing.all():
         raise DataError(
-            f"{table.name}: column {name!r} has no value in any row; leave it out with drop={name}"
+            f"{table.name}: column {name!r} has no value in any row; leave it"
+            f" out{table.by_drop(name)}"
         )
 
 

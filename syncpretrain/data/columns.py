@@ -208,6 +208,9 @@ def _fill(out: NDArray[np.float32], column: Column, values: Values, name: str) -
     if column.kind == "constant":
         return
     if column.kind != "category":
+        if isinstance(values, Texts) and (values.codes < 0).all():
+            out[:] = np.nan
+            return
         if isinstance(values, Texts):
             known = [text for code, text in enumerate(values.values) if code in values.codes]
             raise DataError(

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data.csvfile import Head, opened, read_head, read_numbers
-from syncpretrain.data.table import MISSING, Mixed, Table, Values, texts_of
+from syncpretrain.data.table import MISSING, Mixed, Table, Values, check_names, texts_of
 from syncpretrain.errors import DataError
 
 __all__ = ["read_csv_table"]
@@ -45,14 +45,17 @@ def read_csv_table(path: Path, *, exact: bool = False) -> Table:
         If the file cannot be read, or its lines differ in width; it names the line.
     """
     head = read_head(path)
-    notices = (head.notice,) if head.notice else ()
+    notices = _notices(path, head)
     numbers = read_numbers(path, head, dtype=np.float64 if exact else np.float32)
     if numbers is not None:
         if not numbers.size:
             raise DataError(f"{path}: got no values; expected one example or more")
         names, named = _names(path, head, numbers.shape[1])
         return Table(str(path), names, tuple(numbers.T), named, notices=notices)
-    kinds = _kinds(path, head)
+    passed: list[int] = []
+    kinds = _kinds(path, head, passed)
+    if passed:
+        notices = (*notices, _comments(path, passed))
     names, named = _names(path, head, len(kinds))
     mixed = {
         name: Mixed(kind.number, kind.text, kind.slip(field))
@@ -61,6 +64,21 @@ def read_csv_table(path: Path, *, exact: bool = False) -> Table:
     }
     columns = _columns(path, head, kinds)
     return Table(str(path), names, columns, named, mixed, notices)
+
+
+def _notices(path: Path, head: Head) -> tuple[str, ...]:
+    notices = (head.notice,) if head.notice else ()
+    if head.names and not head.names[0] and len(head.names) > 1:
+        index = "its first column has no name and is trained on; leave it out if it counts the rows"
+        return (*notices, f"{path}: {index}, with drop=1")
+    return notices
+
+
+def _comments(path: Path, lines: list[int]) -> str:
+    return (
+        f"{path}: passed over {len(lines):,} lines that begin with #, such as line {lines[0]}; if"
+        " they are examples, put their first cells in another form"
+    )
 
 
 def _names(path: Path, head: Head, width: int) -> tuple[tuple[str, ...], bool]:
@@ -72,12 +90,9 @@ def _names(path: Path, head: Head, width: int) -> tuple[tuple[str, ...], bool]:
             f"{path}: got {len(head.names)} names of columns above lines of width {width};"
             " expected a name for each column"
         )
-    seen: set[str] = set()
-    for name in head.names:
-        if name in seen:
-            raise DataError(f"{path}: got two columns of the name {name!r}; rename one")
-        seen.add(name)
-    return tuple(head.names), True
+    names = tuple(name or str(number) for number, name in enumerate(head.names, start=1))
+    check_names(str(path), names)
+    return names, True
 
 
 class _Rows(NamedTuple):
@@ -87,15 +102,19 @@ class _Rows(NamedTuple):
     columns: list[tuple[str, ...]]
 
 
-def _chunks(path: Path, head: Head) -> Iterator[_Rows]:
-    """Yield the rows of a file, some at a time."""
+def _chunks(path: Path, head: Head, passed: list[int] | None = None) -> Iterator[_Rows]:
+    """Yield the rows of a file, some at a time.
+
+    The numbers of comments that are as wide as rows are appended to ``passed``.
+    """
     with opened(path) as file:
         reader = csv.reader(file, delimiter=head.delimiter, skipinitialspace=True)
-        if head.names is not None:
+        for _ in range(head.lines):
             next(reader, None)
         width = None
         try:
-            while block := list(islice(_numbered(reader), LINES_AT_ONCE)):
+            rows = _numbered(reader, [] if passed is None else passed, head)
+            while block := list(islice(rows, LINES_AT_ONCE)):
                 width = width or len(block[0][1])
                 for line, cells in block:
                     if len(cells) != width:
@@ -112,10 +131,13 @@ def _chunks(path: Path, head: Head) -> Iterator[_Rows]:
             ) from error
 
 
-def _numbered(reader: Any) -> Iterator[tuple[int, list[str]]]:
+def _numbered(reader: Any, passed: list[int], head: Head) -> Iterator[tuple[int, list[str]]]:
     """Yield each row that is neither empty nor a comment, behind the number of its last line."""
     for row in reader:
-        if row and not (len(row) == 1 and not row[0].strip()) and not row[0].startswith("#"):
+        if row and row[0].startswith("#"):
+            if head.names is not None and len(row) == len(head.names) > 1:
+                passed.append(reader.line_num)
+        elif row and not (len(row) == 1 and not row[0].strip()):
             yield reader.line_num, row
 
 
@@ -168,10 +190,10 @@ class _Kind:
                     self.text, self.place = cell, lines[cells.index(found)]
 
 
-def _kinds(path: Path, head: Head) -> list[_Kind]:
-    """Return what each column holds."""
+def _kinds(path: Path, head: Head, passed: list[int]) -> list[_Kind]:
+    """Return what each column holds; see :func:`_chunks`."""
     kinds: list[_Kind] = []
-    for rows in _chunks(path, head):
+    for rows in _chunks(path, head, passed):
         kinds = kinds or [_Kind() for _ in rows.columns]
         for kind, cells in zip(kinds, rows.columns, strict=True):
             kind.look(cells, rows.lines)
@@ -220,6 +242,8 @@ def _floats(cells: tuple[str, ...]) -> NDArray[np.float64] | None:
         found = np.array(list(map(float, cells)))
     except ValueError:
         return None
+    if any("_" in cell for cell in cells):  # which Python permits in a number
+        return None
     return None if np.isnan(found).any() else found
 
 
@@ -228,4 +252,4 @@ def _is_float(cell: str) -> bool:
         float(cell)
     except ValueError:
         return False
-    return True
+    return "_" not in cell

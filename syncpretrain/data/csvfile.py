@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,17 +18,20 @@ from syncpretrain.errors import DataError
 __all__ = ["Head", "opened", "read_head", "read_numbers"]
 
 MAX_LINE = 1 << 24
+QUOTED = re.compile(r'"[^"]*"')
 
 
 class Head(NamedTuple):
     """The head of a file: what is between its cells, and the names of its columns if it has some.
 
-    ``notice`` is a message for the user, where names are a guess.
+    ``notice`` is a message for the user, where names are a guess; ``lines`` is the number of lines
+    down to the names.
     """
 
     delimiter: str
     names: list[str] | None
     notice: str | None
+    lines: int = 0
 
 
 @contextmanager
@@ -43,7 +47,9 @@ def opened(path: Path) -> Iterator[TextIO]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             yield file
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: got bytes that are no text, expected numbers in CSV") from error
+        raise DataError(
+            f"{path}: got bytes that are no text in UTF-8, expected CSV; save it in that encoding"
+        ) from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
@@ -51,7 +57,7 @@ def opened(path: Path) -> Iterator[TextIO]:
 def read_head(path: Path) -> Head:
     """Read the first lines of a CSV file, whose delimiter is a comma, a semicolon or a tab.
 
-    The first line holds the names of the columns, and is no example, if
+    The first line that is not empty holds the names of the columns, and is no example, if
 
     * it has no number in it,
     * its fields are quoted, and those of the second line are not,
@@ -64,14 +70,18 @@ def read_head(path: Path) -> Head:
         If it cannot be read.
     """
     with opened(path) as file:
-        first, second = file.readline(MAX_LINE), file.readline(MAX_LINE)
-    delimiter = next((mark for mark in ";\t" if mark in first), ",")
+        lines, first = 1, file.readline(MAX_LINE)
+        while first and not first.strip():
+            lines, first = lines + 1, file.readline(MAX_LINE)
+        second = file.readline(MAX_LINE)
+    unquoted = QUOTED.sub("", first)
+    delimiter = next((mark for mark in ";\t" if mark in unquoted), ",")
     has_names, guess = _header(first, second, delimiter)
     names = None
     if has_names:
-        fields = next(csv.reader([first], delimiter=delimiter, skipinitialspace=True), [])
-        names = [field.strip() for field in fields]
-    return Head(delimiter, names, f"{path}: {guess}" if guess else None)
+        names = _fields(first.removeprefix("#"), delimiter)  # as numpy.savetxt writes them
+    notice = f"{path}: {guess}" if guess else None
+    return Head(delimiter, names, notice, 0 if names is None else lines)
 
 
 def read_numbers(path: Path, head: Head, *, dtype: Any = np.float32) -> NDArray[Any] | None:
@@ -86,7 +96,7 @@ def read_numbers(path: Path, head: Head, *, dtype: Any = np.float32) -> NDArray[
     """
     with opened(path) as file, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of no rows; the caller says it better
-        if head.names is not None:
+        for _ in range(head.lines):
             file.readline(MAX_LINE)
         try:
             return np.loadtxt(file, dtype=dtype, delimiter=head.delimiter, quotechar='"', ndmin=2)
@@ -96,9 +106,9 @@ def read_numbers(path: Path, head: Head, *, dtype: Any = np.float32) -> NDArray[
 
 def _header(first: str, second: str, delimiter: str) -> tuple[bool, str | None]:
     """Return whether the first line holds names, and a notice where that is a guess."""
-    fields = [field.strip() for field in first.split(delimiter)]
-    if not any(map(_is_number, fields)):
+    if not any(map(_is_number, _fields(first, delimiter))):
         return True, None
+    fields = [field.strip() for field in first.split(delimiter)]  # with their quotes
     if all(len(x) > 1 and x[0] == x[-1] == '"' for x in fields) and second.count('"') == 0:
         return bool(second.strip()), None
     counts = [[str(start + i) for i in range(len(fields))] for start in (0, 1)]
@@ -115,9 +125,14 @@ def _header(first: str, second: str, delimiter: str) -> tuple[bool, str | None]:
     )
 
 
+def _fields(line: str, delimiter: str) -> list[str]:
+    fields = next(csv.reader([line], delimiter=delimiter, skipinitialspace=True), [])
+    return [field.strip() for field in fields]
+
+
 def _is_number(field: str) -> bool:
     try:
-        float(field.strip().strip('"'))
+        float(field)
     except ValueError:
         return False
     return True

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from syncpretrain.data.column_kinds import columns_of
 from syncpretrain.data.columns import Columns, columns_in, takes_categories
 from syncpretrain.data.examples import check_values
-from syncpretrain.data.table import Mixed, Table, Values, texts_of
+from syncpretrain.data.table import Mixed, Table, Values, check_names, texts_of
 from syncpretrain.errors import DataError
 
 __all__ = ["array_of", "encoded", "is_frame", "read_parquet", "table_of"]
@@ -22,7 +22,15 @@ CATEGORICAL = ("categor", "enum", "dictionary")  # how the names of such types b
 
 
 def is_frame(X: Any) -> bool:
-    """Return whether X is a data frame: it has columns, and types of these."""
+    """Return whether X is a data frame: it has columns, and types of these.
+
+    Raises
+    ------
+    DataError
+        If it is a plan for one.
+    """
+    if hasattr(X, "collect_schema") and hasattr(X, "collect"):
+        raise DataError("X: got a LazyFrame, expected a DataFrame; pass X.collect()")
     return hasattr(X, "columns") and hasattr(X, "dtypes") and hasattr(X, "__getitem__")
 
 
@@ -32,20 +40,16 @@ def table_of(frame: Any, name: str = "X") -> Table:
     Raises
     ------
     DataError
-        If two columns have one name, or one holds neither numbers, truth values nor texts.
+        If two columns have one name.
     """
     keys = list(frame.columns)
     names = tuple(map(str, keys))
-    twice = [key for key in names if names.count(key) > 1]
-    if twice:
-        raise DataError(f"{name}: got two columns of the name {twice[0]!r}; rename one")
-    mixed: dict[str, Mixed] = {}
-    columns = []
+    check_names(name, names)
+    found = _Columns()
     for key, text in zip(keys, names, strict=True):
         series = frame[key]
-        categorical = str(series.dtype).lower().startswith(CATEGORICAL)
-        columns.append(_values(np.asarray(series), name, text, mixed, categorical=categorical))
-    return Table(name, names, tuple(columns), True, mixed)
+        found.add(text, np.asarray(series), is_category=_is_category(series.dtype))
+    return found.table(name, names, is_file=False)
 
 
 def encoded(
@@ -112,52 +116,84 @@ def read_parquet(path: Path) -> Table:
             " or save the table as .csv"
         ) from None
     try:
-        found = parquet.read_table(path)
+        with parquet.ParquetFile(path) as file:
+            names = list(file.schema_arrow.names)
+            written = file.read() if len(set(names)) == len(names) else None
     except Exception as error:  # pyarrow raises many kinds over damaged files
         raise DataError(f"{path}: got no Parquet file that can be read ({error})") from error
-    mixed: dict[str, Mixed] = {}
-    columns = []
-    for name, column in zip(found.column_names, found.columns, strict=True):
-        categorical = str(column.type).lower().startswith(CATEGORICAL)
-        array = np.asarray(column.to_pylist() if categorical else column.to_numpy())
-        columns.append(_values(array, str(path), name, mixed, categorical=categorical))
-    return Table(str(path), tuple(found.column_names), tuple(columns), True, mixed)
+    check_names(str(path), names)
+    assert written is not None
+    index = _index_of(written.schema)
+    notices = tuple(f"{path}: left out {name!r}, the index of a data frame" for name in index)
+    written, found = written.drop_columns(index), _Columns()
+    for name, column in zip(written.column_names, written.columns, strict=True):
+        is_category = _is_category(column.type)
+        array = np.asarray(column.to_pylist() if is_category else column.to_numpy())
+        found.add(name, array, is_category=is_category)
+    return found.table(str(path), tuple(written.column_names), notices)
 
 
-def _values(
-    array: NDArray[Any],
-    name: str,
-    column: str,
-    mixed: dict[str, Mixed],
-    *,
-    categorical: bool,
-) -> Values:
-    """Return a column as numbers, truth values or texts; ``mixed`` notes what is of two types."""
-    if categorical:
-        return texts_of(map(_text, array.tolist()))
-    if array.dtype.kind in "biuf" and array.ndim == 1:
-        return array
-    if array.dtype.kind not in "OUT" or array.ndim != 1:
-        raise DataError(
-            f"{name}: column {column!r} holds values of type {array.dtype}, expected numbers, truth"
-            f" values or text; leave it out with drop={column}"
-        )
-    cells = [None if _is_missing(cell) else cell for cell in array.tolist()]
-    kinds = {_kind(cell) for cell in cells if cell is not None}
-    if None in kinds:
-        other = next(cell for cell in cells if cell is not None and _kind(cell) is None)
-        raise DataError(
-            f"{name}: column {column!r} holds values of type {type(other).__name__}, expected"
-            f" numbers, truth values or text; leave it out with drop={column}"
-        )
-    if kinds == {"truth"} and None not in cells:
-        return np.array(cells, dtype=bool)
-    if kinds <= {"number", "truth"} and kinds != set():
-        return np.array([np.nan if cell is None else cell for cell in cells], dtype=np.float64)
-    if len(kinds) > 1:
-        first = {_kind(cell): str(cell) for cell in reversed(cells) if cell is not None}
-        mixed[column] = Mixed(first.get("number") or first["truth"], first["text"])
-    return texts_of(map(_text, cells))
+def _index_of(schema: Any) -> list[str]:
+    """Return the columns that pandas has written for an index, which is no column of the frame."""
+    written = (schema.pandas_metadata or {}).get("index_columns", ())
+    return [name for name in written if name in schema.names]
+
+
+def _is_category(kind: Any) -> bool:
+    return str(kind).lower().startswith(CATEGORICAL)
+
+
+class _Columns:
+    """Columns as numbers, truth values or texts, and what is found of them by their names."""
+
+    def __init__(self) -> None:
+        self._columns: list[Values] = []
+        self._mixed: dict[str, Mixed] = {}
+        self._refused: dict[str, str] = {}
+
+    def add(self, name: str, array: NDArray[Any], *, is_category: bool) -> None:
+        """Add a column; what is none is NaN, and its type is kept."""
+        if is_category:
+            self._columns.append(texts_of(map(_text, array.tolist())))
+        elif array.dtype.kind in "biuf" and array.ndim == 1:
+            self._columns.append(array)
+        elif array.dtype.kind in "OUT" and array.ndim == 1:
+            self._columns.append(self._of_cells(name, array.tolist()))
+        else:
+            self._columns.append(self._refuse(name, str(array.dtype), len(array)))
+
+    def table(
+        self,
+        name: str,
+        names: tuple[str, ...],
+        notices: tuple[str, ...] = (),
+        *,
+        is_file: bool = True,
+    ) -> Table:
+        """Return the table of these columns."""
+        own = self._mixed, notices, self._refused, is_file
+        return Table(name, names, tuple(self._columns), True, *own)
+
+    def _refuse(self, name: str, kind: str, rows: int) -> Values:
+        self._refused[name] = kind
+        return np.full(rows, np.nan)
+
+    def _of_cells(self, name: str, cells: list[Any]) -> Values:
+        cells = [None if _is_missing(cell) else cell for cell in cells]
+        kinds = {_kind(cell) for cell in cells if cell is not None}
+        if None in kinds:
+            other = next(cell for cell in cells if cell is not None and _kind(cell) is None)
+            return self._refuse(name, type(other).__name__, len(cells))
+        if not kinds:  # no value at all
+            return np.full(len(cells), np.nan)
+        if kinds == {"truth"} and None not in cells:
+            return np.array(cells, dtype=bool)
+        if kinds <= {"number", "truth"}:
+            return np.array([np.nan if cell is None else cell for cell in cells], dtype=np.float64)
+        if len(kinds) > 1:
+            first = {_kind(cell): str(cell) for cell in reversed(cells) if cell is not None}
+            self._mixed[name] = Mixed(first.get("number") or first["truth"], first["text"])
+        return texts_of(map(_text, cells))
 
 
 def _kind(cell: Any) -> str | None:

@@ -14,6 +14,7 @@ from syncpretrain.errors import DataError
 
 __all__ = ["is_image_folder", "read_image_folder"]
 
+DEEP = ("I", "F")  # modes of 32 bits
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff"})
 
 
@@ -61,7 +62,9 @@ def read_image_folder(
     X = np.empty((len(files), channels, size[1], size[0]), dtype=np.uint8)
     for image, file in zip(X, files, strict=True):
         with Image.open(file) as opened:
-            pixels = np.asarray(opened.convert("RGB" if colour else "L"))
+            pixels = _bytes_of(opened)
+        if pixels.ndim == 2 and colour:
+            pixels = np.repeat(pixels[:, :, None], 3, axis=2)
         image[...] = pixels.reshape(size[1], size[0], channels).transpose(2, 0, 1)
     notice = f"{path}: {len(files):,} images of {channels}x{size[1]}x{size[0]}"
     classes = sorted({file.parent.name for file in files if file.parent != path})
@@ -75,6 +78,18 @@ def read_image_folder(
     labels = np.array([classes.index(file.parent.name) for file in files], dtype=np.int64)
     target = Target("class", "classification", tuple(classes))
     return flat, labels, (notice,), Columns((), False, target)
+
+
+def _is_grey(image: Any) -> bool:
+    return image.mode in ("1", "L", "LA") or image.mode.startswith("I;16")
+
+
+def _bytes_of(image: Any) -> NDArray[np.uint8]:
+    """Return the pixels of an image, of shape (height, width), or with colours (..., 3)."""
+    if not image.mode.startswith("I;16"):
+        return np.asarray(image.convert("L" if _is_grey(image) else "RGB"))
+    deep = np.asarray(image).astype(np.uint32)  # Pillow itself would clip what is above 255
+    return ((deep + 128) // 257).astype(np.uint8)
 
 
 def _images(path: Path) -> list[Path]:
@@ -92,9 +107,14 @@ def _size(files: list[Path], Image: Any) -> tuple[tuple[int, int], bool]:
             with Image.open(file) as image:
                 image.load()
                 own = image.size
-                colour = colour or image.mode not in ("1", "L", "LA", "I", "I;16", "F")
+                mode, colour = image.mode, colour or not _is_grey(image)
         except Exception as error:  # Pillow raises many kinds over damaged files
             raise DataError(f"{file}: got no image that can be read ({error})") from error
+        if mode in DEEP:
+            raise DataError(
+                f"{file}: got pixels of 32 bits, whose range is not known; save them with 8 or 16"
+                " bits, or all images as an array in .npy"
+            )
         if size is not None and own != size:
             raise DataError(
                 f"{file}: got an image of {own[0]} x {own[1]} pixels, expected {size[0]} x"

@@ -9,10 +9,13 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.columns import Target
 from syncpretrain.data.dataset import UNLABELLED
-from syncpretrain.data.table import Table, Texts, Values
+from syncpretrain.data.table import Table, Texts, Values, check_decimals
 from syncpretrain.errors import DataError
 
-__all__ = ["labels_in", "target_of", "whole_labels"]
+__all__ = ["check_size", "labels_in", "single_numbers", "target_of", "whole_labels"]
+
+LARGEST_CLASS = 2**53  # above it floats are no longer all whole numbers
+MOST_ROUNDING = 0.01  # of the numbers' standard deviation
 
 
 def target_of(table: Table, name: str, task: str | None) -> Target:
@@ -33,6 +36,8 @@ def target_of(table: Table, name: str, task: str | None) -> Target:
             f" the number {number[:40]} and the text {text[:40]!r}; write all as numbers, or all as"
             " text"
         )
+    if isinstance(values, Texts):
+        check_decimals(table.name, name, values)
     if isinstance(values, Texts) or values.dtype.kind == "b":
         if task == "regression":
             raise DataError(
@@ -62,7 +67,7 @@ def labels_in(values: Values, target: Target, name: str) -> NDArray[Any]:
     if target.task == "regression":
         if isinstance(values, Texts):
             raise DataError(f"{name}: column {target.name!r} holds text, expected numbers")
-        return np.asarray(values, dtype=np.float32)
+        return single_numbers(values, f"{name}: column {target.name!r}")
     if target.classes is not None:
         return _numbered(values, target, name)
     if isinstance(values, Texts):
@@ -70,6 +75,35 @@ def labels_in(values: Values, target: Target, name: str) -> NDArray[Any]:
             f"{name}: column {target.name!r} holds text, expected classes as whole numbers"
         )
     return whole_labels(values, f"{name}: column {target.name!r}")
+
+
+def single_numbers(values: Any, name: str) -> NDArray[np.float32]:
+    """Return numbers to predict, of shape (n,) or (n, outputs), as float32.
+
+    Those that are too large become infinite, which fine-tuning refuses.
+
+    Raises
+    ------
+    DataError
+        If they are so much alike that rounding would make them constant.
+    """
+    exact = np.asarray(values, dtype=np.float64)
+    if not exact.ndim or not exact.size:
+        return exact.astype(np.float32)
+    with np.errstate(over="ignore"):
+        rounded = exact.astype(np.float32)
+    columns = [array.reshape(len(exact), -1).T for array in (exact, rounded)]
+    for given, found in zip(*columns, strict=True):
+        known = np.isfinite(found)
+        if not known.any():
+            continue
+        lost = np.abs(found[known] - given[known]).max()
+        if lost > MOST_ROUNDING * given[known].std() > 0:
+            raise DataError(
+                f"{name}: got numbers such as {given[known][0]:.17g} that are nearly alike in"
+                " float32, in which they are trained on; subtract their mean"
+            )
+    return rounded
 
 
 def whole_labels(values: NDArray[Any], name: str) -> NDArray[np.int64]:
@@ -81,6 +115,7 @@ def whole_labels(values: NDArray[Any], name: str) -> NDArray[np.int64]:
         If they are not whole numbers, or -1 seems to be a class.
     """
     missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(values.shape, dtype=bool)
+    check_size(values, name)
     with np.errstate(invalid="ignore"):
         labels = np.where(missing, UNLABELLED, values).astype(np.int64)
     if not np.array_equal(labels[~missing], values[~missing]):
@@ -97,10 +132,27 @@ def whole_labels(values: NDArray[Any], name: str) -> NDArray[np.int64]:
     return labels
 
 
+def check_size(values: NDArray[Any], name: str) -> None:
+    """Refuse classes that are too large to differ from their neighbours as floats.
+
+    Raises
+    ------
+    DataError
+    """
+    large = np.isfinite(values) & (np.abs(values) > LARGEST_CLASS)
+    if large.any():
+        raise DataError(
+            f"{name}: got the class {values[large][0]:g}, expected whole numbers up to 2**53;"
+            " write such classes as text, or take task regression"
+        )
+
+
 def _numbered(values: Values, target: Target, name: str) -> NDArray[np.int64]:
     """Return the numbers of classes that are texts."""
     assert target.classes is not None
     if not isinstance(values, Texts):
+        if values.dtype.kind == "f" and np.isnan(values).all():
+            return np.full(len(values), UNLABELLED, dtype=np.int64)
         if values.dtype.kind != "b" or target.classes != ("False", "True"):
             raise DataError(
                 f"{name}: column {target.name!r} holds numbers, expected the classes"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -12,10 +13,21 @@ from numpy.typing import NDArray
 
 from syncpretrain.errors import DataError
 
-__all__ = ["MISSING", "Mixed", "Table", "Texts", "Values", "nearest", "texts_of"]
+__all__ = [
+    "MISSING",
+    "Mixed",
+    "Table",
+    "Texts",
+    "Values",
+    "check_decimals",
+    "check_names",
+    "nearest",
+    "texts_of",
+]
 
 MISSING = frozenset({"", "nan", "na", "n/a", "null", "none", "<na>"})  # in lower case
 LISTED = 8  # names in a message
+DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +84,11 @@ class Table:
         The columns that hold both numbers and texts, by name.
     notices : tuple of str
         Messages for the user.
+    refused : dict of str to str
+        The columns that hold something else, whose numbers are NaN, and the type of that. They are
+        refused once they are used.
+    is_file : bool
+        Whether columns can be left out by the option ``drop``.
     """
 
     name: str
@@ -80,13 +97,30 @@ class Table:
     named: bool = True
     mixed: Mapping[str, Mixed] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+    is_file: bool = True
 
     def __len__(self) -> int:
         return len(self.columns[0]) if self.columns else 0
 
     def column(self, name: str) -> Values:
-        """Return the column of a name."""
+        """Return the column of a name.
+
+        Raises
+        ------
+        DataError
+            If it holds neither numbers, truth values nor texts.
+        """
+        if name in self.refused:
+            raise DataError(
+                f"{self.name}: column {name!r} holds values of type {self.refused[name]}, expected"
+                f" numbers, truth values or text; leave it out{self.by_drop(name)}"
+            )
         return self.columns[self.names.index(name)]
+
+    def by_drop(self, name: str) -> str:
+        """Return how a column is left out, in words behind "leave it out"."""
+        return f" with drop={name}" if self.is_file else ""
 
     def find(self, wanted: str, option: str) -> str:
         """Return the name of a column that is named, or numbered from 1 (-1 for the last).
@@ -117,6 +151,34 @@ class Table:
             self,
             names=tuple(self.names[i] for i in kept),
             columns=tuple(self.columns[i] for i in kept),
+        )
+
+
+def check_names(name: str, names: Sequence[str]) -> None:
+    """Refuse two columns of one name.
+
+    Raises
+    ------
+    DataError
+    """
+    seen: set[str] = set()
+    for own in names:
+        if own in seen:
+            raise DataError(f"{name}: got two columns of the name {own!r}; rename one")
+        seen.add(own)
+
+
+def check_decimals(name: str, column: str, texts: Texts) -> None:
+    """Refuse a column of numbers with commas in them, which are no categories.
+
+    Raises
+    ------
+    DataError
+    """
+    if texts.values and all(map(DECIMAL_COMMA.fullmatch, texts.values)):
+        raise DataError(
+            f"{name}: column {column!r} holds numbers with commas, such as {texts.values[0]!r};"
+            " write decimal points, and nothing between thousands"
         )
 
 

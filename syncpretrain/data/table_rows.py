@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data.column_kinds import columns_of
 from syncpretrain.data.columns import Columns, Target
-from syncpretrain.data.labels import labels_in, target_of, whole_labels
+from syncpretrain.data.labels import labels_in, single_numbers, target_of, whole_labels
 from syncpretrain.data.table import Table, texts_of
 from syncpretrain.errors import DataError
 
@@ -107,7 +106,7 @@ def array_labels(
         columns = known or Columns((), False, target)
         return labels_in(texts, target, name), columns
     if wanted.task == "regression":
-        return labels.astype(np.float32), known
+        return single_numbers(labels, name), known
     return whole_labels(labels, name), known
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data.dataset import UNLABELLED
+from syncpretrain.data.labels import check_size
 from syncpretrain.errors import DataError
 
 __all__ = ["Classes", "as_classes", "objective_of"]
@@ -22,7 +23,7 @@ def objective_of(y: Any) -> str:
 
     Unless they are whole and few: then they are classes that were read as such.
     """
-    array = np.asarray(y)
+    array = _as_array(y, "y")
     if array.dtype.kind != "f":
         return "classification"
     present = array[~np.isnan(array)]
@@ -42,11 +43,13 @@ def as_classes(y: Any, name: str) -> NDArray[Any]:
         If they are neither whole numbers nor texts, or some of each.
     """
     # A list of numbers and texts would become texts.
-    array = np.asarray(y, dtype=object) if isinstance(y, (list, tuple)) else np.asarray(y)
+    array = _as_array(y, name, dtype=object if isinstance(y, (list, tuple)) else None)
     if array.dtype.kind in "OT":
         array = _of_one_type(array, name)
     if array.dtype.kind == "U":
         return array
+    if array.dtype.kind in "uf":
+        check_size(array, name)
     if array.dtype.kind == "f" and not np.mod(array[np.isfinite(array)], 1).any():
         missing = np.isnan(array)
         if not np.isinf(array).any():
@@ -57,6 +60,15 @@ def as_classes(y: Any, name: str) -> NDArray[Any]:
             " None for no label"
         )
     return array.astype(np.int64)
+
+
+def _as_array(y: Any, name: str, dtype: Any = None) -> NDArray[Any]:
+    try:
+        return np.asarray(y, dtype=dtype)
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"{name}: got no array ({error}), expected a class or a number for each row"
+        ) from error
 
 
 def _of_one_type(array: NDArray[Any], name: str) -> NDArray[Any]:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data.dataset import is_labelled
+from syncpretrain.data.labels import single_numbers
 from syncpretrain.errors import DataError
 from syncpretrain.finetuning.chain import Affine, Link
 from syncpretrain.finetuning.classes import Classes, as_classes
@@ -241,8 +242,9 @@ def numbers_of(y: Any, examples: int, name: str, outputs: int | None = None) -> 
         If y has another shape, is infinite, or has no number at all where ``outputs`` is None.
     """
     try:
-        with np.errstate(over="ignore"):  # what overflows is found below
-            array = np.asarray(y, dtype=np.float32)
+        array = single_numbers(y, name)  # what overflows is found below
+    except DataError:
+        raise
     except (TypeError, ValueError) as error:
         raise DataError(f"{name}: got no numbers ({error})") from error
     array = array.reshape(-1, 1) if array.ndim == 1 else array

@@ -26,6 +26,7 @@ from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.pretraining.memory import check_memory, streamed_rows
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
+from syncpretrain.pretraining.schedule.kinds import UNTRAINED
 from syncpretrain.settings.architecture import check_width
 from syncpretrain.settings.drift import parsed_waking
 from syncpretrain.settings.sections import PretrainSettings
@@ -76,12 +77,13 @@ def _checked_data(settings: PretrainSettings, X: ArrayLike, validation: ArrayLik
     width, batch = settings.layers[0], settings.batch_size
     train = _train_rows(settings, X)
     check_width(settings.shapes, train.shape[1])
-    if batch > len(train):
+    trains = settings.schedule != UNTRAINED
+    if trains and batch > len(train):
         raise SettingsError(
             f"batch_size: got {batch}, expected at most {len(train)}, the examples to train on"
         )
     if validation is None or not np.size(validation):
-        if settings.early_stopping != "none":
+        if trains and settings.early_stopping != "none":
             raise SettingsError(
                 f"early_stopping: got {settings.early_stopping} without validation examples,"
                 " expected some to judge by"
