@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commandline import exit_status
+from commandline import exit_status, measure_one_round
 
 import syncpretrain
 from syncpretrain.data import load_dataset
@@ -117,6 +117,17 @@ class TestTrain:
         assert runs[0] == runs[1]
         line = refusal(call, *TRAIN, *own, "gaussian:2,softmax:1x2", "--out", "no")
         assert "whose blocks have 4 columns, expected 3" in line
+
+    @pytest.mark.parametrize("first", ["", "u"])
+    def test_a_schedule_is_found_for_blocks_of_units_and_missing_values(
+        self, call, folder, monkeypatch, first
+    ):
+        measure_one_round(monkeypatch)
+        rows = "".join(f"{i % 7},{'uv'[i % 2]}\n" for i in range(40))
+        Path("k.csv").write_text(f"a,k\n3,{first}\n{rows}")
+        own = ("--data", "k.csv", "--hidden", "8,4", "--visible-units", "auto", "--out", "one")
+        call(*TRAIN, *own, "--schedule", "auto")
+        assert syncpretrain.load("one").units[0] == "gaussian:1,softmax:1x2"
 
     def test_a_regression(self, call, folder):
         own = ("--target", "d", "--drop", "kind", "--finetune", "regression", "--hidden", 3)

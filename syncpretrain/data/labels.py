@@ -143,7 +143,7 @@ def check_size(values: NDArray[Any], name: str) -> None:
     if large.any():
         raise DataError(
             f"{name}: got the class {values[large][0]:g}, expected whole numbers up to 2**53;"
-            " write such classes as text, or take task regression"
+            " write such classes as text, or take regression"
         )
 
 

@@ -197,7 +197,7 @@ class _Bench:
 
         def by_units(shards: int) -> Step | None:
             special = any(getattr(settings, name)[i] for name in WHOLE_ONLY)
-            if not isinstance(learner, RBM) or special:
+            if not isinstance(learner, RBM) or special or learner.settings.is_conditioned:
                 return None
             return ByUnits(learner, shards) if shards <= min(learner.weight.shape) else None
 
