@@ -7,10 +7,19 @@ position, as in an array of shape (height, width, channels), which is the faster
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-__all__ = ["POOLINGS", "ConvolutionShape", "DenseShape", "ImageShape", "LayerShape"]
+__all__ = [
+    "POOLINGS",
+    "ConvolutionShape",
+    "DenseShape",
+    "ImageShape",
+    "LayerShape",
+    "common_groups",
+]
 
 POOLINGS = ("max", "mean", "prob")
 
@@ -39,6 +48,7 @@ class DenseShape:
     name: ClassVar[str] = "dense"
     positions: ClassVar[int] = 1
     lowered: ClassVar[int] = 0
+    groups: ClassVar[int] = 1
 
     visible: int
     hidden: int
@@ -96,6 +106,9 @@ class ConvolutionShape:
         the units of a block is on.
     channels_first : bool
         Whether the images that the layer reads lie channel by channel in memory.
+    groups : int
+        Groups of filters, each of which reads its own part of the channels, in order (grouped
+        convolution). It divides filters and channels.
     """
 
     name: ClassVar[str] = "convolution"
@@ -109,6 +122,7 @@ class ConvolutionShape:
     pool: int = 1
     pooling: str = "max"
     channels_first: bool = False
+    groups: int = 1
 
     @property
     def map_height(self) -> int:
@@ -131,9 +145,14 @@ class ConvolutionShape:
         return ImageShape(self.channels, self.height, self.width)
 
     @property
+    def reads(self) -> int:
+        """Channels that a filter reads."""
+        return self.channels // self.groups
+
+    @property
     def lowered(self) -> int:
         """Numbers of all that the filters see of an image."""
-        return self.positions * self.fan_in
+        return self.positions * self.channels * self.size**2
 
     @property
     def units(self) -> int:
@@ -168,12 +187,12 @@ class ConvolutionShape:
     @property
     def fan_in(self) -> int:
         """Visible units that a hidden unit reads."""
-        return self.channels * self.size**2
+        return self.reads * self.size**2
 
     @property
     def fan_out(self) -> int:
         """Hidden units, before pooling, that read a visible unit."""
-        return self.filters * self.size**2
+        return self.filters // self.groups * self.size**2
 
     @property
     def weights(self) -> int:
@@ -194,7 +213,13 @@ class ConvolutionShape:
         pad = f" pad {self.pad}" if self.pad else ""
         kind = "" if self.pooling == "max" else f" {self.pooling}"
         pool = f" pool {self.pool}{kind}" if self.pool > 1 else ""
-        return f"{self.images} conv {self.filters}x{self.size}{pad}{pool} -> {self.output}"
+        groups = f" in {self.groups} groups" if self.groups > 1 else ""
+        return f"{self.images} conv {self.filters}x{self.size}{pad}{groups}{pool} -> {self.output}"
 
 
 LayerShape = DenseShape | ConvolutionShape
+
+
+def common_groups(groups: Iterable[int]) -> int:
+    """Return how many columns layers with these numbers of groups have; 1 if none has any."""
+    return math.gcd(*(number for number in groups if number > 1)) or 1

@@ -16,6 +16,15 @@ from syncpretrain.shapes import ConvolutionShape, LayerShape
 from syncpretrain.units.kinds import kind_of
 
 
+def ungrouped(weight: np.ndarray, shape: ConvolutionShape) -> np.ndarray:
+    """Return weights of all channels to all filters, zero where a filter's group reads none."""
+    whole = np.zeros((shape.size**2, shape.channels, shape.filters), weight.dtype)
+    own, reads = shape.filters // shape.groups, shape.reads
+    for i, part in enumerate(np.split(weight.reshape(-1, reads, shape.filters), shape.groups, 2)):
+        whole[:, i * reads : (i + 1) * reads, i * own : (i + 1) * own] = part
+    return whole.reshape(*weight.shape[:-2], -1, shape.filters)
+
+
 def random_layer(
     shape: LayerShape, *, tied: bool = True, seed: int = 0, scale: float = 0.3, **kinds: str
 ) -> Layer:
@@ -27,7 +36,7 @@ def random_layer(
 
     biases = [normal(size) for size in reversed(shape.biases)]
     if isinstance(shape, ConvolutionShape):
-        sizes = (shape.size, shape.size, shape.channels, shape.filters)
+        sizes = (shape.size, shape.size, shape.reads, shape.filters)
         own = None if tied else normal(*sizes)
         return ConvolutionalLayer(normal(*sizes), *biases, shape, own, **kinds)
     own = None if tied else normal(shape.hidden, shape.visible)

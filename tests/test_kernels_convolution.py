@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from randomconvolutions import ungrouped
 
 from syncpretrain.kernels.convolution import (
     convolve,
@@ -25,6 +26,8 @@ SHAPES = [
     ConvolutionShape(3, 4, 5, 2, 3, pad=1, channels_first=True),
     ConvolutionShape(2, 7, 7, 5, 5, pad=2, pool=7),
     ConvolutionShape(4, 6, 8, 3, 3, pad=1, pool=2, pooling="mean"),
+    ConvolutionShape(4, 6, 6, 6, 3, pool=2, groups=2),
+    ConvolutionShape(3, 5, 4, 6, 2, pad=1, pooling="mean", channels_first=True, groups=3),
 ]
 
 
@@ -39,7 +42,7 @@ def by_loops(x, weight, bias, shape):
     """Return f(pool(x W) + b) of linear units as arrays of shape (examples, rows, columns, F)."""
     pad, size, block = shape.pad, shape.size, shape.pool
     padded = np.pad(images(x, shape), ((0, 0), (0, 0), (pad, pad), (pad, pad)))
-    kernel = weight.reshape(size, size, shape.channels, shape.filters)
+    kernel = ungrouped(weight, shape).reshape(size, size, shape.channels, shape.filters)
     maps = np.zeros((len(x), shape.map_height, shape.map_width, shape.filters))
     for i, j in np.ndindex(shape.map_height, shape.map_width):
         seen = padded[:, :, i : i + size, j : j + size]
@@ -93,7 +96,7 @@ def test_units_of_some_filters_leave_the_others_alone(shape, units):
 def test_raising_is_the_transposed_of_lowering(shape):
     rng = np.random.default_rng(1)
     x = rng.standard_normal((2, shape.visible))
-    columns = rng.standard_normal((2 * shape.positions, shape.fan_in))
+    columns = rng.standard_normal((2 * shape.positions, shape.size**2 * shape.channels))
     back = raised(columns, shape, out=np.empty_like(x))
     assert np.vdot(lowered(x, shape), columns) == pytest.approx(np.vdot(x, back))
 

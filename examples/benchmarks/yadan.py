@@ -4,7 +4,9 @@
 
 Times steps of supervised training (cross-entropy, Adam) on random images with one worker and with
 two, in turns. Examples are the paper's data parallelism, filters its model parallelism; hybrid
-splits convolutions by examples and dense layers by units (Krizhevsky 2014). With ``--curves`` it
+splits convolutions by examples and dense layers by units (Krizhevsky 2014). A net in two columns is
+also split by columns, the paper's own model parallelism: with four workers, two share the examples
+of each column, which is the paper's hybrid. With ``--curves`` it
 also trains each on the same digits and prints the errors by epoch, which coincide.
 
 For more workers than there are cores it predicts the time of a step: the operations of each shard
@@ -48,8 +50,15 @@ NETS = {
         "conv:128x3:1,pool:2,512,512",
         100,
     ),
+    # With the columns of that net, which meet at the third convolution.
+    "AlexNet-like, 2 columns": (
+        "3x32x32,conv:48x5:2,pool:2,conv:128x5:2/2,pool:2,conv:192x3:1,conv:192x3:1/2,"
+        "conv:128x3:1/2,pool:2,512,512",
+        100,
+    ),
 }
-SPLITS = ("examples", "filters", "hybrid")
+SPLITS = ("examples", "filters", "hybrid", "columns")
+NONE = "-"  # of a net that has no columns
 SECONDS = 2.0  # of a round of one case
 PAPER = [
     ["1 GPU", "10.5", "1.0"],
@@ -65,6 +74,11 @@ def stack_of(net: str) -> tuple[Stack, int]:
     text, classes = NETS[net]
     settings = settings_from(text, model="autoencoder", hidden_units="relu").pretrain
     return untrained_stack(settings.shapes, settings.hidden_units), classes
+
+
+def splits_of(net: str) -> tuple[str, ...]:
+    """Return the ways in which a net can be split."""
+    return SPLITS if "/" in NETS[net][0] else SPLITS[:-1]
 
 
 class Steps:
@@ -133,7 +147,7 @@ class Steps:
 def turns(net: str, batch: int, workers: int) -> Iterator[dict[str, float]]:
     """Yield the seconds of a step with one worker, and with several by each split."""
     cases = {"1 worker": Steps(net, batch, 1, "examples")}
-    cases |= {split: Steps(net, batch, workers, split) for split in SPLITS}
+    cases |= {split: Steps(net, batch, workers, split) for split in splits_of(net)}
     with blas_limit(1), closing(WorkerPool(workers, "benchmark")) as pool:
         while True:
             yield {name: steps.seconds(pool, workers) for name, steps in cases.items()}
@@ -150,8 +164,8 @@ def timed(pairs: int, batches: list[int], workers: int) -> list[list[str]]:
             one = [turn["1 worker"] for turn in found]
             row = [net, str(batch), f"{1000 * median(one):.1f}"]
             for split in SPLITS:
-                own = [turn["1 worker"] / turn[split] for turn in found]
-                row.append(spread(own))
+                own = [turn["1 worker"] / turn[split] for turn in found if split in turn]
+                row.append(spread(own) if own else NONE)
             rows.append(row)
     return rows
 
@@ -163,8 +177,12 @@ def foretold(batches: list[int], workers: int) -> list[list[str]]:
         for batch in batches:
             with blas_limit(1):
                 one = Steps(net, batch, 1, "examples").predicted()
-                own = [Steps(net, batch, workers, split).predicted() for split in SPLITS]
-            rows.append([net, str(batch), *(f"{one / seconds:.2f}" for seconds in own)])
+                own = {
+                    split: one / Steps(net, batch, workers, split).predicted()
+                    for split in splits_of(net)
+                }
+            times = (f"{own[split]:.2f}" if split in own else NONE for split in SPLITS)
+            rows.append([net, str(batch), *times])
     return rows
 
 
@@ -172,7 +190,7 @@ def curves(rows: int, epochs: int) -> list[list[str]]:
     """Return the errors by epoch of LeNet on digits, trained by each split, as rows."""
     data = load_dataset("mnist")
     found = []
-    for split in SPLITS:
+    for split in splits_of("LeNet"):
         errors: list[str] = []
 
         def note(event: object, errors: list[str] = errors) -> None:

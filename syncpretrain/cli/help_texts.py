@@ -56,15 +56,15 @@ SECTIONS: dict[str, dict[str, str]] = {
         "config": "Take the settings of a run folder's config.toml; options given here win.",
     },
     "Model": {
-        "layers": "Values of an example, then the units of each layer: 784,1000,500,250,30; or"
-        " images, conv:FILTERSxSIZE[:PAD], pool:SIZE[:mean] and units, such as"
-        " 1x28x28,conv:20x5,pool:2,500.",
+        "layers": "Values of an example, then units of each layer: 784,500,30; or"
+        " 1x28x28,conv:20x5,pool:2,500 of images, conv:FILTERSxSIZE[:PAD][/GROUPS] and"
+        " pool:SIZE[:mean].",
+        "columns": "Of convolutions; they meet in the middle.",
         "model": "What a layer is.",
         "visible_units": "Of the input: bernoulli (default), gaussian, auto, or by columns"
         " gaussian:5,softmax:3x7.",
         "hidden_units": f"{_listed([_described(name) for name in UNITS])}.",
-        "visible_bias": "Where visible biases start: 0 (default), or the log-odds of the units'"
-        " means.",
+        "visible_bias": "Start: 0 (default), or log-odds of the means.",
         "tied": "Autoencoders: the decoder shares the weights (default), or has its own.",
         "loss": "Of autoencoders. Default cross-entropy, squared for gaussian visible units.",
         "corruption": "Of denoising: masking:0.25 (default), salt-and-pepper:SHARE or"

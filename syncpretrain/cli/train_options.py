@@ -43,8 +43,10 @@ LETTERS = {
 OPPOSITES = {"persistent": "--not-persistent", "tied": "--untied"}
 DERIVED = {"architecture", "missing"}  # follow from the layers, and from the examples
 ALSO_OFFERED = {"schedule": (AUTO,)}
+STANDING_IN = {"columns": "pretrain"}  # for what they change in another setting, by section
 WRITTEN: dict[str, dict[str, Any]] = {
     "layers": {"type": str, "metavar": LAYERS},
+    "columns": {"type": int, "metavar": "N"},
     "data": {"metavar": "NAME|FILE"},
     "target": {"metavar": "COLUMN"},
     "drop": {"metavar": "COLUMN[,COLUMN]"},
@@ -79,7 +81,7 @@ OPTIONS = {
     for section, struct in STRUCTS.items()
     for field in struct.__struct_fields__
     if field not in DERIVED
-}
+} | {name: Option(section, name) for name, section in STANDING_IN.items()}
 
 
 def setting_options(
@@ -118,6 +120,8 @@ def _adding(options: list[Callable[[F], F]]) -> Callable[[F], F]:
 def _option(name: str) -> Callable[[F], F]:
     """Return the option of a setting."""
     option = OPTIONS[name]
+    if name in STANDING_IN:
+        return click.option(f"--{name}", **WRITTEN[name], help=TEXTS[name])
     field = _fields(option.section)[option.field]
     kind, is_list = _unwrapped(field.type)
     default = PER_LAYER.get(name) if is_list else field.default

@@ -77,9 +77,14 @@ class Link(Protocol):
     units : str
     is_local : bool
         Whether its units read parts of what is below, with the same weights at each position.
+    groups : int
+        Groups of its units, each of which reads its own part of the units below.
     """
 
     is_local: ClassVar[bool]
+
+    @property
+    def groups(self) -> int: ...  # noqa: D102
 
     @property
     def weight(self) -> Array: ...  # noqa: D102
@@ -142,6 +147,7 @@ class Affine:
     units: str
 
     is_local: ClassVar[bool] = False
+    groups: ClassVar[int] = 1
     scratch: ClassVar[int] = 0
     keeps_places: ClassVar[bool] = False
 

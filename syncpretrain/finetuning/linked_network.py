@@ -11,13 +11,8 @@ import numpy as np
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.finetuning.chain import Dropout, Link, views
-from syncpretrain.finetuning.linked_program import (
-    Buffers,
-    Section,
-    forward_phases,
-    sections_of,
-    step_phases,
-)
+from syncpretrain.finetuning.linked_program import forward_phases, step_phases
+from syncpretrain.finetuning.sections import Buffers, Section, sections_of
 from syncpretrain.finetuning.trainable import Follow, Move
 from syncpretrain.kernels.arrays import Array, slices_of
 from syncpretrain.kernels.losses import loss_of, squared_error, wrong
@@ -47,7 +42,9 @@ class LinkedNetwork:
         Into how many parts a step is cut, for workers to share.
     split : str
         By "examples" of the minibatch; by "units" or "filters", which are the same, on the way
-        down channels; or "hybrid": convolutions by examples, dense links by units.
+        down channels; "hybrid": convolutions by examples, dense links by units; or "columns":
+        as hybrid, with the columns of the convolutions dealt out too, of which the number of
+        shards is a multiple.
     backend : Backend, optional
         NumPy's; there is no other.
 
@@ -173,13 +170,15 @@ class LinkedNetwork:
         makes = [link.makes.numbers for link in chain]
         places = [m if link.keeps_places else 0 for link, m in zip(chain, makes, strict=True)]
         scratch = max(link.scratch for link in chain)
-        own = [link for section in sections if section.by_examples for link in section.links]
+        own = [link for section in sections if section.columns for link in section.links]
+        columns = max(1, *(section.columns for section in sections))
         gradients = [self.chain_gradients]
-        for _ in range(1, self.shards):
+        for _ in range(1, self.shards // columns):
             some = [chain[link] for link in own]
             vector = np.zeros(sum(link.weight.size + link.bias.size for link in some), kind)
             mine = dict(zip(own, views(vector, some), strict=True))
             gradients += [[mine.get(i, pair) for i, pair in enumerate(self.chain_gradients)]]
+        gradients *= columns
         sizes = (link.weight.size + link.bias.size for link in chain)
         return Buffers(
             chain,

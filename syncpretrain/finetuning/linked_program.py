@@ -5,100 +5,27 @@ through all links of it, with gradients of its own, which are added up in the en
 split by units, every link has a phase up, in which a shard owns some of its units, and one down,
 in which it owns some of the units below; all wait for each other in between, and nothing is added
 up. Krizhevsky 2014 splits convolutions by examples and dense layers by units.
+
+A section in columns is a grid: a shard takes its rows through its column of all links, and waits
+for the others before a link whose units read other columns too. The gradients of those that have
+the same rows are one array, of which each fills its column. By examples is a grid of one column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
-from typing import NamedTuple
+from collections.abc import Iterator
 
-from syncpretrain.finetuning.chain import Columns, Link, Site
+from syncpretrain.finetuning.chain import Columns
+from syncpretrain.finetuning.sections import Buffers, Section
 from syncpretrain.finetuning.trainable import Follow
 from syncpretrain.kernels.arrays import BLOCK, Array, slices_of
-from syncpretrain.kernels.backprop import Pair
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.output_operations import output_operations
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["Buffers", "Section", "forward_phases", "sections_of", "step_phases"]
+__all__ = ["forward_phases", "step_phases"]
 
 Dealt = list[list[Operation]]  # the operations of a phase
-
-
-class Section(NamedTuple):
-    """Links, by their numbers, that are split in one way."""
-
-    links: range
-    by_examples: bool
-
-
-def sections_of(chain: Sequence[Link], split: str) -> list[Section]:
-    """Return the sections of a chain that is split in a way; see :class:`LinkedNetwork`."""
-    numbers = range(len(chain))
-    if split != "hybrid":
-        return [Section(numbers, split == "examples")]
-    found = []
-    for is_local, run in groupby(numbers, key=lambda number: chain[number].is_local):
-        links = list(run)
-        found.append(Section(range(links[0], links[-1] + 1), is_local))
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class Buffers:
-    """All arrays of a network, for as many examples as its largest minibatch has.
-
-    Attributes
-    ----------
-    links : sequence of Link
-    sections : list of Section
-    starts : list of int
-        Where the parameters of each link begin in the flat vector, and where the last ends.
-    chain : list of (weight, bias)
-    gradients : list of list of (weight, bias)
-        A shard's own in sections split by examples; else the same for all shards.
-    activations, deltas, places : list of ndarray
-    masks, inputs : list of ndarray or None
-        Of dropout: what is left out of what each link reads, and what is left of it.
-    scratch : list of ndarray
-        One a shard.
-    loss : str
-    """
-
-    links: Sequence[Link]
-    sections: list[Section]
-    starts: list[int]
-    chain: list[Pair]
-    gradients: list[list[Pair]]
-    activations: list[Array]
-    deltas: list[Array]
-    places: list[Array]
-    masks: list[Array | None]
-    inputs: list[Array | None]
-    scratch: list[Array]
-    loss: str
-
-    @property
-    def shards(self) -> int:
-        """How many shards there are."""
-        return len(self.scratch)
-
-    def site(self, link: int, x: Array, rows: slice, shard: int, *, drops: bool = True) -> Site:
-        """Return the arrays in which a shard works some rows of a link; x is the minibatch."""
-        left = self.inputs[link] if drops else None
-        below = self.activations[link - 1] if link else x
-        places = self.places[link]
-        return Site(
-            *self.chain[link],
-            *self.gradients[shard][link],
-            (below if left is None else left)[rows],
-            self.activations[link][rows],
-            self.deltas[link][rows],
-            places[rows] if places.size else places,
-            self.scratch[shard],
-        )
 
 
 def forward_phases(buffers: Buffers, x: Array, *, drops: bool) -> list[Dealt]:
@@ -119,7 +46,7 @@ def step_phases(
     step, sections = _Step(buffers, x, target, weights), buffers.sections
     up = [phase for section in sections for phase in step.section_up(section)]
     down = [phase for section in reversed(sections) for phase in step.section_down(section, follow)]
-    if sections[-1].by_examples:  # a shard turns round without waiting for others
+    if sections[-1].columns == 1:  # a shard turns round without waiting for others
         turn = [a + b for a, b in zip(up.pop(), down.pop(0), strict=True)]
         down = [turn, *down]
     last = [step.last(shard, follow) for shard in range(buffers.shards)]
@@ -142,12 +69,11 @@ class _Step:
         self.weights = weights
         self.buffers, self.x, self.target, self.drops = buffers, x, target, drops
         self.all = slice(0, len(x))
-        self.rows = slices_of(len(x), buffers.shards)
 
     def section_up(self, section: Section) -> Iterator[Dealt]:
         """Yield the phases up through a section."""
-        if section.by_examples:
-            yield [self.rise(section.links, rows, s) for s, rows in enumerate(self.rows)]
+        if section.columns:
+            yield from self.grid_up(section)
             return
         if section.links[0] == 0:
             columns = self.buffers.links[0].reads
@@ -158,8 +84,8 @@ class _Step:
 
     def section_down(self, section: Section, follow: Follow) -> Iterator[Dealt]:
         """Yield the phases down through a section."""
-        if section.by_examples:
-            yield [self.sink(section.links, rows, shard) for shard, rows in enumerate(self.rows)]
+        if section.columns:
+            yield from self.grid_down(section)
             return
         for link in reversed(section.links):
             pairs = zip(self.shares(self.buffers.links[link].reads), self.owned(link), strict=True)
@@ -167,6 +93,55 @@ class _Step:
                 self.down(link, self.all, reads, own, shard) + self.move(link, reads, own, follow)
                 for shard, (reads, own) in enumerate(pairs)
             ]
+
+    def grid_up(self, section: Section) -> Iterator[Dealt]:
+        """Yield the phases up through a section in columns: one, and one more a link across."""
+        phase = self.drop_inputs(section)
+        for link in section.links:
+            this = self.buffers.links[link]
+            if this.groups % section.columns:
+                yield phase
+                phase = [[] for _ in phase]
+            for shard, (rows, column) in enumerate(self.cells(section)):
+                own = slices_of(this.makes.units, section.columns)[column]
+                phase[shard] += self.up(link, rows, own, shard)
+        yield phase
+
+    def grid_down(self, section: Section) -> Iterator[Dealt]:
+        """Yield the phases down through a section in columns."""
+        phase: Dealt = [[] for _ in range(self.buffers.shards)]
+        for link in reversed(section.links):
+            this = self.buffers.links[link]
+            if link and this.groups % section.columns:  # below the lowest link nothing is filled
+                yield phase
+                phase = [[] for _ in phase]
+            for shard, (rows, column) in enumerate(self.cells(section)):
+                reads, own = (
+                    slices_of(columns.units, section.columns)[column]
+                    for columns in (this.reads, this.makes)
+                )
+                phase[shard] += self.down(link, rows, reads, own, shard)
+        yield phase
+
+    def drop_inputs(self, section: Section) -> Dealt:
+        """Return what leaves inputs out, below a section that reads them."""
+        phase: Dealt = [[] for _ in range(self.buffers.shards)]
+        if section.links[0]:
+            return phase
+        reads = self.buffers.links[0].reads
+        for shard, (rows, column) in enumerate(self.cells(section)):
+            if rows.start < rows.stop:
+                own = slices_of(reads.units, section.columns)[column]
+                phase[shard] += self.drop(0, self.x, reads, rows, own)
+        return phase
+
+    def cells(self, section: Section) -> list[tuple[slice, int]]:
+        """Return the rows and the column of each shard in a section in columns."""
+        return [(rows, column) for column in range(section.columns) for rows in self.rows(section)]
+
+    def rows(self, section: Section) -> list[slice]:
+        """Return how the rows are dealt out in each column."""
+        return slices_of(self.all.stop, self.buffers.shards // section.columns)
 
     def shares(self, columns: Columns) -> list[slice]:
         """Return the units that each shard owns."""
@@ -188,15 +163,6 @@ class _Step:
         for link in links:
             own = slice(0, self.buffers.links[link].makes.units)
             operations += self.up(link, rows, own, shard)
-        return operations
-
-    def sink(self, links: range, rows: slice, shard: int) -> list[Operation]:
-        """Take some rows down through links."""
-        operations: list[Operation] = []
-        for link in reversed(links):
-            this = self.buffers.links[link]
-            reads, own = slice(0, this.reads.units), slice(0, this.makes.units)
-            operations += self.down(link, rows, reads, own, shard)
         return operations
 
     def drop(
@@ -266,21 +232,23 @@ class _Step:
                 start = self.buffers.starts[link]
                 every = self.buffers.links[link].moved(slice(0, 0))
                 for number, array in enumerate(self.buffers.chain[link]):
-                    if section.by_examples or (number == 0 and every is None):
+                    if section.columns or (number == 0 and every is None):
                         mine = slices_of(array.size, self.buffers.shards)[shard]
                         for first in range(mine.start, mine.stop, BLOCK):
                             block = slice(first, min(first + BLOCK, mine.stop))
-                            if section.by_examples:
-                                operations += self.sum(link, number, block)
+                            if section.columns:
+                                operations += self.sum(section, link, number, block)
                             part = slice(start + block.start, start + block.stop)
                             operations += follow(part, number == 0)
                     start += array.size
         return operations
 
-    def sum(self, link: int, number: int, block: slice) -> list[Operation]:
-        """Add the gradients of all shards that had rows, in a fixed tree, into the first one's."""
-        parts = [pairs[link][number].reshape(-1)[block] for pairs in self.buffers.gradients]
-        live = [part for part, rows in zip(parts, self.rows, strict=True) if rows.start < rows.stop]
+    def sum(self, section: Section, link: int, number: int, block: slice) -> list[Operation]:
+        """Add the gradients of all parts that had rows, in a fixed tree, into the first one's."""
+        dealt = self.rows(section)
+        own = self.buffers.gradients[: len(dealt)]  # of the first column, shared by the others
+        parts = [pairs[link][number].reshape(-1)[block] for pairs in own]
+        live = [part for part, rows in zip(parts, dealt, strict=True) if rows.start < rows.stop]
         operations: list[Operation] = []
         if live[0] is not parts[0]:
             operations += [("copy", live[0], parts[0])]

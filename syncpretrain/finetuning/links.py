@@ -35,6 +35,11 @@ class Convolve:
     is_local: ClassVar[bool] = True
 
     @property
+    def groups(self) -> int:
+        """Groups of filters, each of which reads its own part of the channels."""
+        return self.shape.groups
+
+    @property
     def reads(self) -> Columns:
         """The images that it reads."""
         return _images(self.shape)
@@ -95,6 +100,11 @@ class Deconvolve:
     keeps_places: ClassVar[bool] = False
 
     @property
+    def groups(self) -> int:
+        """Groups of channels, each of which reads the codes of its own filters."""
+        return self.shape.groups
+
+    @property
     def reads(self) -> Columns:
         """The codes that it reads."""
         return _maps(self.shape)
@@ -149,7 +159,7 @@ class Deconvolve:
 
     def _part(self, own: slice) -> ConvolutionShape:
         """Return the shape of some channels."""
-        return replace(self.shape, channels=own.stop - own.start)
+        return replace(self.shape, channels=own.stop - own.start, groups=1)
 
 
 def link_up(layer: Layer) -> Link:

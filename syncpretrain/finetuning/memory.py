@@ -65,7 +65,7 @@ def finetuning_bytes(
     parameters += 2 * shards * min(BLOCK, network)
     if convolutions:
         local = sum(halves * x.weights + sum(x.biases[-halves:]) for x in convolutions)
-        own = {"examples": network, "hybrid": local}.get(split, 0)
+        own = {"examples": network, "hybrid": local, "columns": local}.get(split, 0)
         kinds = [replace(x, pooling=kind) for x in convolutions for kind in ("max", "mean")]
         parameters += (shards - 1) * own + shards * max(map(scratch_size, kinds))
         buffers += chain[0] + chain[-1] + sum(shape.hidden for shape in convolutions)

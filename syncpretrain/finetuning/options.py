@@ -13,11 +13,11 @@ from syncpretrain.parallel.blas import blas_threads as resolve_threads
 from syncpretrain.settings.convert import checked
 from syncpretrain.settings.devices import check_tuning_backend, why_not_tuned_on_a_device
 from syncpretrain.settings.finetuning import FinetuneSettings
-from syncpretrain.shapes import ConvolutionShape, LayerShape
+from syncpretrain.shapes import ConvolutionShape, LayerShape, common_groups
 
 __all__ = ["STEPPING", "TuningOptions", "shared_out", "tuning_options"]
 
-OF_CONVOLUTIONS = ("filters", "hybrid")  # splits
+OF_CONVOLUTIONS = ("filters", "hybrid", "columns")  # splits
 STEPPING = ("adam", "sgd")  # the others search along lines
 WORTH_SHARING = 10**7  # examples of a minibatch times weights: some tenths of a ms a step
 
@@ -72,7 +72,13 @@ def shared_out(options: TuningOptions, shapes: Sequence[LayerShape]) -> tuple[Tu
         threads = options.blas_threads or 1
     if _has_convolutions(shapes):
         threads = 1  # their many products are too small to be shared
-    shards = shards or replicas
+    columns = common_groups(shape.groups for shape in shapes) if split == "columns" else 1
+    if shards % columns:
+        raise SettingsError(
+            f"finetune_shards: got {shards} for the split by columns, of which these layers have"
+            f" {columns}, expected a multiple of {columns}"
+        )
+    shards = shards or -(-replicas // columns) * columns
     settled = {"replicas": replicas, "shards": shards, "split": split, "backend": backend}
     return msgspec.structs.replace(options, **settled), threads
 
@@ -83,6 +89,11 @@ def _has_convolutions(shapes: Sequence[LayerShape]) -> bool:
 
 def _split_of(options: TuningOptions, shapes: Sequence[LayerShape]) -> str:
     """Return how minibatches are split; by default what suits the layers."""
+    if options.split == "columns" and all(shape.groups == 1 for shape in shapes):
+        raise SettingsError(
+            "finetune_split: got columns for layers without them, expected convolutions in groups,"
+            " as --columns 2 makes them; or take hybrid"
+        )
     if _has_convolutions(shapes):
         return options.split or "hybrid"
     if options.split in OF_CONVOLUTIONS:

@@ -33,7 +33,7 @@ static void convolve_back_all(const Shape *s, const Matrix *m, Part part)
 static void visible_means_all(const Shape *s, const Matrix *m, Units units)
 {
     const Matrix *x = m, *bias = m + 1;
-    Py_ssize_t positions = s->height * s->width, channels = s->channels;
+    Py_ssize_t positions = s->height * s->width, channels = s->every;
     int apart = s->channels_first || channels == 1; /* each channel for itself */
     Tile t;
     tile(&t, bias->data, channels, !apart);
@@ -53,7 +53,7 @@ static void visible_means_all(const Shape *s, const Matrix *m, Units units)
 
 static void sum_channels_all(const Shape *s, const Matrix *x, float *out)
 {
-    Py_ssize_t positions = s->height * s->width, channels = s->channels;
+    Py_ssize_t positions = s->height * s->width, channels = s->every;
     int apart = s->channels_first || channels == 1;
     memset(out, 0, (size_t)channels * sizeof *out);
     for (Py_ssize_t e = 0; e < x->rows; e++) {
@@ -69,27 +69,47 @@ static void sum_channels_all(const Shape *s, const Matrix *x, float *out)
 /* The equations in the order of their kinds in _program.h. */
 typedef enum { FORWARD, GRADIENT, BACK, VISIBLE, SUMS } Equation;
 
+static Py_ssize_t largest_of(Py_ssize_t a, Py_ssize_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Return the shape with another group at work. */
+static Shape group_of(const Shape *s, Py_ssize_t group)
+{
+    Shape one = *s;
+    one.channels = s->every / s->groups;
+    one.channel = group * one.channels;
+    one.own.count = s->filters / s->groups;
+    one.own.first = group * one.own.count;
+    return one;
+}
+
+static Part common(Part a, Part b)
+{
+    Py_ssize_t first = largest_of(a.first, b.first);
+    Py_ssize_t end = a.first + a.count < b.first + b.count ? a.first + a.count : b.first + b.count;
+    return (Part){first, largest_of(end - first, 0)};
+}
+
 static int take_shape(Shape *s, const double *numbers)
 {
-    Py_ssize_t *fields[SHAPE_NUMBERS] = {&s->channels, &s->height, &s->width,  &s->filters,      &s->size,
-                                         &s->pad,      &s->pool,   &s->is_max, &s->channels_first};
+    Py_ssize_t *fields[SHAPE_NUMBERS] = {&s->every, &s->height, &s->width,  &s->filters,       &s->size,
+                                         &s->pad,   &s->pool,   &s->is_max, &s->channels_first, &s->groups};
     for (int i = 0; i < SHAPE_NUMBERS; i++) {
-        double least = i < 5 || i == 6; /* pad, and what is yes or no, may be 0 */
+        double least = i < 5 || i == 6 || i == 9; /* pad, and what is yes or no, may be 0 */
         if (!(numbers[i] >= least && numbers[i] < 1 << 24)) return 0;
         *fields[i] = (Py_ssize_t)numbers[i];
     }
     Py_ssize_t rows = s->height + 2 * s->pad - s->size + 1, columns = s->width + 2 * s->pad - s->size + 1;
     if (rows < 1 || columns < 1 || rows % s->pool || columns % s->pool) return 0;
+    if (s->every % s->groups || s->filters % s->groups) return 0;
+    *s = group_of(s, 0);
     double size = (double)(s->size + s->pool - 1), fan = size * size * (double)s->channels;
     double image = (double)(s->height + 2 * s->pad) * (double)(s->width + 2 * s->pad);
     /* so no product of sizes overflows, nor an index of a list */
-    return image * (double)s->filters < 1 << 30 && image * (double)s->channels < 1 << 30 && fan * (double)(s->filters + VEC) < 1LL << 40
+    return image * (double)s->filters < 1 << 30 && image * (double)s->every < 1 << 30 && fan * (double)(s->filters + VEC) < 1LL << 40
            && image * (fan + (double)(s->filters + VEC)) < 1LL << 40;
-}
-
-static Py_ssize_t largest_of(Py_ssize_t a, Py_ssize_t b)
-{
-    return a > b ? a : b;
 }
 
 /* Return how many floats the scratch needs, whatever part is computed. */
@@ -100,7 +120,7 @@ static Py_ssize_t scratch_of(const Shape *s)
     Patches p;
     Py_ssize_t needed = open_forward(&f, s, s->filters, NULL);
     needed = largest_of(needed, open_gradient(&b, s, s->filters, NULL));
-    needed = largest_of(needed, open_back(&b, s, s->channels, NULL));
+    needed = largest_of(needed, open_back(&b, s, s->channels, NULL)); /* any group as much */
     if (!s->is_max || s->pool == 1) return needed;
     needed = largest_of(needed, open_patches(&p, s, s->channels, s->filters, 0, NULL));
     return largest_of(needed, open_patches(&p, s, s->channels, s->filters, 1, NULL));
@@ -120,7 +140,7 @@ static int is_line_of(const Matrix *m, Py_ssize_t length)
 static int fits(Equation equation, const Shape *s, const Matrix *m)
 {
     Py_ssize_t n = m[0].rows;
-    double visible = (double)(s->height * s->width) * (double)s->channels;
+    double visible = (double)(s->height * s->width) * (double)s->every;
     double rows = (double)(s->height + 2 * s->pad - s->size + 1) / (double)s->pool;
     double columns = (double)(s->width + 2 * s->pad - s->size + 1) / (double)s->pool;
     double hidden = rows * columns * (double)s->filters;
@@ -129,7 +149,7 @@ static int fits(Equation equation, const Shape *s, const Matrix *m)
     const Matrix *places = m + (equation == FORWARD ? 4 : equation == GRADIENT ? 2 : 1);
     const Matrix *scratch = m + (equation == FORWARD ? 5 : 4);
     if (!is_of(&m[0], n, equation == BACK ? hidden : visible)) return 0;
-    if (equation == VISIBLE || equation == SUMS) return is_line_of(&m[1], s->channels);
+    if (equation == VISIBLE || equation == SUMS) return is_line_of(&m[1], s->every);
     if (equation == FORWARD && !(is_line_of(&m[2], s->filters) && is_of(&m[3], n, hidden))) return 0;
     if (equation == GRADIENT && !is_of(&m[1], n, hidden)) return 0;
     if (equation == BACK && !is_of(&m[3], n, visible)) return 0;
@@ -149,19 +169,20 @@ static int take_part(Part *part, const double *numbers, Py_ssize_t all)
 /* Work an equation. `numbers` are behind those of the shape. */
 static void work_equation(Equation equation, const Shape *s, const Matrix *m, const double *numbers)
 {
-    Part part;
+    Part part = {0, 0};
     switch (equation) {
-    case FORWARD:
-        if (take_part(&part, numbers + 1, s->filters) && part.count)
-            convolve_all(s, m, (Units)numbers[0], part);
-        break;
-    case GRADIENT:
-        if (take_part(&part, numbers, s->filters) && part.count) convolve_gradient_all(s, m, part);
-        break;
-    case BACK:
-        if (take_part(&part, numbers, s->channels) && part.count) convolve_back_all(s, m, part);
-        break;
+    case FORWARD: take_part(&part, numbers + 1, s->filters); break;
+    case GRADIENT: take_part(&part, numbers, s->filters); break;
+    case BACK: take_part(&part, numbers, s->every); break;
     case VISIBLE: visible_means_all(s, m, (Units)numbers[0]); break;
     case SUMS: sum_channels_all(s, m, m[1].data); break;
+    }
+    for (Py_ssize_t g = 0; g < s->groups && part.count; g++) {
+        Shape one = group_of(s, g);
+        Part read = {one.channel, one.channels}, some = common(part, equation == BACK ? read : one.own);
+        if (!some.count) continue;
+        if (equation == FORWARD) convolve_all(&one, m, (Units)numbers[0], some);
+        if (equation == GRADIENT) convolve_gradient_all(&one, m, some);
+        if (equation == BACK) convolve_back_all(&one, m, (Part){some.first - one.channel, some.count});
     }
 }

@@ -142,36 +142,36 @@ static void gradient_of_largest(const Shape *s, const Matrix *m, Part part)
 /* Fill p->sums with the filters of some channels, cut after cut, filter after filter. */
 static void turn_filters(const Patches *p, const Shape *s, const Matrix *weight, Py_ssize_t channel)
 {
-    Py_ssize_t some = p->w.channels;
+    Py_ssize_t some = p->w.channels, filters = s->own.count;
     float *to = p->sums;
     for (Py_ssize_t i = 0; i < p->cuts; i++) {
         Cut cut = cut_of(p, i);
         Py_ssize_t first = cut.vector * VEC, width = cut.vectors * VEC, size = cut.runs * width;
-        memset(to, 0, (size_t)(s->filters * size) * sizeof *to);
+        memset(to, 0, (size_t)(filters * size) * sizeof *to);
         for (Py_ssize_t r = 0; r < cut.runs; r++)
             for (Py_ssize_t at = first; at < first + width && at < p->w.run; at++) {
                 Py_ssize_t place = (cut.run + r) * s->size + at / some;
-                const float *from = row(weight, place * s->channels + channel + at % some);
+                const float *from = row(weight, place * s->channels + channel + at % some) + s->own.first;
                 float *lane = to + r * width + at - first;
-                for (Py_ssize_t f = 0; f < s->filters; f++) lane[f * size] = from[f];
+                for (Py_ssize_t f = 0; f < filters; f++) lane[f * size] = from[f];
             }
-        to += s->filters * size;
+        to += filters * size;
     }
 }
 
 /* List, for each window of an image, the filters that were largest there, and their numbers. */
-static void list_filters(const Patches *p, Py_ssize_t filters, const float *delta, const float *places)
+static void list_filters(const Patches *p, const Shape *s, const float *delta, const float *places)
 {
     Index *at = p->lists.at, *ends = p->lists.ends;
     float *by = p->lists.by;
-    Py_ssize_t stride = p->columns * filters;
+    Py_ssize_t stride = p->columns * s->filters;
     for (Py_ssize_t k = 0; k < p->rows * p->columns * p->block; k++) ends[k] = (Index)(k * p->lists.most);
     for (Py_ssize_t i = 0; i < p->rows; i++, delta += stride, places += stride) {
         const Index *found = p->found;
         const float *read = p->read;
-        read_row(p, filters, delta, places, (Part){0, filters});
+        read_row(p, s->filters, delta, places, s->own);
         for (Py_ssize_t j = 0; j < p->columns; j++, ends += p->block)
-            for (Index f = 0; f < filters; f++, found++, read++) {
+            for (Index f = 0; f < s->own.count; f++, found++, read++) {
                 Index to = ends[*found];
                 at[to] = f;
                 by[to] = *read;
@@ -202,13 +202,13 @@ static void back_of_largest(const Shape *s, const Matrix *m, Part part)
 {
     const Matrix *delta = m, *places = m + 1, *weight = m + 2, *out = m + 3;
     Patches p;
-    open_patches(&p, s, part.count, s->filters, 1, m[4].data);
+    open_patches(&p, s, part.count, s->own.count, 1, m[4].data);
     start_patches(&p, s);
     turn_filters(&p, s, weight, part.first);
     for (Py_ssize_t e = 0; e < delta->rows; e++) {
         memset(p.images, 0, (size_t)p.w.image * sizeof *p.images);
-        list_filters(&p, s->filters, row(delta, e), row(places, e));
-        add_listed_filters(&p, s->filters, s->pool);
-        unpad_image(s, &p.w, p.images, row(out, e), part.first);
+        list_filters(&p, s, row(delta, e), row(places, e));
+        add_listed_filters(&p, s->own.count, s->pool);
+        unpad_image(s, &p.w, p.images, row(out, e), s->channel + part.first);
     }
 }

@@ -321,9 +321,9 @@ static Py_ssize_t open_back(Means *b, const Shape *s, Py_ssize_t channels, float
     *b = (Means){.w = windows_of(s, channels, 1)};
     b->lanes = columns_of(b->w.run);
     b->image = take(&room, b->w.image);
-    b->means = take(&room, b->w.fan * s->filters);
-    b->sums = take(&room, s->filters * b->w.run);
-    b->factors = take(&room, b->w.size * s->filters * b->lanes.vectors * VEC);
+    b->means = take(&room, b->w.fan * s->own.count);
+    b->sums = take(&room, s->own.count * b->w.run);
+    b->factors = take(&room, b->w.size * s->own.count * b->lanes.vectors * VEC);
     b->offsets = (Index *)take(&room, b->w.rows * b->w.columns);
     b->origins = (Index *)take(&room, b->w.rows * b->w.columns);
     return room.used;
@@ -332,8 +332,8 @@ static Py_ssize_t open_back(Means *b, const Shape *s, Py_ssize_t channels, float
 /* Fill b->factors with the mean filters turned round: run after run, a row a filter. */
 static void pack_turned(const Means *b, const Shape *s, const Matrix *weight, Part channels)
 {
-    Py_ssize_t filters = s->filters, run = b->w.run, size = filters * b->lanes.vectors * VEC;
-    mean_filters(s, &b->w, weight, channels, (Part){0, filters}, b->means);
+    Py_ssize_t filters = s->own.count, run = b->w.run, size = filters * b->lanes.vectors * VEC;
+    mean_filters(s, &b->w, weight, channels, s->own, b->means);
     for (Py_ssize_t i = 0; i < b->w.size; i++) {
         const float *from = b->means + i * run * filters;
         for (Py_ssize_t k = 0; k < run; k++, from += filters)
@@ -350,12 +350,12 @@ static void back_of_means(const Shape *s, const Matrix *m, Part part)
     const Windows *w = &b.w;
     const Columns *l = &b.lanes;
     Py_ssize_t windows = w->rows * w->columns, tiles = (windows + l->rows - 1) / l->rows;
-    Walk walk = {1, 0, s->filters, 1};
+    Walk walk = {1, 0, s->own.count, 1};
     pack_turned(&b, s, weight, part);
     /* Column after column: a sum that overlaps the one before it would wait for it. */
     for (Py_ssize_t i = 0; i < windows; i++) {
         b.offsets[i] = (Index)window_at(w, i % w->rows, i / w->rows);
-        b.origins[i] = (Index)((i % w->rows * w->columns + i / w->rows) * s->filters);
+        b.origins[i] = (Index)((i % w->rows * w->columns + i / w->rows) * s->filters + s->own.first);
     }
     for (Py_ssize_t e = 0; e < delta->rows; e++) {
         const float *factors = b.factors;
@@ -373,8 +373,8 @@ static void back_of_means(const Shape *s, const Matrix *m, Part part)
                 }
                 add_products(from, walk, factors, to, n, vectors);
             }
-            factors += s->filters * vectors * VEC;
+            factors += s->own.count * vectors * VEC;
         }
-        unpad_image(s, w, b.image, row(out, e), part.first);
+        unpad_image(s, w, b.image, row(out, e), s->channel + part.first);
     }
 }

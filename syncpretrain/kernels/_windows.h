@@ -8,10 +8,16 @@ enum {
 };
 typedef int32_t Index __attribute__((may_alias)); /* lies in arrays of floats */
 
-enum { SHAPE_NUMBERS = 9 };
 typedef struct {
-    Py_ssize_t channels, height, width, filters, size, pad, pool;
-    Py_ssize_t is_max, channels_first;
+    Py_ssize_t first, count; /* filters or channels */
+} Part;
+
+enum { SHAPE_NUMBERS = 10 };
+typedef struct {
+    Py_ssize_t every, height, width, filters, size, pad, pool; /* every channel of an image */
+    Py_ssize_t is_max, channels_first, groups;
+    Py_ssize_t channels, channel; /* that a filter of the group at work reads, and the first of them */
+    Part own;                     /* the filters of this group */
 } Shape;
 
 /* The windows on padded images, whose channels lie side by side. */
@@ -41,10 +47,6 @@ static Windows windows_of(const Shape *s, Py_ssize_t channels, int pooled)
     return w;
 }
 
-typedef struct {
-    Py_ssize_t first, count; /* filters or channels */
-} Part;
-
 /* A scratch that is dealt out, in parts that begin with a cache line. */
 typedef struct {
     float *base; /* or NULL, to count only */
@@ -67,18 +69,22 @@ static float *take(Scratch *scratch, Py_ssize_t floats)
 
 /* ---------------------------------------------------------------------------------------- images */
 
-/* Copy an image into the inside of a padded one. */
+/* Copy the channels of an image that the group at work reads into the inside of a padded one. */
 static void pad_image(const Shape *s, const Windows *w, const float *x, float *image)
 {
     Py_ssize_t width = s->width, channels = s->channels;
+    int together = !s->channels_first || s->every == 1; /* the channels of a pixel */
     for (Py_ssize_t i = 0; i < s->height; i++) {
         float *to = image + (s->pad + i) * w->line + s->pad * channels;
-        if (!s->channels_first || channels == 1) {
+        if (together && channels == s->every) {
             memcpy(to, x + i * width * channels, (size_t)(width * channels) * sizeof *to);
             continue;
         }
-        for (Py_ssize_t c = 0; c < channels; c++) {
-            const float *from = x + (c * s->height + i) * width;
+        for (Py_ssize_t j = 0; j < width && together; j++)
+            memcpy(to + j * channels, x + (i * width + j) * s->every + s->channel,
+                   (size_t)channels * sizeof *to);
+        for (Py_ssize_t c = 0; c < channels && !together; c++) {
+            const float *from = x + ((s->channel + c) * s->height + i) * width;
             for (Py_ssize_t j = 0; j < width; j++) to[j * channels + c] = from[j];
         }
     }
@@ -87,7 +93,7 @@ static void pad_image(const Shape *s, const Windows *w, const float *x, float *i
 /* Copy the inside of a padded image of w->channels channels to those of x from `first` on. */
 static void unpad_image(const Shape *s, const Windows *w, const float *image, float *x, Py_ssize_t first)
 {
-    Py_ssize_t width = s->width, channels = s->channels, some = w->channels;
+    Py_ssize_t width = s->width, channels = s->every, some = w->channels;
     for (Py_ssize_t i = 0; i < s->height; i++) {
         const float *from = image + (s->pad + i) * w->line + s->pad * some;
         if (some == channels && (!s->channels_first || channels == 1)) {

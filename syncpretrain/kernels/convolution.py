@@ -2,7 +2,8 @@
 
 Symbols: B examples; an image has C channels, a filter k x k weights a channel; F filters make maps
 of P positions each, which pooling makes Q. The weights are a matrix of shape (k k C, F), whose rows
-are ordered by place in the filter, then by channel. Maps are arrays of shape (B P, F).
+are ordered by place in the filter, then by channel. Maps are arrays of shape (B P, F). In G groups
+the first F / G filters read the first C / G channels, and so on: the matrix has k k C / G rows.
 What a layer hands up has shape (B, Q F), ordered by position, then by filter. Its units read the
 pooled maps: f(pool(x W) + b), which for the maximum is the pooled f(x W + b).
 
@@ -13,11 +14,12 @@ a cross-correlation. All functions take float32 or float64, one kind at a time.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from syncpretrain.kernels.activations import activate, means
-from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.arrays import Array, slices_of
 from syncpretrain.kernels.dispatch import accelerated
 from syncpretrain.kernels.lowering import scratch_size
 from syncpretrain.shapes import ConvolutionShape
@@ -45,7 +47,8 @@ def lowered(x: Array, shape: ConvolutionShape) -> Array:
     images = np.pad(_images(x, shape), ((0, 0), (shape.pad,) * 2, (shape.pad,) * 2, (0, 0)))
     views = np.lib.stride_tricks.sliding_window_view(images, (shape.size,) * 2, axis=(1, 2))
     # (B, rows, columns, C, k, k) to (B, rows, columns, k, k, C)
-    return np.ascontiguousarray(np.moveaxis(views, 3, -1)).reshape(-1, shape.fan_in)
+    lying = np.ascontiguousarray(np.moveaxis(views, 3, -1))
+    return lying.reshape(-1, shape.size**2 * shape.channels)
 
 
 def raised(columns: Array, shape: ConvolutionShape, *, out: Array) -> Array:
@@ -147,10 +150,10 @@ def convolve(
     filters : slice
         The filters that are computed; what belongs to others is left as it is.
     """
-    maps = np.matmul(lowered(x, shape), weight[:, filters])
+    maps = _products(x, weight, shape, filters)
     if not maps.size:
         return
-    part = replace(shape, filters=maps.shape[1])
+    part = replace(shape, filters=maps.shape[1], groups=1)
     pooled = np.empty((len(x), part.hidden), dtype=out.dtype)
     found = np.empty(pooled.shape if places.size else 0, dtype=out.dtype)
     pool(maps, part, out=pooled, places=found)
@@ -181,8 +184,9 @@ def convolve_gradient(
     places, scratch, shape, filters
         As of :func:`convolve`. Without places the numbers are spread evenly.
     """
-    maps = _unpooled(delta, places, shape)
-    out[:, filters] = np.matmul(lowered(x, shape).T, maps[:, filters])
+    maps, seen = _unpooled(delta, places, shape), lowered(x, shape)
+    for own, read in _groups(shape, filters):
+        out[:, own] = np.matmul(_of_group(seen, read, shape).T, maps[:, own])
 
 
 @accelerated
@@ -209,7 +213,10 @@ def convolve_back(
     """
     maps = _unpooled(delta, places, shape)
     back = np.empty((len(delta), shape.visible), dtype=out.dtype)
-    raised(np.matmul(maps, weight.T), shape, out=back)
+    parts = [np.matmul(maps[:, own], weight[:, own].T) for own, _ in _groups(shape)]
+    by_place = [part.reshape(len(maps), shape.size**2, shape.reads) for part in parts]
+    columns = by_place[0] if len(by_place) == 1 else np.concatenate(by_place, axis=2)
+    raised(columns, shape, out=back)
     _images(out, shape)[..., channels] = _images(back, shape)[..., channels]
 
 
@@ -217,6 +224,35 @@ def sum_channels(x: Array, shape: ConvolutionShape, *, out: Array) -> Array:
     """Fill ``out`` of shape (C,) with the sums of images over examples and positions."""
     np.sum(_images(x, shape), axis=(0, 1, 2), out=out)
     return out
+
+
+def _products(x: Array, weight: Array, shape: ConvolutionShape, filters: slice) -> Array:
+    """Return the maps of some filters, before pooling."""
+    seen = lowered(x, shape)
+    parts = [
+        np.matmul(_of_group(seen, read, shape), weight[:, own])
+        for own, read in _groups(shape, filters)
+    ]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+
+def _groups(shape: ConvolutionShape, filters: slice = slice(None)) -> list[tuple[Any, slice]]:
+    """Return for each group those of some filters that it has, and the channels they read."""
+    if shape.groups == 1:
+        return [(filters, slice(None))]
+    chosen = np.arange(shape.filters)[filters]
+    groups = zip(
+        slices_of(shape.filters, shape.groups), slices_of(shape.channels, shape.groups), strict=True
+    )
+    return [(chosen[(chosen >= f.start) & (chosen < f.stop)], read) for f, read in groups]
+
+
+def _of_group(seen: Array, read: slice, shape: ConvolutionShape) -> Array:
+    """Return what the filters of a group see of what is :func:`lowered`."""
+    if shape.groups == 1:
+        return seen
+    parts: Array = seen.reshape(len(seen), shape.size**2, shape.channels)[:, :, read]
+    return parts.reshape(len(seen), shape.fan_in)
 
 
 def _unpooled(delta: Array, places: Array, shape: ConvolutionShape) -> Array:

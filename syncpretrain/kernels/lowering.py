@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from syncpretrain.shapes import ConvolutionShape
 
 __all__ = ["scratch_size"]
@@ -14,6 +16,7 @@ IMAGES_SIZE = 2**14  # floats of images and lists
 
 def scratch_size(shape: ConvolutionShape) -> int:
     """Return the numbers that the compiled forms compute in, however many examples there are."""
+    shape = replace(shape, channels=shape.reads, groups=1)  # the groups take turns
     filters, padded = shape.filters, _padded(shape.filters)
     height, width = shape.output.height, shape.output.width
     size = shape.size + shape.pool - 1  # of the filters whose product is the mean over a block

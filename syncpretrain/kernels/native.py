@@ -141,7 +141,7 @@ def shape_numbers(shape: ConvolutionShape) -> tuple[int, ...]:
     """Return a shape as the numbers that the extension takes."""
     return (
         *(shape.channels, shape.height, shape.width, shape.filters, shape.size, shape.pad),
-        *(shape.pool, int(shape.pooling == "max"), int(shape.channels_first)),
+        *(shape.pool, int(shape.pooling == "max"), int(shape.channels_first), shape.groups),
     )
 
 

@@ -169,9 +169,12 @@ def _check_value(got: str, kind: str, value: Any, slots: int) -> None:
 def _check_convolution(got: str, value: Any) -> None:
     if not isinstance(value, ConvolutionShape):
         raise TypeError(f"{got}; expected a ConvolutionShape")
-    numbers = (value.channels, value.height, value.width, value.filters, value.size, value.pool)
+    sizes = (value.channels, value.height, value.width, value.filters, value.size, value.pool)
+    numbers = (*sizes, value.groups)
     if not all(isinstance(number, WHOLE) and number > 0 for number in numbers):
         raise ValueError(f"{got}; expected whole numbers above 0")
+    if value.channels % value.groups or value.filters % value.groups:
+        raise ValueError(f"{got}; expected groups that divide filters and channels")
     if not isinstance(value.pad, WHOLE) or value.pad < 0 or value.pooling not in ("max", "mean"):
         raise ValueError(f"{got}; expected a pad of at least 0, and to pool by max or mean")
     if min(value.map_height, value.map_width) < 1:

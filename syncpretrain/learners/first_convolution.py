@@ -30,7 +30,7 @@ def first_convolution(
 
     Decoder weights of its own start as a copy, for they have the shape of the others.
     """
-    filters = (shape.size, shape.size, shape.channels, shape.filters)
+    filters = (shape.size, shape.size, shape.reads, shape.filters)
     weight = random_weights(number, filters, seed, spread)
     visible, hidden = shape.biases
     hidden_bias, visible_bias = (np.zeros(n, dtype=np.float32) for n in (hidden, visible))

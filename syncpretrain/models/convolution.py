@@ -25,7 +25,7 @@ __all__ = ["ConvolutionalLayer"]
 class ConvolutionalLayer:
     """Parameters of a convolutional layer, float32, contiguous, and what its units are.
 
-    ``weight`` has shape (size, size, channels, filters), ``hidden_bias`` (filters,), and
+    ``weight`` has shape (size, size, channels / groups, filters), ``hidden_bias`` (filters,), and
     ``visible_bias`` (channels,). ``decoder_weight`` of the shape of ``weight`` is None as long as
     the decoder uses ``weight``. Units and ``model`` are those of a
     :class:`syncpretrain.models.layer.DenseLayer`.

@@ -214,7 +214,8 @@ def _shape(table: Any) -> ConvolutionShape:
     """Return the shape of a convolution, once it can be one."""
     shape = msgspec.convert(table, ConvolutionShape)
     sizes = (shape.channels, shape.height, shape.width, shape.filters, shape.size, shape.pool)
-    fits = min(sizes) > 0 <= shape.pad < shape.size and shape.pooling in POOLINGS
+    fits = min(*sizes, shape.groups) > 0 <= shape.pad < shape.size and shape.pooling in POOLINGS
+    fits = fits and not (shape.channels % shape.groups or shape.filters % shape.groups)
     fits = fits and min(shape.map_height, shape.map_width) > 0
     if not fits or shape.map_height % shape.pool or shape.map_width % shape.pool:
         raise ValueError(f"{table} is no convolution")
@@ -248,7 +249,7 @@ def _fits(layer: Layer) -> bool:
     weight = layer.weight.shape
     if isinstance(layer, ConvolutionalLayer):
         shape = layer.shape
-        wanted = (shape.size, shape.size, shape.channels, shape.filters)
+        wanted = (shape.size, shape.size, shape.reads, shape.filters)
         if kind_of(layer.visible_units).blocks is not None:
             return False
         return weight == wanted == layer.decoding.shape and biases == shape.biases

@@ -127,7 +127,7 @@ def pretrain(
     """
     if others := settings.keys() & {"data", "finetune"}:
         raise SettingsError(f"{min(others)}: is no setting of pretrain(); see finetune() for that")
-    check_names(settings, (*PretrainSettings.__struct_fields__, *ARGUMENTS, "run"))
+    check_names(settings, (*PretrainSettings.__struct_fields__, *ARGUMENTS, "columns", "run"))
     taken = rows_by_columns(X, validation, settings.get("visible_units"))
     settings |= {"visible_units": taken.units}
     look = look_at(taken.X, streams=settings.get("handoff") == "minibatch")

@@ -39,15 +39,19 @@ class Conv:
         Number of filters, and their height and width.
     pad : int or "same"
         Zeros around each image; "same" for as many as keep its height and width.
+    groups : int
+        Groups of filters, each of which reads its own part of the channels.
     """
 
     filters: int
     size: int
     pad: int | str = 0
+    groups: int = 1
 
     def __str__(self) -> str:
         pad = "" if self.pad == 0 else f":{self.pad}"
-        return f"conv:{self.filters}x{self.size}{pad}"
+        groups = "" if self.groups == 1 else f"/{self.groups}"
+        return f"conv:{self.filters}x{self.size}{pad}{groups}"
 
 
 @dataclass(frozen=True, slots=True)

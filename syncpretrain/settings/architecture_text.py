@@ -13,11 +13,12 @@ __all__ = ["MAX_UNITS", "layer_text", "read_architecture"]
 
 MAX_UNITS = 1_000_000  # of a layer; more is a slip of the keyboard
 COUNT = "(0*[1-9][0-9]{0,17})"
-CONV = re.compile(rf"conv:{COUNT}x{COUNT}(?::(same|[0-9]{{1,18}}))?")
+CONV = re.compile(rf"conv:{COUNT}x{COUNT}(?::(same|[0-9]{{1,18}}))?(?:/{COUNT})?")
 POOL = re.compile(rf"pool:{COUNT}(?::({'|'.join(POOLINGS)}))?")
 IMAGE = re.compile(rf"{COUNT}x{COUNT}x{COUNT}")
 AN_IMAGE = "CHANNELSxHEIGHTxWIDTH, such as 1x28x28 or 3x32x32"
 SAME = "same"
+MOST_LISTED = 16  # groups that a refusal names
 
 
 def layer_text(shape: LayerShape) -> str:
@@ -27,7 +28,8 @@ def layer_text(shape: LayerShape) -> str:
     pad = f":{shape.pad}" if shape.pad else ""
     kind = "" if shape.pooling == "max" else f":{shape.pooling}"
     pool = f",pool:{shape.pool}{kind}" if shape.pool > 1 else ""
-    return f"conv:{shape.filters}x{shape.size}{pad}{pool}"
+    groups = f"/{shape.groups}" if shape.groups > 1 else ""
+    return f"conv:{shape.filters}x{shape.size}{pad}{groups}{pool}"
 
 
 def read_architecture(text: str) -> tuple[int, tuple[LayerShape, ...]]:
@@ -102,7 +104,7 @@ class _Reader:
         if found is None:
             raise SettingsError(
                 f"layers: got {part}, expected conv:FILTERSxSIZE of at least 1, such as conv:20x5,"
-                " and behind it :PAD or :same for zeros around the images"
+                " behind it :PAD or :same for zeros around the images, and /2 for two groups"
             )
         images = self.images
         if images is None:
@@ -120,6 +122,8 @@ class _Reader:
                 + (f" with {pad} zeros around them" if pad else "")
                 + f", expected filters of at most {most} x {most}"
             )
+        groups = int(found.group(4) or 1)
+        _check_groups(part, groups, filters, images)
         shape = ConvolutionShape(
             images.channels,
             images.height,
@@ -128,6 +132,7 @@ class _Reader:
             size,
             pad,
             channels_first=not self.shapes,
+            groups=groups,
         )
         if shape.positions > MAX_UNITS:  # of zeros almost all
             raise SettingsError(
@@ -175,6 +180,18 @@ class _Reader:
         pooling = found.group(2) if pool > 1 and found.group(2) else "max"
         self.shapes[-1] = shape = replace(below, pool=pool, pooling=pooling)
         self.images = shape.output
+
+
+def _check_groups(part: str, groups: int, filters: int, images: ImageShape) -> None:
+    """Refuse groups of filters that are not of one size, or do not read as many channels."""
+    common = math.gcd(filters, images.channels)
+    if common % groups:
+        counts = range(1, min(common, MOST_LISTED) + 1)
+        fitting = " or ".join(str(count) for count in counts if common % count == 0)
+        raise SettingsError(
+            f"layers: got {part} on images of {images}, expected a number of groups that divides"
+            f" {filters} filters and {images.channels} channels, such as {fitting}"
+        )
 
 
 def _pad(part: str, size: int, text: str | None) -> int:

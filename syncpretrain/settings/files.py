@@ -11,6 +11,7 @@ import msgspec
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings.architecture import architecture_of
+from syncpretrain.settings.columns import in_columns
 from syncpretrain.settings.convert import checked, plain
 from syncpretrain.settings.convolutions import usual_costs
 from syncpretrain.settings.defaults import HANDOFF_DEFAULTS, MODEL_DEFAULTS, PER_LAYER, usual_rates
@@ -73,7 +74,8 @@ def settings_from(
     data, finetune, run : dict, optional
         Fields of :class:`DataSettings`, :class:`FinetuneSettings` and :class:`RunSettings`.
     **pretrain
-        Fields of :class:`PretrainSettings`; None takes the default.
+        Fields of :class:`PretrainSettings`; None takes the default. ``columns`` puts the
+        convolutions of the layers in columns: see :mod:`syncpretrain.settings.columns`.
 
     Raises
     ------
@@ -141,6 +143,10 @@ def write_settings(settings: Settings, path: Path) -> None:
 
 
 def _from_sections(sections: dict[str, Any], layers: Any, pretrain: dict[str, Any]) -> Settings:
+    if "columns" in pretrain:
+        pretrain = dict(pretrain)
+        columns, text = pretrain.pop("columns"), pretrain.pop("architecture", None)
+        layers = in_columns(text or layers, columns)
     layers, architecture = architecture_of(layers)
     if architecture:
         pretrain = {**pretrain, "architecture": _agreed(architecture, pretrain)}

@@ -51,7 +51,8 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
         How a minibatch is cut for them: by ``units`` of every layer or by ``examples``, into
         this number of shards, on which the last bits depend; 0 for as many as there are replicas.
         ``filters`` are the units of convolutions, and ``hybrid`` splits these by examples and
-        dense layers by units (Krizhevsky 2014). None takes hybrid with convolutions, else units.
+        dense layers by units (Krizhevsky 2014); ``columns`` does so with the columns of the
+        convolutions dealt out too. None takes hybrid with convolutions, else units.
     patience : int or None
         Stop after this number of epochs without a better validation error; keep the best weights.
     """
@@ -70,7 +71,7 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
     patience: Count | None = None
     batch_size: Count = 100
     replicas: Workers | None = None
-    split: Literal["units", "examples", "filters", "hybrid"] | None = None
+    split: Literal["units", "examples", "filters", "hybrid", "columns"] | None = None
     shards: Shards = 0
 
     def __post_init__(self) -> None:
@@ -90,7 +91,7 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
                 " workers than shards"
             )
         if (
-            self.split in ("examples", "hybrid")
+            self.split in ("examples", "hybrid", "columns")
             and max(self.shards, self.replicas or 1) > self.batch_size
         ):
             raise SettingsError(

@@ -31,7 +31,8 @@ def filter_images(
     Returns
     -------
     list of ndarray of shape (hidden units or filters, values of an image)
-        Of a convolution with another number of channels than 1 and 3 an array a channel.
+        Of a convolution whose filters read another number of channels than 1 and 3 an array
+        a channel that they read.
     shape : ImageShape
 
     Raises
@@ -52,9 +53,9 @@ def filter_images(
         return [_scaled(weight.T)], images
     size = shape.size
     by_filter = _scaled(weight.transpose(3, 2, 0, 1).reshape(shape.filters, -1))
-    if shape.channels in (1, COLOURS):
-        return [by_filter], ImageShape(shape.channels, size, size)
-    return np.split(by_filter, shape.channels, axis=1), ImageShape(1, size, size)
+    if shape.reads in (1, COLOURS):
+        return [by_filter], ImageShape(shape.reads, size, size)
+    return np.split(by_filter, shape.reads, axis=1), ImageShape(1, size, size)
 
 
 def _scaled(rows: NDArray[np.float32]) -> NDArray[np.float32]:
