@@ -25,6 +25,7 @@ SCALARS = {
 POINTERS = {"float": np.float32, "double": np.float64, "long long": np.int64}
 
 
+@cache
 def parameters(source: str) -> dict[str, list[str]]:
     """Return the types of the parameters of each kernel, without const."""
     source = re.sub(r"//[^\n]*", "", source)
@@ -38,6 +39,19 @@ def parameters(source: str) -> dict[str, list[str]]:
         ]
         for name, listed in found
     }
+
+
+@cache
+def waiting(source: str) -> frozenset[str]:
+    """Return the names of the functions that have a barrier, or call one that has."""
+    found = {"__syncthreads"}
+    parts = re.split(r'^(?=__device__ static |extern "C" )', source, flags=re.MULTILINE)
+    while True:
+        calls = re.compile(rf"\b({'|'.join(found)})\(")
+        more = {re.findall(r"(\w+)\(", part)[0] for part in parts[1:] if calls.search(part)}
+        if more <= found:
+            return frozenset(found)
+        found |= more
 
 
 @cache
@@ -76,7 +90,7 @@ def launch(
     assert 1 <= np.prod(block) <= MOST_THREADS, f"{name}: got a block of {block}"
     assert len(grid) == 1, f"{name}: the shim knows grids of one dimension"
     assert grid[0] >= 1, f"{name}: got a grid of {grid}"
-    shape = (ctypes.c_uint * 3)(grid[0], *(*block, 1)[:2])
+    shape = (ctypes.c_uint * 4)(grid[0], *(*block, 1)[:2], name in waiting(source))
     passed = []
     for at, (kind, given) in enumerate(zip(types, args, strict=True)):
         if kind.endswith("*"):

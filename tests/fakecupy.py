@@ -37,9 +37,11 @@ FUNCTIONS = {  # of __array_function__: the keywords of CuPy's functions
     "min": {"axis", "out", "keepdims"},
     "ones_like": {"dtype", "order", "subok", "shape"},
     "outer": {"out"},
+    "repeat": {"axis"},
     "split": {"axis"},
     "sum": {"axis", "dtype", "out", "keepdims"},
     "take": {"axis", "out"},
+    "tile": set(),
     "zeros_like": {"dtype", "order", "subok", "shape"},
 }
 

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from importlib.resources import files
 from types import SimpleNamespace
 
 import fakecuda
@@ -18,6 +17,7 @@ from backends import backend_of
 from unitkinds import KINDS, RBM_UNITS
 
 from syncpretrain.backends.choice import select
+from syncpretrain.backends.cuda_source import cuda_source
 from syncpretrain.backends.cupy_backend import CupyBackend
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.activations import means, times_derivative
@@ -31,7 +31,7 @@ from syncpretrain.kernels.losses import squared_error
 from syncpretrain.rng import Address, Purpose
 
 ADDRESS = Address(11, Purpose.HIDDEN, layer=1, epoch=2, step=3)
-SOURCE = files("syncpretrain.backends").joinpath("kernels.cu").read_text(encoding="utf-8")
+SOURCE = cuda_source()
 
 
 @pytest.fixture
@@ -238,6 +238,15 @@ class TestStrictness:
             "momentum_step",
             "sgd_step",
             "adam_step",
+            "convolve",
+            "convolve_gradient",
+            "convolve_back",
+            "convolve_at",
+            "visible_means",
+            "sum_channels",
+            "block_means",
+            "draw_blocks",
+            "block_sums",
         }
 
     def test_a_refused_type_of_rows_and_draws(self, double):
@@ -340,7 +349,7 @@ class TestSource:
         np.testing.assert_array_equal(self.unframed(double, frame), expected)
 
     def test_more_elements_than_threads(self, double, monkeypatch):
-        monkeypatch.setattr("syncpretrain.backends.cuda_kernels.MOST_BLOCKS", 2)
+        monkeypatch.setattr("syncpretrain.backends.cuda_source.MOST_BLOCKS", 2)
         x = normal(40, 100)
         device = double.asarray(x.copy())
         means(device, double.zeros(100), "relu")

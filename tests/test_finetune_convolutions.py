@@ -221,9 +221,9 @@ class TestRefusals:
         ):
             tuned(stack, *bars(), split=split)
 
-    def test_a_device(self):
-        with pytest.raises(SettingsError, match=r"^backend: got cupy with convolutions, which are"):
-            tuned(untrained(), *bars(), backend="cupy")
+    def test_parts_on_a_device(self):
+        with pytest.raises(SettingsError, match=r"^backend: got cupy with replicas or shards"):
+            tuned(untrained(), *bars(), backend="cupy", shards=2)
 
     @pytest.mark.parametrize("split", ["examples", "hybrid"])
     def test_more_shards_than_examples(self, split):

@@ -247,7 +247,6 @@ class TestWhatConvolutionsLack:
                 {"early_stopping": "pseudo-likelihood"},
                 "early_stopping: got pseudo-likelihood for layer 1",
             ),
-            ({"backend": "cupy"}, "backend: got cupy with convolutions, which compute on the CPU"),
         ],
     )
     def test_it_is_refused(self, asked, message):

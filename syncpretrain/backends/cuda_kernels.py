@@ -6,57 +6,35 @@ float32 whose rows are contiguous. The differences: scratch that the equation ov
 left unchanged here, and :func:`squared_error` returns a zero-dimensional device array, not
 synchronized.
 
-The source was compiled by NVRTC 12 and nvcc 13, and is run on the CPU by the tests. It has never
-run on a GPU.
+It has never run on a GPU; see :mod:`syncpretrain.backends.cuda_source`.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
+from syncpretrain.backends.cuda_convolutions import CudaConvolutions
+from syncpretrain.backends.cuda_source import (
+    MOST_ELEMENTS,
+    THREADS,
+    CudaSource,
+    grid_of,
+    is_vector,
+    layout,
+)
 from syncpretrain.backends.device_draws import DeviceDraws
 from syncpretrain.rng import Address
 from syncpretrain.units.kinds import kind_of
 
 __all__ = ["CudaKernels"]
 
-THREADS = 256
-MOST_BLOCKS = 4096  # beyond that a thread takes several elements
 SUM_BLOCKS = 256  # of a sum: as many as the threads of the block that sums up theirs
 SOFTMAX_THREADS = 128
 TILE = (32, 8)  # columns and rows, of the sums over examples
-MOST_ELEMENTS = 2**31 - 1
-COMPILER_OPTIONS = ("--fmad=false",)  # no contraction: NumPy's roundings
-
-
-def _layout(*arrays: Any) -> tuple[int, ...] | None:
-    """Return rows, columns, and each array's elements from row to row; None if not to be had."""
-    shape = arrays[0].shape
-    if arrays[0].size > MOST_ELEMENTS or len(shape) not in (1, 2):
-        return None
-    steps = []
-    for array in arrays:
-        if array.dtype != np.float32 or array.shape != shape:
-            return None
-        *row, column = array.strides
-        if (column != 4 and shape[-1] > 1) or (row and (row[0] % 4 or row[0] < 0)):
-            return None
-        steps.append(row[0] // 4 if row else shape[0])
-    return (shape[0] if len(shape) == 2 else 1, shape[-1], *steps)
-
-
-def _is_vector(array: Any, length: int) -> bool:
-    return bool(array.dtype == np.float32 and array.shape == (length,) and array.flags.c_contiguous)
-
-
-def _grid(items: int) -> tuple[int]:
-    return (min(MOST_BLOCKS, -(-items // THREADS)),)
 
 
 def _words(address: Address) -> tuple[np.uint64, ...]:
@@ -64,30 +42,23 @@ def _words(address: Address) -> tuple[np.uint64, ...]:
 
 
 class CudaKernels:
-    """The kernels of one source, compiled for each device at its first use there.
+    """The forms of the equations of dense layers and of steps, and those of convolutions.
 
     Parameters
     ----------
     cupy : module
         CuPy, or what stands in for it in a test.
-
-    Attributes
-    ----------
-    units : dict of str to int
-        The kinds of units that the source has, and their numbers there.
     """
 
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
-        source = files("syncpretrain.backends").joinpath("kernels.cu").read_text(encoding="utf-8")
-        self._module = cupy.RawModule(code=source, options=COMPILER_OPTIONS)
-        numbers = re.findall(r"^#define UNITS_(\w+) (\d+)$", source, re.MULTILINE)
-        self.units = {name.lower(): int(number) for name, number in numbers}
-        self._functions: dict[str, Any] = {}
+        self._source = CudaSource(cupy)
+        self._convolutions = CudaConvolutions(cupy, self._source)
+        self._launch, self._flat = self._source.launch, self._source.flat
 
     def forms(self) -> dict[str, Callable[..., Any]]:
         """Return the forms by the names of their equations."""
-        return {
+        own = {
             form.__name__: form
             for form in (
                 self.means,
@@ -100,30 +71,20 @@ class CudaKernels:
                 self.adam_step,
             )
         }
-
-    def _launch(self, name: str, grid: tuple[int], block: tuple[int, ...], *args: Any) -> None:
-        function = self._functions.get(name)
-        if function is None:
-            function = self._functions[name] = self._module.get_function(name)
-        function(grid, block, args)
-
-    def _flat(self, name: str, items: int, *args: Any) -> None:
-        """Launch a kernel with one thread for each item."""
-        if items:
-            self._launch(name, _grid(items), (THREADS,), *args)
+        return own | self._convolutions.forms()
 
     def means(self, x: Any, bias: Any, units: str) -> Any:
         """Replace the inputs x without their bias by the units' means, in place."""
-        layout = _layout(x)
-        if layout is None or not _is_vector(bias, x.shape[-1]):
+        found = layout(x)
+        if found is None or not is_vector(bias, x.shape[-1]):
             return NotImplemented
-        rows, columns, ld = layout
+        rows, columns, ld = found
         if kind_of(units).is_exclusive:
             if x.size:
-                grid, block = (min(MOST_BLOCKS, rows),), (SOFTMAX_THREADS,)
+                grid, block = grid_of(rows, 1), (SOFTMAX_THREADS,)
                 self._launch("softmax_means", grid, block, x, ld, bias, rows, columns)
-        elif units in self.units:
-            self._flat("unit_means", x.size, x, ld, bias, rows, columns, self.units[units])
+        elif units in self._source.units:
+            self._flat("unit_means", x.size, x, ld, bias, rows, columns, self._source.units[units])
         else:
             return NotImplemented
         return x
@@ -132,11 +93,11 @@ class CudaKernels:
         """Multiply ``delta`` by the derivative of the units at their means ``a``."""
         if kind_of(units).is_linear:
             return None
-        layout = _layout(delta, a)
-        if layout is None or units not in self.units:
+        found = layout(delta, a)
+        if found is None or units not in self._source.units:
             return NotImplemented
-        rows, columns, ldd, lda = layout
-        number = self.units[units]
+        rows, columns, ldd, lda = found
+        number = self._source.units[units]
         self._flat("times_derivative", delta.size, delta, ldd, a, lda, rows, columns, number)
         return None
 
@@ -148,18 +109,18 @@ class CudaKernels:
         Binary units use no ``noise``. The normal noise of others is drawn by NumPy on the host:
         its ziggurat takes a varying number of draws, one after another.
         """
-        layout, kind = _layout(x, noise, out), kind_of(units)
-        known = units in self.units and kind.noise is not None
-        if layout is None or not known or not _is_vector(bias, x.shape[-1]):
+        found, kind = layout(x, noise, out), kind_of(units)
+        known = units in self._source.units and kind.noise is not None
+        if found is None or not known or not is_vector(bias, x.shape[-1]):
             return NotImplemented
-        rows, columns, ldx, ldn, ldo = layout
+        rows, columns, ldx, ldn, ldo = found
         if kind.is_binary:
             blocks = -(-x.size // 8)
             args = (x, ldx, bias, out, ldo, rows, columns, *_words(address))
             self._flat("draw_bernoulli", blocks, *args)
         else:
             self.generator(address).standard_normal(out=noise, dtype=np.float32)
-            args = (x, ldx, bias, noise, ldn, out, ldo, rows, columns, self.units[units])
+            args = (x, ldx, bias, noise, ldn, out, ldo, rows, columns, self._source.units[units])
             self._flat("draw_noisy", x.size, *args)
         return out
 
@@ -175,13 +136,13 @@ class CudaKernels:
         TypeError
             If it is no float32 array of contiguous rows.
         """
-        layout = _layout(out)
-        if layout is None:
+        found = layout(out)
+        if found is None:
             raise TypeError(
                 f"out: got {out.dtype} of shape {out.shape} and strides {out.strides}, expected"
                 " float32 with contiguous rows"
             )
-        rows, columns, ld = layout
+        rows, columns, ld = found
         if out.size:
             blocks = -(-(skip + out.size) // 8) - skip // 8
             args = (out, ld, rows, columns, np.uint64(skip), *_words(address))
@@ -192,10 +153,10 @@ class CudaKernels:
 
         v of shape (2B, V), h of shape (2B, H). The sums run in another order than NumPy's.
         """
-        of_v, of_h = _layout(v), _layout(h)
+        of_v, of_h = layout(v), layout(h)
         if of_v is None or of_h is None or len(v) != len(h) or v.ndim != 2:
             return NotImplemented
-        if not (_is_vector(da, v.shape[1]) and _is_vector(db, h.shape[1])):
+        if not (is_vector(da, v.shape[1]) and is_vector(db, h.shape[1])):
             return NotImplemented
         (rows, visible, ldv), (_, hidden, ldh) = of_v, of_h
         grid = (-(-visible // TILE[0]) - (-hidden // TILE[0]),)
@@ -209,12 +170,12 @@ class CudaKernels:
 
         ``float()`` of it waits for the device, which a training loop does once in a while only.
         """
-        layout = _layout(x, y, out)
-        if layout is None:
+        found = layout(x, y, out)
+        if found is None:
             return NotImplemented
         if not x.size:
             return self._cupy.zeros((), dtype=np.float64)
-        rows, columns, ldx, ldy, ldo = layout
+        rows, columns, ldx, ldy, ldo = found
         blocks = min(SUM_BLOCKS, -(-x.size // THREADS))
         sums = self._cupy.empty(blocks + 1, dtype=np.float64)
         args = (x, ldx, y, ldy, out, ldo, rows, columns, sums[1:])
@@ -234,10 +195,10 @@ class CudaKernels:
         l1: float = 0.0,
     ) -> Any:
         """Ascend: velocity = momentum velocity + rate (gradient - decay), then add it."""
-        layout = _layout(parameter, gradient, velocity)
-        if layout is None:
+        found = layout(parameter, gradient, velocity)
+        if found is None:
             return NotImplemented
-        rows, columns, ldp, ldg, ldv = layout
+        rows, columns, ldp, ldg, ldv = found
         numbers = (momentum, learning_rate, learning_rate * weight_decay, learning_rate * l1)
         rates = (np.float32(number) for number in numbers)
         args = (parameter, ldp, gradient, ldg, velocity, ldv, rows, columns, *rates)
@@ -258,7 +219,7 @@ class CudaKernels:
         """Take one step of gradient descent with momentum, in place; ``scratch`` is not needed."""
         n = len(parameters)
         vectors = (parameters, gradient, *((velocity,) if momentum else ()))
-        if n > MOST_ELEMENTS or not all(_is_vector(array, n) for array in vectors):
+        if n > MOST_ELEMENTS or not all(is_vector(array, n) for array in vectors):
             return NotImplemented
         rates = (np.float32(learning_rate), np.float32(momentum))
         self._flat("sgd_step", n, parameters, gradient, velocity, n, *rates, int(nesterov))
@@ -280,7 +241,7 @@ class CudaKernels:
     ) -> Any:
         """Take one step of Adam in place; ``scratch`` is not needed."""
         n, vectors = len(parameters), (parameters, gradient, first, second)
-        if n > MOST_ELEMENTS or not all(_is_vector(array, n) for array in vectors):
+        if n > MOST_ELEMENTS or not all(is_vector(array, n) for array in vectors):
             return NotImplemented
         scale1 = (1 - beta1) / (1 - beta1**step)
         scale2 = math.sqrt((1 - beta2) / (1 - beta2**step))
@@ -290,7 +251,7 @@ class CudaKernels:
 
     def gather_rows(self, X: Any, rows: Any, out: Any) -> bool:
         """Copy rows of X, whose numbers are int64 on the device; return whether that was done."""
-        of_x, of_out = _layout(X), _layout(out)
+        of_x, of_out = layout(X), layout(out)
         if of_x is None or of_out is None or rows.dtype != np.int64 or X.ndim != 2:
             return False
         if not rows.flags.c_contiguous or out.shape != (len(rows), X.shape[1]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -46,7 +47,7 @@ class LinkedNetwork:
         as hybrid, with the columns of the convolutions dealt out too, of which the number of
         shards is a multiple.
     backend : Backend, optional
-        NumPy's; there is no other.
+        Where its arrays are; on a device errors are arrays too, not synchronized.
 
     Attributes
     ----------
@@ -73,19 +74,19 @@ class LinkedNetwork:
         self.loss, self.shards, self._dropout = loss, shards, dropout or Dropout()
         kind = chain[0].weight.dtype
         count = sum(link.weight.size + link.bias.size for link in chain)
-        self.parameters, self.gradients = np.zeros(count, kind), np.zeros(count, kind)
+        self.parameters, self.gradients = (self.backend.zeros(count, kind) for _ in range(2))
         self.chain = list(views(self.parameters, chain))
         self.chain_gradients = list(views(self.gradients, chain))
         self._is_exclusive = kind_of(chain[-1].units).is_exclusive
         self._shares = [self._dropout.input] + [self._dropout.hidden] * (len(chain) - 1)
         self._buffers = self._allocate(chain, batch_size, sections_of(chain, split))
-        self._x = np.empty((batch_size, chain[0].reads.numbers), kind)
-        self._target = np.empty((batch_size, chain[-1].makes.numbers), kind)
+        self._x = self.backend.empty((batch_size, chain[0].reads.numbers), kind)
+        self._target = self.backend.empty((batch_size, chain[-1].makes.numbers), kind)
         self._forward: dict[tuple[int, bool], Program] = {}
         self._gradient: dict[int, Program] = {}
         for mine, given in zip(self.chain, chain, strict=True):
-            np.copyto(mine[0], given.weight)
-            np.copyto(mine[1], given.bias)
+            np.copyto(mine[0], self.backend.asarray(given.weight))
+            np.copyto(mine[1], self.backend.asarray(given.bias))
 
     def gradient(self, x: Array, target: Array, *, epoch: int = 0, step: int = 0) -> float:
         """Fill the gradients of the loss on a minibatch of shape (B, inputs).
@@ -139,9 +140,10 @@ class LinkedNetwork:
         with np.errstate(over="ignore", invalid="ignore"):  # the caller checks the error
             run(program, self.shards)
             squared, is_wrong = np.split(program.results, 2)
-            # NaN where the output is not finite
-            error = is_wrong.sum() + 0 * squared.sum() if self._is_exclusive else squared.sum()
-        return float(error)
+            error: float = squared.sum()
+            if self._is_exclusive:
+                error = is_wrong.sum() + 0 * error  # NaN where the output is not finite
+        return error
 
     def loss_of(self, x: Array, target: Array, *, epoch: int = 0, step: int = 0) -> float:
         """Return the loss that :meth:`gradient` differentiates, with the same units left out."""
@@ -163,7 +165,7 @@ class LinkedNetwork:
         kind = self.parameters.dtype
 
         def made(width: int) -> Array:
-            return np.empty((batch_size, width), dtype=kind)
+            return self.backend.empty((batch_size, width), kind)
 
         reads = [link.reads.numbers for link in chain]
         drops = list(zip(reads, self._shares, strict=True))
@@ -175,7 +177,8 @@ class LinkedNetwork:
         gradients = [self.chain_gradients]
         for _ in range(1, self.shards // columns):
             some = [chain[link] for link in own]
-            vector = np.zeros(sum(link.weight.size + link.bias.size for link in some), kind)
+            count = sum(link.weight.size + link.bias.size for link in some)
+            vector = self.backend.zeros(count, kind)
             mine = dict(zip(own, views(vector, some), strict=True))
             gradients += [[mine.get(i, pair) for i, pair in enumerate(self.chain_gradients)]]
         gradients *= columns
@@ -191,20 +194,24 @@ class LinkedNetwork:
             [made(width) for width in places],
             [made(width) if share else None for width, share in drops],
             [made(width) if share else None for width, share in drops],
-            [np.empty(scratch, dtype=kind) for _ in range(self.shards)],
+            [self.backend.empty(scratch, kind) for _ in range(self.shards)],
             self.loss,
         )
 
     def _program(self, x: Array, target: Array, follow: Follow) -> Program:
         phases = step_phases(self._buffers, x, target, follow, self.weights)
-        return Program(phases, 2 * self.shards)
+        return Program(phases, 2 * self.shards, self._results(2 * self.shards))
+
+    def _results(self, slots: int) -> Any:
+        """Return where the results of a program go on a device, None on the host."""
+        return None if self.backend.name == "numpy" else self.backend.zeros(slots, np.float64)
 
     def _output(self, x: Array, *, drops: bool) -> Array:
         """Return what comes out for a minibatch, in a buffer."""
         n = len(x)
         if (n, drops) not in self._forward:
             phases = forward_phases(self._buffers, self._x[:n], drops=drops)
-            self._forward[n, drops] = Program(phases, 1)
+            self._forward[n, drops] = Program(phases, 1, self._results(1))
         np.copyto(self._x[:n], x)
         in_turn(self._forward[n, drops], 1)
         return self._buffers.activations[-1][:n]
@@ -222,7 +229,8 @@ class LinkedNetwork:
         masks = self._buffers.masks
         if all(mask is None for mask in masks):
             return
-        draws = Address(self._dropout.seed, Purpose.DROPOUT, 0, epoch, step).generator()
+        address = Address(self._dropout.seed, Purpose.DROPOUT, 0, epoch, step)
+        draws: Any = self.backend.generator(address)
         for mask, share in zip(masks, self._shares, strict=True):
             if mask is not None:
                 drawn = mask if mask.dtype == np.float32 else np.empty(mask.shape, np.float32)

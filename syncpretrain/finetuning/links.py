@@ -144,7 +144,7 @@ class Deconvolve:
 
     def down(self, site: Site, below: Array, reads: slice) -> list[Operation]:
         """Return what fills the derivative of the loss with respect to some maps of the code."""
-        none, bias = site.places, np.zeros(self.shape.filters, dtype=site.weight.dtype)
+        none, bias = site.places, np.zeros_like(site.weight, shape=(self.shape.filters,))
         arrays = (site.delta, site.weight, bias, below, none, site.scratch)
         return [("convolve", *arrays, self._transposed, "gaussian", reads.start, reads.stop)]
 

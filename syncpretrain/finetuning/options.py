@@ -107,8 +107,6 @@ def _split_of(options: TuningOptions, shapes: Sequence[LayerShape]) -> str:
 def _backend_of(options: TuningOptions, shapes: Sequence[LayerShape]) -> str:
     """Return the name of the backend, resolved."""
     lacks = why_not_tuned_on_a_device(options)
-    if _has_convolutions(shapes):
-        lacks = "with convolutions, which are fine-tuned on the CPU; take backend numpy or auto"
     if options.backend.startswith("cupy") and lacks:
         raise SettingsError(f"backend: got {options.backend} {lacks}")
     return resolve_backend(options.backend, lacks)

@@ -220,6 +220,7 @@ def convolve_back(
     _images(out, shape)[..., channels] = _images(back, shape)[..., channels]
 
 
+@accelerated
 def sum_channels(x: Array, shape: ConvolutionShape, *, out: Array) -> Array:
     """Fill ``out`` of shape (C,) with the sums of images over examples and positions."""
     np.sum(_images(x, shape), axis=(0, 1, 2), out=out)

@@ -10,11 +10,13 @@ from __future__ import annotations
 import numpy as np
 
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.dispatch import accelerated
 from syncpretrain.shapes import ConvolutionShape
 
 __all__ = ["block_means", "block_sums", "draw_blocks"]
 
 
+@accelerated
 def block_means(maps: Array, shape: ConvolutionShape) -> Array:
     """Replace the inputs of binary units by the probabilities that they are on; return them.
 
@@ -34,6 +36,7 @@ def block_means(maps: Array, shape: ConvolutionShape) -> Array:
     return maps
 
 
+@accelerated
 def draw_blocks(maps: Array, noise: Array, shape: ConvolutionShape, *, out: Array) -> Array:
     """Draw states into ``out``, and replace inputs as :func:`block_means` does.
 
@@ -48,6 +51,7 @@ def draw_blocks(maps: Array, noise: Array, shape: ConvolutionShape, *, out: Arra
     return out
 
 
+@accelerated
 def block_sums(maps: Array, shape: ConvolutionShape, *, out: Array) -> Array:
     """Fill ``out`` of shape (B, Q F) with the sum of each block of ``maps`` of shape (B, P F).
 

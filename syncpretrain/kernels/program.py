@@ -66,6 +66,9 @@ class Program:
         then never compiled.
     slots : int
         How many results there are.
+    results : array of a device, optional
+        Where they go, if the operations' arrays are on a device: then nothing is compiled, and
+        the forms of the operations check their arrays.
 
     Attributes
     ----------
@@ -82,16 +85,17 @@ class Program:
         :func:`syncpretrain.kernels.operations.check_program`.
     """
 
-    def __init__(self, phases: OperationPhases, slots: int) -> None:
-        check_program(phases, slots)
+    def __init__(self, phases: OperationPhases, slots: int, results: Any = None) -> None:
+        if results is None:
+            check_program(phases, slots)
         self.shards, self.length = len(phases[0]), len(phases)
-        self.results = np.zeros(slots)
+        self.results = np.zeros(slots) if results is None else results
         self._numbers = np.zeros(4)  # momentum, rate, and the size and floor of Adam's steps
         self._words = np.zeros(4, dtype=np.uint64)  # of an address: key, step, epoch
         self._address = Address(0, Purpose.HIDDEN)
         self._steps = 0
         self.operations = phases
-        self._compiled = compiled_program(phases)
+        self._compiled = compiled_program(phases) if results is None else None
 
     @property
     def is_compiled(self) -> bool:

@@ -41,7 +41,7 @@ def first_convolution(
 def channel_means(X: Any, shape: ConvolutionShape) -> Array:
     """Return the mean of each channel of images; X is what ``column_means`` takes."""
     pixels: Array = column_means(X)[None]
-    sums: Array = np.empty(shape.channels, dtype=pixels.dtype)
+    sums: Array = np.empty_like(pixels, shape=(shape.channels,))
     sum_channels(pixels, shape, out=sums)
     sums /= shape.height * shape.width
     return sums

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.contrastive_divergence import draw_noise
 from syncpretrain.kernels.probabilistic_pooling import block_means, block_sums, draw_blocks
@@ -28,7 +30,8 @@ class ProbabilisticRBM(ConvolutionalRBM):
         self._add_bias(inputs)
         noise = self._noise.reshape(-1)[: len(inputs) * self._shape.hidden]
         noise = noise.reshape(len(inputs), -1)
-        draw_noise(address.generator(), self.settings.hidden_units, out=noise)
+        draws: Any = self.backend.generator(address)
+        draw_noise(draws, self.settings.hidden_units, out=noise)
         draw_blocks(inputs, noise, self._shape, out=out)
 
     def _take_means(self, inputs: Array) -> None:

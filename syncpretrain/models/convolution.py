@@ -65,11 +65,11 @@ class ConvolutionalLayer:
     def up(self, X: Array, *, out: Array | None = None) -> Array:
         """Return the code of each row of X, position by position, then filter by filter."""
         shape = self.shape
-        result = np.empty((len(X), shape.hidden), dtype=X.dtype) if out is None else out
+        result = self._empty(X, len(X), shape.hidden) if out is None else out
         if shape.pooling == "prob":
             return block_sums(self._unpooled(X), shape, out=result)
-        scratch = np.empty(scratch_size(shape), dtype=X.dtype)
-        none = np.empty(0, dtype=X.dtype)
+        scratch = self._empty(X, scratch_size(shape))
+        none = self._empty(X, 0)
         weight = self.weight.reshape(shape.fan_in, shape.filters)
         convolve(X, weight, self.hidden_bias, result, none, scratch, shape, self.hidden_units)
         return result
@@ -77,9 +77,9 @@ class ConvolutionalLayer:
     def _unpooled(self, X: Array) -> Array:
         """Return the means of the hidden units at every position, for each row of X."""
         shape = self.shape.unpooled
-        maps = np.empty((len(X), shape.hidden), dtype=X.dtype)
-        scratch = np.empty(scratch_size(shape), dtype=X.dtype)
-        none = np.empty(0, dtype=X.dtype)
+        maps = self._empty(X, len(X), shape.hidden)
+        scratch = self._empty(X, scratch_size(shape))
+        none = self._empty(X, 0)
         weight = self.weight.reshape(shape.fan_in, shape.filters)
         excludes = self.shape.pooling == "prob"  # the units of a block each other
         units = "gaussian" if excludes else self.hidden_units
@@ -89,9 +89,9 @@ class ConvolutionalLayer:
     def down(self, H: Array, *, out: Array | None = None, units: str | None = None) -> Array:
         """Return the mean of the visible units, or of ``units``, for each row of H."""
         shape = self.shape
-        result = np.empty((len(H), shape.visible), dtype=H.dtype) if out is None else out
-        scratch = np.empty(scratch_size(shape), dtype=H.dtype)
-        none = np.empty(0, dtype=H.dtype)
+        result = self._empty(H, len(H), shape.visible) if out is None else out
+        scratch = self._empty(H, scratch_size(shape))
+        none = self._empty(H, 0)
         weight = self.decoding.reshape(shape.fan_in, shape.filters)
         convolve_back(H, none, weight, result, scratch, shape)
         return visible_means(result, self.visible_bias, shape, units or self.visible_units)
@@ -106,12 +106,16 @@ class ConvolutionalLayer:
             unpooled = replace(self, shape=self.shape.unpooled)
             return unpooled.down(self._unpooled(X))
         shape = self.shape
-        code = np.empty((len(X), shape.hidden), dtype=X.dtype)
+        code = self._empty(X, len(X), shape.hidden)
         places = np.empty_like(code)
-        result = np.empty((len(X), shape.visible), dtype=X.dtype)
-        scratch = np.empty(scratch_size(shape), dtype=X.dtype)
+        result = self._empty(X, len(X), shape.visible)
+        scratch = self._empty(X, scratch_size(shape))
         weight = self.weight.reshape(shape.fan_in, shape.filters)
         decoding = self.decoding.reshape(shape.fan_in, shape.filters)
         convolve(X, weight, self.hidden_bias, code, places, scratch, shape, self.hidden_units)
         convolve_back(code, places, decoding, result, scratch, shape)
         return visible_means(result, self.visible_bias, shape, self.visible_units)
+
+    def _empty(self, like: Array, *shape: int) -> Array:
+        """Return a new array of the kind of numbers of another, where the parameters are."""
+        return np.empty_like(self.weight, dtype=like.dtype, shape=shape, order="C")

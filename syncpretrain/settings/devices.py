@@ -44,8 +44,6 @@ def check_tuning_backend(name: str, settings: FinetuneSettings) -> None:
 
 def why_not_on_a_device(settings: PretrainFields) -> str | None:
     """Return why this pretraining is done on the CPU alone, None if it is not."""
-    if settings.architecture:
-        return "with convolutions, which compute on the CPU; take backend numpy or auto"
     if kind_of(settings.visible_units).blocks is not None:
         return "with visible units in blocks, which compute on the CPU; take backend numpy or auto"
     layers = range(1, len(settings.layers))
