@@ -357,8 +357,12 @@ class TestRefusals:
             ({"handoff": "minibatch"}, "with handoff minibatch"),
             ({"shards": 2, "split": "examples"}, "with minibatches in shards"),
             ({"runtime": "processes"}, "with runtime processes"),
+            (
+                {"layers": "1x1000x1000,conv:2x50,pool:3,5"},
+                "with the convolution 1x1000x1000 conv .* see 2261002500 numbers of an example",
+            ),
         ],
     )
     def test_what_only_the_cpu_does(self, settings, message):
         with pytest.raises(SettingsError, match=f"^backend: got cupy {message}"):
-            settings_from(LAYERS, **settings, backend="cupy")
+            settings_from(**({"layers": LAYERS} | settings), backend="cupy")
