@@ -12,11 +12,12 @@ import pytest
 from backends import BACKENDS, backend_of
 from test_backends_training import alike
 from test_kernels_convolution import SHAPES
+from trialruns import stop_after
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.backends.cuda_source import cuda_source
 from syncpretrain.backends.numpy_backend import NumpyBackend
-from syncpretrain.errors import SettingsError
+from syncpretrain.errors import RunInterrupted, SettingsError
 from syncpretrain.kernels.convolution import (
     convolve,
     convolve_back,
@@ -28,6 +29,7 @@ from syncpretrain.kernels.probabilistic_pooling import block_means, block_sums, 
 from syncpretrain.kernels.remembered_places import convolve_at
 from syncpretrain.learners.probabilistic_rbm import convolutional_rbm
 from syncpretrain.learners.rbm import RBMSettings
+from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.settings import MomentumSchedule, settings_from
 from syncpretrain.shapes import ConvolutionShape
 
@@ -305,6 +307,22 @@ class TestTraining:
         }
         assert len(sums) == 1
 
+    def test_a_stopped_run_goes_on_to_the_same_bits(self, double, images, monkeypatch):
+        wanted = BASE | MODELS["persistent"] | {"backend": "cupy"}
+        settings = settings_from(wanted.pop("layers"), **wanted).pretrain
+        whole, states = Pretraining(settings, images).run(), []
+
+        def save(state, *, done, final):
+            if final:
+                states.append(state())
+
+        with monkeypatch.context() as patch:
+            stop_after(patch, 3)
+            with pytest.raises(RunInterrupted):
+                Pretraining(settings, images, save=save).run()
+        resumed = Pretraining(settings, images, resume=states[-1]).run()
+        assert resumed.parameters_sha256 == whole.parameters_sha256
+
     @pytest.mark.parametrize("tuning", TUNING)
     @pytest.mark.parametrize("supervised", [False, True])
     def test_a_tuned_network_comes_to_numpys_weights(self, device, images, supervised, tuning):
@@ -339,8 +357,12 @@ class TestRefusals:
             ({"handoff": "minibatch"}, "with handoff minibatch"),
             ({"shards": 2, "split": "examples"}, "with minibatches in shards"),
             ({"runtime": "processes"}, "with runtime processes"),
+            (
+                {"layers": "1x1000x1000,conv:2x50,pool:3,5"},
+                "with the convolution 1x1000x1000 conv .* see 2261002500 numbers of an example",
+            ),
         ],
     )
     def test_what_only_the_cpu_does(self, settings, message):
         with pytest.raises(SettingsError, match=f"^backend: got cupy {message}"):
-            settings_from(LAYERS, **settings, backend="cupy")
+            settings_from(**({"layers": LAYERS} | settings), backend="cupy")

@@ -100,7 +100,10 @@ OPTIONS = [
         "--layers 1x4x4,conv:2x3 --early-stopping free-energy-gap",
         "--early-stopping: got free-energy-gap for layer 1, a convolution, expected none",
     ),
-    ("--layers 1x4x4,conv:2x3 --backend cupy", "--backend: got cupy with convolutions, which"),
+    (
+        "--layers 1x4x4,conv:2x3 --backend cupy --handoff minibatch",
+        "--backend: got cupy with handoff minibatch, which computes on the CPU",
+    ),
     ("--batch-size 41", "--batch-size: got 41, expected at most 36, the examples to train on"),
     ("--batch-size 0", "--batch-size: got 0, expected a whole number of at least 1"),
     ("--batch-size x", "--batch-size: 'x' is not a valid integer"),

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from syncpretrain.backends.cuda_source import MOST_ELEMENTS, CudaSource, is_vector, layout
-from syncpretrain.errors import SettingsError
+from syncpretrain.backends.cuda_source import CudaSource, is_vector, layout
 from syncpretrain.kernels.activations import activate
 from syncpretrain.shapes import ConvolutionShape
 
@@ -220,20 +219,8 @@ class CudaConvolutions:
 
 
 def _at_once(examples: int, shape: ConvolutionShape) -> Iterator[slice]:
-    """Yield slices of examples whose lowered matrix and maps are not too large.
-
-    Raises
-    ------
-    SettingsError
-        If those of one example have more numbers than a kernel counts.
-    """
-    most = max(shape.lowered, shape.units)
-    if most > MOST_ELEMENTS:
-        raise SettingsError(
-            f"backend: got cupy with the convolution {shape}, whose filters see {most} numbers of"
-            f" an example, expected at most {MOST_ELEMENTS}; take backend numpy"
-        )
-    step = max(1, COLUMNS_AT_ONCE // most)
+    """Yield slices of examples whose lowered matrix and maps are not too large."""
+    step = max(1, COLUMNS_AT_ONCE // max(shape.lowered, shape.units))
     for start in range(0, examples, step):
         yield slice(start, min(start + step, examples))
 

@@ -11,7 +11,11 @@ from syncpretrain.backends.choice import resolve_backend
 from syncpretrain.errors import SettingsError
 from syncpretrain.parallel.blas import blas_threads as resolve_threads
 from syncpretrain.settings.convert import checked
-from syncpretrain.settings.devices import check_tuning_backend, why_not_tuned_on_a_device
+from syncpretrain.settings.devices import (
+    check_tuning_backend,
+    too_large_for_a_device,
+    why_not_tuned_on_a_device,
+)
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.shapes import ConvolutionShape, LayerShape, common_groups
 
@@ -106,7 +110,7 @@ def _split_of(options: TuningOptions, shapes: Sequence[LayerShape]) -> str:
 
 def _backend_of(options: TuningOptions, shapes: Sequence[LayerShape]) -> str:
     """Return the name of the backend, resolved."""
-    lacks = why_not_tuned_on_a_device(options)
+    lacks = why_not_tuned_on_a_device(options) or too_large_for_a_device(shapes)
     if options.backend.startswith("cupy") and lacks:
         raise SettingsError(f"backend: got {options.backend} {lacks}")
     return resolve_backend(options.backend, lacks)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings.fields import PretrainFields
 from syncpretrain.settings.finetuning import FinetuneSettings
+from syncpretrain.shapes import LayerShape
 from syncpretrain.units.kinds import kind_of
 
 __all__ = [
     "check_backend",
     "check_tuning_backend",
+    "too_large_for_a_device",
     "why_not_on_a_device",
     "why_not_tuned_on_a_device",
 ]
+
+MOST_COUNTED = 2**31 - 1  # numbers of a convolution for one example
 
 
 def check_backend(name: str) -> bool:
@@ -44,6 +49,9 @@ def check_tuning_backend(name: str, settings: FinetuneSettings) -> None:
 
 def why_not_on_a_device(settings: PretrainFields) -> str | None:
     """Return why this pretraining is done on the CPU alone, None if it is not."""
+    too_large = too_large_for_a_device(settings.shapes)
+    if too_large is not None:
+        return too_large
     if kind_of(settings.visible_units).blocks is not None:
         return "with visible units in blocks, which compute on the CPU; take backend numpy or auto"
     layers = range(1, len(settings.layers))
@@ -59,6 +67,18 @@ def why_not_on_a_device(settings: PretrainFields) -> str | None:
             "with runtime processes, whose activations are in the memory of the host; take runtime"
             " threads, which keeps them on the GPU, or backend numpy"
         )
+    return None
+
+
+def too_large_for_a_device(shapes: Iterable[LayerShape]) -> str | None:
+    """Return that a layer is too large for a device's kernels, which count in 32 bits, or None."""
+    for shape in shapes:
+        most = max(shape.lowered, shape.units)
+        if most > MOST_COUNTED:
+            return (
+                f"with the convolution {shape}, whose filters see {most} numbers of an example,"
+                f" expected at most {MOST_COUNTED}. Or take backend numpy"
+            )
     return None
 
 
