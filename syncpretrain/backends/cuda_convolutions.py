@@ -18,6 +18,7 @@ import numpy as np
 
 from syncpretrain.backends.cuda_source import CudaSource, is_vector, layout
 from syncpretrain.kernels.activations import activate
+from syncpretrain.kernels.convolution import groups_of, of_group
 from syncpretrain.shapes import ConvolutionShape
 
 __all__ = ["CudaConvolutions"]
@@ -70,7 +71,7 @@ class CudaConvolutions:
         begin, end, _ = filters.indices(shape.filters)
         bias = _vector("bias", bias[begin:end], end - begin)
         for rows in _at_once(len(x), shape):
-            maps = np.matmul(self._lowered(x[rows], shape), weight[:, begin:end])
+            maps = self._products(x[rows], weight, shape, filters)
             kept = places[rows] if places.size else None
             self._pooled(maps, bias, out[rows], kept, shape, units, begin)
         if units not in self._source.units:
@@ -93,10 +94,9 @@ class CudaConvolutions:
         for rows in _at_once(len(x), shape):
             maps = self._unpooled(delta[rows], places[rows] if places.size else None, shape)
             seen = self._lowered(x[rows], shape)
-            if rows.start == 0:
-                np.matmul(seen.T, maps[:, filters], out=part)
-            else:
-                part += np.matmul(seen.T, maps[:, filters])
+            for own, read in groups_of(shape, filters):
+                product = np.matmul(of_group(seen, read, shape).T, maps[:, own])
+                out[:, own] = product if rows.start == 0 else out[:, own] + product
 
     def convolve_back(
         self,
@@ -112,7 +112,7 @@ class CudaConvolutions:
         begin, end, _ = channels.indices(shape.channels)
         for rows in _at_once(len(delta), shape):
             maps = self._unpooled(delta[rows], places[rows] if places.size else None, shape)
-            columns, some = np.matmul(maps, weight.T), out[rows]
+            columns, some = self._columns(maps, weight, shape), out[rows]
             items = len(some) * (end - begin) * shape.height * shape.width
             args = (columns, some, _step("out", some), len(some), *_images(shape), begin, end)
             self._source.flat("raise_images", items, *args)
@@ -126,11 +126,7 @@ class CudaConvolutions:
             self.convolve(x, weight, bias, out, none, scratch, shape, "gaussian")
             return
         for rows in _at_once(len(x), shape):
-            maps, at, code = (
-                np.matmul(self._lowered(x[rows], shape), weight),
-                places[rows],
-                out[rows],
-            )
+            maps, at, code = self._products(x[rows], weight, shape), places[rows], out[rows]
             args = (maps, at, _step("places", at), code, _step("out", code), len(code))
             self._source.flat("choose_places", code.size, *args, *_code(shape), shape.filters)
 
@@ -168,9 +164,33 @@ class CudaConvolutions:
         """Return the number of a kind of units in the source; that of linear ones for others."""
         return self._source.units.get(units, self._source.units["gaussian"])
 
+    def _products(
+        self, x: Any, weight: Any, shape: ConvolutionShape, filters: slice = slice(None)
+    ) -> Any:
+        """Return the maps of some filters, of shape (B P, filters)."""
+        seen = self._lowered(x, shape)
+        if shape.groups == 1:
+            return np.matmul(seen, weight[:, filters])
+        begin, end, _ = filters.indices(shape.filters)
+        maps = self._cupy.empty((len(seen), end - begin), dtype=np.float32)
+        for own, read in groups_of(shape, filters):
+            some = slice(own.start - begin, own.stop - begin)
+            maps[:, some] = np.matmul(of_group(seen, read, shape), weight[:, own])
+        return maps
+
+    def _columns(self, maps: Any, weight: Any, shape: ConvolutionShape) -> Any:
+        """Return what maps say of what the filters see, of shape (B P, k k C)."""
+        if shape.groups == 1:
+            return np.matmul(maps, weight.T)
+        columns = self._cupy.empty((len(maps), shape.size**2, shape.channels), dtype=np.float32)
+        for own, read in groups_of(shape):
+            part = np.matmul(maps[:, own], weight[:, own].T)
+            columns[:, :, read] = part.reshape(len(maps), shape.size**2, shape.reads)
+        return columns.reshape(len(maps), -1)
+
     def _lowered(self, x: Any, shape: ConvolutionShape) -> Any:
-        """Return what the filters see, of shape (B P, k k C)."""
-        size = (len(x) * shape.positions, shape.fan_in)
+        """Return what all filters see, of shape (B P, k k C)."""
+        size = (len(x) * shape.positions, shape.size**2 * shape.channels)
         columns = self._cupy.empty(size, dtype=np.float32)
         args = (x, _step("x", x), columns, len(x), *_images(shape))
         self._source.flat("lower_images", columns.size, *args)

@@ -14,7 +14,6 @@ a cross-correlation. All functions take float32 or float64, one kind at a time.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +27,9 @@ __all__ = [
     "convolve",
     "convolve_back",
     "convolve_gradient",
+    "groups_of",
     "lowered",
+    "of_group",
     "pool",
     "raised",
     "scratch_size",
@@ -185,8 +186,8 @@ def convolve_gradient(
         As of :func:`convolve`. Without places the numbers are spread evenly.
     """
     maps, seen = _unpooled(delta, places, shape), lowered(x, shape)
-    for own, read in _groups(shape, filters):
-        out[:, own] = np.matmul(_of_group(seen, read, shape).T, maps[:, own])
+    for own, read in groups_of(shape, filters):
+        out[:, own] = np.matmul(of_group(seen, read, shape).T, maps[:, own])
 
 
 @accelerated
@@ -213,7 +214,7 @@ def convolve_back(
     """
     maps = _unpooled(delta, places, shape)
     back = np.empty((len(delta), shape.visible), dtype=out.dtype)
-    parts = [np.matmul(maps[:, own], weight[:, own].T) for own, _ in _groups(shape)]
+    parts = [np.matmul(maps[:, own], weight[:, own].T) for own, _ in groups_of(shape)]
     by_place = [part.reshape(len(maps), shape.size**2, shape.reads) for part in parts]
     columns = by_place[0] if len(by_place) == 1 else np.concatenate(by_place, axis=2)
     raised(columns, shape, out=back)
@@ -231,24 +232,26 @@ def _products(x: Array, weight: Array, shape: ConvolutionShape, filters: slice) 
     """Return the maps of some filters, before pooling."""
     seen = lowered(x, shape)
     parts = [
-        np.matmul(_of_group(seen, read, shape), weight[:, own])
-        for own, read in _groups(shape, filters)
+        np.matmul(of_group(seen, read, shape), weight[:, own])
+        for own, read in groups_of(shape, filters)
     ]
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 
-def _groups(shape: ConvolutionShape, filters: slice = slice(None)) -> list[tuple[Any, slice]]:
+def groups_of(shape: ConvolutionShape, filters: slice = slice(None)) -> list[tuple[slice, slice]]:
     """Return for each group those of some filters that it has, and the channels they read."""
     if shape.groups == 1:
         return [(filters, slice(None))]
-    chosen = np.arange(shape.filters)[filters]
+    begin, end, _ = filters.indices(shape.filters)
     groups = zip(
         slices_of(shape.filters, shape.groups), slices_of(shape.channels, shape.groups), strict=True
     )
-    return [(chosen[(chosen >= f.start) & (chosen < f.stop)], read) for f, read in groups]
+    own = [(max(begin, f.start), min(end, f.stop), read) for f, read in groups]
+    found = [(slice(start, stop), read) for start, stop, read in own if start < stop]
+    return found or [(slice(begin, begin), slice(0, shape.reads))]
 
 
-def _of_group(seen: Array, read: slice, shape: ConvolutionShape) -> Array:
+def of_group(seen: Array, read: slice, shape: ConvolutionShape) -> Array:
     """Return what the filters of a group see of what is :func:`lowered`."""
     if shape.groups == 1:
         return seen
