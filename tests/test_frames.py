@@ -134,6 +134,17 @@ def test_values_of_other_types():
         rows_of(frame)
 
 
+def test_values_that_a_block_of_units_cannot_have(library):
+    frame = library.DataFrame({"n": [1.5, 2.0, 4.0], "b": [1, 0, 1]})
+    stack = pretrain(frame, layers=[2, 3], epochs=1, batch_size=3, visible_units="auto")
+    assert stack.units[0] == "gaussian:1,bernoulli:1"
+    frame = library.DataFrame({"n": [1.5, 2.0, 4.0], "b": [1, 2, 0]})
+    with pytest.raises(DataError, match=r"^X: got 2 at row 1 .*, column 'b', expected values in"):
+        stack.encode(frame)
+    with pytest.raises(DataError, match=r"^X: got 2 at row 1 .*, column 'b', expected values in"):
+        pretrain(frame, **SMALL, visible_units=stack.units[0])
+
+
 def test_a_plan_for_a_frame():
     polars = pytest.importorskip("polars", reason="needs polars")
     with pytest.raises(DataError, match=r"^X: got a LazyFrame, expected a DataFrame; pass"):

@@ -343,9 +343,11 @@ class TestPretrained:
         with pytest.raises(DataError, match="pretrained: got a stack for 2 columns, expected one"):
             DBNClassifier(pretrained=stack).fit(BLOBS, NUMBERS)
 
-    def test_of_another_type(self):
-        with pytest.raises(SettingsError, match="pretrained: got a str, expected a Stack"):
-            DBNClassifier(pretrained="rbm").fit(BLOBS, NUMBERS)
+    @pytest.mark.parametrize("given", ["rbm", MinMaxScaler()], ids=["str", "MinMaxScaler"])
+    def test_of_another_type(self, given):
+        name = type(given).__name__
+        with pytest.raises(SettingsError, match=f"pretrained: got a {name}, expected a Stack"):
+            DBNClassifier(pretrained=given).fit(BLOBS, NUMBERS)
 
     def test_without_epochs_the_weights_are_random(self):
         fitted = DBNClassifier(**{**TUNED, "epochs": 0}).fit(BLOBS, NUMBERS)
@@ -375,6 +377,7 @@ class TestRegressor:
             (None, "y: got None, expected numbers"),
             (np.full(90, np.nan), "y: got NaN in every row"),
             (np.full(90, np.inf), "infinity"),
+            (np.full(90, "2020-01-01", dtype="M8[D]"), "y: got values of type datetime64"),
         ],
     )
     def test_wrong_numbers(self, y, match):

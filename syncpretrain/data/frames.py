@@ -15,8 +15,9 @@ from syncpretrain.data.columns import Columns, columns_in, takes_categories
 from syncpretrain.data.examples import check_values
 from syncpretrain.data.table import Mixed, Table, Values, check_names, texts_of
 from syncpretrain.errors import DataError
+from syncpretrain.units.kinds import KINDS, kind_of
 
-__all__ = ["array_of", "encoded", "is_frame", "read_parquet", "table_of"]
+__all__ = ["array_of", "check_bernoulli", "encoded", "is_frame", "read_parquet", "table_of"]
 
 CATEGORICAL = ("categor", "enum", "dictionary")  # how the names of such types begin
 
@@ -97,7 +98,27 @@ def array_of(X: Any, info: Mapping[str, Any], units: str, name: str = "X", *, bo
         return X
     known = columns_in(info)
     known = known if known and known.features else None
-    return encoded(X, units, name, bounded=bounded, known=known)[0]
+    rows, columns = encoded(X, units, name, bounded=bounded, known=known)
+    check_bernoulli(rows, units, columns, name)
+    return rows
+
+
+def check_bernoulli(
+    rows: NDArray[np.float32], units: str, columns: Columns, name: str = "X"
+) -> None:
+    """Refuse values outside [0, 1] in blocks of binary units, naming the column.
+
+    Raises
+    ------
+    DataError
+    """
+    blocks = kind_of(units).blocks
+    if blocks is None or blocks.width != columns.width:  # which is refused elsewhere
+        return
+    for part in blocks.parts:
+        if part.kind in KINDS and kind_of(part.kind).is_unit_interval:
+            names = columns.names[part.columns]
+            check_values(rows[:, part.columns], name, names=names, missing=True)
 
 
 def read_parquet(path: Path) -> Table:

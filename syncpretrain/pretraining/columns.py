@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,9 +11,9 @@ import numpy as np
 from syncpretrain.data.array_columns import units_of_array
 from syncpretrain.data.columns import Columns
 from syncpretrain.data.examples import as_examples, check_values
-from syncpretrain.data.frames import encoded, is_frame
+from syncpretrain.data.frames import check_bernoulli, encoded, is_frame
 from syncpretrain.models.stack import Stack
-from syncpretrain.units.kinds import kind_of
+from syncpretrain.units.blocks import visible_kind
 
 __all__ = ["Taken", "rows_by_columns"]
 
@@ -51,10 +50,12 @@ def rows_by_columns(X: Any, validation: Any, units: str | None) -> Taken:
     rows, columns = encoded(X, "softmax" if units == AUTO_UNITS else units or "", bounded=False)
     if units == AUTO_UNITS:
         units = units_of_array(rows, columns)
-    bounded = False  # without units they follow from the values
-    with suppress(ValueError):  # units that there are not are refused with the settings
-        bounded = units is not None and kind_of(units).is_unit_interval
+    # Without units they follow from the values; others are refused with the settings.
+    kind = None if units is None else visible_kind(units)
+    bounded = kind is not None and kind.is_unit_interval
     check_values(rows, "X", bounded=bounded, names=columns.names, missing=True)
+    if kind is not None:
+        check_bernoulli(rows, str(units), columns)
     if is_frame(validation):
         validation, _ = encoded(validation, "", "validation", bounded=bounded, known=columns)
     return Taken(rows, validation, units, columns)

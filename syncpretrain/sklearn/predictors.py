@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
+from sklearn.base import ClassifierMixin, RegressorMixin, clone
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.extmath import softmax
 from sklearn.utils.validation import check_is_fitted
@@ -35,7 +35,7 @@ class StackPredictor(StackEstimator):
         given = self.pretrained
         if given is None:
             return self._pretrained_on(X, seed)
-        if not isinstance(given, (Stack, BaseEstimator)):
+        if not isinstance(given, (Stack, StackEstimator)) and not hasattr(given, "stack_"):
             raise SettingsError(
                 f"pretrained: got a {type(given).__name__}, expected a Stack, a StackedRBM or a"
                 " StackedAutoencoder"

@@ -92,6 +92,8 @@ def numbers_of_rows(y: Any, X: NDArray[Any]) -> Numbers:
             "y: got None, expected numbers; this estimator requires y to be passed, but the target"
             " y is None"
         )
+    if np.asarray(y).dtype.kind in "mM":  # which would become nanoseconds
+        raise DataError(f"y: got values of type {np.asarray(y).dtype}, expected numbers")
     values = check_array(
         y, ensure_2d=False, dtype=np.float64, ensure_all_finite="allow-nan", input_name="y"
     )
