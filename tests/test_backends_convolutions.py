@@ -45,6 +45,7 @@ MODELS = {
     "probabilistic": {"layers": "1x6x6,conv:3x3,pool:2:prob,conv:4x2,5"},
     "denoising": {"model": "denoising", "corruption": ("masking:0.3", "gaussian:0.1", "none")},
     "untied": {"model": "autoencoder", "tied": False, "visible_bias": "log-odds"} | RECTIFIED,
+    "groups": {"layers": "1x6x6,conv:4x3,pool:2,conv:4x2/2,5"},
     "padded means": {"model": "autoencoder", "layers": "1x6x6,conv:3x3:same,pool:2:mean,5"},
 }
 TUNING = {
@@ -327,7 +328,8 @@ class TestTraining:
     @pytest.mark.parametrize("supervised", [False, True])
     def test_a_tuned_network_comes_to_numpys_weights(self, device, images, supervised, tuning):
         y = images[:, :18].sum(axis=1) > images[:, 18:].sum(axis=1) if supervised else None
-        stack = pretrain(images, **BASE, backend="numpy")
+        groups = MODELS["groups"] if tuning == "adam" else {}
+        stack = pretrain(images, **BASE | groups, backend="numpy")
         settings = {"epochs": 2, "batch_size": 20, "seed": 4} | TUNING[tuning]
         held = {"validation": images[:30], "validation_y": None if y is None else y[:30]}
         oracle = finetune(stack, images, y, **settings, **held, backend="numpy")
@@ -357,6 +359,11 @@ class TestRefusals:
             ({"handoff": "minibatch"}, "with handoff minibatch"),
             ({"shards": 2, "split": "examples"}, "with minibatches in shards"),
             ({"runtime": "processes"}, "with runtime processes"),
+            (
+                {"finetune": {"objective": "reconstruction", "split": "columns"}}
+                | {"layers": MODELS["groups"]["layers"]},
+                "with fine-tuning split by columns",
+            ),
             (
                 {"layers": "1x1000x1000,conv:2x50,pool:3,5"},
                 "with the convolution 1x1000x1000 conv .* see 2261002500 numbers of an example",

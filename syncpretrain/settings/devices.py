@@ -91,6 +91,11 @@ def why_not_tuned_on_a_device(settings: FinetuneSettings) -> str | None:
             f"with the optimizer {settings.optimizer} of fine-tuning, which is SciPy's and computes"
             " on the CPU; take optimizer adam or sgd, or backend numpy"
         )
+    if settings.split == "columns":
+        return (
+            "with fine-tuning split by columns, expected no split; a GPU works a whole minibatch"
+            " at once. Or take backend numpy"
+        )
     if max(settings.shards, settings.replicas or 1) > 1:
         return (
             "with replicas or shards of fine-tuning, expected none; a GPU works a whole minibatch"
