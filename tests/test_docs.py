@@ -10,6 +10,7 @@ import re
 import runpy
 import shutil
 from collections import Counter
+from pathlib import Path
 
 import click
 import pytest
