@@ -103,6 +103,15 @@ class TestRules:
         assert sorted(found.keys() - {"batch_size", "epochs"}) == names
         assert not tuned(Facts(50_000, 16), **{"objective": "classification", **options})
 
+    def test_few_labels_beside_many_rows_get_dropout(self):
+        few, most = (Facts(20, 16, unlabelled=others) for others in (81, 79))
+        options = {"objective": "classification"}
+        found = tuned(few, **options)
+        assert (found["dropout"], found["input_dropout"]) == (0.5, 0.2)
+        assert "dropout" not in tuned(few, **options, dropout=0.1)
+        assert "dropout" not in tuned(most, **options)
+        assert "dropout" not in tuned(few, objective="reconstruction")
+
     def test_an_optimizer_that_searches_keeps_its_large_minibatches(self):
         assert tuned(Facts(105, 16), objective="classification", optimizer="cg") == {}
 
@@ -143,7 +152,7 @@ class TestSettled:
         assert after.finetune.batch_size == 8
         assert line.endswith(
             "; fine-tuning: settings for 8 rows of 4 numbers: batch size 8, 500 epochs, learning"
-            " rate 0.003, falling as a cosine, weight decay 0.1"
+            " rate 0.003, falling as a cosine, weight decay 0.1, dropout 0.5, input dropout 0.2"
         )
 
     def test_a_run_keeps_them_as_numbers(self, tmp_path):

@@ -10,6 +10,7 @@ import re
 import runpy
 import shutil
 from collections import Counter
+from pathlib import Path
 
 import click
 import pytest
@@ -41,7 +42,8 @@ LISTED = tabled(ROOT / "docs" / "architecture.rst")
 ORDER = [re.sub(r"(\.py|/)$", "", name) for name in LISTED if "/" not in name.rstrip("/")]
 DATA_SUFFIXES = {".npy", ".npz", ".csv"}
 # Of the benchmarks and of pip.
-NOT_OURS = {"--batches", "--cases", "--editable", "--pairs", "--quiet", "--rows", "--turns"}
+NOT_OURS = {"--batches", "--cases", "--draws", "--editable", "--pairs", "--quiet", "--rows"}
+NOT_OURS |= {"--share", "--tables", "--turns"}
 
 
 @pytest.fixture(autouse=True)
@@ -159,13 +161,20 @@ def _parse(arguments: list[str]) -> None:
     command.make_context(name, others)
 
 
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
 def _check_other(words: list[str]) -> None:
     """Check a command of another program: a benchmark's options, or that .ci/run runs it."""
     line = " ".join(words)
     if words[0] == "python" and words[1].startswith("examples/"):
-        source = (ROOT / words[1]).read_text(encoding="utf-8")
+        script = ROOT / words[1]
+        shared = [path for path in script.parent.glob("_*.py") if path.stem in _text(script)]
+        source = "".join(map(_text, (script, *shared)))
         for word in words[2:]:
-            assert f'"{word}"' in source or word.isdecimal(), f"{words[1]} knows no {word}"
+            is_value = word.isupper() or word.replace(".", "").isdecimal()
+            assert f'"{word}"' in source or is_value, f"{words[1]} knows no {word}"
         return
     known = [start for start in RUN_BY_CI if line.startswith(start)]
     assert known, f"{line}: mark it as not run, or teach this test about it"

@@ -385,6 +385,24 @@ class TestRegressor:
             DBNRegressor(**TUNED).fit(BLOBS, y)
 
 
+class TestFewLabels:
+    @pytest.mark.parametrize(
+        ("estimator", "none"), [(DBNClassifier, None), (DBNRegressor, np.nan)], ids=str
+    )
+    def test_few_targets_beside_many_rows_get_dropout(self, estimator, none):
+        y = np.full(90, none, dtype=object if none is None else float)
+        y[:6] = [True, False] * 3 if none is None else BLOBS[:6, 0]
+        weights = np.arange(1.0, 91)
+        options = {**SMALL, "hidden": (8,)}
+        found = estimator(**options).fit(BLOBS, y, sample_weight=weights)
+        record = found.stack_.info["finetune"][0]
+        assert (record["dropout"], record["input_dropout"]) == (0.5, 0.2)
+        assert (record["examples"], record["batch_size"]) == (6, 6)
+        given = {"finetune_dropout": 0.0, "finetune_input_dropout": 0.0}
+        plain = estimator(**options, settings=given).fit(BLOBS, y, sample_weight=weights)
+        assert plain.stack_.info["finetune"][0]["dropout"] == 0
+
+
 class TestAnomalies:
     X = np.vstack([UNIT, np.random.default_rng(0).random((10, 4))])
 
@@ -402,6 +420,25 @@ class TestAnomalies:
         options = {**SMALL, "epochs": 20, "finetune_epochs": 20, "learning_rate": 0.01}
         scores = StackAnomalyDetector(**options, by=by).fit(BLOBS).score_samples(new)
         assert roc_auc_score(np.arange(94) >= 90, -scores) == 1
+
+    def test_a_score_is_the_distance_of_residuals_and_codes(self):
+        found = StackAnomalyDetector(**SMALL, finetune_epochs=0).fit(BLOBS)
+        seen = found.stack_.prepared(BLOBS)
+        codes = found.stack_.up(seen).astype(np.float64)
+        squares = np.square(seen - found.stack_.down(found.stack_.up(seen)).astype(np.float64))
+        apart = codes - codes.mean(axis=0)
+        variances, axes = np.linalg.eigh(apart.T @ apart / len(apart))
+        variances = np.maximum(variances, variances.mean() / 100)
+        by_code = np.square(apart @ axes) / variances
+        by_error = squares / squares.mean(axis=0)
+        expected = np.hstack([by_error, by_code]).mean(axis=1)
+        np.testing.assert_allclose(found.decision_scores_, expected, rtol=1e-3)
+
+    def test_columns_and_codes_that_never_vary_count_little(self):
+        X = np.hstack([UNIT, np.full((90, 1), 0.5)])
+        scores = StackAnomalyDetector(**SMALL, finetune_epochs=1).fit(X).score_samples(X)
+        assert np.isfinite(scores).all()
+        assert -scores.mean() < 2
 
     def test_a_free_energy_needs_one_layer(self):
         assert len(StackAnomalyDetector(**SMALL, by="free-energy").fit(UNIT).stack_.layers) == 1

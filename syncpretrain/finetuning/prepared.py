@@ -90,7 +90,8 @@ class Finetuning:
                 self._judged = targets_of(options.objective, validation, like=self._labels)
         rows = None if self._labels is None else self._labels.rows
         self._weights = checked_weights(train.weights, len(train.X), rows)
-        self.facts = Facts(self.examples, form.shapes[0].visible)
+        others = len(train.X) - self.examples
+        self.facts = Facts(self.examples, form.shapes[0].visible, unlabelled=others)
         self.by_data: dict[str, Any] = {}  # options that follow from the data
         if given is not None:
             options, self.by_data = finetune_by_data(options, given, self.facts, form.shapes)

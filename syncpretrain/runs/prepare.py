@@ -106,7 +106,8 @@ def settled(settings: Settings, given: Given | None, data: Dataset) -> tuple[Set
     labels = data.train_labels if finetune.objective in ("classification", "regression") else None
     if finetune.objective != "none" and not (is_usual and settings.data.labels is None):
         targets = facts.rows if labels is None else int(is_labelled(labels).sum())
-        facts = facts._replace(rows=targets)
+        others = 0 if is_usual else facts.rows - targets
+        facts = facts._replace(rows=targets, unlabelled=others)
         shapes = settings.pretrain.shapes
         finetune, chosen = finetune_by_data(finetune, given.finetune, facts, shapes)
         words += [f"fine-tuning: {in_words(facts, chosen)}"] if chosen else []

@@ -31,12 +31,18 @@ MOST_WORK = 10**12  # rows times weights, of all epochs: those of MNIST in 784-1
 # Sigmoids take thousands of updates at the usual rate. A higher one has to fall in the end, and few
 # rows are learned by heart without a decay.
 OF_FEW_ROWS = {"learning_rate": 0.003, "rate_schedule": "cosine", "weight_decay": 0.1}
+# A few labels are fitted by any few of the units, so no unit may be relied on: half of the hidden
+# units and a fifth of the inputs are left out (Hinton et al. 2012).
+OF_FEW_LABELS = {"dropout": 0.5, "input_dropout": 0.2}
+FEW_LABELS = 0.2  # of the rows
 WORDED = {
     "batch_size": "batch size {}",
     "epochs": "{} epochs",
     "learning_rate": "learning rate {}",
     "rate_schedule": "falling as a {}",
     "weight_decay": "weight decay {}",
+    "dropout": "dropout {}",
+    "input_dropout": "input dropout {}",
 }
 STEPPING_OPTIMIZERS = ("adam", "sgd")  # the others search along lines, on large minibatches
 
@@ -62,17 +68,25 @@ class Facts(NamedTuple):
         To train on; for fine-tuning only the rows that have a target.
     low, high : float
         The smallest and the largest value; of bytes as they are trained on.
+    unlabelled : int
+        Rows beside these that have no target.
     """
 
     rows: int
     columns: int
     low: float = 0.0
     high: float = 1.0
+    unlabelled: int = 0
 
     @property
     def is_unit_interval(self) -> bool:
         """Whether all values can be probabilities."""
         return self.low >= 0 and self.high <= 1
+
+    @property
+    def has_few_labels(self) -> bool:
+        """Whether most rows have no target."""
+        return self.rows < FEW_LABELS * (self.rows + self.unlabelled)
 
 
 def pretrain_by_data(
@@ -142,7 +156,8 @@ def finetune_by_data(
     has_targets = settings.objective in ("classification", "regression")
     is_small = facts.rows < BATCH_SHARE * FinetuneSettings().batch_size
     if "epochs" not in given and has_targets and is_small and settings.optimizer == "adam":
-        found |= {name: value for name, value in OF_FEW_ROWS.items() if name not in given}
+        usual = OF_FEW_ROWS | (OF_FEW_LABELS if facts.has_few_labels else {})
+        found |= {name: value for name, value in usual.items() if name not in given}
     found = _changes(settings, found)
     return (replaced(settings, **found), found) if found else (settings, found)
 

@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.sklearn.base import StackEstimator
-from syncpretrain.sklearn.passes import Matrix, energies, reconstruction_errors
+from syncpretrain.sklearn.passes import Matrix, Usual, energies
 
 __all__ = ["StackAnomalyDetector"]
 
@@ -32,8 +32,11 @@ class StackAnomalyDetector(OutlierMixin, StackEstimator):
     epochs, batch_size, learning_rate, visible_units, workers, random_state, verbose
         As of :class:`StackedRBM`.
     by : str
-        ``reconstruction``: the error of a stack of denoising autoencoders, fine-tuned as a whole;
-        or ``free-energy``: that of layer 1 of a stack of RBMs.
+        ``reconstruction``: by a stack of denoising autoencoders, fine-tuned as a whole, the squared
+        errors of the columns, each as a multiple of its usual one, and the distance of the code
+        from the usual ones (Mahalanobis'): a row may be far from all others along what the code
+        holds, and then it is reconstructed well. ``free-energy``: that of layer 1 of a stack of
+        RBMs.
     contamination : float
         The share of outliers among the rows to fit, above 0 and at most 0.5.
     finetune_epochs : int, optional
@@ -126,6 +129,8 @@ class StackAnomalyDetector(OutlierMixin, StackEstimator):
         self.stack_ = self._pretrained_on(rows, seed)
         if self.by == "reconstruction" and self._trains(self.finetune_epochs):
             self.stack_ = self._finetuned(self.stack_, rows, None, seed, self.finetune_epochs)
+        if self.by == "reconstruction":
+            self._usual = Usual.of(self.stack_, rows)
         scores = self._scores(rows)
         self.offset_ = float(np.percentile(scores, 100 * self.contamination))
         self.decision_scores_, self.threshold_ = -scores, -self.offset_
@@ -146,5 +151,6 @@ class StackAnomalyDetector(OutlierMixin, StackEstimator):
         return np.where(self.decision_function(X) < 0, -1, 1)
 
     def _scores(self, X: Matrix) -> NDArray[np.float64]:
-        by_error = self.by == "reconstruction"
-        return -(reconstruction_errors if by_error else energies)(self.stack_, X)
+        if self.by == "free-energy":
+            return -energies(self.stack_, X)
+        return -self._usual.strangeness(self.stack_, X)

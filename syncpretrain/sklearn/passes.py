@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,19 @@ from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.models.likelihood import free_energy
 from syncpretrain.models.stack import Stack
 
-__all__ = ["Matrix", "codes_of", "decoded", "energies", "outputs_of", "reconstruction_errors"]
+__all__ = [
+    "Matrix",
+    "Usual",
+    "codes_of",
+    "decoded",
+    "energies",
+    "outputs_of",
+    "reconstruction_errors",
+]
 
 Matrix = NDArray[Any]  # of float32 or float64
 ROWS_TOGETHER = 2000
+LEAST_VARIANCE = 0.01  # as a share of the mean one
 
 
 def codes_of(stack: Stack, X: Matrix) -> Matrix:
@@ -52,13 +61,81 @@ def reconstruction_errors(stack: Stack, X: Matrix) -> NDArray[np.float64]:
     """
 
     def errors(own: Stack, rows: Matrix) -> Matrix:
-        seen, known = _prepared(own, rows), ~np.isnan(rows)
-        down = as_documents(_down(own, _up(own, seen)), seen, own.units[0])
-        total: Matrix = (np.square(seen - down) * known).sum(axis=1)
+        _, residuals, known = _code_and_residuals(own, rows)
+        total: Matrix = np.square(residuals).sum(axis=1)
         total /= np.maximum(known.sum(axis=1), 1)
         return total
 
     return _by_rows(X, stack, errors).astype(np.float64)
+
+
+class Usual(NamedTuple):
+    """What is usual among the rows that a stack was trained on.
+
+    Attributes
+    ----------
+    errors : ndarray of shape (n_features,)
+        Mean squared error of each column.
+    mean : ndarray of shape (top units,)
+        Of the codes.
+    whitening : ndarray of shape (top units, top units)
+        Makes the codes' covariance the identity.
+    """
+
+    errors: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    whitening: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, stack: Stack, X: Matrix) -> Usual:
+        """Return what is usual among examples.
+
+        No variance is less than a hundredth of the mean one: what never varied would count
+        without bound.
+        """
+
+        def squares(own: Stack, rows: Matrix) -> Matrix:
+            _, residuals, _ = _code_and_residuals(own, rows)
+            total: Matrix = np.square(residuals).sum(axis=0, keepdims=True, dtype=np.float64)
+            return total
+
+        known = np.maximum((~np.isnan(X)).sum(axis=0), 1)
+        errors = _by_rows(X, stack, squares).sum(axis=0) / known
+        codes = codes_of(stack, X).astype(np.float64)
+        mean = codes.mean(axis=0)
+        covariance = np.atleast_2d(np.cov(codes, rowvar=False, bias=True))
+        variances, axes = np.linalg.eigh(covariance)
+        return cls(_bounded(errors), mean, axes / np.sqrt(_bounded(variances)))
+
+    def strangeness(self, stack: Stack, X: Matrix) -> NDArray[np.float64]:
+        """Return how far each example is from what is usual, 1 on average where it is none.
+
+        Minus twice the log density of its code and of its residuals, both Gaussian, without the
+        constant, for each number of them. Missing values are left out.
+        """
+
+        def squares(own: Stack, rows: Matrix) -> Matrix:
+            code, residuals, known = _code_and_residuals(own, rows)
+            by_error = (np.square(residuals) / self.errors).sum(axis=1)
+            by_code = np.square((code - self.mean) @ self.whitening).sum(axis=1)
+            mean: Matrix = (by_error + by_code) / (known.sum(axis=1) + len(self.mean))
+            return mean
+
+        return _by_rows(X, stack, squares).astype(np.float64)
+
+
+def _bounded(variances: NDArray[np.float64]) -> NDArray[np.float64]:
+    mean = variances.mean()
+    return np.maximum(variances, LEAST_VARIANCE * mean) if mean > 0 else np.ones_like(variances)
+
+
+def _code_and_residuals(stack: Stack, X: Matrix) -> tuple[Matrix, Matrix, NDArray[np.bool_]]:
+    """Return codes, what the reconstruction leaves, 0 where a value is missing, and where not."""
+    seen, known = _prepared(stack, X), ~np.isnan(X)
+    code = _up(stack, seen)
+    down = as_documents(_down(stack, code), seen, stack.units[0])
+    residuals: Matrix = (seen - down) * known
+    return code, residuals, known
 
 
 def energies(stack: Stack, X: Matrix) -> NDArray[np.float64]:

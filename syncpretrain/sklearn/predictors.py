@@ -13,6 +13,7 @@ from sklearn.utils.extmath import softmax
 from sklearn.utils.validation import check_is_fitted
 
 from syncpretrain import Stack
+from syncpretrain.data.dataset import UNLABELLED
 from syncpretrain.errors import SettingsError
 from syncpretrain.sklearn.base import StackEstimator
 from syncpretrain.sklearn.passes import Matrix, outputs_of
@@ -52,13 +53,26 @@ class StackPredictor(StackEstimator):
         """Train on examples of which some rows have the targets y, and weights."""
         seed = self._seed()
         stack = self._start(X, seed)
-        chosen = X if len(rows) == len(X) else X[rows]
-        options = {"objective": objective, "weights": weights}
-        self.stack_ = self._finetuned(stack, chosen, y, seed, self.finetune_epochs, **options)
+        options: dict[str, Any] = {"objective": objective}
+        if self.batch_size is not None:
+            options["batch_size"] = min(self.batch_size, len(rows))
+        if len(rows) < len(X):  # what suits few targets follows from the number of all rows
+            none = UNLABELLED if objective == "classification" else np.nan
+            y = _spread_out(y, rows, len(X), none)
+            weights = None if weights is None else _spread_out(weights, rows, len(X), 0)
+        options["weights"] = weights
+        self.stack_ = self._finetuned(stack, X, y, seed, self.finetune_epochs, **options)
 
     def _outputs(self, X: Any) -> Matrix:
         check_is_fitted(self)
         return outputs_of(self.stack_, self._rows(X, reset=False))
+
+
+def _spread_out(values: Matrix, rows: NDArray[np.intp], length: int, fill: float) -> Matrix:
+    """Return an array for all rows, with values at some and ``fill`` at the others."""
+    spread: Matrix = np.full((length, *values.shape[1:]), fill, dtype=values.dtype)
+    spread[rows] = values
+    return spread
 
 
 class DBNClassifier(ClassifierMixin, StackPredictor):
