@@ -60,7 +60,7 @@ COMMON = {
     "--backend": Option(["auto", "numpy"], ["cupy", "cupy:0", "cupy:x", "cupy:" + HUGE]),
     "--workers": Option(["1", "2", "4"], ["1024", "1025", "1000000000"]),
     "--replicas": Option(["1", "2", "3"], ["1000"], ","),
-    "--split": Option(["examples", "units"]),
+    "--split": Option(["examples", "units"], ["filters", "hybrid"]),
     "--shards": Option(["0", "1", "2", "3"], ["1000"], ","),
     "--epochs": Option(
         ["1", "2", "3", "auto:2"], ["1000001", "auto:0", "auto:x", "auto:1:1", "auto:"], ","

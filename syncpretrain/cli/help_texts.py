@@ -110,7 +110,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         "backend": "CPU, all GPUs, or GPU N; auto (default) takes a GPU that CuPy can use.",
         "workers": "Of all layers. Default the usable cores.",
         "replicas": "Workers of one layer, if to spare.",
-        "split": "What replicas share: a minibatch's examples (default), or an RBM's units.",
+        "split": "What replicas share: examples (default), an RBM's units, filters; or hybrid:"
+        " examples of convolutions, units of others.",
         "shards": "Parts of a minibatch, on which the result depends. Default as many as replicas.",
         "blas_threads": "For greedy and fine-tuning; parallel layers take one each. Default the"
         " usable cores.",

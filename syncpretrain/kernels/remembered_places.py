@@ -17,7 +17,13 @@ __all__ = ["convolve_at"]
 
 @accelerated
 def convolve_at(
-    x: Array, weight: Array, places: Array, out: Array, scratch: Array, shape: ConvolutionShape
+    x: Array,
+    weight: Array,
+    places: Array,
+    out: Array,
+    scratch: Array,
+    shape: ConvolutionShape,
+    filters: slice = slice(None),
 ) -> None:
     """Fill ``out`` with x W at the places of a code: the transposed of ``convolve_back``.
 
@@ -34,10 +40,12 @@ def convolve_at(
         As of ``convolve``, for this shape and for that without pooling; overwritten.
     shape : ConvolutionShape
         With ``mean``, the means of the blocks are taken.
+    filters : slice
+        The filters that are computed; what belongs to others is left as it is.
     """
     none, no_bias = np.empty(0, dtype=x.dtype), np.zeros(shape.filters, dtype=x.dtype)
     if not shape.has_places:
-        convolve(x, weight, no_bias, out, none, scratch, shape, "gaussian")
+        convolve(x, weight, no_bias, out, none, scratch, shape, "gaussian", filters)
         return
     whole = shape.unpooled
     step = max(1, LONG_BLOCK // whole.hidden)
@@ -45,15 +53,17 @@ def convolve_at(
     for start in range(0, len(x), step):
         some = slice(start, start + step)
         part = maps[: len(x[some])]
-        convolve(x[some], weight, no_bias, part, none, scratch, whole, "gaussian")
-        _choose(part, places[some], shape, out=out[some])
+        convolve(x[some], weight, no_bias, part, none, scratch, whole, "gaussian", filters)
+        _choose(part, places[some], shape, filters, out=out[some])
 
 
-def _choose(maps: Array, places: Array, shape: ConvolutionShape, *, out: Array) -> None:
-    """Fill ``out`` with the number at the place of each block of some maps."""
+def _choose(
+    maps: Array, places: Array, shape: ConvolutionShape, filters: slice, *, out: Array
+) -> None:
+    """Fill ``out`` with the number at the place of each block of the maps of some filters."""
     size, parts = shape.pool, (len(out), shape.output.height, shape.output.width, shape.filters)
-    blocks = maps.reshape(parts[0], parts[1], size, parts[2], size, parts[3])
-    code, at = out.reshape(parts), places.reshape(parts)
+    blocks = maps.reshape(parts[0], parts[1], size, parts[2], size, parts[3])[..., filters]
+    code, at = (array.reshape(parts)[..., filters] for array in (out, places))
     code.fill(0)
     for place in range(size**2):
         row, column = divmod(place, size)

@@ -60,6 +60,16 @@ class ConvolutionalAutoencoder(BaseAutoencoder):
         self._ones.fill(1)  # a product adds up ten times as fast as a sum over rows
         self._scratch = empty(max(map(scratch_size, (shape, shape.unpooled))))
 
+    @property
+    def buffers(self) -> tuple[Array, ...]:
+        """What a step is computed in.
+
+        The examples, their reconstruction, the code; what is read above the derivative by the
+        decoder's inputs, the derivative by those of the code above the code, and the places.
+        """
+        stacked = self._z_and_y_delta, self._h_delta_and_h, self._places
+        return self._x, self._y, self._h, *stacked
+
     def _visible_means(self, X: Array) -> Array:
         return channel_means(X, self._shape)
 

@@ -113,11 +113,25 @@ class ConvolutionalRBM(BaseRBM):
         sum_channels(v, shape, out=da)
         da *= np.float32(positions / pixels)
         h0, h1 = (self._by_bias(half) for half in np.split(h, 2))
+        np.copyto(db, self.bias_gradient(h0, h1, examples * positions))
+
+    def bias_gradient(self, h0: Array, h1: Array, units: int) -> Array:
+        """Return the gradient of the biases of some filters.
+
+        ``h0`` and ``h1`` of shape (n P, filters) are their means; ``units`` are those that
+        a filter has in the whole minibatch.
+        """
         ones = self._ones[: len(h0)]  # a product adds up ten times as fast as a sum over rows
         active = np.matmul(ones, h0)
-        np.subtract(active, np.matmul(ones, h1), out=db)
+        db: Array = np.subtract(active, np.matmul(ones, h1))
         cost = self.settings.sparsity_cost
         if cost:
-            share = np.float32(n * positions)  # of all units of a filter, those of these examples
+            share = np.float32(len(h0))  # of all units of a filter, those of these examples
             db += np.float32(cost) * (np.float32(self._target) * share - active)
-        db /= np.float32(examples * positions)
+        db /= np.float32(units)
+        return db
+
+    @property
+    def maps(self) -> ConvolutionShape:
+        """The shape without pooling, of which the hidden units are."""
+        return self._maps

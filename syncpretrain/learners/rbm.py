@@ -113,6 +113,15 @@ class BaseRBM(Learner):
         self._fill(v, h, examples or n)
         return error
 
+    @property
+    def buffers(self) -> tuple[Array, Array, Array, Array, Array]:
+        """What a step is computed in.
+
+        v0 above v1 and h0 above h1 of a whole minibatch, hidden states, what they are drawn from,
+        and the difference of v0 and v1.
+        """
+        return self._v, self._h, self._states, self._noise, self._difference
+
     def _from_data(self, v: Array, h: Array, *, epoch: int, step: int) -> float:
         """CD-k: the chain starts at the data; all but the hidden states are means."""
         n = len(v) // 2
@@ -240,15 +249,6 @@ class RBM(BaseRBM):
         super()._allocate(rows)
         self._activity = self.backend.zeros(self._units.hidden)
         self._activity.fill(self._target)
-
-    @property
-    def buffers(self) -> tuple[Array, Array, Array, Array, Array]:
-        """What a step is computed in.
-
-        v0 above v1 and h0 above h1 of a whole minibatch, hidden states, what they are drawn from,
-        and the difference of v0 and v1.
-        """
-        return self._v, self._h, self._states, self._noise, self._difference
 
     def hidden_means(self, n: int) -> Array | None:
         """Return those of the positive phase, of all units; None with dropout."""

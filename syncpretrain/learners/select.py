@@ -1,4 +1,4 @@
-"""The step of a learner: whole, or cut into shards by examples or by units."""
+"""The step of a learner: whole, or cut into shards by examples, by units or by filters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from typing import TypeGuard
 
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_examples import ByExamples
+from syncpretrain.learners.by_filters import by_filters
 from syncpretrain.learners.by_units import ByUnits
+from syncpretrain.learners.convolution import ConvolutionalAutoencoder
+from syncpretrain.learners.convolutional_rbm import ConvolutionalRBM
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import Step, WholeStep
 
@@ -14,7 +17,7 @@ __all__ = ["step_for"]
 
 
 def step_for(learner: Learner, shards: int, split: str) -> Step:
-    """Return the step of a learner in ``shards`` shards, split by "examples" or by "units".
+    """Return the step of a learner in ``shards`` shards, split by "examples", "units" or "filters".
 
     Raises
     ------
@@ -25,7 +28,9 @@ def step_for(learner: Learner, shards: int, split: str) -> Step:
         return ByUnits(learner, 1) if _is_plain(learner) else WholeStep(learner)
     if split == "examples":
         return ByExamples(learner, shards)
-    if isinstance(learner, RBM):
+    if split == "filters" and isinstance(learner, (ConvolutionalRBM, ConvolutionalAutoencoder)):
+        return by_filters(learner, shards)
+    if split == "units" and isinstance(learner, RBM):
         return ByUnits(learner, shards)
     raise ValueError(f"split: got {split} for {learner.model}, expected examples")
 

@@ -121,7 +121,7 @@ def build_worker(
     stopping = build_stopping(settings)[layer - 1]
     worker = LayerWorker(
         learner,
-        step_for(learner, settings.shards_of(layer), settings.split),
+        step_for(learner, settings.shards_of(layer), settings.split_of(layer)),
         inputs,
         stopping,
         build_outputs(settings, layer),

@@ -120,7 +120,7 @@ def build_streamed_layer(
     else:
         source = RingSource(place.below.rings(below), place.passes)
     learner = build_learner(settings, place.layer)
-    step = step_for(learner, settings.shards_of(place.layer), settings.split)
+    step = step_for(learner, settings.shards_of(place.layer), settings.split_of(place.layer))
     stopping = build_stopping(settings)[place.layer - 1]
     layer = StreamedLayer(learner, step, place.plan, source, place.passes, stopping)
     if place.above is not None and above is not None:

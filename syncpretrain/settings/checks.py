@@ -146,23 +146,36 @@ def _check_replicas(settings: PretrainFields) -> None:
                 f"replicas: got {replicas} for layer {layer}, whose minibatches have {shards}"
                 " shards, expected no more workers than shards"
             )
-        by_units = settings.split == "units"
-        most = min(settings.layers[layer - 1 : layer + 1]) if by_units else settings.batch_size
+        split = settings.split_of(layer)
+        most = {
+            "examples": settings.batch_size,
+            "units": min(settings.layers[layer - 1 : layer + 1]),
+            "filters": settings.shapes[layer - 1].biases[1],
+        }[split]
         if shards > most:
             raise SettingsError(
-                f"shards: got {shards} for layer {layer}, expected at most {most}, the"
-                f" {settings.split} there are"
+                f"shards: got {shards} for layer {layer}, expected at most {most}, the {split}"
+                " there are"
             )
-    if settings.split == "units" and settings.model != "rbm":
+    if settings.split in ("filters", "hybrid") and not settings.architecture:
         raise SettingsError(
-            f"split: got units with model {settings.model}, expected examples; only RBMs are"
-            " split by units"
+            f"split: got {settings.split} for layers without convolutions, expected examples or"
+            " units"
         )
-    for i in range(len(settings.layers) - 1):
+    by_units = [
+        layer
+        for layer in range(1, len(settings.layers))
+        if settings.split_of(layer) == "units" and settings.shards_of(layer) > 1
+    ]
+    if settings.model != "rbm" and (by_units or settings.split == "units"):
+        raise SettingsError(
+            f"split: got {settings.split} with model {settings.model}, expected examples; only RBMs"
+            " are split by units"
+        )
+    for layer in by_units:
         for name in WHOLE_ONLY:
-            shared = settings.split == "units" and settings.shards_of(i + 1) > 1
-            if shared and getattr(settings, name)[i]:
-                raise SettingsError(f"split: got units with {name}, expected examples")
+            if getattr(settings, name)[layer - 1]:
+                raise SettingsError(f"split: got {settings.split} with {name}, expected examples")
 
 
 def _check_early_stopping(settings: PretrainFields) -> None:

@@ -46,7 +46,22 @@ REFUSALS = (
     Refusal(
         "split",
         lambda s, i: s.split if s.split == "units" and s.shards_of(i + 1) > 1 else None,
-        "examples; only dense layers are split by units",
+        "filters, or examples; only dense layers are split by units",
+    ),
+    Refusal(
+        "split",
+        lambda s, i: s.split if _excludes(s, i) and _is_by_filters(s, i) else None,
+        "examples with pooling by probabilities; or pool by max or mean",
+    ),
+    Refusal(
+        "persistent",
+        lambda s, i: "it" if s.persistent[i] and _is_by_filters(s, i) else None,
+        "split examples with it; chains are not split by filters",
+    ),
+    Refusal(
+        "hidden_dropout",
+        lambda s, i: s.hidden_dropout[i] if _is_by_filters(s, i) and s.hidden_dropout[i] else None,
+        "split examples with it; what is left out is not split by filters",
     ),
     Refusal(
         "contraction",
@@ -85,6 +100,10 @@ def _excludes(settings: PretrainFields, i: int) -> bool:
     """Return whether the units of a block exclude each other."""
     shape = settings.shapes[i]
     return isinstance(shape, ConvolutionShape) and shape.pooling == "prob"
+
+
+def _is_by_filters(settings: PretrainFields, i: int) -> bool:
+    return settings.split_of(i + 1) == "filters" and settings.shards_of(i + 1) > 1
 
 
 def _is_binary(settings: PretrainFields, i: int) -> bool:

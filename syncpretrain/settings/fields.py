@@ -83,8 +83,10 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
         GPU alone, or ``auto``, CuPy where it can compute and is asked for nothing that only the CPU
         does. The last bits depend on it.
     split, shards
-        How each minibatch of a layer is cut for its replicas: by ``examples`` or ``units``, into
-        this number of shards, on which the result depends; 0 for as many as the layer has replicas.
+        How each minibatch of a layer is cut for its replicas: by ``examples``; by ``units``; by the
+        ``filters`` of convolutions and the units of dense layers; or ``hybrid``, convolutions by
+        examples and dense layers by units. Into this number of shards, on which the result depends;
+        0 for as many as the layer has replicas.
     epochs, batch_size, learning_rate, momentum, weight_decay, l1
         Of each layer's gradient steps; momentum as in
         :class:`syncpretrain.settings.MomentumSchedule`.
@@ -118,7 +120,7 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     backend: str = "auto"
     workers: Workers | None = None
     replicas: tuple[Count, ...]
-    split: Literal["examples", "units"] = "examples"
+    split: Literal["examples", "units", "filters", "hybrid"] = "examples"
     shards: tuple[NonNegativeInt, ...]
     epochs: tuple[Count, ...]
     settle: tuple[NonNegativeFloat, ...]
@@ -156,6 +158,17 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     def shards_of(self, layer: int) -> int:
         """Return into how many shards the minibatches of a layer, counted from 1, are cut."""
         return self.shards[layer - 1] or self.replicas[layer - 1]
+
+    def split_of(self, layer: int) -> str:
+        """Return how the minibatches of a layer, counted from 1, are cut.
+
+        By ``examples``, ``units`` or ``filters``.
+        """
+        if self.split not in ("filters", "hybrid"):
+            return self.split
+        if self.shapes[layer - 1].name == "dense":
+            return "units"
+        return "filters" if self.split == "filters" else "examples"
 
     def visible_units_of(self, layer: int) -> str:
         """Return the visible units of a layer, counted from 1.

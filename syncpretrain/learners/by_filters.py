@@ -1,0 +1,300 @@
+"""The steps of a convolutional layer, with its filters and channels dealt out to shards.
+
+Model parallelism inside a layer (Yadan et al. 2013): going up, a shard computes its filters of all
+examples, coming down its channels. The gradient of a filter is of its owner alone, so that nothing
+is added up. All shards wait for each other after each phase.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.kernels.activations import means, times_derivative
+from syncpretrain.kernels.arrays import LONG_BLOCK, Array, slices_of
+from syncpretrain.kernels.autoencoder import corrupt
+from syncpretrain.kernels.backprop import output_delta
+from syncpretrain.kernels.contrastive_divergence import sample_states
+from syncpretrain.kernels.convolution import (
+    convolve,
+    convolve_back,
+    convolve_gradient,
+    scratch_size,
+    visible_means,
+)
+from syncpretrain.kernels.losses import squared_error
+from syncpretrain.kernels.program import Phase, PhaseRunner, in_turn
+from syncpretrain.kernels.remembered_places import convolve_at
+from syncpretrain.learners.rbm import BaseRBM
+from syncpretrain.rng import Address, Purpose
+from syncpretrain.shapes import ConvolutionShape
+
+__all__ = ["by_filters"]
+
+
+class ByFilters(ABC):
+    """The steps of a learner whose filters and channels are dealt out.
+
+    Parameters
+    ----------
+    learner : Learner
+    shape : ConvolutionShape
+        The shape that its products are of.
+    shards : int
+    """
+
+    def __init__(self, learner: Any, shape: ConvolutionShape, shards: int) -> None:
+        self.learner, self._shape = learner, shape
+        self._filters = slices_of(shape.filters, shards)
+        self._channels = slices_of(shape.channels, shards)
+        size = max(scratch_size(shape), scratch_size(shape.unpooled))
+        self._scratch = [np.empty(size, dtype=np.float32) for _ in range(shards)]
+        self._errors = [0.0] * shards
+
+    def train_step(
+        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
+    ) -> float:
+        """Train on some rows of X; return their summed squared reconstruction error."""
+        self._X, self._rows, self._epoch, self._step = X, rows, epoch, step
+        self._errors = [0.0] * len(self._errors)
+        run([self._gather, *self._phases(), self._move], len(self._errors))
+        return sum(self._errors)
+
+    def copy_hidden(self, out: Array) -> bool:
+        """Copy the hidden means of the last minibatch, where they are those of the plain input."""
+        hidden = self.learner.hidden_means(len(out))
+        if hidden is None:
+            return False
+        np.copyto(out, hidden)
+        return True
+
+    def state(self) -> dict[str, Array]:
+        """Return the state of the learner; the shards keep nothing of their own."""
+        return dict(self.learner.state())
+
+    def restart(self) -> None:
+        """Set :meth:`state` to what it was before the first step."""
+        self.learner.restart()
+
+    @abstractmethod
+    def _phases(self) -> Sequence[Phase]:
+        """Return the phases from a gathered minibatch to its gradients."""
+
+    @abstractmethod
+    def _gather(self, shard: int) -> None:
+        """Fill a shard's rows of the minibatch."""
+
+    def _own_rows(self, shard: int) -> slice:
+        return slices_of(len(self._rows), len(self._errors))[shard]
+
+    def _of_filters(self, maps: Array, shard: int) -> Array:
+        """Return a shard's filters of codes or maps, a view with a row a position."""
+        return maps.reshape(-1, self._shape.filters)[:, self._filters[shard]]
+
+    def _of_channels(self, images: Array, shard: int) -> Array:
+        """Return a shard's channels of images, a view with a row an image or a pixel."""
+        own, pixels = self._channels[shard], self._shape.height * self._shape.width
+        if self._shape.channels_first:
+            return images[:, own.start * pixels : own.stop * pixels]
+        return images.reshape(-1, self._shape.channels)[:, own]
+
+    def _take_visible_means(self, images: Array, shard: int) -> Array:
+        """Replace the inputs of a shard's channels by the means of their units; return these."""
+        own, units = self._channels[shard], self.learner.settings.visible_units
+        found, bias = self._of_channels(images, shard), self.learner.visible_bias[own]
+        if not self._shape.channels_first:
+            return means(found, bias, units)
+        part = replace(self._shape, channels=own.stop - own.start, groups=1)
+        return visible_means(found, bias, part, units)
+
+    def _sum_channels(self, images: Array, shard: int) -> Array:
+        """Return the sums of a shard's channels over images and pixels."""
+        found = self._of_channels(images, shard)
+        own, pixels = self._channels[shard], self._shape.height * self._shape.width
+        if self._shape.channels_first:
+            found = found.reshape(len(images), own.stop - own.start, pixels)
+        sums: Array = found.sum(axis=(0, 2) if self._shape.channels_first else 0)
+        return sums
+
+    def _weight(self, array: Array) -> Array:
+        return array.reshape(self._shape.fan_in, self._shape.filters)
+
+    def _move(self, shard: int) -> None:
+        """Move a slice of the parameters along their gradients."""
+        learner = self.learner
+        for i, gradient in enumerate(learner.gradients):
+            own, flat = slices_of(gradient.size, len(self._errors))[shard], gradient.reshape(-1)
+            for start in range(own.start, own.stop, LONG_BLOCK):
+                block = slice(start, min(start + LONG_BLOCK, own.stop))
+                learner.move(i, block, flat[block], epoch=self._epoch)
+
+
+class RBMByFilters(ByFilters):
+    """The steps of a convolutional RBM by CD-k, without persistent chains or dropout."""
+
+    def __init__(self, learner: Any, shards: int) -> None:
+        super().__init__(learner, learner.maps, shards)
+        self._v, self._h, self._states, noise, self._difference = learner.buffers
+        self._noise = noise.reshape(-1)
+        self._negative = np.empty_like(self._weight(learner.weight))
+        self._none = np.empty(0, dtype=np.float32)
+        self._no_bias = np.zeros(self._shape.filters, dtype=np.float32)
+
+    def _phases(self) -> Sequence[Phase]:
+        chain: list[Phase] = []
+        for k in range(self.learner.settings.cd_steps):
+            chain += [partial(self._draw, k), self._down]
+        return [*chain, self._fill]
+
+    def _gather(self, shard: int) -> None:
+        own = self._own_rows(shard)
+        self.learner.backend.gather(self._X, self._rows[own], out=self._v[own])
+
+    def _half(self, array: Array, k: int) -> Array:
+        n = len(self._rows)
+        return array[n : 2 * n] if k else array[:n]
+
+    def _up(self, k: int, shard: int) -> Array:
+        """Fill the inputs of a shard's hidden units, of the data or of what was made of them."""
+        v, h, scratch = self._half(self._v, k), self._half(self._h, k), self._scratch[shard]
+        weight, own = self._weight(self.learner.weight), self._filters[shard]
+        convolve(v, weight, self._no_bias, h, self._none, scratch, self._shape, "gaussian", own)
+        return self._of_filters(h, shard)
+
+    def _draw(self, k: int, shard: int) -> None:
+        """Draw a shard's hidden states for the k-th reconstruction."""
+        rbm, own, n = self.learner, self._filters[shard], len(self._rows)
+        inputs, states = self._up(k, shard), self._of_filters(self._states[:n], shard)
+        first = len(self._states) * self._shape.positions * own.start
+        noise = self._noise[first:][: inputs.size].reshape(inputs.shape)
+        bias, units = rbm.hidden_bias[own], rbm.settings.hidden_units
+        address = Address(
+            rbm.seed, Purpose.HIDDEN, rbm.layer, self._epoch, self._step, shard | k << 32
+        )
+        sample_states(inputs, bias, units, address, noise=noise, out=states)
+
+    def _down(self, shard: int) -> None:
+        """Reconstruct a shard's channels."""
+        n, weight = len(self._rows), self._weight(self.learner.weight)
+        own, v1, scratch = self._channels[shard], self._half(self._v, 1), self._scratch[shard]
+        if own.start == own.stop:  # fewer channels than shards
+            return
+        convolve_back(self._states[:n], self._none, weight, v1, scratch, self._shape, own)
+        found = self._take_visible_means(v1, shard)
+        given = self._of_channels(self._v[:n], shard)
+        out = self._of_channels(self._difference[:n], shard)
+        self._errors[shard] = squared_error(given, found, out=out)
+
+    def _fill(self, shard: int) -> None:
+        """Find a shard's hidden means of the reconstruction, and its gradients."""
+        rbm, n, shape, own = self.learner, len(self._rows), self._shape, self._filters[shard]
+        h1 = means(self._up(1, shard), rbm.hidden_bias[own], rbm.settings.hidden_units)
+        dW, da, db = rbm.gradients
+        into = self._weight(dW)
+        for k, gradient in enumerate((into, self._negative)):
+            v, h = self._half(self._v, k), self._half(self._h, k)
+            convolve_gradient(v, h, self._none, gradient, self._scratch[shard], shape, own)
+        into[:, own] -= self._negative[:, own]
+        into[:, own] *= np.float32(1 / (n * shape.positions))
+        sums = [self._sum_channels(self._half(self._v, k), shard) for k in (0, 1)]
+        pixels = shape.height * shape.width
+        da[self._channels[shard]] = (sums[0] - sums[1]) * np.float32(1 / (n * pixels))
+        h0 = self._of_filters(self._h[:n], shard)
+        db[own] = rbm.bias_gradient(h0, h1, n * shape.positions)
+
+
+class AutoencoderByFilters(ByFilters):
+    """The steps of a convolutional autoencoder, denoising or not."""
+
+    def __init__(self, learner: Any, shards: int) -> None:
+        super().__init__(learner, learner.current().shape, shards)
+        self._x, self._y, self._h, self._stacked, self._deltas, self._places = learner.buffers
+        self._positions = self._shape.output.height * self._shape.output.width
+
+    def _phases(self) -> Sequence[Phase]:
+        return [self._encode, self._decode, self._fill]
+
+    def _halves(self, array: Array) -> tuple[Array, Array]:
+        n = len(self._rows)
+        return array[:n], array[n : 2 * n]
+
+    def _gather(self, shard: int) -> None:
+        learner, own, (z, _) = self.learner, self._own_rows(shard), self._halves(self._stacked)
+        learner.backend.gather(self._X, self._rows[own], out=self._x[own])
+        np.copyto(z[own], self._x[own])
+        settings = learner.settings
+        if settings.corruption is not None and own.start < own.stop:
+            address = Address(
+                learner.seed, Purpose.CORRUPTION, learner.layer, self._epoch, self._step, shard
+            )
+            draws = learner.backend.generator(address)
+            kind, amount = settings.corruption
+            corrupt(z[own], kind, amount, draws, settings.limits)
+
+    def _encode(self, shard: int) -> None:
+        """Find a shard's filters of the code."""
+        learner, n, (z, _) = self.learner, len(self._rows), self._halves(self._stacked)
+        convolve(
+            z,
+            self._weight(learner.weight),
+            learner.hidden_bias,
+            self._h[:n],
+            self._places[:n],
+            self._scratch[shard],
+            self._shape,
+            learner.settings.hidden_units,
+            self._filters[shard],
+        )
+
+    def _decode(self, shard: int) -> None:
+        """Reconstruct a shard's channels, and find the derivative of their loss."""
+        learner, n, own = self.learner, len(self._rows), self._channels[shard]
+        if own.start == own.stop:
+            return
+        settings, y, (_, y_delta) = learner.settings, self._y[:n], self._halves(self._stacked)
+        weight, places = self._weight(learner.current().decoding), self._places[:n]
+        convolve_back(self._h[:n], places, weight, y, self._scratch[shard], self._shape, own)
+        found = self._take_visible_means(y, shard)
+        given, delta = (self._of_channels(array, shard) for array in (self._x[:n], y_delta))
+        self._errors[shard] = output_delta(
+            given, found, settings.visible_units, settings.loss, out=delta
+        )
+        # The loss is averaged over rows, which are pixels where channels lie side by side.
+        delta *= np.float32(-len(given) / (n * self._positions))
+
+    def _fill(self, shard: int) -> None:
+        """Find the derivative by a shard's filters of the code, and the shard's gradients."""
+        learner, n, own, shape = self.learner, len(self._rows), self._filters[shard], self._shape
+        (z, y_delta), (h_delta, code) = map(self._halves, (self._stacked, self._deltas))
+        places, scratch = self._places[: 2 * n], self._scratch[shard]
+        decoding = self._weight(learner.current().decoding)
+        convolve_at(y_delta, decoding, places[:n], h_delta, scratch, shape, own)
+        mine, given, kept = (
+            self._of_filters(array, shard) for array in (h_delta, self._h[:n], code)
+        )
+        np.copyto(kept, given)
+        times_derivative(mine, given, learner.settings.hidden_units)
+        dW, da, db, *dU = learner.gradients
+        if dU:
+            convolve_gradient(y_delta, code, places[:n], self._weight(dU[0]), scratch, shape, own)
+            convolve_gradient(z, h_delta, places[:n], self._weight(dW), scratch, shape, own)
+        else:
+            lower, upper = (self._of_filters(half, shard) for half in self._halves(self._places))
+            np.copyto(upper, lower)
+            both = self._stacked[: 2 * n], self._deltas[: 2 * n], places
+            convolve_gradient(*both, self._weight(dW), scratch, shape, own)
+        share = np.float32(self._positions / (shape.height * shape.width))
+        da[self._channels[shard]] = self._sum_channels(y_delta, shard) * share
+        db[own] = mine.sum(axis=0)
+
+
+def by_filters(learner: Any, shards: int) -> ByFilters:
+    """Return the step of a convolutional learner in shards of its filters and channels."""
+    kind = RBMByFilters if isinstance(learner, BaseRBM) else AutoencoderByFilters
+    return kind(learner, shards)

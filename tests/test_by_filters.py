@@ -1,0 +1,194 @@
+"""Steps of convolutional layers whose filters and channels are dealt out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from syncpretrain import pretrain
+from syncpretrain.errors import SettingsError
+from syncpretrain.learners.by_filters import by_filters
+from syncpretrain.learners.select import step_for
+from syncpretrain.learners.steps import WholeStep, load_state
+from syncpretrain.parallel.worker_pool import WorkerPool
+from syncpretrain.pretraining.build import build_learner
+from syncpretrain.settings import settings_from
+
+TEXT = "2x6x6,conv:4x3,conv:6x2:1{}"
+POOLED = TEXT.format(",pool:5")
+KINDS = {
+    "autoencoder": {"model": "autoencoder"},
+    "untied": {"model": "autoencoder", "tied": False, "loss": "squared"},
+    "rbm": {"model": "rbm"},
+    "rbm of three steps": {"model": "rbm", "cd_steps": 3, "sparsity_cost": 0.0},
+}
+
+
+def learner(kind, text=POOLED, layer=2, **changed):
+    """Return a learner of a stack's layer with weights that matter.
+
+    Of three shards, the first one has no channel of layer 1.
+    """
+    settings = settings_from(text, **{"batch_size": 7, **KINDS[kind], **changed})
+    found = build_learner(settings.pretrain, layer)
+    draw = np.random.default_rng(1)
+    for parameter in found.parameters:
+        parameter[:] = draw.normal(0, 0.4, parameter.shape)
+    return found
+
+
+def pictures(shape, rows=7):
+    return np.random.default_rng(2).random((rows, shape.visible), dtype=np.float32)
+
+
+def step_of(one, shards, run=None, rows=7):
+    """Take two steps; return the error of the last, and what it left."""
+    step = step_for(one, shards, "filters")
+    X = pictures(one.current().shape)
+    options = {} if run is None else {"run": run}
+    errors = [step.train_step(X, np.arange(rows), epoch=1, step=s, **options) for s in (0, 1)]
+    return errors, [parameter.copy() for parameter in one.parameters], step
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+@pytest.mark.parametrize("pooling", ["", ",pool:5", ",pool:5:mean", "/2,pool:5"])
+@pytest.mark.parametrize("kind", ["autoencoder", "untied"])
+def test_a_step_is_the_whole_one_up_to_rounding(kind, pooling, layer):
+    text = TEXT.format(pooling)
+    found, whole = (learner(kind, text, layer) for _ in range(2))
+    errors, parameters, _ = step_of(found, 3)
+    step, X = WholeStep(whole), pictures(whole.current().shape)
+    expected = [step.train_step(X, np.arange(7), epoch=1, step=s) for s in (0, 1)]
+    np.testing.assert_allclose(errors, expected, rtol=1e-5)
+    for mine, theirs in zip(parameters, whole.parameters, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+@pytest.mark.parametrize("kind", ["rbm", "rbm of three steps"])
+def test_a_step_of_an_rbm_whose_units_are_certain_is_the_whole_one(kind, layer):
+    """Weights so large that no unit is left to chance, which every shard has its own of."""
+    made = {}
+    for name in ("shards", "whole"):
+        made[name] = one = learner(kind, POOLED, layer, visible_units="gaussian")
+        one.weight *= 1e6
+    errors, parameters, _ = step_of(made["shards"], 3)
+    step, X = WholeStep(made["whole"]), pictures(made["whole"].current().shape)
+    expected = [step.train_step(X, np.arange(7), epoch=1, step=s) for s in (0, 1)]
+    np.testing.assert_allclose(errors, expected, rtol=1e-4)
+    for mine, theirs in zip(parameters, made["whole"].parameters, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-5 * np.abs(theirs).max())
+
+
+@pytest.mark.parametrize("kind", ["rbm", "rbm of three steps"])
+def test_one_shard_draws_what_the_whole_layer_draws(kind):
+    found, whole = learner(kind), learner(kind)
+    X, rows = pictures(whole.current().shape), np.arange(7)
+    errors = [
+        step.train_step(X, rows, epoch=1, step=0)
+        for step in (by_filters(found, 1), WholeStep(whole))
+    ]
+    assert errors[0] == pytest.approx(errors[1], rel=1e-5)
+    for mine, theirs in zip(found.parameters, whole.parameters, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_neither_order_nor_workers_change_a_bit(kind):
+    def backwards(phases, shards):
+        for phase in phases:
+            for shard in reversed(range(shards)):
+                phase(shard)
+
+    noise = {} if kind.startswith("rbm") else {"model": "denoising", "corruption": "masking:0.3"}
+    found = [step_of(learner(kind, **noise), 4)[:2]]
+    found += [step_of(learner(kind, **noise), 4, backwards)[:2]]
+    for workers in (2, 4):
+        pool = WorkerPool(workers, "test")
+        try:
+            run = lambda work, shards: pool.run(work, shards, workers)  # noqa: B023, E731
+            found.append(step_of(learner(kind, **noise), 4, run)[:2])
+        finally:
+            assert pool.close() == []
+    for errors, parameters in found[1:]:
+        assert errors == found[0][0]
+        for mine, theirs in zip(parameters, found[0][1], strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("pooling", ["", ",pool:5", ",pool:5:mean"])
+def test_what_it_hands_up_is_the_code_before_the_update(kind, pooling):
+    one = learner(kind, TEXT.format(pooling))
+    step, X = step_for(one, 3, "filters"), pictures(one.current().shape, 5)
+    expected, found = one.snapshot().up(X), np.empty((5, one.current().shape.hidden), np.float32)
+    step.train_step(X, np.arange(5), epoch=1, step=0)
+    if step.copy_hidden(found):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    else:
+        assert pooling.endswith("mean")
+        assert kind.startswith("rbm")
+
+
+def test_it_goes_on_from_a_snapshot_in_the_same_bits():
+    one, other = learner("rbm"), learner("rbm")
+    _, _, step = step_of(one, 2)
+    snapshot, kept = one.snapshot(), {name: a.copy() for name, a in step.state().items()}
+    again = step_for(other, 2, "filters")
+    load_state(other, again, snapshot, kept)
+    X = pictures(snapshot.shape)
+    errors = [x.train_step(X, np.arange(6), epoch=2, step=3) for x in (step, again)]
+    assert errors[0] == errors[1]
+    np.testing.assert_array_equal(one.weight, other.weight)
+
+
+@pytest.mark.parametrize("model", ["rbm", "denoising"])
+@pytest.mark.parametrize("split", ["filters", "hybrid"])
+def test_runtimes_and_replicas_give_the_same_bits(model, split):
+    X = np.random.default_rng(0).random((30, 72), dtype=np.float32)
+    options = {"layers": POOLED + ",4", "model": model, "split": split}
+    options |= {"epochs": 2, "batch_size": 8, "shards": (2, 2, 1), "verbose": False}
+    kinds = (("serial", 1), ("threads", 2), ("processes", 2))
+    found = {
+        pretrain(X, runtime=runtime, replicas=(n, n, 1), **options).parameters_sha256
+        for runtime, n in kinds
+    }
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("layers", "asked", "message"),
+    [
+        ("4,3", {"split": "filters"}, "split: got filters for layers without convolutions"),
+        ("4,3", {"split": "hybrid"}, "split: got hybrid for layers without convolutions"),
+        (
+            "1x4x4,conv:4x3,2",
+            {"split": "filters", "shards": (5, 1)},
+            "shards: got 5 for layer 1, expected at most 4, the filters there are",
+        ),
+        (
+            "1x4x4,conv:4x3,2",
+            {"split": "hybrid", "shards": (1, 2), "model": "denoising"},
+            "split: got hybrid with model denoising, expected examples; only RBMs are split",
+        ),
+        (
+            "1x4x4,conv:4x3,2",
+            {"split": "filters", "shards": 2, "persistent": True},
+            "persistent: got it for layer 1, a convolution, expected split examples with it",
+        ),
+        (
+            "1x4x4,conv:4x3,2",
+            {"split": "filters", "shards": 2, "hidden_dropout": 0.5},
+            "hidden_dropout: got 0.5 for layer 1, a convolution, expected split examples with it",
+        ),
+        (
+            "1x4x4,conv:4x3,pool:2:prob,2",
+            {"split": "filters", "shards": 2},
+            "split: got filters for layer 1, a convolution, expected examples with pooling by",
+        ),
+    ],
+)
+def test_what_is_not_split_so(layers, asked, message):
+    with pytest.raises(SettingsError) as caught:
+        settings_from(layers, **asked)
+    assert str(caught.value).startswith(message)
