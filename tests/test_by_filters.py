@@ -186,11 +186,6 @@ def test_runtimes_and_replicas_give_the_same_bits(model, split):
             {"split": "filters", "shards": 2},
             "split: got filters for layer 1, a convolution, expected examples with pooling by",
         ),
-        (
-            "1x4x4,conv:4x3,2",
-            {"split": "units", "shards": 2},
-            "split: got units for layer 1, a convolution, expected filters, or examples",
-        ),
     ],
 )
 def test_what_is_not_split_so(layers, asked, message):

@@ -94,7 +94,7 @@ OPTIONS = [
     ),
     (
         "--layers 1x4x4,conv:2x3 --replicas 2 --split units",
-        "--split: got units for layer 1, a convolution, expected examples; only dense layers",
+        "--split: got units for layer 1, a convolution, expected filters, or examples; only de",
     ),
     (
         "--layers 1x4x4,conv:2x3 --early-stopping free-energy-gap",

@@ -236,7 +236,7 @@ class TestWhatConvolutionsLack:
         [
             (
                 {"replicas": 2, "split": "units"},
-                "split: got units for layer 1, a convolution, expected examples",
+                "split: got units for layer 1, a convolution, expected filters, or examples",
             ),
             ({"model": "contractive"}, "contraction: got 0.1 for layer 1, a convolution, expect"),
             (
