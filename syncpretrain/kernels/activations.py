@@ -6,6 +6,7 @@ import numpy as np
 
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import accelerated
+from syncpretrain.kernels.sparse_products import product
 from syncpretrain.units.kinds import kind_of
 
 __all__ = ["activate", "affine", "means", "times_derivative"]
@@ -28,8 +29,7 @@ def affine(
     x: Array, weight: Array, bias: Array, units: str = "bernoulli", *, out: Array | None = None
 ) -> Array:
     """Return the means of units whose input is x W + b (Santara et al. 2016, eq. 4)."""
-    out = np.matmul(x, weight, out=out)  # (B, V) @ (V, H) -> (B, H)
-    return means(out, bias, units)
+    return means(product(x, weight, out=out), bias, units)
 
 
 @accelerated

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.data.blocks import StoredRows, chunks
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.units.kinds import kind_of
 
@@ -97,7 +98,9 @@ def impose(v: Array, units: str, conditions: Conditions | None) -> Array:
 
 def as_documents(v: Array, like: Array, units: str) -> Array:
     """Give the shares of words in v the numbers of words of other rows, in place."""
-    return impose(v, units, conditions_of(like, units))
+    for rows in chunks(like.shape) if isinstance(like, StoredRows) else (slice(None),):
+        impose(v[rows], units, conditions_of(like[rows], units))
+    return v
 
 
 def draw_words(v: Array, units: str, noise: Array, conditions: Conditions | None) -> Array:
@@ -112,9 +115,21 @@ def draw_words(v: Array, units: str, noise: Array, conditions: Conditions | None
         columns = kind_of(units).blocks.counts[i].columns
         seed = np.ascontiguousarray(noise[:1, columns], dtype=np.float32).view(np.uint32).ravel()
         draws = np.random.default_rng(seed[:SEED_NUMBERS].tolist())
-        shares = v[:, columns].astype(np.float64)
-        shares /= shares.sum(axis=1, keepdims=True)
-        v[:, columns] = draws.multinomial(np.rint(words[:, 0]).astype(np.int64), shares)
+        v[:, columns] = _documents(v[:, columns], np.rint(words[:, 0]).astype(np.int64), draws)
     if conditions.known is not None:
         v *= conditions.known
     return v
+
+
+def _documents(
+    shares: Array, lengths: NDArray[np.int64], draws: np.random.Generator
+) -> NDArray[np.int64]:
+    """Draw how often each word is in documents of some lengths, a word after the other."""
+    n, width = shares.shape
+    passed = np.cumsum(shares, axis=1, dtype=np.float64)
+    passed /= passed[:, -1:]
+    passed += np.arange(n)[:, None]  # so that one search is enough for all
+    owners = np.repeat(np.arange(n), lengths)
+    places = np.searchsorted(passed.reshape(-1), draws.random(len(owners)) + owners, side="right")
+    np.minimum(places, (owners + 1) * width - 1, out=places)  # of what is lost to rounding
+    return np.bincount(places, minlength=n * width).reshape(n, width)

@@ -125,6 +125,8 @@ def _check_model(settings: PretrainFields) -> None:
         raise SettingsError(
             f"{name}: got a value with model rbm, expected none; only autoencoders choose"
         )
+    if settings.sample_visible and model != "rbm":
+        raise SettingsError(f"sample_visible: got it with model {model}, which ignores it")
     if settings.loss == "cross-entropy" and visible.loss != "cross-entropy":
         raise SettingsError(
             f"loss: got cross-entropy with {visible.name} visible units, expected squared;"
@@ -158,6 +160,8 @@ def _check_replicas(settings: PretrainFields) -> None:
             f"split: got units with model {settings.model}, expected examples; only RBMs are"
             " split by units"
         )
+    if settings.split == "units" and settings.sample_visible and settings.shards_of(1) > 1:
+        raise SettingsError("split: got units with sample_visible, expected examples")
     for i in range(len(settings.layers) - 1):
         for name in WHOLE_ONLY:
             shared = settings.split == "units" and settings.shards_of(i + 1) > 1

@@ -52,7 +52,7 @@ class StackPredictor(StackEstimator):
         """Train on examples of which some rows have the targets y, and weights."""
         seed = self._seed()
         stack = self._start(X, seed)
-        chosen = X if len(rows) == len(X) else X[rows]
+        chosen = X if len(rows) == X.shape[0] else X[rows]
         options = {"objective": objective, "weights": weights}
         self.stack_ = self._finetuned(stack, chosen, y, seed, self.finetune_epochs, **options)
 
