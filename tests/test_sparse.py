@@ -23,8 +23,8 @@ from syncpretrain.errors import (
     SettingsError,
 )
 from syncpretrain.events import EpochFinished
-from syncpretrain.kernels import native, sparse_products
-from syncpretrain.kernels.conditions import conditions_of, draw_words
+from syncpretrain.kernels import activations, native, sparse_products
+from syncpretrain.kernels.conditions import conditions_of, draw_documents, draw_words
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.sparse_rbm import SparseRBM
 from syncpretrain.models.reconstruction import stack_error
@@ -139,21 +139,32 @@ class TestProducts:
         sparse_products.transposed_product(v, h, out=back, adds=True)
         close(back, 2 * v.T @ h, atol=1e-4)
         rows = rows_of_matrix(csr(v), "X")
-        found = sparse_products.product(rows, W)
+        found = activations.product(rows, W)
         close(found, v @ W, atol=1e-4)
-        plain = sparse_products.csr_product.__wrapped__
+        plain = activations.csr_product.__wrapped__
         plain(rows.data, rows.indices, rows.indptr, W, out=out)
         close(out, found, atol=1e-4)
         if n > 2:  # a sum does not depend on the rows beside it
-            np.testing.assert_array_equal(
-                sparse_products.product(rows.run(slice(1, 3)), W), found[1:3]
-            )
+            np.testing.assert_array_equal(activations.product(rows.run(slice(1, 3)), W), found[1:3])
+
+    def test_documents_are_the_same_in_both_forms(self):
+        draws = np.random.default_rng(4)
+        shares = draws.random((30, 17)).astype(np.float32) * (draws.random((30, 17)) < 0.7)
+        shares[:, 0] = 0.1
+        ends = np.cumsum(draws.integers(1, 60, 30))
+        points = draws.standard_exponential(ends[-1])
+        compiled, plain = shares.copy(), shares.copy()
+        draw_documents(compiled, points, ends)
+        draw_documents.__wrapped__(plain, points, ends)
+        np.testing.assert_array_equal(compiled, plain)
+        np.testing.assert_array_equal(plain.sum(axis=1), np.diff(ends, prepend=0) - 1)
+        assert not plain[:, 1:-1][shares[:, 1:-1] == 0].any()
 
     def test_columns_that_are_not_there(self):
         W, out = np.ones((3, 2), dtype=np.float32), np.zeros((1, 2), dtype=np.float32)
         arrays = np.ones(1, "f4"), np.array([3], "i4"), np.array([0, 1])
         with pytest.raises(IndexError):
-            sparse_products.csr_product(*arrays, W, out=out)
+            activations.csr_product(*arrays, W, out=out)
 
 
 def settings_of(units, **more):

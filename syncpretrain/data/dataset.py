@@ -73,7 +73,7 @@ class Dataset:
         for part in PARTS:
             for array in (getattr(self, part), getattr(self, f"{part}_labels")):
                 digest.update(f"{part}:{None if array is None else array.shape};".encode())
-                for own in array.arrays if isinstance(array, SparseRows) else (array,):
+                for own in array.csr if isinstance(array, SparseRows) else (array,):
                     if own is not None:
                         digest.update(np.ascontiguousarray(own).data)
         target = None if self.columns is None else self.columns.target

@@ -50,7 +50,8 @@ def facts_of(X: Any) -> Facts:
     if isinstance(X, FileRows):
         return Facts(*X.shape)
     are_counts = isinstance(X, SparseRows) and X.are_counts
-    return Facts(*X.shape, *range_of(X), are_counts)
+    low, high = range_of(X)
+    return Facts(len(X), X.shape[1], low, high, are_counts)
 
 
 def range_of(X: NDArray[Any]) -> tuple[float, float]:

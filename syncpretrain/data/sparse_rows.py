@@ -14,7 +14,7 @@ from syncpretrain.errors import DataError
 __all__ = ["SPARSE_NAMES", "SparseRows", "joined", "rows_of_matrix", "run_of", "sparse_rows"]
 
 SPARSE_NAMES = {"data", "indices", "indptr", "shape", "format"}  # as SciPy's save_npz writes them
-EXPECTED = "expected a sparse matrix of numbers with rows and columns, such as scipy.sparse makes"
+MATRIX_EXPECTED = "expected a sparse matrix of numbers, such as scipy.sparse makes"
 
 
 class SparseRows(StoredRows):
@@ -51,9 +51,9 @@ class SparseRows(StoredRows):
         return len(self.indptr) - 1, self._width
 
     @property
-    def arrays(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """What is kept: where each row begins, the columns, and their values."""
-        return self.indptr, self.indices, self.data
+    def csr(self) -> tuple[NDArray[np.float32], NDArray[Any], NDArray[Any]]:
+        """What is kept: values, their columns, and where each row begins."""
+        return self.data, self.indices, self.indptr
 
     @property
     def is_plain(self) -> bool:
@@ -144,7 +144,7 @@ class SparseRows(StoredRows):
 
     def prepared_by(self, prepare: Prepare) -> SparseRows:
         """Return the same rows, which go through ``prepare`` as they are asked for."""
-        return SparseRows(*self.arrays[::-1], self._width, prepare)
+        return SparseRows(*self.csr, self._width, prepare)
 
     def toarray(self) -> NDArray[np.float32]:
         """Return all rows as a dense array, filled some at a time."""
@@ -192,16 +192,16 @@ def rows_of_matrix(X: Any, name: str) -> SparseRows:
         If it holds no numbers, no rows or no columns.
     """
     if not hasattr(X, "tocsr"):
-        raise DataError(f"{name}: got a sparse array of type {type(X).__name__}, {EXPECTED}")
+        raise DataError(f"{name}: got a sparse array of type {type(X).__name__}, {MATRIX_EXPECTED}")
     try:
         csr = X.tocsr()
         arrays = csr.data, csr.indices, csr.indptr
         rows, columns = csr.shape
     except (AttributeError, ValueError, TypeError) as error:
-        raise DataError(f"{name}: got a {type(X).__name__} ({error}), {EXPECTED}") from error
+        raise DataError(f"{name}: got a {type(X).__name__} ({error}), {MATRIX_EXPECTED}") from error
     if arrays[0].dtype.kind not in "biuf" or min(rows, columns) < 1:
         got = f"values of type {arrays[0].dtype} in the shape {(rows, columns)}"
-        raise DataError(f"{name}: got {got}, {EXPECTED}")
+        raise DataError(f"{name}: got {got}, {MATRIX_EXPECTED}")
     return _settled(*arrays, columns)
 
 

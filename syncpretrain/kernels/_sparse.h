@@ -73,14 +73,12 @@ static int is_zero(const float *x)
     return !(bits << 1); /* the sign does not count */
 }
 
-static Py_ssize_t count_numbers(const Matrix *v)
+static int are_zeros(const float *x)
 {
-    Py_ssize_t count = 0;
-    for (Py_ssize_t i = 0; i < v->rows; i++) {
-        const float *x = row(v, i);
-        for (Py_ssize_t j = 0; j < v->columns; j++) count += !is_zero(x + j);
-    }
-    return count;
+    uint64_t pairs[LOOK / 2], all = 0;
+    memcpy(pairs, x, sizeof pairs);
+    for (int k = 0; k < LOOK / 2; k++) all |= pairs[k];
+    return !(all & 0x7fffffff7fffffff);
 }
 
 /* Write the numbers of a row that are not 0, and their places from `first` on; return how many. */
@@ -88,35 +86,38 @@ static Py_ssize_t find_numbers(const float *x, Py_ssize_t width, int32_t first, 
 {
     Py_ssize_t n = 0, j = 0;
     for (; j + LOOK <= width; j += LOOK) {
-        int zeros = 1;
-        for (int k = 0; k < LOOK; k++) zeros &= is_zero(x + j + k);
-        if (zeros) continue;
-        for (int k = 0; k < LOOK; k++)
-            if (!is_zero(x + j + k)) by[n] = x[j + k], at[n++] = first + (int32_t)(j + k);
+        if (are_zeros(x + j)) continue;
+        for (int k = 0; k < LOOK; k++) {
+            by[n] = x[j + k], at[n] = first + (int32_t)(j + k);
+            n += !is_zero(x + j + k);
+        }
     }
     for (; j < width; j++)
         if (!is_zero(x + j)) by[n] = x[j], at[n++] = first + (int32_t)j;
     return n;
 }
 
-static int is_mostly_zeros(const Matrix *v)
+static Py_ssize_t most_numbers(const Matrix *v)
 {
-    return v->columns <= INT32_MAX && v->rows <= INT32_MAX
-           && count_numbers(v) <= v->rows * v->columns / DENSEST;
+    return v->rows * v->columns / DENSEST;
 }
 
-static void sparse_rows_all(const Matrix *v, const Matrix *w, const Matrix *out)
+/* Return 0, with out half done, where v has many numbers. */
+static int sparse_rows_all(const Matrix *v, const Matrix *w, const Matrix *out)
 {
-    float by[RUN];
-    int32_t at[RUN];
+    float by[RUN + LOOK];
+    int32_t at[RUN + LOOK];
+    Py_ssize_t total = 0, most = most_numbers(v);
     for (Py_ssize_t i = 0; i < v->rows; i++) {
         memset(row(out, i), 0, (size_t)out->columns * sizeof(float));
         for (Py_ssize_t j = 0; j < v->columns; j += RUN) {
             Py_ssize_t width = v->columns - j < RUN ? v->columns - j : RUN;
             Py_ssize_t n = find_numbers(row(v, i) + j, width, (int32_t)j, by, at);
+            if ((total += n) > most) return 0;
             add_rows(by, at, n, w->data, w->stride, row(out, i), w->columns);
         }
     }
+    return 1;
 }
 
 /* v, w, out: fill out with v w, unless v has many numbers. */
@@ -128,9 +129,9 @@ static PyObject *sparse_product(PyObject *module, PyObject *const *args, Py_ssiz
     if (!open_all(m, args, "rrw")) Py_RETURN_NOTIMPLEMENTED;
     if (m[0].buffer.ndim != 2 || m[1].buffer.ndim != 2 || m[2].buffer.ndim != 2
         || m[0].columns != m[1].rows || m[0].rows != m[2].rows || m[1].columns != m[2].columns
-        || !apart(m, m + 2) || !apart(m + 1, m + 2))
+        || m[0].columns > INT32_MAX || !apart(m, m + 2) || !apart(m + 1, m + 2))
         return closed(m, 3, Py_NotImplemented);
-    WORK(m[0], if ((sparse = is_mostly_zeros(m))) sparse_rows_all(m, m + 1, m + 2));
+    WORK(m[0], sparse = sparse_rows_all(m, m + 1, m + 2));
     return closed(m, 3, sparse ? Py_None : Py_NotImplemented);
 }
 
@@ -143,7 +144,7 @@ typedef struct {
 
 static int take_room(Sorted *s, Py_ssize_t numbers, Py_ssize_t columns)
 {
-    size_t count = (size_t)numbers + 1;
+    size_t count = (size_t)numbers;
     s->found = PyMem_RawMalloc(2 * count * sizeof(float));
     s->columns = PyMem_RawMalloc(3 * count * sizeof(int32_t));
     s->ends = PyMem_RawCalloc((size_t)columns + 1, sizeof(Py_ssize_t));
@@ -157,12 +158,13 @@ static void free_room(Sorted *s)
     PyMem_RawFree(s->found), PyMem_RawFree(s->columns), PyMem_RawFree(s->ends);
 }
 
-/* Order the numbers of a matrix by columns, in each by rows. */
-static void sort_columns(const Matrix *v, Sorted *s)
+/* Order the numbers of a matrix by columns, in each by rows; return 0 where there are many. */
+static int sort_columns(const Matrix *v, Sorted *s)
 {
-    Py_ssize_t n = 0, total = 0;
+    Py_ssize_t n = 0, total = 0, most = most_numbers(v);
     for (Py_ssize_t i = 0; i < v->rows; i++) {
         Py_ssize_t first = n;
+        if (n > most) return 0;
         n += find_numbers(row(v, i), v->columns, 0, s->found + n, s->columns + n);
         for (Py_ssize_t k = first; k < n; k++) s->owners[k] = (int32_t)i, s->ends[s->columns[k]]++;
     }
@@ -174,16 +176,16 @@ static void sort_columns(const Matrix *v, Sorted *s)
         Py_ssize_t to = s->ends[s->columns[k]]++;
         s->by[to] = s->found[k], s->at[to] = s->owners[k];
     }
+    return n <= most;
 }
 
 /* Return 1 once out is v^T h, or more by it; 0 if v has many numbers, -1 without memory. */
 static int sparse_columns_all(const Matrix *v, const Matrix *h, const Matrix *out, int adds)
 {
     Sorted s = {0};
-    if (!is_mostly_zeros(v)) return 0;
-    int done = take_room(&s, v->rows * v->columns / DENSEST, v->columns) ? 1 : -1;
+    int done = take_room(&s, most_numbers(v) + v->columns + LOOK, v->columns) ? 1 : -1;
+    if (done == 1) done = sort_columns(v, &s);
     if (done == 1) {
-        sort_columns(v, &s);
         for (Py_ssize_t j = 0, first = 0; j < v->columns; first = s.ends[j++]) {
             if (!adds) memset(row(out, j), 0, (size_t)out->columns * sizeof(float));
             add_rows(s.by + first, s.at + first, s.ends[j] - first, h->data, h->stride, row(out, j),
@@ -205,7 +207,7 @@ static PyObject *transposed_product(PyObject *module, PyObject *const *args, Py_
     if (!open_all(m, args, "rrw")) Py_RETURN_NOTIMPLEMENTED;
     if (m[0].buffer.ndim != 2 || m[1].buffer.ndim != 2 || m[2].buffer.ndim != 2
         || m[0].rows != m[1].rows || m[0].columns != m[2].rows || m[1].columns != m[2].columns
-        || !apart(m, m + 2) || !apart(m + 1, m + 2))
+        || m[0].rows > INT32_MAX || m[0].columns > INT32_MAX || !apart(m, m + 2) || !apart(m + 1, m + 2))
         return closed(m, 3, Py_NotImplemented);
     WORK(m[0], done = sparse_columns_all(m, m + 1, m + 2, adds));
     if (done < 0) {
@@ -232,6 +234,20 @@ static int are_rows(const int64_t *ends, Py_ssize_t rows, const int32_t *at, Py_
     return valid;
 }
 
+/* Open a vector for each letter, i of int32, l of int64 and d of float64; return 0 if one is none. */
+static int open_vectors(Py_buffer *b, PyObject *const *objects, const char *kinds)
+{
+    for (int i = 0; kinds[i]; i++) {
+        const char *formats = kinds[i] == 'l' ? "lq" : kinds[i] == 'i' ? "i" : "d";
+        int opened = !PyObject_GetBuffer(objects[i], b + i, PyBUF_STRIDES | PyBUF_FORMAT);
+        if (opened && is_vector(b + i, kinds[i] == 'i' ? 4 : 8, formats)) continue;
+        if (!opened) PyErr_Clear();
+        for (int k = 0; k < i + opened; k++) PyBuffer_Release(b + k);
+        return 0;
+    }
+    return 1;
+}
+
 /* data, w, out, indices, indptr: fill out with the product of a matrix in CSR format and w. */
 static PyObject *csr_product(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -239,17 +255,10 @@ static PyObject *csr_product(PyObject *module, PyObject *const *args, Py_ssize_t
     Py_buffer b[2];
     if (!expect(nargs, 5, "csr_product")) return NULL;
     if (!open_all(m, args, "rrw")) Py_RETURN_NOTIMPLEMENTED;
-    const int flags = PyBUF_STRIDES | PyBUF_FORMAT;
-    for (int i = 0; i < 2; i++)
-        if (PyObject_GetBuffer(args[3 + i], b + i, flags) < 0) {
-            PyErr_Clear();
-            if (i) PyBuffer_Release(b);
-            return closed(m, 3, Py_NotImplemented);
-        }
-    int valid = is_vector(b, 4, "i") && is_vector(b + 1, 8, "lq") && m[0].buffer.ndim == 1
-                && m[1].buffer.ndim == 2 && m[2].buffer.ndim == 2 && m[1].columns == m[2].columns
-                && b[0].shape[0] == m[0].columns && b[1].shape[0] == m[2].rows + 1
-                && apart(m, m + 2) && apart(m + 1, m + 2);
+    if (!open_vectors(b, args + 3, "il")) return closed(m, 3, Py_NotImplemented);
+    int valid = m[0].buffer.ndim == 1 && m[1].buffer.ndim == 2 && m[2].buffer.ndim == 2
+                && m[1].columns == m[2].columns && b[0].shape[0] == m[0].columns
+                && b[1].shape[0] == m[2].rows + 1 && apart(m, m + 2) && apart(m + 1, m + 2);
     const int32_t *at = b[0].buf;
     const int64_t *ends = b[1].buf;
     valid = valid && are_rows(ends, m[2].rows, at, m[0].columns, m[1].rows);
@@ -261,4 +270,45 @@ static PyObject *csr_product(PyObject *module, PyObject *const *args, Py_ssize_t
         });
     PyBuffer_Release(b), PyBuffer_Release(b + 1);
     return closed(m, 3, valid ? Py_None : Py_NotImplemented);
+}
+
+/* Replace the shares of words in a row by numbers of words. `points` are steps along the row, one more
+ * than there are words, of which each ends in the share of a word. */
+static void draw_document(float *shares, Py_ssize_t width, const double *points, Py_ssize_t words)
+{
+    double all = 0, length = 0, passed = 0, at = points[0];
+    Py_ssize_t k = 0;
+    for (Py_ssize_t j = 0; j < width; j++) all += shares[j];
+    for (Py_ssize_t i = 0; i <= words; i++) length += points[i];
+    for (Py_ssize_t j = 0; j < width; j++) {
+        Py_ssize_t before = k;
+        passed += shares[j];
+        double limit = passed * (length / all);
+        if (j == width - 1) k = words; /* whatever was lost to rounding */
+        while (k < words && at <= limit) at += points[++k];
+        shares[j] = (float)(k - before);
+    }
+}
+
+/* shares, points, ends: draw documents in place, whose points end at the numbers in ends. */
+static PyObject *draw_documents(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    Matrix m;
+    Py_buffer b[2];
+    if (!expect(nargs, 3, "draw_documents")) return NULL;
+    if (!open_all(&m, args, "w")) Py_RETURN_NOTIMPLEMENTED;
+    if (!open_vectors(b, args + 1, "dl")) return closed(&m, 1, Py_NotImplemented);
+    const double *points = b[0].buf;
+    const int64_t *ends = b[1].buf;
+    int valid = m.buffer.ndim == 2 && b[1].shape[0] == m.rows && m.columns > 0;
+    int64_t first = 0;
+    for (Py_ssize_t i = 0; valid && i < m.rows; first = ends[i++]) valid = ends[i] > first;
+    valid = valid && first == b[0].shape[0];
+    if (valid)
+        EACH_ROW(m, {
+            int64_t begin = i ? ends[i - 1] : 0;
+            draw_document(row(&m, i), m.columns, points + begin, ends[i] - begin - 1);
+        });
+    PyBuffer_Release(b), PyBuffer_Release(b + 1);
+    return closed(&m, 1, valid ? Py_None : Py_NotImplemented);
 }

@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.data.blocks import StoredRows, chunks
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.dispatch import accelerated
 from syncpretrain.units.kinds import kind_of
 
 __all__ = [
     "Conditions",
     "as_documents",
     "conditions_of",
+    "draw_documents",
     "draw_words",
     "impose",
     "is_missing",
@@ -98,8 +99,12 @@ def impose(v: Array, units: str, conditions: Conditions | None) -> Array:
 
 def as_documents(v: Array, like: Array, units: str) -> Array:
     """Give the shares of words in v the numbers of words of other rows, in place."""
-    for rows in chunks(like.shape) if isinstance(like, StoredRows) else (slice(None),):
-        impose(v[rows], units, conditions_of(like[rows], units))
+    blocks = like.blocks() if hasattr(like, "blocks") else (like,)  # of rows kept in another form
+    start = 0
+    for block in blocks:
+        own = slice(start, start + len(block))
+        impose(v[own], units, conditions_of(block, units))
+        start = own.stop
     return v
 
 
@@ -115,21 +120,29 @@ def draw_words(v: Array, units: str, noise: Array, conditions: Conditions | None
         columns = kind_of(units).blocks.counts[i].columns
         seed = np.ascontiguousarray(noise[:1, columns], dtype=np.float32).view(np.uint32).ravel()
         draws = np.random.default_rng(seed[:SEED_NUMBERS].tolist())
-        v[:, columns] = _documents(v[:, columns], np.rint(words[:, 0]).astype(np.int64), draws)
+        ends = np.cumsum(np.rint(words[:, 0]).astype(np.int64) + 1)
+        draw_documents(v[:, columns], draws.standard_exponential(int(ends[-1])), ends)
     if conditions.known is not None:
         v *= conditions.known
     return v
 
 
-def _documents(
-    shares: Array, lengths: NDArray[np.int64], draws: np.random.Generator
-) -> NDArray[np.int64]:
-    """Draw how often each word is in documents of some lengths, a word after the other."""
-    n, width = shares.shape
-    passed = np.cumsum(shares, axis=1, dtype=np.float64)
-    passed /= passed[:, -1:]
-    passed += np.arange(n)[:, None]  # so that one search is enough for all
-    owners = np.repeat(np.arange(n), lengths)
-    places = np.searchsorted(passed.reshape(-1), draws.random(len(owners)) + owners, side="right")
-    np.minimum(places, (owners + 1) * width - 1, out=places)  # of what is lost to rounding
-    return np.bincount(places, minlength=n * width).reshape(n, width)
+@accelerated
+def draw_documents(shares: Array, points: NDArray[np.float64], ends: NDArray[np.int64]) -> None:
+    """Replace each row of shares by how often each word is drawn with these shares.
+
+    Parameters
+    ----------
+    shares : ndarray of shape (B, V)
+    points : ndarray of float64
+        Exponential draws, for each row one more than it has words: their sums are points of a
+        Poisson process, which are uniform, and in order, up to the last one (Devroye 1986, V.3).
+    ends : ndarray of int64
+        Where those of each row end.
+    """
+    for row, own in zip(shares, np.split(points, ends[:-1]), strict=True):
+        passed, reached = np.cumsum(row, dtype=np.float64), np.cumsum(own)
+        limits = passed * (reached[-1] / passed[-1])
+        drawn = np.searchsorted(reached[:-1], limits, side="right")
+        drawn[-1] = len(own) - 1  # whatever was lost to rounding
+        row[:] = np.diff(drawn, prepend=0)

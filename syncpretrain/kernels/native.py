@@ -216,6 +216,10 @@ def _transposed_product(v: Array, h: Array, *, out: Array, adds: bool = False) -
     return extension.transposed_product(v, h, out, adds)
 
 
+def _draw_documents(shares: Array, points: Any, ends: Any) -> Any:
+    return extension.draw_documents(shares, points, ends)
+
+
 def _csr_product(data: Array, indices: Any, indptr: Any, weight: Array, *, out: Array) -> Any:
     return extension.csr_product(data, weight, out, indices, indptr)
 
@@ -239,5 +243,6 @@ if extension is not None:
             "sparse_product": _sparse_product,
             "transposed_product": _transposed_product,
             "csr_product": _csr_product,
+            "draw_documents": _draw_documents,
         },
     )

@@ -102,7 +102,7 @@ class SavedCall:
 def _data_record(X: Any) -> dict[str, Any]:
     """Return a record that identifies examples: JSON values."""
     if isinstance(X, SparseRows):
-        digest = hashlib.sha256(b"".join(np.ascontiguousarray(own).data for own in X.arrays))
+        digest = hashlib.sha256(b"".join(np.ascontiguousarray(own).data for own in X.csr))
         return {"shape": list(X.shape), "sha256": digest.hexdigest()}
     if not isinstance(X, np.ndarray):
         return {"shape": list(getattr(X, "shape", ()))}

@@ -25,8 +25,8 @@ __all__ = ["SharedSparse", "shared_data"]
 class SharedSparse:
     """Shared memory with one split, whose training rows are sparse; as :class:`SharedSplits`.
 
-    ``arrays`` has type and shape of each array: where rows begin, the columns and their values, and
-    the validation rows. ``prepare`` is that of the sparse rows.
+    ``arrays`` has type and shape of each array: values, their columns and where rows begin, and the
+    validation rows. ``prepare`` is that of the sparse rows.
     """
 
     descriptor: int
@@ -44,7 +44,7 @@ class SharedSparse:
             If there is not enough memory.
         """
         rows: Any = split.train
-        arrays = (*rows.arrays, split.validation)
+        arrays = (*rows.csr, split.validation)
         kinds = tuple((array.dtype.str, array.shape) for array in arrays)
         shared = cls(nameless_memory(), kinds, rows.shape[1], rows.prepare)
         try:
@@ -59,11 +59,11 @@ class SharedSparse:
     @property
     def rows(self) -> tuple[int, int]:
         """Rows to train on and to validate with."""
-        return self.arrays[0][1][0] - 1, self.arrays[-1][1][0]
+        return self.arrays[2][1][0] - 1, self.arrays[-1][1][0]
 
     def map(self, *, write: bool = False) -> list[Split]:
         """Return the split, in a list, read-only unless ``write``."""
-        indptr, indices, data, validation = self._mapped(write)
+        data, indices, indptr, validation = self._mapped(write)
         train: Any = SparseRows(data, indices, indptr, self.width, self.prepare)
         return [Split(train, validation)]
 
