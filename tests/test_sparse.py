@@ -368,3 +368,24 @@ def test_a_file_stays_sparse(tmp_path):
     assert other.sha256 != data.sha256
     assert data.with_examples(10).train.shape == (10, 40)
     assert kind_of(units_of_array(data.train)).blocks.are_counts
+
+
+class TestEstimators:
+    def test_results_are_those_of_dense_rows(self, monkeypatch):
+        sparse = pytest.importorskip("scipy.sparse")
+        estimators = pytest.importorskip("syncpretrain.sklearn", reason="needs scikit-learn")
+        y = (DENSE[:, :20].sum(axis=1) > DENSE[:, 20:].sum(axis=1)).astype(int)
+        own = {"hidden": (6,), "batch_size": 10, "epochs": 2, "random_state": 0}
+        X = sparse.csr_matrix(BITS)
+        rbm = estimators.StackedRBM(**own)
+        codes = rbm.fit_transform(X)
+        close(codes, estimators.StackedRBM(**own).fit_transform(BITS))
+        close(rbm.score_samples(X), rbm.score_samples(BITS))
+        assert rbm.partial_fit(X).transform(X).shape == (70, 6)
+        settings_of_both = {"finetune_epochs": 3, **own}
+        one, other = (
+            estimators.DBNClassifier(**settings_of_both).fit(rows, y) for rows in (X, BITS)
+        )
+        close(one.predict_proba(X), other.predict_proba(BITS), atol=1e-3)
+        counts = estimators.StackedRBM(**own).fit(sparse.csr_matrix(DENSE))
+        assert counts.stack_.units[0] == COUNTS
