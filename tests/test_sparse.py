@@ -371,7 +371,7 @@ def test_a_file_stays_sparse(tmp_path):
 
 
 class TestEstimators:
-    def test_results_are_those_of_dense_rows(self, monkeypatch):
+    def test_results_are_those_of_dense_rows(self):
         sparse = pytest.importorskip("scipy.sparse")
         estimators = pytest.importorskip("syncpretrain.sklearn", reason="needs scikit-learn")
         y = (DENSE[:, :20].sum(axis=1) > DENSE[:, 20:].sum(axis=1)).astype(int)
@@ -382,10 +382,8 @@ class TestEstimators:
         close(codes, estimators.StackedRBM(**own).fit_transform(BITS))
         close(rbm.score_samples(X), rbm.score_samples(BITS))
         assert rbm.partial_fit(X).transform(X).shape == (70, 6)
-        settings_of_both = {"finetune_epochs": 3, **own}
-        one, other = (
-            estimators.DBNClassifier(**settings_of_both).fit(rows, y) for rows in (X, BITS)
-        )
+        classifiers = [estimators.DBNClassifier(**own, finetune_epochs=3) for _ in range(2)]
+        one, other = classifiers[0].fit(X, y), classifiers[1].fit(BITS, y)
         close(one.predict_proba(X), other.predict_proba(BITS), atol=1e-3)
         counts = estimators.StackedRBM(**own).fit(sparse.csr_matrix(DENSE))
         assert counts.stack_.units[0] == COUNTS
