@@ -59,7 +59,7 @@ class StackEstimator(BaseEstimator):
         return tags
 
     def _rows(self, X: Any, *, reset: bool) -> Matrix:
-        """Return examples as an array, in which NaN is missing, or as a CSR matrix of such floats."""
+        """Return examples as an array, in which NaN is missing, or as a matrix in CSR format."""
         rows = validate_data(
             self,
             X,
