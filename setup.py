@@ -45,7 +45,7 @@ NATIVE = Extension(
         f"syncpretrain/kernels/_{name}.h"
         for name in (
             *("convolution", "counters", "loops", "patches", "philox", "products", "program"),
-            *("tiles", "vectors", "windows"),
+            *("sparse", "tiles", "vectors", "windows"),
         )
     ],
     extra_compile_args=["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"],

@@ -110,6 +110,8 @@ OF_MODELS = {
     "--hidden-dropout": Option(["0", "0.5", "0.99", "0.9999999999999999"], ["1"], ",", RBMS),
     "--persistent": Option([FLAG], [], "", RBMS),
     "--not-persistent": Option([FLAG]),
+    "--sample-visible": Option([FLAG], [], "", RBMS),
+    "--visible-means": Option([FLAG]),
     "--tied": Option([FLAG]),
     "--untied": Option([FLAG], [], "", ENCODERS),
     "--loss": Option(["squared", "cross-entropy"], [], "", ENCODERS),

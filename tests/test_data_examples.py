@@ -89,9 +89,3 @@ def test_a_number_beyond_float32_is_named_as_it_is():
 def test_what_is_no_array_of_examples_is_refused(array, words):
     with pytest.raises(DataError, match=f"^Z: .*{words}"):
         check_examples(array, "Z")
-
-
-def test_a_sparse_matrix_is_told_to_be_dense():
-    sparse = pytest.importorskip("scipy.sparse")
-    with pytest.raises(DataError, match="toarray"):
-        check_examples(sparse.csr_matrix(X))

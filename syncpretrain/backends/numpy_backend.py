@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from syncpretrain.backends.base import Draws, Stream
-from syncpretrain.data.file_rows import FileRows
+from syncpretrain.data.blocks import StoredRows
 from syncpretrain.rng import Address
 
 __all__ = ["NumpyBackend"]
@@ -42,7 +42,7 @@ class NumpyBackend:
 
     def asarray(self, array: Any) -> NDArray[Any]:
         """Return the array itself; what lies in a file stays there."""
-        return cast("NDArray[Any]", array) if isinstance(array, FileRows) else np.asarray(array)
+        return cast("NDArray[Any]", array) if isinstance(array, StoredRows) else np.asarray(array)
 
     def tohost(self, array: Any) -> NDArray[Any]:
         """Return the array itself."""

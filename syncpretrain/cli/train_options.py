@@ -40,8 +40,12 @@ LETTERS = {
     "validation": "FRACTION",
     "stall_timeout": "SECONDS",
 }
-OPPOSITES = {"persistent": "--not-persistent", "tied": "--untied"}
-DERIVED = {"architecture", "missing"}  # follow from the layers, and from the examples
+OPPOSITES = {
+    "persistent": "--not-persistent",
+    "sample_visible": "--visible-means",
+    "tied": "--untied",
+}
+DERIVED = {"architecture", "missing", "sparse"}  # follow from the layers, and from the examples
 ALSO_OFFERED = {"schedule": (AUTO,)}
 STANDING_IN = {"columns": "pretrain"}  # for what they change in another setting, by section
 WRITTEN: dict[str, dict[str, Any]] = {

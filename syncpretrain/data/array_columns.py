@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from syncpretrain.data.blocks import blocks_of
 from syncpretrain.data.column_kinds import columns_of
 from syncpretrain.data.columns import Columns
+from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.data.table import Table
 
 __all__ = ["units_of_array"]
@@ -19,8 +20,13 @@ def units_of_array(X: NDArray[Any], columns: Columns | None = None) -> str:
     """Return the kinds of units that suit the columns of an array, or encoded ``columns``.
 
     Bytes, and values that are all in [0, 1], such as those of images, are Bernoulli; otherwise each
-    column is by what it holds.
+    column is by what it holds. Whole numbers in a sparse matrix are counts.
     """
+    if isinstance(X, SparseRows) and X.are_counts:
+        return f"counts:{X.shape[1]}"
+    if isinstance(X, SparseRows):
+        low, high = X.limits
+        return "bernoulli" if low >= 0 and high <= 1 else "gaussian"
     if columns is not None and columns.has_categories:
         return columns.visible_units()
     # NaN compares as false, and is no reason.

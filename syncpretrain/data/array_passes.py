@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.data.blocks import Prepare, as_float32, chunks
+from syncpretrain.data.blocks import Prepare, StoredRows, as_float32, chunks
 from syncpretrain.data.examples import as_examples, check_values
 from syncpretrain.data.minibatches import Minibatches
 from syncpretrain.data.scaling import column_means
@@ -192,4 +192,6 @@ class ArrayPasses:
                 " number of layers"
             )
         check_values(found, name, bounded=self._bounded)
+        if isinstance(found, StoredRows):
+            return found[:]
         return as_float32(found, np.empty(found.shape, dtype=np.float32))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BITS", "Prepare", "as_bits", "as_float32", "blocks_of", "chunks"]
+__all__ = ["BITS", "Prepare", "StoredRows", "as_bits", "as_float32", "blocks_of", "chunks"]
 
 Prepare = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 CHUNK_VALUES = 1 << 20
@@ -20,6 +21,59 @@ def chunks(shape: tuple[int, ...]) -> Iterator[slice]:
     rows = max(CHUNK_VALUES // shape[1], 1)
     for start in range(0, shape[0], rows):
         yield slice(start, min(start + rows, shape[0]))
+
+
+class StoredRows(ABC):
+    """Rows of float32 that are kept in another form, and become arrays as they are asked for.
+
+    Slices and arrays of row numbers give arrays in memory, each made anew; ``numpy.take`` works.
+    """
+
+    ndim = 2
+    dtype = np.dtype(np.float32)
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """The number of rows, and of values in each."""
+
+    @property
+    def size(self) -> int:
+        """The number of values."""
+        return self.shape[0] * self.shape[1]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @abstractmethod
+    def __getitem__(self, key: slice | NDArray[Any]) -> NDArray[np.float32]: ...
+
+    def take(
+        self,
+        indices: NDArray[Any],
+        axis: int = 0,
+        out: NDArray[np.float32] | None = None,
+        mode: str = "raise",
+    ) -> NDArray[np.float32]:
+        """Return some rows, in ``out`` if it is given; ``numpy.take`` comes here."""
+        found = self[indices]
+        if out is None:
+            return found
+        np.copyto(out, found)
+        return out
+
+    def blocks(self) -> Iterator[NDArray[np.float32]]:
+        """Yield all rows, a few at a time."""
+        for chunk in chunks(self.shape):
+            yield self[chunk]
+
+    @abstractmethod
+    def subset(self, rows: NDArray[Any]) -> StoredRows:
+        """Return some of the rows, stored still."""
+
+    @abstractmethod
+    def prepared_by(self, prepare: Prepare) -> StoredRows:
+        """Return the same rows, which go through ``prepare`` as they are asked for."""
 
 
 def blocks_of(X: Any) -> Iterator[Any]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.columns import Columns
 from syncpretrain.data.examples import scale_examples
+from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.data.split import stratified_split
 from syncpretrain.errors import DataError
 
@@ -34,7 +35,7 @@ class Dataset:
         Where the examples came from, in plain words.
     train, validation, test : float32 arrays of shape (n_examples, width)
         C-contiguous, values in [0, 1]; validation and test may have no rows. Of a file that is
-        too large they are ``FileRows``, which stand for arrays.
+        too large they are ``FileRows``, of a sparse matrix ``SparseRows``, which stand for arrays.
     train_labels, validation_labels, test_labels : int64 arrays of shape (n_examples,), or None
         Classes, with -1 for none; or float32 with NaN for none, the numbers of a regression.
     notices : tuple of str
@@ -62,6 +63,7 @@ class Dataset:
     def sha256(self) -> str:
         """SHA-256 of every example and label: shapes, float32 values and int64 labels, by part.
 
+        Of sparse rows it is that of what is kept, in its one form without zeros.
         It is computed once, at the speed of reading; labels that :meth:`with_labels` leaves out
         count all the same. Classes that are texts are part of it.
         """
@@ -71,8 +73,9 @@ class Dataset:
         for part in PARTS:
             for array in (getattr(self, part), getattr(self, f"{part}_labels")):
                 digest.update(f"{part}:{None if array is None else array.shape};".encode())
-                if array is not None:
-                    digest.update(np.ascontiguousarray(array).data)
+                for own in array.csr if isinstance(array, SparseRows) else (array,):
+                    if own is not None:
+                        digest.update(np.ascontiguousarray(own).data)
         target = None if self.columns is None else self.columns.target
         if target is not None and target.classes is not None:
             digest.update(repr(target.classes).encode())

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from syncpretrain.data.blocks import as_bits, as_float32, chunks
 from syncpretrain.data.file_rows import FileRows
+from syncpretrain.data.sparse_rows import SparseRows, rows_of_matrix
 from syncpretrain.errors import DataError
 
 __all__ = [
@@ -137,13 +138,16 @@ def check_again(
 def as_examples(X: ArrayLike, name: str) -> NDArray[Any]:
     """Return a numeric array of two dimensions, none of them 0, whose values are unchecked.
 
+    A sparse matrix becomes :class:`syncpretrain.data.sparse_rows.SparseRows`.
+
     Raises
     ------
     DataError
         If it is something else.
     """
-    if hasattr(X, "toarray"):
-        raise DataError(f"{name}: got a sparse matrix, expected a dense array; pass X.toarray()")
+    if isinstance(X, SparseRows) or hasattr(X, "toarray"):
+        rows: Any = X if isinstance(X, SparseRows) else rows_of_matrix(X, name)
+        return rows  # type: ignore[no-any-return]
     try:
         array = np.asarray(X)
     except (ValueError, TypeError, RuntimeError) as error:  # the last from a tensor of PyTorch
@@ -174,14 +178,20 @@ def check_values(
 ) -> None:
     """Check that every value is finite, and if ``bounded`` in [0, 1]; any byte or boolean is.
 
-    ``names`` are those of the columns, where they have any. ``missing`` permits NaN.
+    ``names`` are those of the columns, where they have any. ``missing`` permits NaN, but not in
+    sparse rows.
 
     Raises
     ------
     DataError
         Naming the first bad place.
     """
-    if not _is_sound(X.dtype):
+    if isinstance(X, SparseRows):
+        low, high = _range(bounded)
+        X.check(
+            (X.data >= low) & (X.data <= high), partial(_check_block, name=name, bounded=bounded)
+        )
+    elif not _is_sound(X.dtype):
         for rows in chunks(X.shape):
             _check_block(X[rows], name, rows.start, bounded=bounded, names=names, missing=missing)
 
@@ -194,7 +204,7 @@ def _is_sound(dtype: np.dtype[Any]) -> bool:
 def _check_block(
     X: NDArray[Any],
     name: str,
-    start: int,
+    start: int = 0,
     *,
     bounded: bool,
     names: Sequence[str] | None = None,
@@ -225,8 +235,11 @@ def _is_inside(values: NDArray[np.float32], low: float, high: float) -> bool:
 def scale_examples(X: NDArray[Any], *, rows: NDArray[np.intp] | None = None) -> NDArray[np.float32]:
     """Return checked examples, or those of the given rows, as C-contiguous float32 in [0, 1].
 
-    Bytes are scaled by 1/255. Rows are converted a chunk at a time, without a big temporary.
+    Bytes are scaled by 1/255. Rows are converted a chunk at a time, without a big temporary. Sparse
+    rows stay sparse.
     """
+    if isinstance(X, SparseRows):
+        return X if rows is None else X.subset(rows)
     flags = X.flags
     if rows is None and X.dtype == np.float32 and flags.c_contiguous and flags.aligned:
         return X

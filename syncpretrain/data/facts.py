@@ -12,9 +12,10 @@ from syncpretrain.data.blocks import as_bits, chunks
 from syncpretrain.data.examples import as_examples
 from syncpretrain.data.file_rows import FileRows, rows_in_file
 from syncpretrain.data.minibatches import is_iterable_of_arrays
+from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.settings.by_data import Facts
 
-__all__ = ["Look", "look_at", "range_of"]
+__all__ = ["Look", "facts_of", "look_at", "range_of"]
 
 
 class Look(NamedTuple):
@@ -41,12 +42,22 @@ def look_at(X: Any, *, streams: bool = False) -> Look:
         return Look(X, Facts(*X.shape))
     rows = as_examples(X, "X")
     bits = as_bits(rows)
-    low, high = range_of(rows)
-    return Look(bits, Facts(len(rows), rows.shape[1], low, high), bits.dtype.kind == "b")
+    return Look(bits, facts_of(rows), bits.dtype.kind == "b")
+
+
+def facts_of(X: Any) -> Facts:
+    """Return the facts of examples; of those in a file, which are not read for that, the shape."""
+    if isinstance(X, FileRows):
+        return Facts(*X.shape)
+    are_counts = isinstance(X, SparseRows) and X.are_counts
+    low, high = range_of(X)
+    return Facts(len(X), X.shape[1], low, high, are_counts)
 
 
 def range_of(X: NDArray[Any]) -> tuple[float, float]:
     """Return the smallest and the largest value as they are trained on; NaN are left out."""
+    if isinstance(X, SparseRows):
+        return X.limits
     if X.dtype == np.uint8 or X.dtype.kind == "b":
         return 0.0, 1.0
     low, high = math.inf, -math.inf

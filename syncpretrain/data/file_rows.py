@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.data.blocks import Prepare, as_float32, chunks
+from syncpretrain.data.blocks import Prepare, StoredRows, as_float32, chunks
 from syncpretrain.errors import DataError
 
 __all__ = ["FileRows", "rows_in_file"]
@@ -27,11 +27,10 @@ Check = Callable[[NDArray[np.float32], Callable[[], NDArray[Any]]], None]
 NEAR = 2  # a run of rows is read whole if it has at most this many times the rows asked for
 
 
-class FileRows:
+class FileRows(StoredRows):
     """Rows of a file, which stand for float32 examples of shape (n, width).
 
-    Slices and arrays of row numbers give arrays in memory, each made anew; ``numpy.take`` works,
-    and ``numpy.asarray`` reads everything.
+    ``numpy.asarray`` reads everything.
 
     Parameters
     ----------
@@ -44,9 +43,6 @@ class FileRows:
         What looks at each array before, since something may write to the file meanwhile.
     """
 
-    ndim = 2
-    dtype = np.dtype(np.float32)
-
     def __init__(
         self,
         file: _Table,
@@ -58,18 +54,11 @@ class FileRows:
             rows = rows.astype(np.uint32)  # there is one number for each example
         self._file, self._rows, self._prepare, self._check = file, rows, prepare, check
 
-    def __len__(self) -> int:
-        return self._file.shape[0] if self._rows is None else len(self._rows)
-
     @property
     def shape(self) -> tuple[int, int]:
         """The number of rows, and of values in each."""
-        return len(self), self._file.shape[1]
-
-    @property
-    def size(self) -> int:
-        """The number of values."""
-        return len(self) * self._file.shape[1]
+        rows, width = self._file.shape
+        return rows if self._rows is None else len(self._rows), width
 
     def __getitem__(self, key: slice | NDArray[Any]) -> NDArray[np.float32]:
         if self._rows is not None:
@@ -91,20 +80,6 @@ class FileRows:
         """Return all of them, in memory."""
         return self[:] if dtype is None else self[:].astype(dtype)
 
-    def take(
-        self,
-        indices: NDArray[Any],
-        axis: int = 0,
-        out: NDArray[np.float32] | None = None,
-        mode: str = "raise",
-    ) -> NDArray[np.float32]:
-        """Return some rows, in ``out`` if it is given; ``numpy.take`` comes here."""
-        found = self[indices]
-        if out is None:
-            return found
-        np.copyto(out, found)
-        return out
-
     @property
     def path(self) -> str:
         """Where the file is."""
@@ -114,11 +89,6 @@ class FileRows:
     def raw_dtype(self) -> np.dtype[Any]:
         """The type of the numbers in the file."""
         return self._file.dtype
-
-    def blocks(self) -> Iterator[NDArray[np.float32]]:
-        """Yield all rows, a few at a time."""
-        for chunk in chunks(self.shape):
-            yield self[chunk]
 
     def raw_blocks(self) -> Iterator[NDArray[Any]]:
         """Yield all rows of the file as it has them, a few at a time."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from syncpretrain.data.dataset import UNLABELLED, Dataset
 from syncpretrain.data.examples import scale_examples
 from syncpretrain.data.readers import divided, read_rows
+from syncpretrain.data.sparse_rows import SparseRows, joined
 from syncpretrain.data.table_rows import Rows, Wanted
 from syncpretrain.errors import DataError
 
@@ -120,7 +121,14 @@ def _joined(rows: Rows, others: Rows, path: Any, unlabelled: Any) -> Rows:
             " give one file alone"
         )
     _check_width("unlabelled", unlabelled, others, rows, path)
-    X = np.concatenate([scale_examples(rows.X), scale_examples(others.X)])
+    both: list[Any] = [scale_examples(rows.X), scale_examples(others.X)]
+    if isinstance(both[0], SparseRows) != isinstance(both[1], SparseRows):
+        forms = ["sparse" if isinstance(X, SparseRows) else "dense" for X in both]
+        raise DataError(
+            f"unlabelled: got {unlabelled}, which is {forms[1]}, but {path} is {forms[0]}; save"
+            " both in one form"
+        )
+    X: Any = joined(both) if isinstance(both[0], SparseRows) else np.concatenate(both)
     none = np.full(len(others.X), _none(rows.labels), dtype=rows.labels.dtype)
     return rows._replace(X=X, labels=np.concatenate([rows.labels, none]))
 

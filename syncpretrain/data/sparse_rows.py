@@ -2,55 +2,207 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.data.blocks import chunks
+from syncpretrain.data.blocks import Prepare, StoredRows, chunks
 from syncpretrain.errors import DataError
 
-__all__ = ["SPARSE_NAMES", "SparseRows", "sparse_rows"]
+__all__ = ["SPARSE_NAMES", "SparseRows", "joined", "rows_of_matrix", "run_of", "sparse_rows"]
 
 SPARSE_NAMES = {"data", "indices", "indptr", "shape", "format"}  # as SciPy's save_npz writes them
+MATRIX_EXPECTED = "expected a sparse matrix of numbers, such as scipy.sparse makes"
 
 
-@dataclass(frozen=True, eq=False)
-class SparseRows:
-    """Rows of which only the values that are not 0 are kept.
+class SparseRows(StoredRows):
+    """Rows of which only the values that are not 0 are kept; they stand for dense float32 rows.
 
     Row i has ``data[k]`` in column ``indices[k]`` for k from ``indptr[i]`` up to ``indptr[i + 1]``;
-    what is there twice is added.
+    these columns ascend, and none is there twice. Nothing makes a dense array of all rows, but
+    :meth:`toarray`.
+
+    Parameters
+    ----------
+    data : ndarray of float32
+    indices, indptr : ndarray of int32 or int64
+    width : int
+        Columns of a row.
+    prepare : callable, optional
+        What each array of rows goes through last, such as a standardization.
     """
 
-    data: NDArray[np.float32]
-    indices: NDArray[Any]
-    indptr: NDArray[Any]
-    shape: tuple[int, int]
+    def __init__(
+        self,
+        data: NDArray[np.float32],
+        indices: NDArray[Any],
+        indptr: NDArray[Any],
+        width: int,
+        prepare: Prepare | None = None,
+    ) -> None:
+        self.data, self.indices, self.indptr = data, indices, indptr
+        self._width, self.prepare = width, prepare
 
     @property
-    def dense_bytes(self) -> int:
-        """The memory of the same rows as a dense float32 array."""
-        return 4 * self.shape[0] * self.shape[1]
+    def shape(self) -> tuple[int, int]:
+        """The number of rows, and of values in each."""
+        return len(self.indptr) - 1, self._width
 
-    def dense(self, rows: slice) -> NDArray[np.float32]:
-        """Return a run of rows as a dense array."""
-        start, stop, _ = rows.indices(self.shape[0])
-        first, last = int(self.indptr[start]), int(self.indptr[stop])
-        out = np.zeros((stop - start, self.shape[1]), dtype=np.float32)
-        counts = np.diff(self.indptr[start : stop + 1])
-        numbers = np.repeat(np.arange(stop - start), counts)
-        np.add.at(out, (numbers, self.indices[first:last]), self.data[first:last])
+    @property
+    def csr(self) -> tuple[NDArray[np.float32], NDArray[Any], NDArray[Any]]:
+        """What is kept: values, their columns, and where each row begins."""
+        return self.data, self.indices, self.indptr
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether rows are as they are kept, and no standardization makes them dense."""
+        return self.prepare is None
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The smallest and the largest value, the zeros included."""
+        low, high = np.fmin.reduce(self.data, initial=np.inf), np.fmax.reduce(self.data, initial=0)
+        if len(self.data) < self.size:
+            return min(float(low), 0.0), max(float(high), 0.0)
+        return float(low), float(np.fmax.reduce(self.data))
+
+    @property
+    def are_counts(self) -> bool:
+        """Whether all values are whole numbers of 0 or more, and one is above 1."""
+        data = self.data
+        if not len(data) or not (data.min() >= 0 and data.max() > 1):
+            return False
+        return bool((data == np.floor(data)).all())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Refuse to become a dense array unasked.
+
+        Raises
+        ------
+        DataError
+        """
+        raise DataError(
+            f"X: got a sparse matrix of shape {self.shape} where a dense array is needed, expected"
+            " X.toarray()"
+        )
+
+    def __getitem__(self, key: slice | NDArray[Any]) -> NDArray[np.float32]:
+        if not isinstance(key, slice):
+            key = np.asarray(key)
+            key = np.flatnonzero(key) if key.dtype == bool else key
+            return self.take(key)
+        run = self.run(key)
+        out = np.zeros(run.shape, dtype=np.float32)
+        owners = np.repeat(np.arange(len(run)), np.diff(run.indptr))
+        out[owners, run.indices] = run.data
+        return out if self.prepare is None else self.prepare(out)
+
+    def take(
+        self,
+        indices: NDArray[Any],
+        axis: int = 0,
+        out: NDArray[np.float32] | None = None,
+        mode: str = "raise",
+    ) -> NDArray[np.float32]:
+        """Return some rows as a dense array, in ``out`` if it is given."""
+        owners, places, _ = self._places(indices)
+        if out is None:
+            out = np.empty((len(indices), self._width), dtype=np.float32)
+        out.fill(0)
+        out[owners, self.indices[places]] = self.data[places]
+        if self.prepare is not None:
+            np.copyto(out, self.prepare(out))
         return out
+
+    def check(self, good: NDArray[np.bool_], judge: Callable[..., Any]) -> None:
+        """Have the first row with a value that is not ``good`` judged.
+
+        ``judge`` is called with that row as a dense array and with ``start``, its number, and
+        raises the error.
+        """
+        if not good.all():
+            row = int(np.searchsorted(self.indptr, np.argmin(good), side="right")) - 1
+            judge(self[row : row + 1], start=row)
+
+    def run(self, rows: slice) -> SparseRows:
+        """Return consecutive rows as they are kept, without a copy of their values."""
+        start, stop, step = rows.indices(len(self))
+        if step != 1:
+            return self.subset(np.arange(start, stop, step))
+        stop = max(start, stop)
+        ends = self.indptr[start : stop + 1]
+        own = slice(int(ends[0]), int(ends[-1]))
+        return self._with(self.data[own], self.indices[own], ends - ends[0])
+
+    def subset(self, rows: NDArray[Any]) -> SparseRows:
+        """Return some rows, copied, as sparse as they are."""
+        _, places, counts = self._places(np.asarray(rows))
+        indptr = np.concatenate([[0], np.cumsum(counts)])
+        return self._with(self.data[places], self.indices[places], indptr)
+
+    def prepared_by(self, prepare: Prepare) -> SparseRows:
+        """Return the same rows, which go through ``prepare`` as they are asked for."""
+        return SparseRows(*self.csr, self._width, prepare)
 
     def toarray(self) -> NDArray[np.float32]:
         """Return all rows as a dense array, filled some at a time."""
         out = np.empty(self.shape, dtype=np.float32)
         for chunk in chunks(self.shape):
-            out[chunk] = self.dense(chunk)
+            out[chunk] = self[chunk]
         return out
+
+    def _with(
+        self, data: NDArray[np.float32], indices: NDArray[Any], indptr: NDArray[Any]
+    ) -> SparseRows:
+        return SparseRows(data, indices, indptr, self._width, self.prepare)
+
+    def _places(self, rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Return the owner and the place of each value of some rows, and how many each row has."""
+        starts = self.indptr[rows]
+        counts = self.indptr[1:][rows] - starts
+        ends = np.cumsum(counts)
+        owners = np.repeat(np.arange(len(rows)), counts)
+        total = int(ends[-1]) if len(ends) else 0
+        return owners, np.arange(total) + (starts - ends + counts)[owners], counts
+
+
+def run_of(X: Any, rows: slice) -> Any:
+    """Return consecutive rows of examples: of plain sparse ones as sparse rows."""
+    return X.run(rows) if isinstance(X, SparseRows) and X.is_plain else X[rows]
+
+
+def joined(parts: list[SparseRows]) -> SparseRows:
+    """Return the rows of several matrices of one width, one behind the other."""
+    counts = np.concatenate([np.diff(part.indptr) for part in parts])
+    data = np.concatenate([part.data for part in parts])
+    indices = np.concatenate([part.indices for part in parts])
+    return SparseRows(data, indices, np.concatenate([[0], np.cumsum(counts)]), parts[0].shape[1])
+
+
+def rows_of_matrix(X: Any, name: str) -> SparseRows:
+    """Return the rows of a sparse matrix or array of SciPy, of any format.
+
+    Values of bytes are numbers as they are: they are not divided by 255.
+
+    Raises
+    ------
+    DataError
+        If it holds no numbers, no rows or no columns.
+    """
+    if not hasattr(X, "tocsr"):
+        raise DataError(f"{name}: got a sparse array of type {type(X).__name__}, {MATRIX_EXPECTED}")
+    try:
+        csr = X.tocsr()
+        arrays = csr.data, csr.indices, csr.indptr
+        rows, columns = csr.shape
+    except (AttributeError, ValueError, TypeError) as error:
+        raise DataError(f"{name}: got a {type(X).__name__} ({error}), {MATRIX_EXPECTED}") from error
+    if arrays[0].dtype.kind not in "biuf" or min(rows, columns) < 1:
+        got = f"values of type {arrays[0].dtype} in the shape {(rows, columns)}"
+        raise DataError(f"{name}: got {got}, {MATRIX_EXPECTED}")
+    return _settled(*arrays, columns)
 
 
 def sparse_rows(arrays: Mapping[str, NDArray[Any]], name: str) -> SparseRows:
@@ -86,8 +238,34 @@ def sparse_rows(arrays: Mapping[str, NDArray[Any]], name: str) -> SparseRows:
         )
     if form == "csc":
         indices, indptr, data = _transposed(indices, indptr, data, columns)
-        rows, columns = columns, rows
-    return SparseRows(data.astype(np.float32), indices, indptr, (rows, columns))
+        columns = rows
+    return _settled(data, indices, indptr, columns)
+
+
+def _settled(
+    data: NDArray[Any], indices: NDArray[Any], indptr: NDArray[Any], columns: int
+) -> SparseRows:
+    """Return rows whose columns ascend: without zeros, and what is there twice added."""
+    end = int(indptr[-1])  # SciPy leaves room behind it
+    with np.errstate(over="ignore"):  # infinite values are refused, with their place
+        values = data[:end].astype(np.float32, copy=False)
+    kind = np.int32 if columns <= np.iinfo(np.int32).max else np.int64
+    indices, indptr = indices[:end].astype(kind, copy=False), indptr.astype(np.int64)
+    owners = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+    ascends = (np.diff(indices) > 0) | (np.diff(owners) > 0)
+    if not ascends.all():
+        order = np.lexsort((indices, owners))
+        indices, owners, values = indices[order], owners[order], values[order]
+        first = np.diff(indices, prepend=-1) != 0
+        first |= np.diff(owners, prepend=-1) != 0
+        values = np.add.reduceat(values, np.flatnonzero(first))
+        indices, owners = indices[first], owners[first]
+    kept = values != 0  # NaN too
+    if not (ascends.all() and kept.all()):
+        indices, values = indices[kept], values[kept]
+        counts = np.bincount(owners[kept], minlength=len(indptr) - 1)
+        indptr = np.concatenate([[0], np.cumsum(counts)])
+    return SparseRows(values, indices, indptr, columns)
 
 
 def _transposed(

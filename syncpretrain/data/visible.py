@@ -6,6 +6,8 @@ scaled, bytes included. The NaN of a missing value stays until the examples are 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from syncpretrain.data.blocks import chunks
 from syncpretrain.data.examples import as_examples, check_values, scale_examples
 from syncpretrain.data.scaling import Scaling
+from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError
 from syncpretrain.units.kinds import kind_of
 
@@ -61,16 +64,24 @@ def check_visible(X: ArrayLike, name: str, units: str, *, missing: bool = True) 
         raise DataError(
             f"{name}: got {array.shape[1]} columns, expected {kind.blocks.width}, those of {units}"
         )
+    if isinstance(array, SparseRows) and kind.blocks.are_counts:
+        whole = (array.data >= 0) & (array.data == np.floor(array.data))
+        array.check(whole, partial(_check_parts, kind.blocks.parts, name))
+        return array
     for rows in chunks(array.shape):
-        some = np.asarray(array[rows], dtype=np.float32)
-        for part in kind.blocks.parts:
-            BLOCK_CHECKS[part.kind](some, part, name, rows.start)
+        _check_parts(kind.blocks.parts, name, array[rows], rows.start)
     return array
 
 
+def _check_parts(parts: Iterable[Any], name: str, X: NDArray[Any], start: int) -> None:
+    """Check the values of some rows, the first of which has a number, block by block."""
+    for part in parts:
+        BLOCK_CHECKS[part.kind](np.asarray(X, dtype=np.float32), part, name, start)
+
+
 def as_visible(X: NDArray[Any], units: str) -> Floats:
-    """Return checked examples, or some rows of them, as C-contiguous float32."""
-    if kind_of(units).blocks is None:
+    """Return checked examples, or some rows of them, as C-contiguous float32, or sparse still."""
+    if kind_of(units).blocks is None or isinstance(X, SparseRows):
         return scale_examples(X)
     return np.ascontiguousarray(X, dtype=np.float32)
 

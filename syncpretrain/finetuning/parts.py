@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from syncpretrain.data.file_rows import FileRows
+from syncpretrain.data.blocks import StoredRows
 from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.finetuning.classes import Classes
@@ -52,7 +52,7 @@ class Part(NamedTuple):
 
 def chosen_rows(X: Any, rows: Any) -> Any:
     """Return some rows; those of a file stay there."""
-    return X.subset(rows) if isinstance(X, FileRows) else X[rows]
+    return X.subset(rows) if isinstance(X, StoredRows) else X[rows]
 
 
 def check_targets(objective: str, train: Part, validation: Part | None) -> None:

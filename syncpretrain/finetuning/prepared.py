@@ -13,7 +13,8 @@ from contextlib import closing
 from typing import Any
 
 from syncpretrain.backends.choice import backend_for
-from syncpretrain.data.file_rows import FileRows
+from syncpretrain.data.blocks import StoredRows
+from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
 from syncpretrain.events import Notice, Observer
 from syncpretrain.finetuning.judged import continued, judged
@@ -98,6 +99,11 @@ class Finetuning:
         self.options, self._threads = shared_out(options, form.shapes)
         self._optimizer = optimizer_for(self.options)
         self._backend = backend_for(self.options.backend)
+        if isinstance(train.X, SparseRows) and self._backend.name != "numpy":
+            raise SettingsError(
+                f"backend: got {self.options.backend} with a sparse matrix, expected numpy, or X"
+                " as a dense array"
+            )
         self._check_sizes()
         self._check_memory(copies)
 
@@ -171,7 +177,7 @@ class Finetuning:
         train = Examples(chosen, task.targets(labels.targets))
         if V is None or judged is None or not len(judged.rows):
             return task, train, None
-        return task, train, Examples(V[judged.rows], task.targets(judged.targets))
+        return task, train, Examples(chosen_rows(V, judged.rows), task.targets(judged.targets))
 
     def _check_sizes(self) -> None:
         """Refuse a minibatch larger than the examples, and patience with nothing to judge by."""
@@ -197,7 +203,7 @@ class Finetuning:
         outputs = None if labels is None else labels.targets.shape[1]
         parts = [part for part in (self._train, self._validation) if part is not None]
         sizes = [len(part.X) for part in parts]
-        copied = [len(part.X) for part in parts if not isinstance(part.X, FileRows)]
+        copied = [len(part.X) for part in parts if not isinstance(part.X, StoredRows)]
         scaled = 0 if kind_of(form.units[0]).is_unit_interval else sum(copied)
         chosen = self.examples if self.examples < len(self._train.X) else 0
         if self._judged is not None:

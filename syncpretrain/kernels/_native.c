@@ -584,6 +584,10 @@ static PyObject *visible_means(PyObject *module, PyObject *const *args, Py_ssize
     return work_convolution(VISIBLE, "wr", SHAPE_NUMBERS + 1, args, nargs, "visible_means");
 }
 
+/* ------------------------------------------------------------------------------ sparse products */
+
+#include "_sparse.h"
+
 /* ------------------------------------------------------------------------------------ programs */
 
 #include "_program.h"
@@ -596,6 +600,7 @@ static PyMethodDef methods[] = {
     METHOD(momentum_step), METHOD(sgd_step), METHOD(adam_step), METHOD(squared_error),
     METHOD(times_derivative), METHOD(wait_for_counters), METHOD(store_counter), METHOD(arrive_and_wait),
     METHOD(convolve), METHOD(convolve_gradient), METHOD(convolve_back), METHOD(visible_means),
+    METHOD(sparse_product), METHOD(transposed_product), METHOD(csr_product), METHOD(draw_documents),
     METHOD(program), METHOD(run_program), METHOD(share_program),
     {NULL, NULL, 0, NULL},
 };

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import accelerated
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["activate", "affine", "means", "times_derivative"]
+__all__ = ["activate", "affine", "csr_product", "means", "product", "times_derivative"]
 
 
 def activate(x: Array, units: str) -> Array:
@@ -24,12 +28,33 @@ def means(x: Array, bias: Array, units: str) -> Array:
     return activate(x, units)
 
 
+@accelerated
+def csr_product(
+    data: Array, indices: NDArray[Any], indptr: NDArray[Any], weight: Array, *, out: Array
+) -> None:
+    """Fill ``out`` with the product of a matrix in CSR format and W."""
+    for row, (first, last) in enumerate(pairwise(indptr)):
+        np.matmul(data[first:last], weight[indices[first:last]], out=out[row])
+
+
+def product(x: Any, weight: Array, *, out: Array | None = None) -> Array:
+    """Return x W, of an array, or of rows whose arrays in CSR format are its ``csr``."""
+    csr = getattr(x, "csr", None)
+    if csr is None:
+        found: Array = np.matmul(x, weight, out=out)  # (B, V) @ (V, H) -> (B, H)
+        return found
+    if out is None:
+        out = np.empty((len(x), weight.shape[1]), dtype=weight.dtype)
+    data, indices, indptr = csr
+    csr_product(data, indices, indptr, weight, out=out)
+    return out
+
+
 def affine(
-    x: Array, weight: Array, bias: Array, units: str = "bernoulli", *, out: Array | None = None
+    x: Any, weight: Array, bias: Array, units: str = "bernoulli", *, out: Array | None = None
 ) -> Array:
     """Return the means of units whose input is x W + b (Santara et al. 2016, eq. 4)."""
-    out = np.matmul(x, weight, out=out)  # (B, V) @ (V, H) -> (B, H)
-    return means(out, bias, units)
+    return means(product(x, weight, out=out), bias, units)
 
 
 @accelerated

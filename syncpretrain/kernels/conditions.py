@@ -13,12 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.dispatch import accelerated
 from syncpretrain.units.kinds import kind_of
 
 __all__ = [
     "Conditions",
     "as_documents",
     "conditions_of",
+    "draw_documents",
     "draw_words",
     "impose",
     "is_missing",
@@ -97,7 +99,13 @@ def impose(v: Array, units: str, conditions: Conditions | None) -> Array:
 
 def as_documents(v: Array, like: Array, units: str) -> Array:
     """Give the shares of words in v the numbers of words of other rows, in place."""
-    return impose(v, units, conditions_of(like, units))
+    blocks = like.blocks() if hasattr(like, "blocks") else (like,)  # of rows kept in another form
+    start = 0
+    for block in blocks:
+        own = slice(start, start + len(block))
+        impose(v[own], units, conditions_of(block, units))
+        start = own.stop
+    return v
 
 
 def draw_words(v: Array, units: str, noise: Array, conditions: Conditions | None) -> Array:
@@ -112,9 +120,29 @@ def draw_words(v: Array, units: str, noise: Array, conditions: Conditions | None
         columns = kind_of(units).blocks.counts[i].columns
         seed = np.ascontiguousarray(noise[:1, columns], dtype=np.float32).view(np.uint32).ravel()
         draws = np.random.default_rng(seed[:SEED_NUMBERS].tolist())
-        shares = v[:, columns].astype(np.float64)
-        shares /= shares.sum(axis=1, keepdims=True)
-        v[:, columns] = draws.multinomial(np.rint(words[:, 0]).astype(np.int64), shares)
+        ends = np.cumsum(np.rint(words[:, 0]).astype(np.int64) + 1)
+        draw_documents(v[:, columns], draws.standard_exponential(int(ends[-1])), ends)
     if conditions.known is not None:
         v *= conditions.known
     return v
+
+
+@accelerated
+def draw_documents(shares: Array, points: NDArray[np.float64], ends: NDArray[np.int64]) -> None:
+    """Replace each row of shares by how often each word is drawn with these shares.
+
+    Parameters
+    ----------
+    shares : ndarray of shape (B, V)
+    points : ndarray of float64
+        Exponential draws, for each row one more than it has words: their sums are points of a
+        Poisson process, which are uniform, and in order, up to the last one (Devroye 1986, V.3).
+    ends : ndarray of int64
+        Where those of each row end.
+    """
+    for row, own in zip(shares, np.split(points, ends[:-1]), strict=True):
+        passed, reached = np.cumsum(row, dtype=np.float64), np.cumsum(own)
+        limits = passed * (reached[-1] / passed[-1])
+        drawn = np.searchsorted(reached[:-1], limits, side="right")
+        drawn[-1] = len(own) - 1  # whatever was lost to rounding
+        row[:] = np.diff(drawn, prepend=0)

@@ -38,6 +38,9 @@ def draw_noise(draws: np.random.Generator, units: str, *, out: Array) -> Array:
     if kind.noise is None:
         raise ValueError(f"got {units} units; expected units that have states")
     draw = draws.random if kind.noise == "uniform" else draws.standard_normal
+    if kind.blocks is not None and kind.blocks.are_counts:
+        draw(out=out[:1], dtype=np.float32)  # a seed: see draw_words
+        return out
     draw(out=out, dtype=np.float32)
     for part in () if kind.blocks is None else kind.blocks.normal:
         shape = len(out), part.stop - part.start

@@ -208,6 +208,22 @@ def _visible_means(x: Array, bias: Array, shape: ConvolutionShape, units: str) -
     return x if result is None else result
 
 
+def _sparse_product(v: Array, weight: Array, *, out: Array) -> Any:
+    return extension.sparse_product(v, weight, out)
+
+
+def _transposed_product(v: Array, h: Array, *, out: Array, adds: bool = False) -> Any:
+    return extension.transposed_product(v, h, out, adds)
+
+
+def _draw_documents(shares: Array, points: Any, ends: Any) -> Any:
+    return extension.draw_documents(shares, points, ends)
+
+
+def _csr_product(data: Array, indices: Any, indptr: Any, weight: Array, *, out: Array) -> Any:
+    return extension.csr_product(data, weight, out, indices, indptr)
+
+
 if extension is not None:
     register(
         np.ndarray,
@@ -224,5 +240,9 @@ if extension is not None:
             "convolve_gradient": _convolve_gradient,
             "convolve_back": _convolve_back,
             "visible_means": _visible_means,
+            "sparse_product": _sparse_product,
+            "transposed_product": _transposed_product,
+            "csr_product": _csr_product,
+            "draw_documents": _draw_documents,
         },
     )

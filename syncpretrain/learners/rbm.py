@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +13,9 @@ from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import Conditions, conditions_of, draw_words, impose
 from syncpretrain.kernels.contrastive_divergence import (
+    phase_differences,
     sample_states,
     sparsity_step,
-    statistics,
 )
 from syncpretrain.kernels.losses import squared_error
 from syncpretrain.learners.base import Learner, LearnerSettings
@@ -27,15 +28,15 @@ from syncpretrain.units.kinds import kind_of
 __all__ = ["INITIAL_SPREAD", "RBM", "BaseRBM", "RBMSettings"]
 
 INITIAL_SPREAD = 0.01  # standard deviation of the first weights (Hinton 2010, section 8)
-ERROR_SHARE = (
-    10  # persistent chains reconstruct nothing: one example in this many does, for the error
-)
+ERROR_SHARE = 10  # one example in so many is reconstructed for the error of persistent chains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RBMSettings(LearnerSettings):
     """What one RBM's training needs to know.
 
+    ``sampled`` reconstructs the data by visible states instead of means, and ``sparse`` says that
+    the input is sparse rows.
     ``cd_steps`` is the k of CD-k; with ``persistent`` the chains go on from where the last
     minibatch left them (Tieleman 2008). ``sparsity_cost`` weighs the pull of each hidden unit's
     mean activity to ``sparsity_target`` (Hinton 2010, section 11). ``hidden_dropout`` is the
@@ -48,6 +49,8 @@ class RBMSettings(LearnerSettings):
     sparsity_target: float = 0.1
     sparsity_cost: float = 0.0
     hidden_dropout: float = 0.0
+    sampled: bool = False
+    sparse: bool = False
 
 
 class BaseRBM(Learner):
@@ -77,8 +80,8 @@ class BaseRBM(Learner):
         self._states = zeros((rows, hidden))  # persistent chains start at 0
         self._noise = empty((rows, hidden))
         self._difference = empty((rows, visible))
-        chains = rows if self.settings.persistent else 0
-        self._v1_inputs = empty((chains, visible))
+        samples = self.settings.persistent or self.settings.sampled
+        self._v1_inputs = empty((rows if samples else 0, visible))
         dropout = self.settings.hidden_dropout > 0
         self._kept = empty((rows, hidden) if dropout else (0, 0))
 
@@ -123,21 +126,27 @@ class BaseRBM(Learner):
         return self._v, self._h, self._states, self._noise, self._difference
 
     def _from_data(self, v: Array, h: Array, *, epoch: int, step: int) -> float:
-        """CD-k: the chain starts at the data; all but the hidden states are means."""
-        n = len(v) // 2
+        """CD-k: the chain starts at the data; visible units are means, unless they are sampled."""
+        n, sampled = len(v) // 2, self.settings.sampled
         v0, v1, h1, states = v[:n], v[n:], h[n:], self._states[:n]
         inputs = h[:n]
         for k in range(self.settings.cd_steps):
             address = self._address(Purpose.HIDDEN, epoch, step, k)
             self._sample_hidden(inputs, address, out=states)
             self._drop(inputs, states)
-            self._down(states, out=v1)
-            self._take_visible_means(v1, self._known)
+            if sampled:
+                self._sample_visible(states, self._address(Purpose.VISIBLE, epoch, step, k), out=v1)
+            else:
+                self._down(states, out=v1)
+                self._take_visible_means(v1, self._known)
             self._up(v1, out=h1)
             inputs = h1
         self._take_means(h1)
         self._drop(h1)
-        return squared_error(v0, v1, out=self._difference[:n])
+        means = v1
+        if sampled:  # the error is that of the means, of which the states are samples
+            means = impose(self._v1_inputs[:n], self.settings.visible_units, self._known)
+        return squared_error(v0, means, out=self._difference[:n])
 
     def _from_chains(self, v: Array, h: Array, *, epoch: int, step: int) -> float:
         """Continue the chains (persistent CD), with visible states sampled too."""
@@ -151,12 +160,7 @@ class BaseRBM(Learner):
         self._take_visible_means(down, known)
         error = squared_error(v0[::ERROR_SHARE], down, out=down) * n / len(down)
         for k in range(settings.cd_steps):
-            inputs, noise = self._v1_inputs[:n], self._difference[:n]
-            self._down(states, out=inputs)
-            address = self._address(Purpose.VISIBLE, epoch, step, k)
-            biases, units = self._visible_biases(), settings.visible_units
-            sample_states(inputs, biases, units, address, noise=noise, out=v1)
-            draw_words(v1, units, noise, self._known)
+            self._sample_visible(states, self._address(Purpose.VISIBLE, epoch, step, k), out=v1)
             self._up(v1, out=h1)
             self._sample_hidden(h1, self._address(Purpose.HIDDEN, epoch, step, k), out=states)
             self._drop(h1, states)
@@ -188,6 +192,14 @@ class BaseRBM(Learner):
         )
         units = self.settings.hidden_units
         sample_states(x, self.hidden_bias, units, address, noise=noise, out=states)
+
+    def _sample_visible(self, hidden: Array, address: Address, *, out: Array) -> None:
+        """Draw visible states for hidden ones; leave their means, of words the shares, behind."""
+        inputs, noise = self._v1_inputs[: len(out)], self._difference[: len(out)]
+        self._down(hidden, out=inputs)
+        biases, units = self._visible_biases(), self.settings.visible_units
+        sample_states(inputs, biases, units, address, noise=noise, out=out)
+        draw_words(out, units, noise, self._known)
 
     def _take_means(self, inputs: Array) -> None:
         """Replace the inputs of hidden units, which are without bias, by their means."""
@@ -260,23 +272,19 @@ class RBM(BaseRBM):
     def _down(self, h: Array, *, out: Array) -> Array:
         return np.matmul(h, self.weight.T, out=out)  # (B, H) @ (H, V) -> (B, V)
 
+    def _correlate(self, v: Array, h: Array, *, out: Array) -> None:
+        np.matmul(v.T, h, out=out)  # (V, 2B) @ (2B, H) -> (V, H)
+
     def _visible_biases(self) -> Array:
         return self.visible_bias
 
     def _fill(self, v: Array, h: Array, examples: int) -> None:
         n, (dW, da, db) = len(v) // 2, self.gradients
-        statistics(v, h, dW=dW, da=da, db=db, examples=examples)
-        if self.settings.sparsity_cost:
-            sparsity_step(
-                v[:n],
-                h[:n],
-                self._activity,
-                target=self._target,
-                cost=self.settings.sparsity_cost,
-                dW=dW,
-                db=db,
-                examples=examples,
-            )
+        phase_differences(v, h, da=da, db=db, examples=examples)
+        self._correlate(v, h, out=dW)
+        if cost := self.settings.sparsity_cost:
+            own: dict[str, Any] = {"dW": dW, "db": db, "examples": examples}
+            sparsity_step(v[:n], h[:n], self._activity, target=self._target, cost=cost, **own)
         blocks = kind_of(self.settings.visible_units).blocks
         if blocks is not None and not blocks.has_bias:
             db.fill(0)

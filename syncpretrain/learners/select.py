@@ -40,4 +40,6 @@ def _is_plain(learner: Learner) -> TypeGuard[RBM]:
     if not isinstance(learner, RBM) or learner.backend.name != "numpy":
         return False
     own = learner.settings
+    if own.sparse or own.sampled:
+        return False
     return not (own.is_conditioned or own.persistent or own.sparsity_cost or own.hidden_dropout)

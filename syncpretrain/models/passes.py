@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from syncpretrain.data.sparse_rows import run_of
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import Layer
 
@@ -46,7 +47,8 @@ def _through(steps: Sequence[_Step], X: Array, layers: Sequence[Layer], width: i
     result = np.empty((len(X), width), dtype=np.float32)
     count = rows_at_once(layers)
     for start in range(0, len(X), count):
-        rows = X[start : start + count]
+        part = slice(start, start + count)
+        rows = run_of(X, part) if layers[0].shape.name == "dense" else X[part]
         for step in steps[:-1]:
             rows = step(rows)
         steps[-1](rows, out=result[start : start + count])

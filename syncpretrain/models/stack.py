@@ -108,7 +108,7 @@ class Stack:
 
         Parameters
         ----------
-        X : array-like of shape (n_examples, input units)
+        X : array-like or sparse matrix of shape (n_examples, input units)
             Values in [0, 1], or bytes, which are divided by 255. NaN stands for a missing value,
             which is left out.
         layer : int, optional
@@ -230,7 +230,7 @@ class Stack:
         DataError
             If ``steps`` is below 0 or ``samples`` below 1, or X does not fit.
         """
-        rows = np.asarray(self.rows_of(X))
+        rows = np.asarray(as_examples(self.rows_of(X), "X"))
         below, missing = self.prepared(rows, missing=True), np.isnan(rows)
         options: dict[str, Any] = {"steps": steps, "samples": samples}
         options["draws"] = generator(seed, Purpose.IMPUTATION)
@@ -266,7 +266,7 @@ class Stack:
             If ``count`` or ``steps`` is below 1, ``start`` does not fit, or the top layer is no
             dense RBM, as after fine-tuning.
         """
-        X = None if start is None else self.prepared(start, "start")
+        X = None if start is None else self.prepared(start, "start")[:]
         draws = generator(seed, Purpose.SAMPLE)
         down = sampled(self.layers, self.units, X, count=count, steps=steps, draws=draws)
         return down if self.scaling is None else self.scaling.invert(down)

@@ -16,6 +16,7 @@ from syncpretrain.learners.early_stopping import EarlyStopping
 from syncpretrain.learners.probabilistic_rbm import convolutional_rbm
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.select import step_for
+from syncpretrain.learners.sparse_rbm import SparseRBM
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.runtime.layer_state import LayerState
 from syncpretrain.pretraining.runtime.worker import Inputs, LayerWorker, WorkerFactory
@@ -36,7 +37,9 @@ __all__ = [
 
 # By the shape's name, a function of the layer's number, its shape and its settings.
 RBMS: dict[str, Callable[[int, Any, RBMSettings], Learner]] = {
-    "dense": lambda layer, shape, own: RBM(layer, shape.visible, shape.hidden, own),
+    "dense": lambda layer, shape, own: (SparseRBM if own.sparse else RBM)(
+        layer, shape.visible, shape.hidden, own
+    ),
     "convolution": convolutional_rbm,
 }
 AUTOENCODERS: dict[str, Callable[[int, Any, AutoencoderSettings], Learner]] = {
@@ -72,6 +75,8 @@ def _rbm(settings: PretrainSettings, i: int) -> RBMSettings:
         sparsity_target=settings.sparsity_target[i],
         sparsity_cost=settings.sparsity_cost[i],
         hidden_dropout=settings.hidden_dropout[i],
+        sampled=settings.sample_visible and not i,
+        sparse=settings.sparse and not i,
     )
 
 

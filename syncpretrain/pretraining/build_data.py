@@ -14,6 +14,7 @@ from syncpretrain.data.examples import as_examples, checked_rows, evenly_spaced
 from syncpretrain.data.file_rows import FileRows, rows_in_file
 from syncpretrain.data.minibatches import Minibatches, is_iterable_of_arrays
 from syncpretrain.data.scaling import Scaling
+from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.data.visible import (
     as_visible,
     check_columns,
@@ -30,7 +31,7 @@ from syncpretrain.pretraining.schedule.kinds import UNTRAINED
 from syncpretrain.settings.architecture import check_width
 from syncpretrain.settings.drift import parsed_waking
 from syncpretrain.settings.sections import PretrainSettings
-from syncpretrain.settings.visible_units import check_missing
+from syncpretrain.settings.visible_units import check_missing, check_sparse
 from syncpretrain.units.kinds import kind_of
 
 __all__ = ["build_data"]
@@ -49,6 +50,9 @@ def build_data(
         If they cannot be trained on, or do not fit the settings, or the stack not the memory.
     """
     data = _checked_data(settings, X, validation)
+    is_sparse = isinstance(data.train, SparseRows)
+    if is_sparse:
+        check_sparse(settings)
     examples = sum(map(len, data))
     streams = settings.handoff == "minibatch"
     wakes = any(parsed_waking(text) is not None for text in settings.refresh_when[1:])
@@ -68,6 +72,8 @@ def build_data(
         data = Split(*(marked(rows, scaling) for rows in data))
     elif scaling is not None:
         data = Split(*map(scaling.apply, data))
+    if is_sparse and scaling is None:
+        settings = msgspec.structs.replace(settings, sparse=True)
     if isinstance(data.train, ArrayPasses) and settings.visible_bias != "zero":
         data.train.measure()
     return settings, data, scaling

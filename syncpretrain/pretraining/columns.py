@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from syncpretrain.data.array_columns import units_of_array
 from syncpretrain.data.columns import Columns
@@ -45,7 +44,7 @@ def rows_by_columns(X: Any, validation: Any, units: str | None) -> Taken:
     """
     if not is_frame(X):
         if units == AUTO_UNITS:
-            units = units_of_array(np.asarray(as_examples(X, "X")))
+            units = units_of_array(as_examples(X, "X"))
         return Taken(X, validation, units)
     rows, columns = encoded(X, "softmax" if units == AUTO_UNITS else units or "", bounded=False)
     if units == AUTO_UNITS:

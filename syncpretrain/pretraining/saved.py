@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from syncpretrain.data.blocks import chunks
+from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import CheckpointError, SettingsError
 from syncpretrain.pretraining.state_files import STATE_FILES, State
 from syncpretrain.settings import ELSEWHERE, PretrainSettings
@@ -100,6 +101,9 @@ class SavedCall:
 
 def _data_record(X: Any) -> dict[str, Any]:
     """Return a record that identifies examples: JSON values."""
+    if isinstance(X, SparseRows):
+        digest = hashlib.sha256(b"".join(np.ascontiguousarray(own).data for own in X.csr))
+        return {"shape": list(X.shape), "sha256": digest.hexdigest()}
     if not isinstance(X, np.ndarray):
         return {"shape": list(getattr(X, "shape", ()))}
     digest = hashlib.sha256(X.dtype.str.encode())

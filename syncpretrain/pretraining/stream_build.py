@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from syncpretrain.data.file_rows import FileRows
+from syncpretrain.data.blocks import StoredRows
 from syncpretrain.errors import SettingsError
 from syncpretrain.learners.select import step_for
 from syncpretrain.models.layer import Layer
@@ -130,7 +130,7 @@ def build_streamed_layer(
 
 def _shared(settings: PretrainSettings, data: DataSource) -> tuple[Split, DataSource | None]:
     """Return what processes share of the data, and what the first of them is sent."""
-    if isinstance(data.data.train, FileRows):  # which it reads from the file
+    if isinstance(data.data.train, StoredRows):  # which it reads from the file
         row = np.zeros((1, settings.layers[0]), dtype=np.float32)  # shared memory is never empty
         return Split(row, row[:0]), data
     if isinstance(data, PassesSource):

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from syncpretrain.data.blocks import StoredRows
 from syncpretrain.data.dataset import PARTS, UNLABELLED, Dataset
 from syncpretrain.data.examples import evenly_spaced
-from syncpretrain.data.file_rows import FileRows
 from syncpretrain.data.scaling import spread
 from syncpretrain.data.visible import has_missing
 from syncpretrain.models.prediction import accuracies, regression_errors
@@ -110,7 +110,7 @@ def _majority(data: Dataset, part: str) -> float | None:
 
 def _spread(X: Any) -> Any:
     """Return as many rows as are measured; those of a file stay there."""
-    if isinstance(X, FileRows):
+    if isinstance(X, StoredRows):
         return X.subset(evenly_spaced(np.arange(len(X)), TRAIN_ROWS))
     return evenly_spaced(X, TRAIN_ROWS)
 

@@ -12,7 +12,7 @@ from syncpretrain.backends.choice import resolve_backend
 from syncpretrain.data import load_dataset, located
 from syncpretrain.data.columns import Columns, takes_categories
 from syncpretrain.data.dataset import Dataset, is_labelled
-from syncpretrain.data.facts import range_of
+from syncpretrain.data.facts import facts_of
 from syncpretrain.data.mapped_file import KnownFile
 from syncpretrain.data.own_data import share_of
 from syncpretrain.errors import SettingsError
@@ -24,7 +24,6 @@ from syncpretrain.pretraining.schedule.kinds import UNTRAINED
 from syncpretrain.runs.folder import check_text
 from syncpretrain.settings import Settings
 from syncpretrain.settings.by_data import (
-    Facts,
     Given,
     finetune_by_data,
     in_words,
@@ -96,8 +95,7 @@ def settled(settings: Settings, given: Given | None, data: Dataset) -> tuple[Set
     if given is None:
         return settings, None
     is_usual = data.name == USUAL_DATA
-    low, high = range_of(data.train) if isinstance(data.train, np.ndarray) else (0.0, 1.0)
-    facts = Facts(len(data.train), data.width, low, high)
+    facts = facts_of(data.train)
     pretrain, chosen = settings.pretrain, dict[str, Any]()
     if not is_usual:
         pretrain, chosen = pretrain_by_data(pretrain, given.pretrain, facts)

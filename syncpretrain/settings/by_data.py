@@ -70,6 +70,8 @@ class Facts(NamedTuple):
         The smallest and the largest value; of bytes as they are trained on.
     unlabelled : int
         Rows beside these that have no target.
+    are_counts : bool
+        Whether it is a sparse matrix of whole numbers of 0 or more.
     """
 
     rows: int
@@ -77,6 +79,7 @@ class Facts(NamedTuple):
     low: float = 0.0
     high: float = 1.0
     unlabelled: int = 0
+    are_counts: bool = False
 
     @property
     def is_unit_interval(self) -> bool:
@@ -110,9 +113,10 @@ def pretrain_by_data(
     given = set(given)
     found: dict[str, Any] = {}
     if "visible_units" not in given and not facts.is_unit_interval:
-        found["visible_units"] = "gaussian"
+        units = f"counts:{facts.columns}" if facts.are_counts else "gaussian"
+        found["visible_units"] = units
         if "learning_rate" not in given:
-            found["learning_rate"] = usual_rates("gaussian", settings.hidden_units)
+            found["learning_rate"] = usual_rates(units, settings.hidden_units)
     shards = max(map(settings.shards_of, range(1, len(settings.layers))))
     batch = settings.batch_size
     if "batch_size" not in given:
@@ -167,9 +171,9 @@ def in_words(facts: Facts, found: Mapping[str, Any]) -> str:
     words = []
     for name, value in found.items():
         if name == "visible_units":
+            how = "whole numbers" if facts.are_counts else "which are standardized"
             words.append(
-                f"visible units {value} (values from {facts.low:g} to {facts.high:g}, which are"
-                " standardized)"
+                f"visible units {value} (values from {facts.low:g} to {facts.high:g}, {how})"
             )
         elif "visible_units" not in found or name != "learning_rate":  # which goes with the units
             number = value[0] if isinstance(value, list) else value

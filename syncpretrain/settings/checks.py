@@ -125,6 +125,8 @@ def _check_model(settings: PretrainFields) -> None:
         raise SettingsError(
             f"{name}: got a value with model rbm, expected none; only autoencoders choose"
         )
+    if settings.sample_visible and model != "rbm":
+        raise SettingsError(f"sample_visible: got it with model {model}, which ignores it")
     if settings.loss == "cross-entropy" and visible.loss != "cross-entropy":
         raise SettingsError(
             f"loss: got cross-entropy with {visible.name} visible units, expected squared;"
@@ -173,6 +175,10 @@ def _check_replicas(settings: PretrainFields) -> None:
             " are split by units"
         )
     for layer in by_units:
+        if layer == 1 and settings.sample_visible:
+            raise SettingsError(
+                f"split: got {settings.split} with sample_visible, expected examples"
+            )
         for name in WHOLE_ONLY:
             if getattr(settings, name)[layer - 1]:
                 raise SettingsError(f"split: got {settings.split} with {name}, expected examples")

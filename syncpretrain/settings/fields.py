@@ -69,8 +69,9 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     visible_units, hidden_units : str, tuple of str
         Of the input, and of each layer: see ``syncpretrain/units/kinds.py``. Those of the input
         may be blocks, such as ``bernoulli:20,softmax:3x7``: see ``syncpretrain/units/blocks.py``.
-    missing : bool
-        Whether values of the input may be missing; follows from the examples.
+    missing, sparse : bool
+        Whether values of the input may be missing, and whether it is sparse rows; follow from the
+        examples.
     schedule, group_size, pace, handoff, delay, refresh_epochs, refresh_when, finish
         Which layer trains when, on which version (docs/schedules.rst).
     shuffle : str
@@ -94,6 +95,8 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
         A layer's own epochs end once another one changes its outputs by less; 0 for never.
     visible_bias : str
         Visible biases start from ``zero`` or the ``log-odds`` of the units' means.
+    sample_visible : bool
+        Whether contrastive divergence reconstructs the input by sampled states instead of means.
     cd_steps, persistent, sparsity_target, sparsity_cost, hidden_dropout
         Of RBMs: see :class:`syncpretrain.learners.rbm.RBMSettings`.
     tied, loss, corruption, contraction
@@ -134,6 +137,8 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     l1: tuple[NonNegativeFloat, ...]
     visible_bias: Literal["zero", "log-odds"] = "zero"
     missing: bool = False
+    sparse: bool = False
+    sample_visible: bool = False
     cd_steps: tuple[Annotated[int, msgspec.Meta(ge=1, le=MAX_CD_STEPS)], ...]
     persistent: tuple[bool, ...]
     sparsity_target: tuple[Fraction, ...]

@@ -9,7 +9,13 @@ from syncpretrain.units.blocks import visible_kind
 from syncpretrain.units.kinds import INPUT_UNITS, KINDS
 from syncpretrain.units.text import fitted_units
 
-__all__ = ["check_missing", "check_visible_units", "kept_units", "why_not_in_blocks"]
+__all__ = [
+    "check_missing",
+    "check_sparse",
+    "check_visible_units",
+    "kept_units",
+    "why_not_in_blocks",
+]
 
 EXPECTED = (
     f"{' or '.join(INPUT_UNITS)}, or blocks of columns such as"
@@ -66,6 +72,24 @@ def check_missing(settings: Any) -> None:
         lacks = "with a GPU, which has no form for them; take backend numpy"
     if lacks:
         raise SettingsError(f"X: got NaN, which stands for missing values, {lacks}")
+
+
+def check_sparse(settings: Any) -> None:
+    """Refuse settings that cannot train on sparse rows.
+
+    Raises
+    ------
+    SettingsError
+    """
+    lacks = None
+    if settings.architecture:
+        lacks = "with convolutions, whose input is images; pass X.toarray()"
+    elif settings.split == "units" and settings.shards_of(1) > 1:
+        lacks = "with split units, which has no form for it; take split examples"
+    elif settings.backend.startswith("cupy"):
+        lacks = "with a GPU, which has no form for it; take backend numpy, or pass X.toarray()"
+    if lacks:
+        raise SettingsError(f"X: got a sparse matrix {lacks}")
 
 
 def why_not_in_blocks(settings: Any) -> str | None:

@@ -12,11 +12,11 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
 from syncpretrain import Stack, finetune, pretrain
+from syncpretrain.data.examples import as_examples
 from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.events import Observer
 from syncpretrain.observers.plain_progress import PlainProgress
-from syncpretrain.parallel.available_memory import check_available
 from syncpretrain.sklearn.limits import parallel_limits
 from syncpretrain.sklearn.passes import Matrix
 
@@ -59,7 +59,7 @@ class StackEstimator(BaseEstimator):
         return tags
 
     def _rows(self, X: Any, *, reset: bool) -> Matrix:
-        """Return examples as a dense array of float32 or float64; NaN, of a dense X, is missing."""
+        """Return examples as an array, in which NaN is missing, or as a matrix in CSR format."""
         rows = validate_data(
             self,
             X,
@@ -68,10 +68,7 @@ class StackEstimator(BaseEstimator):
             dtype=(np.float64, np.float32),
             ensure_all_finite=True if hasattr(X, "toarray") else "allow-nan",
         )
-        if hasattr(rows, "toarray"):
-            check_available(rows.shape[0] * rows.shape[1] * rows.dtype.itemsize, "a dense X", 0)
-            rows = rows.toarray()
-        return np.asarray(rows)
+        return rows if hasattr(rows, "toarray") else np.asarray(rows)
 
     def _seed(self) -> int:
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
@@ -98,7 +95,7 @@ class StackEstimator(BaseEstimator):
         }
 
     def _minibatch(self, X: Matrix) -> int | None:
-        return None if self.batch_size is None else min(self.batch_size, len(X))
+        return None if self.batch_size is None else min(self.batch_size, X.shape[0])
 
     def _finetuned(
         self, stack: Stack, X: Matrix, y: Matrix | None, seed: int, epochs: Any, **options: Any
@@ -167,6 +164,8 @@ class StackEstimator(BaseEstimator):
 
 
 def single(X: Matrix) -> NDArray[np.float32]:
-    """Return examples as they are trained on."""
+    """Return examples as they are trained on; sparse ones stay sparse."""
+    if hasattr(X, "toarray"):
+        return as_examples(X, "X")
     with np.errstate(over="ignore"):  # infinite values are refused, with their place
         return np.ascontiguousarray(X, dtype=np.float32)

@@ -17,6 +17,7 @@ from sklearn.utils import gen_batches
 from syncpretrain.data.visible import has_missing, marked
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.models.likelihood import free_energy
+from syncpretrain.models.passes import rows_at_once
 from syncpretrain.models.stack import Stack
 
 __all__ = [
@@ -149,8 +150,15 @@ def energies(stack: Stack, X: Matrix) -> NDArray[np.float64]:
 
 def _by_rows(X: Matrix, stack: Stack, function: Callable[[Stack, Matrix], Matrix]) -> Matrix:
     own = _in_precision(stack, X.dtype)
-    parts = [function(own, X[rows]) for rows in gen_batches(len(X), ROWS_TOGETHER)]
+    count = rows_at_once(stack.layers, ROWS_TOGETHER)
+    parts = [function(own, _dense(X[rows])) for rows in gen_batches(X.shape[0], count)]
     return np.concatenate(parts)
+
+
+def _dense(X: Any) -> Matrix:
+    """Return a few rows as an array."""
+    dense: Matrix = X.toarray() if hasattr(X, "toarray") else X
+    return dense
 
 
 def _in_precision(stack: Stack, dtype: np.dtype[Any]) -> Stack:

@@ -56,10 +56,10 @@ class StackPredictor(StackEstimator):
         options: dict[str, Any] = {"objective": objective}
         if self.batch_size is not None:
             options["batch_size"] = min(self.batch_size, len(rows))
-        if len(rows) < len(X):  # what suits few targets follows from the number of all rows
+        if len(rows) < X.shape[0]:  # what suits few targets follows from the number of all rows
             none = UNLABELLED if objective == "classification" else np.nan
-            y = _spread_out(y, rows, len(X), none)
-            weights = None if weights is None else _spread_out(weights, rows, len(X), 0)
+            y = _spread_out(y, rows, X.shape[0], none)
+            weights = None if weights is None else _spread_out(weights, rows, X.shape[0], 0)
         options["weights"] = weights
         self.stack_ = self._finetuned(stack, X, y, seed, self.finetune_epochs, **options)
 

@@ -62,9 +62,14 @@ class Blocks:
         self._grouped = [part for part in self.parts if part.groups]
 
     @property
+    def are_counts(self) -> bool:
+        """Whether there are counts alone."""
+        return len(self.counts) == len(self.parts)
+
+    @property
     def has_bias(self) -> bool:
         """Whether hidden units have a bias; that of counts is in the weights."""
-        return len(self.counts) < len(self.parts)
+        return not self.are_counts
 
     def mean(self, np: Any, x: Any) -> None:
         """Replace inputs by means in place; those of counts are shares."""

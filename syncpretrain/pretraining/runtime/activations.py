@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from syncpretrain.data.sparse_rows import run_of
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.models.layer import Layer
@@ -103,4 +104,5 @@ def _fill(
 def _chunks(source: Split, target: Split) -> Iterator[tuple[Array, Array]]:
     for rows_in, rows_out in zip(source, target, strict=True):
         for start in range(0, len(rows_in), CHUNK_ROWS):
-            yield rows_in[start : start + CHUNK_ROWS], rows_out[start : start + CHUNK_ROWS]
+            own = slice(start, start + CHUNK_ROWS)
+            yield run_of(rows_in, own), rows_out[own]

@@ -9,6 +9,7 @@ from typing import Any
 from syncpretrain.pretraining.runtime.activations import ActivationSource
 from syncpretrain.pretraining.runtime.messages import Message
 from syncpretrain.pretraining.runtime.shared_activations import SharedNumbers, SharedSplits
+from syncpretrain.pretraining.runtime.shared_data import SharedSparse
 from syncpretrain.pretraining.schedule.machine import Train
 
 __all__ = ["Job", "Order", "Report"]
@@ -26,7 +27,7 @@ class Job:
 
     layer: int
     worker_factory: Callable[[Any], Any]  # a WorkerFactory
-    splits: dict[int, SharedSplits]
+    splits: dict[int, SharedSplits | SharedSparse]
     numbers: SharedNumbers
     blas_threads: int
     parent: int

@@ -32,6 +32,7 @@ from syncpretrain.pretraining.runtime.layer_process import (
 from syncpretrain.pretraining.runtime.messages import Failed, Message
 from syncpretrain.pretraining.runtime.process_messages import Job, Order, Report
 from syncpretrain.pretraining.runtime.shared_activations import SharedNumbers, SharedSplits
+from syncpretrain.pretraining.runtime.shared_data import SharedSparse, shared_data
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.versions import MAX_BUFFERS, Versions
 from syncpretrain.pretraining.runtime.worker import WorkerFactory
@@ -70,7 +71,7 @@ class ProcessesRuntime(Closing):
         self._versions = versions
         self._blas_threads = blas_threads
         self._progress = np.zeros(2 * len(worker_factories) + 1)  # as described in Job
-        self._splits: list[SharedSplits] = []
+        self._splits: list[SharedSplits | SharedSparse] = []
         self._numbers: SharedNumbers | None = None
         self._processes: dict[int, LayerProcess] = {}
         self._commands: dict[int, Train] = {}  # the newest of each layer
@@ -127,7 +128,7 @@ class ProcessesRuntime(Closing):
     def _share(self) -> None:
         """Copy the data to shared memory, and allocate the activations there."""
         versions = self._versions
-        data = SharedSplits.of(versions.data)
+        data = shared_data(versions.data)
         self._splits.append(data)
         for units in versions.hidden[:-1]:  # no layer reads those of the top layer
             self._splits.append(SharedSplits.create(data.rows, units, MAX_BUFFERS))

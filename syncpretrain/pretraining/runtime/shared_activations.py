@@ -12,6 +12,7 @@ import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from syncpretrain.parallel.descriptors import nameless_memory
 from syncpretrain.parallel.gradient_memory import PAGE
 from syncpretrain.pretraining.runtime.split import Split
 
-__all__ = ["SharedNumbers", "SharedSplits", "check_runtime"]
+__all__ = ["SharedNumbers", "SharedSplits", "check_runtime", "mapped", "write_array"]
 
 AT_ONCE = 1 << 24  # bytes written in a call
 
@@ -77,11 +78,7 @@ class SharedSplits:
         shared = cls.create((len(split.train), len(split.validation)), split.train.shape[1], 1)
         try:
             for offset, rows in zip((0, shared._sizes()[0]), split, strict=True):
-                # Written, not mapped: without memory this is an error, not a signal.
-                left = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
-                while len(left):
-                    written = os.pwrite(shared.descriptor, left[:AT_ONCE], offset)
-                    left, offset = left[written:], offset + written
+                write_array(shared.descriptor, rows, offset)
         except BaseException:
             shared.close()
             raise
@@ -89,7 +86,7 @@ class SharedSplits:
 
     def map(self, *, write: bool = False) -> list[Split]:
         """Return the splits, read-only unless ``write``."""
-        memory = _mapped(self.descriptor, self.splits * sum(self._sizes()), write=write)
+        memory = mapped(self.descriptor, self.splits * sum(self._sizes()), write=write)
         return [Split(*self._arrays(memory, i)) for i in range(self.splits)]
 
     def close(self) -> None:
@@ -105,6 +102,20 @@ class SharedSplits:
 
     def _sizes(self) -> list[int]:
         return [PAGE * math.ceil(FLOAT_BYTES * rows * self.width / PAGE) for rows in self.rows]
+
+
+def write_array(descriptor: int, array: NDArray[Any], offset: int) -> None:
+    """Write an array to shared memory, as bytes from an offset on.
+
+    Raises
+    ------
+    OSError
+        If there is not enough memory: an array that is mapped would end in a signal.
+    """
+    left = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    while len(left):
+        written = os.pwrite(descriptor, left[:AT_ONCE], offset)
+        left, offset = left[written:], offset + written
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +134,7 @@ class SharedNumbers:
 
     def map(self) -> NDArray[np.float64]:
         """Return the numbers."""
-        memory = _mapped(self.descriptor, 8 * self.count, write=True)
+        memory = mapped(self.descriptor, 8 * self.count, write=True)
         numbers: NDArray[np.float64] = np.ndarray((self.count,), np.float64, memory)
         return numbers
 
@@ -132,6 +143,7 @@ class SharedNumbers:
         os.close(self.descriptor)
 
 
-def _mapped(descriptor: int, size: int, *, write: bool) -> mmap.mmap:
+def mapped(descriptor: int, size: int, *, write: bool) -> mmap.mmap:
+    """Return shared memory as this process sees it."""
     access = mmap.PROT_READ | mmap.PROT_WRITE if write else mmap.PROT_READ
     return mmap.mmap(descriptor, size, mmap.MAP_SHARED, access)

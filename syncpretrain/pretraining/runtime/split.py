@@ -10,7 +10,10 @@ __all__ = ["Split"]
 
 
 class Split(NamedTuple):
-    """Training and validation rows of one layer's input, which are transformed alike."""
+    """Training and validation rows of one layer's input, which are transformed alike.
+
+    The training rows of the data may be sparse.
+    """
 
     train: Array
     validation: Array
