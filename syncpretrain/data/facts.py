@@ -14,7 +14,7 @@ from syncpretrain.data.file_rows import FileRows, rows_in_file
 from syncpretrain.data.minibatches import is_iterable_of_arrays
 from syncpretrain.settings.by_data import Facts
 
-__all__ = ["Look", "look_at", "range_of"]
+__all__ = ["Look", "facts_of", "look_at"]
 
 
 class Look(NamedTuple):
@@ -41,18 +41,19 @@ def look_at(X: Any, *, streams: bool = False) -> Look:
         return Look(X, Facts(*X.shape))
     rows = as_examples(X, "X")
     bits = as_bits(rows)
-    low, high = range_of(rows)
-    return Look(bits, Facts(len(rows), rows.shape[1], low, high), bits.dtype.kind == "b")
+    return Look(bits, facts_of(rows), bits.dtype.kind == "b")
 
 
-def range_of(X: NDArray[Any]) -> tuple[float, float]:
-    """Return the smallest and the largest value as they are trained on; NaN are left out."""
+def facts_of(X: NDArray[Any]) -> Facts:
+    """Return the facts of an array as it is trained on; NaN have no part in the range."""
     if X.dtype == np.uint8 or X.dtype.kind == "b":
-        return 0.0, 1.0
-    low, high = math.inf, -math.inf
-    with np.errstate(over="ignore"):  # as float32, because 1 + 1e-12 is 1 there
+        return Facts(*X.shape, row_sum=float(X.sum(dtype=np.int64)) / max(len(X), 1))
+    low, high, total = math.inf, -math.inf, 0.0
+    with np.errstate(over="ignore", invalid="ignore"):  # as float32, because 1 + 1e-12 is 1 there
         for rows in chunks(X.shape):
             block = np.asarray(X[rows], dtype=np.float32)
             low = min(low, float(np.fmin.reduce(block, axis=None)))
             high = max(high, float(np.fmax.reduce(block, axis=None)))
-    return (low, high) if low <= high else (0.0, 1.0)
+            total += float(block.sum(dtype=np.float64))
+    low, high = (low, high) if low <= high else (0.0, 1.0)
+    return Facts(*X.shape, low, high, total / max(len(X), 1))

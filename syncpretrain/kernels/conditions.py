@@ -112,9 +112,21 @@ def draw_words(v: Array, units: str, noise: Array, conditions: Conditions | None
         columns = kind_of(units).blocks.counts[i].columns
         seed = np.ascontiguousarray(noise[:1, columns], dtype=np.float32).view(np.uint32).ravel()
         draws = np.random.default_rng(seed[:SEED_NUMBERS].tolist())
-        shares = v[:, columns].astype(np.float64)
-        shares /= shares.sum(axis=1, keepdims=True)
-        v[:, columns] = draws.multinomial(np.rint(words[:, 0]).astype(np.int64), shares)
+        v[:, columns] = _multinomial(v[:, columns], np.rint(words[:, 0]).astype(np.int64), draws)
     if conditions.known is not None:
         v *= conditions.known
     return v
+
+
+def _multinomial(
+    shares: Array, words: NDArray[np.int64], draws: np.random.Generator
+) -> NDArray[np.int64]:
+    """Draw each row's number of words: a search for each word, far fewer than there are columns."""
+    rows, columns = shares.shape
+    ends = np.cumsum(shares, axis=1, dtype=np.float64)
+    ends /= np.where(words > 0, ends[:, -1], 1)[:, None]
+    row = np.repeat(np.arange(rows), words)
+    ends += np.arange(rows)[:, None]
+    found = np.searchsorted(ends.ravel(), row + draws.random(len(row)), side="right")
+    found = np.minimum(found, (row + 1) * columns - 1)  # what rounding moved to the next row
+    return np.bincount(found, minlength=rows * columns).reshape(rows, columns)

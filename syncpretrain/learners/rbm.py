@@ -12,6 +12,7 @@ from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import Conditions, conditions_of, draw_words, impose
 from syncpretrain.kernels.contrastive_divergence import (
+    draw_noise,
     sample_states,
     sparsity_step,
     statistics,
@@ -114,21 +115,24 @@ class BaseRBM(Learner):
         return error
 
     def _from_data(self, v: Array, h: Array, *, epoch: int, step: int) -> float:
-        """CD-k: the chain starts at the data; all but the hidden states are means."""
-        n = len(v) // 2
+        """CD-k: the chain starts at the data; all but hidden states and documents are means."""
+        n, settings, error = len(v) // 2, self.settings, 0.0
         v0, v1, h1, states = v[:n], v[n:], h[n:], self._states[:n]
         inputs = h[:n]
-        for k in range(self.settings.cd_steps):
+        for k in range(settings.cd_steps):
             address = self._address(Purpose.HIDDEN, epoch, step, k)
             self._sample_hidden(inputs, address, out=states)
             self._drop(inputs, states)
             self._down(states, out=v1)
             self._take_visible_means(v1, self._known)
+            if k == settings.cd_steps - 1:
+                error = squared_error(v0, v1, out=self._difference[:n])
+            self._draw_words(v1, self._address(Purpose.VISIBLE, epoch, step, k))
             self._up(v1, out=h1)
             inputs = h1
         self._take_means(h1)
         self._drop(h1)
-        return squared_error(v0, v1, out=self._difference[:n])
+        return error
 
     def _from_chains(self, v: Array, h: Array, *, epoch: int, step: int) -> float:
         """Continue the chains (persistent CD), with visible states sampled too."""
@@ -188,6 +192,16 @@ class BaseRBM(Learner):
         """Replace the inputs of visible units, which are without bias, by their means."""
         units = self.settings.visible_units
         impose(means(inputs, self._visible_biases(), units), units, known)
+
+    def _draw_words(self, v: Array, address: Address) -> None:
+        """Draw documents in place of the means of their words.
+
+        The mean of all documents with these words is none of them: it has a little of every word,
+        and moves the hidden units less.
+        """
+        if self._known is not None and self._known.words:
+            units, noise = self.settings.visible_units, np.empty((1, v.shape[1]), dtype=np.float32)
+            draw_words(v, units, draw_noise(address.generator(), units, out=noise), self._known)
 
     def _by_bias(self, hidden: Array) -> Array:
         """Return hidden units as an array of shape (..., biases), a view."""

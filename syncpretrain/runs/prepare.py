@@ -12,7 +12,7 @@ from syncpretrain.backends.choice import resolve_backend
 from syncpretrain.data import load_dataset, located
 from syncpretrain.data.columns import Columns, takes_categories
 from syncpretrain.data.dataset import Dataset, is_labelled
-from syncpretrain.data.facts import range_of
+from syncpretrain.data.facts import facts_of
 from syncpretrain.data.mapped_file import KnownFile
 from syncpretrain.data.own_data import share_of
 from syncpretrain.errors import SettingsError
@@ -96,8 +96,8 @@ def settled(settings: Settings, given: Given | None, data: Dataset) -> tuple[Set
     if given is None:
         return settings, None
     is_usual = data.name == USUAL_DATA
-    low, high = range_of(data.train) if isinstance(data.train, np.ndarray) else (0.0, 1.0)
-    facts = Facts(len(data.train), data.width, low, high)
+    is_array = isinstance(data.train, np.ndarray)
+    facts = facts_of(data.train) if is_array else Facts(len(data.train), data.width)
     pretrain, chosen = settings.pretrain, dict[str, Any]()
     if not is_usual:
         pretrain, chosen = pretrain_by_data(pretrain, given.pretrain, facts)

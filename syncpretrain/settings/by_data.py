@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from syncpretrain.settings.defaults import PER_LAYER, usual_rates
+from syncpretrain.settings.documents import of_documents
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.settings.replacing import replaced
 from syncpretrain.settings.sections import PretrainSettings
@@ -37,6 +38,8 @@ WORDED = {
     "learning_rate": "learning rate {}",
     "rate_schedule": "falling as a {}",
     "weight_decay": "weight decay {}",
+    "visible_bias": "visible biases from the {}",
+    "cd_steps": "CD-{}",
 }
 STEPPING_OPTIMIZERS = ("adam", "sgd")  # the others search along lines, on large minibatches
 
@@ -62,12 +65,15 @@ class Facts(NamedTuple):
         To train on; for fine-tuning only the rows that have a target.
     low, high : float
         The smallest and the largest value; of bytes as they are trained on.
+    row_sum : float
+        The mean sum of a row, of documents their mean length; 0 or NaN where it is not known.
     """
 
     rows: int
     columns: int
     low: float = 0.0
     high: float = 1.0
+    row_sum: float = 0.0
 
     @property
     def is_unit_interval(self) -> bool:
@@ -99,6 +105,7 @@ def pretrain_by_data(
         found["visible_units"] = "gaussian"
         if "learning_rate" not in given:
             found["learning_rate"] = usual_rates("gaussian", settings.hidden_units)
+    found |= of_documents(settings, given, facts.row_sum)
     shards = max(map(settings.shards_of, range(1, len(settings.layers))))
     batch = settings.batch_size
     if "batch_size" not in given:
