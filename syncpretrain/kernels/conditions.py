@@ -123,10 +123,11 @@ def _multinomial(
 ) -> NDArray[np.int64]:
     """Draw each row's number of words: a search for each word, far fewer than there are columns."""
     rows, columns = shares.shape
-    ends = np.cumsum(shares, axis=1, dtype=np.float64)
-    ends /= np.where(words > 0, ends[:, -1], 1)[:, None]
+    ends = np.cumsum(shares, dtype=np.float64)  # of all rows, one after the other
+    last = ends[columns - 1 :: columns]
     row = np.repeat(np.arange(rows), words)
-    ends += np.arange(rows)[:, None]
-    found = np.searchsorted(ends.ravel(), row + draws.random(len(row)), side="right")
-    found = np.minimum(found, (row + 1) * columns - 1)  # what rounding moved to the next row
+    before = np.concatenate([[0.0], last[:-1]])
+    points = before[row] + (last - before)[row] * draws.random(len(row))
+    found = np.searchsorted(ends, points, side="right")
+    np.clip(found, row * columns, (row + 1) * columns - 1, out=found)  # what rounding moved
     return np.bincount(found, minlength=rows * columns).reshape(rows, columns)
