@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.rng import Address
 from syncpretrain.units.kinds import kind_of
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "as_documents",
     "conditions_of",
     "draw_words",
+    "draw_words_at",
     "impose",
     "is_missing",
     "known_means",
@@ -116,6 +118,20 @@ def draw_words(v: Array, units: str, noise: Array, conditions: Conditions | None
     if conditions.known is not None:
         v *= conditions.known
     return v
+
+
+def draw_words_at(address: Address, v: Array, units: str, conditions: Conditions | None) -> None:
+    """Draw documents whose mean numbers of words are in v, in place, at an address.
+
+    Contrastive divergence with the means of documents takes no notice of what makes each of them
+    one: the mean has a little of every word, and moves the hidden units less.
+    """
+    if conditions is None or not conditions.words:
+        return
+    draws = address.generator()
+    for part, words in zip(kind_of(units).blocks.counts, conditions.words, strict=True):
+        own = v[:, part.columns]
+        own[:] = _multinomial(own, np.rint(words[:, 0]).astype(np.int64), draws)
 
 
 def _multinomial(

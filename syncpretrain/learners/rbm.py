@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.conditions import Conditions, conditions_of, draw_words, impose
-from syncpretrain.kernels.contrastive_divergence import (
-    draw_noise,
-    sample_states,
-    sparsity_step,
-    statistics,
+from syncpretrain.kernels.conditions import (
+    Conditions,
+    conditions_of,
+    draw_words,
+    draw_words_at,
+    impose,
 )
+from syncpretrain.kernels.contrastive_divergence import sample_states, sparsity_step, statistics
 from syncpretrain.kernels.losses import squared_error
 from syncpretrain.learners.base import Learner, LearnerSettings
 from syncpretrain.learners.first_dense import first_dense
@@ -127,7 +128,8 @@ class BaseRBM(Learner):
             self._take_visible_means(v1, self._known)
             if k == settings.cd_steps - 1:
                 error = squared_error(v0, v1, out=self._difference[:n])
-            self._draw_words(v1, self._address(Purpose.VISIBLE, epoch, step, k))
+            address = self._address(Purpose.VISIBLE, epoch, step, k)
+            draw_words_at(address, v1, settings.visible_units, self._known)
             self._up(v1, out=h1)
             inputs = h1
         self._take_means(h1)
@@ -192,16 +194,6 @@ class BaseRBM(Learner):
         """Replace the inputs of visible units, which are without bias, by their means."""
         units = self.settings.visible_units
         impose(means(inputs, self._visible_biases(), units), units, known)
-
-    def _draw_words(self, v: Array, address: Address) -> None:
-        """Draw documents in place of the means of their words.
-
-        The mean of all documents with these words is none of them: it has a little of every word,
-        and moves the hidden units less.
-        """
-        if self._known is not None and self._known.words:
-            units, noise = self.settings.visible_units, np.empty((1, v.shape[1]), dtype=np.float32)
-            draw_words(v, units, draw_noise(address.generator(), units, out=noise), self._known)
 
     def _by_bias(self, hidden: Array) -> Array:
         """Return hidden units as an array of shape (..., biases), a view."""
