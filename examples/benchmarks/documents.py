@@ -14,7 +14,7 @@ the training documents, drawn at random, stands for the test documents.
     3 standard errors. LDA has its topics at their posterior means, and the shares of the topics
     of a document by their variational posterior (``bound``) or by importance sampling, half from
     this posterior and half from a wider one (``sampled``, which falls to the perplexity with the
-    number of samples). Its method ``perplexity`` counts the doubt about the topics, too.
+    number of samples).
 ``precision``
     Documents that were not trained on are queries among those that were: the precision, in per
     cent, at the rank where a share of all documents of the query's class was found, by the cosine
@@ -91,22 +91,23 @@ def lda(corpus: Corpus, hidden: int, seed: int, iterations: int) -> Result:
     """Fit scikit-learn's LDA; its codes are the shares of the topics."""
     model = LatentDirichletAllocation(hidden, max_iter=iterations, random_state=seed)
     train = model.fit_transform(corpus.train)
+    test = model.transform(corpus.test)
     lengths = np.asarray(corpus.test.sum(axis=1)).ravel()
-    used, lengths = corpus.test[np.flatnonzero(lengths)], lengths[lengths > 0]
-    bound, sampled = log_p_of_topics(model, used, np.random.default_rng(seed))
-    figures = {"bound": _both(bound, lengths), "sampled": _both(sampled, lengths)}
-    note = f"{model.perplexity(used):.1f} by its method perplexity, by word"
-    return Result(train, model.transform(corpus.test), figures, note)
+    used = np.flatnonzero(lengths)
+    draws = np.random.default_rng(seed)
+    bound, sampled = log_p_of_topics(model, corpus.test[used], test[used], draws)
+    figures = {"bound": _both(bound, lengths[used]), "sampled": _both(sampled, lengths[used])}
+    return Result(train, test, figures)
 
 
 def log_p_of_topics(
-    model: Any, documents: Any, draws: np.random.Generator, samples: int = 500
+    model: Any, documents: Any, shares: Array, draws: np.random.Generator, samples: int = 200
 ) -> tuple[Array, Array]:
     """Return log p of each document, words in their order: its bound, and by sampling."""
     topics = model.components_ / model.components_.sum(axis=1, keepdims=True)
     prior = np.full(len(topics), model.doc_topic_prior_)
     bound, sampled = np.empty((2, documents.shape[0]))
-    for i, share in enumerate(model.transform(documents)):
+    for i, share in enumerate(shares):
         row = documents[i]
         counts, words = row.data, topics[:, row.indices]
         posterior = share * (prior.sum() + counts.sum())  # the variational one
@@ -162,12 +163,14 @@ def precisions(result: Result, corpus: Corpus) -> Array:
             wanted = np.maximum(1, np.ceil(recall * sizes[classes])).astype(int)
             ranks = (hits < wanted[:, None]).sum(axis=1) + 1
             total[i] += (wanted / ranks).sum()
-    return 100 * total / len(test)
+    mean: Array = 100 * total / len(test)
+    return mean
 
 
 def _unit(codes: Array) -> Array:
-    codes = np.asarray(codes, dtype=np.float64)
-    return codes / np.maximum(np.linalg.norm(codes, axis=1, keepdims=True), 1e-12)
+    codes = np.array(codes, dtype=np.float64)
+    codes /= np.maximum(np.linalg.norm(codes, axis=1, keepdims=True), 1e-12)
+    return codes
 
 
 def _both(log_p: Array, lengths: Array) -> tuple[float, float]:
@@ -193,11 +196,11 @@ def main() -> None:
     parser.add_argument("corpus", type=Path, help="the files' path up to -train.npz")
     parser.add_argument("--hidden", type=int, default=50)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--lda-iterations", type=int, default=50)
+    parser.add_argument("--lda-iterations", type=int, default=10)
     parser.add_argument("--validation", action="store_true")
     parser.add_argument("--only", help="names of methods, separated by semicolons")
-    for name, kind in {"epochs": int, "cd_steps": int, "learning_rate": float}.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind)
+    for name, type_ in {"epochs": int, "cd_steps": int, "learning_rate": float}.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type_)
     given = parser.parse_args()
     names = ("epochs", "cd_steps", "learning_rate")
     options = {name: getattr(given, name) for name in names if getattr(given, name) is not None}

@@ -46,14 +46,15 @@ def look_at(X: Any, *, streams: bool = False) -> Look:
 
 def facts_of(X: NDArray[Any]) -> Facts:
     """Return the facts of an array as it is trained on; NaN have no part in the range."""
+    rows, columns = X.shape
     if X.dtype == np.uint8 or X.dtype.kind == "b":
-        return Facts(*X.shape, row_sum=float(X.sum(dtype=np.int64)) / max(len(X), 1))
+        return Facts(rows, columns, row_sum=float(X.sum(dtype=np.int64)) / max(rows, 1))
     low, high, total = math.inf, -math.inf, 0.0
     with np.errstate(over="ignore", invalid="ignore"):  # as float32, because 1 + 1e-12 is 1 there
-        for rows in chunks(X.shape):
-            block = np.asarray(X[rows], dtype=np.float32)
+        for chunk in chunks(X.shape):
+            block = np.asarray(X[chunk], dtype=np.float32)
             low = min(low, float(np.fmin.reduce(block, axis=None)))
             high = max(high, float(np.fmax.reduce(block, axis=None)))
             total += float(block.sum(dtype=np.float64))
     low, high = (low, high) if low <= high else (0.0, 1.0)
-    return Facts(*X.shape, low, high, total / max(len(X), 1))
+    return Facts(rows, columns, low, high, total / max(rows, 1))

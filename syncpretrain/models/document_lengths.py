@@ -75,8 +75,8 @@ def annealed_over_lengths(
     ndarray of shape (POPULATIONS, n)
         The logarithm of each population's estimate of Z, unbiased and independent of the others.
     """
-    h = draws.random((POPULATIONS * chains, len(words.b))) < 1 / (1 + np.exp(-words.b))
-    h = h.astype(np.float64)
+    uniform = draws.random((POPULATIONS * chains, len(words.b)))
+    h = (uniform < 1 / (1 + np.exp(-words.b))).astype(np.float64)
     weights = np.full((POPULATIONS, chains), np.logaddexp(0, words.b).sum())
     found = np.tile(weights[:, :1], len(lengths))  # right for length 0
     sums = words.log_sums(h)
