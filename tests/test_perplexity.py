@@ -86,7 +86,7 @@ def test_independent_words_have_the_perplexity_of_their_shares():
 def test_the_error_bar_holds_the_exact_value(monkeypatch):
     stack, X = stack_of(words_of(10, vocabulary=6)), documents(6)
     exact = perplexity(stack, X).value
-    monkeypatch.setattr("syncpretrain.models.perplexity.MOST_LISTED", 0)
+    monkeypatch.setattr("syncpretrain.models.perplexity.MOST_ENUMERATED", 0)
     found = perplexity(stack, X, chains=100, steps=50)
     assert found.low < exact < found.high < 1.2 * found.low
 

@@ -25,7 +25,7 @@ from syncpretrain.units.kinds import kind_of
 
 __all__ = ["Perplexity", "perplexity"]
 
-MOST_LISTED = 12  # hidden units whose states are enumerated
+MOST_ENUMERATED = 12  # hidden units whose states are enumerated
 SMALLEST_POPULATION = 2
 
 
@@ -88,7 +88,7 @@ def perplexity(
     >>> from syncpretrain import pretrain
     >>> topic = np.random.default_rng(0).integers(2, size=300)
     >>> X = np.random.default_rng(1).poisson(np.array([[4, 4, 0.1, 0.1], [0.1, 0.1, 4, 4]])[topic])
-    >>> stack = pretrain(X, hidden=[5], visible_units="counts", epochs=50)
+    >>> stack = pretrain(X, hidden=[5], visible_units="counts", epochs=100)
     >>> found = perplexity(stack, X)
     >>> found.value < 3  # of 4 words, 2 in each topic
     True
@@ -110,7 +110,7 @@ def perplexity(
     words = Words(*parameters_with_log_z(layer))
     energies, lengths = _energies(layer, rows), rows.sum(axis=1, dtype=np.float64)
     each, place = np.unique(lengths, return_inverse=True)
-    if len(words.b) <= MOST_LISTED:
+    if len(words.b) <= MOST_ENUMERATED:
         return _of(energies, lengths, enumerated_over_lengths(words, each)[None, place])
     found = annealed_over_lengths(
         words,
