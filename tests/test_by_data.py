@@ -311,3 +311,36 @@ class TestResume:
         (tmp_path / "file").write_text("")
         with pytest.raises(SettingsError, match=r"^resume: got .*file, expected a folder"):
             pretrain(table(), resume=tmp_path / "file", **RESUMED)
+
+
+DOCUMENTS = {"visible_bias": "log-odds", "cd_steps": [5, 1], "learning_rate": [0.003, 0.1]}
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"visible_units": "counts"}, DOCUMENTS.keys()),
+        ({"visible_units": "counts", "learning_rate": [0.02, 0.1]}, {"visible_bias", "cd_steps"}),
+        ({"visible_units": "counts", "cd_steps": 1}, {"visible_bias", "learning_rate"}),
+        ({"visible_units": "counts", "visible_bias": "zero"}, {"cd_steps", "learning_rate"}),
+        ({"visible_units": "counts", "model": "autoencoder"}, {"visible_bias"}),
+        ({"visible_units": "counts:8,softmax"}, {"visible_bias"}),
+        ({"visible_units": "softmax"}, set()),
+    ],
+)
+def test_documents_have_settings_of_their_own(options, names):
+    found = chosen(Facts(50_000, 16, high=9.0, row_sum=100.0), (16, 8, 4), **options)
+    assert found == {name: DOCUMENTS[name] for name in names}
+
+
+@pytest.mark.parametrize("row_sum", [0.0, math.nan])
+def test_documents_of_unknown_length_keep_their_rate(row_sum):
+    found = chosen(Facts(50_000, 16, row_sum=row_sum), visible_units="counts")
+    assert found.keys() == {"visible_bias", "cd_steps"}
+
+
+@pytest.mark.parametrize("dtype", ["u1", "f4", "i8"])
+def test_facts_have_the_mean_sum_of_a_row(dtype):
+    X = np.array([[0, 1, 5], [2, 0, 2]], dtype=dtype)
+    facts = look_at(X).facts
+    assert facts.row_sum == 5

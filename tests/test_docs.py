@@ -268,7 +268,9 @@ def test_every_promise_names_its_tests():
     assert all("``tests/test_" in section for section in sections)
 
 
-@pytest.mark.parametrize("module", ["syncpretrain.pretraining.call"])
+@pytest.mark.parametrize(
+    "module", ["syncpretrain.pretraining.call", "syncpretrain.models.perplexity"]
+)
 def test_docstring_examples(module):
     results = doctest.testmod(importlib.import_module(module))
     assert results.attempted

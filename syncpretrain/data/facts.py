@@ -6,7 +6,6 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.data.blocks import as_bits, chunks
 from syncpretrain.data.examples import as_examples
@@ -15,7 +14,7 @@ from syncpretrain.data.minibatches import is_iterable_of_arrays
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.settings.by_data import Facts
 
-__all__ = ["Look", "facts_of", "look_at", "range_of"]
+__all__ = ["Look", "facts_of", "look_at"]
 
 
 class Look(NamedTuple):
@@ -46,24 +45,24 @@ def look_at(X: Any, *, streams: bool = False) -> Look:
 
 
 def facts_of(X: Any) -> Facts:
-    """Return the facts of examples; of those in a file, which are not read for that, the shape."""
+    """Return the facts of examples as they are trained on; NaN have no part in the range.
+
+    A file is not read for that.
+    """
     if isinstance(X, FileRows):
         return Facts(*X.shape)
-    are_counts = isinstance(X, SparseRows) and X.are_counts
-    low, high = range_of(X)
-    return Facts(len(X), X.shape[1], low, high, are_counts)
-
-
-def range_of(X: NDArray[Any]) -> tuple[float, float]:
-    """Return the smallest and the largest value as they are trained on; NaN are left out."""
+    rows, columns = X.shape
     if isinstance(X, SparseRows):
-        return X.limits
+        row_sum = float(X.data.sum(dtype=np.float64)) / max(rows, 1)
+        return Facts(rows, columns, *X.limits, are_counts=X.are_counts, row_sum=row_sum)
     if X.dtype == np.uint8 or X.dtype.kind == "b":
-        return 0.0, 1.0
-    low, high = math.inf, -math.inf
-    with np.errstate(over="ignore"):  # as float32, because 1 + 1e-12 is 1 there
-        for rows in chunks(X.shape):
-            block = np.asarray(X[rows], dtype=np.float32)
+        return Facts(rows, columns, row_sum=float(X.sum(dtype=np.int64)) / max(rows, 1))
+    low, high, total = math.inf, -math.inf, 0.0
+    with np.errstate(over="ignore", invalid="ignore"):  # as float32, because 1 + 1e-12 is 1 there
+        for chunk in chunks(X.shape):
+            block = np.asarray(X[chunk], dtype=np.float32)
             low = min(low, float(np.fmin.reduce(block, axis=None)))
             high = max(high, float(np.fmax.reduce(block, axis=None)))
-    return (low, high) if low <= high else (0.0, 1.0)
+            total += float(block.sum(dtype=np.float64))
+    low, high = (low, high) if low <= high else (0.0, 1.0)
+    return Facts(rows, columns, low, high, row_sum=total / max(rows, 1))

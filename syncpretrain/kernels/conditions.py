@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import accelerated
+from syncpretrain.rng import Address
 from syncpretrain.units.kinds import kind_of
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "conditions_of",
     "draw_documents",
     "draw_words",
+    "draw_words_at",
     "impose",
     "is_missing",
     "known_means",
@@ -120,11 +122,23 @@ def draw_words(v: Array, units: str, noise: Array, conditions: Conditions | None
         columns = kind_of(units).blocks.counts[i].columns
         seed = np.ascontiguousarray(noise[:1, columns], dtype=np.float32).view(np.uint32).ravel()
         draws = np.random.default_rng(seed[:SEED_NUMBERS].tolist())
-        ends = np.cumsum(np.rint(words[:, 0]).astype(np.int64) + 1)
-        draw_documents(v[:, columns], draws.standard_exponential(int(ends[-1])), ends)
+        draw_documents(v[:, columns], *_points(words, draws))
     if conditions.known is not None:
         v *= conditions.known
     return v
+
+
+def draw_words_at(address: Address, v: Array, units: str, conditions: Conditions | None) -> None:
+    """Draw documents whose mean numbers of words are in v, in place, at an address.
+
+    Contrastive divergence with the means of documents takes no notice of what makes each of them
+    one: the mean has a little of every word, and moves the hidden units less.
+    """
+    if conditions is None or not conditions.words:
+        return
+    draws = address.generator()
+    for part, words in zip(kind_of(units).blocks.counts, conditions.words, strict=True):
+        draw_documents(v[:, part.columns], *_points(words, draws))
 
 
 @accelerated
@@ -146,3 +160,11 @@ def draw_documents(shares: Array, points: NDArray[np.float64], ends: NDArray[np.
         drawn = np.searchsorted(reached[:-1], limits, side="right")
         drawn[-1] = len(own) - 1  # whatever was lost to rounding
         row[:] = np.diff(drawn, prepend=0)
+
+
+def _points(
+    words: Array, draws: np.random.Generator
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return what :func:`draw_documents` draws documents of these numbers of words from."""
+    ends = np.cumsum(np.rint(words[:, 0]).astype(np.int64) + 1)
+    return draws.standard_exponential(int(ends[-1])), ends

@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.conditions import Conditions, conditions_of, draw_words, impose
+from syncpretrain.kernels.conditions import (
+    Conditions,
+    conditions_of,
+    draw_words,
+    draw_words_at,
+    impose,
+)
 from syncpretrain.kernels.contrastive_divergence import (
     phase_differences,
     sample_states,
@@ -126,27 +132,34 @@ class BaseRBM(Learner):
         return self._v, self._h, self._states, self._noise, self._difference
 
     def _from_data(self, v: Array, h: Array, *, epoch: int, step: int) -> float:
-        """CD-k: the chain starts at the data; visible units are means, unless they are sampled."""
-        n, sampled = len(v) // 2, self.settings.sampled
+        """CD-k: the chain starts at the data; documents are drawn, other visible units means.
+
+        Unless they are sampled, all of them.
+        """
+        n, settings, error = len(v) // 2, self.settings, 0.0
         v0, v1, h1, states = v[:n], v[n:], h[n:], self._states[:n]
         inputs = h[:n]
-        for k in range(self.settings.cd_steps):
+        for k in range(settings.cd_steps):
             address = self._address(Purpose.HIDDEN, epoch, step, k)
             self._sample_hidden(inputs, address, out=states)
             self._drop(inputs, states)
-            if sampled:
-                self._sample_visible(states, self._address(Purpose.VISIBLE, epoch, step, k), out=v1)
+            address = self._address(Purpose.VISIBLE, epoch, step, k)
+            if settings.sampled:
+                self._sample_visible(states, address, out=v1)
             else:
                 self._down(states, out=v1)
                 self._take_visible_means(v1, self._known)
+                if k == settings.cd_steps - 1:
+                    error = squared_error(v0, v1, out=self._difference[:n])
+                draw_words_at(address, v1, settings.visible_units, self._known)
             self._up(v1, out=h1)
             inputs = h1
         self._take_means(h1)
         self._drop(h1)
-        means = v1
-        if sampled:  # the error is that of the means, of which the states are samples
-            means = impose(self._v1_inputs[:n], self.settings.visible_units, self._known)
-        return squared_error(v0, means, out=self._difference[:n])
+        if settings.sampled:  # the error is that of the means, of which the states are samples
+            means = impose(self._v1_inputs[:n], settings.visible_units, self._known)
+            error = squared_error(v0, means, out=self._difference[:n])
+        return error
 
     def _from_chains(self, v: Array, h: Array, *, epoch: int, step: int) -> float:
         """Continue the chains (persistent CD), with visible states sampled too."""

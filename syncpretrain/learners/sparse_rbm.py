@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.sparse_products import sparse_product, transposed_product
 from syncpretrain.learners.rbm import RBM
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["SparseRBM"]
 
@@ -16,15 +17,17 @@ class SparseRBM(RBM):
     """An RBM whose examples are mostly zeros; see :class:`RBM`.
 
     A minibatch is a dense array, but two of its five products, those with the data, are sparse.
-    Reconstructions that are sampled, and the states of persistent chains, are sparse too: then only
-    the product down to the visible units is dense.
+    Documents, which are drawn, reconstructions that are sampled, and the states of persistent chains
+    are sparse too: then only the product down to the visible units is dense.
     """
 
     _reads_data = False  # the product up that comes next
 
     @property
     def _draws_states(self) -> bool:
-        return self.settings.sampled or self.settings.persistent
+        blocks = kind_of(self.settings.visible_units).blocks
+        are_documents = blocks is not None and blocks.are_counts
+        return are_documents or self.settings.sampled or self.settings.persistent
 
     def gradient(
         self,

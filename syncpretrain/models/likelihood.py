@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +21,21 @@ from numpy.typing import NDArray
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import is_missing
+from syncpretrain.models.document_lengths import POPULATIONS, Words, annealed_over_lengths
 from syncpretrain.models.layer import DenseLayer, Layer
 from syncpretrain.models.partition import Doubles, annealed_weights, summed_over_hidden
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["MAX_ENUMERATED", "LogZ", "free_energy", "log_z", "log_z_ais", "pseudo_likelihood"]
+__all__ = [
+    "MAX_ENUMERATED",
+    "LogZ",
+    "free_energy",
+    "log_z",
+    "log_z_ais",
+    "parameters_with_log_z",
+    "pseudo_likelihood",
+]
 
 MAX_ENUMERATED = 20  # units whose states are enumerated: 2**20 of them
 
@@ -147,7 +157,8 @@ def log_z_ais(
         As of :func:`log_z`.
     chains, steps : int
         Independent chains, and temperatures between the uniform distribution and the RBM; with
-        other than binary visible units, between independent visible units and the RBM.
+        other than binary visible units, between independent visible units and the RBM; with counts
+        alone, lengths of documents from 0 on, as ``syncpretrain/models/document_lengths.py`` says.
     seed : int
         Of the chains.
 
@@ -159,6 +170,12 @@ def log_z_ais(
     """
     (W, a, b), lengths = _annealed(layer, words)
     draws = generator(seed, Purpose.ANNEALING)
+    blocks = kind_of(layer.visible_units).blocks
+    if blocks is not None and not blocks.has_bias and len(lengths) == 1:
+        each = max(chains // POPULATIONS, 1)
+        options: dict[str, Any] = {"chains": each, "steps": steps, "draws": draws}
+        found = annealed_over_lengths(Words(W, a, b), np.array(lengths), **options)
+        return _with_error_bar(0.0, found[:, 0])
     betas = np.linspace(0, 1, steps + 1)
     return _with_error_bar(
         *annealed_weights((W, a, b), layer.visible_units, lengths, betas, chains, draws)
@@ -175,15 +192,27 @@ def _with_error_bar(base: float, weights: Doubles) -> LogZ:
     return LogZ(offset + math.log(mean), offset + low, offset + math.log(mean + error))
 
 
-def _annealed(
-    layer: Layer, words: int | Sequence[int]
-) -> tuple[tuple[Doubles, Doubles, Doubles], tuple[float, ...]]:
-    """Return the parameters of a layer that has a log Z, and the lengths of documents."""
+def parameters_with_log_z(layer: Layer) -> tuple[Doubles, Doubles, Doubles]:
+    """Return W, a and b in float64 of an RBM that has a log Z.
+
+    Raises
+    ------
+    DataError
+        If the layer is no dense RBM, or its hidden units are not binary.
+    """
     parameters = _parameters(layer)
     if not kind_of(layer.hidden_units).is_binary:
         raise DataError(
             f"layer: got {layer.hidden_units} hidden units, expected bernoulli ones for log Z"
         )
+    return parameters
+
+
+def _annealed(
+    layer: Layer, words: int | Sequence[int]
+) -> tuple[tuple[Doubles, Doubles, Doubles], tuple[float, ...]]:
+    """Return the parameters of a layer that has a log Z, and the lengths of documents."""
+    parameters = parameters_with_log_z(layer)
     blocks = kind_of(layer.visible_units).blocks
     counts = 0 if blocks is None else len(blocks.counts)
     lengths = tuple(map(float, (words,) if isinstance(words, int) else words))

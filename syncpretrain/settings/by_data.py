@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from syncpretrain.settings.defaults import PER_LAYER, usual_rates
+from syncpretrain.settings.documents import of_documents
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.settings.replacing import replaced
 from syncpretrain.settings.sections import PretrainSettings
@@ -43,6 +44,8 @@ WORDED = {
     "weight_decay": "weight decay {}",
     "dropout": "dropout {}",
     "input_dropout": "input dropout {}",
+    "visible_bias": "visible biases from the {}",
+    "cd_steps": "CD-{}",
 }
 STEPPING_OPTIMIZERS = ("adam", "sgd")  # the others search along lines, on large minibatches
 
@@ -72,6 +75,8 @@ class Facts(NamedTuple):
         Rows beside these that have no target.
     are_counts : bool
         Whether it is a sparse matrix of whole numbers of 0 or more.
+    row_sum : float
+        The mean sum of a row, of documents their mean length; 0 or NaN where it is not known.
     """
 
     rows: int
@@ -80,6 +85,7 @@ class Facts(NamedTuple):
     high: float = 1.0
     unlabelled: int = 0
     are_counts: bool = False
+    row_sum: float = 0.0
 
     @property
     def is_unit_interval(self) -> bool:
@@ -117,6 +123,8 @@ def pretrain_by_data(
         found["visible_units"] = units
         if "learning_rate" not in given:
             found["learning_rate"] = usual_rates(units, settings.hidden_units)
+    units = found.get("visible_units", settings.visible_units)
+    found |= of_documents(settings, units, given, facts.row_sum)
     shards = max(map(settings.shards_of, range(1, len(settings.layers))))
     batch = settings.batch_size
     if "batch_size" not in given:

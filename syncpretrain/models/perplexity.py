@@ -1,0 +1,158 @@
+"""The perplexity of documents under a replicated softmax (Salakhutdinov and Hinton 2009)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from syncpretrain.errors import DataError
+from syncpretrain.models.document_lengths import (
+    POPULATIONS,
+    Words,
+    annealed_over_lengths,
+    enumerated_over_lengths,
+)
+from syncpretrain.models.layer import Layer
+from syncpretrain.models.likelihood import free_energy, parameters_with_log_z
+from syncpretrain.models.partition import Doubles
+from syncpretrain.models.passes import rows_at_once
+from syncpretrain.models.stack import Stack
+from syncpretrain.rng import Purpose, generator
+from syncpretrain.units.kinds import kind_of
+
+__all__ = ["Perplexity", "perplexity"]
+
+MOST_ENUMERATED = 12  # hidden units whose states are enumerated
+SMALLEST_POPULATION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Perplexity:
+    """Perplexity per word of some documents.
+
+    Attributes
+    ----------
+    value : float
+        exp(-mean_n log p(v_n) / D_n), where document n has D_n words, as in the paper: every
+        document counts as much.
+    low, high : float
+        The same 3 standard errors of log Z away; equal to it where Z is exact.
+    of_all_words : float
+        exp(-sum_n log p(v_n) / sum_n D_n), as of :class:`sklearn.decomposition
+        .LatentDirichletAllocation`: every word counts as much.
+    documents, words : int
+        How many there are; documents without words are left out.
+    """
+
+    value: float
+    low: float
+    high: float
+    of_all_words: float
+    documents: int
+    words: int
+
+
+def perplexity(
+    stack: Stack, X: ArrayLike, *, chains: int = 200, steps: int = 300, seed: int = 0
+) -> Perplexity:
+    """Return the perplexity per word of documents under the first layer of a stack.
+
+    Its partition function, which depends on the length of a document, is exact with up to 12 hidden
+    units. With more it is estimated for all lengths at once: see
+    ``syncpretrain/models/document_lengths.py``.
+
+    Parameters
+    ----------
+    stack : Stack
+        Whose first layer is an RBM with binary hidden units, and with counts as visible units.
+    X : array-like of shape (n_documents, words)
+        How often each word is in each document.
+    chains, steps : int
+        Of the estimate: chains in all, in 10 independent populations, and steps from length 0 to
+        the longest document.
+    seed : int
+        Of the chains.
+
+    Raises
+    ------
+    DataError
+        If the first layer is of other units, X does not fit or has no words, or there are too few
+        chains or steps.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from syncpretrain import pretrain
+    >>> topic = np.random.default_rng(0).integers(2, size=300)
+    >>> X = np.random.default_rng(1).poisson(np.array([[4, 4, 0.1, 0.1], [0.1, 0.1, 4, 4]])[topic])
+    >>> stack = pretrain(X, hidden=[5], visible_units="counts", epochs=100)
+    >>> found = perplexity(stack, X)
+    >>> found.value < 3  # of 4 words, 2 in each topic
+    True
+    """
+    least = SMALLEST_POPULATION * POPULATIONS
+    if chains < least or steps < 1:
+        raise DataError(f"chains, steps: got {chains} and {steps}, expected {least} and 1 or more")
+    layer = stack.layers[0]
+    kind = kind_of(layer.visible_units)
+    if kind.blocks is None or kind.blocks.has_bias:
+        raise DataError(
+            f"stack: got {layer.visible_units} visible units, expected counts alone; pretrain with"
+            " visible_units='counts'"
+        )
+    rows = stack.prepared(X)
+    rows = rows[rows.sum(axis=1) > 0]
+    if not len(rows):
+        raise DataError("X: got no document with a word, expected one or more")
+    words = Words(*parameters_with_log_z(layer))
+    energies, lengths = _energies(layer, rows), rows.sum(axis=1, dtype=np.float64)
+    each, place = np.unique(lengths, return_inverse=True)
+    if len(words.b) <= MOST_ENUMERATED:
+        return _of(energies, lengths, enumerated_over_lengths(words, each)[None, place])
+    found = annealed_over_lengths(
+        words,
+        each,
+        chains=chains // POPULATIONS,
+        steps=steps,
+        draws=generator(seed, Purpose.ANNEALING),
+    )
+    return _of(energies, lengths, found[:, place])
+
+
+def _energies(layer: Layer, rows: NDArray[np.float32]) -> Doubles:
+    """Return the free energy of each row, a few at a time."""
+    count = rows_at_once([layer])
+    parts = [free_energy(layer, rows[i : i + count]) for i in range(0, len(rows), count)]
+    return np.concatenate(parts)
+
+
+def _of(energies: Doubles, lengths: Doubles, log_z: Doubles) -> Perplexity:
+    """Return the perplexity, with log Z of each document by each of some populations.
+
+    The standard error is that of the jackknife: of the values without one population each.
+    """
+    whole = -energies - _log_mean(log_z)
+    value = -float((whole / lengths).mean())
+    error, count = 0.0, len(log_z)
+    if count > 1:
+        without = [
+            ((energies + _log_mean(np.delete(log_z, i, axis=0))) / lengths).mean()
+            for i in range(count)
+        ]
+        error = 3 * math.sqrt((count - 1) * float(np.var(without)))
+    return Perplexity(
+        math.exp(value),
+        math.exp(value - error),
+        math.exp(value + error),
+        math.exp(-float(whole.sum() / lengths.sum())),
+        len(lengths),
+        int(lengths.sum()),
+    )
+
+
+def _log_mean(log_z: Doubles) -> Doubles:
+    mean: Doubles = np.logaddexp.reduce(log_z, axis=0) - math.log(len(log_z))
+    return mean
