@@ -100,14 +100,7 @@ class BaseRBM(Learner):
         step: int,
         examples: int | None = None,
     ) -> float:
-        """Fill the gradients by contrastive divergence from some rows of X.
-
-        Returns
-        -------
-        float
-            Squared error between the examples and their reconstruction, summed over both;
-            estimated on a tenth of the examples where chains are persistent.
-        """
+        """Fill the gradients by contrastive divergence; return the error, of chains an estimate."""
         n, settings = len(rows), self.settings
         v, h = self._v[: 2 * n], self._h[: 2 * n]
         v0, h0 = v[:n], h[:n]
@@ -124,18 +117,11 @@ class BaseRBM(Learner):
 
     @property
     def buffers(self) -> tuple[Array, Array, Array, Array, Array]:
-        """What a step is computed in.
-
-        v0 above v1 and h0 above h1 of a whole minibatch, hidden states, what they are drawn from,
-        and the difference of v0 and v1.
-        """
+        """v0 above v1, h0 above h1, hidden states, what they are drawn from, and v0 - v1."""
         return self._v, self._h, self._states, self._noise, self._difference
 
     def _from_data(self, v: Array, h: Array, *, epoch: int, step: int) -> float:
-        """CD-k: the chain starts at the data; documents are drawn, other visible units means.
-
-        Unless they are sampled, all of them.
-        """
+        """CD-k from the data; documents are drawn, other visible units are means, if not sampled."""
         n, settings, error = len(v) // 2, self.settings, 0.0
         v0, v1, h1, states = v[:n], v[n:], h[n:], self._states[:n]
         inputs = h[:n]

@@ -17,8 +17,8 @@ class SparseRBM(RBM):
     """An RBM whose examples are mostly zeros; see :class:`RBM`.
 
     A minibatch is a dense array, but two of its five products, those with the data, are sparse.
-    Documents, which are drawn, reconstructions that are sampled, and the states of persistent chains
-    are sparse too: then only the product down to the visible units is dense.
+    Documents, which are drawn, reconstructions that are sampled, and the states of persistent
+    chains are sparse too: then only the product down to the visible units is dense.
     """
 
     _reads_data = False  # the product up that comes next

@@ -6,6 +6,7 @@ over the words of a document, so that the learning rate is divided by their mean
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container
 from typing import Any
 
@@ -40,7 +41,7 @@ def of_documents(
     found: dict[str, Any] = {"visible_bias": "log-odds"}
     if settings.model == "rbm" and not blocks.has_bias:
         found["cd_steps"] = [DOCUMENT_CD_STEPS, *settings.cd_steps[1:]]
-        if words > 0:
+        if 0 < words < math.inf:
             rate = float(f"{RATE_OF_A_WORD / max(words, 1):.1g}")
             found["learning_rate"] = [rate, *settings.learning_rate[1:]]
     return {name: value for name, value in found.items() if name not in given}
