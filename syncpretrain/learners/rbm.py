@@ -121,7 +121,7 @@ class BaseRBM(Learner):
         return self._v, self._h, self._states, self._noise, self._difference
 
     def _from_data(self, v: Array, h: Array, *, epoch: int, step: int) -> float:
-        """CD-k from the data; documents are drawn, other visible units are means, if not sampled."""
+        """CD-k from the data; documents are drawn, and other visible units if ``sampled``."""
         n, settings, error = len(v) // 2, self.settings, 0.0
         v0, v1, h1, states = v[:n], v[n:], h[n:], self._states[:n]
         inputs = h[:n]
