@@ -41,8 +41,8 @@ class Perplexity:
     low, high : float
         The same 3 standard errors of log Z away; equal to it where Z is exact.
     of_all_words : float
-        exp(-sum_n log p(v_n) / sum_n D_n), as of :class:`sklearn.decomposition
-        .LatentDirichletAllocation`: every word counts as much.
+        exp(-sum_n log p(v_n) / sum_n D_n), as scikit-learn's
+        ``LatentDirichletAllocation`` has it: every word counts as much.
     documents, words : int
         How many there are; documents without words are left out.
     """
