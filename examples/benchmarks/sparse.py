@@ -3,8 +3,8 @@
     python examples/benchmarks/sparse.py X.npz --pairs 5
 
 ``X.npz`` is a matrix of counts, as ``scipy.sparse.save_npz`` writes it. Words as counts train a
-replicated softmax, words that are there or not a binary RBM; ``means`` and ``samples`` are what
-contrastive divergence reconstructs. Each run is a process of its own with one thread: the seconds
+replicated softmax, whose documents are drawn; words that are there or not train a binary RBM, whose
+reconstructions are means or samples. Each run is a process of its own with one thread: the seconds
 are its processor time in training, the memory is the highest of the process less that before the
 data was read. Dense and sparse take turns; their ratio is the median of the pairs, with the least
 and the most.
@@ -30,11 +30,15 @@ from syncpretrain.data import load_dataset
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.events import Event, RunFinished, RunStarted
 
-UNITS = ("counts", "bernoulli")
-STATES = ("means", "samples")
+CASES: dict[str, dict[str, Any]] = {
+    "documents, CD-1": {"visible_units": "counts", "cd_steps": 1},
+    "documents, CD-5": {"visible_units": "counts", "cd_steps": 5},
+    "binary, means": {"visible_units": "bernoulli"},
+    "binary, samples": {"visible_units": "bernoulli", "sample_visible": True},
+}
 FORMS = ("dense", "sparse")
 HEADER = (
-    "units      hidden  states   dense, s  sparse, s  dense over sparse      dense, MB  sparse, MB"
+    "case             hidden  dense, s  sparse, s  dense over sparse      dense, MB  sparse, MB"
 )
 
 
@@ -43,20 +47,19 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("file", metavar="X.npz")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--hidden", type=int, nargs="+", default=[50, 500])
-    parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--hidden", type=int, nargs="+", default=[50, 500, 1000])
+    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.measure:
-        form, units, states, hidden = given.measure
-        print(json.dumps(measured(given.file, form, units, states, int(hidden), given.epochs)))
+        form, case, hidden = given.measure
+        print(json.dumps(measured(given.file, form, case, int(hidden), given.epochs)))
         return
     print(HEADER)
-    for units in UNITS:
+    for case in CASES:
         for hidden in given.hidden:
-            for states in STATES:
-                row = (units, states, str(hidden))
-                pairs = [[run(given, form, row) for form in FORMS] for _ in range(given.pairs)]
-                print(line(units, hidden, states, pairs), flush=True)
+            row = (case, str(hidden))
+            pairs = [[run(given, form, row) for form in FORMS] for _ in range(given.pairs)]
+            print(line(case, hidden, pairs), flush=True)
 
 
 def run(given: argparse.Namespace, form: str, row: tuple[str, ...]) -> dict[str, float]:
@@ -73,14 +76,15 @@ def run(given: argparse.Namespace, form: str, row: tuple[str, ...]) -> dict[str,
     return found
 
 
-def measured(
-    file: str, form: str, units: str, states: str, hidden: int, epochs: int
-) -> dict[str, float]:
+def measured(file: str, form: str, case: str, hidden: int, epochs: int) -> dict[str, float]:
     """Train layer 1 in this process."""
     before = peak()
     rows: Any = load_dataset(file, validation=0, bounded=False).train
     assert isinstance(rows, SparseRows)
-    if units == "bernoulli":
+    options = dict(CASES[case])
+    if options["visible_units"] == "counts":
+        options["visible_units"] = f"counts:{rows.shape[1]}"
+    else:
         rows = SparseRows(np.minimum(rows.data, 1), rows.indices, rows.indptr, rows.shape[1])
     X = rows.toarray() if form == "dense" else rows
     seconds: list[float] = []
@@ -92,8 +96,7 @@ def measured(
     pretrain(
         X,
         hidden=[hidden],
-        visible_units=f"counts:{rows.shape[1]}" if units == "counts" else units,
-        sample_visible=states == "samples",
+        **options,
         learning_rate=0.001,
         epochs=epochs,
         batch_size=100,
@@ -111,7 +114,7 @@ def peak() -> float:
     return most / (1e6 if sys.platform == "darwin" else 1e3)
 
 
-def line(units: str, hidden: int, states: str, pairs: list[list[dict[str, float]]]) -> str:
+def line(case: str, hidden: int, pairs: list[list[dict[str, float]]]) -> str:
     dense, sparse = zip(*pairs, strict=True)
     ratios = [a["seconds"] / b["seconds"] for a, b in pairs]
     seconds = [median(one["seconds"] for one in side) for side in (dense, sparse)]
@@ -119,7 +122,7 @@ def line(units: str, hidden: int, states: str, pairs: list[list[dict[str, float]
     spread = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
     times = f"{seconds[0]:8.2f}  {seconds[1]:9.2f}"
     memory = f"{most[0]:9.0f}  {most[1]:10.0f}"
-    return f"{units:9} {hidden:7}  {states:7}  {times}  {spread:21}  {memory}"
+    return f"{case:15} {hidden:7}  {times}  {spread:21}  {memory}"
 
 
 if __name__ == "__main__":
