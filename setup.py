@@ -24,6 +24,7 @@ EXTRAS = {
         "psutil>=5.9",
         "pytest>=8",
         "pytest-timeout>=2.3",
+        "pytest-xdist>=3.5",
         "ruff>=0.8",
     ],
 }
