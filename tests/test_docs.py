@@ -42,8 +42,8 @@ LISTED = tabled(ROOT / "docs" / "architecture.rst")
 ORDER = [re.sub(r"(\.py|/)$", "", name) for name in LISTED if "/" not in name.rstrip("/")]
 DATA_SUFFIXES = {".npy", ".npz", ".csv"}
 # Of the benchmarks and of pip.
-NOT_OURS = {"--batches", "--cases", "--draws", "--editable", "--pairs", "--quiet", "--rows"}
-NOT_OURS |= {"--share", "--tables", "--turns"}
+NOT_OURS = {"--batches", "--cases", "--dist", "--draws", "--editable", "--pairs", "--quiet"}
+NOT_OURS |= {"--only", "--rows", "--share", "--tables", "--turns"}
 
 
 @pytest.fixture(autouse=True)
