@@ -10,6 +10,7 @@ import re
 import runpy
 import shutil
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -172,8 +173,10 @@ def _check_other(words: list[str]) -> None:
         script = ROOT / words[1]
         shared = [path for path in script.parent.glob("_*.py") if path.stem in _text(script)]
         source = "".join(map(_text, (script, *shared)))
-        for word in words[2:]:
-            is_value = word.isupper() or word.replace(".", "").isdecimal()
+        for before, word in pairwise(words[1:]):
+            is_value = before.startswith("--") and not word.startswith("--")
+            is_value |= word.isupper() or word.replace(".", "").isdecimal()
+            is_value |= word.endswith(tuple(DATA_SUFFIXES)) or "/" in word
             assert f'"{word}"' in source or is_value, f"{words[1]} knows no {word}"
         return
     known = [start for start in RUN_BY_CI if line.startswith(start)]
