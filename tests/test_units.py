@@ -225,10 +225,10 @@ class TestForms:
     @pytest.mark.parametrize("name", UNITS)
     def test_a_kind_without_a_form_on_the_device_is_computed_as_written(self, name, monkeypatch):
         double = backend_of("double", monkeypatch)
-        kernels = double.forms["means"].__self__
-        assert set(kernels.units) <= set(UNITS)
-        assert sorted(kernels.units.values()) == list(range(len(kernels.units)))
-        monkeypatch.delitem(kernels.units, name, raising=False)
+        numbers = double.forms["means"].__self__.source.units
+        assert set(numbers) <= set(UNITS)
+        assert sorted(numbers.values()) == list(range(len(numbers)))
+        monkeypatch.delitem(numbers, name, raising=False)
         rng = np.random.default_rng(3)
         x, delta = (rng.normal(size=(6, 5)).astype(np.float32) for _ in range(2))
         found, by = double.asarray(x.copy()), double.asarray(delta.copy())

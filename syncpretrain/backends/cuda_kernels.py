@@ -52,9 +52,9 @@ class CudaKernels:
 
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
-        self._source = CudaSource(cupy)
-        self._convolutions = CudaConvolutions(cupy, self._source)
-        self._launch, self._flat = self._source.launch, self._source.flat
+        self.source = CudaSource(cupy)
+        self._convolutions = CudaConvolutions(cupy, self.source)
+        self._launch, self._flat = self.source.launch, self.source.flat
 
     def forms(self) -> dict[str, Callable[..., Any]]:
         """Return the forms by the names of their equations."""
@@ -83,8 +83,8 @@ class CudaKernels:
             if x.size:
                 grid, block = grid_of(rows, 1), (SOFTMAX_THREADS,)
                 self._launch("softmax_means", grid, block, x, ld, bias, rows, columns)
-        elif units in self._source.units:
-            self._flat("unit_means", x.size, x, ld, bias, rows, columns, self._source.units[units])
+        elif units in self.source.units:
+            self._flat("unit_means", x.size, x, ld, bias, rows, columns, self.source.units[units])
         else:
             return NotImplemented
         return x
@@ -94,10 +94,10 @@ class CudaKernels:
         if kind_of(units).is_linear:
             return None
         found = layout(delta, a)
-        if found is None or units not in self._source.units:
+        if found is None or units not in self.source.units:
             return NotImplemented
         rows, columns, ldd, lda = found
-        number = self._source.units[units]
+        number = self.source.units[units]
         self._flat("times_derivative", delta.size, delta, ldd, a, lda, rows, columns, number)
         return None
 
@@ -110,7 +110,7 @@ class CudaKernels:
         its ziggurat takes a varying number of draws, one after another.
         """
         found, kind = layout(x, noise, out), kind_of(units)
-        known = units in self._source.units and kind.noise is not None
+        known = units in self.source.units and kind.noise is not None
         if found is None or not known or not is_vector(bias, x.shape[-1]):
             return NotImplemented
         rows, columns, ldx, ldn, ldo = found
@@ -120,7 +120,7 @@ class CudaKernels:
             self._flat("draw_bernoulli", blocks, *args)
         else:
             self.generator(address).standard_normal(out=noise, dtype=np.float32)
-            args = (x, ldx, bias, noise, ldn, out, ldo, rows, columns, self._source.units[units])
+            args = (x, ldx, bias, noise, ldn, out, ldo, rows, columns, self.source.units[units])
             self._flat("draw_noisy", x.size, *args)
         return out
 

@@ -80,9 +80,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         "weight_decay": "",
         "l1": "Decay by the weights' signs.",
         "cd_steps": "Gibbs steps, the k of CD-k.",
-        "sample_visible": "Reconstruct the input by samples (faster if it is sparse), or means"
-        " (default).",
-        "persistent": "Chains go on from one minibatch to the next (PCD).",
+        "sample_visible": "Reconstruct the input by samples, not means.",
+        "persistent": "Keep the chains between minibatches (PCD).",
         "sparsity_target": "Mean activity.",
         "sparsity_cost": "How hard units are pulled to it.",
         "hidden_dropout": "Share of hidden units left out of an example.",

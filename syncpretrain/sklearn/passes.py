@@ -100,7 +100,8 @@ class Usual(NamedTuple):
             total: Matrix = np.square(residuals).sum(axis=0, keepdims=True, dtype=np.float64)
             return total
 
-        known = np.maximum((~np.isnan(X)).sum(axis=0), 1)
+        lost = np.isnan(X).sum(axis=0) if isinstance(X, np.ndarray) else 0  # of sparse rows none
+        known = np.maximum(X.shape[0] - lost, 1)
         errors = _by_rows(X, stack, squares).sum(axis=0) / known
         codes = codes_of(stack, X).astype(np.float64)
         mean = codes.mean(axis=0)
