@@ -182,6 +182,11 @@ def test_runtimes_and_replicas_give_the_same_bits(model, split):
             "hidden_dropout: got 0.5 for layer 1, a convolution, expected split examples with it",
         ),
         (
+            "1x4x4,conv:4x3,2",
+            {"split": "filters", "shards": (2, 1), "sample_visible": True},
+            "sample_visible: got it for layer 1, a convolution, expected split examples with it",
+        ),
+        (
             "1x4x4,conv:4x3,pool:2:prob,2",
             {"split": "filters", "shards": 2},
             "split: got filters for layer 1, a convolution, expected examples with pooling by",

@@ -64,6 +64,11 @@ REFUSALS = (
         "split examples with it; what is left out is not split by filters",
     ),
     Refusal(
+        "sample_visible",
+        lambda s, i: "it" if s.sample_visible and not i and _is_by_filters(s, i) else None,
+        "split examples with it; filters reconstruct by means",
+    ),
+    Refusal(
         "contraction",
         lambda s, i: s.contraction[i] or None,
         "0; the penalty is known for dense layers alone. Take model denoising, or one value a"
