@@ -165,6 +165,12 @@ class TestTrain:
         given = (*TRAIN, "--data", "t.csv", "--layers", "4,3", "--out", "no", *options.split())
         assert refusal(call, *given).startswith(f"Error: {message}")
 
+    @pytest.mark.parametrize("hidden", ["conv:4x3,5", "1x2x2,5", "-3", "5,"])
+    def test_hidden_units_are_those_of_dense_layers(self, call, folder, hidden):
+        given = (*TRAIN, "--data", "t.csv", f"--hidden={hidden}", "--out", "no")
+        message = f"Error: --hidden: got {hidden!r}, expected the units of each dense layer"
+        assert refusal(call, *given).startswith(message)
+
 
 class TestPredict:
     def test_classes_by_their_own_names(self, call, folder):

@@ -59,6 +59,11 @@ def settle(
 
     if hidden is not None and options["layers"] is not None:
         raise SettingsError("hidden: got it beside --layers, expected one of the two")
+    if hidden is not None and not all(part.strip().isdecimal() for part in hidden.split(",")):
+        raise SettingsError(
+            f"hidden: got {hidden!r}, expected the units of each dense layer, such as 100,50;"
+            " convolutions stand in --layers, behind the shape of the images"
+        )
     before = dict(options)
     if is_auto:
         before["visible_units"] = "gaussian"  # which any values suit
