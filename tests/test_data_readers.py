@@ -341,3 +341,14 @@ def test_one_example_can_be_read_but_not_split(tmp_path):
     assert len(load_dataset(tmp_path / "x.npy").train) == 1
     with pytest.raises(DataError, match="which holds out all of 1 examples"):
         load_dataset(tmp_path / "x.npy", validation=0.5)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "noticed"), [((6, 5, 4, 3), True), ((6, 3, 5, 4), False), ((6, 3, 3, 3), False)]
+)
+def test_a_notice_about_colours_that_lie_last(tmp_path, shape, noticed, mapped):
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).random(shape))
+    notices = load_dataset(tmp_path / "x.npy", mapped=mapped).notices
+    found = [notice.endswith("save X.transpose(0, 3, 1, 2)") for notice in notices]
+    assert found == [True][:noticed]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from syncpretrain.data.dataset import Dataset, hold_out
 from syncpretrain.data.examples import as_examples, checked_rows, watched_rows
 from syncpretrain.data.file_rows import FileRows, rows_in_file
-from syncpretrain.data.readers import ALL_ONES, check_file, load_file, map_npy
+from syncpretrain.data.readers import ALL_ONES, check_file, colours_last, load_file, map_npy
 
 __all__ = ["FileStamp", "KnownFile", "is_mapped_file", "load_mapped"]
 
@@ -69,6 +69,7 @@ def load_mapped(
     check_file(path)
     stamp = _stamp_of(path)
     X = map_npy(path)
+    notices = [*colours_last(X.shape, path)]
     if X.size and not X.flags.c_contiguous:
         return _in_memory(path, validation=validation, seed=seed, bounded=bounded)
     X = as_examples(X.reshape(len(X), -1) if X.ndim > 2 and X.size else X, str(path))
@@ -76,7 +77,7 @@ def load_mapped(
     if rows is None:
         return _in_memory(path, validation=validation, seed=seed, bounded=bounded)
     kept, held = hold_out(np.arange(n), None, validation=validation, default=n // 10, seed=seed)
-    notices, sha256 = [], ""
+    sha256 = ""
     if known is not None and stamp is not None and known.stamp == stamp:
         sha256 = known.sha256
         rows = watched_rows(rows, str(path), bounded=bounded)

@@ -35,6 +35,7 @@ __all__ = [
     "FORMATS",
     "check_examples",
     "check_file",
+    "colours_last",
     "divided",
     "load_file",
     "map_npy",
@@ -43,6 +44,11 @@ __all__ = [
 ]
 
 FORMATS = ".npy, .npz, IDX (gzipped or not), .csv or .parquet"
+COLOUR_CHANNELS = (3, 4)  # channels of an image in colour
+COLOURS_LAST = (  # of a path and a shape
+    "{}: got images of shape {} with their colours last, which pictures and convolutions read"
+    " channel by channel; save X.transpose(0, 3, 1, 2)"
+)
 AS_BITS = "{}: its bytes are all 0 or 1, and were not divided by 255"
 ALL_ONES = (  # of a path
     "{}: its bytes are all 0 or 1, and like all bytes of a stream they were scaled by 1/255, so"
@@ -135,7 +141,14 @@ def _checked(rows: Rows, path: Path, wanted: Wanted) -> Rows:
     check_values(X, str(path), bounded=wanted.bounded, missing=True)
     bits = as_bits(X)
     notices = rows.notices if bits is X else (*rows.notices, AS_BITS.format(path))
-    return rows._replace(X=bits, notices=notices)
+    return rows._replace(X=bits, notices=(*notices, *colours_last(rows.X.shape, path)))
+
+
+def colours_last(shape: tuple[int, ...], path: Path) -> tuple[str, ...]:
+    """Return a notice about images whose last axis has the colours; none of other arrays."""
+    if len(shape) != 4 or shape[-1] not in COLOUR_CHANNELS or shape[1] in (1, *COLOUR_CHANNELS):
+        return ()
+    return (COLOURS_LAST.format(path, shape),)
 
 
 def _refuse_columns(path: Path, wanted: Wanted) -> None:
