@@ -75,6 +75,11 @@ def test_it_is_exact_with_few_hidden_units():
     assert (found.documents, found.words) == (29, int(lengths.sum()))
 
 
+def test_sparse_rows_have_that_of_dense_ones():
+    sparse, X, stack = pytest.importorskip("scipy.sparse"), documents(4), stack_of(words_of(4))
+    assert perplexity(stack, sparse.csr_array(X)) == perplexity(stack, X)
+
+
 def test_independent_words_have_the_perplexity_of_their_shares():
     shares = np.array([0.5, 0.25, 0.125, 0.125])
     words = Words(np.zeros((4, 20)), np.log(shares), np.zeros(20))
