@@ -234,6 +234,13 @@ def test_a_document_may_have_any_number_of_words():
     assert np.isnan(found[4]).all()  # diverged, which training stops at
 
 
+def test_a_document_without_words_divides_by_no_zero():
+    shares, points = np.zeros((2, 3), dtype=np.float32), np.ones(4)
+    with np.errstate(all="raise"):
+        draw_documents.__wrapped__(shares, points, np.array([1, 4]))
+    np.testing.assert_array_equal(shares, [[0, 0, 0], [0, 0, 2]])
+
+
 @pytest.mark.parametrize(
     ("name", "at", "value"),
     [("indices", 0, 40), ("indices", 0, -1), ("indptr", 1, 10**6), ("indptr", 0, 1)],
@@ -391,6 +398,14 @@ def test_a_file_stays_sparse(tmp_path):
     assert other.sha256 != data.sha256
     assert data.with_examples(10).train.shape == (10, 40)
     assert kind_of(units_of_array(data.train)).blocks.are_counts
+
+
+@pytest.mark.parametrize("form", ["coo", "dia", "bsr"])
+def test_a_file_in_another_sparse_format_is_refused(form, tmp_path):
+    sparse = pytest.importorskip("scipy.sparse")
+    sparse.save_npz(tmp_path / "X.npz", sparse.csr_matrix(DENSE).asformat(form))
+    with pytest.raises(DataError, match=f"in the format '{form}', expected csr"):
+        load_dataset(tmp_path / "X.npz")
 
 
 class TestEstimators:

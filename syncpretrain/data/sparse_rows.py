@@ -210,21 +210,14 @@ def rows_of_matrix(X: Any, name: str) -> SparseRows:
     return _settled(*arrays, columns)
 
 
-def sparse_rows(arrays: Mapping[str, NDArray[Any]], name: str) -> SparseRows:
-    """Return the matrix that the arrays of a file are, in the format CSR or CSC.
+def sparse_rows(arrays: Mapping[str, NDArray[Any]], form: str, name: str) -> SparseRows:
+    """Return the matrix that the arrays of a file are, in the format ``csr`` or ``csc``.
 
     Raises
     ------
     DataError
-        If the format is another one, or the arrays do not fit each other.
+        If the arrays do not fit each other.
     """
-    written = arrays["format"]
-    form = written.item() if written.ndim == 0 else ""
-    form = form.decode("ascii", "replace") if isinstance(form, bytes) else str(form)
-    if form not in ("csr", "csc"):
-        raise DataError(
-            f"{name}: got a sparse matrix in the format {form!r}, expected csr; save X.tocsr()"
-        )
     data, indices, indptr, shape = (arrays[n] for n in ("data", "indices", "indptr", "shape"))
     if data.dtype.kind not in "biuf":
         raise DataError(f"{name}: got values of type {data.dtype}, expected numbers")
