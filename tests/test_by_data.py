@@ -137,7 +137,9 @@ class TestRules:
 
     def test_the_line_has_the_rate_of_documents(self):
         facts = Facts(50_000, 4, high=9.0, are_counts=True, row_sum=100.0)
-        assert "whole numbers), learning rate 0.003, visible" in in_words(facts, chosen(facts, (4, 8)))
+        assert "whole numbers), learning rate 0.003, visible" in in_words(
+            facts, chosen(facts, (4, 8))
+        )
 
 
 class TestSettled:

@@ -102,6 +102,8 @@ def test_the_error_bar_holds_the_exact_value(monkeypatch):
         (stack_of(words_of(2), "bernoulli"), np.eye(4), {}, "stack: got bernoulli:4 visible"),
         (stack_of(words_of(2)), np.zeros((2, 4)), {}, "X: got no document with a word"),
         (stack_of(words_of(2)), np.eye(4), {"chains": 19}, "chains, steps: got 19 and 300"),
+        (stack_of(words_of(2)), np.eye(4), {"steps": 2.5}, "chains, steps, seed: got 200, 2.5"),
+        (stack_of(words_of(2)), np.eye(4), {"seed": -1}, "chains, steps, seed: got 200, 300 and"),
         (stack_of(words_of(2)), np.eye(4), {"steps": 0}, "chains, steps: got 200 and 0"),
     ],
 )

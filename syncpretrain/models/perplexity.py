@@ -97,6 +97,11 @@ def perplexity(
     least = SMALLEST_POPULATION * POPULATIONS
     if chains < least or steps < 1:
         raise DataError(f"chains, steps: got {chains} and {steps}, expected {least} and 1 or more")
+    if any(int(number) != number for number in (chains, steps)) or not 0 <= seed < 2**63:
+        raise DataError(
+            f"chains, steps, seed: got {chains}, {steps} and {seed}, expected whole numbers, and a"
+            " seed of 0 or more and below 2**63"
+        )
     layer = stack.layers[0]
     kind = kind_of(layer.visible_units)
     if kind.blocks is None or kind.blocks.has_bias:
