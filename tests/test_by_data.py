@@ -135,6 +135,12 @@ class TestRules:
             " which are standardized), batch size 10, 455 epochs"
         )
 
+    def test_the_line_has_the_rate_of_documents(self):
+        facts = Facts(50_000, 4, high=9.0, are_counts=True, row_sum=100.0)
+        assert "whole numbers), learning rate 0.003, visible" in in_words(
+            facts, chosen(facts, (4, 8))
+        )
+
 
 class TestSettled:
     def test_nothing_follows_for_a_preset(self):

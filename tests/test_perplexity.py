@@ -75,6 +75,11 @@ def test_it_is_exact_with_few_hidden_units():
     assert (found.documents, found.words) == (29, int(lengths.sum()))
 
 
+def test_sparse_rows_have_that_of_dense_ones():
+    sparse, X, stack = pytest.importorskip("scipy.sparse"), documents(4), stack_of(words_of(4))
+    assert perplexity(stack, sparse.csr_array(X)) == perplexity(stack, X)
+
+
 def test_independent_words_have_the_perplexity_of_their_shares():
     shares = np.array([0.5, 0.25, 0.125, 0.125])
     words = Words(np.zeros((4, 20)), np.log(shares), np.zeros(20))
@@ -97,6 +102,8 @@ def test_the_error_bar_holds_the_exact_value(monkeypatch):
         (stack_of(words_of(2), "bernoulli"), np.eye(4), {}, "stack: got bernoulli:4 visible"),
         (stack_of(words_of(2)), np.zeros((2, 4)), {}, "X: got no document with a word"),
         (stack_of(words_of(2)), np.eye(4), {"chains": 19}, "chains, steps: got 19 and 300"),
+        (stack_of(words_of(2)), np.eye(4), {"steps": 2.5}, "chains, steps, seed: got 200, 2.5"),
+        (stack_of(words_of(2)), np.eye(4), {"seed": -1}, "chains, steps, seed: got 200, 300 and"),
         (stack_of(words_of(2)), np.eye(4), {"steps": 0}, "chains, steps: got 200 and 0"),
     ],
 )

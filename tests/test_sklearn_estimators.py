@@ -440,6 +440,15 @@ class TestAnomalies:
         assert np.isfinite(scores).all()
         assert -scores.mean() < 2
 
+    def test_sparse_rows_have_the_scores_of_dense_ones(self):
+        sparse = pytest.importorskip("scipy.sparse", reason="a sparse matrix is needed")
+        X = UNIT * (UNIT > 0.5)
+        dense, rows = (
+            StackAnomalyDetector(**SMALL, finetune_epochs=1).fit(given).decision_scores_
+            for given in (X, sparse.csr_matrix(X))
+        )
+        np.testing.assert_allclose(rows, dense, rtol=1e-3)
+
     def test_a_free_energy_needs_one_layer(self):
         assert len(StackAnomalyDetector(**SMALL, by="free-energy").fit(UNIT).stack_.layers) == 1
 

@@ -223,6 +223,35 @@ def test_documents_keep_their_lengths_and_shares():
     assert not found[:, 3].any()
 
 
+def test_a_document_may_have_any_number_of_words():
+    shares = np.array([[0.5, 0.3, 0.2, 0.0]] * 4 + [[np.nan] * 4], dtype=np.float32)
+    like = np.diag([1e9, 0, 1, 0, 1e9]).astype(np.float32)[:, :4]
+    like[4] = 1e9
+    noise = np.random.default_rng(0).random(shares.shape, dtype=np.float32)
+    found = draw_words(shares, "counts:4", noise, conditions_of(like, "counts:4"))
+    close(found[0] / 1e9, [0.5, 0.3, 0.2, 0], atol=1e-3)
+    np.testing.assert_array_equal(found[1:4].sum(axis=1), [0, 1, 0])
+    assert np.isnan(found[4]).all()  # diverged, which training stops at
+
+
+def test_a_document_without_words_divides_by_no_zero():
+    shares, points = np.zeros((2, 3), dtype=np.float32), np.ones(4)
+    with np.errstate(all="raise"):
+        draw_documents.__wrapped__(shares, points, np.array([1, 4]))
+    np.testing.assert_array_equal(shares, [[0, 0, 0], [0, 0, 2]])
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "value"),
+    [("indices", 0, 40), ("indices", 0, -1), ("indptr", 1, 10**6), ("indptr", 0, 1)],
+)
+def test_arrays_that_do_not_fit_each_other_are_refused(name, at, value):
+    matrix = csr(DENSE)
+    getattr(matrix, name)[at] = value
+    with pytest.raises(DataError, match=r"^X: got a sparse matrix whose arrays do not fit each"):
+        rows_of_matrix(matrix, "X")
+
+
 OPTIONS = {"hidden": [8, 4], "epochs": 2, "batch_size": 20, "seed": 1, "warn": False}
 
 
@@ -369,6 +398,14 @@ def test_a_file_stays_sparse(tmp_path):
     assert other.sha256 != data.sha256
     assert data.with_examples(10).train.shape == (10, 40)
     assert kind_of(units_of_array(data.train)).blocks.are_counts
+
+
+@pytest.mark.parametrize("form", ["coo", "dia", "bsr"])
+def test_a_file_in_another_sparse_format_is_refused(form, tmp_path):
+    sparse = pytest.importorskip("scipy.sparse")
+    sparse.save_npz(tmp_path / "X.npz", sparse.csr_matrix(DENSE).asformat(form))
+    with pytest.raises(DataError, match=f"in the format '{form}', expected csr"):
+        load_dataset(tmp_path / "X.npz")
 
 
 class TestEstimators:

@@ -23,6 +23,7 @@ LABEL_NAMES = ("y", "labels", "target", "y_train")
 TEST_NAMES = ("X_test", "x_test")
 TEST_LABEL_NAMES = ("y_test",)
 READ = (*EXAMPLE_NAMES, *LABEL_NAMES, *TEST_NAMES, *TEST_LABEL_NAMES)
+SPARSE_MARKS = ({"data", "indices", "indptr"}, {"data", "format", "shape"})  # of DIA and COO too
 TEXT_ALLOWED = (*LABEL_NAMES, *TEST_LABEL_NAMES)
 
 
@@ -46,7 +47,7 @@ def read_npz(path: Path) -> Archive:
     try:
         with zipfile.ZipFile(path) as archive:
             members = {i.filename.removesuffix(".npy"): i for i in archive.infolist()}
-            if members.keys() >= {"data", "indices", "indptr"}:
+            if any(members.keys() >= names for names in SPARSE_MARKS):
                 key = next((name for name in LABEL_NAMES if name in members), None)
                 labels = None
                 if key is not None:
@@ -70,6 +71,9 @@ def read_npz(path: Path) -> Archive:
 
 def _read_sparse(archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], path: Path) -> Any:
     """Read a sparse matrix, whose values are finite."""
+    form = ""
+    if "format" in members:
+        form = _sparse_format(_read_member(archive, members["format"], path), str(path))
     lacks = SPARSE_NAMES - members.keys()
     if lacks:
         raise DataError(
@@ -80,10 +84,21 @@ def _read_sparse(archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], 
         with archive.open(members[name]) as file:
             npy_claim(file, members[name].file_size, f"{path}: {name}", kinds="biufSU")
         arrays[name] = _read_member(archive, members[name], path)
-    rows = sparse_rows(arrays, str(path))
+    rows = sparse_rows(arrays, form, str(path))
     values: Any = rows
     check_values(values, str(path), bounded=False)
     return values
+
+
+def _sparse_format(written: NDArray[Any], name: str) -> str:
+    """Return the format that a file says it has; refuse all but CSR and CSC."""
+    form = written.item() if written.ndim == 0 else ""
+    form = form.decode("ascii", "replace") if isinstance(form, bytes) else str(form)
+    if form not in ("csr", "csc"):
+        raise DataError(
+            f"{name}: got a sparse matrix in the format {form!r}, expected csr; save X.tocsr()"
+        )
+    return form
 
 
 def _member_shape(

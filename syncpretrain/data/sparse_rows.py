@@ -202,24 +202,22 @@ def rows_of_matrix(X: Any, name: str) -> SparseRows:
     if arrays[0].dtype.kind not in "biuf" or min(rows, columns) < 1:
         got = f"values of type {arrays[0].dtype} in the shape {(rows, columns)}"
         raise DataError(f"{name}: got {got}, {MATRIX_EXPECTED}")
+    if not _fit_each_other(*arrays, rows, columns):  # SciPy does not look at every number of them
+        raise DataError(
+            f"{name}: got a sparse matrix whose arrays do not fit each other; X.check_format() says"
+            " which"
+        )
     return _settled(*arrays, columns)
 
 
-def sparse_rows(arrays: Mapping[str, NDArray[Any]], name: str) -> SparseRows:
-    """Return the matrix that the arrays of a file are, in the format CSR or CSC.
+def sparse_rows(arrays: Mapping[str, NDArray[Any]], form: str, name: str) -> SparseRows:
+    """Return the matrix that the arrays of a file are, in the format ``csr`` or ``csc``.
 
     Raises
     ------
     DataError
-        If the format is another one, or the arrays do not fit each other.
+        If the arrays do not fit each other.
     """
-    written = arrays["format"]
-    form = written.item() if written.ndim == 0 else ""
-    form = form.decode("ascii", "replace") if isinstance(form, bytes) else str(form)
-    if form not in ("csr", "csc"):
-        raise DataError(
-            f"{name}: got a sparse matrix in the format {form!r}, expected csr; save X.tocsr()"
-        )
     data, indices, indptr, shape = (arrays[n] for n in ("data", "indices", "indptr", "shape"))
     if data.dtype.kind not in "biuf":
         raise DataError(f"{name}: got values of type {data.dtype}, expected numbers")
@@ -227,11 +225,7 @@ def sparse_rows(arrays: Mapping[str, NDArray[Any]], name: str) -> SparseRows:
     if len(sizes) != 2 or min(sizes) < 1:
         raise DataError(f"{name}: got a sparse matrix of shape {sizes}, expected rows and columns")
     rows, columns = sizes if form == "csr" else reversed(sizes)
-    flat = indices.ndim == indptr.ndim == data.ndim == 1
-    whole = flat and indices.dtype.kind in "iu" and indptr.dtype.kind in "iu"
-    fits = whole and len(indices) == len(data) and len(indptr) == rows + 1
-    fits = fits and indptr[0] == 0 and indptr[-1] == len(data) and (np.diff(indptr) >= 0).all()
-    if not fits or (len(indices) and not 0 <= indices.min() <= indices.max() < columns):
+    if not _fit_each_other(data, indices, indptr, rows, columns):
         raise DataError(
             f"{name}: got a sparse matrix whose arrays do not fit each other; save it again with"
             " scipy.sparse.save_npz"
@@ -240,6 +234,20 @@ def sparse_rows(arrays: Mapping[str, NDArray[Any]], name: str) -> SparseRows:
         indices, indptr, data = _transposed(indices, indptr, data, columns)
         columns = rows
     return _settled(data, indices, indptr, columns)
+
+
+def _fit_each_other(
+    data: NDArray[Any], indices: NDArray[Any], indptr: NDArray[Any], rows: int, columns: int
+) -> bool:
+    """Return whether arrays are a matrix in the format CSR; values behind its last are left out."""
+    flat = indices.ndim == indptr.ndim == data.ndim == 1
+    whole = flat and indices.dtype.kind in "iu" and indptr.dtype.kind in "iu"
+    if not whole or len(indices) != len(data) or len(indptr) != rows + 1:
+        return False
+    if indptr[0] != 0 or indptr[-1] > len(data) or (indptr[1:] < indptr[:-1]).any():
+        return False
+    used = indices[: int(indptr[-1])]
+    return not len(used) or bool(0 <= used.min() <= used.max() < columns)
 
 
 def _settled(

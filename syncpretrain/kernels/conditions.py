@@ -30,6 +30,8 @@ __all__ = [
 ]
 
 SEED_NUMBERS = 8  # of a row of noise
+MOST_POINTS = 2**16  # words; longer documents are drawn faster by the binomial number of each word
+MOST_WORDS = 2**53
 
 
 class Conditions(NamedTuple):
@@ -122,7 +124,7 @@ def draw_words(v: Array, units: str, noise: Array, conditions: Conditions | None
         columns = kind_of(units).blocks.counts[i].columns
         seed = np.ascontiguousarray(noise[:1, columns], dtype=np.float32).view(np.uint32).ravel()
         draws = np.random.default_rng(seed[:SEED_NUMBERS].tolist())
-        draw_documents(v[:, columns], *_points(words, draws))
+        _draw(v[:, columns], words, draws)
     if conditions.known is not None:
         v *= conditions.known
     return v
@@ -138,7 +140,7 @@ def draw_words_at(address: Address, v: Array, units: str, conditions: Conditions
         return
     draws = address.generator()
     for part, words in zip(kind_of(units).blocks.counts, conditions.words, strict=True):
-        draw_documents(v[:, part.columns], *_points(words, draws))
+        _draw(v[:, part.columns], words, draws)
 
 
 @accelerated
@@ -156,15 +158,20 @@ def draw_documents(shares: Array, points: NDArray[np.float64], ends: NDArray[np.
     """
     for row, own in zip(shares, np.split(points, ends[:-1]), strict=True):
         passed, reached = np.cumsum(row, dtype=np.float64), np.cumsum(own)
-        limits = passed * (reached[-1] / passed[-1])
+        limits = passed * (reached[-1] / (passed[-1] or 1.0))  # 0 of what has no words
         drawn = np.searchsorted(reached[:-1], limits, side="right")
         drawn[-1] = len(own) - 1  # whatever was lost to rounding
         row[:] = np.diff(drawn, prepend=0)
 
 
-def _points(
-    words: Array, draws: np.random.Generator
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return what :func:`draw_documents` draws documents of these numbers of words from."""
-    ends = np.cumsum(np.rint(words[:, 0]).astype(np.int64) + 1)
-    return draws.standard_exponential(int(ends[-1])), ends
+def _draw(shares: Array, words: Array, draws: np.random.Generator) -> None:
+    """Draw documents of these numbers of words, in place; memory does not grow with long ones."""
+    lengths = np.rint(np.minimum(words[:, 0], MOST_WORDS)).astype(np.int64)
+    rows = np.flatnonzero(lengths > MOST_POINTS)
+    wanted, p = lengths[rows], shares[rows].astype(np.float64)
+    lengths[rows] = 0
+    ends = np.cumsum(lengths + 1)
+    draw_documents(shares, draws.standard_exponential(int(ends[-1])), ends)
+    for row, number, own in zip(rows, wanted, p, strict=True):
+        total = own.sum()
+        shares[row] = draws.multinomial(number, own / total) if np.isfinite(total) else np.nan

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from syncpretrain.errors import DataError
 from syncpretrain.models.document_lengths import (
@@ -68,7 +69,7 @@ def perplexity(
     ----------
     stack : Stack
         Whose first layer is an RBM with binary hidden units, and with counts as visible units.
-    X : array-like of shape (n_documents, words)
+    X : {array-like, sparse matrix} of shape (n_documents, words)
         How often each word is in each document.
     chains, steps : int
         Of the estimate: chains in all, in 10 independent populations, and steps from length 0 to
@@ -96,6 +97,11 @@ def perplexity(
     least = SMALLEST_POPULATION * POPULATIONS
     if chains < least or steps < 1:
         raise DataError(f"chains, steps: got {chains} and {steps}, expected {least} and 1 or more")
+    if any(int(number) != number for number in (chains, steps)) or not 0 <= seed < 2**63:
+        raise DataError(
+            f"chains, steps, seed: got {chains}, {steps} and {seed}, expected whole numbers, and a"
+            " seed of 0 or more and below 2**63"
+        )
     layer = stack.layers[0]
     kind = kind_of(layer.visible_units)
     if kind.blocks is None or kind.blocks.has_bias:
@@ -103,12 +109,10 @@ def perplexity(
             f"stack: got {layer.visible_units} visible units, expected counts alone; pretrain with"
             " visible_units='counts'"
         )
-    rows = stack.prepared(X)
-    rows = rows[rows.sum(axis=1) > 0]
-    if not len(rows):
+    energies, lengths = _energies_and_lengths(layer, stack.prepared(X))
+    if not len(lengths):
         raise DataError("X: got no document with a word, expected one or more")
     words = Words(*parameters_with_log_z(layer))
-    energies, lengths = _energies(layer, rows), rows.sum(axis=1, dtype=np.float64)
     each, place = np.unique(lengths, return_inverse=True)
     if len(words.b) <= MOST_ENUMERATED:
         return _of(energies, lengths, enumerated_over_lengths(words, each)[None, place])
@@ -122,11 +126,16 @@ def perplexity(
     return _of(energies, lengths, found[:, place])
 
 
-def _energies(layer: Layer, rows: NDArray[np.float32]) -> Doubles:
-    """Return the free energy of each row, a few at a time."""
-    count = rows_at_once([layer])
-    parts = [free_energy(layer, rows[i : i + count]) for i in range(0, len(rows), count)]
-    return np.concatenate(parts)
+def _energies_and_lengths(layer: Layer, rows: Any) -> tuple[Doubles, Doubles]:
+    """Return the free energy and the words of each row that has any, a few at a time."""
+    count, found = rows_at_once([layer]), []
+    for start in range(0, len(rows), count):
+        block = rows[start : start + count]  # dense, of sparse rows too
+        lengths = block.sum(axis=1, dtype=np.float64)
+        energies = free_energy(layer, block).astype(np.float64, copy=False)
+        found.append(np.stack([energies, lengths])[:, lengths > 0])
+    energies, lengths = np.concatenate(found, axis=1)
+    return energies, lengths
 
 
 def _of(energies: Doubles, lengths: Doubles, log_z: Doubles) -> Perplexity:

@@ -176,14 +176,14 @@ def finetune_by_data(
 
 def in_words(facts: Facts, found: Mapping[str, Any]) -> str:
     """Return one line about settings that followed from the data."""
-    words = []
+    words, goes_with_data = [], "visible_units" not in found or facts.are_counts
     for name, value in found.items():
         if name == "visible_units":
             how = "whole numbers" if facts.are_counts else "which are standardized"
             words.append(
                 f"visible units {value} (values from {facts.low:g} to {facts.high:g}, {how})"
             )
-        elif "visible_units" not in found or name != "learning_rate":  # which goes with the units
+        elif name != "learning_rate" or goes_with_data:
             number = value[0] if isinstance(value, list) else value
             words.append(WORDED[name].format(number))
     return f"settings for {facts.rows:,} rows of {facts.columns:,} numbers: {', '.join(words)}"
