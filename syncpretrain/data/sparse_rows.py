@@ -225,7 +225,8 @@ def sparse_rows(arrays: Mapping[str, NDArray[Any]], form: str, name: str) -> Spa
     if len(sizes) != 2 or min(sizes) < 1:
         raise DataError(f"{name}: got a sparse matrix of shape {sizes}, expected rows and columns")
     rows, columns = sizes if form == "csr" else reversed(sizes)
-    if not _fit_each_other(data, indices, indptr, rows, columns):
+    fits = _fit_each_other(data, indices, indptr, rows, columns)
+    if not fits or indptr[-1] != len(data):  # a file has no room behind its last value
         raise DataError(
             f"{name}: got a sparse matrix whose arrays do not fit each other; save it again with"
             " scipy.sparse.save_npz"
