@@ -65,5 +65,13 @@ class Address(NamedTuple):
 def generator(
     seed: int, purpose: Purpose, *, layer: int = 0, epoch: int = 0, step: int = 0
 ) -> np.random.Generator:
-    """Return the generator at an address."""
+    """Return the generator at an address.
+
+    Raises
+    ------
+    ValueError
+        If the seed is no whole number from 0 up to 2**63 - 1.
+    """
+    if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**63:
+        raise ValueError(f"seed: got {seed!r}, expected a whole number from 0 up to 2**63 - 1")
     return Address(seed, purpose, layer, epoch, step).generator()

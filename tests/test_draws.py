@@ -62,3 +62,9 @@ def test_successive_steps_are_uncorrelated():
         generator(2, Purpose.HIDDEN, layer=1, epoch=1, step=step).random(100_000) for step in (0, 1)
     )
     assert abs(np.corrcoef(first, second)[0, 1]) < 5 / np.sqrt(100_000)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 1.5, None, "0"])
+def test_a_seed_is_a_whole_number(seed):
+    with pytest.raises(ValueError, match="^seed: got .* expected a whole number from 0 up to"):
+        generator(seed, Purpose.SAMPLE)

@@ -26,6 +26,7 @@ import numpy as np
 from _timing import busy, in_a_process, in_turns, machine, ratios, spread
 
 from syncpretrain.data import load_dataset
+from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.runs.run import train_run
 from syncpretrain.settings import preset_path, read_settings
 
@@ -70,6 +71,7 @@ def end_to_end() -> tuple[float, float]:
 
     data = load_dataset("mnist")
     X, test = torch.from_numpy(data.train), torch.from_numpy(data.test)
+    torch.set_num_threads(usable_cores())
     torch.manual_seed(0)
     network = autoencoder()
     optimizer = torch.optim.Adam(network.parameters(), lr=0.001, fused=True)
