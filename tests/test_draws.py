@@ -66,5 +66,5 @@ def test_successive_steps_are_uncorrelated():
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.5, None, "0"])
 def test_a_seed_is_a_whole_number(seed):
-    with pytest.raises(ValueError, match="^seed: got .* expected a whole number from 0 up to"):
+    with pytest.raises(ValueError, match=r"^seed: got .* expected a whole number from 0 up to"):
         generator(seed, Purpose.SAMPLE)
