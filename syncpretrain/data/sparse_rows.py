@@ -280,7 +280,7 @@ def _settled(
 def _transposed(
     indices: NDArray[Any], indptr: NDArray[Any], data: NDArray[Any], columns: int
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Return the arrays of a transposed matrix, which has so many rows."""
+    """Return the arrays of a transposed matrix, which has ``columns`` rows."""
     order = np.argsort(indices, kind="stable")
     owners = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
     counts = np.bincount(indices, minlength=columns)

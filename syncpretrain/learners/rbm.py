@@ -34,7 +34,7 @@ from syncpretrain.units.kinds import kind_of
 __all__ = ["INITIAL_SPREAD", "RBM", "BaseRBM", "RBMSettings"]
 
 INITIAL_SPREAD = 0.01  # standard deviation of the first weights (Hinton 2010, section 8)
-ERROR_SHARE = 10  # one example in so many is reconstructed for the error of persistent chains
+ERROR_SHARE = 10  # one example in ten is reconstructed for the error of persistent chains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ temperature. So one pass of annealed importance sampling from length 0, where th
 independent and Z is known, up to the longest document gives log Z of every length on its way
 (Salakhutdinov and Hinton 2009 anneal anew for each length). The states between are hidden units
 alone, drawn one after the other with the words summed out: chains of words and hidden units hardly
-move where documents are long, since so many words determine the hidden units.
+move where documents are long, since many words determine the hidden units.
 
 Chains are weighted by exp(dD f(h)) for each step dD of the length (Neal 2001). They are in
 populations; where the weights of one have become uneven, its chains are resampled by them (Del
