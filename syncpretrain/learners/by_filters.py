@@ -32,13 +32,14 @@ from syncpretrain.kernels.losses import squared_error
 from syncpretrain.kernels.program import Phase, PhaseRunner, in_turn
 from syncpretrain.kernels.remembered_places import convolve_at
 from syncpretrain.learners.rbm import BaseRBM
+from syncpretrain.learners.steps import LearnerStep
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.shapes import ConvolutionShape
 
 __all__ = ["by_filters"]
 
 
-class ByFilters(ABC):
+class ByFilters(LearnerStep, ABC):
     """The steps of a learner whose filters and channels are dealt out.
 
     Parameters
@@ -49,8 +50,11 @@ class ByFilters(ABC):
     shards : int
     """
 
+    learner: Any
+
     def __init__(self, learner: Any, shape: ConvolutionShape, shards: int) -> None:
-        self.learner, self._shape = learner, shape
+        super().__init__(learner)
+        self._shape = shape
         self._filters = slices_of(shape.filters, shards)
         self._channels = slices_of(shape.channels, shards)
         size = max(scratch_size(shape), scratch_size(shape.unpooled))
@@ -65,22 +69,6 @@ class ByFilters(ABC):
         self._errors = [0.0] * len(self._errors)
         run([self._gather, *self._phases(), self._move], len(self._errors))
         return sum(self._errors)
-
-    def copy_hidden(self, out: Array) -> bool:
-        """Copy the hidden means of the last minibatch, where they are those of the plain input."""
-        hidden = self.learner.hidden_means(len(out))
-        if hidden is None:
-            return False
-        np.copyto(out, hidden)
-        return True
-
-    def state(self) -> dict[str, Array]:
-        """Return the state of the learner; the shards keep nothing of their own."""
-        return dict(self.learner.state())
-
-    def restart(self) -> None:
-        """Set :meth:`state` to what it was before the first step."""
-        self.learner.restart()
 
     @abstractmethod
     def _phases(self) -> Sequence[Phase]:

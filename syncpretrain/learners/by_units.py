@@ -15,12 +15,13 @@ from syncpretrain.kernels.arrays import Array, slices_of
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
 from syncpretrain.learners.rbm import RBM
+from syncpretrain.learners.steps import LearnerStep
 from syncpretrain.rng import Address, Purpose
 
 __all__ = ["ByUnits"]
 
 
-class ByUnits:
+class ByUnits(LearnerStep):
     """The steps of an RBM by CD-k.
 
     Parameters
@@ -30,8 +31,10 @@ class ByUnits:
     shards : int
     """
 
+    learner: RBM
+
     def __init__(self, rbm: RBM, shards: int) -> None:
-        self.learner = rbm
+        super().__init__(rbm)
         self._v, self._h, self._states, noise, self._difference = rbm.buffers
         self._noise = noise.reshape(-1)
         visible, hidden = rbm.weight.shape
@@ -55,19 +58,6 @@ class ByUnits:
         )
         run(program, program.shards)
         return float(program.results.sum())
-
-    def copy_hidden(self, out: Array) -> bool:
-        """Copy the hidden means of the last minibatch; return True."""
-        np.copyto(out, self._h[: len(out)])
-        return True
-
-    def state(self) -> dict[str, Array]:
-        """Return the state of the RBM; the shards keep nothing of their own."""
-        return self.learner.state()
-
-    def restart(self) -> None:
-        """Set :meth:`state` to what it was before the first step."""
-        self.learner.restart()
 
     def _program(self, n: int) -> Program:
         """Return the step on minibatches of n examples."""

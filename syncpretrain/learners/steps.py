@@ -13,7 +13,7 @@ from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
 from syncpretrain.models.layer import Layer
 
-__all__ = ["Step", "WholeStep", "load_state"]
+__all__ = ["LearnerStep", "Step", "WholeStep", "load_state"]
 
 
 class Step(Protocol):
@@ -45,8 +45,8 @@ class Step(Protocol):
         ...
 
 
-class WholeStep:
-    """The gradient of a whole minibatch, then the update.
+class LearnerStep:
+    """What the steps have in common that keep nothing beside their learner.
 
     Parameters
     ----------
@@ -56,14 +56,6 @@ class WholeStep:
 
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
-
-    def train_step(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
-    ) -> float:
-        """Train on some rows of X; return their summed squared reconstruction error."""
-        error = self.learner.gradient(X, rows, epoch=epoch, step=step)
-        self.learner.update(epoch=epoch)
-        return error
 
     def copy_hidden(self, out: Array) -> bool:
         """Copy the hidden means of the last minibatch, where they are those of the plain input."""
@@ -80,6 +72,18 @@ class WholeStep:
     def restart(self) -> None:
         """Set :meth:`state` to what it was before the first step."""
         self.learner.restart()
+
+
+class WholeStep(LearnerStep):
+    """The gradient of a whole minibatch, then the update."""
+
+    def train_step(
+        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
+    ) -> float:
+        """Train on some rows of X; return their summed squared reconstruction error."""
+        error = self.learner.gradient(X, rows, epoch=epoch, step=step)
+        self.learner.update(epoch=epoch)
+        return error
 
 
 def load_state(learner: Learner, step: Step, snapshot: Layer, state: Mapping[str, Array]) -> None:
