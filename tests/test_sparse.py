@@ -90,6 +90,7 @@ class TestRows:
     def test_some_of_them(self):
         rows, chosen = rows_of_matrix(csr(DENSE), "X"), np.array([5, 0, 69, 5])
         np.testing.assert_array_equal(rows[chosen], DENSE[chosen])
+        np.testing.assert_array_equal(rows[chosen - 70], DENSE[chosen - 70])  # from the end
         np.testing.assert_array_equal(rows[DENSE[:, 0] > 0], DENSE[DENSE[:, 0] > 0])
         np.testing.assert_array_equal(rows[3:60:7], DENSE[3:60:7])
         np.testing.assert_array_equal(rows[60:1000], DENSE[60:])
@@ -272,6 +273,21 @@ class TestTraining:
         close(sparse.encode(csr(X)), dense.encode(X))
         close(sparse.reconstruct(csr(X)), dense.reconstruct(X), atol=1e-4)
         close(scores(sparse, csr(X)), scores(dense, X))
+
+    @pytest.mark.parametrize(
+        "more",
+        [
+            {"early_stopping": "free-energy-gap"},
+            {"early_stopping": "validation-error", "model": "denoising"},
+            {"settle": 0.007},  # of outputs that are not standardized: two epochs later
+        ],
+    )
+    def test_they_stop_after_as_many_epochs(self, more):
+        options = {**OPTIONS, "epochs": 8, "learning_rate": 0.01, "momentum": "0.5"}
+        options |= {"visible_units": "gaussian", "runtime": "serial", **more}
+        dense = pretrain(DENSE, validation=DENSE[:9], **options)
+        sparse = pretrain(csr(DENSE), validation=csr(DENSE[:9]), **options)
+        assert sparse.info["epochs"] == dense.info["epochs"]
 
     @pytest.mark.parametrize("more", [{}, {"sample_visible": True}, {"shards": [3, 1]}])
     @pytest.mark.parametrize(("units", "X"), [(COUNTS, DENSE), ("gaussian", DENSE)])

@@ -22,10 +22,10 @@ def units_of_array(X: NDArray[Any], columns: Columns | None = None) -> str:
     Bytes, and values that are all in [0, 1], such as those of images, are Bernoulli; otherwise each
     column is by what it holds. Whole numbers in a sparse matrix are counts.
     """
-    if isinstance(X, SparseRows) and X.are_counts:
-        return f"counts:{X.shape[1]}"
     if isinstance(X, SparseRows):
         low, high = X.limits
+        if X.are_counts:
+            return f"counts:{X.shape[1]}"
         return "bernoulli" if low >= 0 and high <= 1 else "gaussian"
     if columns is not None and columns.has_categories:
         return columns.visible_units()

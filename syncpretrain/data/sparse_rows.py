@@ -63,10 +63,9 @@ class SparseRows(StoredRows):
     @property
     def limits(self) -> tuple[float, float]:
         """The smallest and the largest value, the zeros included."""
-        low, high = np.fmin.reduce(self.data, initial=np.inf), np.fmax.reduce(self.data, initial=0)
-        if len(self.data) < self.size:
-            return min(float(low), 0.0), max(float(high), 0.0)
-        return float(low), float(np.fmax.reduce(self.data))
+        low = float(np.fmin.reduce(self.data, initial=np.inf))
+        high = float(np.fmax.reduce(self.data, initial=-np.inf))
+        return (low, high) if len(self.data) == self.size else (min(low, 0.0), max(high, 0.0))
 
     @property
     def are_counts(self) -> bool:
@@ -160,7 +159,7 @@ class SparseRows(StoredRows):
 
     def _places(self, rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Return the owner and the place of each value of some rows, and how many each row has."""
-        starts = self.indptr[rows]
+        starts = self.indptr[:-1][rows]
         counts = self.indptr[1:][rows] - starts
         ends = np.cumsum(counts)
         owners = np.repeat(np.arange(len(rows)), counts)

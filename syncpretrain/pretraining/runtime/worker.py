@@ -240,9 +240,9 @@ class LayerWorker:
                 )
 
     def _probe(self, X: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return some rows of X, evenly spaced."""
+        """Return some rows of X, evenly spaced; of sparse ones an array."""
         if len(X) <= PROBE_ROWS:
-            return X
+            return X[:]
         backend, rows = self.learner.backend, evenly_spaced(np.arange(len(X)), PROBE_ROWS)
         probe: NDArray[np.float32] = backend.gather(
             X, rows, out=backend.empty((PROBE_ROWS, X.shape[1]))
