@@ -7,7 +7,7 @@ import pytest
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.data.column_kinds import columns_of
-from syncpretrain.data.columns import columns_in
+from syncpretrain.data.columns import Column, Columns, columns_in
 from syncpretrain.data.frames import is_frame, table_of
 from syncpretrain.errors import DataError
 
@@ -76,6 +76,19 @@ def test_a_column_without_any_value_is_missing_when_it_was_trained_on(library):
     assert np.isnan(columns.encode(table_of(empty))).all()
 
 
+def test_a_missing_number_of_any_width_is_no_text():
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    cells = [np.float32("nan"), "u", np.float64("nan"), "v"]
+    X, columns = rows_of(pandas.DataFrame({"t": pandas.Series(cells, dtype=object)}))
+    assert columns.names == ["t=u", "t=v"]
+    np.testing.assert_array_equal(X, [[np.nan] * 2, [1, 0], [np.nan] * 2, [0, 1]])
+
+
+def test_a_frame_without_rows(library):
+    with pytest.raises(DataError, match=r"^X: got no rows, expected one example or more$"):
+        pretrain(library.DataFrame({"a": []}), hidden=3)
+
+
 def test_numbers_that_are_a_category():
     pandas = pytest.importorskip("pandas", reason="needs pandas")
     frame = pandas.DataFrame({"k": pandas.Categorical([3, 7, 3, None])})
@@ -123,6 +136,9 @@ def test_values_of_other_types():
     frame = pandas.DataFrame({"d": pandas.to_datetime(["2020-01-01", "2021-01-01"])})
     with pytest.raises(DataError, match="column 'd' holds values of type datetime64"):
         rows_of(frame)
+    known = Columns((Column("1", "number"),), named=False)
+    with pytest.raises(DataError, match="column 'd' holds values of type datetime64"):
+        known.encode(table_of(frame))
     frame = pandas.DataFrame({"l": [[1], [2]]})
     with pytest.raises(DataError, match=r"column 'l' holds values of type list.*; leave it out$"):
         rows_of(frame)

@@ -106,6 +106,9 @@ class TestReading:
     def test_a_number_with_underscores_is_a_text(self, tmp_path):
         assert cells(table(tmp_path, "a\n1_000\n1_001\n").column("a")) == ["1_000", "1_001"]
 
+    def test_a_name_with_underscores_is_no_number(self, tmp_path):
+        assert table(tmp_path, "a,2019_1,2019_2\n1,2,3\n").names == ("a", "2019_1", "2019_2")
+
     def test_comments_as_wide_as_rows_are_reported(self, tmp_path):
         found = table(tmp_path, "a,b\n#f00,1\nred,2\n# end\n")
         assert cells(found.column("a")) == ["red"]

@@ -42,6 +42,8 @@ def columns_of(
     """
     if not table.names:
         raise DataError(f"{table.name}: has no column to train on; drop fewer")
+    if not len(table):
+        raise DataError(f"{table.name}: got no rows, expected one example or more")
     features, how = [], {"encode": encode, "has_target": target is not None}
     for name in table.names:
         values = table.column(name)

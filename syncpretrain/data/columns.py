@@ -174,10 +174,10 @@ class Columns(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def _matched_by_place(self, table: Table, wanted: list[str]) -> list[Values]:
         if len(table.names) == len(wanted):
-            return list(table.columns)
-        numbers = [name for name in (self.target.name if self.target else None,) if name]
-        if not self.named and len(table.names) == len(wanted) + len(numbers) + len(self.dropped):
-            return [table.columns[int(name) - 1] for name in wanted]
+            return [table.column(name) for name in table.names]
+        others = len(self.dropped) + (self.target is not None)
+        if not self.named and len(table.names) == len(wanted) + others:
+            return [table.column(table.names[int(name) - 1]) for name in wanted]
         raise DataError(
             f"{table.name}: has {len(table.names)} columns, expected the {len(wanted)} that were"
             " trained on"

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.data.csvfile import Head, opened, read_head, read_numbers
+from syncpretrain.data.csvfile import Head, is_number, opened, read_head, read_numbers
 from syncpretrain.data.table import MISSING, Mixed, Table, Values, check_names, texts_of
 from syncpretrain.errors import DataError
 
@@ -179,7 +179,7 @@ class _Kind:
                 continue
             if cell == UNKNOWN:
                 self.unknown += count
-            elif _is_float(cell):
+            elif is_number(cell):
                 self.numbers += count
                 self.number = self.number or cell
             else:
@@ -245,11 +245,3 @@ def _floats(cells: tuple[str, ...]) -> NDArray[np.float64] | None:
     if any("_" in cell for cell in cells):  # which Python permits in a number
         return None
     return None if np.isnan(found).any() else found
-
-
-def _is_float(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return "_" not in cell

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.errors import DataError
 
-__all__ = ["Head", "opened", "read_head", "read_numbers"]
+__all__ = ["Head", "is_number", "opened", "read_head", "read_numbers"]
 
 MAX_LINE = 1 << 24
 QUOTED = re.compile(r'"[^"]*"')
@@ -106,7 +106,7 @@ def read_numbers(path: Path, head: Head, *, dtype: Any = np.float32) -> NDArray[
 
 def _header(first: str, second: str, delimiter: str) -> tuple[bool, str | None]:
     """Return whether the first line holds names, and a notice where that is a guess."""
-    if not any(map(_is_number, _fields(first, delimiter))):
+    if not any(map(is_number, _fields(first, delimiter))):
         return True, None
     fields = [field.strip() for field in first.split(delimiter)]  # with their quotes
     if all(len(x) > 1 and x[0] == x[-1] == '"' for x in fields) and second.count('"') == 0:
@@ -130,9 +130,10 @@ def _fields(line: str, delimiter: str) -> list[str]:
     return [field.strip() for field in fields]
 
 
-def _is_number(field: str) -> bool:
+def is_number(cell: str) -> bool:
+    """Return whether a cell holds a number; Python permits ``_`` in one, files do not."""
     try:
-        float(field)
+        float(cell)
     except ValueError:
         return False
-    return True
+    return "_" not in cell

@@ -229,7 +229,7 @@ def _is_missing(cell: Any) -> bool:
     """Return whether a cell is None, NaN, or the missing value of pandas."""
     if cell is None or type(cell).__name__ in ("NAType", "NaTType"):
         return True
-    return isinstance(cell, float) and cell != cell
+    return isinstance(cell, (float, np.floating)) and bool(cell != cell)
 
 
 def _text(cell: Any) -> str | None:
