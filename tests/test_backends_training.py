@@ -444,6 +444,25 @@ class TestChoice:
         with pytest.raises(SettingsError, match=r"^backend: got cupy:1 with .*backend numpy"):
             self.wanted(**settings, backend="cupy:1")
 
+    def test_examples_that_only_the_cpu_takes(self, double, bits, tmp_path):
+        sparse = pytest.importorskip("scipy.sparse", reason="a sparse matrix is needed")
+        holes, own = bits.copy(), {"layers": (16, 8), "epochs": 1, "batch_size": 20}
+        holes[0, 0] = np.nan
+        counts = sparse.csr_matrix(bits)
+        for X, units in ((holes, "bernoulli"), (counts, "bernoulli"), (counts, "gaussian")):
+            stack = pretrain(X, visible_units=units, **own)
+            assert stack.info["pretrain"]["backend"] == "numpy"
+            with pytest.raises(SettingsError, match=r"^X: got .* with a GPU, which has no form"):
+                pretrain(X, visible_units=units, **own, backend="cupy")
+        tuned = finetune(stack, counts, epochs=1, batch_size=20)
+        assert tuned.info["finetune"][0]["backend"] == "numpy"
+        with pytest.raises(SettingsError, match=r"^backend: got cupy with a sparse matrix"):
+            finetune(stack, counts, backend="cupy")
+        np.save(tmp_path / "x.npy", holes)
+        settings = settings_from(**own, data={"name": str(tmp_path / "x.npy")})
+        train_run(settings, out=tmp_path / "run")
+        assert read_settings(tmp_path / "run" / CONFIG_NAME).pretrain.backend == "numpy"
+
     @pytest.mark.parametrize(
         ("settings", "message"),
         [

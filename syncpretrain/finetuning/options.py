@@ -50,10 +50,12 @@ def tuning_options(settings: FinetuneSettings | dict[str, Any], **others: Any) -
     return checked({**plain, **others}, TuningOptions)
 
 
-def shared_out(options: TuningOptions, shapes: Sequence[LayerShape]) -> tuple[TuningOptions, int]:
+def shared_out(
+    options: TuningOptions, shapes: Sequence[LayerShape], *, sparse: bool = False
+) -> tuple[TuningOptions, int]:
     """Return the options with all that they left open, and the BLAS threads of each replica.
 
-    ``shapes`` are those of the layers of the stack.
+    ``shapes`` are those of the layers of the stack; ``sparse`` says that it reads sparse rows.
 
     Raises
     ------
@@ -62,7 +64,7 @@ def shared_out(options: TuningOptions, shapes: Sequence[LayerShape]) -> tuple[Tu
     """
     replicas, shards = options.replicas, options.shards
     split = _split_of(options, shapes)
-    backend = _backend_of(options, shapes)
+    backend = _backend_of(options, shapes, sparse=sparse)
     if backend != "numpy":
         replicas = 1
     if replicas is None:
@@ -108,9 +110,11 @@ def _split_of(options: TuningOptions, shapes: Sequence[LayerShape]) -> str:
     return options.split or "units"
 
 
-def _backend_of(options: TuningOptions, shapes: Sequence[LayerShape]) -> str:
+def _backend_of(options: TuningOptions, shapes: Sequence[LayerShape], *, sparse: bool) -> str:
     """Return the name of the backend, resolved."""
     lacks = why_not_tuned_on_a_device(options) or too_large_for_a_device(shapes)
+    if sparse:
+        lacks = "with a sparse matrix, expected numpy or auto, or X as a dense array"
     if options.backend.startswith("cupy") and lacks:
         raise SettingsError(f"backend: got {options.backend} {lacks}")
     return resolve_backend(options.backend, lacks)

@@ -96,14 +96,11 @@ class Finetuning:
         self.by_data: dict[str, Any] = {}  # options that follow from the data
         if given is not None:
             options, self.by_data = finetune_by_data(options, given, self.facts, form.shapes)
-        self.options, self._threads = shared_out(options, form.shapes)
+        parts = [train.X] if validation is None else [train.X, validation.X]
+        is_sparse = any(isinstance(X, SparseRows) for X in parts)
+        self.options, self._threads = shared_out(options, form.shapes, sparse=is_sparse)
         self._optimizer = optimizer_for(self.options)
         self._backend = backend_for(self.options.backend)
-        if isinstance(train.X, SparseRows) and self._backend.name != "numpy":
-            raise SettingsError(
-                f"backend: got {self.options.backend} with a sparse matrix, expected numpy, or X"
-                " as a dense array"
-            )
         self._check_sizes()
         self._check_memory(copies)
 

@@ -34,7 +34,7 @@ from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.settings.visible_units import check_missing, check_sparse
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["build_data"]
+__all__ = ["build_data", "with_facts_of"]
 
 
 def build_data(
@@ -77,6 +77,13 @@ def build_data(
     if isinstance(data.train, ArrayPasses) and settings.visible_bias != "zero":
         data.train.measure()
     return settings, data, scaling
+
+
+def with_facts_of(settings: PretrainSettings, *parts: Any) -> PretrainSettings:
+    """Return settings that say whether examples have missing values, or are sparse rows."""
+    missing = settings.missing or any(map(has_missing, parts))
+    sparse = any(isinstance(X, SparseRows) for X in parts)
+    return msgspec.structs.replace(settings, missing=missing, sparse=sparse)
 
 
 def _checked_data(settings: PretrainSettings, X: ArrayLike, validation: ArrayLike | None) -> Split:

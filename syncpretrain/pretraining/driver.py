@@ -31,7 +31,7 @@ from syncpretrain.pretraining.build import (
     build_learners,
     build_worker_factories,
 )
-from syncpretrain.pretraining.build_data import build_data
+from syncpretrain.pretraining.build_data import build_data, with_facts_of
 from syncpretrain.pretraining.build_schedule import build_schedule
 from syncpretrain.pretraining.runtime.base import Runtime
 from syncpretrain.pretraining.runtime.messages import Failed, Finished, Message
@@ -87,13 +87,13 @@ class Pretraining:
             # Of one worker at a time, whose last bits depend on them.
             self._blas_threads = blas_threads(settings.blas_threads)
             settings = msgspec.structs.replace(settings, blas_threads=self._blas_threads)
-        backend = resolve_backend(settings.backend, why_not_on_a_device(settings))
-        settings = msgspec.structs.replace(settings, backend=backend)
-        self._backend = backend_for(settings.backend)
         self.observers = tuple(observers)
         check_runtime(settings.runtime)
         settings, data, self._scaling = build_data(settings, X, validation)
-        self.settings = settings
+        lacks = why_not_on_a_device(with_facts_of(settings, *data))
+        backend = resolve_backend(settings.backend, lacks)
+        self.settings = settings = msgspec.structs.replace(settings, backend=backend)
+        self._backend = backend_for(backend)
         workers = 1 if settings.runtime == "serial" else settings.workers or usable_cores()
         self.slots = min(workers, len(settings.layers) - 1)
         self._workers = workers

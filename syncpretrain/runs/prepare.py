@@ -20,6 +20,7 @@ from syncpretrain.finetuning.options import tuning_options
 from syncpretrain.finetuning.parts import Form, Part
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.parallel.blas import blas_threads
+from syncpretrain.pretraining.build_data import with_facts_of
 from syncpretrain.pretraining.schedule.kinds import UNTRAINED
 from syncpretrain.runs.folder import check_text
 from syncpretrain.settings import Settings
@@ -137,10 +138,14 @@ def of_tables(settings: Settings) -> dict[str, Any]:
     }
 
 
-def resolve(settings: Settings) -> Settings:
-    """Fix what would else depend on the machine and decides about the last bits."""
+def resolve(settings: Settings, data: Dataset | None = None) -> Settings:
+    """Fix what would else depend on the machine and decides about the last bits.
+
+    Without ``data`` the backend is that of dense examples without missing values.
+    """
     threads = blas_threads(settings.pretrain.blas_threads)
-    unless = why_not_on_a_device(settings.pretrain)
+    parts = () if data is None else (data.train, data.validation)
+    unless = why_not_on_a_device(with_facts_of(settings.pretrain, *parts))
     unless = unless or why_not_tuned_on_a_device(settings.finetune)
     backend = resolve_backend(settings.pretrain.backend, unless)
     pretrain = msgspec.structs.replace(settings.pretrain, blas_threads=threads, backend=backend)

@@ -92,7 +92,7 @@ def train_run(
     resolve(settings)  # refuses a device that is not there before the data are read
     data = load_data(settings, given=given) if data is None else data
     settings, notice = settled(settings, given, data)
-    settings = resolve(settings)
+    settings = resolve(settings, data)
     run = Stages(settings, data, observers, started, replay, start)
     run.notices += [notice] if notice else []
     out = new_folder(settings.pretrain.layers) if out is None else made_folder(out)

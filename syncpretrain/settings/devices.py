@@ -54,6 +54,9 @@ def why_not_on_a_device(settings: PretrainFields) -> str | None:
         return too_large
     if kind_of(settings.visible_units).blocks is not None:
         return "with visible units in blocks, which compute on the CPU; take backend numpy or auto"
+    if settings.missing or settings.sparse:
+        what = "missing values" if settings.missing else "sparse rows"
+        return f"with {what}, which are trained on by the CPU; take backend numpy or auto"
     layers = range(1, len(settings.layers))
     if max(map(settings.shards_of, layers)) > 1:
         return (
