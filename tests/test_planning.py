@@ -318,10 +318,16 @@ class TestMeasuring:
         assert found.layers[1] != found.layers[2]
 
     @pytest.mark.parametrize(
-        "special", [{"persistent": True}, {"sparsity_cost": 0.1}, {"model": "denoising"}]
+        "special",
+        [
+            *({"persistent": True}, {"sparsity_cost": 0.1}, {"model": "denoising"}),
+            {"sample_visible": True, "layers": (8, 6)},
+            {"sparse": True, "layers": (8, 6)},
+        ],
     )
     def test_what_has_no_units_split_is_not_measured_in_it(self, special):
-        found = measure(settings((8, 6, 4), batch_size=8, **special), workers=2, seconds=0)
+        wanted = settings(**{"layers": (8, 6, 4), "batch_size": 8, **special})
+        found = measure(wanted, workers=2, seconds=0)
         assert {split for timings in found.layers for split, _ in timings.sharded} == {"examples"}
 
     def test_no_more_shards_than_there_are_units_or_examples(self):

@@ -113,19 +113,17 @@ def planned(
     """
     import msgspec
 
-    from syncpretrain.data.visible import has_missing
     from syncpretrain.planning.candidates import Task
     from syncpretrain.planning.choice import plan_for
+    from syncpretrain.pretraining.build_data import with_facts_of
     from syncpretrain.pretraining.start import driver_for
     from syncpretrain.runs.prepare import check_finetuning
 
     # Before the seconds that measuring takes, and the memory.
     check_finetuning(settings, data)
     driver_for(settings.pretrain, data.train, data.validation)
-    task = Task(
-        msgspec.structs.replace(settings.pretrain, missing=has_missing(data.train)),
-        *(len(data.train), len(data.validation)),
-    )
+    known = with_facts_of(settings.pretrain, data.train, data.validation)
+    task = Task(known, len(data.train), len(data.validation))
     found = plan_for(task, measure_seconds=measure_seconds)
     return msgspec.structs.replace(settings, pretrain=found.apply(settings.pretrain)), found
 

@@ -13,7 +13,7 @@ from syncpretrain.learners.convolutional_rbm import ConvolutionalRBM
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import Step, WholeStep
 
-__all__ = ["step_for"]
+__all__ = ["is_plain", "step_for"]
 
 
 def step_for(learner: Learner, shards: int, split: str) -> Step:
@@ -25,7 +25,7 @@ def step_for(learner: Learner, shards: int, split: str) -> Step:
         If the learner cannot be split so.
     """
     if shards == 1:
-        return ByUnits(learner, 1) if _is_plain(learner) else WholeStep(learner)
+        return ByUnits(learner, 1) if is_plain(learner) else WholeStep(learner)
     if split == "examples":
         return ByExamples(learner, shards)
     if split == "filters" and isinstance(learner, (ConvolutionalRBM, ConvolutionalAutoencoder)):
@@ -35,7 +35,7 @@ def step_for(learner: Learner, shards: int, split: str) -> Step:
     raise ValueError(f"split: got {split} for {learner.model}, expected examples")
 
 
-def _is_plain(learner: Learner) -> TypeGuard[RBM]:
+def is_plain(learner: Learner) -> TypeGuard[RBM]:
     """Return whether the learner does CD-k on the host, whose whole step is a program too."""
     if not isinstance(learner, RBM) or learner.backend.name != "numpy":
         return False

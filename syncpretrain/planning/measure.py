@@ -12,7 +12,7 @@ import numpy as np
 from syncpretrain.kernels.program import PhaseRunner, Phases
 from syncpretrain.learners.by_examples import ByExamples
 from syncpretrain.learners.by_units import ByUnits
-from syncpretrain.learners.rbm import RBM
+from syncpretrain.learners.select import is_plain
 from syncpretrain.learners.steps import Step
 from syncpretrain.parallel.blas import blas_threads
 from syncpretrain.parallel.worker_pool import WorkerPool
@@ -32,7 +32,6 @@ from syncpretrain.pretraining.memory import check_memory
 from syncpretrain.pretraining.runtime.activations import CHUNK_ROWS, CHUNKS_AT_ONCE
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.settings import PretrainSettings
-from syncpretrain.settings.checks import WHOLE_ONLY
 
 __all__ = ["measure"]
 
@@ -196,8 +195,7 @@ class _Bench:
             return ByExamples(learner, shards) if shards <= settings.batch_size else None
 
         def by_units(shards: int) -> Step | None:
-            special = any(getattr(settings, name)[i] for name in WHOLE_ONLY)
-            if not isinstance(learner, RBM) or special or learner.settings.is_conditioned:
+            if not is_plain(learner):
                 return None
             return ByUnits(learner, shards) if shards <= min(learner.weight.shape) else None
 
