@@ -143,6 +143,11 @@ class TestForms:
         out = device.empty(places.shape)
         convolve_at(*given, out, given[0], shape)
         near(device.tohost(out), expected)
+        out.fill(7)
+        convolve_at(*given, out, given[0], shape, slice(1, 2))
+        found = device.tohost(out).reshape(-1, shape.filters)
+        near(found[:, 1:2], expected.reshape(-1, shape.filters)[:, 1:2])
+        assert (np.delete(found, 1, axis=1) == 7).all()
 
     @pytest.mark.parametrize("shape", SHAPES, ids=str)
     def test_some_filters_and_channels_leave_the_others_alone(self, device, shape):

@@ -15,17 +15,30 @@ __device__ static uint32 number_of(
     return (y * (uint32)width + x) * (uint32)channels + channel;
 }
 
-// The first number of the block of a map that belongs to the flat number `at` of a code, whose
-// numbers lie by example, row, column and filter. `column` becomes its number in its row.
-__device__ static uint64 block_of(
-    uint32 at, uint32 rows, uint32 cols, uint32 pool, uint32 filters, uint32 *example,
-    uint32 *column)
+// A block of the maps of `own` filters, from number `begin` of all `filters` on: a number of their
+// code, whose numbers lie by example, row, column and filter.
+struct Block {
+    uint32 example, column;  // where that number is among those of all filters
+    uint64 first, wide;      // the first unit in the maps of an example, and the units of their rows
+};
+
+__device__ static Block block_of(
+    uint32 at, uint32 rows, uint32 cols, uint32 pool, uint32 own, uint32 filters, uint32 begin)
 {
-    uint32 f = at % filters, i = at / filters;
+    uint32 f = at % own, i = at / own;
     uint32 col = i % cols, row = i / cols % rows;
-    *example = i / cols / rows;
-    *column = (row * cols + col) * filters + f;
-    return ((uint64)(row * pool) * (cols * pool) + col * pool) * filters + f;
+    Block block;
+    block.example = i / cols / rows;
+    block.column = (row * cols + col) * filters + begin + f;
+    block.wide = (uint64)(cols * pool) * own;
+    block.first = row * pool * block.wide + col * pool * own + f;
+    return block;
+}
+
+// The k-th unit of a block, row by row.
+__device__ static uint64 unit_of(Block block, uint32 k, uint32 pool, uint32 own)
+{
+    return block.first + k / pool * block.wide + k % pool * own;
 }
 
 // Columns of shape (n positions, size size channels): what the filters see at each position.
@@ -87,17 +100,15 @@ extern "C" __global__ void pool_maps(
     long long n, long long rows, long long cols, long long pool, long long own, long long filters,
     long long begin, long long has_places, long long keeps, long long units)
 {
-    uint32 count = (uint32)(n * rows * cols * own), wide = (uint32)(cols * pool * own);
-    uint64 map = (uint64)(rows * pool) * wide;
+    uint32 count = (uint32)(n * rows * cols * own), side = (uint32)pool, mine = (uint32)own;
     for (uint32 at = FIRST; at < count; at += STRIDE) {
-        uint32 example, column, f = at % (uint32)own;
-        uint64 start = block_of(
-            at, (uint32)rows, (uint32)cols, (uint32)pool, (uint32)own, &example, &column);
-        const float *block = maps + example * map + start;
-        float found = has_places ? block[0] : 0.0f;
+        Block block = block_of(
+            at, (uint32)rows, (uint32)cols, side, mine, (uint32)filters, (uint32)begin);
+        const float *map = maps + block.example * (uint64)(rows * pool) * block.wide;
+        float found = has_places ? map[block.first] : 0.0f;
         uint32 place = 0;
-        for (uint32 k = 0; k < pool * pool; k++) {
-            float value = block[(uint64)(k / (uint32)pool) * wide + k % (uint32)pool * own];
+        for (uint32 k = 0; k < side * side; k++) {
+            float value = map[unit_of(block, k, side, mine)];
             if (!has_places) {
                 found += value;
             } else if (value > found || (value != value && found == found)) {  // the first NaN
@@ -105,10 +116,9 @@ extern "C" __global__ void pool_maps(
                 place = k;
             }
         }
-        if (!has_places) found = found / (float)(pool * pool);
-        uint32 at_filter = column / (uint32)own * (uint32)filters + (uint32)begin + f;
-        out[(uint64)example * (uint64)ldo + at_filter] = mean_of(found + bias[f], units);
-        if (keeps) places[(uint64)example * (uint64)ldp + at_filter] = (float)place;
+        if (!has_places) found = found / (float)(side * side);
+        out[block.example * (uint64)ldo + block.column] = mean_of(found + bias[at % mine], units);
+        if (keeps) places[block.example * (uint64)ldp + block.column] = (float)place;
     }
 }
 
@@ -137,20 +147,19 @@ extern "C" __global__ void unpool_maps(
     }
 }
 
-// The numbers of maps at the places of a code.
+// The numbers of the maps of some filters at the places of a code of all; see pool_maps.
 extern "C" __global__ void choose_places(
     const float *maps, const float *places, long long ldp, float *out, long long ldo,
-    long long n, long long rows, long long cols, long long pool, long long filters)
+    long long n, long long rows, long long cols, long long pool, long long own, long long filters,
+    long long begin)
 {
-    uint32 count = (uint32)(n * rows * cols * filters), wide = (uint32)(cols * pool * filters);
-    uint64 map = (uint64)(rows * pool) * wide;
+    uint32 count = (uint32)(n * rows * cols * own), side = (uint32)pool, mine = (uint32)own;
     for (uint32 at = FIRST; at < count; at += STRIDE) {
-        uint32 example, column;
-        uint64 start = block_of(
-            at, (uint32)rows, (uint32)cols, (uint32)pool, (uint32)filters, &example, &column);
-        uint32 k = (uint32)places[(uint64)example * (uint64)ldp + column];
-        uint64 within = (uint64)(k / (uint32)pool) * wide + k % (uint32)pool * filters;
-        out[(uint64)example * (uint64)ldo + column] = maps[example * map + start + within];
+        Block block = block_of(
+            at, (uint32)rows, (uint32)cols, side, mine, (uint32)filters, (uint32)begin);
+        const float *map = maps + block.example * (uint64)(rows * pool) * block.wide;
+        uint32 place = (uint32)places[block.example * (uint64)ldp + block.column];
+        out[block.example * (uint64)ldo + block.column] = map[unit_of(block, place, side, mine)];
     }
 }
 
@@ -174,30 +183,27 @@ extern "C" __global__ void block_units(
     long long n, long long rows, long long cols, long long pool, long long filters,
     long long draws)
 {
-    uint32 count = (uint32)(n * rows * cols * filters), side = (uint32)pool;
-    uint64 wide = (uint64)(cols * pool * filters);
+    uint32 count = (uint32)(n * rows * cols * filters), side = (uint32)pool, all = (uint32)filters;
     for (uint32 at = FIRST; at < count; at += STRIDE) {
-        uint32 example, column;
-        uint64 start = block_of(
-            at, (uint32)rows, (uint32)cols, side, (uint32)filters, &example, &column);
-        float *block = maps + (uint64)example * (uint64)ldm + start;
-        float *state = states + (uint64)example * (uint64)lds + start;
-        float left = draws ? noise[(uint64)example * (uint64)ldn + column] : 0.0f;
+        Block block = block_of(at, (uint32)rows, (uint32)cols, side, all, all, 0);
+        float *map = maps + block.example * (uint64)ldm;
+        float *state = states + block.example * (uint64)lds;
+        float left = draws ? noise[block.example * (uint64)ldn + block.column] : 0.0f;
         float largest = 0.0f;  // the input of a block in which no unit is on
         for (uint32 k = 0; k < side * side; k++)
-            largest = fmaxf(largest, block[k / side * wide + k % side * (uint64)filters]);
+            largest = fmaxf(largest, map[unit_of(block, k, side, all)]);
         float total = expf(-largest);
         for (uint32 k = 0; k < side * side; k++) {
-            float *mean = block + k / side * wide + k % side * (uint64)filters;
+            float *mean = map + unit_of(block, k, side, all);
             *mean = expf(*mean - largest);
             total += *mean;
         }
         for (uint32 k = 0; k < side * side; k++) {
-            uint64 at_unit = k / side * wide + k % side * (uint64)filters;
-            float mean = block[at_unit] / total;
-            block[at_unit] = mean;
+            uint64 unit = unit_of(block, k, side, all);
+            float mean = map[unit] / total;
+            map[unit] = mean;
             if (!draws) continue;
-            state[at_unit] = left >= 0.0f && left < mean ? 1.0f : 0.0f;
+            state[unit] = left >= 0.0f && left < mean ? 1.0f : 0.0f;
             left -= mean;
         }
     }
@@ -207,16 +213,12 @@ extern "C" __global__ void block_sums(
     const float *maps, long long ldm, float *out, long long ldo, long long n, long long rows,
     long long cols, long long pool, long long filters)
 {
-    uint32 count = (uint32)(n * rows * cols * filters), side = (uint32)pool;
-    uint64 wide = (uint64)(cols * pool * filters);
+    uint32 count = (uint32)(n * rows * cols * filters), side = (uint32)pool, all = (uint32)filters;
     for (uint32 at = FIRST; at < count; at += STRIDE) {
-        uint32 example, column;
-        uint64 start = block_of(
-            at, (uint32)rows, (uint32)cols, side, (uint32)filters, &example, &column);
-        const float *block = maps + (uint64)example * (uint64)ldm + start;
+        Block block = block_of(at, (uint32)rows, (uint32)cols, side, all, all, 0);
+        const float *map = maps + block.example * (uint64)ldm;
         float sum = 0.0f;
-        for (uint32 k = 0; k < side * side; k++)
-            sum += block[k / side * wide + k % side * (uint64)filters];
-        out[(uint64)example * (uint64)ldo + column] = sum;
+        for (uint32 k = 0; k < side * side; k++) sum += map[unit_of(block, k, side, all)];
+        out[block.example * (uint64)ldo + block.column] = sum;
     }
 }

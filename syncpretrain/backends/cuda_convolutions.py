@@ -118,17 +118,28 @@ class CudaConvolutions:
             self._source.flat("raise_images", items, *args)
 
     def convolve_at(
-        self, x: Any, weight: Any, places: Any, out: Any, scratch: Any, shape: ConvolutionShape
+        self,
+        x: Any,
+        weight: Any,
+        places: Any,
+        out: Any,
+        scratch: Any,
+        shape: ConvolutionShape,
+        filters: slice = slice(None),
     ) -> None:
-        """Fill ``out`` with x W at the places of a code."""
+        """Fill ``out`` with x W of some filters at the places of a code."""
         if not shape.has_places:
             bias, none = self._cupy.zeros(shape.filters, dtype=np.float32), places[:0]
-            self.convolve(x, weight, bias, out, none, scratch, shape, "gaussian")
+            self.convolve(x, weight, bias, out, none, scratch, shape, "gaussian", filters)
             return
+        begin, end, _ = filters.indices(shape.filters)
         for rows in _at_once(len(x), shape):
-            maps, at, code = self._products(x[rows], weight, shape), places[rows], out[rows]
+            at, code = places[rows], out[rows]
+            maps = self._products(x[rows], weight, shape, filters)
             args = (maps, at, _step("places", at), code, _step("out", code), len(code))
-            self._source.flat("choose_places", code.size, *args, *_code(shape), shape.filters)
+            own = (*_code(shape), end - begin, shape.filters, begin)
+            items = len(code) * (end - begin) * shape.output.height * shape.output.width
+            self._source.flat("choose_places", items, *args, *own)
 
     def visible_means(self, x: Any, bias: Any, shape: ConvolutionShape, units: str) -> Any:
         """Replace inputs of visible units by their means, with a bias a channel."""
