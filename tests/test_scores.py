@@ -99,6 +99,8 @@ def test_the_values_of_a_category_count_together(stack):
 def test_what_has_no_such_score(stack):
     with pytest.raises(DataError, match=r"^by: got 'x', expected reconstruction or free-energy"):
         scores(stack, X, by="x")
+    with pytest.raises(DataError, match=r"^X: got shape \(6,\), expected \(n_examples, width\)"):
+        scores(stack, X[0])
     tuned = finetune(stack, X, np.arange(50) % 2, epochs=1, batch_size=10)
     with pytest.raises(DataError, match=r"^by: got reconstruction, but the stack was fine-tuned"):
         scores(tuned, X)

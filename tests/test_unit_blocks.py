@@ -246,6 +246,8 @@ class TestEnumeration:
         expected = np.logaddexp.reduce(-free_energy(layer, visible_states(text, 3)))
         found = log_z(layer, **self.words(text))
         assert found.value == pytest.approx(expected, rel=1e-10)
+        as_arrays = {name: np.asarray(words) for name, words in self.words(text).items()}
+        assert log_z(layer, **as_arrays) == found
 
     def test_log_z_of_gaussian_units_by_integration(self):
         layer = layer_of("gaussian:1,softmax:1x2")

@@ -143,8 +143,8 @@ class BaseRBM(Learner):
         self._take_means(h1)
         self._drop(h1)
         if settings.sampled:  # the error is that of the means, of which the states are samples
-            means = impose(self._v1_inputs[:n], settings.visible_units, self._known)
-            error = squared_error(v0, means, out=self._difference[:n])
+            expected = impose(self._v1_inputs[:n], settings.visible_units, self._known)
+            error = squared_error(v0, expected, out=self._difference[:n])
         return error
 
     def _from_chains(self, v: Array, h: Array, *, epoch: int, step: int) -> float:

@@ -215,7 +215,7 @@ def _annealed(
     parameters = parameters_with_log_z(layer)
     blocks = kind_of(layer.visible_units).blocks
     counts = 0 if blocks is None else len(blocks.counts)
-    lengths = tuple(map(float, (words,) if isinstance(words, int) else words))
+    lengths = tuple(map(float, np.atleast_1d(words)))
     if len(lengths) != counts or any(length < 0 for length in lengths):
         raise DataError(
             f"words: got {words}, expected {counts or 'no'} lengths of documents, one for each"

@@ -113,9 +113,8 @@ def _squares(stack: Stack, rows: Array, *, missing: bool) -> NDArray[np.float64]
 def _by_rows(stack: Stack, X: ArrayLike, score: Callable[..., Any]) -> NDArray[np.float64]:
     """Return what ``score`` makes of prepared rows, a few at a time."""
     rows = stack.rows_of(X)
-    rows = rows if hasattr(rows, "shape") else np.asarray(rows)
-    given = {"missing": has_missing(rows)}
     prepared = stack.prepared(rows, missing=True)
+    given = {"missing": has_missing(rows if hasattr(rows, "shape") else np.asarray(rows))}
     count = rows_at_once(stack.layers)
     starts = range(0, len(prepared), count)
     return np.concatenate([score(prepared[start : start + count], **given) for start in starts])

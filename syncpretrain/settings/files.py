@@ -143,15 +143,15 @@ def write_settings(settings: Settings, path: Path) -> None:
 
 
 def _from_sections(sections: dict[str, Any], layers: Any, pretrain: dict[str, Any]) -> Settings:
-    if "columns" in pretrain:
-        pretrain = dict(pretrain)
-        columns, text = pretrain.pop("columns"), pretrain.pop("architecture", None)
-        layers = in_columns(text or layers, columns)
+    pretrain = dict(pretrain)
+    columns = pretrain.pop("columns", None)
+    if columns is not None:
+        layers = in_columns(pretrain.pop("architecture", None) or layers, columns)
     layers, architecture = architecture_of(layers)
     if architecture:
-        pretrain = {**pretrain, "architecture": _agreed(architecture, pretrain)}
+        pretrain["architecture"] = _agreed(architecture, pretrain)
     if "visible_units" in pretrain:
-        pretrain = {**pretrain, "visible_units": kept_units(pretrain["visible_units"], layers)}
+        pretrain["visible_units"] = kept_units(pretrain["visible_units"], layers)
     depth = max(len(layers) - 1, 1) if hasattr(layers, "__len__") else 1
     defaults = PER_LAYER | MODEL_DEFAULTS.get(str(pretrain.get("model")), {})
     defaults |= HANDOFF_DEFAULTS.get(str(pretrain.get("handoff")), {})
