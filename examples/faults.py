@@ -4,6 +4,7 @@
     python examples/faults.py parent --times 50       # SIGKILL the process that was started
     python examples/faults.py group --times 50        # SIGKILL it and all its processes at once
     python examples/faults.py layer --handoff minibatch   # the same of a streamed run
+    python examples/faults.py replace --times 50      # kill layers' processes, which are replaced
     python examples/faults.py write --times 200       # SIGKILL while checkpoints are written
     python examples/faults.py random --times 300      # any fault, at any moment, in any run
     python examples/faults.py random --only 17        # one of those again, by its own seed
@@ -13,7 +14,9 @@
 The first three train a tiny stack with ``--runtime processes`` and kill it at a random moment.
 After each kill they check that nothing outlives it: no process after 1 s, no name in /dev/shm, no
 temporary file; that a dead layer is told within 0.5 s with its layer, pid and signal; and that
-``train --resume`` comes to the same parameters. They stop at the first surprise.
+``train --resume`` comes to the same parameters. They stop at the first surprise. ``replace`` kills
+one to five processes in each run, which has ``--max-restarts``: each run must end well, with the
+same parameters.
 
 ``random`` (``random_faults/``) draws a small run (schedule, hand-over, pace, runtime, model, early
 stopping, fine-tuning, checkpoints, restarts, now and then a replay) and one to three faults, each
@@ -60,7 +63,7 @@ from syncpretrain import pretrain
 from syncpretrain.array_files import read_arrays
 from syncpretrain.runs.checkpoints import newest
 
-MODES = ["layer", "parent", "group", "write", "bits", "fits", "random"]
+MODES = ["layer", "parent", "group", "replace", "write", "bits", "fits", "random"]
 LAYERS = (64, 48, 32, 16, 8)
 MODULE = [sys.executable, "-m", "syncpretrain"]
 WRITER = """
@@ -97,23 +100,15 @@ def main() -> None:
         folder = Path(name)
         if options.what == "write":
             kill_writers(folder, options.times, draw)
+        elif options.what == "replace":
+            kill_and_replace(folder, options, draw)
         else:
             kill_runs(folder, options, draw)
 
 
 def kill_runs(folder: Path, options: argparse.Namespace, draw: random.Random) -> None:
     what, times = options.what, options.times
-    data = folder / "data.npy"
-    np.save(data, (np.random.default_rng(0).random((2000, 64)) < 0.3).astype(np.float32))
-    train = [*MODULE, "train", "--layers", "64,48,32,16", "--data", str(data), "--epochs", "12"]
-    train += ["--runtime", "processes", "--checkpoint-every", "1", "--quiet", "--json"]
-    train += ["--handoff", options.handoff]
-    started = time.monotonic()
-    whole = subprocess.run(
-        [*train, "--out", str(folder / "whole")], check=True, capture_output=True, text=True
-    )
-    seconds = time.monotonic() - started
-    expected = json.loads(whole.stdout)["parameters_sha256"]
+    train, expected, seconds = undisturbed(folder, options)
     told: list[float] = []
     killed = 0
     while killed < times:
@@ -148,6 +143,54 @@ def kill_runs(folder: Path, options: argparse.Namespace, draw: random.Random) ->
         print(f"\r{killed} of {times}", end="", flush=True)
     latest = f"; told after {median(told):.2f} s, at most {max(told):.2f}" if told else ""
     print(f"\n{what}: {times} kills, each resumed to the same bits, nothing left{latest}")
+
+
+def undisturbed(folder: Path, options: argparse.Namespace) -> tuple[list[str], str, float]:
+    """Return the command of a run, and the parameters that it comes to, and its seconds."""
+    data = folder / "data.npy"
+    np.save(data, (np.random.default_rng(0).random((2000, 64)) < 0.3).astype(np.float32))
+    train = [*MODULE, "train", "--layers", "64,48,32,16", "--data", str(data), "--epochs", "12"]
+    train += ["--runtime", "processes", "--checkpoint-every", "1", "--quiet", "--json"]
+    train += ["--handoff", options.handoff]
+    started = time.monotonic()
+    whole = subprocess.run(
+        [*train, "--out", str(folder / "whole")], check=True, capture_output=True, text=True
+    )
+    seconds = time.monotonic() - started
+    return train, json.loads(whole.stdout)["parameters_sha256"], seconds
+
+
+def kill_and_replace(folder: Path, options: argparse.Namespace, draw: random.Random) -> None:
+    """Kill layers' processes of runs that replace them; the parameters must be the same."""
+    train, expected, seconds = undisturbed(folder, options)
+    killed = 0
+    for number in range(options.times):
+        out, shared = folder / f"run-{number}", set(SHARED.iterdir())
+        run = subprocess.Popen(
+            [*train, "--out", str(out), "--max-restarts", "100"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        found: list[psutil.Process] = []
+        kills = draw.randint(1, 5)
+        for _ in range(kills):
+            wait_for(run, draw.uniform(0, 2 * seconds / kills))
+            found += kill(run, "layer", draw) or []
+        at = time.monotonic()
+        output, error = run.communicate(timeout=60)
+        check(run.returncode == 0, f"status {run.returncode} and this message: {error}")
+        parameters = json.loads(output)["parameters_sha256"]
+        check(parameters == expected, "the run came to other parameters")
+        check_gone(found, at)
+        left = left_shared(shared)
+        check(not left, f"left in /dev/shm: {left}")
+        log = (out / "events.jsonl").read_text(encoding="utf-8")
+        killed += log.count("goes on from its last state")
+        remove(out)
+        print(f"\r{number + 1} of {options.times}", end="", flush=True)
+    print(f"\nreplace: {killed} processes replaced, the same bits each time, nothing left")
 
 
 def wait_for(run: subprocess.Popen[str], seconds: float) -> None:

@@ -35,7 +35,8 @@ class Dead:
 
 def test_the_cause_is_told_whoever_takes_the_last_answer():
     layer = RemoteLayer(2, StreamPlan(delay=0, steps=4), 4, None, Timeouts())
-    layer.connect(Dead(), Stopping(np.zeros(1), Timeouts()), np.zeros(1))
+    stopping = Stopping(np.zeros(1), Timeouts())
+    layer.connect(Dead(), stopping, np.zeros(1), lambda death: False)
     with pytest.raises(MemoryError):  # in a thread of the pool
         layer.process(Block(2, 1, 2), lambda: False)
     with pytest.raises(WorkerError, match=r"^layer 2 failed in epoch 1: MemoryError: out of luck$"):

@@ -140,7 +140,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         "checkpoint_every": "Write a checkpoint once any layer, or fine-tuning, has done N epochs"
         " since the last one, or S seconds have passed.",
         "keep": "Checkpoints to keep.",
-        "max_restarts": "Resume from the last checkpoint if a worker dies, at most N times.",
+        "max_restarts": "Replace a process that dies, or else resume from the last checkpoint if a"
+        " worker fails, at most N times in all.",
         "stall_timeout": "End a run that trains no minibatch for so long.",
     },
 }

@@ -35,11 +35,13 @@ def train_epoch(
     progress: Callable[[float], Any],
     begin: Cursor = BEGINNING,
     run: PhaseRunner = in_turn,
+    keep: Callable[[int, float], Any] | None = None,
 ) -> float:
     """Train every row of X once; return the mean squared reconstruction error.
 
     ``training`` is the learner's step, whose shards ``run`` executes; ``begin`` is where an epoch
-    that was interrupted resumes.
+    that was interrupted resumes. ``keep`` is called after a minibatch with how many there were, and
+    the sum of their errors.
 
     Raises
     ------
@@ -73,6 +75,8 @@ def train_epoch(
             if looks and not math.isfinite(total):
                 raise diverged(learner, epoch, f"the error is {total} after {step + 1} minibatches")
             progress((step + 1) / steps)
+            if keep is not None:
+                keep(step + 1, total)
     largest = learner.largest_weight()
     if not largest <= LARGEST_WEIGHT:
         raise diverged(learner, epoch, f"a weight has grown to {largest:.3g}")

@@ -27,14 +27,12 @@ from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.blas import blas_limit, blas_threads, usable_cores
 from syncpretrain.parallel.signals import StopRequest, stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
-from syncpretrain.pretraining.build import (
-    build_learners,
-    build_worker_factories,
-)
+from syncpretrain.pretraining.build import build_learners, build_worker_factories
 from syncpretrain.pretraining.build_data import build_data, with_facts_of
 from syncpretrain.pretraining.build_schedule import build_schedule
 from syncpretrain.pretraining.runtime.base import Runtime
 from syncpretrain.pretraining.runtime.messages import Failed, Finished, Message
+from syncpretrain.pretraining.runtime.restarts import Restarts
 from syncpretrain.pretraining.runtime.select import runtime_for
 from syncpretrain.pretraining.runtime.shared_activations import check_runtime
 from syncpretrain.pretraining.runtime.versions import Versions
@@ -67,6 +65,8 @@ class Pretraining:
         State of a run of the same settings and data to continue from.
     times : Timeouts
         How long the driver, the runtime and the workers wait for each other.
+    restarts : Restarts, optional
+        For processes that die.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class Pretraining:
         save: Saver | None = None,
         resume: PretrainState | None = None,
         times: Timeouts = TIMEOUTS,
+        restarts: Restarts | None = None,
     ) -> None:
         self._blas_threads = 1
         layers = range(1, len(settings.layers))
@@ -92,23 +93,22 @@ class Pretraining:
         settings, data, self._scaling = build_data(settings, X, validation)
         lacks = why_not_on_a_device(with_facts_of(settings, *data))
         backend = resolve_backend(settings.backend, lacks)
-        self.settings = settings = msgspec.structs.replace(settings, backend=backend)
+        settings = msgspec.structs.replace(settings, backend=backend)
         self._backend = backend_for(backend)
         workers = 1 if settings.runtime == "serial" else settings.workers or usable_cores()
         self.slots = min(workers, len(settings.layers) - 1)
         self._workers = workers
         self._workers_per_layer: dict[int, int] = {}
         self._schedule = build_schedule(settings, slots=self.slots, replay=replay)
-        self._data = data
+        self.settings, self._data = settings, data
         self._versions = Versions(data, settings.layers[1:], backend=self._backend)
         self._trained = TrainedLayers(settings, self._backend, partial(build_learners, settings))
-        depth = len(settings.layers) - 1
         self.save, self.resume = save, resume
         self._running: dict[int, int] = {}  # the epoch of each layer whose message is awaited
         self._finished = 0  # epochs of all layers
-        self._busy = [0.0] * depth
+        self._busy = [0.0] * len(layers)
         self._ended = self._judged = 0  # layers, and decisions, that the observers know of
-        self._times = times
+        self._times, self._restarts = times, restarts
         self._watch = Watch(self._emit, times)
 
     def run(self) -> Stack:
@@ -268,6 +268,7 @@ class Pretraining:
             blas_threads=self._blas_threads,
             stop=tick_and_ask if name == "serial" else request,
             times=self._times,
+            restarts=self._restarts,
         )
         return runtime
 

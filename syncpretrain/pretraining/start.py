@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from typing import Any
 
 from numpy.typing import ArrayLike
 
@@ -11,6 +12,7 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.events import Notice, Observer
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.pretraining.runtime.restarts import Restarts
 from syncpretrain.pretraining.schedule.kinds import UNTRAINED
 from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.pretraining.stream_driver import StreamedPretraining
@@ -30,17 +32,18 @@ def driver_for(
     observers: Iterable[Observer] = (),
     replay: Reads | None = None,
     times: Timeouts = TIMEOUTS,
+    restarts: Restarts | None = None,
 ) -> Driver:
     """Return the driver of a run, everything checked; its parameters are those of ``pretrain``.
+
+    ``restarts`` are for processes of layers that die.
 
     Raises
     ------
     SettingsError, DataError
         If the run is not possible.
     """
-    driver = _driver(
-        settings, X, validation, observers=tuple(observers), replay=replay, times=times
-    )
+    driver = _driver(settings, X, validation, tuple(observers), replay, times, restarts)
     if driver.settings.missing:
         now, message = time.monotonic(), "missing values (NaN) are left out of gradients and errors"
         for observer in driver.observers:
@@ -52,18 +55,19 @@ def _driver(
     settings: PretrainSettings,
     X: ArrayLike,
     validation: ArrayLike | None,
-    *,
     observers: tuple[Observer, ...],
     replay: Reads | None,
     times: Timeouts,
+    restarts: Restarts | None,
 ) -> Driver:
+    own: dict[str, Any] = {"observers": observers, "times": times, "restarts": restarts}
     if settings.schedule == UNTRAINED:
         return Untrained(settings, X, validation, observers=observers, replay=replay)
     if settings.handoff == "epoch":
-        return Pretraining(settings, X, validation, observers=observers, replay=replay, times=times)
+        return Pretraining(settings, X, validation, replay=replay, **own)
     if replay is not None:
         raise SettingsError(
             "replay: got one with handoff minibatch, expected none; a streamed run depends on its"
             " seed alone"
         )
-    return StreamedPretraining(settings, X, validation, observers=observers, times=times)
+    return StreamedPretraining(settings, X, validation, **own)

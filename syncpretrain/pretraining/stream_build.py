@@ -10,11 +10,13 @@ import numpy as np
 
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.errors import SettingsError
+from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.learners.select import step_for
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build import build_learner, build_stopping
 from syncpretrain.pretraining.runtime.data_sources import PassesSource, source_of
+from syncpretrain.pretraining.runtime.restarts import Restarts
 from syncpretrain.pretraining.runtime.rings import DataSource, Passes, RingSize, RingSource, Source
 from syncpretrain.pretraining.runtime.shared_activations import check_runtime
 from syncpretrain.pretraining.runtime.split import Split
@@ -27,6 +29,12 @@ from syncpretrain.pretraining.schedule.stream import StreamPlan
 from syncpretrain.settings.sections import PretrainSettings
 
 __all__ = ["LayerPlace", "build_streamed_layer", "stream_runtime"]
+
+# Minibatches that the process which replaces another finds in its ring: a state is copied at least
+# once in so many, so that it should be many, and few where they are large.
+REREAD_MINIBATCHES, MOST_REREAD = 64, 1024
+REREAD_BYTES = 1 << 24
+FROM_THE_DATA = 1 << 62  # is never overwritten
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +60,7 @@ def stream_runtime(
     *,
     ring: int,
     times: Timeouts = TIMEOUTS,
+    restarts: Restarts | None = None,
 ) -> StreamRuntime:
     """Return the runtime of a streamed run, to be entered as a context.
 
@@ -66,6 +75,8 @@ def stream_runtime(
     ring : int
         Minibatches that may wait between two layers.
     times : Timeouts
+    restarts : Restarts, optional
+        For processes that die.
 
     Raises
     ------
@@ -74,9 +85,11 @@ def stream_runtime(
     """
     check_runtime(settings.runtime)
     passes = data.passes
+    is_kept = settings.runtime == "processes" and restarts is not None and restarts.most > 0
+    reread = [_reread(passes.size(1), width) if is_kept else 0 for width in settings.layers[1:-1]]
     sizes = [
-        RingSize(ring, passes.size(1), ring // passes.steps + 2, passes.held_out, width)
-        for width in settings.layers[1:-1]
+        RingSize(ring + n, passes.size(1), (ring + n) // passes.steps + 2, passes.held_out, width)
+        for n, width in zip(reread, settings.layers[1:-1], strict=True)
     ]
     handed_up = [range(p.delay + 1, n + 1) for p, n in zip(plans[1:], ends[1:], strict=True)]
     places = [
@@ -99,7 +112,8 @@ def stream_runtime(
         RemoteLayer(p.layer, p.plan, passes.steps, partial(_untrained, settings, p.layer), times)
         for p in places
     ]
-    return ProcessStream(layer_factories, layers, shared, sizes, settings.replicas, times)
+    rest = (settings.replicas, times, restarts, [FROM_THE_DATA, *reread])
+    return ProcessStream(layer_factories, layers, shared, sizes, *rest)
 
 
 def build_streamed_layer(
@@ -139,6 +153,11 @@ def _shared(settings: PretrainSettings, data: DataSource) -> tuple[Split, DataSo
             " stays in the process that it is in"
         )
     return data.data, None
+
+
+def _reread(rows: int, width: int) -> int:
+    fitting = REREAD_BYTES // (FLOAT_BYTES * rows * width)
+    return max(REREAD_MINIBATCHES, min(fitting, MOST_REREAD))
 
 
 def _untrained(settings: PretrainSettings, layer: int) -> Layer:

@@ -20,6 +20,7 @@ from syncpretrain.parallel.signals import StopRequest, stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build_data import build_data
 from syncpretrain.pretraining.runtime.data_sources import source_of
+from syncpretrain.pretraining.runtime.restarts import Restarts
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.stream_base import EpochResult
 from syncpretrain.pretraining.runtime.stream_pool import BlockFailed, StreamPool
@@ -52,6 +53,8 @@ class StreamedPretraining:
     resume : StreamState, optional
         State of a run of the same settings and data to continue from.
     times : Timeouts
+    restarts : Restarts, optional
+        For processes that die.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class StreamedPretraining:
         save: Callable[..., None] | None = None,
         resume: StreamState | None = None,
         times: Timeouts = TIMEOUTS,
+        restarts: Restarts | None = None,
     ) -> None:
         settings = msgspec.structs.replace(settings, backend="numpy")
         self.observers, self._times = tuple(observers), times
@@ -83,6 +87,7 @@ class StreamedPretraining:
             self._schedule.ends,
             ring=RING_MINIBATCHES,
             times=times,
+            restarts=restarts,
         )
         self._layers = self._runtime.layers
         self._pool: StreamPool | None = None

@@ -33,6 +33,7 @@ from syncpretrain.observers.history import History
 from syncpretrain.observers.trace import write_trace
 from syncpretrain.parallel.signals import interrupted_by_sigterm
 from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.pretraining.runtime.restarts import Restarts
 from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.pretraining.start import Driver, driver_for
 from syncpretrain.runs.checkpoints import Checkpoints
@@ -74,6 +75,7 @@ class Stages:
         self.observers: list[Observer] = [self.history, self.errors, *observers]
         self.notices: list[str] = []
         self.tuning = check_finetuning(settings, data)
+        self.restarts = Restarts(settings.run.max_restarts, self.report)
         self.unsaved: Stack | None = None  # the result of pretraining, until it is saved
         self.pretraining = self.new_pretraining()
 
@@ -85,6 +87,7 @@ class Stages:
             self.data.validation,
             replay=self.identity.replay,
             times=Timeouts(stall=self.settings.run.stall_timeout),
+            restarts=self.restarts,
         )
 
     def execute(self, out: Path, *, resuming: bool) -> dict[str, Any]:
@@ -164,13 +167,12 @@ class Stages:
             self.report(f"warning: {out / MODEL_NAME} could not be written: {reason}")
 
     def pretrained(self, saved: Checkpoints, resuming: bool) -> Stack:
-        """Pretrain, from the newest checkpoint if one is there; again if a worker dies."""
+        """Pretrain, from the newest checkpoint if one is there; again if a worker fails."""
         if self.identity.start is not None:
             raise CheckpointError(
                 "resume: the stack that the run was to fine-tune is damaged; begin it again with"
                 " syncpretrain finetune"
             )
-        restarts = self.settings.run.max_restarts
         while True:
             self.pretraining.observers = tuple(self.observers)
             self.pretraining.save = saved.save_pretraining
@@ -182,10 +184,12 @@ class Stages:
             except (DivergedError, StalledError):
                 raise
             except WorkerError as error:
-                if not restarts:
+                which = self.restarts.take()
+                if which is None:
+                    if self.restarts.most:
+                        error.args = (f"{error.args[0]}; no restart is left",)
                     raise
-                restarts -= 1
-                self.report(f"warning: {error}; going on from the last checkpoint")
+                self.report(f"warning: {error}; going on from the last checkpoint ({which})")
                 self.pretraining, resuming = self.new_pretraining(), True
 
     def finetuned(self, stack: Stack, saved: Checkpoints, resuming: bool) -> Stack:

@@ -16,7 +16,8 @@ class RunSettings(Frozen, frozen=True, kw_only=True):
     ``checkpoint_every`` is a number of epochs, or of seconds with an ``s`` behind it: a checkpoint
     is written at the end of an epoch once any layer, or fine-tuning, has done that many since
     the last one, or that much time has passed. The newest ``keep`` are kept. ``max_restarts`` is
-    how often a run whose worker died resumes from its last checkpoint. ``stall_timeout`` is the
+    how often a process that died is replaced, or else a run whose worker failed resumes from its
+    last checkpoint. ``stall_timeout`` is the
     number of seconds that may pass without a minibatch in any layer, or that a worker may wait for
     others within one.
     """

@@ -10,6 +10,7 @@ from syncpretrain.kernels.program import PhaseRunner
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.pretraining.runtime.activations import ActivationSource, activations_from
 from syncpretrain.pretraining.runtime.child_loop import sendable, serve
+from syncpretrain.pretraining.runtime.kept_epochs import KeptEpochs
 from syncpretrain.pretraining.runtime.messages import Failed, Message
 from syncpretrain.pretraining.runtime.process_messages import Job, Order, Report
 from syncpretrain.pretraining.runtime.split import Split
@@ -56,11 +57,15 @@ def _work(job: Job, take: Callable[[], Order], send: Callable[[Any], None]) -> N
         layers = len(numbers) // 2
         worker.progress = numbers[job.layer : job.layer + 1]
         worker.worker_count = numbers[layers + job.layer : layers + job.layer + 1]
-        while True:
-            order = take()
+
+        def obey(order: Order) -> Report:
             inputs.source, inputs.computed = order.source, False
             message = worker.execute(order.command, lambda: bool(numbers[0]))
-            send(_report(message, inputs.computed))
+            return _report(message, inputs.computed)
+
+        answer = obey if job.kept is None else KeptEpochs(worker, job.kept, obey)
+        while True:
+            send(answer(take()))
 
 
 def _report(message: Message, computed: bool = False) -> Report:

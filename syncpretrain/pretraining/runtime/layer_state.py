@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from syncpretrain.learners.cursor import Cursor
 from syncpretrain.models.layer import Layer
 
-__all__ = ["LayerState", "StreamedLayerState"]
+__all__ = ["LayerState", "StateKeeper", "StreamedLayerState"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,19 @@ class LayerState:
             step_state={name: device(array) for name, array in self.step_state.items()},
             last_good=self.last_good.to(device),
         )
+
+
+class StateKeeper(Protocol):
+    """Keeps states in the middle of an epoch, for another process to go on from."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the state is to be kept."""
+        ...
+
+    def keep(self, state: LayerState, warnings: tuple[str, ...]) -> None:
+        """Keep a copy of a state, and the warnings of the epoch so far."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from syncpretrain.pretraining.runtime.activations import ActivationSource
+from syncpretrain.pretraining.runtime.kept_state import KeptStates
 from syncpretrain.pretraining.runtime.messages import Message
 from syncpretrain.pretraining.runtime.shared_activations import SharedNumbers, SharedSplits
 from syncpretrain.pretraining.runtime.shared_data import SharedSparse
@@ -22,7 +23,7 @@ class Job:
     ``splits`` are the data's and the layers' by number, as far as this layer reads them; it writes
     those of the layer below. Of the ``numbers``, the first is 1 once the workers are to stop; then
     follow the progress of each layer's epoch and the number of its workers. ``parent`` is a process
-    identifier.
+    identifier. ``kept`` is where the layer's states are kept for the next process, if they are.
     """
 
     layer: int
@@ -31,6 +32,7 @@ class Job:
     numbers: SharedNumbers
     blas_threads: int
     parent: int
+    kept: KeptStates | None = None
 
 
 @dataclass(frozen=True, slots=True)

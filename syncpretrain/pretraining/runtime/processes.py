@@ -3,14 +3,16 @@
 Guarantees:
 
 * A sleeping process waits for its socket and uses no CPU.
-* A process that dies is a failure like any other, reported within a tick of the driver. It
-  holds no lock: there is none.
+* A process that dies is replaced, if the run has restarts left, from the newest state that it
+  kept: the bits are those of a process that lived. Else it is a failure like any other, reported
+  within a tick of the driver. It holds no lock: there is none.
 * The data and the activations are in memory that all see; only snapshots of layers are sent.
 * Leaving the context ends every process, within a deadline. A process whose parent dies ends too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 from collections.abc import Sequence
@@ -31,6 +33,8 @@ from syncpretrain.pretraining.runtime.layer_process import (
 )
 from syncpretrain.pretraining.runtime.messages import Failed, Message
 from syncpretrain.pretraining.runtime.process_messages import Job, Order, Report
+from syncpretrain.pretraining.runtime.replacement import Replacement
+from syncpretrain.pretraining.runtime.restarts import Restarts
 from syncpretrain.pretraining.runtime.shared_activations import SharedNumbers, SharedSplits
 from syncpretrain.pretraining.runtime.shared_data import SharedSparse, shared_data
 from syncpretrain.pretraining.runtime.split import Split
@@ -57,6 +61,8 @@ class ProcessesRuntime(Closing):
         Of each process.
     times : Timeouts
         Of which ``join`` is used.
+    restarts : Restarts, optional
+        For processes that die.
     """
 
     def __init__(
@@ -65,8 +71,11 @@ class ProcessesRuntime(Closing):
         versions: Versions,
         blas_threads: int,
         times: Timeouts = TIMEOUTS,
+        restarts: Restarts | None = None,
     ) -> None:
         super().__init__(times)
+        self._replacement = Replacement(restarts or Restarts())
+        self._is_stopping = False
         self._worker_factories = worker_factories
         self._versions = versions
         self._blas_threads = blas_threads
@@ -79,10 +88,12 @@ class ProcessesRuntime(Closing):
 
     def _open(self) -> None:
         self._share()
-        for layer in range(1, len(self._worker_factories) + 1):
+        self._replacement.open(len(self._worker_factories))
+        layers = range(1, len(self._worker_factories) + 1)
+        for layer in layers:
             self._start(layer)
-        for layer, worker_factory in enumerate(self._worker_factories, start=1):
-            self._processes[layer].send(self._job(layer, worker_factory))
+        for layer in layers:
+            self._processes[layer].send(self._job(layer))
 
     def submit(self, command: Train) -> None:
         """Send the layer's process an epoch."""
@@ -102,7 +113,8 @@ class ProcessesRuntime(Closing):
         return float(self._progress[layer])
 
     def stop(self) -> None:
-        """Ask every worker to leave after its minibatch."""
+        """Ask every worker to leave after its minibatch; none is replaced from now on."""
+        self._is_stopping = True
         self._progress[0] = 1.0
 
     def dump_stacks(self) -> None:
@@ -140,10 +152,11 @@ class ProcessesRuntime(Closing):
     def _split(self, layer: int, number: int) -> Split:
         return self._splits[layer].map(write=True)[number]
 
-    def _job(self, layer: int, worker_factory: WorkerFactory) -> Job:
+    def _job(self, layer: int) -> Job:
         assert self._numbers is not None
+        factory, kept = self._worker_factories[layer - 1], self._replacement.kept(layer)
         splits = {i: self._splits[i] for i in self._readable(layer)}
-        return Job(layer, worker_factory, splits, self._numbers, self._blas_threads, os.getpid())
+        return Job(layer, factory, splits, self._numbers, self._blas_threads, os.getpid(), kept)
 
     def _readable(self, layer: int) -> range:
         """Return the layers whose activations a layer reads, or computes others from."""
@@ -152,13 +165,14 @@ class ProcessesRuntime(Closing):
     def _start(self, layer: int) -> None:
         assert self._numbers is not None
         splits = (self._splits[i].descriptor for i in self._readable(layer))
-        shared = (self._numbers.descriptor, *splits)
+        shared = (self._numbers.descriptor, *splits, *self._replacement.descriptors(layer))
         self._processes[layer] = LayerProcess(layer, CHILD, shared, self._blas_threads, self._times)
 
-    def _receive(self, layer: int) -> Message:
+    def _receive(self, layer: int) -> Message | None:
         report: Report | None = self._processes[layer].receive()
         if report is None:
-            return self._died(layer)
+            is_busy, failed = layer in self._busy, self._died(layer)
+            return None if self._is_replaced(failed, layer, is_busy=is_busy) else failed
         message = report.message
         if isinstance(message, Failed):
             if message.command.layer == 0:  # it could not even begin
@@ -184,6 +198,19 @@ class ProcessesRuntime(Closing):
         text = f"layer {layer} failed {moment}: {self._processes[layer].ending()}"
         return Failed(command, WorkerError(text))
 
+    def _is_replaced(self, failed: Failed, layer: int, *, is_busy: bool) -> bool:
+        """Start a process in place of one that died, if it may be; it gets the epoch again."""
+        if self._is_stopping or not self._replacement.takes(layer, failed.error):
+            return False
+        self._replacement.tell()
+        with contextlib.suppress(OSError):  # there is no room for another process
+            self._start(layer)
+            self._processes[layer].send(self._job(layer))
+            if is_busy:
+                self.submit(failed.command)
+            return True
+        return False
+
     def _close(self) -> list[str]:
         """End every process, release the shared memory; return those that did not end in time."""
         alive = end_all(self._processes.values(), self._times.join)
@@ -192,6 +219,7 @@ class ProcessesRuntime(Closing):
         for splits in self._splits:
             splits.close()
         self._splits.clear()
+        self._replacement.close()
         if self._numbers is not None:
             self._numbers.close()
             self._numbers = None

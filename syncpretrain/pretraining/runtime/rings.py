@@ -53,12 +53,20 @@ class Ring:
         array: Array = self._arrays[number % len(self._arrays), :rows]
         return array
 
+    def aside(self) -> Ring:
+        """Return a ring of one array of its own, for what is not to be handed on."""
+        return Ring(np.empty_like(self._arrays[:1]))
+
 
 class Rings(NamedTuple):
     """What one layer hands to the next: minibatches, and validation examples by pass."""
 
     minibatches: Ring
     validation: Ring
+
+    def aside(self) -> Rings:
+        """Return rings for what is not to be handed on."""
+        return Rings(self.minibatches.aside(), self.validation.aside())
 
 
 @dataclass(frozen=True, slots=True)

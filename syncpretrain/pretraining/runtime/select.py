@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.runtime.base import Runtime
 from syncpretrain.pretraining.runtime.processes import ProcessesRuntime
+from syncpretrain.pretraining.runtime.restarts import Restarts
 from syncpretrain.pretraining.runtime.serial import SerialRuntime
 from syncpretrain.pretraining.runtime.threads import ThreadsRuntime
 from syncpretrain.pretraining.runtime.versions import Versions
@@ -14,7 +15,9 @@ from syncpretrain.pretraining.runtime.worker import WorkerFactory
 
 __all__ = ["RUNTIMES", "runtime_for"]
 
-Build = Callable[[Sequence[WorkerFactory], Versions, int, Callable[[], bool], Timeouts], Runtime]
+Build = Callable[
+    [Sequence[WorkerFactory], Versions, int, Callable[[], bool], Timeouts, Restarts], Runtime
+]
 
 
 def _serial(
@@ -23,6 +26,7 @@ def _serial(
     blas_threads: int,
     stop: Callable[[], bool],
     times: Timeouts,
+    restarts: Restarts,
 ) -> Runtime:
     return SerialRuntime([build(versions) for build in worker_factories], stop)
 
@@ -33,6 +37,7 @@ def _threads(
     blas_threads: int,
     stop: Callable[[], bool],
     times: Timeouts,
+    restarts: Restarts,
 ) -> Runtime:
     return ThreadsRuntime([build(versions) for build in worker_factories], stop, times)
 
@@ -43,8 +48,9 @@ def _processes(
     blas_threads: int,
     stop: Callable[[], bool],
     times: Timeouts,
+    restarts: Restarts,
 ) -> Runtime:
-    return ProcessesRuntime(list(worker_factories), versions, blas_threads, times)
+    return ProcessesRuntime(list(worker_factories), versions, blas_threads, times, restarts)
 
 
 RUNTIMES: dict[str, Build] = {"serial": _serial, "threads": _threads, "processes": _processes}
@@ -58,6 +64,7 @@ def runtime_for(
     blas_threads: int,
     stop: Callable[[], bool],
     times: Timeouts = TIMEOUTS,
+    restarts: Restarts | None = None,
 ) -> Runtime:
     """Return the runtime of a name, to be entered as a context.
 
@@ -75,5 +82,8 @@ def runtime_for(
         Asked between minibatches whether to stop, by the workers of this process.
     times : Timeouts
         How long the caller and the workers wait for each other.
+    restarts : Restarts, optional
+        For processes that die.
     """
-    return RUNTIMES[name](worker_factories, versions, blas_threads, stop, times)
+    own = restarts or Restarts()
+    return RUNTIMES[name](worker_factories, versions, blas_threads, stop, times, own)

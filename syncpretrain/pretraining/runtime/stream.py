@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,12 +102,17 @@ class StreamedLayer(BaseStreamedLayer):
                 if number % self._passes.steps == 0 and self._passes.held_out:
                     count = number // self._passes.steps
                     passes[count] = validation.array(count, self._passes.held_out).copy()
+        live = self.live_state()
+        return replace(live, state=live.state.to(np.copy), ring=ring, passes=passes)
+
+    def live_state(self) -> StreamedLayerState:
+        """Return the state without the rings, in the arrays that the next minibatch changes."""
         begun = (self.position - self.plan.delay) % self._passes.steps
         return StreamedLayerState(
             position=self.position,
             state=LayerState(
-                layer=self.learner.snapshot(),
-                step_state={name: array.copy() for name, array in self.step.state().items()},
+                layer=self.learner.current(),
+                step_state=self.step.state(),
                 last_good=self._last_good,
                 cursor=Cursor(begun, self._error),
                 learning_rate=self.learner.learning_rate,
@@ -117,8 +123,8 @@ class StreamedLayer(BaseStreamedLayer):
             examples=self._examples,
             validation_error=self._validation_error,
             warnings=tuple(self._warnings),
-            ring=ring,
-            passes=passes,
+            ring={},
+            passes={},
         )
 
     def load_state(self, state: StreamedLayerState) -> None:
@@ -145,6 +151,14 @@ class StreamedLayer(BaseStreamedLayer):
                 np.copyto(minibatches.array(number, len(array)), array)
             for number, array in state.passes.items():
                 np.copyto(validation.array(number, len(array)), array)
+
+    def process_again(self, last: int, run: PhaseRunner = in_turn) -> None:
+        """Go on to a minibatch; all up to it were handed up before, and are not touched."""
+        above, busy = self._above, self.busy_seconds
+        if above is not None:
+            self._above = above[0].aside(), above[1]
+        self.process(Block(self.number, self.position + 1, last), lambda: False, run)
+        self._above, self.busy_seconds = above, busy
 
     def process(
         self, block: Block, stop: Callable[[], bool], run: PhaseRunner = in_turn

@@ -9,7 +9,8 @@ from syncpretrain.kernels.program import PhaseRunner, Phases
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.pretraining.runtime.child_loop import sendable, serve
-from syncpretrain.pretraining.runtime.stream_base import BaseStreamedLayer
+from syncpretrain.pretraining.runtime.kept_stream import KeptStream
+from syncpretrain.pretraining.runtime.stream import StreamedLayer
 from syncpretrain.pretraining.runtime.stream_messages import (
     Answer,
     GiveLayer,
@@ -41,25 +42,32 @@ def _work(job: StreamJob, take: Callable[[], StreamOrder], send: Callable[[Any],
 
     with blas_limit(1):
         layer = _layer(job)
+        keeper = None if job.kept is None else KeptStream(layer, job.kept, job.reread)
+        if keeper is not None:
+            keeper.go_to(int(numbers[job.layer]), run)
         layer.progress = numbers[job.layer : job.layer + 1]
+
+        def obey(order: StreamOrder) -> Any:
+            return _obeyed(layer, order, stop, run)
+
         while True:
             order = take()
             try:
-                answer = Answer(_obeyed(layer, order, stop, run))
+                answer = Answer(obey(order) if keeper is None else keeper.obey(order, obey))
             except BaseException as error:  # the parent raises it
                 answer = _failed(error, layer.number, layer.epoch)
             send(answer)
 
 
-def _layer(job: StreamJob) -> BaseStreamedLayer:
+def _layer(job: StreamJob) -> StreamedLayer:
     (below,) = job.below.map()
     above = job.above.map(write=True)[0] if job.above is not None else None
-    layer: BaseStreamedLayer = job.layer_factory(below, above)
+    layer: StreamedLayer = job.layer_factory(below, above)
     return layer
 
 
 def _obeyed(
-    layer: BaseStreamedLayer, order: StreamOrder, stop: Callable[[], bool], run: PhaseRunner
+    layer: StreamedLayer, order: StreamOrder, stop: Callable[[], bool], run: PhaseRunner
 ) -> Any:
     """Do what an order says; return what is to be answered."""
     if isinstance(order, Block):

@@ -8,6 +8,7 @@ from typing import Any
 
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.pretraining.runtime.kept_state import KeptStates
 from syncpretrain.pretraining.runtime.layer_state import StreamedLayerState
 from syncpretrain.pretraining.runtime.shared_activations import SharedNumbers, SharedSplits
 from syncpretrain.pretraining.schedule.stream import Block
@@ -22,7 +23,9 @@ class StreamJob:
     It reads what lies in the memory ``below``, and hands up through the memory ``above``, if it
     has one. Of the ``numbers``, the first is 1 once the layers are to stop; then follow the last
     minibatch that each has processed, and the threads that are lent to each, of which there are
-    less than its ``replicas``. ``parent`` is a process identifier.
+    less than its ``replicas``. ``parent`` is a process identifier. ``kept`` is where the layer's
+    states are kept for the next process, if they are; that finds the newest ``reread`` minibatches
+    that were read below.
     """
 
     layer: int
@@ -33,6 +36,8 @@ class StreamJob:
     replicas: int
     times: Timeouts
     parent: int
+    kept: KeptStates | None = None
+    reread: int = 0
 
 
 @dataclass(frozen=True, slots=True)

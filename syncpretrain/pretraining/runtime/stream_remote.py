@@ -1,6 +1,7 @@
 """A streamed layer in another process, as the pool and the driver use it here.
 
-A process has one order at a time. Every wait for its answer ends with its death, with a deadline,
+A process has one order at a time. If it dies and is replaced, the next one gets the order again,
+and goes on from the same minibatch. Every wait for its answer ends with its death, with a deadline,
 or, where it trains, some time after a request to stop: how long no layer may move is the driver's
 matter.
 """
@@ -12,18 +13,20 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.errors import StalledError, WorkerError
-from syncpretrain.kernels.program import PhaseRunner, Phases, in_turn
+from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime.layer_process import LayerProcess, RemoteTraceback
 from syncpretrain.pretraining.runtime.layer_state import StreamedLayerState
+from syncpretrain.pretraining.runtime.lent_threads import LentThreads
 from syncpretrain.pretraining.runtime.messages import failure_of
 from syncpretrain.pretraining.runtime.stream_base import BaseStreamedLayer, EpochResult, Sharing
 from syncpretrain.pretraining.runtime.stream_messages import (
@@ -36,48 +39,7 @@ from syncpretrain.pretraining.runtime.stream_messages import (
 )
 from syncpretrain.pretraining.schedule.stream import Block, StreamPlan
 
-__all__ = ["LentThreads", "RemoteLayer", "Stopping"]
-
-
-class LentThreads:
-    """Threads of this process that sleep, so that a layer in another one may have more of its own.
-
-    Parameters
-    ----------
-    number : ndarray of shape (1,), float64
-        Of those that do, in shared memory: read by the other process before every step.
-    times : Timeouts
-        Of which ``sleep`` is used.
-    """
-
-    def __init__(self, number: NDArray[np.float64], times: Timeouts) -> None:
-        self._number, self._times = number, times
-        self._changed = threading.Condition()  # guards the number and the calls
-        self._calls = 0
-
-    @property
-    def calls(self) -> int:
-        """How often the threads have been called away."""
-        return self._calls
-
-    def run(self, phases: Phases, shards: int) -> None:
-        """Run the phases of a step here, where no thread can help."""
-        in_turn(phases, shards)
-
-    def help(self, calls: int) -> bool:
-        """Sleep until called away; return False if that took long."""
-        with self._changed:
-            self._number[0] += 1
-            try:
-                return self._changed.wait_for(lambda: self._calls != calls, self._times.sleep)
-            finally:
-                self._number[0] -= 1
-
-    def call(self) -> None:
-        """Call the threads away: there is other work for them."""
-        with self._changed:
-            self._calls += 1
-            self._changed.notify_all()
+__all__ = ["RemoteLayer", "Stopping"]
 
 
 class Stopping:
@@ -137,10 +99,24 @@ class RemoteLayer(BaseStreamedLayer):
         self._stopping, self._lent = Stopping(np.zeros(1), times), np.zeros(1)
         self._newest: Layer | None = None
         self._error: BaseException | None = None  # the newest answer was one, or it died
+        self._answered = plan.delay  # the last minibatch of the newest block that was
+        self._former_seconds = 0.0  # of processes that died
+        self._replaces: Callable[[WorkerError], bool] = lambda death: False
 
-    def connect(self, process: LayerProcess, stopping: Stopping, lent: NDArray[np.float64]) -> None:
-        """Use a process, the request to all of the run to stop, and the number of lent threads."""
+    def connect(
+        self,
+        process: LayerProcess,
+        stopping: Stopping,
+        lent: NDArray[np.float64],
+        replaces: Callable[[WorkerError], bool],
+    ) -> None:
+        """Use a process, the request to all of the run to stop, and the number of lent threads.
+
+        ``replaces`` is asked whether a process that died has been replaced by another.
+        """
         self._process, self._stopping, self._lent = process, stopping, lent
+        self._replaces = replaces
+        self.progress[0] = self._answered  # where the process begins, or goes on
 
     def disconnect(self) -> None:
         """Go on without the process, which was killed, as the layer is known here."""
@@ -211,13 +187,16 @@ class RemoteLayer(BaseStreamedLayer):
         """Raise what ended the process, unless a thread waits for it, which will."""
         if self._process is None or not self._process.has_ended or self._lock.locked():
             return
-        self._stopping.record_failure()
         try:
             with self._turn():
-                if self._error is None:  # else a thread has had its last answer
-                    self._receive()
-                raise self._error or self._death(is_busy=False)
+                if not self._process.has_ended:  # a thread has replaced it
+                    return
+                if self._error is not None:  # a thread has had its last answer
+                    raise self._error
+                self._receive()
+                self._replace(self._death(is_busy=False))
         except Exception as error:
+            self._stopping.record_failure()
             failure = failure_of(self.number, self.epoch, error)
             raise failure from failure.__cause__
 
@@ -265,8 +244,25 @@ class RemoteLayer(BaseStreamedLayer):
                 raise StalledError(f"layer {self.number} did not answer within {seconds:g} s")
         answer = self._receive()
         if answer is None:
-            raise self._death(is_busy=is_block)
-        return answer.value
+            self._replace(self._death(is_busy=is_block))
+            return self._answer(order, deadline - time.monotonic(), stop)
+        return self._known(order, answer.value)
+
+    def _known(self, order: StreamOrder, value: Any) -> Any:
+        """Return an answer, after a record of where the layer is with it."""
+        if isinstance(order, Block):
+            self._answered = order.last
+            seconds = self._former_seconds + value.busy_seconds
+            return replace(value, busy_seconds=seconds)
+        if isinstance(order, TakeState):
+            self._answered = order.state.position
+        return value
+
+    def _replace(self, death: WorkerError) -> None:
+        """Have another process go on where this one's last answer was, or raise the death."""
+        if self._stopping.deadline < math.inf or not self._replaces(death):
+            raise death
+        self._error, self._former_seconds = None, self.busy_seconds
 
     def _receive(self) -> Answer | None:
         """Return the next answer, None if the process has ended without one; raise an error."""

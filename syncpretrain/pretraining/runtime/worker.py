@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +21,7 @@ from syncpretrain.learners.epoch import MAX_ROLLBACKS, train_epoch
 from syncpretrain.learners.steps import Step, load_state
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
-from syncpretrain.pretraining.runtime.layer_state import LayerState
+from syncpretrain.pretraining.runtime.layer_state import LayerState, StateKeeper
 from syncpretrain.pretraining.runtime.messages import Failed, Finished, Message
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.schedule.machine import Train
@@ -74,6 +75,8 @@ class LayerWorker:
     worker_count : ndarray of shape (1,), float64
         Number of workers of the layer; read here before every step, set by the runtime. May be
         replaced as well.
+    keeper : StateKeeper or None
+        Asked after every minibatch.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class LayerWorker:
             self._last_good = learner.snapshot()
         self._cursor = Cursor()
         self._rollbacks = 0
+        self.keeper: StateKeeper | None = None
         self._warnings: list[str] = []  # of the running epoch
 
     @property
@@ -140,12 +144,23 @@ class LayerWorker:
 
     def state(self) -> LayerState:
         """Return a copy of everything that the next minibatch depends on."""
-        begun = self._cursor.minibatches > 0
+        state = self.live_state(self._cursor)
+        return replace(
+            state,
+            layer=self.learner.snapshot() if self._cursor.minibatches else self._last_good,
+            step_state={name: array.copy() for name, array in state.step_state.items()},
+        )
+
+    def live_state(self, cursor: Cursor) -> LayerState:
+        """Return the state at a place in an epoch, in the arrays that the next minibatch changes.
+
+        Without a minibatch behind it, it is that of the last epoch's end.
+        """
         return LayerState(
-            layer=self.learner.snapshot() if begun else self._last_good,
-            step_state={name: array.copy() for name, array in self.step.state().items()},
+            layer=self.learner.current() if cursor.minibatches else self._last_good,
+            step_state=self.step.state(),
             last_good=self._last_good,
-            cursor=self._cursor,
+            cursor=cursor,
             learning_rate=self.learner.learning_rate,
             rollbacks=self._rollbacks,
             stopping=self._stopping.state if self._stopping else None,
@@ -227,6 +242,7 @@ class LayerWorker:
                     progress=self._report_progress,
                     begin=self._cursor,
                     run=self._run,
+                    keep=None if self.keeper is None else self._keep,
                 )
             except DivergedError as diverged:
                 if self._rollbacks == MAX_ROLLBACKS:
@@ -238,6 +254,11 @@ class LayerWorker:
                     f"{diverged}. Back to the end of epoch {epoch - 1}, with half the learning"
                     f" rate, {self.learner.learning_rate:g}"
                 )
+
+    def _keep(self, minibatches: int, error: float) -> None:
+        if self.keeper is not None and self.keeper.is_due:
+            cursor = Cursor(minibatches, float(error))
+            self.keeper.keep(self.live_state(cursor), tuple(self._warnings))
 
     def _probe(self, X: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return some rows of X, evenly spaced; of sparse ones an array."""

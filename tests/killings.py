@@ -1,0 +1,105 @@
+"""Processes of layers that kill themselves, once, at an exact moment; imported there."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from syncpretrain.pretraining import build as building
+from syncpretrain.pretraining import stream_build as stream_building
+from syncpretrain.pretraining.runtime import keeping, kept_state
+
+# "start" of a process; after its n-th "step"; in the n-th "write" of a part of a state, half of
+# which is there; after it "kept" its n-th state, before it reports.
+Kill = tuple[int, str, int]  # layer, moment, n
+
+original_worker = building.build_worker
+original_streamed_layer = stream_building.build_streamed_layer
+
+
+def killed_worker(
+    folder: Path, kills: Collection[Kill], pause: float, settings: Any, layer: int, *rest: Any
+) -> Any:
+    """Return a layer's worker; ``pause`` are the seconds between two states that are kept."""
+    at = arranged(folder, kills, pause, layer)
+    worker = original_worker(settings, layer, *rest)
+    kill_after_steps(worker.step, at("step"))
+    return worker
+
+
+def killed_streamed_layer(
+    folder: Path, kills: Collection[Kill], pause: float, settings: Any, place: Any, *rest: Any
+) -> Any:
+    """Return a streamed layer; see above."""
+    at = arranged(folder, kills, pause, place.layer)
+    layer = original_streamed_layer(settings, place, *rest)
+    kill_after_steps(layer.step, at("step"))
+    return layer
+
+
+def arranged(
+    folder: Path, kills: Collection[Kill], pause: float, layer: int
+) -> Callable[[str], Callable[[], bool]]:
+    """Arrange the kills of a layer in this process; return what has one at a moment."""
+
+    def at(moment: str) -> Callable[[], bool]:
+        """Return a function that says whether to die now, each time that it is called."""
+        numbers = itertools.count(1)
+
+        def is_due() -> bool:
+            kill = layer, moment, next(numbers)
+            return kill in kills and is_first(folder / "-".join(map(str, kill)))
+
+        return is_due
+
+    if at("start")():
+        die()
+    keeping.LEAST_PAUSE, keeping.PAUSES = pause, 0
+    write, keep = kept_state.write_array, keeping.Keeping.keep
+    in_write, when_kept = at("write"), at("kept")
+
+    def write_array(descriptor: int, array: Any, offset: int) -> None:
+        if in_write():
+            write(descriptor, array[: len(array) // 2], offset)
+            die()
+        write(descriptor, array, offset)
+
+    def kept(self: keeping.Keeping, state: Any) -> None:
+        keep(self, state)
+        if when_kept():
+            die()
+
+    kept_state.write_array = write_array
+    keeping.Keeping.keep = kept
+    return at
+
+
+def kill_after_steps(training: Any, is_due: Callable[[], bool]) -> None:
+    train_step = training.train_step
+
+    def step(*arguments: Any, **how: Any) -> Any:
+        error = train_step(*arguments, **how)
+        if is_due():
+            die()
+        return error
+
+    training.train_step = step
+
+
+def is_first(file: Path) -> bool:
+    """Return whether no process has asked for this file before; "always" in its folder: yes."""
+    if (file.parent / "always").exists():
+        return True
+    try:
+        file.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)

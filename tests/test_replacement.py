@@ -1,0 +1,307 @@
+"""A layer's process that is killed is replaced: the bits of an undisturbed run, nothing left."""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from killings import killed_streamed_layer, killed_worker
+from layerprocesses import workers
+from trialruns import notices_of, settings_on
+
+from syncpretrain.errors import RunInterrupted, WorkerError
+from syncpretrain.events import EpochFinished, EpochStarted, Event
+from syncpretrain.pretraining import build as building
+from syncpretrain.pretraining import stream_build as stream_building
+from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.pretraining.runtime import layer_process
+from syncpretrain.pretraining.runtime.restarts import Restarts
+from syncpretrain.pretraining.stream_driver import StreamedPretraining
+from syncpretrain.runs.run import resume_run, train_run
+from syncpretrain.settings import settings_from
+
+LAYERS = (16, 12, 8, 5)
+HANDOFFS = ("epoch", "minibatch")
+BOTH = pytest.mark.parametrize("handoff", HANDOFFS)
+NEVER = 1e9  # seconds between two states that are kept
+STEPS = 10  # minibatches of an epoch
+
+
+class Run:
+    """A run with processes, some of which kill themselves, and the same run in one thread."""
+
+    def __init__(self, bits: np.ndarray, handoff: str, restarts: int = 9, **options: Any) -> None:
+        usual = {"epochs": 3, "batch_size": 20, "seed": 3, "handoff": handoff, "workers": 3}
+        self.options = usual | {"runtime": "processes"} | options
+        self.bits, self.handoff = bits, handoff
+        self.messages: list[str] = []
+        self.restarts = Restarts(restarts, self.messages.append)
+
+    def driver(self, observers: Any = (), **other: Any) -> Any:
+        settings = settings_from(LAYERS, **(self.options | other)).pretrain
+        kind = Pretraining if self.handoff == "epoch" else StreamedPretraining
+        restarts = self.restarts if settings.runtime == "processes" else None
+        return kind(settings, self.bits, self.bits[:50], observers=observers, restarts=restarts)
+
+    def sha256(self, **options: Any) -> str:
+        found: str = self.driver(**options).run().parameters_sha256
+        return found
+
+    @property
+    def replaced(self) -> list[int]:
+        """The layer of every message of a replacement."""
+        pattern = (
+            r"warning: layer (\d) failed (?:in epoch \d+|after epoch \d+|before its first epoch):"
+            r" its process \d+ was killed by SIGKILL; a new process goes on from its last state"
+            rf" \(restart (\d+) of {self.restarts.most}\)"
+        )
+        found = [re.fullmatch(pattern, message) for message in self.messages]
+        assert all(found), self.messages
+        assert [int(x[2]) for x in found if x] == list(range(1, len(found) + 1))
+        return sorted(int(x[1]) for x in found if x)
+
+
+def arrange(monkeypatch: Any, folder: Any, kills: Any, pause: float = 0.0) -> None:
+    """Have processes that start from now on kill themselves; see ``killings``."""
+    given = (folder, frozenset(kills), pause)
+    monkeypatch.setattr(building, "build_worker", partial(killed_worker, *given))
+    streamed = partial(killed_streamed_layer, *given)
+    monkeypatch.setattr(stream_building, "build_streamed_layer", streamed)
+
+
+KILLS = {
+    "the first minibatch": [(1, "step", 1), (3, "step", 1)],
+    "two layers at once": [(1, "step", STEPS + 5), (2, "step", STEPS + 5)],
+    "again and again": [(2, "step", n) for n in (3, 4, 6)],
+    "the last minibatch": [(1, "step", 3 * STEPS), (3, "step", 3 * STEPS)],
+    "before the first state": [(1, "start", 1), (2, "write", 1), (3, "write", 2)],
+    "in the middle of a state": [(2, "write", 20), (2, "write", 43), (1, "write", 61)],
+    "between a state and its answer": [(1, "kept", 4), (2, "kept", 7), (3, "kept", 2)],
+}
+
+
+@pytest.mark.parametrize("kills", KILLS)
+@pytest.mark.parametrize("pause", [0.0, NEVER])
+@BOTH
+def test_the_bits_are_those_of_an_undisturbed_run(
+    bits, monkeypatch, tmp_path, handoff, pause, kills
+):
+    if pause and {moment for _, moment, _ in KILLS[kills]} & {"write", "kept"}:
+        kills = "again and again"
+    run = Run(bits, handoff)
+    wanted = run.sha256(runtime="serial")
+    arrange(monkeypatch, tmp_path, KILLS[kills], pause)
+    assert run.sha256() == wanted
+    assert run.replaced == sorted(layer for layer, _, _ in KILLS[kills])
+
+
+VARIANTS = {
+    "chains and dropout": {"persistent": True, "visible_bias": "log-odds", "hidden_dropout": 0.2},
+    "shards": {"shards": 2, "replicas": (2, 1, 1), "split": "units"},
+    "denoising": {"model": "denoising", "tied": False, "shards": 2},
+    "early stopping": {"early_stopping": "validation-error", "epochs": 8, "patience": 1},
+    "other lengths": {"epochs": (4, 1, 2)},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@BOTH
+def test_so_they_are_with_everything_that_a_layer_remembers(
+    bits, monkeypatch, tmp_path, handoff, variant
+):
+    """Killed at moments that are drawn."""
+    run = Run(bits, handoff, **VARIANTS[variant])
+    wanted = run.sha256(runtime="serial")
+    draw = random.Random(f"{variant}, {handoff}")
+    moments = [("step", 9), ("kept", 9), ("write", 60)]
+    kills = {(layer, what, draw.randint(2, most)) for layer in (1, 2, 3) for what, most in moments}
+    arrange(monkeypatch, tmp_path, kills)
+    assert run.sha256() == wanted
+    assert run.replaced
+
+
+def test_drift_is_measured_on_what_was_measured_before(bits, monkeypatch, tmp_path):
+    options = {"refresh_when": "drift:0.05", "settle": 0.02, "epochs": 8}
+    run = Run(bits, "epoch", **options)
+    wanted = run.sha256(runtime="serial")
+    arrange(monkeypatch, tmp_path, [(1, "kept", 14), (2, "step", 25), (3, "step", 31)])
+    assert run.sha256() == wanted
+    assert run.replaced
+
+
+@BOTH
+def test_a_layer_that_was_taken_back_is_told_of_once(bits, monkeypatch, tmp_path, handoff):
+    def warnings(**options: Any) -> list[str]:
+        events: list[Event] = []
+        run.driver([events.append], **options).run()
+        return sorted(notices_of(events))
+
+    run = Run(bits, handoff, learning_rate=(0.1, 3e3, 0.1))
+    wanted = warnings(runtime="serial")
+    assert wanted, "it diverges"
+    arrange(monkeypatch, tmp_path, [(2, "step", n) for n in (2, 5, 9, 11)])
+    assert warnings() == wanted
+    assert run.replaced == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.5, 1.5])
+def test_a_streamed_layer_reads_again_what_it_read(bits, monkeypatch, tmp_path, delay):
+    """As far as the ring reaches; a layer that only computes hidden means need not."""
+    monkeypatch.setattr(stream_building, "REREAD_MINIBATCHES", 5)
+    monkeypatch.setattr(stream_building, "REREAD_BYTES", 0)
+    run = Run(bits, "minibatch", epochs=(2, 4, 5), delay=delay)
+    wanted = run.sha256(runtime="serial")
+    kills = [(2, "step", n) for n in (3, 7, 11, 13)] + [(3, "step", 8), (1, "step", 19)]
+    arrange(monkeypatch, tmp_path, kills, NEVER)
+    assert run.sha256() == wanted
+    assert len(run.replaced) == 6
+
+
+class KillWhen:
+    """Kill the processes of some layers at the first events of some kinds."""
+
+    def __init__(self, *moments: tuple[type[Event], int, int, int]) -> None:
+        self.left = list(moments)  # kind, layer and epoch, and the layer to be killed
+
+    def __call__(self, event: Event) -> None:
+        for moment in list(self.left):
+            kind, layer, epoch, killed = moment
+            if isinstance(event, kind) and (event.layer, event.epoch) == (layer, epoch):
+                self.left.remove(moment)
+                child = workers()[killed]
+                child.send_signal(signal.SIGSTOP)  # so that it cannot be done before
+                child.kill()
+
+
+@BOTH
+def test_so_are_processes_that_have_nothing_to_do_or_are_done(bits, handoff):
+    """Layer 3 has not begun when it is killed, and layer 1 has ended."""
+    run = Run(bits, handoff, epochs=(2, 60, 60), **({"delay": 1} if handoff == "minibatch" else {}))
+    run.options["workers"] = 2
+    wanted = run.sha256(runtime="serial")
+    kills = KillWhen((EpochStarted, 1, 1, 3), (EpochFinished, 2, 9, 1), (EpochFinished, 3, 8, 2))
+    assert run.sha256(observers=[kills]) == wanted
+    assert not kills.left
+    assert set(run.replaced) <= {1, 2, 3}
+    assert len(run.replaced) >= 2, "what dies after the last minibatch need not be replaced"
+
+
+@BOTH
+def test_a_run_that_lost_processes_is_resumed_to_the_same_bits(
+    bits, monkeypatch, tmp_path, handoff
+):
+    run = Run(bits, handoff, epochs=40)
+    wanted = run.sha256(runtime="serial")
+    states: list[Any] = []
+
+    def observe(event: Event) -> None:
+        if isinstance(event, EpochFinished) and (event.layer, event.epoch) == (2, 12):
+            signal.raise_signal(signal.SIGINT)
+
+    arrange(monkeypatch, tmp_path, [(2, "step", 37), (1, "step", 55), (3, "kept", 30)])
+    stopped = run.driver([observe])
+    stopped.save = lambda state, *, done, final: states.append(state()) if final else None
+    with pytest.raises(RunInterrupted):
+        stopped.run()
+    assert run.replaced
+    again = Run(bits, handoff, epochs=40)
+    (tmp_path / "again").mkdir()
+    arrange(monkeypatch, tmp_path / "again", [(1, "kept", 1), (2, "step", 1), (3, "write", 3)])
+    driver = again.driver()
+    (driver.resume,) = states
+    assert driver.run().parameters_sha256 == wanted
+    assert again.replaced
+
+
+class TestRuns:
+    """What follows where a process cannot be replaced."""
+
+    def train(self, tmp_path: Any, bits: Any, handoff: str, restarts: int) -> list[str]:
+        """Train in a folder; return the warnings."""
+        settings = settings_on(
+            tmp_path,
+            bits,
+            LAYERS,
+            runtime="processes",
+            handoff=handoff,
+            finetune={"objective": "none"},
+            run={"checkpoint_every": "1", "max_restarts": restarts},
+        )
+        events: list[Event] = []
+        try:
+            self.report = train_run(settings, out=tmp_path / "run", observers=[events.append])
+        finally:
+            self.warnings = [x for x in notices_of(events) if x.startswith("warning")]
+        return self.warnings
+
+    @BOTH
+    def test_a_process_that_dies_at_every_start_ends_the_run(
+        self, bits, monkeypatch, tmp_path, handoff
+    ):
+        (tmp_path / "always").touch()
+        arrange(monkeypatch, tmp_path, [(2, "start", 1)])
+        message = r"^layer 2 failed before its first epoch: its process \d+ was killed by SIGKILL;"
+        with pytest.raises(WorkerError, match=f"{message} no restart is left. What was learned"):
+            self.train(tmp_path, bits, handoff, 5)
+        whole = ["goes on from its last state", "going on from the last checkpoint"]
+        told = [next(x for x in whole if x in warning) for warning in self.warnings]
+        assert told == [whole[0]] * 3 + [whole[1], whole[0]]
+        assert [f"restart {n} of 5" in text for n, text in enumerate(self.warnings, start=1)] == [
+            True
+        ] * 5
+
+    @BOTH
+    def test_an_error_restarts_the_run_as_before(self, bits, monkeypatch, tmp_path, handoff):
+        arrange(monkeypatch, tmp_path / "missing", [(2, "step", 4)])  # which raises, there
+        with pytest.raises(WorkerError, match="layer 2 failed in epoch 1: FileNotFoundError"):
+            self.train(tmp_path, bits, handoff, 1)
+        (warning,) = self.warnings
+        assert "going on from the last checkpoint (restart 1 of 1)" in warning
+
+    @BOTH
+    def test_a_run_folder_has_the_undisturbed_result(self, bits, monkeypatch, tmp_path, handoff):
+        for name in ("calm", "wild"):
+            (tmp_path / name).mkdir()
+        assert not self.train(tmp_path / "calm", bits, handoff, 2)
+        wanted = self.report["parameters_sha256"]
+        arrange(monkeypatch, tmp_path, [(1, "step", 7), (3, "step", 2)])
+        assert len(self.train(tmp_path / "wild", bits, handoff, 2)) == 2
+        assert self.report["parameters_sha256"] == wanted
+
+    @BOTH
+    def test_where_no_process_can_be_started_the_run_fails_with_the_death(
+        self, bits, monkeypatch, tmp_path, handoff
+    ):
+        started = []
+        original = layer_process.subprocess.Popen
+
+        def popen(*arguments, **named):
+            if len(started) == 3:
+                raise BlockingIOError("no more processes")
+            started.append(original(*arguments, **named))
+            return started[-1]
+
+        monkeypatch.setattr(layer_process.subprocess, "Popen", popen)
+        arrange(monkeypatch, tmp_path, [(1, "step", 7)])
+        run = Run(bits, handoff)
+        with pytest.raises(WorkerError, match=r"^layer 1 failed in epoch \d: its process"):
+            run.sha256()
+
+
+@BOTH
+def test_the_settings_of_a_run_say_how_often_as_before(bits, tmp_path, handoff, monkeypatch):
+    """Without restarts, the first death is the end, and the run is resumed by hand."""
+    settings = settings_on(tmp_path, bits, LAYERS, runtime="processes", handoff=handoff)
+    wanted = train_run(settings, out=tmp_path / "whole")["parameters_sha256"]
+    with monkeypatch.context() as patch:
+        arrange(patch, tmp_path, [(2, "step", 13)])
+        with pytest.raises(WorkerError, match=r"was killed by SIGKILL\. What was learned so far"):
+            train_run(settings, out=tmp_path / "run")
+    assert msgspec.structs.asdict(settings.run)["max_restarts"] == 0
+    assert resume_run(tmp_path / "run")["parameters_sha256"] == wanted
