@@ -11,13 +11,14 @@ see :mod:`syncpretrain.backends.cuda_source`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from syncpretrain.backends.cuda_source import CudaSource, is_vector, layout
 from syncpretrain.kernels.activations import activate
+from syncpretrain.kernels.arrays import blocks_in
 from syncpretrain.kernels.convolution import groups_of, of_group
 from syncpretrain.shapes import ConvolutionShape
 
@@ -249,11 +250,10 @@ class CudaConvolutions:
         self._source.flat("block_units", len(maps) * shape.hidden, *args)
 
 
-def _at_once(examples: int, shape: ConvolutionShape) -> Iterator[slice]:
-    """Yield slices of examples whose lowered matrix and maps are not too large."""
+def _at_once(examples: int, shape: ConvolutionShape) -> list[slice]:
+    """Return slices of examples whose lowered matrix and maps are not too large."""
     step = max(1, COLUMNS_AT_ONCE // max(shape.lowered, shape.units))
-    for start in range(0, examples, step):
-        yield slice(start, min(start + step, examples))
+    return blocks_in(slice(0, examples), step)
 
 
 def _images(shape: ConvolutionShape) -> tuple[int, ...]:

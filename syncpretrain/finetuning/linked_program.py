@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from syncpretrain.finetuning.chain import Columns
 from syncpretrain.finetuning.sections import Buffers, Section
 from syncpretrain.finetuning.trainable import Follow
-from syncpretrain.kernels.arrays import BLOCK, Array, slices_of
+from syncpretrain.kernels.arrays import BLOCK, Array, blocks_in, slices_of
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.output_operations import output_operations
 from syncpretrain.units.kinds import kind_of
@@ -234,8 +234,7 @@ class _Step:
                 for number, array in enumerate(self.buffers.chain[link]):
                     if section.columns or (number == 0 and every is None):
                         mine = slices_of(array.size, self.buffers.shards)[shard]
-                        for first in range(mine.start, mine.stop, BLOCK):
-                            block = slice(first, min(first + BLOCK, mine.stop))
+                        for block in blocks_in(mine, BLOCK):
                             if section.columns:
                                 operations += self.sum(section, link, number, block)
                             part = slice(start + block.start, start + block.stop)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BLOCK", "FLOAT_BYTES", "LONG_BLOCK", "Array", "slices_of"]
+__all__ = ["BLOCK", "FLOAT_BYTES", "LONG_BLOCK", "Array", "blocks_in", "slices_of"]
 
 Array = NDArray[np.float32]
 FLOAT_BYTES = 4
@@ -19,3 +19,8 @@ def slices_of(size: int, shards: int) -> list[slice]:
     """Return slices of about equal length that make up ``range(size)``; some may be empty."""
     ends = [size * i // shards for i in range(shards + 1)]
     return [slice(start, end) for start, end in pairwise(ends)]
+
+
+def blocks_in(own: slice, size: int) -> list[slice]:
+    """Return slices of at most ``size`` numbers that make up another one."""
+    return [slice(at, min(at + size, own.stop)) for at in range(own.start, own.stop, size)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.kernels.arrays import LONG_BLOCK, Array, slices_of
+from syncpretrain.kernels.arrays import LONG_BLOCK, Array, blocks_in, slices_of
 from syncpretrain.kernels.averaging import add_tree
 from syncpretrain.kernels.program import Phase, PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
@@ -80,7 +80,6 @@ class ByExamples:
         for i, parameter in enumerate(self.learner.parameters):
             own = slices_of(parameter.size, len(self._parts))[shard]
             parts = [part.gradients[i].reshape(-1) for part in self._parts]
-            for start in range(own.start, own.stop, LONG_BLOCK):
-                block = slice(start, min(start + LONG_BLOCK, own.stop))
+            for block in blocks_in(own, LONG_BLOCK):
                 total = add_tree([gradient[block] for gradient in parts])
                 self.learner.move(i, block, total, epoch=self._epoch)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import means, times_derivative
-from syncpretrain.kernels.arrays import LONG_BLOCK, Array, slices_of
+from syncpretrain.kernels.arrays import LONG_BLOCK, Array, blocks_in, slices_of
 from syncpretrain.kernels.autoencoder import corrupt
 from syncpretrain.kernels.backprop import output_delta
 from syncpretrain.kernels.contrastive_divergence import sample_states
@@ -81,6 +81,11 @@ class ByFilters(LearnerStep, ABC):
     def _own_rows(self, shard: int) -> slice:
         return slices_of(len(self._rows), len(self._errors))[shard]
 
+    def _halves(self, array: Array) -> tuple[Array, Array]:
+        """Return two arrays of the minibatch that lie one above the other."""
+        n = len(self._rows)
+        return array[:n], array[n : 2 * n]
+
     def _of_filters(self, maps: Array, shard: int) -> Array:
         """Return a shard's filters of codes or maps, a view with a row a position."""
         return maps.reshape(-1, self._shape.filters)[:, self._filters[shard]]
@@ -118,8 +123,7 @@ class ByFilters(LearnerStep, ABC):
         learner = self.learner
         for i, gradient in enumerate(learner.gradients):
             own, flat = slices_of(gradient.size, len(self._errors))[shard], gradient.reshape(-1)
-            for start in range(own.start, own.stop, LONG_BLOCK):
-                block = slice(start, min(start + LONG_BLOCK, own.stop))
+            for block in blocks_in(own, LONG_BLOCK):
                 learner.move(i, block, flat[block], epoch=self._epoch)
 
 
@@ -144,13 +148,10 @@ class RBMByFilters(ByFilters):
         own = self._own_rows(shard)
         self.learner.backend.gather(self._X, self._rows[own], out=self._v[own])
 
-    def _half(self, array: Array, k: int) -> Array:
-        n = len(self._rows)
-        return array[n : 2 * n] if k else array[:n]
-
     def _up(self, k: int, shard: int) -> Array:
         """Fill the inputs of a shard's hidden units, of the data or of what was made of them."""
-        v, h, scratch = self._half(self._v, k), self._half(self._h, k), self._scratch[shard]
+        scratch, half = self._scratch[shard], min(k, 1)
+        v, h = self._halves(self._v)[half], self._halves(self._h)[half]
         weight, own = self._weight(self.learner.weight), self._filters[shard]
         convolve(v, weight, self._no_bias, h, self._none, scratch, self._shape, "gaussian", own)
         return self._of_filters(h, shard)
@@ -170,7 +171,7 @@ class RBMByFilters(ByFilters):
     def _down(self, shard: int) -> None:
         """Reconstruct a shard's channels."""
         n, weight = len(self._rows), self._weight(self.learner.weight)
-        own, v1, scratch = self._channels[shard], self._half(self._v, 1), self._scratch[shard]
+        own, v1, scratch = self._channels[shard], self._halves(self._v)[1], self._scratch[shard]
         if own.start == own.stop:  # fewer channels than shards
             return
         convolve_back(self._states[:n], self._none, weight, v1, scratch, self._shape, own)
@@ -185,12 +186,12 @@ class RBMByFilters(ByFilters):
         h1 = means(self._up(1, shard), rbm.hidden_bias[own], rbm.settings.hidden_units)
         dW, da, db = rbm.gradients
         into = self._weight(dW)
-        for k, gradient in enumerate((into, self._negative)):
-            v, h = self._half(self._v, k), self._half(self._h, k)
+        halves = zip(self._halves(self._v), self._halves(self._h), strict=True)
+        for (v, h), gradient in zip(halves, (into, self._negative), strict=True):
             convolve_gradient(v, h, self._none, gradient, self._scratch[shard], shape, own)
         into[:, own] -= self._negative[:, own]
         into[:, own] *= np.float32(1 / (n * shape.positions))
-        sums = [self._sum_channels(self._half(self._v, k), shard) for k in (0, 1)]
+        sums = [self._sum_channels(half, shard) for half in self._halves(self._v)]
         pixels = shape.height * shape.width
         da[self._channels[shard]] = (sums[0] - sums[1]) * np.float32(1 / (n * pixels))
         h0 = self._of_filters(self._h[:n], shard)
@@ -207,10 +208,6 @@ class AutoencoderByFilters(ByFilters):
 
     def _phases(self) -> Sequence[Phase]:
         return [self._encode, self._decode, self._fill]
-
-    def _halves(self, array: Array) -> tuple[Array, Array]:
-        n = len(self._rows)
-        return array[:n], array[n : 2 * n]
 
     def _gather(self, shard: int) -> None:
         learner, own, (z, _) = self.learner, self._own_rows(shard), self._halves(self._stacked)

@@ -51,5 +51,5 @@ def _through(steps: Sequence[_Step], X: Array, layers: Sequence[Layer], width: i
         rows = run_of(X, part) if layers[0].shape.name == "dense" else X[part]
         for step in steps[:-1]:
             rows = step(rows)
-        steps[-1](rows, out=result[start : start + count])
+        steps[-1](rows, out=result[part])
     return result

@@ -70,7 +70,8 @@ def classes_of(y: Any, X: NDArray[Any]) -> Classes:
     labels, places = np.unique(known, return_inverse=True)
     if len(labels) < 2:
         raise DataError(
-            f"y: got 1 class, {labels[0]!r}, expected two or more; label rows of another class"
+            f"y: got 1 class, {labels.tolist()[0]!r}, expected two or more; label rows of another"
+            " class"
         )
     return Classes(labels, rows, places)
 
