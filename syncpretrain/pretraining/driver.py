@@ -95,9 +95,8 @@ class Pretraining:
         backend = resolve_backend(settings.backend, lacks)
         settings = msgspec.structs.replace(settings, backend=backend)
         self._backend = backend_for(backend)
-        workers = 1 if settings.runtime == "serial" else settings.workers or usable_cores()
-        self.slots = min(workers, len(settings.layers) - 1)
-        self._workers = workers
+        self._workers = 1 if settings.runtime == "serial" else settings.workers or usable_cores()
+        self.slots = min(self._workers, len(settings.layers) - 1)
         self._workers_per_layer: dict[int, int] = {}
         self._schedule = build_schedule(settings, slots=self.slots, replay=replay)
         self.settings, self._data = settings, data
