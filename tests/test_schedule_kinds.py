@@ -19,7 +19,8 @@ from syncpretrain.events import EpochStarted
 from syncpretrain.planning.candidates import Task, candidates
 from syncpretrain.planning.timings import LayerTimings, Timings
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.schedule.kinds import SCHEDULES, UNTRAINED
+from syncpretrain.pretraining.schedule.kinds import SCHEDULES
+from syncpretrain.pretraining.schedule.names import UNTRAINED
 from syncpretrain.pretraining.state import PretrainState
 from syncpretrain.runs.compare import STARTS
 from syncpretrain.settings import settings_from

@@ -91,8 +91,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         "seed": "The same seed gives the same model.",
     },
     "Schedule": {
-        "schedule": "Layers in parallel (default), in turn or in groups, or none trained; auto"
-        " takes the fastest.",
+        "schedule": "Layers in parallel (default), in turn or in groups, by a parameter server"
+        " (async), or none trained; auto takes the fastest.",
         "group_size": "Layers that rounds train at a time. Default 2.",
         "pace": "Epoch k reads version k of the layer below (default), or the newest there is.",
         "handoff": "Train on whole versions of the layer below (default), or on its minibatches as"
@@ -104,6 +104,15 @@ SECTIONS: dict[str, dict[str, str]] = {
         " last trained on.",
         "settle": "A change of outputs that ends a layer's epochs. Default 0; with auto 0.15, or"
         " X above.",
+        "push_every": "async: local steps before a replica pushes their change.",
+        "fetch_every": "async: local steps before it fetches the parameters. Default as often as it"
+        " pushes.",
+        "async_rate": "async: changes are divided by their staleness (default), or not.",
+        "delay_compensation": "async: lambda of the compensation for stale gradients. Default 0,"
+        " none.",
+        "max_staleness": "async: a staler change is made anew. Default no bound.",
+        "simulate_staleness": "async in turns: every change is N changes late.",
+        "trim_replicas": "async: stop replicas that make it no faster.",
         "finish": "Stop when every version is read (default), or do not wait for refreshes.",
     },
     "Workers": {
@@ -135,6 +144,16 @@ SECTIONS: dict[str, dict[str, str]] = {
         "finetune_replicas": "Of one minibatch. Default one a usable core.",
         "finetune_split": "What they share. Default units, or hybrid.",
         "finetune_shards": "Default as many as replicas.",
+        "finetune_schedule": "async: replicas have minibatches of their own, and a parameter"
+        " server.",
+        "finetune_runtime": "Of async: replicas in threads (default), processes or turns.",
+        "finetune_push_every": "As --push-every.",
+        "finetune_fetch_every": "As --fetch-every.",
+        "finetune_async_rate": "As --async-rate.",
+        "finetune_delay_compensation": "As --delay-compensation. Default 0, none.",
+        "finetune_max_staleness": "As --max-staleness.",
+        "finetune_simulate_staleness": "As --simulate-staleness.",
+        "finetune_trim_replicas": "As --trim-replicas.",
     },
     OUTPUT: {
         "checkpoint_every": "Write a checkpoint once any layer, or fine-tuning, has done N epochs"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 
 from syncpretrain.settings.architecture import shapes_of
+from syncpretrain.settings.asynchronous import AsyncFields
 from syncpretrain.settings.kinds import (
     Count,
     Fraction,
@@ -55,8 +56,10 @@ class DataSettings(Frozen, frozen=True, kw_only=True):
     examples: Count | None = None
 
 
-class PretrainFields(Frozen, frozen=True, kw_only=True):
+class PretrainFields(AsyncFields, frozen=True, kw_only=True):
     """How a stack is pretrained. A tuple has one value a layer.
+
+    With schedule ``async`` also :class:`syncpretrain.settings.asynchronous.AsyncFields`.
 
     Attributes
     ----------
@@ -113,7 +116,7 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     model: Literal["rbm", "autoencoder", "denoising", "contractive"] = "rbm"
     visible_units: str = "bernoulli"
     hidden_units: tuple[Units, ...]
-    schedule: Literal["synchronized", "greedy", "rounds", "none"] = "synchronized"
+    schedule: Literal["synchronized", "greedy", "rounds", "async", "none"] = "synchronized"
     group_size: Count | None = None
     pace: Literal["lockstep", "free"] = "lockstep"
     handoff: Literal["epoch", "minibatch"] = "epoch"
