@@ -104,15 +104,6 @@ SECTIONS: dict[str, dict[str, str]] = {
         " last trained on.",
         "settle": "A change of outputs that ends a layer's epochs. Default 0; with auto 0.15, or"
         " X above.",
-        "push_every": "async: local steps before a replica pushes their change.",
-        "fetch_every": "async: local steps before it fetches the parameters. Default as often as it"
-        " pushes.",
-        "async_rate": "async: changes are divided by their staleness (default), or not.",
-        "delay_compensation": "async: lambda of the compensation for stale gradients. Default 0,"
-        " none.",
-        "max_staleness": "async: a staler change is made anew. Default no bound.",
-        "simulate_staleness": "async in turns: every change is N changes late.",
-        "trim_replicas": "async: stop replicas that make it no faster.",
         "finish": "Stop when every version is read (default), or do not wait for refreshes.",
     },
     "Workers": {
@@ -147,13 +138,22 @@ SECTIONS: dict[str, dict[str, str]] = {
         "finetune_schedule": "async: replicas have minibatches of their own, and a parameter"
         " server.",
         "finetune_runtime": "Of async: replicas in threads (default), processes or turns.",
-        "finetune_push_every": "As --push-every.",
-        "finetune_fetch_every": "As --fetch-every.",
-        "finetune_async_rate": "As --async-rate.",
-        "finetune_delay_compensation": "As --delay-compensation. Default 0, none.",
-        "finetune_max_staleness": "As --max-staleness.",
-        "finetune_simulate_staleness": "As --simulate-staleness.",
-        "finetune_trim_replicas": "As --trim-replicas.",
+    },
+    "Asynchronous": {
+        "push_every": "Local steps before a replica pushes.",
+        "fetch_every": "Before it fetches. Default as often.",
+        "async_rate": "Divide changes by staleness (default)?",
+        "delay_compensation": "Its lambda. Default 0, none.",
+        "max_staleness": "A staler change is made anew.",
+        "simulate_staleness": "In turns: N changes late.",
+        "trim_replicas": "Stop what does not pay.",
+        "finetune_push_every": "As above.",
+        "finetune_fetch_every": "",
+        "finetune_async_rate": "Default staleness.",
+        "finetune_delay_compensation": "Default 0.",
+        "finetune_max_staleness": "",
+        "finetune_simulate_staleness": "",
+        "finetune_trim_replicas": "",
     },
     OUTPUT: {
         "checkpoint_every": "Write a checkpoint once any layer, or fine-tuning, has done N epochs"

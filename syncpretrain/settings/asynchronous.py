@@ -1,25 +1,37 @@
-"""Settings of asynchronous training, which pretraining and fine-tuning have in common."""
+"""Settings of asynchronous training, which pretraining and fine-tuning both have."""
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.pretraining.schedule.names import ASYNC
 
-__all__ = ["AsyncFields", "check_async"]
+__all__ = ["AsyncFields", "AsyncRate", "Staleness", "Steps", "check_async"]
 
 MOST = 1_000_000  # minibatches; more is a slip of the keyboard
 
+AsyncRate = Literal["staleness", "constant"]
 Steps = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
 Staleness = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 
 
-class AsyncFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How replicas and the parameter server of an asynchronous schedule go together.
+DEFAULTS: dict[str, Any] = {
+    "push_every": 1,
+    "fetch_every": None,
+    "async_rate": "staleness",
+    "delay_compensation": 0.0,
+    "max_staleness": None,
+    "simulate_staleness": None,
+    "trim_replicas": False,
+}
+
+
+class AsyncFields(Protocol):
+    """Fields of an asynchronous schedule.
 
     Attributes
     ----------
@@ -40,13 +52,20 @@ class AsyncFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Whether replicas that train no more minibatches a second, as the run begins, are stopped.
     """
 
-    push_every: Steps = 1
-    fetch_every: Steps | None = None
-    async_rate: Literal["staleness", "constant"] = "staleness"
-    delay_compensation: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    max_staleness: Staleness | None = None
-    simulate_staleness: Staleness | None = None
-    trim_replicas: bool = False
+    @property
+    def push_every(self) -> int: ...  # noqa: D102 - above
+    @property
+    def fetch_every(self) -> int | None: ...  # noqa: D102
+    @property
+    def async_rate(self) -> str: ...  # noqa: D102
+    @property
+    def delay_compensation(self) -> float: ...  # noqa: D102
+    @property
+    def max_staleness(self) -> int | None: ...  # noqa: D102
+    @property
+    def simulate_staleness(self) -> int | None: ...  # noqa: D102
+    @property
+    def trim_replicas(self) -> bool: ...  # noqa: D102
 
 
 def check_async(
@@ -68,11 +87,10 @@ def check_async(
     SettingsError
         Naming the setting.
     """
-    defaults = AsyncFields()
     if schedule != ASYNC:
-        for name in AsyncFields.__struct_fields__:
+        for name, default in DEFAULTS.items():
             value = getattr(fields, name)
-            if value != getattr(defaults, name):
+            if value != default:
                 raise SettingsError(
                     f"{prefix}{name}: got {value} with schedule {schedule}, expected none; take"
                     f" {prefix}schedule {ASYNC}"

@@ -7,11 +7,12 @@ from typing import Literal
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.pretraining.schedule.names import ASYNC
-from syncpretrain.settings.asynchronous import AsyncFields, check_async
+from syncpretrain.settings.asynchronous import AsyncRate, Staleness, Steps, check_async
 from syncpretrain.settings.kinds import (
     Count,
     Epochs,
     Fraction,
+    Frozen,
     NonNegativeFloat,
     PositiveFloat,
     Shards,
@@ -21,10 +22,8 @@ from syncpretrain.settings.kinds import (
 __all__ = ["FinetuneSettings"]
 
 
-class FinetuneSettings(AsyncFields, frozen=True, kw_only=True):
+class FinetuneSettings(Frozen, frozen=True, kw_only=True):
     """How the pretrained stack is fine-tuned by backpropagation.
-
-    With schedule ``async`` also :class:`syncpretrain.settings.asynchronous.AsyncFields`.
 
     Attributes
     ----------
@@ -60,6 +59,9 @@ class FinetuneSettings(AsyncFields, frozen=True, kw_only=True):
         ``synchronous``, or ``async``: each replica trains on minibatches of its own, and a server
         adds up their changes. Where its replicas are: in ``threads``, ``processes`` or turns
         (``serial``).
+    push_every, fetch_every, async_rate, delay_compensation, max_staleness, simulate_staleness
+        Of schedule ``async``, as is ``trim_replicas``: see
+        :class:`syncpretrain.settings.asynchronous.AsyncFields`.
     patience : int or None
         Stop after this number of epochs without a better validation error; keep the best weights.
     """
@@ -82,6 +84,13 @@ class FinetuneSettings(AsyncFields, frozen=True, kw_only=True):
     shards: Shards = 0
     schedule: Literal["synchronous", "async"] = "synchronous"
     runtime: Literal["threads", "processes", "serial"] = "threads"
+    push_every: Steps = 1
+    fetch_every: Steps | None = None
+    async_rate: AsyncRate = "staleness"
+    delay_compensation: NonNegativeFloat = 0.0
+    max_staleness: Staleness | None = None
+    simulate_staleness: Staleness | None = None
+    trim_replicas: bool = False
 
     def __post_init__(self) -> None:
         self._check_schedule()
