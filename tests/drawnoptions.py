@@ -47,7 +47,7 @@ RATES = ("1e4", "1e6", "1e20", "1e38", "3.5e38", "1e300", "1.7e308", "1e-45", "5
 COMMON = {
     "--visible-units": Option(INPUT_UNITS, [name for name in KINDS if name not in INPUT_UNITS]),
     "--schedule": Option(
-        ["synchronized", "greedy", "rounds", "greedy", "rounds", "auto"], ["none"]
+        ["synchronized", "greedy", "rounds", "greedy", "rounds", "async", "auto"], ["none"]
     ),
     "--group-size": Option(["1", "2", "100", HUGE]),
     "--pace": Option(["lockstep", "free"]),
@@ -56,6 +56,14 @@ COMMON = {
     "--shuffle": Option(
         ["rows", "blocks:1", "blocks:3", "blocks:" + "9" * 18], ["blocks:" + HUGE, "blocks:0"]
     ),
+    "--push-every": Option(["1", "3", "1000000"]),
+    "--fetch-every": Option(["1", "6", "1000000"]),
+    "--async-rate": Option(["staleness", "constant"]),
+    "--delay-compensation": Option(["0", "0.1", "1e300"]),
+    "--max-staleness": Option(["0", "1", "1000000"]),
+    "--simulate-staleness": Option(["0", "1", "3"]),
+    "--trim-replicas": Option([FLAG]),
+    "--no-trim-replicas": Option([FLAG]),
     "--runtime": Option(["serial", "threads"] * 4 + ["processes"]),
     "--backend": Option(["auto", "numpy"], ["cupy", "cupy:0", "cupy:x", "cupy:" + HUGE]),
     "--workers": Option(["1", "2", "4"], ["1024", "1025", "1000000000"]),
@@ -137,6 +145,16 @@ TUNING = {
     "--finetune-input-dropout": Option(["0", "0.5", "0.99"], ["1"]),
     "--finetune-patience": Option(["1", "2", HUGE]),
     "--finetune-replicas": Option(["1", "2", "3"], ["1025", "1000000"]),
+    "--finetune-schedule": Option(["synchronous", "async"]),
+    "--finetune-trim-replicas": Option([FLAG]),
+    "--no-finetune-trim-replicas": Option([FLAG]),
+    "--finetune-runtime": Option(["serial", "threads"]),
+    "--finetune-push-every": Option(["1", "3", "1000000"]),
+    "--finetune-fetch-every": Option(["1", "6", "1000000"]),
+    "--finetune-async-rate": Option(["staleness", "constant"]),
+    "--finetune-delay-compensation": Option(["0", "0.1", "1e300"]),
+    "--finetune-max-staleness": Option(["0", "1", "1000000"]),
+    "--finetune-simulate-staleness": Option(["0", "1", "3"]),
     "--finetune-split": Option(["units", "examples"], ["filters", "hybrid"]),
     "--finetune-shards": Option(["0", "1", "2", "3"], ["1024", "1025", "100000000"]),
 }

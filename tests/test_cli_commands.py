@@ -273,16 +273,17 @@ class TestHelp:
         text = call(command, "--help")
         blocks = text.split("\n\n")
         sections = {block.partition(":")[0]: block.splitlines() for block in blocks[1:]}
-        assert list(sections)[-7:] == [
+        assert list(sections)[-8:] == [
             "Data and settings",
             "Model",
             "Learning",
             "Schedule",
             "Workers",
             "Fine-tuning",
+            "Asynchronous",
             "Run folder and output",
         ]
-        for lines in list(sections.values())[-6:]:
+        for lines in list(sections.values())[-7:]:
             assert len(lines) <= 24
             assert max(map(len, lines)) <= 80
         monkeypatch.setenv("COLUMNS", "200")

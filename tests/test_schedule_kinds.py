@@ -19,7 +19,8 @@ from syncpretrain.events import EpochStarted
 from syncpretrain.planning.candidates import Task, candidates
 from syncpretrain.planning.timings import LayerTimings, Timings
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.schedule.kinds import SCHEDULES, UNTRAINED
+from syncpretrain.pretraining.schedule.kinds import SCHEDULES
+from syncpretrain.pretraining.schedule.names import ASYNC, UNTRAINED
 from syncpretrain.pretraining.state import PretrainState
 from syncpretrain.runs.compare import STARTS
 from syncpretrain.settings import settings_from
@@ -48,7 +49,7 @@ def keep(states: list[PretrainState], state, *, done, final) -> None:
 
 def test_the_settings_name_the_kinds_of_the_table():
     hints = get_type_hints(PretrainFields, include_extras=True)
-    assert set(get_args(hints["schedule"])) == {*SCHEDULES, UNTRAINED}
+    assert set(get_args(hints["schedule"])) == {*SCHEDULES, ASYNC, UNTRAINED}
 
 
 @pytest.mark.parametrize("command", [train_command, compare_command])

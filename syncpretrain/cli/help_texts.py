@@ -91,8 +91,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         "seed": "The same seed gives the same model.",
     },
     "Schedule": {
-        "schedule": "Layers in parallel (default), in turn or in groups, or none trained; auto"
-        " takes the fastest.",
+        "schedule": "Layers in parallel (default), in turn or in groups, by a parameter server"
+        " (async), or none trained; auto takes the fastest.",
         "group_size": "Layers that rounds train at a time. Default 2.",
         "pace": "Epoch k reads version k of the layer below (default), or the newest there is.",
         "handoff": "Train on whole versions of the layer below (default), or on its minibatches as"
@@ -135,6 +135,25 @@ SECTIONS: dict[str, dict[str, str]] = {
         "finetune_replicas": "Of one minibatch. Default one a usable core.",
         "finetune_split": "What they share. Default units, or hybrid.",
         "finetune_shards": "Default as many as replicas.",
+        "finetune_schedule": "async: replicas have minibatches of their own, and a parameter"
+        " server.",
+        "finetune_runtime": "Of async: replicas in threads (default), processes or turns.",
+    },
+    "Asynchronous": {
+        "push_every": "Local steps before a replica pushes.",
+        "fetch_every": "Before it fetches. Default as often.",
+        "async_rate": "Divide changes by staleness (default)?",
+        "delay_compensation": "Its lambda. Default 0, none.",
+        "max_staleness": "A staler change is made anew.",
+        "simulate_staleness": "In turns: N changes late.",
+        "trim_replicas": "Stop what does not pay.",
+        "finetune_push_every": "As above.",
+        "finetune_fetch_every": "",
+        "finetune_async_rate": "Default staleness.",
+        "finetune_delay_compensation": "Default 0.",
+        "finetune_max_staleness": "",
+        "finetune_simulate_staleness": "",
+        "finetune_trim_replicas": "",
     },
     OUTPUT: {
         "checkpoint_every": "Write a checkpoint once any layer, or fine-tuning, has done N epochs"

@@ -10,6 +10,7 @@ import msgspec
 from syncpretrain.backends.choice import resolve_backend
 from syncpretrain.errors import SettingsError
 from syncpretrain.parallel.blas import blas_threads as resolve_threads
+from syncpretrain.pretraining.schedule.names import ASYNC
 from syncpretrain.settings.convert import checked
 from syncpretrain.settings.devices import (
     check_tuning_backend,
@@ -65,6 +66,9 @@ def shared_out(
     replicas, shards = options.replicas, options.shards
     split = _split_of(options, shapes)
     backend = _backend_of(options, shapes, sparse=sparse)
+    if options.schedule == ASYNC:
+        count = replicas or resolve_threads(options.blas_threads)
+        return msgspec.structs.replace(options, replicas=count, backend=backend), 1
     if backend != "numpy":
         replicas = 1
     if replicas is None:

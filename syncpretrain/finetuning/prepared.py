@@ -8,8 +8,9 @@ fine-tuning would refuse.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from syncpretrain.backends.choice import backend_for
@@ -17,6 +18,12 @@ from syncpretrain.data.blocks import StoredRows
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
 from syncpretrain.events import Notice, Observer
+from syncpretrain.finetuning.asynchronous import (
+    OptimizersOfReplicas,
+    TunedReplica,
+    async_epoch,
+    fleet_of,
+)
 from syncpretrain.finetuning.judged import continued, judged
 from syncpretrain.finetuning.memory import finetuning_bytes
 from syncpretrain.finetuning.optimizers import optimizer_for, optimizer_vectors
@@ -29,15 +36,18 @@ from syncpretrain.finetuning.tasks import (
     Supervised,
     reconstruction_loss,
 )
+from syncpretrain.finetuning.trainable import Trainable
 from syncpretrain.finetuning.trainer import Examples, Trainer
 from syncpretrain.finetuning.weights import checked_weights
 from syncpretrain.kernels.compiled import compiled_program
+from syncpretrain.learners.cursor import Cursor
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.available_memory import check_available
 from syncpretrain.parallel.blas import blas_limit, usable_cores
 from syncpretrain.parallel.signals import stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
+from syncpretrain.pretraining.schedule.names import ASYNC
 from syncpretrain.settings.by_data import Facts, finetune_by_data
 from syncpretrain.units.kinds import kind_of
 
@@ -101,6 +111,12 @@ class Finetuning:
         self.options, self._threads = shared_out(options, form.shapes, sparse=is_sparse)
         self._optimizer = optimizer_for(self.options)
         self._backend = backend_for(self.options.backend)
+        remote = self.options.schedule == ASYNC and self.options.runtime == "processes"
+        if remote and isinstance(train.X, StoredRows):
+            raise SettingsError(
+                "finetune_runtime: got processes with rows that are not all in memory, expected"
+                " threads or serial, or X as a dense array"
+            )
         self._check_sizes()
         self._check_memory(copies)
 
@@ -125,14 +141,16 @@ class Finetuning:
         if form[:2] != self._form[:2]:
             raise DataError(f"stack: got {form}, expected {self._form}, as it was prepared for")
         backend = self._backend.for_layer(1)
+        is_synchronous = self.options.schedule != ASYNC
         times = Timeouts(stall=stall_seconds or TIMEOUTS.stall)
         # More threads than cores only wait for each other; the bits depend on the shards.
         count = min(self.options.replicas or 1, THREADS_PER_CORE * usable_cores())
-        workers = WorkerPool(count, "syncpretrain-finetune", times)
+        build = Trainer if is_synchronous else partial(AsyncTrainer, times=times)
+        workers = WorkerPool(count if is_synchronous else 1, "syncpretrain-finetune", times)
         with stop_on_signals() as request:  # outermost: an interrupt leaves no BLAS limit behind
             with blas_limit(self._threads), closing(workers) as pool, backend.stream():
                 task, train, held_out = self._task(stack)
-                trainer = Trainer(
+                trainer = build(
                     task,
                     train,
                     held_out,
@@ -216,10 +234,20 @@ class Finetuning:
             split=options.split or "units",
             shards=options.shards,
             dropout=bool(options.dropout or options.input_dropout),
-            copies=copies,
+            copies=copies + self._copies_of_replicas(),
         )
         widths = (form.shapes[0].visible, *(shape.hidden for shape in form.shapes))
         check_available(needed, f"fine-tuning {','.join(map(str, widths))}", sum(sizes))
+
+    def _copies_of_replicas(self) -> int:
+        """Return how many vectors of the parameters' size asynchronous replicas hold."""
+        options = self.options
+        if options.schedule != ASYNC:
+            return 0
+        own = 4 + optimizer_vectors(options)  # parameters, gradients, fetched ones and the change
+        late = (options.simulate_staleness or 0) + (options.replicas or 1)
+        waiting = late * 2 if options.runtime == "serial" else 0
+        return own * (options.replicas or 1) + waiting
 
     def _announce(self, observers: Sequence[Observer]) -> None:
         """Report validation examples whose class no training example has."""
@@ -233,3 +261,31 @@ class Finetuning:
         )
         for observer in observers:
             observer(Notice(time.monotonic(), message))
+
+
+class AsyncTrainer(Trainer):
+    """The training of one asynchronous fine-tuning; its parameters are those of :class:`Trainer`.
+
+    ``times`` is how long the server waits for the replicas.
+    """
+
+    def __init__(self, *arguments: Any, times: Timeouts, **options: Any) -> None:
+        self._times, self._given = times, options.get("weights")
+        task, examples, validation, own = arguments[:4]
+        super().__init__(task, examples, validation, own, self._fleet_of, **options)
+
+    def train(self, record: Mapping[str, Any], resume: FinetuneState | None = None) -> Stack:
+        """Train with the replicas, which live as long; see :meth:`Trainer.train`."""
+        with self.fleet:
+            return super().train(record, resume)
+
+    def train_epoch(self, epoch: int, begin: Cursor) -> float:
+        """Train on every minibatch once; return their mean error, each before its update."""
+        return async_epoch(self, self.fleet, epoch, begin) / len(self.examples.inputs)
+
+    def _fleet_of(self, network: Trainable) -> OptimizersOfReplicas:
+        task, own, (inputs, targets) = self.task, self.options, self.examples
+        build = partial(TunedReplica, task.chain(), task.loss, own, self._given)
+        data = (inputs,) if targets is inputs else (inputs, targets)
+        self.fleet = fleet_of(build, network, own, data, self.emit, self._times)
+        return OptimizersOfReplicas(self.fleet)

@@ -27,7 +27,7 @@ from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.pretraining.memory import check_memory, streamed_rows
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
-from syncpretrain.pretraining.schedule.kinds import UNTRAINED
+from syncpretrain.pretraining.schedule.names import UNTRAINED
 from syncpretrain.settings.architecture import check_width
 from syncpretrain.settings.drift import parsed_waking
 from syncpretrain.settings.sections import PretrainSettings

@@ -16,7 +16,7 @@ import numpy as np
 from syncpretrain.data.blocks import chunks
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import CheckpointError, SettingsError
-from syncpretrain.pretraining.state_files import STATE_FILES, State
+from syncpretrain.pretraining.state_files import State, state_file_of
 from syncpretrain.settings import ELSEWHERE, PretrainSettings
 
 __all__ = ["SavedCall"]
@@ -44,7 +44,7 @@ class SavedCall:
     """
 
     def __init__(self, folder: str | PathLike[str], settings: PretrainSettings, X: Any) -> None:
-        self._file = STATE_FILES[settings.handoff]
+        self._file = state_file_of(settings)
         self.path = Path(folder) / STATE_NAME
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

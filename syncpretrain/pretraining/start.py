@@ -1,4 +1,4 @@
-"""The driver of a run: by whole epochs, streamed, or without any, as the settings say."""
+"""The driver of a run, as the settings say: by epochs, streamed, asynchronous, or without any."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from numpy.typing import ArrayLike
 from syncpretrain.errors import SettingsError
 from syncpretrain.events import Notice, Observer
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.pretraining.async_driver import AsyncPretraining
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.runtime.restarts import Restarts
-from syncpretrain.pretraining.schedule.kinds import UNTRAINED
+from syncpretrain.pretraining.schedule.names import ASYNC, UNTRAINED
 from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.pretraining.stream_driver import StreamedPretraining
 from syncpretrain.pretraining.untrained import Untrained
@@ -21,7 +22,7 @@ from syncpretrain.settings.sections import PretrainSettings
 
 __all__ = ["Driver", "driver_for"]
 
-Driver = Pretraining | StreamedPretraining | Untrained
+Driver = Pretraining | StreamedPretraining | AsyncPretraining | Untrained
 
 
 def driver_for(
@@ -63,6 +64,12 @@ def _driver(
     own: dict[str, Any] = {"observers": observers, "times": times, "restarts": restarts}
     if settings.schedule == UNTRAINED:
         return Untrained(settings, X, validation, observers=observers, replay=replay)
+    if settings.schedule == ASYNC and replay is None:
+        return AsyncPretraining(settings, X, validation, observers=observers, times=times)
+    if settings.schedule == ASYNC:
+        raise SettingsError(
+            "replay: got one with schedule async, expected none; its layers read no versions"
+        )
     if settings.handoff == "epoch":
         return Pretraining(settings, X, validation, replay=replay, **own)
     if replay is not None:

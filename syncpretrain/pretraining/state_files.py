@@ -1,10 +1,16 @@
-"""Reader and writer of the state of a run, by its hand-over."""
+"""Reader and writer of the state of a run, by its schedule and hand-over."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from syncpretrain.pretraining.async_state import (
+    AsyncState,
+    read_async_state,
+    write_async_state,
+)
+from syncpretrain.pretraining.schedule.names import ASYNC
 from syncpretrain.pretraining.state import (
     PretrainState,
     read_pretrain_state,
@@ -15,10 +21,11 @@ from syncpretrain.pretraining.stream_state import (
     read_stream_state,
     write_stream_state,
 )
+from syncpretrain.settings.sections import PretrainSettings
 
-__all__ = ["STATE_FILES", "State", "StateFile"]
+__all__ = ["State", "StateFile", "state_file_of"]
 
-State = PretrainState | StreamState
+State = PretrainState | StreamState | AsyncState
 
 
 class StateFile(NamedTuple):
@@ -29,6 +36,12 @@ class StateFile(NamedTuple):
 
 
 STATE_FILES = {
+    ASYNC: StateFile(read_async_state, write_async_state),
     "epoch": StateFile(read_pretrain_state, write_pretrain_state),
     "minibatch": StateFile(read_stream_state, write_stream_state),
 }
+
+
+def state_file_of(settings: PretrainSettings) -> StateFile:
+    """Return the kind of state of a run."""
+    return STATE_FILES[ASYNC if settings.schedule == ASYNC else settings.handoff]

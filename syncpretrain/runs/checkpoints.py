@@ -21,7 +21,7 @@ from syncpretrain.finetuning.state import (
     write_finetune_state,
 )
 from syncpretrain.models.stack import Stack, load
-from syncpretrain.pretraining.state_files import STATE_FILES, State
+from syncpretrain.pretraining.state_files import State, state_file_of
 from syncpretrain.runs.identity import RunIdentity, check_header, identity_from
 from syncpretrain.settings import Settings
 from syncpretrain.storage import remove_temporaries
@@ -71,7 +71,7 @@ class Checkpoints:
         self._settings, self._data = settings, data
         self._report = report
         self._keep = settings.run.keep
-        self._state_file = STATE_FILES[settings.pretrain.handoff]
+        self._state_file = state_file_of(settings.pretrain)
         self._epochs, self._seconds = settings.run.interval()
         self._identity = identity
         self._header: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(identity))

@@ -21,7 +21,7 @@ from syncpretrain.finetuning.parts import Form, Part
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.parallel.blas import blas_threads
 from syncpretrain.pretraining.build_data import with_facts_of
-from syncpretrain.pretraining.schedule.kinds import UNTRAINED
+from syncpretrain.pretraining.schedule.names import UNTRAINED
 from syncpretrain.runs.folder import check_text
 from syncpretrain.settings import Settings
 from syncpretrain.settings.by_data import (

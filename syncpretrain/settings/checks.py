@@ -9,8 +9,10 @@ from typing import Any
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES, schedule_kind
+from syncpretrain.pretraining.schedule.names import ASYNC
 from syncpretrain.pretraining.schedule.reads import MAX_EPOCHS
 from syncpretrain.settings.architecture_text import MAX_UNITS
+from syncpretrain.settings.async_pretraining import check_async_pretraining
 from syncpretrain.settings.convolutions import check_convolutions
 from syncpretrain.settings.defaults import PER_LAYER
 from syncpretrain.settings.devices import check_backend, why_not_on_a_device
@@ -94,6 +96,7 @@ def check_pretraining(settings: PretrainFields) -> None:
     check_convolutions(settings)
     _check_replicas(settings)
     _check_handoff(settings)
+    check_async_pretraining(settings)
     check_drift(settings)
     lacks = why_not_on_a_device(settings)
     if check_backend(settings.backend) and lacks:
@@ -248,7 +251,7 @@ def _check_handoff(settings: PretrainFields) -> None:
             )
         return
     usual = {
-        "schedule": (_names(n for n, kind in SCHEDULES.items() if kind.can_stream), None),
+        "schedule": (_names([*(n for n in SCHEDULES if SCHEDULES[n].can_stream), ASYNC]), None),
         "pace": ("lockstep", None),
         "finish": ("drain", None),
         "early_stopping": (

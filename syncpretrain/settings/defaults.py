@@ -8,7 +8,13 @@ from typing import Any
 
 from syncpretrain.units.kinds import UNITS, kind_of
 
-__all__ = ["HANDOFF_DEFAULTS", "MODEL_DEFAULTS", "PER_LAYER", "usual_rates"]
+__all__ = [
+    "HANDOFF_DEFAULTS",
+    "MODEL_DEFAULTS",
+    "PER_LAYER",
+    "SCHEDULE_DEFAULTS",
+    "usual_rates",
+]
 
 PER_LAYER: dict[str, Any] = {  # each with its default
     "epochs": 10,
@@ -32,6 +38,7 @@ PER_LAYER: dict[str, Any] = {  # each with its default
 }
 # Where they differ from those above.
 HANDOFF_DEFAULTS: dict[str, dict[str, Any]] = {"minibatch": {"refresh_epochs": 0, "delay": 0.5}}
+SCHEDULE_DEFAULTS: dict[str, dict[str, Any]] = {"async": {"delay": 0.0}}
 MODEL_DEFAULTS: dict[str, dict[str, Any]] = {  # where they differ from those above
     "denoising": {"corruption": "masking:0.25"},
     "contractive": {"contraction": 0.1},

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from syncpretrain.errors import SettingsError
+from syncpretrain.pretraining.schedule.names import ASYNC
 from syncpretrain.settings.fields import PretrainFields
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.shapes import LayerShape
@@ -57,6 +58,8 @@ def why_not_on_a_device(settings: PretrainFields) -> str | None:
     if settings.missing or settings.sparse:
         what = "missing values" if settings.missing else "sparse rows"
         return f"with {what}, which are trained on by the CPU; take backend numpy or auto"
+    if settings.schedule == ASYNC:
+        return f"with schedule {ASYNC}, which computes on the CPU; take backend numpy or auto"
     layers = range(1, len(settings.layers))
     if max(map(settings.shards_of, layers)) > 1:
         return (
@@ -93,6 +96,11 @@ def why_not_tuned_on_a_device(settings: FinetuneSettings) -> str | None:
         return (
             f"with the optimizer {settings.optimizer} of fine-tuning, which is SciPy's and computes"
             " on the CPU; take optimizer adam or sgd, or backend numpy"
+        )
+    if settings.schedule == ASYNC:
+        return (
+            f"with fine-tuning on schedule {ASYNC}, which computes on the CPU; take backend numpy"
+            " or auto"
         )
     if settings.split == "columns":
         return (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 
 from syncpretrain.settings.architecture import shapes_of
+from syncpretrain.settings.asynchronous import AsyncRate, Staleness, Steps
 from syncpretrain.settings.kinds import (
     Count,
     Fraction,
@@ -104,6 +105,9 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     early_stopping, patience : str, int
         What ends a layer's own epochs: see
         :class:`syncpretrain.learners.early_stopping.EarlyStopping`.
+    push_every, fetch_every, async_rate, delay_compensation, max_staleness, simulate_staleness
+        Of schedule ``async``, as is ``trim_replicas``: see
+        :class:`syncpretrain.settings.asynchronous.AsyncFields`.
     seed : int
         Of everything that is drawn.
     """
@@ -113,7 +117,7 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     model: Literal["rbm", "autoencoder", "denoising", "contractive"] = "rbm"
     visible_units: str = "bernoulli"
     hidden_units: tuple[Units, ...]
-    schedule: Literal["synchronized", "greedy", "rounds", "none"] = "synchronized"
+    schedule: Literal["synchronized", "greedy", "rounds", "async", "none"] = "synchronized"
     group_size: Count | None = None
     pace: Literal["lockstep", "free"] = "lockstep"
     handoff: Literal["epoch", "minibatch"] = "epoch"
@@ -152,6 +156,13 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
         "none"
     )
     patience: Count = 3
+    push_every: Steps = 1
+    fetch_every: Steps | None = None
+    async_rate: AsyncRate = "staleness"
+    delay_compensation: NonNegativeFloat = 0.0
+    max_staleness: Staleness | None = None
+    simulate_staleness: Staleness | None = None
+    trim_replicas: bool = False
     blas_threads: Workers | None = None
     seed: NonNegativeInt = 0
 

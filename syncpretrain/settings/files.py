@@ -14,7 +14,13 @@ from syncpretrain.settings.architecture import architecture_of
 from syncpretrain.settings.columns import in_columns
 from syncpretrain.settings.convert import checked, plain
 from syncpretrain.settings.convolutions import usual_costs
-from syncpretrain.settings.defaults import HANDOFF_DEFAULTS, MODEL_DEFAULTS, PER_LAYER, usual_rates
+from syncpretrain.settings.defaults import (
+    HANDOFF_DEFAULTS,
+    MODEL_DEFAULTS,
+    PER_LAYER,
+    SCHEDULE_DEFAULTS,
+    usual_rates,
+)
 from syncpretrain.settings.drift import settled_epochs
 from syncpretrain.settings.sections import Settings
 from syncpretrain.settings.visible_units import kept_units
@@ -155,6 +161,7 @@ def _from_sections(sections: dict[str, Any], layers: Any, pretrain: dict[str, An
     depth = max(len(layers) - 1, 1) if hasattr(layers, "__len__") else 1
     defaults = PER_LAYER | MODEL_DEFAULTS.get(str(pretrain.get("model")), {})
     defaults |= HANDOFF_DEFAULTS.get(str(pretrain.get("handoff")), {})
+    defaults |= SCHEDULE_DEFAULTS.get(str(pretrain.get("schedule")), {})
     filled: dict[str, Any] = {
         name: _spread(value, depth) if name in PER_LAYER else value
         for name, value in ((name, pretrain.get(name, usual)) for name, usual in defaults.items())

@@ -6,6 +6,8 @@ import math
 from typing import Literal
 
 from syncpretrain.errors import SettingsError
+from syncpretrain.pretraining.schedule.names import ASYNC
+from syncpretrain.settings.asynchronous import AsyncRate, Staleness, Steps, check_async
 from syncpretrain.settings.kinds import (
     Count,
     Epochs,
@@ -53,6 +55,13 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
         ``filters`` are the units of convolutions, and ``hybrid`` splits these by examples and
         dense layers by units (Krizhevsky 2014); ``columns`` does so with the columns of the
         convolutions dealt out too. None takes hybrid with convolutions, else units.
+    schedule, runtime : str
+        ``synchronous``, or ``async``: each replica trains on minibatches of its own, and a server
+        adds up their changes. Where its replicas are: in ``threads``, ``processes`` or turns
+        (``serial``).
+    push_every, fetch_every, async_rate, delay_compensation, max_staleness, simulate_staleness
+        Of schedule ``async``, as is ``trim_replicas``: see
+        :class:`syncpretrain.settings.asynchronous.AsyncFields`.
     patience : int or None
         Stop after this number of epochs without a better validation error; keep the best weights.
     """
@@ -73,8 +82,18 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
     replicas: Workers | None = None
     split: Literal["units", "examples", "filters", "hybrid", "columns"] | None = None
     shards: Shards = 0
+    schedule: Literal["synchronous", "async"] = "synchronous"
+    runtime: Literal["threads", "processes", "serial"] = "threads"
+    push_every: Steps = 1
+    fetch_every: Steps | None = None
+    async_rate: AsyncRate = "staleness"
+    delay_compensation: NonNegativeFloat = 0.0
+    max_staleness: Staleness | None = None
+    simulate_staleness: Staleness | None = None
+    trim_replicas: bool = False
 
     def __post_init__(self) -> None:
+        self._check_schedule()
         for name in ("learning_rate", "weight_decay"):
             value = getattr(self, name)
             if value is not None and not math.isfinite(value):
@@ -108,3 +127,32 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
             raise SettingsError("finetune_loss: got squared for classes, expected cross-entropy")
         if self.objective == "regression" and self.loss == "cross-entropy":
             raise SettingsError("finetune_loss: got cross-entropy for numbers, expected squared")
+
+    def _check_schedule(self) -> None:
+        """Refuse what an asynchronous fine-tuning does not have, and what it alone has."""
+        check_async(
+            self,
+            schedule=self.schedule,
+            runtime=self.runtime,
+            has_momentum=bool(self.momentum) or self.optimizer != "sgd",
+            prefix="finetune_",
+        )
+        if self.schedule != ASYNC:
+            if self.runtime != "threads":
+                raise SettingsError(
+                    f"finetune_runtime: got {self.runtime} with schedule {self.schedule}, expected"
+                    f" threads; take finetune_schedule {ASYNC}"
+                )
+            return
+        refused = {
+            "optimizer": self.optimizer if self.optimizer not in ("adam", "sgd") else None,
+            "split": self.split,
+            "shards": self.shards or None,
+        }
+        for name, value in refused.items():
+            if value is not None:
+                expected = "adam or sgd" if name == "optimizer" else "none"
+                raise SettingsError(
+                    f"finetune_{name}: got {value} with schedule {ASYNC}, whose replicas share no"
+                    f" minibatch, expected {expected}"
+                )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from syncpretrain.pretraining.schedule.names import ASYNC
 from syncpretrain.pretraining.schedule.pace import Free, Pace, Planned
 from syncpretrain.pretraining.schedule.reads import (
     LayerPlan,
@@ -18,9 +19,8 @@ from syncpretrain.pretraining.schedule.reads import (
     rounds_row,
 )
 
-__all__ = ["SCHEDULES", "UNTRAINED", "ScheduleKind", "ScheduleOptions", "schedule_kind"]
+__all__ = ["SCHEDULES", "ScheduleKind", "ScheduleOptions", "schedule_kind"]
 
-UNTRAINED = "none"  # random weights, which only fine-tuning trains
 
 # Santara et al. 2016 have as many layers in a group as there are devices; here the result may not
 # depend on the machine, and 2 are the fewest that train in parallel.
@@ -107,5 +107,6 @@ SCHEDULES = {
 
 
 def schedule_kind(name: str) -> ScheduleKind:
-    """Return the record of a schedule; of ``none`` one that has nothing."""
-    return SCHEDULES.get(name, ScheduleKind(lockstep=_greedy, has_refreshes=False))
+    """Return the record of a schedule; of ``none`` and ``async``, which have no pace, of greedy."""
+    other = ScheduleKind(lockstep=_greedy, has_refreshes=False, can_stream=name == ASYNC)
+    return SCHEDULES.get(name, other)

@@ -1,0 +1,205 @@
+"""The work of a replica between a fetch and a push: some local steps, and the change they made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, Protocol
+
+import numpy as np
+
+from syncpretrain.kernels.arrays import Array
+
+__all__ = [
+    "Answer",
+    "Each",
+    "Fleet",
+    "Load",
+    "LocalSteps",
+    "Replica",
+    "ReplicaFactory",
+    "Save",
+    "Saved",
+    "Task",
+    "Work",
+    "Worked",
+    "answer",
+    "part_of",
+    "tasks_of",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Minibatches of an epoch, counted from 0, that a replica trains on before it pushes."""
+
+    epoch: int
+    first: int
+    count: int
+
+
+def tasks_of(epoch: int, first: int, steps: int, each: int) -> list[Task]:
+    """Return the tasks of an epoch of ``steps`` minibatches from ``first`` on, ``each`` a task."""
+    return [Task(epoch, at, min(each, steps - at)) for at in range(first, steps, each)]
+
+
+class Replica(Protocol):
+    """A copy of what is trained, which trains on its own.
+
+    Attributes
+    ----------
+    parameters : sequence of ndarray
+        In the order of the flat vector.
+    """
+
+    @property
+    def parameters(self) -> Sequence[Array]:
+        """The arrays that it trains."""
+        ...
+
+    def train(self, epoch: int, step: int) -> Sequence[float]:
+        """Train on a minibatch; return its summed errors, one for each thing that is judged."""
+        ...
+
+    def state(self) -> dict[str, Array]:
+        """Return by name what the next step depends on beside the parameters; live arrays."""
+        ...
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """Go back to what :meth:`state` held."""
+        ...
+
+
+ReplicaFactory = Callable[[Sequence[Any]], Replica]  # given the data; sent to processes
+
+
+# Is told of a task that was trained, its summed errors, and the staleness of its change.
+Each = Callable[[Task, Sequence[float], int], None]
+
+
+class Fleet(Protocol):
+    """Replicas and their server, to be entered as a context."""
+
+    def __enter__(self) -> Fleet: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def train(self, tasks: Sequence[Task], stop: Callable[[], bool], each: Each) -> int:
+        """Train tasks until all are done or ``stop`` turns true; return how many were.
+
+        These are the first ones, and their changes are in the parameters of the server, but where
+        replicas take turns: there they wait until all tasks are done.
+        """
+        ...
+
+    def state(self) -> dict[str, Array]:
+        """Return by name all that the next task depends on beside the parameters."""
+        ...
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """Go back to what :meth:`state` held."""
+        ...
+
+
+class LocalSteps:
+    """A replica at work.
+
+    Parameters
+    ----------
+    replica : Replica
+    fetched, change : ndarray of shape (n,)
+        What the server filled at the last fetch, and what it is to add. They may lie in memory
+        that another process sees, and are the server's from a push until its next order.
+    """
+
+    def __init__(self, replica: Replica, fetched: Array, change: Array) -> None:
+        self.replica, self.fetched, self.change = replica, fetched, change
+        arrays = [array.reshape(-1) for array in replica.parameters]
+        ends = list(accumulate((array.size for array in arrays), initial=0))
+        slices = [slice(a, b) for a, b in pairwise(ends)]
+        self._parts = list(zip(arrays, slices, strict=True))
+        self._own: Array | None = None  # where the steps since the last push began, unless fetched
+
+    def work(self, task: Task, *, fetches: bool) -> tuple[float, ...]:
+        """Train a task, on the fetched parameters or on the replica's own; fill the change."""
+        base = self._begin(fetches=fetches)
+        total: list[float] = []
+        with np.errstate(all="ignore"):  # who trains looks at the errors
+            for step in range(task.first, task.first + task.count):
+                errors = self.replica.train(task.epoch, step)
+                total = (
+                    list(errors)
+                    if not total
+                    else [a + b for a, b in zip(total, errors, strict=True)]
+                )
+            for array, own in self._parts:
+                np.subtract(array, base[own], out=self.change[own])
+        return tuple(map(float, total))
+
+    def _begin(self, *, fetches: bool) -> Array:
+        if fetches:
+            for array, own in self._parts:
+                np.copyto(array, self.fetched[own])
+            return self.fetched
+        if self._own is None:
+            self._own = np.empty_like(self.fetched)
+        for array, own in self._parts:
+            np.copyto(self._own[own], array)
+        return self._own
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The order to train a task, on the parameters just fetched or on one's own."""
+
+    task: Task
+    fetches: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """The order to send one's state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The order to go back to a state."""
+
+    state: Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """A task is trained, and its change complete."""
+
+    errors: tuple[float, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The state that was asked for, or that was loaded."""
+
+    state: Mapping[str, Array]
+
+
+Answer = Worked | Saved
+
+
+def answer(steps: LocalSteps, order: Work | Save | Load) -> Answer:
+    """Do what an order asks for."""
+    if isinstance(order, Work):
+        started = time.monotonic()
+        errors = steps.work(order.task, fetches=order.fetches)
+        return Worked(errors, time.monotonic() - started)
+    if isinstance(order, Load):
+        steps.replica.load_state(order.state)
+        return Saved({})
+    return Saved(steps.replica.state())
+
+
+def part_of(state: Mapping[str, Array], prefix: str) -> dict[str, Array]:
+    """Return what begins with a prefix, without it: nothing of a replica that had died."""
+    return {n.removeprefix(prefix): x for n, x in state.items() if n.startswith(prefix)}

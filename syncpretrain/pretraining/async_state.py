@@ -1,0 +1,73 @@
+"""State of an asynchronous pretraining, and its checkpoint file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from syncpretrain.array_files import read_arrays, write_arrays
+from syncpretrain.errors import CheckpointError
+from syncpretrain.kernels.arrays import Array
+
+__all__ = ["AsyncState", "read_async_state", "write_async_state"]
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncState:
+    """Where an asynchronous run stands.
+
+    ``done`` are the epochs that each layer has finished, ``minibatches`` those of the running
+    epoch that are trained, and ``errors`` the sums of their errors, one a layer in training.
+    ``arrays`` are the parameters of all layers, and what the replicas remember.
+    """
+
+    done: tuple[int, ...]
+    minibatches: int
+    errors: tuple[float, ...]
+    arrays: dict[str, Array]
+
+
+class _Header(msgspec.Struct):
+    run: dict[str, Any]
+    done: tuple[int, ...]
+    minibatches: int
+    errors: tuple[float, ...]
+
+
+def write_async_state(path: Path, state: AsyncState, run: Mapping[str, Any]) -> None:
+    """Write a state, and of which run it is (JSON values).
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written.
+    """
+    header = _Header(dict(run), state.done, state.minibatches, state.errors)
+    write_arrays(path, msgspec.to_builtins(header), state.arrays)
+
+
+def read_async_state(
+    path: Path, check: Callable[[dict[str, Any]], Any] = lambda run: None
+) -> AsyncState:
+    """Return the state in a file.
+
+    ``check`` is called with the run that the header names, and raises CheckpointError on another.
+
+    Raises
+    ------
+    CheckpointError
+        If it is damaged, or of another run.
+    """
+    values, arrays = read_arrays(path)
+    try:
+        header = msgspec.convert(values, _Header)
+        check(header.run)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"{path}: is damaged: {error}") from error
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    return AsyncState(header.done, header.minibatches, header.errors, arrays)

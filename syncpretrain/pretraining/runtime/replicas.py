@@ -1,0 +1,172 @@
+"""Replicas of asynchronous training, in turns, in threads or in processes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from syncpretrain.errors import StalledError
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.parallel.async_rules import AsyncRules
+from syncpretrain.parallel.parameter_server import ParameterServer
+from syncpretrain.parallel.paying_replicas import PayingReplicas
+from syncpretrain.parallel.replica_pool import Channel, Failed, ReplicaPool
+from syncpretrain.parallel.replica_steps import Fleet, LocalSteps, ReplicaFactory
+from syncpretrain.parallel.replica_threads import ReplicaThread
+from syncpretrain.parallel.replica_turns import ReplicaTurns
+from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.pretraining.runtime.layer_process import LayerProcess, RemoteTraceback, end_all
+from syncpretrain.pretraining.runtime.replica_child import ReplicaJob
+from syncpretrain.pretraining.runtime.shared_activations import SharedSplits
+from syncpretrain.pretraining.runtime.split import Split
+
+__all__ = ["replicas_in"]
+
+REPLICA_CHILD = "syncpretrain.pretraining.runtime.replica_child"
+
+Started = list[tuple[Channel, Array, Array]]
+
+
+def replicas_in(
+    runtime: str,
+    server: ParameterServer,
+    rules: AsyncRules,
+    factory: ReplicaFactory,
+    data: Sequence[Array],
+    *,
+    replicas: int,
+    delay: int | None = None,
+    trims: bool = False,
+    report: Callable[[str], None],
+    times: Timeouts,
+) -> Fleet:
+    """Return replicas in a runtime, to be entered as a context.
+
+    Parameters
+    ----------
+    runtime : str
+        ``serial``, ``threads`` or ``processes``.
+    server : ParameterServer
+    rules : AsyncRules
+    factory : callable
+        Returns a replica, given the data. For processes it is one that can be sent to them.
+    data : sequence of ndarray of shape (rows, width)
+    replicas : int
+    delay : int, optional
+        Of ``serial``: pushes from a change to its application. None for ``replicas`` - 1, as where
+        all of them train at the same speed.
+    trims : bool
+        Whether replicas that do not make training faster are left without work, if they train at
+        the same time.
+    report : callable
+        Given a sentence for the user.
+    times : Timeouts
+    """
+    size = len(server.parameters)
+    if runtime == "serial":
+        late = replicas - 1 if delay is None else delay
+        return ReplicaTurns(server, [factory(data) for _ in range(replicas)], rules, late)
+    trial = PayingReplicas(replicas) if trims else None
+    kind = _Threads if runtime == "threads" else _Processes
+    own = kind(size, factory, data, replicas, times)
+    return ReplicaPool(server, rules, own.start, own.end, report, times, trial)
+
+
+class _Threads:
+    """Threads that are started and ended together."""
+
+    def __init__(
+        self,
+        size: int,
+        factory: ReplicaFactory,
+        data: Sequence[Array],
+        replicas: int,
+        times: Timeouts,
+    ) -> None:
+        self._size, self._factory, self._data = size, factory, data
+        self._replicas, self._times = replicas, times
+        self._threads: list[ReplicaThread] = []
+
+    def start(self) -> Started:
+        """Start them; return channel and vectors of each."""
+        found: Started = []
+        for number in range(1, self._replicas + 1):
+            fetched, change = (np.empty(self._size, np.float32) for _ in range(2))
+            build = partial(self._steps, fetched, change)
+            thread = ReplicaThread(f"syncpretrain-replica-{number}", build)
+            self._threads.append(thread)
+            found.append((thread, fetched, change))
+        return found
+
+    def end(self) -> None:
+        """End them."""
+        for thread in self._threads:
+            thread.close()
+        deadline = time.monotonic() + self._times.join
+        alive = [t for t in self._threads if not t.join(max(0.0, deadline - time.monotonic()))]
+        self._threads = []
+        if alive:
+            raise StalledError(f"{len(alive)} replicas did not end their task")
+
+    def _steps(self, fetched: Array, change: Array) -> LocalSteps:
+        return LocalSteps(self._factory(self._data), fetched, change)
+
+
+class _Process(LayerProcess):
+    """A process whose failures have the traceback there as their cause."""
+
+    def receive(self) -> Any:
+        found = super().receive()
+        if isinstance(found, Failed) and found.trace:
+            found.error.__cause__ = RemoteTraceback(found.trace)
+        return found
+
+
+class _Processes:
+    """Processes that are started and ended together."""
+
+    def __init__(
+        self,
+        size: int,
+        factory: ReplicaFactory,
+        data: Sequence[Array],
+        replicas: int,
+        times: Timeouts,
+    ) -> None:
+        self._size, self._factory, self._data = size, factory, data
+        self._replicas, self._times = replicas, times
+        self._processes: list[LayerProcess] = []
+
+    def start(self) -> Started:
+        """Start them; return channel and vectors of each."""
+        with ExitStack() as descriptors:  # the mappings stay
+
+            def shared(memory: SharedSplits) -> SharedSplits:
+                descriptors.callback(memory.close)
+                return memory
+
+            vectors = shared(SharedSplits.create((1, 1), self._size, self._replicas))
+            data = tuple(shared(SharedSplits.of(Split(x, x[:0]))) for x in self._data)
+            passed = [memory.descriptor for memory in (vectors, *data)]
+            for number in range(self._replicas):
+                process = _Process(number + 1, REPLICA_CHILD, passed, 1, self._times)
+                self._processes.append(process)
+                process.send(ReplicaJob(os.getpid(), number, self._factory, data, vectors))
+            pairs: list[Any] = vectors.map(write=True)
+        return [
+            (process, fetched[0], change[0])
+            for process, (fetched, change) in zip(self._processes, pairs, strict=True)
+        ]
+
+    def end(self) -> None:
+        """End them."""
+        alive = end_all(self._processes, self._times.join)
+        self._processes = []
+        if alive:
+            raise StalledError(f"{', '.join(alive)} did not end")

@@ -1,0 +1,122 @@
+"""Settings of asynchronous training, which pretraining and fine-tuning both have."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal, Protocol
+
+import msgspec
+
+from syncpretrain.errors import SettingsError
+from syncpretrain.pretraining.schedule.names import ASYNC
+
+__all__ = ["AsyncFields", "AsyncRate", "Staleness", "Steps", "check_async"]
+
+MOST = 1_000_000  # minibatches; more is a slip of the keyboard
+
+AsyncRate = Literal["staleness", "constant"]
+Steps = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
+Staleness = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+
+
+DEFAULTS: dict[str, Any] = {
+    "push_every": 1,
+    "fetch_every": None,
+    "async_rate": "staleness",
+    "delay_compensation": 0.0,
+    "max_staleness": None,
+    "simulate_staleness": None,
+    "trim_replicas": False,
+}
+
+
+class AsyncFields(Protocol):
+    """Fields of an asynchronous schedule.
+
+    Attributes
+    ----------
+    push_every : int
+        Local steps after which a replica pushes the change that they made.
+    fetch_every : int or None
+        Local steps after which it fetches the parameters; None for as often as it pushes.
+    async_rate : str
+        ``staleness`` divides a change by its staleness, the number of changes that the server took
+        since the replica fetched (Zhang, Gupta et al. 2016); ``constant`` takes it whole.
+    delay_compensation : float
+        lambda_0 of the compensation for the delay (Zheng et al. 2017), 0 for none.
+    max_staleness : int or None
+        A replica whose change is staler fetches anew, and repeats its steps.
+    simulate_staleness : int or None
+        With runtime ``serial``: every change is applied this number of changes late.
+    trim_replicas : bool
+        Whether replicas that train no more minibatches a second, as the run begins, are stopped.
+    """
+
+    @property
+    def push_every(self) -> int: ...  # noqa: D102 - above
+    @property
+    def fetch_every(self) -> int | None: ...  # noqa: D102
+    @property
+    def async_rate(self) -> str: ...  # noqa: D102
+    @property
+    def delay_compensation(self) -> float: ...  # noqa: D102
+    @property
+    def max_staleness(self) -> int | None: ...  # noqa: D102
+    @property
+    def simulate_staleness(self) -> int | None: ...  # noqa: D102
+    @property
+    def trim_replicas(self) -> bool: ...  # noqa: D102
+
+
+def check_async(
+    fields: AsyncFields, *, schedule: str, runtime: str, has_momentum: bool, prefix: str = ""
+) -> None:
+    """Refuse what an asynchronous schedule does not have, and what it alone has.
+
+    Parameters
+    ----------
+    fields : AsyncFields
+    schedule, runtime : str
+    has_momentum : bool
+        Whether a local step depends on others than its own gradient.
+    prefix : str
+        Of the names of the options.
+
+    Raises
+    ------
+    SettingsError
+        Naming the setting.
+    """
+    if schedule != ASYNC:
+        for name, default in DEFAULTS.items():
+            value = getattr(fields, name)
+            if value != default:
+                raise SettingsError(
+                    f"{prefix}{name}: got {value} with schedule {schedule}, expected none; take"
+                    f" {prefix}schedule {ASYNC}"
+                )
+        return
+    if fields.fetch_every is not None and fields.fetch_every % fields.push_every:
+        raise SettingsError(
+            f"{prefix}fetch_every: got {fields.fetch_every} with push_every {fields.push_every},"
+            " expected a multiple of it; what was not pushed would be lost at a fetch"
+        )
+    strength = fields.delay_compensation
+    if not math.isfinite(strength):
+        raise SettingsError(f"{prefix}delay_compensation: got {strength}, expected a finite number")
+    if strength and (fields.push_every > 1 or has_momentum):
+        other = "push_every above 1" if fields.push_every > 1 else "momentum"
+        raise SettingsError(
+            f"{prefix}delay_compensation: got {strength:g} with {other}, expected plain steps along"
+            " one gradient; take push_every 1, and sgd without momentum"
+        )
+    if fields.trim_replicas and runtime == "serial":
+        raise SettingsError(
+            f"{prefix}trim_replicas: got it with runtime serial, whose replicas take turns; take"
+            f" {prefix}runtime threads or processes"
+        )
+    if fields.simulate_staleness is not None and runtime != "serial":
+        raise SettingsError(
+            f"{prefix}simulate_staleness: got {fields.simulate_staleness} with runtime {runtime},"
+            f" where it is what it is; take {prefix}runtime serial"
+        )

@@ -1,0 +1,290 @@
+"""Asynchronous pretraining and fine-tuning: what does not depend on timing, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from randomstacks import normal_stack
+from trialruns import died, settings_on
+
+from syncpretrain import Minibatches, finetune, pretrain
+from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError
+from syncpretrain.events import (
+    EpochFinished,
+    FinetuneEpochFinished,
+    LayerFinished,
+    Notice,
+    Progress,
+    RunStarted,
+)
+from syncpretrain.pretraining.async_driver import AsyncPretraining
+from syncpretrain.pretraining.async_state import read_async_state, write_async_state
+from syncpretrain.pretraining.start import driver_for
+from syncpretrain.runs.run import resume_run, train_run
+from syncpretrain.settings import settings_from
+
+LAYERS = (16, 10, 6)
+PLAIN = {"epochs": 3, "batch_size": 10, "seed": 3, "warn": False}
+RUNTIMES = ["serial", "threads", "processes"]
+
+
+def trained(bits, **settings):
+    return pretrain(bits[:160], layers=LAYERS, **{"schedule": "async", **PLAIN, **settings})
+
+
+def toy(rows=90):
+    """Return noisy copies of three patterns, and which each is."""
+    draws = np.random.default_rng(1)
+    patterns = np.array(
+        [[1, 1, 1, 0, 0, 0, 0, 1], [0, 0, 1, 1, 1, 0, 1, 0], [1, 0, 0, 0, 1, 1, 0, 0]]
+    )
+    which = np.arange(rows) % 3
+    return (0.8 * patterns[which] + 0.2 * draws.random((rows, 8))).astype(np.float32), which
+
+
+def tuned(**settings):
+    X, y = toy()
+    given = {"epochs": 2, "batch_size": 10, "schedule": "async", "runtime": "serial", **settings}
+    return finetune(normal_stack((8, 6, 4), scale=0.5), X, y, **given)
+
+
+RUN = {
+    "schedule": "async",
+    "runtime": "serial",
+    "replicas": 2,
+    "finetune": {
+        "objective": "reconstruction",
+        "epochs": 3,
+        "schedule": "async",
+        "runtime": "serial",
+        "replicas": 2,
+    },
+    "run": {"checkpoint_every": "1"},
+}
+
+
+def parameters(stack):
+    return [array for layer in stack.layers for _, array in layer.parameters()]
+
+
+def close(one, other, atol=1e-5):
+    for a, b in zip(parameters(one), parameters(other), strict=True):
+        np.testing.assert_allclose(a, b, atol=atol)
+
+
+def _stopping(run, stop):
+    """Return the driver's epoch, with another request to stop."""
+    usual = run._train_epoch
+    return lambda stage, epoch, begin, errors, request: usual(stage, epoch, begin, errors, stop)
+
+
+class TestPretraining:
+    @pytest.mark.parametrize(("handoff", "push"), [("epoch", 1), ("minibatch", 4)])
+    def test_one_replica_is_the_same_in_every_runtime(self, bits, handoff, push):
+        same = {"handoff": handoff, "push_every": push}
+        stacks = [trained(bits, runtime=runtime, **same) for runtime in RUNTIMES]
+        assert len({stack.parameters_sha256 for stack in stacks}) == 1
+
+    def test_one_replica_is_greedy_training(self, bits):
+        usual = pretrain(bits[:160], layers=LAYERS, schedule="greedy", blas_threads=1, **PLAIN)
+        close(trained(bits), usual)
+
+    def test_one_replica_that_takes_minibatches_up_is_streamed_training(self, bits):
+        usual = pretrain(bits[:160], layers=LAYERS, handoff="minibatch", delay=0, **PLAIN)
+        close(trained(bits, handoff="minibatch"), usual)
+
+    @pytest.mark.parametrize(
+        ("handoff", "runtime"),
+        [
+            ("epoch", "serial"),
+            ("epoch", "threads"),
+            ("minibatch", "threads"),
+            ("minibatch", "processes"),
+        ],
+    )
+    def test_replicas_learn(self, bits, handoff, runtime):
+        stack = trained(bits, handoff=handoff, runtime=runtime, replicas=2, epochs=(6, 2))
+        errors = stack.history.layers
+        assert errors[0].train[-1] < errors[0].train[0]
+        assert [len(own.train) for own in errors] == stack.info["epochs"] == [6, 2]
+
+    def test_turns_depend_on_the_seed_and_on_the_staleness_alone(self, bits):
+        made = [
+            trained(bits, runtime="serial", replicas=2, **own).parameters_sha256
+            for own in ({}, {}, {"simulate_staleness": 1}, {"simulate_staleness": 4}, {"seed": 4})
+        ]
+        assert made[0] == made[1] == made[2]
+        assert len(set(made)) == 3
+
+    @pytest.mark.parametrize("handoff", ["epoch", "minibatch"])
+    @pytest.mark.parametrize("minibatches", [5, 16, 21, 50, 80])
+    def test_turns_resume_to_the_same_bits(self, bits, tmp_path, handoff, minibatches):
+        own = {
+            "schedule": "async", "runtime": "serial", "replicas": 2, "simulate_staleness": 3,
+            "handoff": handoff, "epochs": (3, 3), "batch_size": 10, "seed": 3,
+        }  # fmt: skip
+        settings = settings_from(LAYERS, **own).pretrain
+        whole = AsyncPretraining(settings, bits[:160]).run()
+        path = tmp_path / "state"
+        first = AsyncPretraining(settings, bits[:160])
+        asked, saved = iter(range(10**6)), []
+
+        def save(state, *, done, final):
+            if final:
+                write_async_state(path, state(), {})
+                saved.append(done)
+
+        first.save = save
+        first._train_epoch = _stopping(first, lambda: next(asked) >= minibatches)
+        try:
+            first.run()
+        except RunInterrupted:
+            assert saved
+        else:
+            assert minibatches > 48  # all are trained then
+            return
+        second = AsyncPretraining(settings, bits[:160])
+        second.resume = read_async_state(path)
+        assert second.run().parameters_sha256 == whole.parameters_sha256
+
+    def test_its_events_tell_of_every_epoch(self, bits):
+        told = []
+        settings = settings_from(LAYERS, schedule="async", epochs=2, replicas=2).pretrain
+        driver_for(settings, bits[:160], bits[160:], observers=[told.append]).run()
+        ended = [(e.layer, e.epoch, e.reads) for e in told if isinstance(e, EpochFinished)]
+        assert ended == [(1, 1, 0), (1, 2, 0), (2, 1, 2), (2, 2, 2)]
+        assert [e.layer for e in told if isinstance(e, LayerFinished)] == [1, 2]
+        (start,) = [e for e in told if isinstance(e, RunStarted)]
+        assert (start.schedule, start.workers) == ("async", 2)
+        assert all(0 <= e.fraction <= 1 for e in told if isinstance(e, Progress))
+        assert not [e for e in told if isinstance(e, Notice)]
+
+    def test_a_divergence_names_the_layer_and_keeps_what_was_good(self, bits):
+        with pytest.raises(DivergedError, match="layer 1 diverged in epoch 1") as caught:
+            trained(bits, learning_rate=1e6, replicas=2)
+        assert np.isfinite(caught.value.stack.layers[0].weight).all()
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"pace": "free"}, "pace: got free with schedule async"),
+            ({"workers": 2}, "workers: got 2 with schedule async, where replicas"),
+            ({"shards": 2}, "shards: got 2 with schedule async"),
+            ({"split": "units"}, "split: got units with schedule async"),
+            ({"settle": 0.1}, "settle: got 0.1 with schedule async"),
+            ({"early_stopping": "pseudo-likelihood"}, "early_stopping: got pseudo-likelihood with"),
+            ({"handoff": "minibatch", "delay": 1}, "delay: got 1.0 with schedule async"),
+            ({"handoff": "minibatch", "replicas": (1, 2)}, "replicas: got 1,2 with schedule async"),
+            ({"group_size": 2}, "group_size: got 2 with schedule async"),
+            ({"push_every": 2, "fetch_every": 3}, "fetch_every: got 3 with push_every 2, expected"),
+            ({"delay_compensation": 1}, "delay_compensation: got 1 with momentum, expected"),
+            ({"delay_compensation": float("inf")}, "delay_compensation: got inf, expected"),
+            ({"simulate_staleness": 1}, "simulate_staleness: got 1 with runtime threads"),
+            ({"schedule": "greedy", "push_every": 2}, "push_every: got 2 with schedule greedy"),
+            ({"backend": "cupy"}, "backend: got cupy with schedule async"),
+            ({"replay": ((0,),)}, "replay: got one with schedule async"),
+        ],
+    )
+    def test_what_it_does_not_have_is_refused(self, bits, settings, message):
+        with pytest.raises(SettingsError) as caught:
+            trained(bits, **settings)
+        assert str(caught.value).startswith(message)
+
+    def test_examples_that_are_not_in_memory_are_refused(self, bits):
+        with pytest.raises(SettingsError, match="schedule: got async with sparse rows or an"):
+            trained_on = {"schedule": "async", "handoff": "minibatch", **PLAIN}
+            pretrain(Minibatches([bits]), layers=LAYERS, **trained_on)
+
+
+class TestFinetuning:
+    @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+    def test_one_replica_is_synchronous_fine_tuning(self, optimizer):
+        own = {"optimizer": optimizer, "replicas": 1}
+        usual = tuned(schedule="synchronous", runtime="threads", blas_threads=1, **own)
+        close(tuned(**own), usual)
+        np.testing.assert_allclose(tuned(**own).head.weight, usual.head.weight, atol=1e-5)
+
+    def test_one_replica_is_the_same_in_every_runtime(self):
+        stacks = [tuned(runtime=runtime, replicas=1, dropout=0.2) for runtime in RUNTIMES]
+        assert len({stack.parameters_sha256 for stack in stacks}) == 1
+
+    @pytest.mark.parametrize(
+        ("runtime", "push"), [("serial", 1), ("threads", 1), ("threads", 3), ("processes", 3)]
+    )
+    def test_replicas_learn_a_separable_problem(self, runtime, push):
+        own = {"optimizer": "sgd", "learning_rate": 1.0, "epochs": 40}
+        stack = tuned(runtime=runtime, replicas=2, push_every=push, **own)
+        X, y = toy()
+        assert (stack.predict(X) == y).mean() > 0.95
+
+    def test_reconstruction_without_targets(self):
+        X, _ = toy()
+        own = {"epochs": 20, "batch_size": 10, "schedule": "async", "replicas": 2}
+        stack = finetune(normal_stack((8, 6, 4), scale=0.5), X, **own)
+        errors = stack.history.finetune.train
+        assert errors[-1] < errors[0]
+
+    def test_the_compensation_and_the_bound_change_stale_training_alone(self):
+        plain = {"optimizer": "sgd", "replicas": 1}
+        late = {**plain, "simulate_staleness": 3}
+        made = [
+            tuned(**own).parameters_sha256
+            for own in (
+                plain, {**plain, "max_staleness": 0}, late, {**late, "delay_compensation": 2},
+                {**late, "max_staleness": 2}, {**late, "async_rate": "constant"},
+            )
+        ]  # fmt: skip
+        assert made[0] == made[1]
+        assert len(set(made)) == 5
+
+    def test_turns_resume_to_the_same_bits(self):
+        own = {"replicas": 2, "simulate_staleness": 3, "epochs": 3}
+        whole = tuned(**own)
+        for minibatches in (4, 9, 14):
+            states, asked = [], iter(range(10**6))
+
+            def save(state, *, done, final, states=states):
+                states.append(state())
+
+            def stop(asked=asked, minibatches=minibatches):
+                return next(asked) >= minibatches
+
+            with pytest.raises(RunInterrupted):
+                tuned(stop=stop, save=save, **own)
+            resumed = tuned(resume=states[-1], **own)
+            assert resumed.parameters_sha256 == whole.parameters_sha256
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"optimizer": "cg"}, "finetune_optimizer: got cg with schedule async"),
+            ({"split": "units"}, "finetune_split: got units with schedule async"),
+            ({"shards": 2}, "finetune_shards: got 2 with schedule async"),
+            ({"delay_compensation": 1}, "finetune_delay_compensation: got 1 with momentum"),
+            ({"schedule": "synchronous"}, "finetune_runtime: got serial with schedule synchronous"),
+            (
+                {"schedule": "synchronous", "runtime": "threads", "max_staleness": 2},
+                "finetune_max_staleness: got 2 with schedule synchronous, expected none",
+            ),
+            ({"backend": "cupy"}, "backend: got cupy with fine-tuning on schedule async"),
+        ],
+    )
+    def test_what_it_does_not_have_is_refused(self, settings, message):
+        with pytest.raises(SettingsError) as caught:
+            tuned(**settings)
+        assert str(caught.value).startswith(message)
+
+
+class TestRuns:
+    """Whole runs with a folder, which go on from their checkpoints."""
+
+    @pytest.mark.parametrize("handoff", ["epoch", "minibatch"])
+    @pytest.mark.parametrize(
+        ("kind", "number"), [(EpochFinished, 1), (EpochFinished, 3), (FinetuneEpochFinished, 2)]
+    )
+    def test_a_run_that_died_goes_on_to_the_same_bits(self, bits, tmp_path, handoff, kind, number):
+        settings = settings_on(tmp_path, bits, LAYERS, handoff=handoff, **RUN)
+        whole = train_run(settings, out=tmp_path / "whole")
+        assert whole["schedule"] == "async"
+        folder = died(settings, tmp_path / "died", kind, number)
+        assert resume_run(folder)["parameters_sha256"] == whole["parameters_sha256"]

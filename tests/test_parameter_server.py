@@ -1,0 +1,275 @@
+"""The parameter server and its replicas: whole numbers add up exactly, whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from asyncreplicas import SIZE, CountingReplica
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncpretrain.errors import StalledError, WorkerError
+from syncpretrain.parallel.async_rules import AsyncRules, DelayCompensation
+from syncpretrain.parallel.parameter_server import ParameterServer, Push
+from syncpretrain.parallel.paying_replicas import PayingReplicas
+from syncpretrain.parallel.replica_steps import tasks_of
+from syncpretrain.parallel.timeouts import TIMEOUTS
+from syncpretrain.pretraining.runtime.replicas import replicas_in
+
+WHOLE = AsyncRules(rate="constant")
+DATA = (np.ones((2, 3), np.float32),)
+STEPS = 40
+
+
+def never() -> bool:
+    return False
+
+
+class Fleet:
+    """Replicas that count, with what they reported."""
+
+    def __init__(self, runtime, *, rules=WHOLE, dies=None, fails=None, times=TIMEOUTS, **others):
+        self.parameters = np.zeros(SIZE, np.float32)
+        self.server = ParameterServer(self.parameters, rules)
+        self.told, self.trained, self.errors = [], [], 0.0
+        self.fleet = replicas_in(
+            runtime,
+            self.server,
+            rules,
+            partial(CountingReplica, dies and str(dies), fails and str(fails)),
+            DATA,
+            report=self.told.append,
+            times=times,
+            **{"replicas": 3, **others},
+        )
+
+    def each(self, task, errors, staleness):
+        self.trained.append((task, staleness))
+        self.errors += errors[0]
+
+    def train(self, steps=STEPS, *, push=1, stop=never):
+        with self.fleet:
+            return self.fleet.train(tasks_of(1, 0, steps, push), stop, self.each)
+
+
+def total(steps: int) -> float:
+    return steps * (steps + 1) / 2
+
+
+@pytest.mark.parametrize(
+    ("runtime", "push", "fetch"),
+    [(name, *own) for name in ("serial", "threads") for own in ((1, 1), (3, 3), (2, 4))]
+    + [("processes", 2, 4)],
+)
+def test_whole_numbers_add_up_exactly(runtime, push, fetch):
+    rules = replace(WHOLE, push_every=push, fetch_every=fetch)
+    run = Fleet(runtime, rules=rules)
+    done = run.train(push=push)
+    assert done == len(tasks_of(1, 0, STEPS, push)) == run.server.clock
+    np.testing.assert_array_equal(run.parameters, np.float32(total(STEPS)))
+    assert run.errors == sum(range(STEPS)) + 6 * STEPS
+    assert sorted(task.first for task, _ in run.trained) == list(range(0, STEPS, push))
+
+
+def test_a_killed_replica_loses_and_tears_nothing(tmp_path):
+    run = Fleet("processes", dies=tmp_path / "died")
+    assert run.train() == STEPS
+    np.testing.assert_array_equal(run.parameters, np.float32(total(STEPS)))
+    assert sorted(task.first for task, _ in run.trained) == list(range(STEPS))
+    (told,) = run.told
+    assert "was killed by SIGKILL; the 2 others go on" in told
+
+
+def test_replicas_killed_from_outside_lose_and_tear_nothing():
+    """Wherever they are: each time some tasks are done, one that works is killed."""
+    run = Fleet("processes", replicas=4)
+    victims = []
+
+    def each(task, errors, staleness):
+        run.each(task, errors, staleness)
+        if len(run.trained) in (5, 20, 33):
+            alive = [r.channel for r in run.fleet._running if r.is_alive and r.task]
+            victims.append(next(channel for channel in alive if channel not in victims))
+            os.kill(victims[-1]._process.pid, signal.SIGKILL)
+
+    with run.fleet:
+        assert run.fleet.train(tasks_of(1, 0, 200, 1), never, each) == 200
+    np.testing.assert_array_equal(run.parameters, np.float32(total(200)))
+    assert len(victims) == len(run.told) == 3
+    assert sorted(task.first for task, _ in run.trained) == list(range(200))
+
+
+def test_without_a_replica_left_the_run_fails(tmp_path):
+    run = Fleet("processes", replicas=1, dies=tmp_path / "died")
+    with pytest.raises(WorkerError, match=r"replica 1 failed: its process .* no other one is left"):
+        run.train()
+    np.testing.assert_array_equal(run.parameters, np.float32(total(5)))
+
+
+@pytest.mark.parametrize("runtime", ["threads", "processes"])
+def test_an_error_of_a_replica_is_raised(runtime, tmp_path):
+    with pytest.raises(WorkerError, match=r"replica \d failed: ArithmeticError: a step") as caught:
+        Fleet(runtime, fails=tmp_path / "failed").train()
+    assert isinstance(caught.value.__cause__, ArithmeticError)
+
+
+@pytest.mark.parametrize("runtime", ["serial", "threads"])
+def test_a_stop_leaves_whole_tasks(runtime):
+    asked = iter([False] * 7 + [True] * 100)
+    run = Fleet(runtime, replicas=1, delay=0)
+    done = run.train(stop=lambda: next(asked))
+    assert 0 < done < STEPS
+    assert len(run.trained) == done == run.server.clock
+    np.testing.assert_array_equal(run.parameters, np.float32(total(done)))
+
+
+def test_a_replica_that_hangs_stalls_the_run():
+    run = Fleet("threads", replicas=1, times=replace(TIMEOUTS, stall=0.0, tick=0.01))
+    with pytest.raises(StalledError, match=r"ended a task for 0 s, of 1 that are alive"):
+        run.train(steps=5000)
+
+
+def test_turns_have_the_staleness_that_was_asked_for():
+    found = []
+
+    class Watched(ParameterServer):
+        def push(self, change, then, fetched):
+            push = super().push(change, then, fetched)
+            found.append(push.staleness)
+            return push
+
+    run = Fleet("serial", replicas=1, delay=4)
+    run.fleet._server = Watched(run.parameters, WHOLE)
+    run.train()
+    assert found == [0, 1, 2, 3] + [4] * (STEPS - 4)
+
+
+def test_by_default_turns_are_as_stale_as_equal_speeds_make_them():
+    run = Fleet("serial", replicas=5)
+    run.train()
+    assert [staleness for _, staleness in run.trained] == [0, 1, 2, 3] + [4] * (STEPS - 4)
+
+
+@pytest.mark.parametrize("runtime", ["serial", "threads"])
+def test_what_is_too_stale_is_made_anew(runtime):
+    run = Fleet(runtime, rules=replace(WHOLE, max_staleness=0), replicas=4)
+    run.train()
+    assert run.server.clock == STEPS
+    np.testing.assert_array_equal(run.parameters, np.float32(total(STEPS)))
+    if runtime == "serial":
+        assert run.server.refused > STEPS / 2
+
+
+@pytest.mark.parametrize("stop_after", [1, 6, 17])
+def test_turns_go_on_from_their_state_to_the_same_bits(stop_after):
+    rules = AsyncRules(compensation=0.5)
+    whole = Fleet("serial", rules=rules, delay=3)
+    whole.train()
+    first = Fleet("serial", rules=rules, delay=3)
+    asked = iter([False] * stop_after + [True])
+    tasks = tasks_of(1, 0, STEPS, 1)
+    assert first.fleet.train(tasks, lambda: next(asked), first.each) == stop_after
+    state = {name: array.copy() for name, array in first.fleet.state().items()}
+    second = Fleet("serial", rules=rules, delay=3)
+    np.copyto(second.parameters, first.parameters)
+    second.fleet.load_state(state)
+    second.fleet.train(tasks[stop_after:], never, second.each)
+    np.testing.assert_array_equal(second.parameters, whole.parameters)
+
+
+@pytest.mark.parametrize("runtime", ["threads", "processes"])
+def test_replicas_get_back_their_states(runtime):
+    run = Fleet(runtime, replicas=2)
+    with run.fleet:
+        run.fleet.train(tasks_of(1, 0, STEPS, 1), never, run.each)
+        state = {name: array.copy() for name, array in run.fleet.state().items()}
+        assert sum(float(array[0]) for array in state.values()) == STEPS
+    other = Fleet(runtime, replicas=2)
+    other.fleet.load_state(state)
+    with other.fleet:
+        now = other.fleet.state()
+        assert {n: float(x[0]) for n, x in now.items()} == {
+            n: float(x[0]) for n, x in state.items()
+        }
+
+
+@given(st.lists(st.tuples(st.integers(-9, 9), st.integers(0, 5)), max_size=30))
+def test_a_server_adds_up_whole_changes_and_counts_them(pushes):
+    parameters = np.zeros(7, np.float32)
+    server = ParameterServer(parameters, WHOLE)
+    for number, (value, behind) in enumerate(pushes):
+        then = max(0, number - behind)
+        push = server.push(np.full(7, value, np.float32), then, parameters)
+        assert push == Push(number - then, is_taken=True)
+    assert (parameters == sum(value for value, _ in pushes)).all()
+    assert server.clock == len(pushes)
+
+
+def test_a_change_is_divided_by_its_staleness():
+    parameters = np.zeros(2, np.float32)
+    server = ParameterServer(parameters, AsyncRules())
+    for then, expected in [(0, 8), (0, 16), (0, 20), (2, 28), (0, 30)]:
+        server.push(np.full(2, 8, np.float32), then, parameters)
+        assert parameters[0] == expected
+
+
+@given(st.integers(0, 1000), st.integers(0, 1000))
+def test_the_rules_by_their_definition(staleness, bound):
+    assert AsyncRules().share(staleness) == 1 / max(1, staleness)
+    assert AsyncRules(rate="constant").share(staleness) == 1
+    assert AsyncRules().takes(staleness)
+    assert AsyncRules(max_staleness=bound).takes(staleness) == (staleness <= bound)
+    fetches = [AsyncRules(push_every=2, fetch_every=6).fetches(n) for n in range(7)]
+    assert fetches == [True, False, False] * 2 + [True]
+
+
+def test_the_compensation_by_its_definition():
+    """In terms of the gradient g = -d / rate, of which lambda g*g (w - w') is added."""
+    rng = np.random.default_rng(0)
+    w, then, rate, strength = rng.normal(size=9), rng.normal(size=9), 0.1, 2.0
+    compensation, mean = DelayCompensation(strength, 9), np.zeros(9)
+    for _ in range(3):
+        g = rng.normal(size=9)
+        mean = 0.95 * mean + 0.05 * g * g
+        expected = -rate * (g + strength / np.sqrt(mean) / rate * rate * g * g * (w - then))
+        change = (-rate * g).astype(np.float32)
+        compensation.apply(change, w.astype(np.float32), then.astype(np.float32))
+        np.testing.assert_allclose(change, expected, rtol=1e-4)
+
+
+def speeds_to(counts, speed):
+    """Return a trial of the largest count, played at the speed of each."""
+    trial, now = PayingReplicas(max(counts)), 0.0
+    while not trial.is_over:
+        now += 1 / speed(trial.count)
+        trial.trained(now)
+    return trial
+
+
+@pytest.mark.parametrize(
+    ("cores", "replicas", "count"), [(8, 8, 8), (2, 8, 2), (1, 3, 1), (3, 16, 3), (2, 2, 2)]
+)
+def test_the_replicas_that_pay_are_as_many_as_cores(cores, replicas, count):
+    trial = speeds_to([replicas], lambda n: 10.0 * min(n, cores))
+    assert trial.count == count
+    assert trial.measured[count] == pytest.approx(10 * min(count, cores))
+
+
+def test_replicas_that_disturb_each_other_are_stopped():
+    assert speeds_to([16], lambda n: n / (1 + (n / 6) ** 3)).count in (4, 6)
+
+
+def test_one_replica_needs_no_trial():
+    assert PayingReplicas(1).is_over
+
+
+def test_a_run_with_a_trial_adds_up():
+    run = Fleet("threads", replicas=4, trims=True)
+    run.train(steps=300)
+    np.testing.assert_array_equal(run.parameters, np.float32(total(300)))
+    assert run.fleet._trial.measured[4] > 0
