@@ -20,7 +20,7 @@ def papers(monkeypatch) -> ModuleType:
 def test_a_fitted_figure_is_the_published_one(papers, name):
     figures = papers.SIMULATED[name]()
     fitted = [figure for figure in figures if figure.note.startswith("fitted")]
-    assert len(fitted) == {"santara": 0, "cmu": 2, "slides": 2, "yadan": 2}[name]
+    assert len(fitted) == {"santara": 0, "cmu": 1, "slides": 2, "yadan": 2}[name]
     for figure in fitted:
         assert figure.simulated == pytest.approx(figure.published, rel=1e-3)
 
@@ -28,8 +28,10 @@ def test_a_fitted_figure_is_the_published_one(papers, name):
 def test_the_bounds_that_the_publications_name(papers):
     first = papers.santara()[0]
     assert first.published == pytest.approx(1.78, abs=0.01)
-    assert 1.6 < first.simulated <= 1_416_500 / 784_000, "that of the weights of layer 1"
-    assert 3.0 < papers.cmu()[0].simulated < 3.39
+    assert 1.6 < first.simulated < 1.83, (
+        "the weights of all over those of layer 1, and a few passes"
+    )
+    assert papers.cmu()[1].simulated < 3.39
 
 
 def test_what_is_measured_is_of_the_same_publications(papers):

@@ -27,6 +27,7 @@ from syncpretrain.settings import settings_from
 
 FREE = Network()
 UNITS, EXAMPLES = 10, 100  # of every layer here; one minibatch holds all examples
+OF_JOB = ("replicas", "split", "held_out", "versions")
 PARAMETERS = UNITS * UNITS + 2 * UNITS
 
 
@@ -36,7 +37,7 @@ def work(step: float, **others: float) -> LayerWork:
 
 def job(*steps: float, epochs: int = 5, network: Network = FREE, minibatches: int = 1, **options):
     """Return a job whose layers take ``steps`` seconds a minibatch."""
-    own = {name: options.pop(name) for name in ("replicas", "split", "held_out") if name in options}
+    own = {name: options.pop(name) for name in OF_JOB if name in options}
     works = tuple(x if isinstance(x, LayerWork) else work(x) for x in steps)
     layers = (UNITS,) * (len(works) + 1)
     batch = EXAMPLES // minibatches
@@ -101,6 +102,11 @@ class TestPipeline:
         parameters = 4 * PARAMETERS
         assert found.seconds == pytest.approx(30 + 30 + 10 + 0.12 + 30 + 10 + 1)
         assert found.bytes_moved == parameters + 4 * EXAMPLES * UNITS
+
+    def test_a_version_may_go_as_told(self):
+        network = Network(4.0 * PARAMETERS)
+        found = scaled(job(3, 3, network=network, versions="activations"), 2)
+        assert found.bytes_moved == 5 * 4 * EXAMPLES * UNITS
 
     def test_rounds_train_as_many_layers_as_there_are_devices(self):
         found = scaled(job(2, 2, 2, epochs=3, schedule="rounds", replicas=(1, 1, 1)), 2)
@@ -234,7 +240,7 @@ class TestCurves:
     def test_every_way_starts_near_one(self, name):
         found = curve(name, WAYS[name], self.options(), self.COSTS, [1, 2, 8])
         assert [run.devices for run in found.runs] == [1, 2, 8]
-        assert 0.5 < found.speedup(found.runs[0]) <= 1.001
+        assert 0.5 < found.speedup(found.runs[0]) < 1.05
         assert found.speedup(found.runs[2]) > found.speedup(found.runs[0])
         report = found.report()
         assert report["runs"][1]["speedup"] == found.speedup(found.runs[1])

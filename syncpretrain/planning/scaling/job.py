@@ -37,6 +37,9 @@ class Job:
         Devices of a layer: ``auto`` for as many as make it faster, ``all``, or a number a layer.
     split : str
         ``examples`` or ``units``: how the devices of a layer share a minibatch.
+    versions : str
+        A version reaches the layer above as ``activations``, as ``parameters`` of all layers below,
+        from which the reader computes them in every epoch, or ``auto``: whichever is faster.
     servers : int
         Of an asynchronous run, beside the devices; its parameters are spread over them. 0 for a run
         that is not asynchronous.
@@ -51,6 +54,7 @@ class Job:
     network: Network = field(default_factory=Network)
     replicas: str | tuple[int, ...] = PAYING
     split: str = "examples"
+    versions: str = "auto"
     servers: int = 0
     push_every: int = 1
 
@@ -101,14 +105,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A job on a number of devices: the devices of each layer, and how many layers train at once.
+    """A job with devices: those of each layer, and how many layers train at once.
 
     Rounds without a size of their groups take as many layers at a time as there are devices, as
     those of the CMU project do.
     """
 
     job: Job
-    devices: int
     replicas: tuple[int, ...]
     places: int
 
@@ -137,16 +140,13 @@ class Placed:
                 for i in group
             ]
             replicas += place(rule, group, job.load, devices=devices, most=most)
-        return cls(job, devices, tuple(replicas), min(devices, size))
+        return cls(job, tuple(replicas), min(devices, size))
 
     @property
     def used(self) -> int:
         """The devices that have work at any time, at most."""
-        if self.places < len(self.replicas) and self.places > 1:
-            chunks = range(0, len(self.replicas), self.places)
-            groups = [sum(self.replicas[first : first + self.places]) for first in chunks]
-            return min(self.devices, max(groups))
-        return max(self.replicas) if self.places == 1 else sum(self.replicas)
+        firsts = range(0, len(self.replicas), self.places)
+        return max(sum(self.replicas[first : first + self.places]) for first in firsts)
 
     def groups(self) -> list[GroupWork]:
         """Return the work of each layer's group."""

@@ -12,6 +12,7 @@ little beside an epoch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.planning.scaling.job import Job, Placed, Scaled
@@ -40,9 +41,33 @@ def scaled(job: Job, devices: int) -> Scaled:
         If there are too few for the numbers of replicas that it names.
     """
     placed = Placed.of(job, devices)
-    if job.settings.handoff == "minibatch":
-        return _streamed(placed)
-    return _by_versions(placed)
+    run = _played(placed)
+    idle = 1 - run.computing / (devices * run.seconds) if run.seconds else 0.0
+    return Scaled(
+        devices,
+        placed.used,
+        run.seconds,
+        min(1.0, max(0.0, idle)),
+        run.bytes_moved if placed.used > 1 else 0.0,
+        run.memory,
+        placed.replicas,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Played:
+    """Result of a run: its seconds, those in which its devices compute, and bytes."""
+
+    seconds: float
+    computing: float
+    bytes_moved: float
+    memory: float
+
+
+@lru_cache(maxsize=64)  # devices that have no work change nothing
+def _played(placed: Placed) -> _Played:
+    is_streamed = placed.job.settings.handoff == "minibatch"
+    return _streamed(placed) if is_streamed else _by_versions(placed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +84,7 @@ def _handed(placed: Placed, layer: int) -> _Handed:
     job, own, below = placed.job, placed.replicas[layer], placed.replicas[layer - 1]
     passes = [job.rows / job.settings.batch_size * job.group(i, own).forward for i in range(layer)]
     stays = SCHEDULES[job.settings.schedule].one_at_a_time and own == below
-    if stays or placed.devices == 1:
+    if stays or placed.used == 1:
         waits = job.rows / job.settings.batch_size * job.group(layer - 1, own).forward_network
         return _Handed(passes[-1], waits, 0.0)
     activations = FLOAT_BYTES * job.rows * job.works[layer - 1].hidden
@@ -68,14 +93,14 @@ def _handed(placed: Placed, layer: int) -> _Handed:
     sent = job.network.transfer(activations / streams)
     parameters = FLOAT_BYTES * sum(work.parameters for work in job.works[:layer])
     chained = job.network.broadcast(parameters, own)
-    return min(
-        _Handed(passes[-1] + sent, sent, activations * copies),
-        _Handed(sum(passes) + chained, chained, parameters * own),
-        key=lambda handed: handed.seconds,
-    )
+    ways = {
+        "activations": _Handed(passes[-1] + sent, sent, activations * copies),
+        "parameters": _Handed(sum(passes) + chained, chained, parameters * own),
+    }
+    return ways.get(job.versions) or min(ways.values(), key=lambda handed: handed.seconds)
 
 
-def _by_versions(placed: Placed) -> Scaled:
+def _by_versions(placed: Placed) -> _Played:
     job, groups = placed.job, placed.groups()
     handed = [_Handed(0.0, 0.0, 0.0), *(_handed(placed, i) for i in range(1, len(groups)))]
     costs = []
@@ -92,10 +117,10 @@ def _by_versions(placed: Placed) -> Scaled:
         computing += group.devices * (run.busy[i] - waits - alone)
         moved += run.epochs[i] * job.steps * group.bytes_moved + run.transforms[i] * version.size
     inputs = [float(job.rows)] + [max(1, n) * float(job.rows) for n in run.buffers[:-1]]
-    return _result(placed, run.seconds, computing, moved, placed.memory(inputs))
+    return _Played(run.seconds, computing, moved, placed.memory(inputs))
 
 
-def _streamed(placed: Placed) -> Scaled:
+def _streamed(placed: Placed) -> _Played:
     job, groups = placed.job, placed.groups()
     steps = -(-job.examples // job.settings.batch_size)
     own = plans(job.settings.epochs, delay=job.settings.delay, steps=steps)
@@ -104,7 +129,7 @@ def _streamed(placed: Placed) -> Scaled:
     layer_of: list[int | None] = []  # of each stage; None for a link
     moved = 0.0
     for i, (work, group) in enumerate(zip(job.works, groups, strict=True)):
-        if i and placed.devices > 1:
+        if i and placed.used > 1:
             seconds, size = _link(placed, i)
             moved += size * (ends[i] - own[i].delay)
             if not job.network.is_free:
@@ -127,14 +152,15 @@ def _streamed(placed: Placed) -> Scaled:
         links={n + 1 for n, i in enumerate(layer_of) if i is None},
     )
     computing = 0.0
-    for busy, i in zip(run.busy, layer_of, strict=True):
-        if i is not None:
-            group, forwarded = groups[i], ends[i] - own[i].delay - own[i].steps
-            waits = own[i].steps * group.step_network + forwarded * group.forward_network
+    for busy, layer in zip(run.busy, layer_of, strict=True):
+        if layer is not None:
+            group, plan = groups[layer], own[layer]
+            forwarded = ends[layer] - plan.delay - plan.steps
+            waits = plan.steps * group.step_network + forwarded * group.forward_network
             computing += group.devices * (busy - waits)
     waiting = float(RING_MINIBATCHES * job.settings.batch_size)
     inputs = [float(job.rows)] + [waiting] * (len(groups) - 1)
-    return _result(placed, run.seconds, computing, moved, placed.memory(inputs))
+    return _Played(run.seconds, computing, moved, placed.memory(inputs))
 
 
 def _link(placed: Placed, layer: int) -> tuple[float, float]:
@@ -158,18 +184,3 @@ def _passes(job: Job, group: GroupWork, rows: int) -> float:
 def _crowding(placed: Placed, crowding: float, devices: int) -> float:
     """Return by how much a group becomes slower when all devices are at work."""
     return (1 + crowding * (placed.used - 1)) / (1 + crowding * (devices - 1))
-
-
-def _result(
-    placed: Placed, seconds: float, computing: float, moved: float, memory: float
-) -> Scaled:
-    idle = 1 - computing / (placed.devices * seconds) if seconds else 0.0
-    return Scaled(
-        placed.devices,
-        placed.used,
-        seconds,
-        min(1.0, max(0.0, idle)),
-        moved if placed.devices > 1 else 0.0,
-        memory,
-        placed.replicas,
-    )

@@ -12,7 +12,7 @@ __all__ = ["bandwidth_from", "devices_from", "latency_from", "replicas_from"]
 
 PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 SECOND_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-BITS = 8  # of a byte
+BITS_A_BYTE = 8
 MOST_DEVICES = 65_536
 
 
@@ -33,7 +33,7 @@ def bandwidth_from(text: str) -> float:
             f"bandwidth: got {text!r}, expected bits or bytes a second, such as 10Gb/s or 1.2GB/s,"
             " or inf"
         )
-    return number * PREFIXES[found[2]] / (BITS if found[3] == "b" else 1)
+    return number * PREFIXES[found[2]] / (BITS_A_BYTE if found[3] == "b" else 1)
 
 
 def latency_from(text: str) -> float:

@@ -73,15 +73,15 @@ class GroupWork:
         """
         crowd = 1 + work.crowding * (devices - 1)
         if split == "units":
-            up = FLOAT_BYTES * batch_size * work.hidden
-            down = FLOAT_BYTES * batch_size * work.visible
+            up = float(FLOAT_BYTES * batch_size * work.hidden)
+            down = float(FLOAT_BYTES * batch_size * work.visible)
             waits = 2 * network.gather(up, devices) + network.gather(down, devices)
             forward_waits = network.gather(up, devices)
             moved = (2 * up + down) * (devices - 1)
             step, forward = work.step / devices, work.forward / devices
         else:
             share = -(-batch_size // devices) / batch_size
-            gradient = FLOAT_BYTES * work.parameters
+            gradient = float(FLOAT_BYTES * work.parameters)
             waits, forward_waits = network.reduce(gradient, devices), 0.0
             moved = network.reduced_bytes(gradient, devices)
             step = work.fixed + (work.step - work.fixed) * share
