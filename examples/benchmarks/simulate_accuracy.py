@@ -1,25 +1,33 @@
 """How well ``syncpretrain simulate`` predicts real runs on the cores of this machine.
 
     python examples/benchmarks/simulate_accuracy.py --rows 4000 --epochs 4 --rounds 3
+    python examples/benchmarks/simulate_accuracy.py --emulated
 
 Each round measures the layers' costs, then trains by each schedule for real, one after another,
 with one worker and with all cores, on random examples. The cores share their memory, so messages
 are free, and a layer's step grows by what was measured beside others. Prints predicted and measured
 seconds (medians) and their ratio. Some minutes on two cores.
+
+With ``--emulated`` a step sleeps for a given time instead of computing, in the same drivers,
+schedules and threads, so that there are as many devices as layers on any machine, however busy.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
+from time import sleep
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 from _timing import machine, rst_table
 
 from syncpretrain.events import Event, RunFinished
+from syncpretrain.learners.by_units import ByUnits
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.planning.bench import random_rows
 from syncpretrain.planning.measure import measure
@@ -40,6 +48,8 @@ SHAPES = {
     "wide last": (784, 250, 500, 1000),
 }
 WELL = 0.15
+EMULATED_STEPS = (0.16, 0.12, 0.08, 0.04)  # seconds
+EMULATED_ROWS, EMULATED_BATCH = 32, 8
 HELD_OUT = 50
 
 
@@ -65,6 +75,38 @@ def cases(cores: int, depth: int) -> list[Case]:
         Case(f"groups of 2, {cores}", Way("rounds", replicas=pure), cores, {"group_size": 2}),
         Case(f"data parallel, {cores}", shared, cores, {}),
     ]
+
+
+@contextmanager
+def sleeping(steps: Sequence[float]) -> Iterator[None]:
+    """Let a step of each layer sleep for a number of seconds, and learn nothing."""
+
+    def train_step(own: ByUnits, X: Any, rows: Any, **options: Any) -> float:
+        sleep(steps[own.learner.layer - 1])
+        return 0.0
+
+    with patch.object(ByUnits, "train_step", train_step):
+        yield
+
+
+def emulated(epochs: int) -> list[list[str]]:
+    """Return the rows of runs whose steps sleep, by the way to train and the number of workers."""
+    depth = len(EMULATED_STEPS)
+    layers = (8,) * (depth + 1)
+    X = random_rows(EMULATED_ROWS, layers[0])
+    costs = [LayerCosts(step=step, forward=0.0) for step in EMULATED_STEPS]
+    shape = ", ".join(f"{1000 * step:g}" for step in EMULATED_STEPS)
+    rows = []
+    for workers in range(1, depth + 1):
+        for case in cases(workers, depth)[2:-1]:
+            stack = {"epochs": epochs, "batch_size": EMULATED_BATCH, **case.stack}
+            job = Options(layers=layers, stack=stack, network=Network(), examples=len(X))
+            predicted = curve(case.name, case.way, job, costs, [workers]).runs[0].seconds
+            with sleeping(EMULATED_STEPS):
+                measured = run(layers, case, stack, Split(X, X[:0]))
+            seconds = (predicted, measured, measured / predicted)
+            rows.append([f"{shape} ms", case.name, *(f"{s:.2f}" for s in seconds)])
+    return rows
 
 
 def costs_here(layers: Sequence[int], options: argparse.Namespace) -> list[LayerCosts]:
@@ -139,8 +181,12 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=usable_cores())
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6.0, help="To measure each shape.")
+    parser.add_argument("--emulated", action="store_true", help="Steps sleep instead.")
     options = parser.parse_args()
-    rows = [row for name in options.shapes.split(",") for row in shape(name, options)]
+    if options.emulated:
+        rows = emulated(options.epochs)
+    else:
+        rows = [row for name in options.shapes.split(",") for row in shape(name, options)]
     print(rst_table(["shape", "way", "predicted, s", "measured, s", "ratio"], rows))
     ratios = [float(row[-1]) for row in rows]
     near = sum(abs(ratio - 1) <= WELL for ratio in ratios)
