@@ -36,6 +36,13 @@ def test_all_ways_side_by_side(call):
     assert out.splitlines()[-1].startswith("What is learned is not simulated")
 
 
+def test_units_are_split_in_all_ways_but_one(call):
+    """A worker of a parameter server has whole minibatches."""
+    out, _ = call(*STACK, "--split", "units", "--json")
+    names = [curve["name"] for curve in json.loads(out)["curves"]]
+    assert names == [name for name in WAYS if name != "asynchronous"]
+
+
 def test_one_way_with_all_its_figures(call):
     out, _ = call(*STACK, "--schedule", "synchronized", "--devices", "2", "--bandwidth", "inf")
     row = next(line for line in out.splitlines() if line.strip().startswith("2 "))

@@ -146,7 +146,7 @@ def command(out: Path | None, as_json: bool, **options: Any) -> None:
 def _asked(options: dict[str, Any]) -> tuple[Mapping[str, Way], Options]:
     """Return the ways to train that the options ask for, and what they have in common."""
     from syncpretrain.errors import SettingsError
-    from syncpretrain.planning.scaling.curves import WAYS, Options, Way
+    from syncpretrain.planning.scaling.curves import ASYNCHRONOUS, WAYS, Options, Way
     from syncpretrain.planning.scaling.network import Network
     from syncpretrain.planning.scaling.texts import bandwidth_from, latency_from, replicas_from
 
@@ -181,7 +181,9 @@ def _asked(options: dict[str, Any]) -> tuple[Mapping[str, Way], Options]:
                 f"{name}: got {options[name]} without --schedule, expected one beside it: the five"
                 " ways have their own"
             )
-    return WAYS, common
+    if common.split == "examples":
+        return WAYS, common
+    return {name: way for name, way in WAYS.items() if way.schedule != ASYNCHRONOUS}, common
 
 
 def _check_picture(path: Path) -> None:

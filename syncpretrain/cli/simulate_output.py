@@ -98,6 +98,7 @@ def _plain_table(names: Sequence[str]) -> Table:
 def _table(curve: Curve) -> Table:
     """Return all figures of one way to train."""
     table = _plain_table(HEAD)
+    table.columns[-1].overflow = "fold"  # of many layers
     for run in curve.runs:
         table.add_row(
             f"{run.devices:,}",
