@@ -48,8 +48,8 @@ SHAPES = {
     "wide last": (784, 250, 500, 1000),
 }
 WELL = 0.15
-EMULATED_STEPS = (0.16, 0.12, 0.08, 0.04)  # seconds
-EMULATED_ROWS, EMULATED_BATCH = 32, 8
+EMULATED_STEPS = (0.085, 0.055, 0.037, 0.021)  # seconds; no two end together for long
+EMULATED_ROWS, EMULATED_BATCH = 64, 8
 HELD_OUT = 50
 
 
