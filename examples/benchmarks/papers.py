@@ -22,10 +22,13 @@ yadan
 from __future__ import annotations
 
 import argparse
+import warnings
 
 from _papers_measured import MEASURED, Size
 from _papers_simulated import SIMULATED, rows_of
 from _timing import machine, rst_table
+
+from syncpretrain.errors import PoorResultWarning
 
 ASSUMED = {
     "santara": "Layers' times in proportion to their weights; cores that do not slow each other.",
@@ -48,6 +51,7 @@ def main() -> None:
     parser.add_argument("--units", type=int, default=500, help="Of each of CMU's layers, not 2000.")
     parser.add_argument("--simulated", action="store_true", help="Only simulate.")
     options = parser.parse_args()
+    warnings.simplefilter("ignore", PoorResultWarning)  # of minibatches that leave few updates
     if options.paper in MEASURED and not options.simulated:
         size = Size(options.rows, options.epochs, options.units)
         for table in MEASURED[options.paper](size):
