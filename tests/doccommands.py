@@ -29,6 +29,7 @@ ADDED = {  # to a command that does not say it
     "finetune": {"--finetune-batch-size": "10"},
     "compare": {"--preset": "label-budget", "--epochs": "1", "--seeds": "1"},
     "plan": {"--seconds": "0", "--examples": "200"},
+    "simulate": {"--seconds": "0", "--examples": "200", "--epochs": "1"},
     "bench": {"--examples": "200", "--epochs": "1"},
 }
 SMALL_TUNING = {"--finetune-epochs": "1"}

@@ -44,7 +44,7 @@ ORDER = [re.sub(r"(\.py|/)$", "", name) for name in LISTED if "/" not in name.rs
 DATA_SUFFIXES = {".npy", ".npz", ".csv"}
 # Of the benchmarks and of pip.
 NOT_OURS = {"--batches", "--cases", "--dist", "--draws", "--editable", "--pairs", "--quiet"}
-NOT_OURS |= {"--only", "--rows", "--share", "--tables", "--turns"}
+NOT_OURS |= {"--emulated", "--only", "--rows", "--share", "--tables", "--turns", "--units"}
 
 
 @pytest.fixture(autouse=True)

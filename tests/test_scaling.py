@@ -1,143 +1,362 @@
-"""Standardization: of a column, of a stack, and what Gaussian visible units accept."""
+"""The simulation of clusters against small cases worked out by hand, and its bounds."""
 
 from __future__ import annotations
 
-import numpy as np
+import math
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from syncpretrain import Stack, pretrain
-from syncpretrain.data.examples import check_examples
-from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError, SettingsError
-from syncpretrain.models.layer import DenseLayer
+from syncpretrain.planning.scaling.costs import LayerCosts, costs_from, measured_costs
+from syncpretrain.planning.scaling.curves import WAYS, Options, Way, check_way, curve
+from syncpretrain.planning.scaling.job import Job, Placed
+from syncpretrain.planning.scaling.network import Network
+from syncpretrain.planning.scaling.pipeline import scaled
+from syncpretrain.planning.scaling.placement import place
+from syncpretrain.planning.scaling.server import Exchange, serve
+from syncpretrain.planning.scaling.texts import (
+    bandwidth_from,
+    devices_from,
+    latency_from,
+    replicas_from,
+)
+from syncpretrain.planning.scaling.work import GroupWork, LayerWork
+from syncpretrain.settings import settings_from
+
+FREE = Network()
+UNITS, EXAMPLES = 10, 100  # of every layer here; one minibatch holds all examples
+OF_JOB = ("replicas", "split", "held_out", "versions")
+PARAMETERS = UNITS * UNITS + 2 * UNITS
 
 
-def column(*values: float) -> np.ndarray:
-    return np.array(values, dtype=np.float32)[:, None]
+def work(step: float, **others: float) -> LayerWork:
+    return LayerWork(step=step, visible=UNITS, hidden=UNITS, parameters=PARAMETERS, **others)
 
 
-class TestScaling:
-    def test_columns_come_to_mean_0_and_deviation_1(self):
-        X = np.random.default_rng(0).normal([5, -300, 0], [1, 50, 1e-3], (500, 3))
-        scaled = Scaling.of(X.astype(np.float32)).apply(X.astype(np.float32))
-        assert scaled.dtype == np.float32
-        np.testing.assert_allclose(scaled.mean(axis=0), 0, atol=1e-5)
-        np.testing.assert_allclose(scaled.std(axis=0), 1, rtol=1e-5)
-
-    def test_a_known_answer(self):
-        scaling = Scaling.of(column(1, 3))
-        assert (scaling.shift.item(), scaling.scale.item()) == (2, 1)
-        np.testing.assert_array_equal(scaling.apply(column(1, 3, 7)), column(-1, 1, 5))
-
-    def test_inverting_takes_it_back_and_nothing_is_written_to(self):
-        X = np.random.default_rng(1).normal(7, 3, (40, 5)).astype(np.float32)
-        scaling, copy = Scaling.of(X), X.copy()
-        scaled = scaling.apply(X)
-        once = scaled.copy()
-        np.testing.assert_allclose(scaling.invert(scaled), X, rtol=1e-6)
-        np.testing.assert_array_equal(X, copy)
-        np.testing.assert_array_equal(scaled, once)
-
-    @pytest.mark.parametrize("value", [0, 0.1, -1e18, 3e-30])
-    def test_a_constant_column_is_divided_by_one(self, value):
-        X = np.full((1001, 1), value, dtype=np.float32)
-        scaling = Scaling.of(X)
-        assert scaling.scale.item() == 1
-        np.testing.assert_array_equal(scaling.apply(X), np.zeros_like(X))
-        np.testing.assert_array_equal(scaling.invert(np.zeros_like(X)), X)
-
-    @pytest.mark.parametrize("height", [1, 1e18, 1e-18])
-    def test_a_rare_spike_lies_at_most_10_from_the_mean(self, height):
-        X = np.zeros((10_000, 1), dtype=np.float32)
-        X[77] = height
-        scaling = Scaling.of(X)
-        assert scaling.scale.item() == pytest.approx(height / 10)
-        assert scaling.apply(X).max() == pytest.approx(10, rel=1e-3)
-
-    @pytest.mark.parametrize("height", [1e-45, 1e-44, 1e-38])
-    def test_the_smallest_numbers_there_are_make_no_infinity(self, height):
-        X = column(0, 0, 0, height)
-        scaling = Scaling.of(X)
-        assert scaling.scale.item() > 0
-        assert np.abs(scaling.apply(X)).max() <= 10
+def job(*steps: float, epochs: int = 5, network: Network = FREE, minibatches: int = 1, **options):
+    """Return a job whose layers take ``steps`` seconds a minibatch."""
+    own = {name: options.pop(name) for name in OF_JOB if name in options}
+    works = tuple(x if isinstance(x, LayerWork) else work(x) for x in steps)
+    layers = (UNITS,) * (len(works) + 1)
+    batch = EXAMPLES // minibatches
+    stack = settings_from(layers, epochs=epochs, batch_size=batch, workers=1, **options).pretrain
+    return Job(settings=stack, works=works, examples=EXAMPLES, network=network, **own)
 
 
-class TestStack:
-    @pytest.fixture
-    def stack(self) -> Stack:
-        """The identity, between data that is centred at 10 and codes in standard deviations."""
-        eye, zero = np.eye(2, dtype=np.float32), np.zeros(2, dtype=np.float32)
-        layer = DenseLayer(eye, zero, zero, None, "gaussian", "gaussian")
-        return Stack((layer,), {}, Scaling(np.float32([10, 10]), np.float32([2, 4])))
+class TestNetwork:
+    def test_without_latency_bytes_count(self):
+        assert Network(2.0).transfer(8) == 4
+        assert Network(1.0, 0, "ring").reduce(8, 4) == 12, "3 of 4 parts, twice"
+        assert Network(1.0, 0, "tree").reduce(8, 4) == 32, "2 turns up, 2 down"
+        assert Network(1.0, 0, "star").reduce(8, 4) == 64, "one link, both ways"
+        assert Network(1.0).gather(8, 4) == 6
+        assert Network(1.0).broadcast(8, 3) == 16
 
-    def test_encodes_from_and_decodes_to_the_units_of_the_data(self, stack):
-        X = np.float32([[12, 6], [10, 30]])
-        codes = np.float32([[1, -1], [0, 5]])
-        np.testing.assert_array_equal(stack.encode(X), codes)
-        np.testing.assert_array_equal(stack.decode(codes), X)
-        np.testing.assert_array_equal(stack.reconstruct(X), X)
+    def test_latency_counts_in_turns(self):
+        assert Network(math.inf, 1.0, "ring").reduce(8, 4) == 6
+        assert Network(math.inf, 1.0, "tree").reduce(8, 4) == 4
+        assert Network(math.inf, 1.0).reduce(8, 1024) == 20, "the tree is taken"
 
-    def test_the_checksum_covers_the_scaling(self, stack):
-        other = Stack(stack.layers, {}, Scaling(np.float32([10, 10]), np.float32([2, 5])))
-        assert len({s.parameters_sha256 for s in (stack, other, Stack(stack.layers))}) == 3
+    def test_one_device_exchanges_nothing(self):
+        network = Network(1.0, 1.0, "star")
+        assert (network.reduce(8, 1), network.gather(8, 1), network.reduced_bytes(8, 1)) == (
+            0,
+            0,
+            0,
+        )
 
-    def test_pretraining_standardizes_and_reconstructs_in_units_of_the_data(self):
-        draws = np.random.default_rng(2)
-        X = draws.normal(size=(300, 1)) * [30, 50, -20] + draws.normal(size=(300, 3)) + 1000
-        stack = pretrain(X, layers=[3, 2], visible_units="gaussian", epochs=20, batch_size=20)
-        expected = Scaling.of(X.astype(np.float32))
-        np.testing.assert_array_equal(stack.scaling.shift, expected.shift)
-        np.testing.assert_array_equal(stack.scaling.scale, expected.scale)
-        assert np.abs(stack.reconstruct(X).mean(axis=0) - 1000).max() < 50
-
-    def test_the_units_of_the_data_do_not_matter(self):
-        """Powers of 2 and shifts that are exact: the layers come out bit for bit the same."""
-        X = np.random.default_rng(3).integers(-8, 8, (64, 4)).astype(np.float32)
-        runs = [
-            pretrain(data, layers=[4, 3], visible_units="gaussian", epochs=2, batch_size=16)
-            for data in (X, 64 * X, X / 1024)
-        ]
-        assert len({Stack(run.layers).parameters_sha256 for run in runs}) == 1
-
-    def test_binary_visible_units_are_not_scaled(self, bits):
-        assert pretrain(bits, layers=[16, 4], epochs=1, batch_size=20).scaling is None
+    @given(st.integers(2, 2000), st.floats(1, 1e9), st.floats(0, 1e-3))
+    def test_auto_is_the_faster_of_both(self, devices, size, latency):
+        both = [Network(1e9, latency, name).reduce(size, devices) for name in ("ring", "tree")]
+        assert Network(1e9, latency).reduce(size, devices) == min(both)
 
 
-class TestRange:
-    X = np.float32([[0, 2], [-1, 0.5]] * 5)
+class TestPipeline:
+    def test_two_equal_layers_take_one_epoch_more_than_one(self):
+        found = scaled(job(3, 3), 2)
+        assert found.seconds == pytest.approx(6 * 3)
+        assert found.idle == pytest.approx(1 / 6)
+        assert (found.used, found.replicas) == (2, (1, 1))
 
-    def test_values_outside_the_unit_interval_need_gaussian_visible_units(self):
-        arguments = {"layers": [2, 2], "epochs": 1, "batch_size": 5}
-        with pytest.raises(DataError, match=r"X: got 2 at row 0, column 1 .*values in \[0, 1\]"):
-            pretrain(self.X, visible_units="bernoulli", **arguments)
-        stack = pretrain(self.X, visible_units="gaussian", **arguments)
-        assert np.isfinite(stack.reconstruct(self.X)).all()
+    @pytest.mark.parametrize("depth", [1, 2, 4])
+    def test_equal_layers_gain_as_many_times_but_for_the_filling(self, depth):
+        pipeline, epochs = job(*[2] * depth, epochs=7), 7
+        gain = scaled(pipeline, 1).seconds / scaled(pipeline, depth).seconds
+        assert gain == pytest.approx(depth * epochs / (epochs + depth - 1))
 
-    def test_held_out_examples_likewise(self):
-        train = np.abs(self.X) / 2
-        arguments = {"layers": [2, 2], "epochs": 1, "batch_size": 5, "validation": self.X}
-        with pytest.raises(DataError, match=r"validation: got 2 at row 0, column 1"):
-            pretrain(train, **arguments)
-        pretrain(train, visible_units="gaussian", **arguments)
+    def test_the_parameters_go_where_they_are_fewer_bytes(self):
+        # 480 bytes of parameters take a second, 4,000 of activations more.
+        network = Network(4.0 * PARAMETERS)
+        found = scaled(job(3, 3, network=network), 2)
+        assert found.seconds == pytest.approx(3 + 5 * (1 + 3))
+        assert found.bytes_moved == 5 * 4 * PARAMETERS
+        assert found.idle == pytest.approx(1 - 30 / (2 * 23)), "waiting for the network is idle"
 
-    @pytest.mark.parametrize("bad", [np.inf, -np.inf, 1e19, -1e19, 1e300])
-    def test_what_no_square_can_hold_is_refused_with_its_place(self, bad):
-        X = self.X.astype(np.float64)
-        X[3, 1] = bad
-        with pytest.raises(DataError, match=r"X: got .* at row 3, column 1 \(counted from 0\)"):
-            pretrain(X, layers=[2, 2], visible_units="gaussian", batch_size=5)
+    def test_the_activations_go_where_the_passes_take_longer(self):
+        # A second for 4,000 bytes; the parameters of layers 1 and 2 need two passes of 10 s.
+        network = Network(4.0 * EXAMPLES * UNITS)
+        layers = [work(30, forward=10), work(30, forward=10), work(30)]
+        found = scaled(job(*layers, epochs=1, network=network, replicas=(1, 1, 1)), 3)
+        parameters = 4 * PARAMETERS
+        assert found.seconds == pytest.approx(30 + 30 + 10 + 0.12 + 30 + 10 + 1)
+        assert found.bytes_moved == parameters + 4 * EXAMPLES * UNITS
 
-    def test_the_message_tells_a_huge_value_from_one_that_is_not_finite(self):
-        with pytest.raises(DataError, match=r"got nan .*expected finite numbers"):
-            check_examples([[0, np.nan]], bounded=False)
-        with pytest.raises(DataError, match=r"got 1e\+20 .*expected numbers from -1e\+18 to"):
-            check_examples([[0, 1e20]], bounded=False)
+    def test_a_version_may_go_as_told(self):
+        network = Network(4.0 * PARAMETERS)
+        found = scaled(job(3, 3, network=network, versions="activations"), 2)
+        assert found.bytes_moved == 5 * 4 * EXAMPLES * UNITS
 
-    def test_the_largest_that_is_accepted_trains(self):
-        X = 1e18 * self.X / 2
-        stack = pretrain(X, layers=[2, 2], visible_units="gaussian", epochs=1, batch_size=5)
-        assert np.isfinite(stack.reconstruct(X)).all()
+    def test_rounds_train_as_many_layers_as_there_are_devices(self):
+        found = scaled(job(2, 2, 2, epochs=3, schedule="rounds", replicas=(1, 1, 1)), 2)
+        assert found.seconds == pytest.approx((3 + 1) * 2 + 3 * 2), "the third layer is alone"
+        assert found.idle == pytest.approx(1 - 18 / 28)
 
-    def test_early_stopping_needs_held_out_examples(self, bits):
-        with pytest.raises(SettingsError, match=r"early_stopping: .* without validation examples"):
-            pretrain(bits, layers=[16, 4], early_stopping="pseudo-likelihood")
+    def test_crowded_cores_slow_each_other(self):
+        alone, both = job(2, 2), job(work(2, crowding=0.5), work(2, crowding=0.5))
+        assert scaled(both, 1).seconds == scaled(alone, 1).seconds
+        assert scaled(both, 2).seconds == pytest.approx(2 + 4 * 3 + 2), "four epochs side by side"
+
+    def test_a_link_that_is_slower_than_the_layers_sets_the_pace(self):
+        # A minibatch of an example takes a second in a layer and two on the link; a block is 4.
+        network = Network(4.0 * UNITS / 2)
+        options = {"epochs": 1, "minibatches": EXAMPLES, "handoff": "minibatch", "delay": 0.0}
+        slow = scaled(job(1, 1, network=network, **options), 2)
+        assert slow.seconds == pytest.approx(4 + 100 * 2 + 4)
+        assert slow.bytes_moved == 100 * 4 * UNITS
+        fast = scaled(job(1, 1, **options), 2)
+        assert fast.seconds == pytest.approx(104)
+        assert fast.idle == pytest.approx(1 - 200 / 208)
+
+    @settings(deadline=None, max_examples=30)
+    @given(
+        st.lists(st.floats(0.1, 10), min_size=1, max_size=4),
+        st.integers(1, 5),
+        st.integers(1, 9),
+        st.floats(1e2, 1e6),
+        st.sampled_from(["epoch", "minibatch"]),
+    )
+    def test_never_faster_than_the_bounds(self, steps, epochs, devices, bandwidth, handoff):
+        options = {"epochs": epochs, "handoff": handoff, "minibatches": 4}
+        network = Network(bandwidth, 1e-3)
+        pure = scaled(job(*steps, **options, network=network, replicas=(1,) * len(steps)), devices)
+        whole = 4 * epochs * sum(steps)
+        assert pure.seconds >= 4 * epochs * max(steps) * (1 - 1e-9)
+        spread = scaled(job(*steps, **options, network=network), devices)
+        for found in (pure, spread):
+            assert found.seconds >= whole / min(devices, found.used) * (1 - 1e-9)
+            assert 0 <= found.idle <= 1
+            assert found.used <= devices
+
+
+class TestGroups:
+    def test_examples_are_shared_but_not_the_update(self):
+        own = GroupWork.of(work(9, fixed=1), 4, batch_size=100, split="examples", network=FREE)
+        assert own.step == 1 + 8 / 4
+        own = GroupWork.of(work(9, fixed=1), 3, batch_size=4, split="examples", network=FREE)
+        assert own.step == 1 + 8 / 2, "the largest share of a minibatch counts"
+
+    def test_gradients_are_summed_in_every_step(self):
+        network = Network(4.0 * PARAMETERS, 0, "ring")
+        found = scaled(job(8, schedule="greedy", network=network, replicas=(4,)), 4)
+        assert found.seconds == pytest.approx(5 * (8 / 4 + 1.5))
+        assert found.bytes_moved == 5 * 2 * 3 * 4 * PARAMETERS
+        assert found.idle == pytest.approx(1.5 / 3.5)
+
+    def test_units_exchange_no_gradient(self):
+        network = Network(4.0 * 100 * UNITS)
+        own = GroupWork.of(work(8), 2, batch_size=100, split="units", network=network)
+        assert own.step == 4 + 3 * 0.5, "half of the hidden units twice, of the visible ones once"
+
+    def test_devices_go_where_it_takes_longest(self):
+        loads = [8.0, 4.0, 2.0, 1.0]
+        counts = place("auto", range(4), lambda i, n: loads[i] / n, devices=15, most=[99] * 4)
+        assert counts == [8, 4, 2, 1]
+
+    def test_more_devices_than_pay_stay_idle(self):
+        network = Network(4.0 * PARAMETERS / 3, 0, "ring")  # summing takes 3 s and more
+        assert scaled(job(4, network=network), 8).replicas == (1,)
+        every = scaled(job(4, network=network, replicas="all"), 8)
+        assert every.replicas == (8,)
+        assert every.seconds > scaled(job(4, network=network), 8).seconds
+
+    def test_the_memory_is_that_of_the_largest_device(self):
+        found = scaled(job(1, 1, schedule="greedy", replicas=(2, 2)), 2)
+        parameters, batch, rows = 3 * PARAMETERS, 100 * 4 * UNITS, EXAMPLES * UNITS / 2
+        assert found.memory == 4 * (parameters + batch + rows)
+        assert Placed.of(job(1, 1, replicas=(1, 1)), 1).memory([0, 0]) == 8 * (parameters + batch)
+
+
+class TestServer:
+    def test_one_worker_adds_everything_up(self):
+        exchange = Exchange(computing=4, size=1, applying=0.5)
+        found = serve(exchange, workers=1, turns=10, network=Network(1.0, 0.25))
+        assert found.seconds == pytest.approx(10 * (0.25 + 1.25 + 4 + 1.25) + 0.5)
+        assert found.staleness == 0
+
+    def test_two_workers_wait_for_each_other_once(self):
+        found = serve(Exchange(computing=4, size=1), workers=2, turns=10, network=Network(1.0))
+        assert found.seconds == pytest.approx(5 * 6 + 1)
+        assert found.staleness == pytest.approx(0.9), "that of all but the first update is 1"
+
+    def test_the_links_of_the_servers_saturate(self):
+        exchange = Exchange(computing=4, size=1)
+        found = serve(exchange, workers=30, turns=900, network=Network(1.0))
+        assert found.seconds == pytest.approx(900, rel=0.01)
+        more = serve(
+            Exchange(computing=4, size=1, servers=2), workers=30, turns=900, network=Network(1.0)
+        )
+        assert more.seconds == pytest.approx(450, rel=0.02)
+
+    @settings(deadline=None, max_examples=40)
+    @given(
+        st.integers(1, 20),
+        st.integers(1, 60),
+        st.floats(0.1, 5),
+        st.floats(0, 5),
+        st.integers(1, 3),
+    )
+    def test_never_faster_than_the_workers_and_the_servers(
+        self, workers, turns, computing, size, servers
+    ):
+        exchange = Exchange(computing=computing, size=size, applying=0.1, servers=servers)
+        found = serve(exchange, workers=workers, turns=turns, network=Network(1.0))
+        least = max(-(-turns // workers) * (computing + 2 * size), turns * size / servers)
+        assert found.seconds >= least * (1 - 1e-9)
+        assert 0 <= found.staleness < workers
+
+
+class TestCurves:
+    COSTS = (LayerCosts(step=0.008, fixed=0.001, forward=0.001), LayerCosts(step=0.004))
+
+    def options(self, **others):
+        stack = {"epochs": 2, "batch_size": 100}
+        network = Network(1.25e9, 2e-5)
+        kwargs = {"layers": (784, 500, 250), "stack": stack, "network": network, "examples": 2000}
+        return Options(**{**kwargs, **others})
+
+    @pytest.mark.parametrize("name", WAYS)
+    def test_every_way_starts_near_one(self, name):
+        found = curve(name, WAYS[name], self.options(), self.COSTS, [1, 2, 8])
+        assert [run.devices for run in found.runs] == [1, 2, 8]
+        assert 0.5 < found.speedup(found.runs[0]) < 1.05
+        assert found.speedup(found.runs[2]) > found.speedup(found.runs[0])
+        report = found.report()
+        assert report["runs"][1]["speedup"] == found.speedup(found.runs[1])
+
+    def test_only_devices_inside_layers_pass_the_bound_of_a_pipeline(self):
+        pure = curve("", WAYS["streamed pipeline"], self.options(), self.COSTS, [16]).runs[0]
+        hybrid = curve("", WAYS["hybrid"], self.options(), self.COSTS, [16]).runs[0]
+        assert hybrid.seconds < pure.seconds
+        assert pure.idle > 0.85
+        assert sum(hybrid.replicas) <= 16
+
+    @pytest.mark.parametrize(
+        ("way", "others", "message"),
+        [
+            (Way("async", "minibatch"), {}, "handoff: got minibatch with schedule async"),
+            (Way("async", replicas="all"), {}, "replicas: got some with schedule async"),
+            (Way("async"), {"split": "units"}, "split: got units with schedule async"),
+            (Way("rounds", "minibatch"), {}, "schedule: got rounds with handoff minibatch"),
+            (Way("synchronized", replicas=(2, 1)), {}, "replicas: got 2,1, which take 3 devices"),
+            (
+                Way("synchronized", replicas=(2, 1, 1)),
+                {},
+                "replicas: got 2,1,1, expected 2 numbers",
+            ),
+            (Way("synchronized", replicas=(0,)), {}, "replicas: got 0,0, expected 2 numbers"),
+            (Way("synchronized", replicas="some"), {}, "replicas: got 'some'"),
+            (Way("synchronized"), {"split": "layers"}, "split: got 'layers'"),
+        ],
+    )
+    def test_what_does_not_fit_is_refused(self, way, others, message):
+        with pytest.raises(SettingsError) as refused:
+            check_way(way, self.options(**others), [2])
+        assert str(refused.value).startswith(message)
+
+
+class TestCosts:
+    def test_texts(self, tmp_path):
+        assert [cost.step for cost in costs_from("0.5,2")] == [0.5, 2]
+        file = tmp_path / "costs.json"
+        file.write_text('{"costs": [{"step": 2.0, "fixed": 1.0, "forward": 0.5, "end": 3}]}')
+        assert costs_from(str(file)) == [LayerCosts(step=2, fixed=1, forward=0.5, end=3)]
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("[{}]", "costs: step"),
+            ('[{"step": -1}]', "costs: step: got -1"),
+            ('[{"step": 1, "fixed": 2}]', "costs: got fixed 2, expected at most step, 1"),
+            ('[{"step": 1, "speed": 2}]', "costs: "),
+            ("{", "costs: "),
+            ("[1]", "costs: "),
+        ],
+    )
+    def test_wrong_files_are_refused(self, tmp_path, text, message):
+        file = tmp_path / "costs.json"
+        file.write_text(text)
+        with pytest.raises((SettingsError, DataError)) as refused:
+            costs_from(str(file))
+        assert str(refused.value).startswith(message)
+
+    @pytest.mark.parametrize("text", ["nowhere.json", "-1", "nan,1", "0"])
+    def test_wrong_texts_are_refused(self, text):
+        with pytest.raises((SettingsError, DataError), match=r"^costs: "):
+            costs_from(text)
+
+    def test_measured_ones_are_those_of_a_core(self):
+        stack = settings_from((16, 8, 4), batch_size=8, workers=1).pretrain
+        costs = measured_costs(stack, examples=64, held_out=8, seconds=0)
+        assert len(costs) == 2
+        for cost in costs:
+            assert 0 <= cost.fixed <= cost.step
+            assert cost.forward is not None
+
+
+class TestTexts:
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [("10Gb/s", 1.25e9), ("1.2GB/s", 1.2e9), ("8Mb/s", 1e6), ("5B/s", 5), ("inf", math.inf)],
+    )
+    def test_bandwidths(self, text, expected):
+        assert bandwidth_from(text) == expected
+
+    @pytest.mark.parametrize(("text", "expected"), [("20us", 2e-5), ("1.5ms", 1.5e-3), ("0s", 0)])
+    def test_latencies(self, text, expected):
+        assert latency_from(text) == pytest.approx(expected)
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("3", (3,)),
+            ("1,2,4,...,16", (1, 2, 4, 8, 16)),
+            ("1,2,...,4", (1, 2, 3, 4)),
+            ("2,4,6,...,10", (2, 4, 6, 8, 10)),
+        ],
+    )
+    def test_devices(self, text, expected):
+        assert devices_from(text) == expected
+
+    @pytest.mark.parametrize(
+        ("parse", "text"),
+        [
+            *((bandwidth_from, text) for text in ("", "10", "-1Gb/s", "0b/s", "1.2.3Gb/s", "nan")),
+            *((latency_from, text) for text in ("20", "1h", "-1s", "..s")),
+            *((devices_from, text) for text in ("", "0", "1,...", "...,4", "1,2,...,4,5", "x")),
+            *(
+                (devices_from, text)
+                for text in ("1,2,4,...,9", "2,1,...,4", "1,1,...,2", "99999999")
+            ),
+            *((replicas_from, text) for text in ("", "some", "1,x", "1.5")),
+        ],
+    )
+    def test_what_is_none_is_refused(self, parse, text):
+        name = parse.__name__.removesuffix("_from")
+        with pytest.raises(SettingsError, match=f"^{name}: got '.*', expected "):
+            parse(text)
+
+    def test_replicas(self):
+        assert replicas_from("auto") == "auto"
+        assert replicas_from("2,1") == (2, 1)

@@ -175,15 +175,17 @@ def foretold(batches: list[int], workers: int) -> list[list[str]]:
     rows = []
     for net in NETS:
         for batch in batches:
-            with blas_limit(1):
-                one = Steps(net, batch, 1, "examples").predicted()
-                own = {
-                    split: one / Steps(net, batch, workers, split).predicted()
-                    for split in splits_of(net)
-                }
+            own = foretold_times(net, batch, workers, splits_of(net))
             times = (f"{own[split]:.2f}" if split in own else NONE for split in SPLITS)
             rows.append([net, str(batch), *times])
     return rows
+
+
+def foretold_times(net: str, batch: int, workers: int, splits: Sequence[str]) -> dict[str, float]:
+    """Return how many times faster than one worker several are predicted to be, by the split."""
+    with blas_limit(1):
+        one = Steps(net, batch, 1, "examples").predicted()
+        return {split: one / Steps(net, batch, workers, split).predicted() for split in splits}
 
 
 def curves(rows: int, epochs: int) -> list[list[str]]:

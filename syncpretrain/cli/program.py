@@ -15,6 +15,7 @@ __all__ = ["main"]
 COMMANDS = {
     "train": "Pretrain a stack of layers in parallel, and fine-tune it.",
     "plan": "Measure a stack on this machine, and choose the schedule that is fastest.",
+    "simulate": "Predict a run on any number of devices, by the times of its layers.",
     "compare": "Compare starts, pretrained or not, with the same fine-tuning.",
     "finetune": "Fine-tune an earlier run on other data, in a run folder of its own.",
     "predict": "Write the classes of examples, or the numbers that a regression predicts.",

@@ -50,12 +50,15 @@ class Simulated:
     """Predicted result of a run.
 
     ``buffers`` is how many arrays of activations each layer needs; ``epochs`` counts those that
-    each layer trains.
+    each layer trains, ``transforms`` the versions of the layer below that it computes for them, and
+    ``busy`` is in how many seconds it has an epoch.
     """
 
     seconds: float
     epochs: tuple[int, ...]
     buffers: tuple[int, ...]
+    transforms: tuple[int, ...] = ()
+    busy: tuple[float, ...] = ()
 
 
 class _Epoch:
@@ -101,11 +104,14 @@ class _Epoch:
 
 
 class _Activations:
-    """Versions whose activations are computed, and the most of a layer at any time."""
+    """Versions whose activations are computed, and the most of a layer at any time.
+
+    ``reads`` counts the versions that each layer computes of the one below.
+    """
 
     def __init__(self, depth: int) -> None:
         self._computed: list[set[int]] = [set() for _ in range(depth)]
-        self.most = [0] * depth
+        self.most, self.reads = [0] * depth, [0] * depth
 
     def compute(self, command: Train) -> bool:
         """Compute the activations that an epoch reads; return False if that was done before."""
@@ -113,6 +119,7 @@ class _Activations:
         if below < 0 or command.reads in self._computed[below]:
             return False
         self._computed[below].add(command.reads)
+        self.reads[below + 1] += 1
         self.most[below] = max(self.most[below], len(self._computed[below]))
         return True
 
@@ -147,15 +154,19 @@ def simulate(
             transforms = activations.compute(command)
             running[command.layer] = _Epoch(costs[command.layer - 1], transforms=transforms)
 
-    clock = 0.0
+    clock, busy = 0.0, [0.0] * len(costs)
     execute(schedule.begin())
     while running:
         assigned = schedule.workers_per_layer(workers, replicas)
-        clock += _advance(running, assigned, workers)
+        seconds = _advance(running, assigned, workers)
+        clock += seconds
+        for layer in running:
+            busy[layer - 1] += seconds
         for layer in sorted(layer for layer, epoch in running.items() if epoch.is_finished):
             del running[layer]
             execute(schedule.finished(layer))
-    return Simulated(clock, schedule.done, tuple(activations.most))
+    most, reads = tuple(activations.most), tuple(activations.reads)
+    return Simulated(clock, schedule.done, most, reads, tuple(busy))
 
 
 def _advance(running: Mapping[int, _Epoch], assigned: Mapping[int, int], workers: int) -> float:

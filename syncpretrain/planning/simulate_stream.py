@@ -7,12 +7,12 @@ do. A long stream is simulated with fewer minibatches, and its time multiplied.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from syncpretrain.pretraining.schedule.stream import Block, StreamPlan, StreamSchedule
 
-__all__ = ["StreamCost", "simulate_stream"]
+__all__ = ["StreamCost", "Streamed", "play_stream", "simulate_stream"]
 
 MOST_MINIBATCHES = 3_000  # simulated of a stream: many beside what a ring holds
 
@@ -42,6 +42,14 @@ class StreamCost:
     handover: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """Predicted result of a stream: its seconds, and those in which each layer has a block."""
+
+    seconds: float
+    busy: tuple[float, ...]
+
+
 def simulate_stream(
     plans: Sequence[StreamPlan],
     costs: Sequence[StreamCost],
@@ -68,20 +76,54 @@ def simulate_stream(
     replicas : sequence of int
         The most workers of a step of each layer.
     """
+    return play_stream(
+        plans, costs, steps=steps, ring=ring, block=block, workers=workers, replicas=replicas
+    ).seconds
+
+
+def play_stream(
+    plans: Sequence[StreamPlan],
+    costs: Sequence[StreamCost],
+    *,
+    steps: int,
+    ring: int,
+    block: int,
+    workers: int,
+    replicas: Sequence[int],
+    links: Collection[int] = (),
+) -> Streamed:
+    """Play a stream to its end, as :func:`simulate_stream` does.
+
+    ``links`` are those of the layers, counted from 1, that stand for a link of a network between
+    the layers beside it: they pass minibatches on and take no worker.
+    """
     longest = max(plan.delay + plan.steps for plan in plans)
     fewer = max(1, longest // MOST_MINIBATCHES)
     short = [StreamPlan(p.delay // fewer, max(1, p.steps // fewer)) for p in plans]
     run = _Run(short, costs, max(1, steps // fewer), workers, replicas)
     schedule = StreamSchedule(short, ring=ring, block=block)
-    clock = 0.0
+    clock, busy = 0.0, [0.0] * len(plans)
     while not schedule.is_finished:
-        while len(run.left) < workers and (taken := schedule.take()) is not None:
+        while (taken := _next(schedule, run, workers, links)) is not None:
             run.begin(taken)
+        layers = [block.layer for block in run.left]
         seconds, done = run.advance()
         clock += seconds
+        for layer in layers:
+            busy[layer - 1] += seconds
         schedule.done(done)
     whole = sum(plan.steps for plan in plans) / sum(plan.steps for plan in short)
-    return max(clock, run.handing_over) * whole
+    seconds = max(clock, run.handing_over) * whole
+    return Streamed(seconds, tuple(whole * own for own in busy))
+
+
+def _next(
+    schedule: StreamSchedule, run: _Run, workers: int, links: Collection[int]
+) -> Block | None:
+    """Return a block that a free worker may process, or a link."""
+    if sum(block.layer not in links for block in run.left) < workers:
+        return schedule.take()
+    return schedule.take(links) if links else None
 
 
 class _Run:
@@ -114,7 +156,8 @@ class _Run:
         for block in sorted(self.left, key=lambda block: block.layer):
             speeds[block], used = self._speed(block, helping)
             helping -= used
-        slower = (len(self.left) - 1) / (self._workers - 1) if self._workers > 1 else 0.0
+        others = min(len(self.left), self._workers) - 1  # more of them are links
+        slower = others / (self._workers - 1) if self._workers > 1 else 0.0
         for block in speeds:
             speeds[block] /= 1 + (self._costs[block.layer - 1].contention - 1) * slower
         first = min(self.left, key=lambda block: self.left[block] / speeds[block])

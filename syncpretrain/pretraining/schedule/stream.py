@@ -20,7 +20,7 @@ result (a Kahn network). The lowest layer that may process goes first: it has th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from syncpretrain.errors import ScheduleError
@@ -141,8 +141,10 @@ class StreamSchedule:
         positions = zip(self._positions, self.ends, strict=True)
         return not self._running and all(position >= end for position, end in positions)
 
-    def take(self) -> Block | None:
+    def take(self, among: Container[int] | None = None) -> Block | None:
         """Return minibatches that a layer may process now; None to wait for :meth:`done`.
+
+        ``among`` are the layers, counted from 1, that come into question; by default all.
 
         Raises
         ------
@@ -150,13 +152,13 @@ class StreamSchedule:
             If no layer processes any, none may, and the stream has not ended.
         """
         for i in range(len(self._plans)):
-            if i in self._running:
+            if i in self._running or (among is not None and i + 1 not in among):
                 continue
             last = min(self._positions[i] + self._block, self._limit(i))
             if last > self._positions[i]:
                 self._running[i] = block = Block(i + 1, self._positions[i] + 1, last)
                 return block
-        if not self._running and not self.is_finished:
+        if among is None and not self._running and not self.is_finished:
             raise ScheduleError(f"no layer may process; they are at {self._positions}")
         return None
 

@@ -1,0 +1,198 @@
+"""``syncpretrain simulate``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from syncpretrain.cli.options import at_least, json_option
+from syncpretrain.cli.train_options import setting_options
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from syncpretrain.planning.scaling.curves import Options, Way
+
+__all__ = ["command"]
+
+SCHEDULE_WORDS = ("synchronized", "greedy", "rounds", "async")
+ALL_REDUCE_WORDS = ("auto", "ring", "tree", "star")
+OF_SCHEDULE = ("group_size", "pace", "delay", "refresh_epochs", "finish")
+OF_STACK = ("model", "epochs", "batch_size", *OF_SCHEDULE)
+HELD_OUT_SHARE = 5  # training examples to one held out, as of MNIST's
+
+
+@click.command("simulate")
+@setting_options(only=("layers", "model", "epochs", "batch_size"))
+@click.option(
+    "--devices",
+    default="1,2,4,8",
+    metavar="N[,N...]",
+    help="Numbers of devices; 1,2,4,...,1024 goes on by the same factor. Default 1,2,4,8.",
+)
+@click.option(
+    "--schedule",
+    type=click.Choice(SCHEDULE_WORDS),
+    help="Default five ways: pipelines by whole versions and by minibatches, data parallel, hybrid,"
+    " asynchronous.",
+)
+@click.option(
+    "--handoff", type=click.Choice(("epoch", "minibatch")), help="Of --schedule. Default epoch."
+)
+@setting_options(only=OF_SCHEDULE)
+@click.option(
+    "--replicas",
+    metavar="auto|all|R[,R...]",
+    help="Devices of a layer: as many as make it faster (default), all, or a number.",
+)
+@click.option(
+    "--split",
+    type=click.Choice(("examples", "units")),
+    default="examples",
+    help="How the devices of a layer share a minibatch. Default examples.",
+)
+@click.option(
+    "--bandwidth",
+    default="10Gb/s",
+    metavar="X",
+    help="Of a device's link in each direction: bits, as 10Gb/s (default), bytes, as 1.2GB/s, or"
+    " inf.",
+)
+@click.option(
+    "--latency", default="20us", metavar="T", help="Of a message, such as 20us (default) or 1ms."
+)
+@click.option(
+    "--all-reduce",
+    type=click.Choice(ALL_REDUCE_WORDS),
+    default="auto",
+    help="How gradients are summed; star is through one shared link. Default ring or tree,"
+    " whichever is faster.",
+)
+@click.option("--servers", type=at_least(1), default=1, metavar="N", help="Of async. Default 1.")
+@click.option(
+    "--push-every",
+    type=at_least(1),
+    default=1,
+    metavar="H",
+    help="Minibatches between two exchanges with the server, of async. Default 1.",
+)
+@click.option(
+    "--costs",
+    metavar="FILE|S[,S...]",
+    help="Seconds of a minibatch of each layer, or a JSON file of costs. Default measured here.",
+)
+@click.option(
+    "--examples",
+    type=at_least(1),
+    default=50_000,
+    metavar="N",
+    help="To train on. Default 50000, as of MNIST.",
+)
+@click.option(
+    "--seconds", type=at_least(0), default=7, metavar="S", help="About how long to measure."
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FILE.png",
+    help="Also draw the speed-ups, as a PNG.",
+)
+@json_option
+def command(out: Path | None, as_json: bool, **options: Any) -> None:
+    """Predict the time of a run on any number of devices of a cluster.
+
+    Every schedule is played through on a clock of its own, with the times of a few steps of each
+    layer on one core of this machine, or with --costs, and with messages over a network. What is
+    learned is not simulated: a stale gradient counts like a fresh one.
+
+    \b
+    Examples:
+      syncpretrain simulate --layers 784,1000,500,250,30 --devices 1,2,4,...,1024 --out curves.png
+      syncpretrain simulate --layers 784,1000,500 --schedule synchronized --handoff minibatch
+      syncpretrain simulate --layers 784,1000,500 --schedule greedy --replicas all --bandwidth 1Gb/s
+      syncpretrain simulate --layers 784,1000,500 --schedule async --costs 0.008,0.005 --json
+    """
+    from syncpretrain.cli.simulate_output import draw, print_curves, report
+    from syncpretrain.planning.scaling.costs import costs_from, measured_costs, works_of
+    from syncpretrain.planning.scaling.curves import GREEDY, check_way, curve
+    from syncpretrain.planning.scaling.texts import devices_from
+
+    if out is not None:
+        _check_picture(out)
+    devices = devices_from(options["devices"])
+    ways, common = _asked(options)
+    for way in ways.values():
+        check_way(way, common, devices)
+    stack = common.plain().settings(GREEDY)
+    if options["costs"] is not None:
+        costs = costs_from(options["costs"])
+        works_of(stack, costs)  # refuses another number of layers
+    else:
+        seconds, rows = options["seconds"], {"examples": common.examples}
+        costs = measured_costs(stack, **rows, held_out=common.held_out, seconds=seconds)
+    curves = [curve(name, way, common, costs, devices) for name, way in ways.items()]
+    if out is not None:
+        draw(curves, stack, out)
+    if as_json:
+        click.echo(json.dumps(report(curves, common, costs)))
+    else:
+        print_curves(curves, common, stack, sys.stdout)
+
+
+def _asked(options: dict[str, Any]) -> tuple[Mapping[str, Way], Options]:
+    """Return the ways to train that the options ask for, and what they have in common."""
+    from syncpretrain.errors import SettingsError
+    from syncpretrain.planning.scaling.curves import ASYNCHRONOUS, WAYS, Options, Way
+    from syncpretrain.planning.scaling.network import Network
+    from syncpretrain.planning.scaling.texts import bandwidth_from, latency_from, replicas_from
+
+    if options["layers"] is None:
+        raise SettingsError(
+            "layers: got nothing, expected the units of the input and of each layer, such as"
+            " --layers 784,1000,500,250,30"
+        )
+    network = Network(
+        bandwidth_from(options["bandwidth"]),
+        latency_from(options["latency"]),
+        options["all_reduce"],
+    )
+    stack = {name: options[name] for name in OF_STACK if options[name] is not None}
+    common = Options(
+        layers=options["layers"],
+        stack=stack,
+        network=network,
+        examples=options["examples"],
+        held_out=options["examples"] // HELD_OUT_SHARE,
+        split=options["split"],
+        servers=options["servers"],
+        push_every=options["push_every"],
+    )
+    schedule, handoff, replicas = (options[name] for name in ("schedule", "handoff", "replicas"))
+    if schedule is not None:
+        counts = "auto" if replicas is None else replicas_from(replicas)
+        return {schedule: Way(schedule, handoff or "epoch", counts)}, common
+    for name in ("handoff", "replicas", *OF_SCHEDULE):
+        if options[name] is not None:
+            raise SettingsError(
+                f"{name}: got {options[name]} without --schedule, expected one beside it: the five"
+                " ways have their own"
+            )
+    if common.split == "examples":
+        return WAYS, common
+    return {name: way for name, way in WAYS.items() if way.schedule != ASYNCHRONOUS}, common
+
+
+def _check_picture(path: Path) -> None:
+    """Refuse a picture that could not be written later."""
+    from syncpretrain.cli.files import check_target
+    from syncpretrain.errors import SettingsError
+    from syncpretrain.runs.report.curves import check_drawing
+
+    if path.suffix != ".png":
+        raise SettingsError(f"out: got {path}, expected a name that ends with .png")
+    check_target(path)
+    check_drawing()

@@ -1,0 +1,1 @@
+"""Scaling: predict a run on any number of devices of a cluster."""

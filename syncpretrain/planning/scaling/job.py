@@ -1,0 +1,201 @@
+"""Job of a cluster: what is trained, how layers share devices, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from syncpretrain.errors import SettingsError
+from syncpretrain.kernels.arrays import FLOAT_BYTES
+from syncpretrain.planning.scaling.network import Network
+from syncpretrain.planning.scaling.placement import EVERY, PAYING, place
+from syncpretrain.planning.scaling.work import SPLITS, GroupWork, LayerWork
+from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
+from syncpretrain.pretraining.schedule.kinds import SCHEDULES
+from syncpretrain.settings import PretrainSettings
+
+__all__ = ["PARAMETER_COPIES", "Job", "Placed", "Scaled"]
+
+PARAMETER_COPIES = 3  # weights, velocity, gradient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A stack to train on a cluster.
+
+    Attributes
+    ----------
+    settings : PretrainSettings
+        Of the schedule, the hand-over, the epochs and the minibatch size; others do not count.
+    works : tuple of LayerWork
+        One a layer, from the lowest up.
+    examples, held_out : int
+    network : Network
+    replicas : str or tuple of int
+        Devices of a layer: ``auto`` for as many as make it faster, ``all``, or a number a layer.
+    split : str
+        ``examples`` or ``units``: how the devices of a layer share a minibatch.
+    versions : str
+        A version reaches the layer above as ``activations``, as ``parameters`` of all layers below,
+        from which the reader computes them in every epoch, or ``auto``: whichever is faster.
+    servers : int
+        Of an asynchronous run, beside the devices; its parameters are spread over them. 0 for a run
+        that is not asynchronous.
+    push_every : int
+        Minibatches between two exchanges with the server.
+    """
+
+    settings: PretrainSettings
+    works: tuple[LayerWork, ...]
+    examples: int
+    held_out: int = 0
+    network: Network = field(default_factory=Network)
+    replicas: str | tuple[int, ...] = PAYING
+    split: str = "examples"
+    versions: str = "auto"
+    servers: int = 0
+    push_every: int = 1
+
+    def __post_init__(self) -> None:
+        depth = len(self.settings.layers) - 1
+        if len(self.works) != depth:
+            raise SettingsError(
+                f"costs: got those of {len(self.works)} layers, expected {depth}, one a layer"
+            )
+        if self.split not in SPLITS:
+            raise SettingsError(f"split: got {self.split!r}, expected {' or '.join(SPLITS)}")
+        is_word = isinstance(self.replicas, str)
+        if is_word and self.replicas not in (PAYING, EVERY):
+            raise SettingsError(
+                f"replicas: got {self.replicas!r}, expected {PAYING}, {EVERY}, or a number a layer"
+            )
+        if not is_word and (len(self.replicas) != depth or min(map(int, self.replicas)) < 1):
+            raise SettingsError(
+                f"replicas: got {','.join(map(str, self.replicas))}, expected {depth} numbers of at"
+                " least 1, one a layer"
+            )
+
+    @property
+    def rows(self) -> int:
+        """How many examples' activations each version has."""
+        return self.examples + min(self.held_out, PROBE_ROWS)
+
+    @property
+    def steps(self) -> float:
+        """Minibatches of an epoch, the last of which may be a part of one."""
+        return self.examples / self.settings.batch_size
+
+    def group(self, layer: int, devices: int) -> GroupWork:
+        """Return the work of a layer, counted from 0, on a number of devices."""
+        return GroupWork.of(
+            self.works[layer],
+            devices,
+            batch_size=self.settings.batch_size,
+            split=self.split,
+            network=self.network,
+        )
+
+    def load(self, layer: int, devices: int) -> float:
+        """Return the seconds of a layer's own epochs on a number of devices."""
+        own = self.steps * self.group(layer, devices).step + self.works[layer].end
+        return self.settings.epochs[layer] * own
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A job with devices: those of each layer, and how many layers train at once.
+
+    Rounds without a size of their groups take as many layers at a time as there are devices, as
+    those of the CMU project do.
+    """
+
+    job: Job
+    replicas: tuple[int, ...]
+    places: int
+
+    @classmethod
+    def of(cls, job: Job, devices: int) -> Placed:
+        """Place a job.
+
+        Raises
+        ------
+        SettingsError
+            If there are too few devices for the numbers that it names.
+        """
+        settings = job.settings
+        depth = len(job.works)
+        kind = SCHEDULES[settings.schedule]
+        if kind.has_groups and settings.group_size is None:
+            settings = msgspec.structs.replace(settings, group_size=min(devices, depth))
+            job = replace(job, settings=settings)
+        size = 1 if kind.one_at_a_time else settings.group_size or depth
+        replicas: list[int] = []
+        for first in range(0, depth, size):
+            group = range(first, min(first + size, depth))
+            rule = job.replicas if isinstance(job.replicas, str) else job.replicas[first:][:size]
+            most = [
+                GroupWork.most(job.works[i], batch_size=settings.batch_size, split=job.split)
+                for i in group
+            ]
+            replicas += place(rule, group, job.load, devices=devices, most=most)
+        return cls(job, tuple(replicas), min(devices, size))
+
+    @property
+    def used(self) -> int:
+        """The devices that have work at any time, at most."""
+        firsts = range(0, len(self.replicas), self.places)
+        return max(sum(self.replicas[first : first + self.places]) for first in firsts)
+
+    def groups(self) -> list[GroupWork]:
+        """Return the work of each layer's group."""
+        return [self.job.group(i, n) for i, n in enumerate(self.replicas)]
+
+    def memory(self, inputs: Sequence[float]) -> float:
+        """Return the bytes of the device that needs the most, given each layer's rows of input.
+
+        Where layers are more than devices, those of them that need the most on one device.
+        """
+        needs = []
+        by_units = self.job.split == "units"
+        for work, n, rows in zip(self.job.works, self.replicas, inputs, strict=True):
+            parameters = PARAMETER_COPIES * work.parameters / (n if by_units else 1)
+            batch = self.job.settings.batch_size * 2 * (work.visible + work.hidden)
+            needs.append(parameters + batch + rows * work.visible / (1 if by_units else n))
+        together = -(-len(needs) // self.places) if self.places > 1 else len(needs)
+        if SCHEDULES[self.job.settings.schedule].one_at_a_time:
+            together = 1
+        return FLOAT_BYTES * sum(sorted(needs)[-together:])
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """Predicted result of a job on a number of devices.
+
+    Attributes
+    ----------
+    devices, used : int
+        That there are, and that have work.
+    seconds : float
+    idle : float
+        The share of the devices' time in which they compute nothing.
+    bytes_moved : float
+        Of all messages together.
+    memory : float
+        Bytes of the device that needs the most.
+    replicas : tuple of int
+        Devices of each layer.
+    staleness : float or None
+        Of an asynchronous run: how many updates others made, on average, between the fetch of the
+        parameters and the update by their gradient.
+    """
+
+    devices: int
+    used: int
+    seconds: float
+    idle: float
+    bytes_moved: float
+    memory: float
+    replicas: tuple[int, ...]
+    staleness: float | None = None

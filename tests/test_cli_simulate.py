@@ -1,0 +1,127 @@
+"""``syncpretrain simulate``."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from syncpretrain.cli.simulate import ALL_REDUCE_WORDS, SCHEDULE_WORDS
+from syncpretrain.planning.scaling.curves import ASYNCHRONOUS, WAYS
+from syncpretrain.planning.scaling.network import ALL_REDUCES
+from syncpretrain.pretraining.schedule.kinds import SCHEDULES
+from syncpretrain.runs.report.speedup import save_speedup_curves
+
+STACK = ("--layers", "16,8,4", "--epochs", 3, "--examples", 200, "--costs", "0.02,0.01")
+
+
+@pytest.fixture
+def call(call, tmp_path, monkeypatch):
+    """Return a function that calls ``simulate`` in an empty folder and returns its streams."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments, **options: call("simulate", *arguments, **options)
+
+
+def test_the_words_are_those_of_the_model():
+    assert set(SCHEDULE_WORDS) == {*SCHEDULES, ASYNCHRONOUS}
+    assert ALL_REDUCE_WORDS == ALL_REDUCES
+
+
+def test_all_ways_side_by_side(call):
+    out, err = call(*STACK, "--devices", "1,2,4,...,16")
+    assert not err
+    assert out.startswith("16-8-4, 3 epochs of 200 examples, minibatches of 100: greedy on one")
+    assert all(word in out for name in WAYS for word in name.split())
+    assert out.splitlines()[-1].startswith("What is learned is not simulated")
+
+
+def test_units_are_split_in_all_ways_but_one(call):
+    """A worker of a parameter server has whole minibatches."""
+    out, _ = call(*STACK, "--split", "units", "--json")
+    names = [curve["name"] for curve in json.loads(out)["curves"]]
+    assert names == [name for name in WAYS if name != "asynchronous"]
+
+
+def test_one_way_with_all_its_figures(call):
+    out, _ = call(*STACK, "--schedule", "synchronized", "--devices", "2", "--bandwidth", "inf")
+    row = next(line for line in out.splitlines() if line.strip().startswith("2 "))
+    assert row.split()[:2] == ["2", "2"]
+    assert row.split()[-1] == "1,1"
+
+
+def test_json_is_read_again_as_costs(call, tmp_path):
+    options = ("--schedule", "synchronized", "--replicas", "1", "--latency", "0s", "--json")
+    out, _ = call(*STACK, *options, "--bandwidth", "inf", "--devices", "1,2")
+    assert out.count("\n") == 1
+    report = json.loads(out)
+    assert report["bandwidth"] is None
+    assert [cost["step"] for cost in report["costs"]] == [0.02, 0.01]
+    (found,) = report["curves"]
+    # 2 minibatches of 0.02 and 0.01 s; for layer 2 a pass over 240 rows, 0.004 s for each 100.
+    one, two = (run["seconds"] for run in found["runs"])
+    assert one == pytest.approx(3 * (0.04 + 0.02 + 0.0096))
+    assert two == pytest.approx(3 * 0.04 + 0.02 + 0.0096)
+    (tmp_path / "costs.json").write_text(out)
+    again, _ = call(*STACK[:-1], "costs.json", *options, "--bandwidth", "inf", "--devices", "1,2")
+    assert json.loads(again)["curves"] == report["curves"]
+
+
+def test_async_has_staleness(call):
+    out, _ = call(*STACK, "--schedule", "async", "--devices", "1,4", "--json")
+    first, last = json.loads(out)["curves"][0]["runs"]
+    assert first["staleness"] == 0
+    assert 0 < last["staleness"] < 4
+    assert math.isfinite(last["seconds"])
+
+
+def test_the_costs_are_measured_without_any(call):
+    out, _ = call(*STACK[:-2], "--seconds", 0, "--schedule", "greedy", "--json")
+    assert all(cost["step"] > 0 for cost in json.loads(out)["costs"])
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """A picture that was drawn before: Matplotlib leaves its fonts open."""
+    pytest.importorskip("matplotlib", reason="curves are drawn by Matplotlib")
+    file = tmp_path_factory.mktemp("drawn") / "curves.png"
+    save_speedup_curves({"greedy": [(1, 1.0), (2, 1.5)]}, file)
+    return file
+
+
+def test_the_picture_is_a_png(drawn, call, tmp_path):
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+    call(*STACK, "--out", "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--devices", "0"), "--devices: got '0', expected whole numbers"),
+        (("--bandwidth", "fast"), "--bandwidth: got 'fast', expected bits or bytes"),
+        (("--latency", "soon"), "--latency: got 'soon', expected a time"),
+        (("--costs", "1,2,3"), "--costs: got those of 3 layers, expected 2"),
+        (("--costs", "nowhere.json"), "--costs: nowhere.json: "),
+        (("--handoff", "minibatch"), "--handoff: got minibatch without --schedule"),
+        (("--replicas", "2"), "--replicas: got 2 without --schedule"),
+        (("--group-size", "2"), "--group-size: got 2 without --schedule"),
+        (("--schedule", "greedy", "--delay", "1"), "--delay: got 1 with handoff epoch"),
+        (("--schedule", "greedy", "--replicas", "x"), "--replicas: got 'x', expected auto"),
+        (("--schedule", "async", "--handoff", "minibatch"), "--handoff: got minibatch"),
+        (("--schedule", "async", "--replicas", "2"), "--replicas: got some"),
+        (("--out", "curves.jpg"), "--out: got curves.jpg, expected a name that ends with .png"),
+        (("--out", "nowhere/curves.png"), "--out: the folder nowhere does not exist"),
+        (("--epochs", "1,2,3"), "--epochs: got 3 values"),
+    ],
+)
+def test_what_is_wrong_is_refused_in_one_sentence(call, options, message):
+    out, err = call(*STACK, *options, status=2)
+    assert not out
+    assert err.startswith(f"Error: {message}")
+    assert err.count("\n") == 1
+
+
+def test_layers_are_needed(call):
+    _, err = call(status=2)
+    assert err.startswith("Error: --layers: got nothing")
