@@ -188,5 +188,6 @@ class ProcessStream(Closing):
         if self._numbers is not None:
             self._numbers.close()
             self._numbers = None
+        self._stopping = Stopping(np.zeros(1), self._times)  # lets go of the memory
         self._replacement.tell()
         return alive

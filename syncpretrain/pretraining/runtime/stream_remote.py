@@ -123,6 +123,7 @@ class RemoteLayer(BaseStreamedLayer):
         with contextlib.suppress(StalledError), self._turn(self._times.join):
             self._process = None
         self._stopping, self._lent = Stopping(np.zeros(1), self._times), np.zeros(1)
+        self._replaces = lambda death: False
         self.progress = self.progress.copy()
 
     def sharing(self, times: Timeouts) -> Sharing:
