@@ -377,3 +377,34 @@ def test_evaluate_and_encode_by_columns(call):
     rows = table("z.csv")
     assert rows[0] == ["unit1", "unit2", "unit3"]
     np.testing.assert_array_equal(np.array(rows[1:], dtype=np.float32), np.load("z.npy"))
+
+
+class TestCounts:
+    """Counts of words in a sparse matrix, whose visible units follow from the values."""
+
+    @pytest.fixture
+    def words(self, tmp_path):
+        indices = np.arange(140, dtype=np.int32) * 7 % 12
+        np.savez(
+            tmp_path / "X.npz",
+            data=np.arange(140) % 3 + 1.0,
+            indices=indices,
+            indptr=np.arange(0, 141, 2),
+            shape=np.array([70, 12]),
+            format=np.array(b"csr"),
+            y=np.arange(70) % 2,
+        )
+        return ("--data", "X.npz", "--hidden", 4, "--epochs", 1, "--batch-size", 10, "--quiet")
+
+    def test_a_stream(self, call, words):
+        call("train", *words, "--handoff", "minibatch", "--out", "run")
+        assert syncpretrain.load("run").units[0] == "counts:12"
+
+    def test_compare(self, call, words):
+        own = ("--test", 0.2, "--finetune-epochs", 1, "--finetune-batch-size", 10)
+        call("compare", *words, *own, "--starts", "random", "--seeds", 1, "--out", "compared")
+        assert "counts:12" in Path("compared", "config.toml").read_text()
+
+    def test_the_advice(self, call, words):
+        line = refusal(call, "train", *words, "--visible-units", "bernoulli")
+        assert "expected values in [0, 1]; take visible_units counts for numbers of words" in line

@@ -159,6 +159,12 @@ class TestOutput:
         assert shape.partition(" -> ")[0].split()[-1] in file.getvalue()
         assert "classifier, wrong: train 100.00 %, test 100.00 %" in lines
         assert "…" not in file.getvalue()
+        assert "of the mean's error: train 100 %, validation 100 %, test 100 %" in lines
+        row |= times | {"epochs": 0}  # random weights: what they reconstruct says nothing
+        file = io.StringIO()
+        print_run({**report, "layers": [row], "seconds": seconds, "out": "runs/x"}, file)
+        assert "of the mean's error" not in file.getvalue()
+        assert "100 %" not in file.getvalue()
 
 
 class TestRepeating:

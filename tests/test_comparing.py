@@ -218,7 +218,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("match", "finetune", "options", "others"),
         [
-            ("^labels: got 1 classes, expected two", {}, {}, {"labels": (60, 1)}),
+            ("^labels: got 1 class, ., expected two", {}, {}, {"labels": (60, 1)}),
             (
                 "^finetune_shards: got more than the 5 examples of a minibatch",
                 {"split": "examples", "shards": 8},

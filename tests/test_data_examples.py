@@ -83,6 +83,8 @@ def test_a_number_beyond_float32_is_named_as_it_is():
         (np.array([[None]]), "type object, expected numbers"),
         (np.array([[1j]]), "type complex128, expected numbers"),
         ([[0, 1], [0]], "no array of numbers"),
+        ([np.zeros((2, 3)), np.zeros((1, 3))], "a list of 2 arrays, .* or take Minibatches"),
+        ([np.zeros((2, 3))] * 2, "where each X\\[i\\] is an example; .* Minibatches\\(X\\)"),
         (np.array([[0, 2]]), "got 2 at row 0, column 1"),
     ],
 )

@@ -94,8 +94,8 @@ class TestBeforePretraining:
     @pytest.mark.parametrize(
         ("y", "match"),
         [
-            (np.full(60, 4), "^labels: got 1 classes, expected two or more; label"),
-            (np.full(60, -1), "^labels: got 0 classes, expected two or more"),
+            (np.full(60, 4), "^training labels: got 1 class, 4, expected two or more; label"),
+            (np.full(60, -1), "^training labels: got no class, expected two or more"),
             (np.where(np.arange(60) < 9, np.arange(60) % 3, -1), "^finetune_batch_size: got 10, e"),
         ],
     )
@@ -119,7 +119,7 @@ class TestBeforePretraining:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ("--finetune classification --labels 1", "--labels: got 1 classes, expected two"),
+            ("--finetune classification --labels 1", "--labels: got 1 class, "),
             ("--finetune reconstruction --finetune-optimizer cg", "--finetune-optimizer: cg needs"),
             (
                 "--finetune reconstruction --visible-units gaussian --finetune-loss cross-entropy",

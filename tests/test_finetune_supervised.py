@@ -481,9 +481,9 @@ class TestRefusedTargets:
         [
             (np.ones(59, int), r"y: got shape \(59,\), expected \(60,\)"),
             (np.ones((60, 1), int), r"y: got shape \(60, 1\), expected \(60,\)"),
-            (np.full(60, 4), "y: got 1 classes, expected two or more"),
-            (np.full(60, -1), "y: got 0 classes"),
-            (np.full(60, "a"), "y: got 1 classes, expected two or more"),
+            (np.full(60, 4), "y: got 1 class, 4, expected two or more"),
+            (np.full(60, -1), "y: got no class"),
+            (np.full(60, "a"), "y: got 1 class, 'a', expected two or more"),
             ([1, "a"] * 30, "y: got classes of two types, such as 1 and 'a'"),
             ([1j] * 60, "y: got .* values, expected classes as whole numbers or texts"),
         ],
@@ -498,7 +498,7 @@ class TestRefusedTargets:
 
     def test_no_label_for_a_stack_that_has_classes(self):
         X, y = toy()
-        refused(DataError, "y: got 0 classes", tuned(None, X, y), X, np.full(60, -1))
+        refused(DataError, "y: got no class", tuned(None, X, y), X, np.full(60, -1))
 
     @pytest.mark.parametrize(
         ("y", "match"),

@@ -458,6 +458,7 @@ class TestAnomalies:
             ({"by": "distance"}, "by: got 'distance', expected reconstruction or free-energy"),
             ({"contamination": 0}, "contamination: got 0, expected a share"),
             ({"contamination": 0.6}, "contamination: got 0.6"),
+            ({"by": "free-energy", "epochs": 0}, "epochs: got 0 with by free-energy, expected one"),
         ],
     )
     def test_wrong_parameters(self, given, match):

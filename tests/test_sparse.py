@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from syncpretrain import Stack, finetune, pretrain
 from syncpretrain.data import blocks, load_dataset
 from syncpretrain.data.array_columns import units_of_array
+from syncpretrain.data.facts import look_at
 from syncpretrain.data.sparse_rows import SparseRows, joined, rows_of_matrix
 from syncpretrain.errors import (
     CheckpointError,
@@ -25,6 +26,7 @@ from syncpretrain.errors import (
 from syncpretrain.events import EpochFinished
 from syncpretrain.kernels import activations, native, sparse_products
 from syncpretrain.kernels.conditions import conditions_of, draw_documents, draw_words
+from syncpretrain.kernels.documents import reconstruct_documents
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.sparse_rbm import SparseRBM
 from syncpretrain.models.reconstruction import stack_error
@@ -119,6 +121,20 @@ class TestRows:
         assert units_of_array(rows_of_matrix(csr(X), "X")) == units
         assert units_of_array(rows_of_matrix(csr(-X), "X")) == "gaussian"
 
+    def test_counts_of_words_in_a_dense_array(self):
+        words = np.random.default_rng(0).poisson(0.1, (60, 30))
+        assert look_at(words).facts.are_counts
+        assert units_of_array(words) == "counts:30"
+        others = words.copy()
+        others[:, :3] += 20  # such as ages
+        for X in (others, words + 0.5 * words, np.eye(9), np.where(words == 1, 5, words)):
+            assert not look_at(X).facts.are_counts
+        assert pretrain(words, hidden=[3], epochs=1, batch_size=10, warn=False).units[0] == (
+            "counts:30"
+        )
+        images = pretrain(words, layers="1x5x6,conv:2x2,4", epochs=1, batch_size=10, warn=False)
+        assert images.units[0] == "gaussian"
+
 
 @pytest.mark.skipif(not native.available(), reason="the compiled kernels are not in use")
 class TestProducts:
@@ -160,6 +176,25 @@ class TestProducts:
         np.testing.assert_array_equal(compiled, plain)
         np.testing.assert_array_equal(plain.sum(axis=1), np.diff(ends, prepend=0) - 1)
         assert not plain[:, 1:-1][shares[:, 1:-1] == 0].any()
+
+    def test_documents_from_inputs_are_the_same_in_both_forms(self):
+        draws = np.random.default_rng(5)
+        inputs, bias = (draws.normal(0, 2, s).astype(np.float32) for s in ((9, 77), 77))
+        inputs[0, :70] = -1e9  # as good as impossible
+        words = draws.integers(0, 200, 9)
+        like = draws.multinomial(words, np.full(77, 1 / 77)).astype(np.float32)
+        ends = np.cumsum(words + 1)
+        points = draws.standard_exponential(ends[-1])
+        compiled, plain = inputs.copy(), inputs.copy()
+        errors = [
+            reconstruct_documents(compiled, bias, like, points, ends),
+            reconstruct_documents.__wrapped__(plain, bias, like, points, ends),
+        ]
+        close(*errors)
+        np.testing.assert_array_equal(compiled, plain)
+        np.testing.assert_array_equal(plain.sum(axis=1), words)
+        inputs[3, 4] = np.nan
+        assert np.isnan(reconstruct_documents(inputs, bias, like, points, ends))
 
     def test_columns_that_are_not_there(self):
         W, out = np.ones((3, 2), dtype=np.float32), np.zeros((1, 2), dtype=np.float32)

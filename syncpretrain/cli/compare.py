@@ -111,11 +111,14 @@ def command(
     from syncpretrain.runs.report.curves import check_drawing
 
     check_folder(out)
+    asked = preset
     if hidden is not None and preset is None and config is None:
         preset = DEFAULT_PRESET
     made = partial(settings_from_options, preset, config)
-    data = settle(made, given_by(preset, config, options), hidden, options)
+    data = settle(made, given_by(asked, config, options), hidden, options)
     settings, given = _settings(preset, config, labels, starts, options)
+    if hidden is not None:  # then the preset nobody asked for leaves room for what suits the data
+        given = given_by(asked, config, options)
     if settings.finetune.objective == "classification":
         check_drawing()
     data = load_data(settings, given=given) if data is None else data

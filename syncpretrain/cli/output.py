@@ -128,7 +128,9 @@ def _errors_cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _share_of_mean(row: dict[str, Any]) -> str:
-    """Return the last error's share of that of predicting the mean."""
+    """Return the last error's share of that of predicting the mean; none of random weights."""
+    if row.get("epochs") == 0:
+        return "-"
     means = row["mean_error"]
     found = [(e, means[part]) for part, e in row["reconstruction_error"].items() if e is not None]
     return share_text(*found[-1]) if found else "-"
@@ -148,7 +150,8 @@ def _print_stack(console: Console, report: dict[str, Any]) -> None:
         _print(console, f"regression, root mean squared error: {', '.join(texts)}")
         whole = "whole stack, pretrained"
     errors, means = _present(report["reconstruction_error"]), report["mean_error"]
-    if errors:
+    is_random = whole != "whole stack" and all(row.get("epochs") == 0 for row in report["layers"])
+    if errors and not is_random:
         parts = ", ".join(f"{part} {_number(error)}" for part, error in errors.items())
         _print(console, f"{whole}: {parts} (squared error)")
         of_mean = (f"{part} {share_text(error, means[part])}" for part, error in errors.items())

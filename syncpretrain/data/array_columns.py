@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from syncpretrain.data.blocks import blocks_of
 from syncpretrain.data.column_kinds import columns_of
 from syncpretrain.data.columns import Columns
+from syncpretrain.data.counts import look_like_counts
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.data.table import Table
 
@@ -20,7 +21,8 @@ def units_of_array(X: NDArray[Any], columns: Columns | None = None) -> str:
     """Return the kinds of units that suit the columns of an array, or encoded ``columns``.
 
     Bytes, and values that are all in [0, 1], such as those of images, are Bernoulli; otherwise each
-    column is by what it holds. Whole numbers in a sparse matrix are counts.
+    column is by what it holds. Whole numbers in a sparse matrix are counts, and so are those of an
+    array that look like it.
     """
     if isinstance(X, SparseRows):
         low, high = X.limits
@@ -34,6 +36,8 @@ def units_of_array(X: NDArray[Any], columns: Columns | None = None) -> str:
     if X.dtype == np.uint8 or not outside:
         return "bernoulli"
     if columns is None or not columns.features:
+        if look_like_counts(X):
+            return f"counts:{X.shape[1]}"
         names = tuple(str(number) for number in range(X.shape[1]))
         columns = columns_of(Table("X", names, tuple(np.asarray(X).T), False), encode=True)
     return columns.visible_units()

@@ -33,6 +33,12 @@ SCALING = (
     " range, (X - X.min(0)) / (X.max(0) - X.min(0))"
 )
 
+COUNTING = "take visible_units counts for numbers of words, or gaussian for other numbers"
+JOINING = (
+    'join them by np.concatenate(X), or take Minibatches(X) with handoff="minibatch", which reads'
+    " one after the other"
+)
+
 
 def check_examples(
     X: ArrayLike, name: str = "X", *, bounded: bool = True, bits: bool = False
@@ -151,6 +157,8 @@ def as_examples(X: ArrayLike, name: str) -> NDArray[Any]:
     try:
         array = np.asarray(X)
     except (ValueError, TypeError, RuntimeError) as error:  # the last from a tensor of PyTorch
+        if lists := _of_arrays(X):
+            raise DataError(f"{name}: got {lists}, expected one array; {JOINING}") from error
         raise DataError(
             f"{name}: got no array of numbers ({error}), expected shape (n_examples, width)"
         ) from error
@@ -161,11 +169,19 @@ def as_examples(X: ArrayLike, name: str) -> NDArray[Any]:
     if 0 in array.shape:
         raise DataError(f"{name}: got no values, shape {array.shape}; expected one example or more")
     if array.ndim != 2:
+        others = f"; where each is a minibatch, {JOINING}" if _of_arrays(X) else ""
         raise DataError(
             f"{name}: got shape {array.shape}, expected (n_examples, width), an example a row;"
-            " reshape it, X.reshape(len(X), -1) where each X[i] is an example"
+            f" reshape it, X.reshape(len(X), -1) where each X[i] is an example{others}"
         )
     return array
+
+
+def _of_arrays(X: Any) -> str:
+    """Return what to call a list of arrays that have rows of their own; nothing of all else."""
+    if not isinstance(X, (list, tuple)) or not X:
+        return ""
+    return f"a list of {len(X)} arrays" if all(getattr(x, "ndim", 0) == 2 for x in X) else ""
 
 
 def check_values(
@@ -188,9 +204,9 @@ def check_values(
     """
     if isinstance(X, SparseRows):
         low, high = _range(bounded)
-        X.check(
-            (X.data >= low) & (X.data <= high), partial(_check_block, name=name, bounded=bounded)
-        )
+        advice = COUNTING if X.are_counts else SCALING
+        judge = partial(_check_block, name=name, bounded=bounded, advice=advice)
+        X.check((X.data >= low) & (X.data <= high), judge)
     elif not _is_sound(X.dtype):
         for rows in chunks(X.shape):
             _check_block(X[rows], name, rows.start, bounded=bounded, names=names, missing=missing)
@@ -209,6 +225,7 @@ def _check_block(
     bounded: bool,
     names: Sequence[str] | None = None,
     missing: bool = False,
+    advice: str = SCALING,
 ) -> None:
     low, high = _range(bounded)
     with np.errstate(over="ignore"):  # as float32, because 1 + 1e-12 is 1 there
@@ -218,7 +235,7 @@ def _check_block(
     if missing:
         values = np.where(np.isnan(values), np.float32(0), values)
     if not _is_inside(values, low, high):
-        raise DataError(f"{name}: {_first_bad(X, values, start, (low, high), names)}")
+        raise DataError(f"{name}: {_first_bad(X, values, start, (low, high), names, advice)}")
 
 
 def _range(bounded: bool) -> tuple[float, float]:
@@ -262,6 +279,7 @@ def _first_bad(
     start: int,
     limits: tuple[float, float],
     names: Sequence[str] | None,
+    advice: str,
 ) -> str:
     low, high = limits
     good = (values >= low) & (values <= high)
@@ -274,4 +292,4 @@ def _first_bad(
         return f"{place}, expected finite numbers; drop such rows, or fill in their values"
     if low < 0:
         return f"{place}, expected numbers from {low:g} to {high:g}; divide by a larger unit"
-    return f"{place}, expected values in [0, 1]; {SCALING}"
+    return f"{place}, expected values in [0, 1]; {advice}"

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from syncpretrain.data.blocks import as_bits, chunks
+from syncpretrain.data.counts import look_like_counts
 from syncpretrain.data.examples import as_examples
 from syncpretrain.data.file_rows import FileRows, rows_in_file
 from syncpretrain.data.minibatches import is_iterable_of_arrays
@@ -47,6 +48,9 @@ def look_at(X: Any, *, streams: bool = False) -> Look:
 def facts_of(X: Any) -> Facts:
     """Return the facts of examples as they are trained on; NaN have no part in the range.
 
+    Whole numbers in a sparse matrix are counts, which nothing else there is likely to be. Pixels of
+    0 to 16 and ages are whole numbers too, so that dense ones have to look like counts of words.
+
     A file is not read for that.
     """
     if isinstance(X, FileRows):
@@ -65,4 +69,5 @@ def facts_of(X: Any) -> Facts:
             high = max(high, float(np.fmax.reduce(block, axis=None)))
             total += float(block.sum(dtype=np.float64))
     low, high = (low, high) if low <= high else (0.0, 1.0)
-    return Facts(rows, columns, low, high, row_sum=total / max(rows, 1))
+    are_counts = low == 0 and high > 1 and look_like_counts(X)
+    return Facts(rows, columns, low, high, are_counts=are_counts, row_sum=total / max(rows, 1))

@@ -222,9 +222,9 @@ def labels_of(
         if classes and set(classes) <= set(usual):
             classes = usual
         if len(classes) < 2:
+            got = f"1 class, {classes[0]!r}" if classes else "no class"
             raise DataError(
-                f"{name}: got {len(classes)} classes, expected two or more; label training examples"
-                " of another class"
+                f"{name}: got {got}, expected two or more; label training examples of another class"
             )
     targets = np.equal(array[rows, None], np.array(classes)).astype(np.float32)
     others = np.setdiff1d(array[rows], classes)

@@ -18,6 +18,7 @@ from syncpretrain.rng import Address
 from syncpretrain.units.kinds import kind_of
 
 __all__ = [
+    "MOST_POINTS",
     "Conditions",
     "as_documents",
     "conditions_of",
@@ -27,6 +28,7 @@ __all__ = [
     "impose",
     "is_missing",
     "known_means",
+    "lengths_of",
 ]
 
 SEED_NUMBERS = 8  # of a row of noise
@@ -164,9 +166,15 @@ def draw_documents(shares: Array, points: NDArray[np.float64], ends: NDArray[np.
         row[:] = np.diff(drawn, prepend=0)
 
 
+def lengths_of(words: Array) -> NDArray[np.int64]:
+    """Return numbers of words, of shape (B, 1), as whole ones."""
+    lengths: NDArray[np.int64] = np.rint(np.minimum(words[:, 0], MOST_WORDS)).astype(np.int64)
+    return lengths
+
+
 def _draw(shares: Array, words: Array, draws: np.random.Generator) -> None:
     """Draw documents of these numbers of words, in place; memory does not grow with long ones."""
-    lengths = np.rint(np.minimum(words[:, 0], MOST_WORDS)).astype(np.int64)
+    lengths = lengths_of(words)
     rows = np.flatnonzero(lengths > MOST_POINTS)
     wanted, p = lengths[rows], shares[rows].astype(np.float64)
     lengths[rows] = 0

@@ -5,9 +5,9 @@ stand in for those in NumPy, for rows of float32 whose elements lie side by side
 to NumPy still. The environment variable ``SYNCPRETRAIN_KERNELS`` chooses: ``numpy`` leaves the
 extension out, ``native`` insists on it.
 
-Equal to the NumPy forms bit for bit: the random numbers, and every form but for the sigmoid and the
-hyperbolic tangent, which differ in their last bits, and the sum of squared errors, whose terms are
-added in another order.
+Equal to the NumPy forms bit for bit: the random numbers, and every form but for the sigmoid, the
+hyperbolic tangent and the softmax of documents, which differ in their last bits, and the sum of
+squared errors, whose terms are added in another order.
 Nothing warns of a number that is not finite; ``noise``, ``scratch`` and what else a NumPy form uses
 up stays as it is.
 """
@@ -220,6 +220,10 @@ def _draw_documents(shares: Array, points: Any, ends: Any) -> Any:
     return extension.draw_documents(shares, points, ends)
 
 
+def _reconstruct_documents(inputs: Array, bias: Array, like: Array, points: Any, ends: Any) -> Any:
+    return extension.reconstruct_documents(inputs, bias, like, points, ends)
+
+
 def _csr_product(data: Array, indices: Any, indptr: Any, weight: Array, *, out: Array) -> Any:
     return extension.csr_product(data, weight, out, indices, indptr)
 
@@ -244,5 +248,6 @@ if extension is not None:
             "transposed_product": _transposed_product,
             "csr_product": _csr_product,
             "draw_documents": _draw_documents,
+            "reconstruct_documents": _reconstruct_documents,
         },
     )

@@ -11,18 +11,13 @@ from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.conditions import (
-    Conditions,
-    conditions_of,
-    draw_words,
-    draw_words_at,
-    impose,
-)
+from syncpretrain.kernels.conditions import Conditions, conditions_of, draw_words, impose
 from syncpretrain.kernels.contrastive_divergence import (
     phase_differences,
     sample_states,
     sparsity_step,
 )
+from syncpretrain.kernels.documents import reconstruct
 from syncpretrain.kernels.losses import squared_error
 from syncpretrain.learners.base import Learner, LearnerSettings
 from syncpretrain.learners.first_dense import first_dense
@@ -134,10 +129,9 @@ class BaseRBM(Learner):
                 self._sample_visible(states, address, out=v1)
             else:
                 self._down(states, out=v1)
-                self._take_visible_means(v1, self._known)
-                if k == settings.cd_steps - 1:
-                    error = squared_error(v0, v1, out=self._difference[:n])
-                draw_words_at(address, v1, settings.visible_units, self._known)
+                room = self._difference[:n] if k == settings.cd_steps - 1 else None
+                own = (self._visible_biases(), v0, settings.visible_units, self._known)
+                error = reconstruct(address, v1, *own, difference=room)
             self._up(v1, out=h1)
             inputs = h1
         self._take_means(h1)

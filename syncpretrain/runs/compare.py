@@ -145,7 +145,8 @@ def _tuning(settings: Settings, data: Dataset, seed: int, count: int | None) -> 
         options |= _budget(labelled, options["batch_size"], options["epochs"])
     options |= {"seed": seed, "blas_threads": pretrain.blas_threads, "backend": pretrain.backend}
     form = Form(pretrain.shapes, (pretrain.visible_units, *pretrain.hidden_units))
-    return Finetuning(form, tuning_options(options), Part(data.train, y, "labels"), copies=1)
+    part = Part(data.train, y, "training labels" if count is None else "labels")
+    return Finetuning(form, tuning_options(options), part, copies=1)
 
 
 def _fine_tuned(

@@ -13,7 +13,7 @@ from syncpretrain.data import load_dataset, located
 from syncpretrain.data.columns import Columns, takes_categories
 from syncpretrain.data.dataset import Dataset, is_labelled
 from syncpretrain.data.facts import facts_of
-from syncpretrain.data.mapped_file import KnownFile
+from syncpretrain.data.mapped_file import KnownFile, is_mapped_file
 from syncpretrain.data.own_data import share_of
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.options import tuning_options
@@ -63,7 +63,8 @@ def load_data(
     text for any visible units.
     """
     streams = settings.pretrain.handoff == "minibatch"
-    is_open = given is not None and given.leaves_units and not streams
+    unread = streams and is_mapped_file(settings.data.name)
+    is_open = given is not None and given.leaves_units and not unread
     for option, name in (("data", "name"), ("test", "test"), ("unlabelled", "unlabelled")):
         check_text(option, located(getattr(settings.data, name) or ""))
     units = settings.pretrain.visible_units
@@ -190,9 +191,13 @@ def check_finetuning(settings: Settings, data: Dataset) -> Finetuning | None:
             " reconstruction, name the target of a table (target), or take a file with labels"
             " beside the examples (.npz with X and y)"
         )
+    few = settings.data.labels is not None  # then an option decided how many there are
     train, validation = (
         Part(getattr(data, part), _targets(data, part, wanted.objective), name)
-        for part, name in (("train", "labels"), ("validation", "labels of validation"))
+        for part, name in (
+            ("train", "labels" if few else "training labels"),
+            ("validation", "labels of validation"),
+        )
     )
     form = Form(pretrain.shapes, (pretrain.visible_units, *pretrain.hidden_units))
     held_out = validation if len(data.validation) else None

@@ -19,6 +19,7 @@ from syncpretrain.settings.documents import of_documents
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.settings.replacing import replaced
 from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.settings.visible_units import why_not_in_blocks
 from syncpretrain.shapes import LayerShape
 
 __all__ = ["Facts", "Given", "finetune_by_data", "in_words", "pretrain_by_data"]
@@ -74,7 +75,7 @@ class Facts(NamedTuple):
     unlabelled : int
         Rows beside these that have no target.
     are_counts : bool
-        Whether it is a sparse matrix of whole numbers of 0 or more.
+        Whether the values are how often words occur.
     row_sum : float
         The mean sum of a row, of documents their mean length; 0 or NaN where it is not known.
     """
@@ -119,7 +120,8 @@ def pretrain_by_data(
     given = set(given)
     found: dict[str, Any] = {}
     if "visible_units" not in given and not facts.is_unit_interval:
-        units = f"counts:{facts.columns}" if facts.are_counts else "gaussian"
+        by_blocks = why_not_in_blocks(settings) is None and not settings.backend.startswith("cupy")
+        units = f"counts:{facts.columns}" if facts.are_counts and by_blocks else "gaussian"
         found["visible_units"] = units
         if "learning_rate" not in given:
             found["learning_rate"] = usual_rates(units, settings.hidden_units)
@@ -176,10 +178,11 @@ def finetune_by_data(
 
 def in_words(facts: Facts, found: Mapping[str, Any]) -> str:
     """Return one line about settings that followed from the data."""
-    words, goes_with_data = [], "visible_units" not in found or facts.are_counts
+    units = found.get("visible_units", "")
+    words, goes_with_data = [], units != "gaussian"
     for name, value in found.items():
         if name == "visible_units":
-            how = "whole numbers" if facts.are_counts else "which are standardized"
+            how = "which are standardized" if units == "gaussian" else "whole numbers"
             words.append(
                 f"visible units {value} (values from {facts.low:g} to {facts.high:g}, {how})"
             )

@@ -125,6 +125,11 @@ class StackAnomalyDetector(OutlierMixin, StackEstimator):
                 f"contamination: got {self.contamination!r}, expected a share above 0 and of at"
                 " most 0.5"
             )
+        if self.by == "free-energy" and not self._trains(self.epochs):
+            raise SettingsError(
+                f"epochs: got {self.epochs!r} with by free-energy, expected one or more, since"
+                " random weights find no row improbable; or take by reconstruction"
+            )
         rows, seed = self._rows(X, reset=True), self._seed()
         self.stack_ = self._pretrained_on(rows, seed)
         if self.by == "reconstruction" and self._trains(self.finetune_epochs):

@@ -1,0 +1,202 @@
+/* Documents: rows that are drawn word by word, and the softmax of their words' shares.
+ *
+ * A row stays in the L1 cache from its inputs to its words. Included by _native.c alone.
+ */
+enum { TOGETHER = 16 }; /* words that are passed over at once if no point is among them */
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC push_options
+#pragma GCC optimize("fp-contract=fast")
+#endif
+
+/* Add the biases to the inputs of a row; return the largest sum, which nan is not. */
+VECTORIZED static float add_biases(float *x, const float *bias, ptrdiff_t n)
+{
+    float tops[LANES], top = -INFINITY;
+    for (int j = 0; j < LANES; j++) tops[j] = -INFINITY;
+    ptrdiff_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        APART for (int j = 0; j < LANES; j++)
+        {
+            float t = x[i + j] + bias[i + j];
+            x[i + j] = t;
+            tops[j] = t > tops[j] ? t : tops[j];
+        }
+    for (int j = 0; i < n; i++, j++) {
+        x[i] += bias[i];
+        tops[j] = x[i] > tops[j] ? x[i] : tops[j];
+    }
+    for (int j = 0; j < LANES; j++) top = tops[j] > top ? tops[j] : top;
+    return top;
+}
+
+/* exp(x) of 0 and below: as good as 0 below -87, nan for nan. */
+INLINED float exp_below_1(float x)
+{
+    float t = x;
+    uint32_t bits;
+    memcpy(&bits, &t, sizeof t);
+    bits = bits < 0xC2AE0000u ? bits : 0xC2AE0000u; /* -87, as in sigmoid */
+    memcpy(&t, &bits, sizeof t);
+    float q = reduced_expm1(t, &bits);
+    float y = power_of_2(bits, 0) * (q + 1.0f);
+    return x == x ? y : x;
+}
+
+/* Replace the inputs of a row by exp(x - top); return their sum. */
+VECTORIZED static float exp_row(float *x, float top, ptrdiff_t n)
+{
+    float sums[LANES] = {0}, sum = 0;
+    ptrdiff_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        APART for (int j = 0; j < LANES; j++)
+        {
+            float y = exp_below_1(x[i + j] - top);
+            x[i + j] = y;
+            sums[j] += y;
+        }
+    for (int j = 0; i < n; i++, j++) sums[j] += x[i] = exp_below_1(x[i] - top);
+    for (int j = 0; j < LANES; j++) sum += sums[j];
+    return sum;
+}
+
+/* Return the sum of the squares of by x - like. */
+VECTORIZED static float scaled_squares(const float *x, float by, const float *like, ptrdiff_t n)
+{
+    float sums[LANES] = {0}, sum = 0;
+    ptrdiff_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        APART for (int j = 0; j < LANES; j++)
+        {
+            float d = by * x[i + j] - like[i + j];
+            sums[j] += d * d;
+        }
+    for (int j = 0; i < n; i++, j++) sums[j] += (by * x[i] - like[i]) * (by * x[i] - like[i]);
+    for (int j = 0; j < LANES; j++) sum += sums[j];
+    return sum;
+}
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC pop_options
+#endif
+
+/* Return the sum of words that are taken together, by pairs: short chains of sums. */
+INLINED double sum_together(const float *shares)
+{
+    double sums[TOGETHER / 4];
+    for (int k = 0; k < TOGETHER / 4; k++) {
+        const float *own = shares + 4 * k;
+        sums[k] = ((double)own[0] + own[1]) + ((double)own[2] + own[3]);
+    }
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+static double sum_of_shares(const float *shares, ptrdiff_t width)
+{
+    double all = 0;
+    ptrdiff_t j = 0;
+    for (; j + TOGETHER <= width; j += TOGETHER) all += sum_together(shares + j);
+    for (; j < width; j++) all += shares[j];
+    return all;
+}
+
+/* Replace the shares of words in a row by numbers of words. `points` are steps along the row, one more
+ * than there are words, of which each ends in the share of a word. A point is compared with all words
+ * that are taken together, rather than with one after the other: no branch is hard to predict. */
+static void draw_document(float *shares, ptrdiff_t width, const double *points,
+                                     ptrdiff_t words)
+{
+    double length = 0, passed = 0, limits[TOGETHER];
+    ptrdiff_t k = 0;
+    for (ptrdiff_t i = 0; i <= words; i++) length += points[i];
+    double step = sum_of_shares(shares, width) / length, at = points[0] * step;
+    ptrdiff_t j = 0;
+    for (; j + TOGETHER <= width; j += TOGETHER) {
+        double own = sum_together(shares + j), limit = passed + own, sum = passed;
+        if (k < words && at <= limit) {
+            for (int i = 0; i < TOGETHER; i++) limits[i] = sum += shares[j + i];
+            memset(shares + j, 0, TOGETHER * sizeof(float));
+            do {
+                int64_t place = 0;
+                for (int i = 0; i < TOGETHER - 1; i++) place += limits[i] < at;
+                shares[j + place] += 1.0f;
+                at += points[++k] * step;
+            } while (k < words && at <= limit);
+        } else
+            memset(shares + j, 0, TOGETHER * sizeof(float));
+        passed = limit;
+    }
+    for (; j < width; j++) {
+        ptrdiff_t before = k;
+        passed += shares[j];
+        while (k < words && at <= passed) at += points[++k] * step;
+        shares[j] = (float)(k - before);
+    }
+    shares[width - 1] += (float)(words - k); /* whatever was lost to rounding */
+}
+
+/* Return whether `ends` are where the points of each row of m end, one or more of each. */
+static int are_points(const Matrix *m, const Py_buffer *points, const Py_buffer *ends)
+{
+    const int64_t *at = ends->buf;
+    int64_t first = 0;
+    int valid = m->buffer.ndim == 2 && ends->shape[0] == m->rows && m->columns > 0;
+    for (Py_ssize_t i = 0; valid && i < m->rows; first = at[i++]) valid = at[i] > first;
+    return valid && first == points->shape[0];
+}
+
+/* shares, points, ends: draw documents in place, whose points end at the numbers in ends. */
+static PyObject *draw_documents(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    Matrix m;
+    Py_buffer b[2];
+    if (!expect(nargs, 3, "draw_documents")) return NULL;
+    if (!open_all(&m, args, "w")) Py_RETURN_NOTIMPLEMENTED;
+    if (!open_vectors(b, args + 1, "dl")) return closed(&m, 1, Py_NotImplemented);
+    const double *points = b[0].buf;
+    const int64_t *ends = b[1].buf;
+    int valid = are_points(&m, b, b + 1);
+    if (valid)
+        EACH_ROW(m, {
+            int64_t begin = i ? ends[i - 1] : 0;
+            draw_document(row(&m, i), m.columns, points + begin, ends[i] - begin - 1);
+        });
+    PyBuffer_Release(b), PyBuffer_Release(b + 1);
+    return closed(&m, 1, valid ? Py_None : Py_NotImplemented);
+}
+
+static double reconstruct_document(float *x, const float *bias, const float *like, Py_ssize_t width,
+                                   const double *points, Py_ssize_t words)
+{
+    float top = add_biases(x, bias, width);
+    float sum = exp_row(x, top, width);
+    double error = scaled_squares(x, (float)words / sum, like, width);
+    draw_document(x, width, points, words);
+    return error;
+}
+
+/* inputs, bias, like, points, ends: replace inputs without their bias by documents; return the squared
+ * error of their means. */
+static PyObject *reconstruct_documents(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    Matrix m[3];
+    Py_buffer b[2];
+    double error = 0;
+    if (!expect(nargs, 5, "reconstruct_documents")) return NULL;
+    if (!open_all(m, args, "wrr")) Py_RETURN_NOTIMPLEMENTED;
+    if (!open_vectors(b, args + 3, "dl")) return closed(m, 3, Py_NotImplemented);
+    const double *points = b[0].buf;
+    const int64_t *ends = b[1].buf;
+    int valid = are_points(m, b, b + 1) && is_row_of(m + 1, m) && same_shape(m, m + 2)
+                && apart(m, m + 1) && apart(m, m + 2);
+    if (valid)
+        EACH_ROW(m[0], {
+            int64_t begin = i ? ends[i - 1] : 0;
+            error += reconstruct_document(row(m, i), m[1].data, row(m + 2, i), m[0].columns,
+                                          points + begin, ends[i] - begin - 1);
+        });
+    PyBuffer_Release(b), PyBuffer_Release(b + 1);
+    if (!valid) return closed(m, 3, Py_NotImplemented);
+    close_all(m, 3);
+    return PyFloat_FromDouble(error);
+}
