@@ -253,6 +253,7 @@ class TestHelp:
             ("finetune",),
             ("compare",),
             ("plan",),
+            ("simulate",),
         }:  # their options are its fields
             heavy |= {"msgspec"}
         code = (

@@ -43,7 +43,13 @@ HELD_OUT_SHARE = 5  # training examples to one held out, as of MNIST's
 @click.option(
     "--handoff", type=click.Choice(("epoch", "minibatch")), help="Of --schedule. Default epoch."
 )
-@setting_options(only=OF_SCHEDULE)
+@click.option(
+    "--group-size",
+    type=at_least(1),
+    metavar="G",
+    help="Layers that rounds train at a time. Default as many as there are devices.",
+)
+@setting_options(only=OF_SCHEDULE, without=("group_size",))
 @click.option(
     "--replicas",
     metavar="auto|all|R[,R...]",
