@@ -21,6 +21,15 @@ from syncpretrain.settings import (
     write_settings,
 )
 
+ASYNC_SETTINGS = {
+    "push_every": 2,
+    "fetch_every": 4,
+    "async_rate": "constant",
+    "delay_compensation": 0.0,
+    "max_staleness": 3,
+    "simulate_staleness": None,
+    "trim_replicas": True,
+}
 LAYERS = (64, 32, 8)
 
 
@@ -405,7 +414,20 @@ class TestFiles:
             for name, value in values.items():
                 assert getattr(getattr(found, section), name) == value
         assert set(data) == set(DataSettings.__struct_fields__)
-        assert set(finetune) == set(FinetuneSettings.__struct_fields__)
+        alone = {*ASYNC_SETTINGS, "schedule", "runtime"}
+        assert set(finetune) | alone == set(FinetuneSettings.__struct_fields__)
+
+    @pytest.mark.parametrize("own", [{"runtime": "serial", "simulate_staleness": 5}, {}])
+    def test_the_settings_of_asynchronous_training_are_read_back(self, tmp_path, own):
+        others = {"delay_compensation": 0.5} if own else ASYNC_SETTINGS
+        every = {"schedule": "async", "runtime": "processes", **others, **own}
+        plain = {"optimizer": "sgd", "objective": "classification"}
+        settings = settings_from(LAYERS, momentum="0", finetune=plain | every, **every)
+        write_settings(settings, tmp_path / "a")
+        found = read_settings(tmp_path / "a")
+        assert found == settings
+        for name, value in every.items():
+            assert getattr(found.pretrain, name) == getattr(found.finetune, name) == value
 
     def test_a_file_by_hand_may_leave_settings_out(self, tmp_path):
         path = tmp_path / "mine.toml"

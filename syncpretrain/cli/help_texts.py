@@ -91,8 +91,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "seed": "The same seed gives the same model.",
     },
     "Schedule": {
-        "schedule": "Layers in parallel (default), in turn or in groups, by a parameter server"
-        " (async), or none trained; auto takes the fastest.",
+        "schedule": "Layers in parallel (default), in turn or groups; auto: the fastest.",
         "group_size": "Layers that rounds train at a time. Default 2.",
         "pace": "Epoch k reads version k of the layer below (default), or the newest there is.",
         "handoff": "Train on whole versions of the layer below (default), or on its minibatches as"
