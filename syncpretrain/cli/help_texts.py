@@ -134,9 +134,6 @@ SECTIONS: dict[str, dict[str, str]] = {
         "finetune_replicas": "Of one minibatch. Default one a usable core.",
         "finetune_split": "What they share. Default units, or hybrid.",
         "finetune_shards": "Default as many as replicas.",
-        "finetune_schedule": "async: replicas have minibatches of their own, and a parameter"
-        " server.",
-        "finetune_runtime": "Of async: replicas in threads (default), processes or turns.",
     },
     "Asynchronous": {
         "push_every": "Local steps before a replica pushes.",
@@ -146,6 +143,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         "max_staleness": "A staler change is made anew.",
         "simulate_staleness": "In turns: N changes late.",
         "trim_replicas": "Stop what does not pay.",
+        "finetune_schedule": "",
+        "finetune_runtime": "Of async: its replicas.",
         "finetune_push_every": "As above.",
         "finetune_fetch_every": "",
         "finetune_async_rate": "Default staleness.",
