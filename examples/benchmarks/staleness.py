@@ -1,13 +1,13 @@
 """What staleness costs: fine-tuning of a classifier with changes that are applied late.
 
-    python examples/benchmarks/staleness.py --threads
+    python examples/benchmarks/staleness.py
 
 Pretrains one stack on MNIST, then fine-tunes it for classification by stochastic gradient descent,
 every change applied so many changes late, in turns, so that each run is repeatable. A minibatch has
 ``--batch-size`` examples over the staleness (``--same-size``: always as many), so that all that are
 on the way together are one of that size, and every run sees the same examples. In the columns a
 change is divided by its staleness, taken whole, and taken whole with the delay compensated.
-``--threads`` adds two threads, and two processes, beside the synchronous trainer, by adam.
+Two threads, and two processes, by adam beside the synchronous trainer come last.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1.0, help="of the gradient descent")
     parser.add_argument("--rules", default=",".join(RULES))
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--threads", action="store_true", help="measure these, too")
     options = parser.parse_args()
     data = load_dataset("mnist")
     layers = [int(x) for x in options.layers.split(",")]
@@ -63,10 +62,7 @@ def main() -> None:
         found = [measured(stacks, data, {**every, **own}) for own in rules.values()]
         rows.append([f"{n}, minibatches of {size}", *found])
     print(rst_table(["staleness", *rules], rows))
-    if options.threads:
-        print(
-            rst_table(["fine-tuning", "% right, mean: seeds; seconds"], list(threads(stacks, data)))
-        )
+    print(rst_table(["fine-tuning", "% right, mean: seeds; seconds"], list(threads(stacks, data))))
     print(
         f"\n({options.layers}, {options.epochs} + {options.finetune_epochs} epochs, rate"
         f" {options.rate:g}; {machine(())})"
