@@ -274,6 +274,13 @@ class TestClassifier:
         scales = (fitted.stack_.scaling.shift, alone.stack_.scaling.shift)
         assert not np.array_equal(*scales)  # all rows were seen
 
+    def test_truth_values_with_missing_ones_stay_truth_values(self):
+        pandas = pytest.importorskip("pandas", reason="a nullable column is needed")
+        y = pandas.Series([True, False, pandas.NA] * 30, dtype="boolean")
+        fitted = DBNClassifier(**SMALL, finetune_epochs=1).fit(BLOBS, y)
+        assert fitted.classes_.tolist() == [False, True]
+        assert fitted.predict(BLOBS).dtype == bool
+
     def test_nullable_columns(self):
         pandas = pytest.importorskip("pandas", reason="a nullable column is needed")
         y = pandas.Series(NUMBERS, dtype="Int64").mask(np.arange(90) % 2 == 1)

@@ -126,6 +126,8 @@ def weights_of(
 
 def _one_column(y: Any) -> NDArray[Any]:
     """Return labels as an array of one dimension; those of a table's column keep their type."""
+    if str(getattr(y, "dtype", "")) == "boolean":  # of pandas, which would become 1.0, 0.0 and NaN
+        y = np.asarray(y, dtype=object)
     values = np.asarray(column_or_1d(y, warn=True))
     if values.dtype.kind not in "biufUSO":  # dates, complex numbers
         raise DataError(f"y: got values of type {values.dtype}, expected labels")
