@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,7 +34,19 @@ def mpiexec() -> tuple[str, ...]:
 needs_mpiexec = pytest.mark.skipif(not mpiexec(), reason="needs mpi4py and mpiexec")
 
 
-def start(ranks: int, *command: object, **options) -> subprocess.Popen[str]:
+@contextmanager
+def job(ranks: int, *command: object) -> Iterator[subprocess.Popen[str]]:
+    """Start a job, which ends with the context."""
+    started = start(ranks, *command)
+    with started:
+        try:
+            yield started
+        finally:
+            if started.poll() is None:
+                os.killpg(started.pid, signal.SIGKILL)
+
+
+def start(ranks: int, *command: object) -> subprocess.Popen[str]:
     """Start a job of Python processes, in a session of its own."""
     launch = [*mpiexec(), "-n", str(ranks), sys.executable, *map(str, command)]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
@@ -43,7 +58,6 @@ def start(ranks: int, *command: object, **options) -> subprocess.Popen[str]:
         text=True,
         env=environment,
         start_new_session=True,
-        **options,
     )
 
 
@@ -52,7 +66,7 @@ def finished(job: subprocess.Popen[str], seconds: float = JOB_SECONDS) -> tuple[
     try:
         out, err = job.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        os.killpg(job.pid, 9)
+        os.killpg(job.pid, signal.SIGKILL)
         out, err = job.communicate(timeout=seconds)
         raise AssertionError(f"the job hangs: {out}{err}") from None
     return job.returncode, out, err

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import psutil
 import pytest
-from mpijobs import finished, needs_mpiexec, start
+from mpijobs import finished, job, needs_mpiexec, start
 
 from syncpretrain import pretrain
 
@@ -28,13 +28,14 @@ def data(bits, tmp_path, monkeypatch):
     return ["--data", "X.npy"]
 
 
-def layer_ranks(job, number) -> dict[int, psutil.Process]:
+def layer_ranks(started, number) -> dict[int, psutil.Process]:
     """Return the processes of a job by rank, once the layers are trained."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         found = {}
-        for process in psutil.Process(job.pid).children(recursive=True):
-            environment = process.environ() if "syncpretrain" in " ".join(process.cmdline()) else {}
+        for process in psutil.Process(started.pid).children(recursive=True):
+            is_rank = "-m syncpretrain" in " ".join(process.cmdline())
+            environment = process.environ() if is_rank and process.name() != "mpiexec" else {}
             rank = environment.get("PMI_RANK", environment.get("OMPI_COMM_WORLD_RANK"))
             if rank is not None:
                 found[int(rank)] = process
@@ -120,14 +121,15 @@ def test_an_error_in_a_script_on_one_rank_ends_all(data, tmp_path, rank):
 @pytest.mark.parametrize(("handoff", "killed"), [("epoch", 2), ("minibatch", 1), ("epoch", 0)])
 def test_a_killed_rank_ends_the_job_and_is_named(data, handoff, killed):
     command = [*TRAIN, *data, *LONG, "--handoff", handoff, "--runtime", "mpi", "--out", "run"]
-    job = start(3, *command)
-    ranks = layer_ranks(job, 3)
-    ranks[killed].kill()
-    since = time.monotonic()
-    status, _, err = finished(job, 30)
+    with job(3, *command) as started:
+        ranks = layer_ranks(started, 3)
+        ranks[killed].kill()
+        since = time.monotonic()
+        status, _, err = finished(started, 30)
     assert time.monotonic() - since < TOLD_SECONDS
     assert status not in (0, None)
-    assert str(ranks[killed].pid) in err, err
+    place = rf"rank {killed} on .* \(process {ranks[killed].pid}\) was killed"
+    assert re.search(place if not killed else rf"layer [123, ]+ failed: {place}", err), err
     _, alive = psutil.wait_procs(list(ranks.values()), timeout=5)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
@@ -135,9 +137,9 @@ def test_a_killed_rank_ends_the_job_and_is_named(data, handoff, killed):
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_to_mpiexec_stops_with_a_checkpoint(data, signum, status):
     command = [*TRAIN, *data, "--runtime", "mpi", "--out", "run", "--handoff", "minibatch"]
-    job = start(3, *command, *LONG)
-    layer_ranks(job, 3)
-    job.send_signal(signum)
-    found, _, err = finished(job, 30)
+    with job(3, *command, *LONG) as started:
+        layer_ranks(started, 3)
+        started.send_signal(signum)
+        found, _, err = finished(started, 30)
     assert found == status, err
     assert re.search(r"Pretraining was stopped; .*resume with: syncpretrain train --resume", err)

@@ -5,18 +5,23 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
 from syncpretrain.cluster.launched import START_HINT
 from syncpretrain.cluster.mpi import MPIEngine
-from syncpretrain.cluster.transport import Transport
-from syncpretrain.errors import SettingsError
+from syncpretrain.cluster.transport import Port, Transport
+from syncpretrain.cluster.witness import Witness
+from syncpretrain.errors import SettingsError, WorkerError
+from syncpretrain.parallel.timeouts import TIMEOUTS
 
 __all__ = ["Membership", "check_ranks", "is_member", "joined", "member", "using"]
 
 ABORT_STATUS = 1
+PASS_ON_SECONDS = 0.2
+HELLO: Port = (0, "hello")
 
 
 class Membership:
@@ -31,6 +36,8 @@ class Membership:
         The error that ended the last run, of which every rank knows.
     broken : bool
         Whether a rank does not answer, so that no orderly end is left.
+    witness : Witness or None
+        Of rank 0.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -38,11 +45,52 @@ class Membership:
         self.runs = 0
         self.known: BaseException | None = None
         self.broken = False
+        self.witness: Witness | None = None
+
+    def gather(self, seconds: float) -> None:
+        """Wait, on rank 0, until every rank has come.
+
+        Raises
+        ------
+        WorkerError
+            If one does not.
+        """
+        if self.transport.rank:
+            self.transport.send(0, HELLO, None)
+            return
+        deadline = time.monotonic() + seconds
+        missing = set(range(1, self.transport.size))
+        while missing:
+            found = self.transport.take(HELLO, max(0.0, deadline - time.monotonic()))
+            if found is None:
+                name = f"rank {min(missing)}"
+                raise WorkerError(f"{name} did not come within {seconds:g} s, to the same call")
+            missing.discard(found[0])
+        self.witness = Witness()
+        for rank in range(self.transport.size):
+            self.describe(rank)
+
+    def describe(self, rank: int, holds: str = "") -> None:
+        """Have the witness call a rank by what it holds."""
+        if self.witness is not None and self.transport.peers.is_near(rank):
+            pid = self.transport.peers.beats[rank].pid
+            self.witness.watch(pid, f"{holds}{self.transport.peers.name(rank)} (process {pid})")
 
     def leave(self) -> None:
         """Send what is still to be sent; abort the job where a rank does not answer."""
+        if self.witness is not None:
+            self.witness.close()
         if self.broken or not self.transport.close():
-            self.transport.abort(ABORT_STATUS)
+            self.abort()
+
+    def abort(self) -> None:
+        """End every rank at once, when the launcher has had time to pass on what was printed."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if self.witness is not None:
+            self.witness.close()
+        time.sleep(PASS_ON_SECONDS)
+        self.transport.abort(ABORT_STATUS)
 
     def watch_errors(self) -> None:
         """Abort the job at an error that nothing catches, of which the others know nothing."""
@@ -55,8 +103,7 @@ class Membership:
             if not is_known or self.transport.rank == 0:
                 found(kind, error, traceback)
             if not is_known:
-                sys.stderr.flush()
-                self.transport.abort(ABORT_STATUS)
+                self.abort()
 
         sys.excepthook = hook
 
@@ -90,6 +137,7 @@ def member() -> Membership:
             own.watch_errors()
             atexit.register(own.leave)  # before MPI_Finalize, which was registered earlier
             _members.append(own)
+            own.gather(TIMEOUTS.stall)
         return _members[0]
 
 

@@ -72,6 +72,11 @@ class Peers:
             return 0.0
         return self._offsets[rank]
 
+    def is_near(self, rank: int) -> bool:
+        """Return whether a rank is on this machine."""
+        beat = self._beats.get(rank)
+        return beat is not None and beat.machine == self._own.machine
+
     def name(self, rank: int) -> str:
         """Return what a message calls a rank."""
         beat = self._beats.get(rank)

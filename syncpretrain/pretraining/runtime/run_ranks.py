@@ -90,6 +90,8 @@ class RunRanks:
             given = data([layer.layer for layer in own])
             job = RunJob(self.run, own, given, blas_threads, self._times)
             self._begun.append(rank)
+            numbers = ", ".join(str(layer.layer) for layer in own)
+            self._own.describe(rank, f"layer {numbers} failed: ")
             self.transport.send(rank, CONTROL, job)
 
     def send(self, layer: int, name: str, thing: Any) -> None:
