@@ -51,7 +51,7 @@ def local_ranks(size: int, link: Link | None = None) -> Iterator[LocalRanks]:
     leader, *others = [Transport(engine, times) for engine in local_engines(size)]
     if link is not None:
         for transport in others:
-            transport._link = Link(link.bandwidth, link.latency)
+            transport.link = Link(link.bandwidth, link.latency)
     with using(leader) as own:
         ranks = LocalRanks(own, others)
         try:

@@ -4,8 +4,8 @@ Guarantees:
 
 * Only that thread calls the engine. Who sends never waits; who receives waits on a condition.
 * Messages of one rank to another arrive in the order in which they were sent, at all ports.
-* A rank with nothing to do looks for messages every 2 ms at the latest, at about 1 % of a core; a
-  message to send wakes its thread at once.
+* A rank with nothing to do looks for messages every 2 ms at the latest, and every 10 ms once there
+  were none for half a second, at 1 % of a core; a message to send wakes its thread at once.
 * A message to a port that nobody listens to yet waits there, unless its run is over.
 * Every wait ends with a deadline, or with the reason why the job cannot go on.
 
@@ -34,7 +34,8 @@ __all__ = ["Handler", "Port", "Transport"]
 Port = tuple[Any, ...]
 Handler = Callable[[int, Any], None]
 BEATS: Port = (0, "beat")
-SHORTEST_NAP, LONGEST_NAP = 20e-6, 2e-3
+SHORTEST_NAP, LONGEST_NAP, IDLE_NAP = 20e-6, 2e-3, 10e-3
+IDLE_SECONDS = 0.5
 EAGER_NAP = 0.25e-3  # where others wait for what this rank does with a message
 
 
@@ -47,12 +48,14 @@ class Transport:
     times : Timeouts
         Of which ``stall`` is the time for the first sign of life of a rank, ``join`` for the end.
     link : Link, optional
-        Over which all that comes to this rank is delayed.
+        As of the attribute.
 
     Attributes
     ----------
     is_eager : bool
         Whether the thread looks for messages more often, at a few per cent of a core.
+    link : Link or None
+        Over which all that comes to this rank is delayed.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class Transport:
     ) -> None:
         self.rank, self.size = engine.rank, engine.size
         self.is_eager = False
-        self._engine, self._times, self._link = engine, times, link
+        self._engine, self._times, self.link = engine, times, link
         self._beat = own_beat()
         self.peers = Peers(self._beat, time.monotonic(), times.stall)
         self.peers.record(self.rank, self._beat)
@@ -160,10 +163,12 @@ class Transport:
             self._arrived.notify_all()
 
     def _exchange(self) -> None:
-        nap = SHORTEST_NAP
+        nap, moved = SHORTEST_NAP, time.monotonic()
         while True:
-            has_moved = self._post() | self._deliver()
-            nap = SHORTEST_NAP if has_moved else min(2 * nap, self._longest_nap())
+            if self._post() | self._deliver():
+                nap, moved = SHORTEST_NAP, time.monotonic()
+            else:
+                nap = min(2 * nap, self._longest_nap(time.monotonic() - moved))
             with self._changed:
                 if self._outbox:
                     continue
@@ -172,8 +177,10 @@ class Transport:
                 if self._changed.wait(nap):
                     nap = SHORTEST_NAP
 
-    def _longest_nap(self) -> float:
+    def _longest_nap(self, idle: float) -> float:
         longest = EAGER_NAP if self.is_eager else LONGEST_NAP
+        if idle > IDLE_SECONDS and not self._sending:
+            longest = IDLE_NAP
         if self._late:
             return min(longest, max(self._late[0][0] - time.monotonic(), SHORTEST_NAP))
         return longest
@@ -204,13 +211,13 @@ class Transport:
     def _deliver(self) -> bool:
         """Deliver what has come; return whether anything was."""
         messages = self._engine.arrived()
-        if self._link is None:
+        if self.link is None:
             for source, parts in messages:
                 self._take_in(source, parts)
             return bool(messages)
         for source, parts in messages:
             size = sum(memoryview(part).nbytes for part in parts)
-            due = self._link.due(time.monotonic(), size)
+            due = self.link.due(time.monotonic(), size)
             heapq.heappush(self._late, (due, next(self._count), source, parts))
         delivered = False
         while self._late and self._late[0][0] <= time.monotonic():
