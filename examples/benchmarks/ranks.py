@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from functools import partial
 from statistics import median
 
 from syncpretrain.cluster.job import using
@@ -49,12 +50,17 @@ def main() -> None:
 
 def show_sleep(transport: Transport, seconds: float) -> None:
     before = time.process_time()
-    on_every_rank(lambda: time.sleep(seconds) or 1)  # type: ignore[func-returns-value]
+    on_every_rank(partial(slept, seconds))
     print(f"rank {transport.rank}: {time.process_time() - before:.2f} s of CPU", flush=True)
 
 
+def slept(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
 def show_times(transport: Transport, options: argparse.Namespace) -> None:
-    links = {"no link": None}
+    links: dict[str, Link | None] = {"no link": None}
     if options.bandwidth < math.inf or options.latency:
         links["link"] = Link(options.bandwidth, options.latency)
     data = load_dataset("mnist").train[: options.examples] if not transport.rank else None
@@ -63,11 +69,11 @@ def show_times(transport: Transport, options: argparse.Namespace) -> None:
         for name, link in links.items():
             transport.link = link
             for runtime in ("threads", "mpi") if name == "no link" else ("mpi",):
-                seconds, bits = on_every_rank(lambda runtime=runtime: timed(data, runtime, options))
+                seconds, bits = on_every_rank(partial(timed, data, runtime, options))
                 found.setdefault(f"{runtime}, {name}, {bits[:8]}", []).append(seconds)
-    for name, seconds in found.items():
+    for name, times in found.items():
         if not transport.rank:
-            print(f"{name}: {median(seconds):.2f} s ({min(seconds):.2f} to {max(seconds):.2f})")
+            print(f"{name}: {median(times):.2f} s ({min(times):.2f} to {max(times):.2f})")
 
 
 def timed(data: object, runtime: str, options: argparse.Namespace) -> tuple[float, str]:

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from syncpretrain.cluster.job import member
+from syncpretrain.cluster.job import check_ranks, member
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
@@ -88,6 +88,7 @@ def stream_runtime(
         If the system does not have it.
     """
     check_runtime(settings.runtime)
+    check_ranks(settings.runtime)
     passes = data.passes
     is_kept = settings.runtime == "processes" and restarts is not None and restarts.most > 0
     reread = [_reread(passes.size(1), width) if is_kept else 0 for width in settings.layers[1:-1]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from syncpretrain.backends.base import Backend
-from syncpretrain.cluster.job import member
+from syncpretrain.cluster.job import check_ranks, member
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.runtime.base import Runtime
@@ -81,7 +81,14 @@ RUNTIMES: dict[str, Build] = {
 
 
 def versions_for(settings: PretrainSettings, data: Split, backend: Backend) -> Versions:
-    """Return the versions of a run, in the form that its runtime needs."""
+    """Return the versions of a run, in the form that its runtime needs.
+
+    Raises
+    ------
+    SettingsError
+        If it is MPI, and there are no ranks.
+    """
+    check_ranks(settings.runtime)
     kind = ChainVersions if settings.runtime == "mpi" else Versions
     return kind(data, settings.layers[1:], backend=backend)
 

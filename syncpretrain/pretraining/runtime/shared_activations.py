@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.cluster.job import check_ranks
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.parallel.descriptors import nameless_memory
@@ -30,14 +29,13 @@ AT_ONCE = 1 << 24  # bytes written in a call
 
 
 def check_runtime(name: str) -> None:
-    """Refuse processes where there is no memory without a name, and MPI where there are no ranks.
+    """Refuse processes where there is no memory without a name.
 
     Raises
     ------
     SettingsError
-        On any system but Linux and FreeBSD; without MPI, or on a single rank.
+        On any system but Linux and FreeBSD.
     """
-    check_ranks(name)
     if name == "processes" and not hasattr(os, "memfd_create"):
         raise SettingsError(
             "runtime: got processes, which need memfd_create of Linux; take threads"

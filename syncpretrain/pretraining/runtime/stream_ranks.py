@@ -16,6 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from syncpretrain.errors import WorkerError
 from syncpretrain.parallel.closing import Closing
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.runtime.base import STDERR
@@ -28,6 +29,11 @@ from syncpretrain.pretraining.runtime.stream_remote import RemoteLayer, Stopping
 from syncpretrain.pretraining.schedule.stream import Block
 
 __all__ = ["LayerRank", "RankStream"]
+
+
+def _never(death: WorkerError) -> bool:
+    """Return that a rank that was lost has not been replaced."""
+    return False
 
 
 class LayerRank:
@@ -157,7 +163,7 @@ class RankStream(Closing):
         self._ranks.listen("progress", self._record_progress)
         stopping = RankStopping(self._ranks, self._times)
         for layer in self._remote_layers:
-            layer.connect(LayerRank(layer, self._ranks), stopping, np.zeros(1))
+            layer.connect(LayerRank(layer, self._ranks), stopping, np.zeros(1), _never)
         self._ranks.begin(self._places, lambda layers: self._data if 1 in layers else None, 1)
 
     def _record_progress(self, source: int, progress: dict[int, float]) -> None:
