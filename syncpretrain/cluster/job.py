@@ -13,7 +13,7 @@ from types import TracebackType
 from syncpretrain.cluster.launched import START_HINT
 from syncpretrain.cluster.mpi import MPIEngine
 from syncpretrain.cluster.transport import Port, Transport
-from syncpretrain.cluster.witness import Witness
+from syncpretrain.cluster.witness import Witness, be_seen
 from syncpretrain.errors import SettingsError, WorkerError
 from syncpretrain.parallel.timeouts import TIMEOUTS
 
@@ -22,6 +22,7 @@ __all__ = ["Membership", "check_ranks", "is_member", "joined", "member", "using"
 ABORT_STATUS = 1
 PASS_ON_SECONDS = 0.2
 HELLO: Port = (0, "hello")
+WITNESS: Port = (0, "witness")
 
 
 class Membership:
@@ -57,6 +58,9 @@ class Membership:
         """
         if self.transport.rank:
             self.transport.send(0, HELLO, None)
+            found = self.transport.take(WITNESS, seconds)
+            if found is not None and found[1] is not None:
+                be_seen(found[1])
             return
         deadline = time.monotonic() + seconds
         missing = set(range(1, self.transport.size))
@@ -69,6 +73,9 @@ class Membership:
         self.witness = Witness()
         for rank in range(self.transport.size):
             self.describe(rank)
+            is_near = self.transport.peers.is_near(rank)
+            self.transport.send(rank, WITNESS, self.witness.address if is_near else None)
+        be_seen(self.witness.address)
 
     def describe(self, rank: int, holds: str = "") -> None:
         """Have the witness call a rank by what it holds."""

@@ -8,24 +8,52 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
+import socket
 import subprocess
+import time
 from multiprocessing import spawn
 from pathlib import Path
 
 from syncpretrain.cluster import watch
 from syncpretrain.parallel.descriptors import standard_stream
 
-__all__ = ["Witness"]
+__all__ = ["Witness", "be_seen"]
+
+START_SECONDS = 5.0  # of the witness
+_seen: list[socket.socket] = []  # open as long as this process lives
+
+
+def be_seen(address: str) -> None:
+    """Connect to the witness, which so learns of the end of this process."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        own = socket.socket(socket.AF_UNIX)
+        try:
+            own.connect(address)
+        except OSError:  # it has not started yet
+            own.close()
+            time.sleep(0.01)
+        else:
+            _seen.append(own)
+            return
 
 
 class Witness:
-    """The witness of rank 0, for the ranks on its machine; none where the system has no pidfd."""
+    """The witness of rank 0, for the ranks on its machine; none where the system has no pidfd.
+
+    Attributes
+    ----------
+    address : str
+        Of the socket to which each rank connects.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self.address = f"\0syncpretrain-{secrets.token_hex(8)}"  # a name that is no file
         if not hasattr(os, "pidfd_open"):
             return
-        command = [spawn.get_executable(), "-I", "-S", str(Path(watch.__file__))]
+        command = [spawn.get_executable(), "-I", "-S", str(Path(watch.__file__)), self.address[1:]]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
