@@ -28,18 +28,22 @@ TRAIN = ["train", "--layers", "64,48,32,16,8", "--epochs", "40", "--checkpoint-e
 # Raises an error in a minibatch on one rank, after some seconds of training.
 RAISE = """
 import sys, time
-from mpi4py import MPI
 from syncpretrain.cli import main
-from syncpretrain.learners.steps import WholeStep
+from syncpretrain.cluster.launched import launched
+from syncpretrain.pretraining import build, stream_build
 rank, seconds, arguments = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
-train_step, started = WholeStep.train_step, []
-def step(self, *given, **named):
-    started.append(time.monotonic())
-    if MPI.COMM_WORLD.Get_rank() == rank and started[-1] - started[0] > seconds:
-        raise ValueError("out of luck")
-    del started[1:]
-    return train_step(self, *given, **named)
-WholeStep.train_step = step
+step_for = build.step_for
+def failing(*given):
+    step, started = step_for(*given), time.monotonic()
+    train_step = step.train_step
+    def train(*given, **named):
+        if time.monotonic() - started > seconds:
+            raise ValueError("out of luck")
+        return train_step(*given, **named)
+    step.train_step = train
+    return step
+if launched().rank == rank:
+    build.step_for = stream_build.step_for = failing
 main(arguments, prog_name="syncpretrain")
 """
 
