@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from contextlib import contextmanager
 
@@ -12,10 +13,11 @@ import pytest
 from syncpretrain.cluster.launched import launched
 from syncpretrain.cluster.link import Link
 from syncpretrain.cluster.local import local_engines
+from syncpretrain.cluster.mpi import import_mpi
 from syncpretrain.cluster.packing import APART_BYTES, pack, sizes_in, unpack
 from syncpretrain.cluster.peers import Beat, Peers, has_died
 from syncpretrain.cluster.transport import Transport
-from syncpretrain.errors import WorkerError
+from syncpretrain.errors import SettingsError, WorkerError
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime.run_ranks import ranks_of_layers
 
@@ -169,3 +171,10 @@ def test_the_loss_of_a_rank_is_noticed_by_its_process_its_last_word_or_its_silen
     assert peers.lost(1, 12.0) == "(process 5) has left", "which it said last"
     assert has_died(child)
     assert not has_died(os.getpid())
+
+
+def test_what_to_install_is_said_without_mpi4py(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    told = r"runtime: got mpi, which needs mpi4py .* pip install 'syncpretrain\[mpi\]' mpich$"
+    with pytest.raises(SettingsError, match=told):
+        import_mpi()
