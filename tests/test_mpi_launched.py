@@ -129,7 +129,7 @@ def test_a_killed_rank_ends_the_job_and_is_named(data, handoff, killed):
     assert time.monotonic() - since < TOLD_SECONDS
     assert status not in (0, None)
     place = rf"rank {killed} on .* \(process {ranks[killed].pid}\) was killed"
-    assert re.search(place if not killed else rf"layer [123, ]+ failed: {place}", err), err
+    assert re.search(rf"Error: (layer [123, ]+ failed: )?{place}", err), err
     _, alive = psutil.wait_procs(list(ranks.values()), timeout=5)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
