@@ -19,6 +19,8 @@ EXTRAS = {
     "docs": ["furo>=2024.8", "numpydoc>=1.8", "sphinx>=8.1", "sphinx-click>=6"],
     "test": [
         "hypothesis>=6.100",
+        "mpi4py>=4",
+        "mpich>=4; platform_system == 'Linux'",
         "mypy>=1.13",
         "pandas>=2.1",
         "psutil>=5.9",

@@ -8,6 +8,7 @@
     python examples/faults.py write --times 200       # SIGKILL while checkpoints are written
     python examples/faults.py random --times 300      # any fault, at any moment, in any run
     python examples/faults.py random --only 17        # one of those again, by its own seed
+    python examples/faults.py ranks --times 20        # ranks of MPI jobs: killed, or with an error
     python examples/faults.py bits                    # every runtime, workers 1 to 4, 3 seeds
     python examples/faults.py fits --times 100        # what is left after many fits
 
@@ -57,13 +58,14 @@ from typing import Any
 
 import numpy as np
 import psutil
+from random_faults.ranks import fail_ranks
 from random_faults.session import SHARED, left_shared, play_random
 
 from syncpretrain import pretrain
 from syncpretrain.array_files import read_arrays
 from syncpretrain.runs.checkpoints import newest
 
-MODES = ["layer", "parent", "group", "replace", "write", "bits", "fits", "random"]
+MODES = ["layer", "parent", "group", "replace", "write", "bits", "fits", "random", "ranks"]
 LAYERS = (64, 48, 32, 16, 8)
 MODULE = [sys.executable, "-m", "syncpretrain"]
 WRITER = """
@@ -92,6 +94,9 @@ def main() -> None:
     draw = random.Random(options.seed)
     if options.what == "bits":
         compare_bits()
+        return
+    if options.what == "ranks":
+        fail_ranks(options.times, draw)
         return
     if options.what == "fits":
         fit_often(options.times)

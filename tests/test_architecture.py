@@ -23,7 +23,7 @@ ROWS = [
     ["storage", "array_files", "rng", "events", "pretraining.schedule", "shapes"],
     ["observers"],
     ["settings", "data", "kernels"],
-    ["backends", "models", "parallel"],
+    ["backends", "models", "parallel", "cluster"],
     ["learners"],
     ["pretraining", "finetuning"],
     ["runs", "planning"],
@@ -193,7 +193,7 @@ def test_the_learners_know_of_no_threads(name):
 
 
 # The doctor runs concurrent products to see whether they are right.
-WORKERS = {*within("parallel", "pretraining.runtime"), "planning.doctor"}
+WORKERS = {*within("parallel", "cluster", "pretraining.runtime"), "planning.doctor"}
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in WORKERS])

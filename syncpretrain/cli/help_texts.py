@@ -106,7 +106,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "finish": "Stop when every version is read (default), or do not wait for refreshes.",
     },
     "Workers": {
-        "runtime": "Layers in threads (default), processes or turns.",
+        "runtime": "Layers in threads (default), processes, turns, or on ranks of mpiexec (mpi).",
         "backend": "CPU, all GPUs, or GPU N; auto (default) takes a GPU that CuPy can use.",
         "workers": "Of all layers. Default the usable cores.",
         "replicas": "Workers of one layer, if to spare.",

@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from syncpretrain.cli.ranks import check_command, follow, is_follower, leading
+
 __all__ = ["main"]
 
 COMMANDS = {
@@ -51,8 +53,18 @@ class Program(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return a command, which may be one for several ranks."""
+        name, command, rest = super().resolve_command(ctx, args)
+        check_command(name or "")
+        return name, command, rest
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the program's own options."""
+        """Parse the program's own options; a rank other than 0 follows rank 0 instead."""
+        if is_follower():
+            ctx.exit(follow(args))
         if not args:
             return super().parse_args(ctx, args)  # shows the help
         try:
@@ -63,6 +75,10 @@ class Program(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; turn what it raises into one message and an exit status."""
+        with leading():
+            return self._invoked(ctx)
+
+    def _invoked(self, ctx: click.Context) -> Any:
         from syncpretrain.errors import RunInterrupted, SyncpretrainError
 
         try:

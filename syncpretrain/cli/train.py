@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from syncpretrain.cli.options import json_option
+from syncpretrain.cli.ranks import check_runtime_of
 from syncpretrain.cli.sections import SectionedCommand
 from syncpretrain.cli.settings_from_options import given_by, planned, settings_from_options
 from syncpretrain.cli.settled_by_data import hidden_option, settle
@@ -106,7 +107,6 @@ def command(
     from syncpretrain.cli.output import announce, print_run
     from syncpretrain.observers.event_log import read_reads
     from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME, check_folder
-    from syncpretrain.runs.run import resume_run
 
     if inexact and resume is None:
         raise SettingsError("inexact: got it without --resume, expected a run to go on with")
@@ -132,8 +132,7 @@ def command(
         is_auto = options["schedule"] == AUTO
         work = partial(_train, settings, is_auto, out=out, replay=reads, given=given, data=data)
     else:
-        elsewhere = {name: options[name] for name in ELSEWHERE if options[name] is not None}
-        work = partial(resume_run, resume, inexact=bool(inexact), **elsewhere)
+        work = partial(_resume, resume, inexact=bool(inexact), **options)
     with announce(live=not as_json, quiet=quiet) as observers:
         report = work(observers=observers)
     if as_json:
@@ -152,6 +151,7 @@ def _train(
     from syncpretrain.runs.folder import check_folder
     from syncpretrain.runs.run import train_run
 
+    check_runtime_of(settings.pretrain.runtime)
     if auto:
         from syncpretrain.planning.choice import option_text
         from syncpretrain.runs.prepare import load_data, settled
@@ -170,6 +170,21 @@ def _train(
             for message in filter(None, [by_data, reason]):
                 observer(Notice(monotonic(), message))
     return train_run(settings, observers=observers, **others)
+
+
+def _resume(folder: Path, *, observers: list[Observer], inexact: bool, **options: Any) -> Any:
+    """Resume a run, which may be moved to another runtime."""
+    from syncpretrain.runs.folder import CONFIG_NAME
+    from syncpretrain.runs.run import resume_run
+    from syncpretrain.settings import read_settings
+
+    config = folder / CONFIG_NAME
+    if options["runtime"] is not None:
+        check_runtime_of(options["runtime"])
+    elif config.is_file():
+        check_runtime_of(read_settings(config).pretrain.runtime)
+    elsewhere = {name: options[name] for name in ELSEWHERE if options[name] is not None}
+    return resume_run(folder, observers=observers, inexact=inexact, **elsewhere)
 
 
 def _check_resume(options: dict[str, Any]) -> None:

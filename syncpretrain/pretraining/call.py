@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from syncpretrain.models.verdict import baselines, on_layers
 from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.observers.verbose import observing
 from syncpretrain.pretraining.columns import rows_by_columns
+from syncpretrain.pretraining.on_ranks import on_every_rank
 from syncpretrain.pretraining.saved import SavedCall
 from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.pretraining.settled import settled
@@ -125,6 +127,35 @@ def pretrain(
     >>> pretrain(X, hidden=[4, 2], epochs=50).widths
     (8, 4, 2)
     """
+    work = partial(
+        _pretrained,
+        X,
+        layers=layers,
+        hidden=hidden,
+        validation=validation,
+        verbose=verbose,
+        warn=warn,
+        observers=observers,
+        replay=replay,
+        resume=resume,
+        settings=settings,
+    )
+    return on_every_rank(work) if settings.get("runtime") == "mpi" else work()
+
+
+def _pretrained(
+    X: Any,
+    *,
+    layers: Any,
+    hidden: Any,
+    validation: Any,
+    verbose: bool,
+    warn: bool,
+    observers: Iterable[Observer],
+    replay: Reads | None,
+    resume: str | PathLike[str] | None,
+    settings: dict[str, Any],
+) -> Stack:
     if others := settings.keys() & {"data", "finetune"}:
         raise SettingsError(f"{min(others)}: is no setting of pretrain(); see finetune() for that")
     check_names(settings, (*PretrainSettings.__struct_fields__, *ARGUMENTS, "columns", "run"))
@@ -149,7 +180,7 @@ def pretrain(
         saved.delete()
     sentences = on_layers(baselines(stack, _sample(stack, look)), history.layers)
     for sentence in sentences if warn else ():
-        warnings.warn(sentence, PoorResultWarning, stacklevel=2)
+        warnings.warn(sentence, PoorResultWarning, stacklevel=3)
     info: dict[str, Any] = {"by_data": chosen} if chosen else {}
     info |= {"verdict": sentences} if sentences else {}
     info |= {"bytes": BITS} if look.are_bits else {}

@@ -24,7 +24,7 @@ from syncpretrain.events import (
 )
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.models.stack import Stack
-from syncpretrain.parallel.blas import blas_limit, blas_threads, usable_cores
+from syncpretrain.parallel.blas import blas_limit, blas_threads
 from syncpretrain.parallel.signals import StopRequest, stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build import build_learners, build_worker_factories
@@ -33,9 +33,8 @@ from syncpretrain.pretraining.build_schedule import build_schedule
 from syncpretrain.pretraining.runtime.base import Runtime
 from syncpretrain.pretraining.runtime.messages import Failed, Finished, Message
 from syncpretrain.pretraining.runtime.restarts import Restarts
-from syncpretrain.pretraining.runtime.select import runtime_for
+from syncpretrain.pretraining.runtime.select import runtime_for, versions_for, workers_of
 from syncpretrain.pretraining.runtime.shared_activations import check_runtime
-from syncpretrain.pretraining.runtime.versions import Versions
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.pretraining.schedule.machine import Command, Release
 from syncpretrain.pretraining.schedule.reads import Reads
@@ -95,12 +94,12 @@ class Pretraining:
         backend = resolve_backend(settings.backend, lacks)
         settings = msgspec.structs.replace(settings, backend=backend)
         self._backend = backend_for(backend)
-        self._workers = 1 if settings.runtime == "serial" else settings.workers or usable_cores()
+        self._workers = workers_of(settings)
         self.slots = min(self._workers, len(settings.layers) - 1)
         self._workers_per_layer: dict[int, int] = {}
         self._schedule = build_schedule(settings, slots=self.slots, replay=replay)
         self.settings, self._data = settings, data
-        self._versions = Versions(data, settings.layers[1:], backend=self._backend)
+        self._versions = versions_for(settings, data, self._backend)
         self._trained = TrainedLayers(settings, self._backend, partial(build_learners, settings))
         self.save, self.resume = save, resume
         self._running: dict[int, int] = {}  # the epoch of each layer whose message is awaited

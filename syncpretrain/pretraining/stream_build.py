@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
+from syncpretrain.cluster.job import check_ranks, member
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
@@ -16,14 +17,17 @@ from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build import build_learner, build_stopping
 from syncpretrain.pretraining.runtime.data_sources import PassesSource, source_of
+from syncpretrain.pretraining.runtime.rank_messages import StreamLayer
 from syncpretrain.pretraining.runtime.restarts import Restarts
 from syncpretrain.pretraining.runtime.rings import DataSource, Passes, RingSize, RingSource, Source
+from syncpretrain.pretraining.runtime.run_ranks import RunRanks
 from syncpretrain.pretraining.runtime.shared_activations import check_runtime
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.stream import StreamedLayer
 from syncpretrain.pretraining.runtime.stream_base import StreamRuntime
-from syncpretrain.pretraining.runtime.stream_local import LocalStream
+from syncpretrain.pretraining.runtime.stream_local import LocalStream, StreamedLayerFactory
 from syncpretrain.pretraining.runtime.stream_processes import ProcessStream
+from syncpretrain.pretraining.runtime.stream_ranks import RankStream
 from syncpretrain.pretraining.runtime.stream_remote import RemoteLayer
 from syncpretrain.pretraining.schedule.stream import StreamPlan
 from syncpretrain.settings.sections import PretrainSettings
@@ -84,6 +88,7 @@ def stream_runtime(
         If the system does not have it.
     """
     check_runtime(settings.runtime)
+    check_ranks(settings.runtime)
     passes = data.passes
     is_kept = settings.runtime == "processes" and restarts is not None and restarts.most > 0
     reread = [_reread(passes.size(1), width) if is_kept else 0 for width in settings.layers[1:-1]]
@@ -91,29 +96,62 @@ def stream_runtime(
         RingSize(ring + n, passes.size(1), (ring + n) // passes.steps + 2, passes.held_out, width)
         for n, width in zip(reread, settings.layers[1:-1], strict=True)
     ]
-    handed_up = [range(p.delay + 1, n + 1) for p, n in zip(plans[1:], ends[1:], strict=True)]
-    places = [
-        LayerPlace(i + 1, plan, passes, below, above, numbers)
-        for i, (plan, below, above, numbers) in enumerate(
-            zip(plans, [None, *sizes], [*sizes, None], [*handed_up, range(0)], strict=True)
-        )
-    ]
+    places = _places(plans, ends, passes, sizes)
     shared = data.data
     source: DataSource | None = data
-    if settings.runtime == "processes":
+    if settings.runtime in ("processes", "mpi"):
         shared, source = _shared(settings, data)
     layer_factories = [
         partial(build_streamed_layer, settings, place, source if place.below is None else None)
         for place in places
     ]
-    if settings.runtime != "processes":
+    if settings.runtime not in ("processes", "mpi"):
         return LocalStream(layer_factories, shared, sizes)
     layers = [
         RemoteLayer(p.layer, p.plan, passes.steps, partial(_untrained, settings, p.layer), times)
         for p in places
     ]
-    rest = (settings.replicas, times, restarts, [FROM_THE_DATA, *reread])
-    return ProcessStream(layer_factories, layers, shared, sizes, *rest)
+    if settings.runtime == "processes":
+        rest = (settings.replicas, times, restarts, [FROM_THE_DATA, *reread])
+        return ProcessStream(layer_factories, layers, shared, sizes, *rest)
+    ranks = RunRanks(member(), settings.layers, times)
+    held = _held_layers(settings, places, layer_factories, ranks.rank)
+    return RankStream(held, layers, shared, ranks, times)
+
+
+def _places(
+    plans: Sequence[StreamPlan], ends: Sequence[int], passes: Passes, sizes: Sequence[RingSize]
+) -> list[LayerPlace]:
+    """Return each layer's part in the stream."""
+    handed_up = [range(p.delay + 1, n + 1) for p, n in zip(plans[1:], ends[1:], strict=True)]
+    return [
+        LayerPlace(i + 1, plan, passes, below, above, numbers)
+        for i, (plan, below, above, numbers) in enumerate(
+            zip(plans, [None, *sizes], [*sizes, None], [*handed_up, range(0)], strict=True)
+        )
+    ]
+
+
+def _held_layers(
+    settings: PretrainSettings,
+    places: Sequence[LayerPlace],
+    factories: Sequence[StreamedLayerFactory],
+    rank: Mapping[int, int],
+) -> list[StreamLayer]:
+    """Return the layers as ranks are to hold them."""
+    return [
+        StreamLayer(
+            layer=place.layer,
+            layer_factory=factory,
+            passes=place.passes,
+            below=place.below,
+            above=place.above,
+            handed_up=place.handed_up,
+            rank_above=rank.get(place.layer + 1, 0),
+            replicas=settings.replicas[place.layer - 1],
+        )
+        for place, factory in zip(places, factories, strict=True)
+    ]
 
 
 def build_streamed_layer(
@@ -149,8 +187,8 @@ def _shared(settings: PretrainSettings, data: DataSource) -> tuple[Split, DataSo
         return Split(row, row[:0]), data
     if isinstance(data, PassesSource):
         raise SettingsError(
-            "runtime: got processes with an iterable as X, expected threads or serial; an iterable"
-            " stays in the process that it is in"
+            f"runtime: got {settings.runtime} with an iterable as X, expected threads or serial; an"
+            " iterable stays in the process that it is in"
         )
     return data.data, None
 

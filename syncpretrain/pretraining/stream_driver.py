@@ -15,12 +15,13 @@ from syncpretrain.errors import CheckpointError, RunInterrupted, StalledError, W
 from syncpretrain.events import Event, Observer, RunFinished
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.models.stack import Stack
-from syncpretrain.parallel.blas import blas_limit, usable_cores
+from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.parallel.signals import StopRequest, stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build_data import build_data
 from syncpretrain.pretraining.runtime.data_sources import source_of
 from syncpretrain.pretraining.runtime.restarts import Restarts
+from syncpretrain.pretraining.runtime.select import workers_of
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.stream_base import EpochResult
 from syncpretrain.pretraining.runtime.stream_pool import BlockFailed, StreamPool
@@ -73,7 +74,7 @@ class StreamedPretraining:
         self.observers, self._times = tuple(observers), times
         self.settings, data, self._scaling = build_data(settings, X, validation)
         held_out = data.validation[:PROBE_ROWS]
-        workers = 1 if settings.runtime == "serial" else settings.workers or usable_cores()
+        workers = workers_of(settings)
         self.slots = min(workers, sum(settings.replicas))
         self._source = source_of(settings, Split(data.train, held_out))
         steps = steps_per_epoch(len(data.train), settings.batch_size)

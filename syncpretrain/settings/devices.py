@@ -68,6 +68,8 @@ def why_not_on_a_device(settings: PretrainFields) -> str | None:
         )
     if settings.handoff == "minibatch":
         return "with handoff minibatch, which computes on the CPU; take handoff epoch"
+    if settings.runtime == "mpi":
+        return "with runtime mpi, whose ranks compute on the CPU; take backend numpy or auto"
     if settings.runtime == "processes":
         return (
             "with runtime processes, whose activations are in the memory of the host; take runtime"

@@ -123,7 +123,7 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     handoff: Literal["epoch", "minibatch"] = "epoch"
     delay: Annotated[float, msgspec.Meta(ge=0, le=MAX_DELAY)] = 0.0
     shuffle: str = "rows"
-    runtime: Literal["threads", "processes", "serial"] = "threads"
+    runtime: Literal["threads", "processes", "serial", "mpi"] = "threads"
     backend: str = "auto"
     workers: Workers | None = None
     replicas: tuple[Count, ...]

@@ -24,7 +24,8 @@ from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.pretraining.runtime.layer_process import LayerProcess, RemoteTraceback
+from syncpretrain.pretraining.runtime.layer_link import LayerLink
+from syncpretrain.pretraining.runtime.layer_process import RemoteTraceback
 from syncpretrain.pretraining.runtime.layer_state import StreamedLayerState
 from syncpretrain.pretraining.runtime.lent_threads import LentThreads
 from syncpretrain.pretraining.runtime.messages import failure_of
@@ -95,7 +96,7 @@ class RemoteLayer(BaseStreamedLayer):
         super().__init__(number, plan, steps)
         self._times, self._initial = times, initial
         self._lock = threading.Lock()  # guards what follows: one order at a time
-        self._process: LayerProcess | None = None
+        self._process: LayerLink | None = None
         self._stopping, self._lent = Stopping(np.zeros(1), times), np.zeros(1)
         self._newest: Layer | None = None
         self._error: BaseException | None = None  # the newest answer was one, or it died
@@ -105,7 +106,7 @@ class RemoteLayer(BaseStreamedLayer):
 
     def connect(
         self,
-        process: LayerProcess,
+        process: LayerLink,
         stopping: Stopping,
         lent: NDArray[np.float64],
         replaces: Callable[[WorkerError], bool],

@@ -1,0 +1,156 @@
+"""Random ranks of MPI jobs that are killed or raise an error; the jobs resumed on other ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import psutil
+
+from random_faults.surprise import check
+
+__all__ = ["fail_ranks"]
+
+TOLD_SECONDS = 5.0
+JOB_SECONDS = 60.0
+TRAIN = ["train", "--layers", "64,48,32,16,8", "--epochs", "40", "--checkpoint-every", "1"]
+# Raises an error in a minibatch on one rank, after some seconds of training.
+RAISE = """
+import sys, time
+from syncpretrain.cli import main
+from syncpretrain.cluster.launched import launched
+from syncpretrain.pretraining import build, stream_build
+rank, seconds, arguments = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
+step_for = build.step_for
+def failing(*given):
+    step, started = step_for(*given), time.monotonic()
+    train_step = step.train_step
+    def train(*given, **named):
+        if time.monotonic() - started > seconds:
+            raise ValueError("out of luck")
+        return train_step(*given, **named)
+    step.train_step = train
+    return step
+if launched().rank == rank:
+    build.step_for = stream_build.step_for = failing
+main(arguments, prog_name="syncpretrain")
+"""
+
+
+def fail_ranks(times: int, draw: random.Random) -> None:
+    """Kill a rank, or have one raise an error, alternately; resume on another number of ranks."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        np.save(folder / "X.npy", np.random.default_rng(0).random((2000, 64)).astype("f4").round())
+        for handoff in ("epoch", "minibatch"):
+            train = [*TRAIN, "--data", str(folder / "X.npy"), "--handoff", handoff, "--quiet"]
+            train += ["--json", "--runtime"]
+            out = str(folder / f"whole-{handoff}")
+            whole = ended(start(1, ["-m", "syncpretrain", *train, "serial", "--out", out]))
+            expected = json.loads(whole[1])["parameters_sha256"]
+            for kills in (True, False):
+                told = [
+                    fail_one([*train, "mpi"], folder / "run", expected, kills, draw)
+                    for _ in range(times)
+                ]
+                what = "kills" if kills else "errors"
+                print(
+                    f"ranks, {handoff}: {times} {what}, told after {median(told):.2f} s, at most"
+                    f" {max(told):.2f}, each resumed to the same bits",
+                    flush=True,
+                )
+
+
+def fail_one(train: list[str], out: Path, expected: str, kills: bool, draw: random.Random) -> float:
+    """Return the seconds from a failure to the end of its job."""
+    while True:
+        shutil.rmtree(out, ignore_errors=True)
+        size = draw.randint(2, 5)
+        rank, seconds = draw.randrange(0 if kills else 1, size), draw.uniform(0.0, 0.5)
+        program = ["-m", "syncpretrain"] if kills else ["-c", RAISE, str(rank), str(seconds)]
+        job = start(size, [*program, *train, "--out", str(out)])
+        ranks = ranks_of(job, size, out)
+        time.sleep(seconds)
+        if kills and rank in ranks and ranks[rank].is_running():
+            ranks[rank].kill()
+        since = time.monotonic()
+        status, _, error = ended(job)
+        if status:
+            break  # else it was over before
+    passed = time.monotonic() - since - (0 if kills else seconds)
+    place = rf"rank {rank} on \S+ \(process {ranks[rank].pid}\) was killed"
+    wanted = place if kills else rf"layer \d failed in epoch \d+ on rank {rank} on \S+: ValueError"
+    check(re.search(wanted, error), f"status {status}, rank {rank} of {size}: {error}")
+    check(kills or status == 1, f"status {status}")
+    check(passed < TOLD_SECONDS, f"told after {passed:.1f} s")
+    _, alive = psutil.wait_procs(list(ranks.values()), timeout=5)
+    check(not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE], f"still alive: {alive}")
+    size = draw.randint(2, 5)
+    resume = ["train", "--resume", str(out), "--runtime", "mpi", "--quiet", "--json"]
+    status, text, error = ended(start(size, ["-m", "syncpretrain", *resume]))
+    check(not status, f"the resumed run failed: {error}")
+    check(json.loads(text)["parameters_sha256"] == expected, "other parameters")
+    return passed
+
+
+def start(size: int, arguments: list[str]) -> subprocess.Popen[str]:
+    """Start a job."""
+    found = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
+    launcher = found or shutil.which("mpiexec")
+    check(launcher, "no mpiexec was found; pip install mpi4py mpich")
+    version = subprocess.run(
+        [str(launcher), "--version"], capture_output=True, text=True, check=False
+    )
+    is_open = "Open MPI" in version.stdout or "OpenRTE" in version.stdout
+    options = ["--allow-run-as-root", "--oversubscribe"] if is_open else []
+    return subprocess.Popen(
+        [str(launcher), *options, "-n", str(size), sys.executable, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+
+
+def ended(job: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Return status, stdout and stderr of a job."""
+    try:
+        out, error = job.communicate(timeout=JOB_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)
+        out, error = job.communicate()
+        check(False, f"the job hangs: {out}{error}")
+    return job.returncode, out, error
+
+
+def ranks_of(job: subprocess.Popen[str], size: int, out: Path) -> dict[int, psutil.Process]:
+    """Return the processes of a job by rank, once its run has begun."""
+    deadline = time.monotonic() + JOB_SECONDS
+    while time.monotonic() < deadline and job.poll() is None:
+        found: dict[int, psutil.Process] = {}
+        for process in psutil.Process(job.pid).children(recursive=True):
+            try:
+                arguments, environment = process.cmdline(), process.environ()
+            except psutil.Error:
+                continue
+            rank = environment.get("PMI_RANK", environment.get("OMPI_COMM_WORLD_RANK"))
+            if rank is not None and arguments[1:2] in (["-m"], ["-c"]) and process.pid != job.pid:
+                found[int(rank)] = process
+        if len(found) == size and (out / "events.jsonl").exists():
+            return found
+        time.sleep(0.02)
+    check(False, f"the job does not begin: {ended(job)}")
+    return {}

@@ -1,0 +1,95 @@
+"""The program on several ranks that ``mpiexec`` started: rank 0 leads, and it alone prints."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from syncpretrain.cluster.launched import launched
+from syncpretrain.errors import SettingsError
+
+__all__ = ["check_command", "check_runtime_of", "follow", "is_follower", "leading"]
+
+COMMAND = "train"  # the only one for several ranks
+WRONG_USE, LOST_RANK = 2, 1
+
+
+def is_follower() -> bool:
+    """Return whether this is a rank that only holds layers for a command of rank 0."""
+    place = launched()
+    return place is not None and place.rank > 0
+
+
+def follow(arguments: Sequence[str]) -> int:
+    """Hold layers for rank 0, without a word; return the status with which its command ends."""
+    from syncpretrain.errors import WorkerError
+    from syncpretrain.pretraining.on_ranks import follow_command
+
+    names = [argument for argument in arguments if not argument.startswith("-")]
+    if names[:1] != [COMMAND]:
+        return WRONG_USE if names else 0
+    try:
+        return follow_command()
+    except SettingsError:  # which rank 0 says
+        return WRONG_USE
+    except WorkerError as error:
+        click.echo(f"Error: {error}", err=True)
+        return LOST_RANK
+
+
+def check_command(name: str) -> None:
+    """Refuse several ranks of a command that is not for them; else join the others.
+
+    Raises
+    ------
+    SettingsError
+    """
+    place = launched()
+    if place is None:
+        return
+    if name != COMMAND:
+        raise SettingsError(
+            f"{name}: got {place.size} ranks, which would all do the same; start it without mpiexec"
+        )
+    from syncpretrain.cluster.job import joined
+
+    joined()
+
+
+def check_runtime_of(runtime: str | None) -> None:
+    """Refuse several ranks that would each be a run of its own.
+
+    Raises
+    ------
+    SettingsError
+    """
+    place = launched()
+    if place is not None and runtime != "mpi":
+        raise SettingsError(
+            f"runtime: got {runtime} on {place.size} ranks, which would be {place.size} runs in one"
+            " folder; add --runtime mpi, or start it without mpiexec"
+        )
+
+
+@contextmanager
+def leading() -> Iterator[None]:
+    """Tell the other ranks the status with which this one leaves."""
+    status = LOST_RANK
+    try:
+        yield
+        status = 0
+    except click.exceptions.Exit as end:
+        status = end.exit_code
+        raise
+    finally:
+        # Not imported before it is needed: other commands have no ranks.
+        job: Any = sys.modules.get("syncpretrain.cluster.job")
+        if job is not None and job.is_member():
+            from syncpretrain.pretraining.on_ranks import release
+            from syncpretrain.pretraining.runtime.rank_messages import RunEnded
+
+            release(RunEnded(status=status))

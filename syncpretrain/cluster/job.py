@@ -1,0 +1,178 @@
+"""Membership of this process in a job: how it joins, and how it leaves with whatever happens."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from syncpretrain.cluster.launched import START_HINT
+from syncpretrain.cluster.mpi import MPIEngine
+from syncpretrain.cluster.transport import Port, Transport
+from syncpretrain.cluster.witness import Witness, be_seen
+from syncpretrain.errors import SettingsError, WorkerError
+from syncpretrain.parallel.timeouts import TIMEOUTS
+
+__all__ = ["Membership", "check_ranks", "is_member", "joined", "member", "using"]
+
+ABORT_STATUS = 1
+PASS_ON_SECONDS = 0.2
+HELLO: Port = (0, "hello")
+WITNESS: Port = (0, "witness")
+
+
+class Membership:
+    """Membership of this process in a job.
+
+    Attributes
+    ----------
+    transport : Transport
+    runs : int
+        Runs begun on the ranks so far.
+    known : BaseException or None
+        The error that ended the last run, of which every rank knows.
+    broken : bool
+        Whether a rank does not answer, so that no orderly end is left.
+    witness : Witness or None
+        Of rank 0.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self.runs = 0
+        self.known: BaseException | None = None
+        self.broken = False
+        self.witness: Witness | None = None
+
+    def gather(self, seconds: float) -> None:
+        """Wait, on rank 0, until every rank has come.
+
+        Raises
+        ------
+        WorkerError
+            If one does not.
+        """
+        if self.transport.rank:
+            self.transport.send(0, HELLO, None)
+            found = self.transport.take(WITNESS, seconds)
+            if found is not None and found[1] is not None:
+                be_seen(found[1])
+            return
+        deadline = time.monotonic() + seconds
+        missing = set(range(1, self.transport.size))
+        while missing:
+            found = self.transport.take(HELLO, max(0.0, deadline - time.monotonic()))
+            if found is None:
+                name = f"rank {min(missing)}"
+                raise WorkerError(f"{name} did not come within {seconds:g} s, to the same call")
+            missing.discard(found[0])
+        self.witness = Witness()
+        for rank in range(self.transport.size):
+            self.describe(rank)
+            is_near = self.transport.peers.is_near(rank)
+            self.transport.send(rank, WITNESS, self.witness.address if is_near else None)
+        be_seen(self.witness.address)
+
+    def describe(self, rank: int, holds: str = "") -> None:
+        """Have the witness call a rank by what it holds."""
+        if self.witness is not None and self.transport.peers.is_near(rank):
+            pid = self.transport.peers.beats[rank].pid
+            self.witness.watch(pid, f"{holds}{self.transport.peers.name(rank)} (process {pid})")
+
+    def leave(self) -> None:
+        """Send what is still to be sent; abort the job where a rank does not answer."""
+        if self.witness is not None:
+            self.witness.close()
+        if self.broken or not self.transport.close():
+            self.abort()
+
+    def abort(self) -> None:
+        """End every rank at once, when the launcher has had time to pass on what was printed."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if self.witness is not None:
+            self.witness.close()
+        time.sleep(PASS_ON_SECONDS)
+        self.transport.abort(ABORT_STATUS)
+
+    def watch_errors(self) -> None:
+        """Abort the job at an error that nothing catches, of which the others know nothing."""
+        found = sys.excepthook
+
+        def hook(
+            kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+        ) -> None:
+            is_known = error is self.known
+            if not is_known or self.transport.rank == 0:
+                found(kind, error, traceback)
+            if not is_known:
+                self.abort()
+
+        sys.excepthook = hook
+
+
+_lock = threading.Lock()
+_members: list[Membership] = []  # at most one
+
+
+def joined() -> Transport:
+    """Return the transport of this process, which joins its MPI job if it has not yet.
+
+    Raises
+    ------
+    SettingsError
+        If MPI is missing, or this is the only rank.
+    """
+    return member().transport
+
+
+def member() -> Membership:
+    """Return the membership of this process; as :func:`joined`."""
+    with _lock:
+        if not _members:
+            engine = MPIEngine()
+            if engine.size == 1:
+                raise SettingsError(
+                    "runtime: got mpi in a single process, expected two ranks or more: rank 0"
+                    f" leads, the others train the layers; start it with: {START_HINT}"
+                )
+            own = Membership(Transport(engine))
+            own.watch_errors()
+            atexit.register(own.leave)  # before MPI_Finalize, which was registered earlier
+            _members.append(own)
+            own.gather(TIMEOUTS.stall)
+        return _members[0]
+
+
+def is_member() -> bool:
+    """Return whether this process has joined a job."""
+    return bool(_members)
+
+
+def check_ranks(name: str) -> None:
+    """Refuse the runtime mpi where there are no ranks for it.
+
+    Raises
+    ------
+    SettingsError
+    """
+    if name == "mpi":
+        joined()
+
+
+@contextmanager
+def using(transport: Transport) -> Iterator[Membership]:
+    """Take part in a job through a transport, as long as the context lasts."""
+    own = Membership(transport)
+    with _lock:
+        _members.append(own)
+    try:
+        yield own
+    finally:
+        with _lock:
+            _members.remove(own)
+        transport.close()

@@ -1,0 +1,35 @@
+"""The place of this process in a job that a launcher such as ``mpiexec`` started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+__all__ = ["START_HINT", "Place", "launched"]
+
+# Names of rank and size: MPICH and Intel MPI (Hydra), Open MPI, and srun with any PMIx.
+LAUNCHERS = (
+    ("PMI_RANK", "PMI_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMIX_RANK", "SLURM_NTASKS"),
+)
+START_HINT = "mpiexec -n 4 syncpretrain train ... --runtime mpi"
+
+
+class Place(NamedTuple):
+    """Rank of a process and number of ranks."""
+
+    rank: int
+    size: int
+
+
+def launched(environment: Mapping[str, str] | None = None) -> Place | None:
+    """Return the place of this process among the ranks of a job; None if it was started alone."""
+    found = os.environ if environment is None else environment
+    for names in LAUNCHERS:
+        texts = [found.get(name, "") for name in names]
+        if all(text.isdigit() for text in texts):
+            place = Place(*map(int, texts))
+            return place if place.size > 1 else None
+    return None

@@ -1,0 +1,141 @@
+"""The engine on MPI, through mpi4py: two-sided messages on a communicator of our own.
+
+Large arrays are sent from where they are, in pieces that any MPI library can count. MPI is asked
+for ``MPI_THREAD_SERIALIZED``: one thread makes all calls after the start.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from syncpretrain.cluster.engine import Engine
+from syncpretrain.cluster.packing import Buffer, sizes_in
+from syncpretrain.errors import SettingsError
+
+__all__ = ["MPIEngine", "import_mpi"]
+
+ENVELOPE_TAG, PIECE_TAG = 1, 2
+LARGEST_PIECE = 1 << 30  # MPI before version 4 counts in 32 bits
+INSTALL_MPI = "pip install 'syncpretrain[mpi]' mpich"
+
+_Coming = tuple[int, list[Buffer], list[Any]]  # sender, bytes, and the requests that fill them
+
+
+class MPIEngine(Engine):
+    """One rank of an MPI job.
+
+    Raises
+    ------
+    SettingsError
+        If mpi4py or an MPI library is missing, or it cannot be called from a thread.
+    """
+
+    def __init__(self) -> None:
+        self._mpi = import_mpi()
+        world = self._mpi.COMM_WORLD
+        self.rank, self.size = world.Get_rank(), world.Get_size()
+        # Not a plain Dup: it would burn a core until the last rank has come.
+        self._comm, self._ready = world.Idup()
+        self._is_ready = False
+        self._waiting: list[tuple[int, Sequence[Buffer], list[Any]]] = []  # for the communicator
+        self._coming: deque[_Coming] = deque()
+
+    def start(self, to: int, parts: Sequence[Buffer]) -> Callable[[], bool]:
+        """Begin to send a message."""
+        requests: list[Any] = []
+        if self._can_send():
+            self._send(to, parts, requests)
+            return lambda: bool(self._mpi.Request.Testall(requests))
+        self._waiting.append((to, parts, requests))
+        return lambda: self._can_send() and bool(self._mpi.Request.Testall(requests))
+
+    def arrived(self) -> list[tuple[int, list[Buffer]]]:
+        """Return the messages that are complete."""
+        if not self._can_send():
+            return []
+        status = self._mpi.Status()
+        while self._comm.Iprobe(self._mpi.ANY_SOURCE, ENVELOPE_TAG, status):
+            self._receive(status.Get_source(), status.Get_count(self._mpi.BYTE))
+        found, kept, late = [], deque[_Coming](), set()
+        for item in self._coming:
+            source, parts, requests = item
+            if source not in late and self._mpi.Request.Testall(requests):
+                found.append((source, parts))
+            else:
+                late.add(source)  # what it sent next must wait for its turn
+                kept.append(item)
+        self._coming = kept
+        return found
+
+    def abort(self, status: int) -> None:
+        """End the job, as the launcher does it."""
+        self._mpi.COMM_WORLD.Abort(status)
+
+    def close(self) -> None:
+        """Do nothing: mpi4py calls ``MPI_Finalize`` when the process ends."""
+
+    def _can_send(self) -> bool:
+        if not self._is_ready and self._ready.Test():
+            self._is_ready = True
+            for message in self._waiting:
+                self._send(*message)
+            self._waiting.clear()
+        return self._is_ready
+
+    def _send(self, to: int, parts: Sequence[Buffer], requests: list[Any]) -> None:
+        byte = self._mpi.BYTE
+        requests.append(self._comm.Isend([parts[0], byte], to, ENVELOPE_TAG))
+        for part in parts[1:]:
+            for piece in _pieces(part):
+                requests.append(self._comm.Isend([piece, byte], to, PIECE_TAG))
+
+    def _receive(self, source: int, count: int) -> None:
+        byte = self._mpi.BYTE
+        envelope = bytearray(count)
+        self._comm.Recv([envelope, byte], source, ENVELOPE_TAG)
+        parts: list[Buffer] = [envelope]
+        requests = []
+        for size in sizes_in(envelope):
+            part = np.empty(size, dtype=np.uint8).data  # unlike a bytearray not zeroed first
+            parts.append(part)
+            for piece in _pieces(part):
+                requests.append(self._comm.Irecv([piece, byte], source, PIECE_TAG))
+        self._coming.append((source, parts, requests))
+
+
+def _pieces(part: Buffer) -> list[memoryview]:
+    whole = memoryview(part).cast("B")
+    return [whole[i : i + LARGEST_PIECE] for i in range(0, len(whole), LARGEST_PIECE)]
+
+
+def import_mpi() -> Any:
+    """Return ``mpi4py.MPI``, whose import starts MPI.
+
+    Raises
+    ------
+    SettingsError
+    """
+    try:
+        import mpi4py
+
+        mpi4py.rc.thread_level = "serialized"
+        from mpi4py import MPI
+    except ImportError as error:
+        raise SettingsError(
+            f"runtime: got mpi, which needs mpi4py and an MPI library ({error}); {INSTALL_MPI}"
+        ) from None
+    except RuntimeError as error:  # mpi4py without a library
+        reason = str(error).strip().splitlines()[0]
+        raise SettingsError(
+            f"runtime: got mpi, but no MPI library can be loaded ({reason}); {INSTALL_MPI}"
+        ) from None
+    if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
+        raise SettingsError(
+            "runtime: got mpi, but MPI was started for one thread only; leave out the setting of"
+            " mpi4py.rc.thread_level, or set it to 'serialized'"
+        )
+    return MPI

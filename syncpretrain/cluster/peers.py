@@ -1,0 +1,123 @@
+"""The other ranks of a job: where each is, and whether it still lives."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+__all__ = ["BEAT_SECONDS", "Beat", "Peers", "own_beat"]
+
+BEAT_SECONDS = 1.0  # between two signs of life
+SILENT_SECONDS = 30.0  # without one: a rank's threads may all be in one long call
+BOOT, NAMESPACE, PROCESSES = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid", "/proc"
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A sign of life: where the process of a rank is.
+
+    Processes of the same ``machine`` share clock and process identifiers. ``leaves`` is its last.
+    """
+
+    host: str
+    machine: str
+    pid: int
+    leaves: bool = False
+
+
+class Peers:
+    """What is known of the other ranks, by their signs of life.
+
+    Parameters
+    ----------
+    beat : Beat
+        Of this rank.
+    now : float
+        As in ``time.monotonic``.
+    first_seconds : float
+        For the first sign of life of a rank.
+    """
+
+    def __init__(self, beat: Beat, now: float, first_seconds: float) -> None:
+        self._own, self._started, self._first_seconds = beat, now, first_seconds
+        self.silent_seconds = SILENT_SECONDS
+        self._beats: dict[int, Beat] = {}
+        self._heard: dict[int, float] = {}
+        self._offsets: dict[int, float] = {}
+
+    @property
+    def beats(self) -> Mapping[int, Beat]:
+        """The newest sign of life of each rank."""
+        return self._beats
+
+    def hear(self, rank: int, sent: float, now: float) -> None:
+        """Record that a rank has sent something at a time by its own clock."""
+        self._heard[rank] = now
+        self._offsets[rank] = min(self._offsets.get(rank, math.inf), now - sent)
+
+    def record(self, rank: int, beat: Beat) -> None:
+        """Record a sign of life; there is none after the last."""
+        known = self._beats.get(rank)
+        if known is None or not known.leaves:
+            self._beats[rank] = beat
+
+    def offset(self, rank: int) -> float:
+        """Return the seconds to add to times of another rank's clock, a few ms too many."""
+        beat = self._beats.get(rank)
+        if beat is None or beat.machine == self._own.machine:
+            return 0.0
+        return self._offsets[rank]
+
+    def is_near(self, rank: int) -> bool:
+        """Return whether a rank is on this machine."""
+        beat = self._beats.get(rank)
+        return beat is not None and beat.machine == self._own.machine
+
+    def name(self, rank: int) -> str:
+        """Return what a message calls a rank."""
+        beat = self._beats.get(rank)
+        return f"rank {rank}" + (f" on {beat.host}" if beat is not None else "")
+
+    def lost(self, rank: int, now: float) -> str | None:
+        """Return how a rank was lost, None if it was not."""
+        beat = self._beats.get(rank)
+        if beat is None:
+            waited = now - self._started > self._first_seconds
+            return f"did not come within {self._first_seconds:g} s" if waited else None
+        process = f"(process {beat.pid})"
+        if beat.leaves:
+            return f"{process} has left"
+        if beat.machine == self._own.machine and has_died(beat.pid):
+            return f"{process} was killed or has crashed"
+        if now - self._heard[rank] > self.silent_seconds:
+            return f"{process} has not been heard of for {self.silent_seconds:g} s"
+        return None
+
+
+def own_beat(*, leaves: bool = False) -> Beat:
+    """Return a sign of life of this process."""
+    host = socket.gethostname()
+    parts = [host]
+    if Path(BOOT).is_file():
+        parts += [Path(BOOT).read_text().strip(), str(Path(NAMESPACE).readlink())]
+    return Beat(host, " ".join(parts), os.getpid(), leaves)
+
+
+def last_beat(beat: Beat) -> Beat:
+    """Return the sign of life with which a rank leaves."""
+    return replace(beat, leaves=True)
+
+
+def has_died(pid: int) -> bool:
+    """Return whether a process of this machine has ended, even if no one knows of it yet."""
+    try:
+        text = Path(PROCESSES, str(pid), "stat").read_text()
+    except FileNotFoundError:
+        return Path(PROCESSES, "self").exists()  # else the system has no such files
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] in "ZX"

@@ -1,0 +1,242 @@
+"""The transport of one rank: messages to ports of other ranks, by one communication thread.
+
+Guarantees:
+
+* Only that thread calls the engine. Who sends never waits; who receives waits on a condition.
+* Messages of one rank to another arrive in the order in which they were sent, at all ports.
+* A rank with nothing to do looks for messages every 2 ms at the latest, and every 10 ms once there
+  were none for half a second, at 1 % of a core; a message to send wakes its thread at once.
+* A message to a port that nobody listens to yet waits there, unless its run is over.
+* Every wait ends with a deadline, or with the reason why the job cannot go on.
+
+A port is a tuple that begins with the number of a run.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+from syncpretrain.cluster.engine import Engine
+from syncpretrain.cluster.link import Link
+from syncpretrain.cluster.packing import Buffer, pack, unpack
+from syncpretrain.cluster.peers import BEAT_SECONDS, Peers, last_beat, own_beat
+from syncpretrain.errors import WorkerError
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+
+__all__ = ["Handler", "Port", "Transport"]
+
+Port = tuple[Any, ...]
+Handler = Callable[[int, Any], None]
+BEATS: Port = (0, "beat")
+SHORTEST_NAP, LONGEST_NAP, IDLE_NAP = 20e-6, 2e-3, 10e-3
+IDLE_SECONDS = 0.5
+EAGER_NAP = 0.25e-3  # where others wait for what this rank does with a message
+
+
+class Transport:
+    """One rank of a job.
+
+    Parameters
+    ----------
+    engine : Engine
+    times : Timeouts
+        Of which ``stall`` is the time for the first sign of life of a rank, ``join`` for the end.
+    link : Link, optional
+        As of the attribute.
+
+    Attributes
+    ----------
+    is_eager : bool
+        Whether the thread looks for messages more often, at a few per cent of a core.
+    link : Link or None
+        Over which all that comes to this rank is delayed.
+    """
+
+    def __init__(
+        self, engine: Engine, times: Timeouts = TIMEOUTS, link: Link | None = None
+    ) -> None:
+        self.rank, self.size = engine.rank, engine.size
+        self.is_eager = False
+        self._engine, self._times, self.link = engine, times, link
+        self._beat = own_beat()
+        self.peers = Peers(self._beat, time.monotonic(), times.stall)
+        self.peers.record(self.rank, self._beat)
+        self._changed = threading.Condition()  # guards what is to be sent
+        self._outbox: deque[tuple[int, list[Buffer]]] = deque()
+        self._sending: list[tuple[Callable[[], bool], list[Buffer]]] = []
+        self._arrived = threading.Condition()  # guards the boxes and handlers
+        self._boxes: dict[Port, deque[tuple[int, Any]]] = defaultdict(deque)
+        self._handlers: dict[Port, Handler] = {BEATS: self.peers.record}
+        self._first_run = 0  # what is for an earlier one is dropped
+        self._late: list[tuple[float, int, int, list[Buffer]]] = []  # on the emulated link
+        self._count = itertools.count()
+        self._next_beat = 0.0
+        self._failure: BaseException | None = None
+        self._closing = False
+        # A daemon only so that a thread stuck in MPI cannot keep the process from ending.
+        self._thread = threading.Thread(
+            target=self._serve, name=f"syncpretrain-rank-{self.rank}", daemon=True
+        )
+        self._thread.start()
+
+    def send(self, to: int, port: Port, thing: Any) -> None:
+        """Send something to a port of a rank; its large arrays must not change until received."""
+        parts = pack(port, time.monotonic(), thing)
+        with self._changed:
+            self._outbox.append((to, parts))
+            self._changed.notify()
+
+    def take(self, port: Port, timeout: float) -> tuple[int, Any] | None:
+        """Return the next message to a port and its sender, None after ``timeout`` seconds.
+
+        Raises
+        ------
+        WorkerError
+            If this rank can no longer communicate.
+        """
+        deadline = time.monotonic() + timeout
+        with self._arrived:
+            while not self._boxes[port]:
+                self._check()
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return None
+                self._arrived.wait(left)
+            return self._boxes[port].popleft()
+
+    def listen(self, port: Port, handler: Handler) -> None:
+        """Have the communication thread call a function with sender and message of a port.
+
+        With those that have come already it is called here, before this returns.
+        """
+        with self._arrived:
+            for source, thing in self._boxes.pop(port, ()):
+                handler(source, thing)
+            self._handlers[port] = handler
+
+    def forget(self, run: int) -> None:
+        """Drop the ports of a run and of those before, and whatever still comes for them."""
+        with self._arrived:
+            self._first_run = max(self._first_run, run + 1)
+            for ports in (self._boxes, self._handlers):
+                for port in [port for port in ports if 0 < port[0] <= run]:
+                    del ports[port]
+
+    def lost(self, rank: int) -> str | None:
+        """Return how a rank was lost, or None."""
+        return self.peers.lost(rank, time.monotonic())
+
+    def abort(self, status: int) -> None:
+        """End every rank of the job at once; used where no orderly end is left."""
+        self._engine.abort(status)
+
+    def close(self) -> bool:
+        """Send what is still to be sent, and a last word; return whether that is done in time."""
+        for rank in self._watched():
+            self.send(rank, BEATS, last_beat(self._beat))
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(self._times.join)
+        return not self._thread.is_alive() and self._failure is None
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            kind = type(self._failure).__name__
+            raise WorkerError(
+                f"rank {self.rank} can no longer communicate: {kind}: {self._failure}"
+            ) from self._failure
+
+    def _serve(self) -> None:
+        try:
+            self._exchange()
+            self._engine.close()
+        except BaseException as error:  # whoever waits raises it
+            self._failure = error
+        with self._arrived:
+            self._arrived.notify_all()
+
+    def _exchange(self) -> None:
+        nap, moved = SHORTEST_NAP, time.monotonic()
+        while True:
+            if self._post() | self._deliver():
+                nap, moved = SHORTEST_NAP, time.monotonic()
+            else:
+                nap = min(2 * nap, self._longest_nap(time.monotonic() - moved))
+            with self._changed:
+                if self._outbox:
+                    continue
+                if self._closing and not self._sending:
+                    return
+                if self._changed.wait(nap):
+                    nap = SHORTEST_NAP
+
+    def _longest_nap(self, idle: float) -> float:
+        longest = EAGER_NAP if self.is_eager else LONGEST_NAP
+        if idle > IDLE_SECONDS and not self._sending:
+            longest = IDLE_NAP
+        if self._late:
+            return min(longest, max(self._late[0][0] - time.monotonic(), SHORTEST_NAP))
+        return longest
+
+    def _post(self) -> bool:
+        """Begin to send what there is; return whether anything was begun or has ended."""
+        now, begun = time.monotonic(), 0
+        if now >= self._next_beat and not self._closing:
+            self._next_beat = now + BEAT_SECONDS
+            for rank in self._watched():
+                self.send(rank, BEATS, self._beat)
+        while self._outbox:
+            with self._changed:
+                to, parts = self._outbox.popleft()
+            if to == self.rank:
+                self._take_in(to, [bytearray(part) for part in parts])  # as from elsewhere
+            else:
+                self._sending.append((self._engine.start(to, parts), parts))
+            begun += 1
+        before = len(self._sending)
+        self._sending = [item for item in self._sending if not item[0]()]
+        return begun > 0 or len(self._sending) < before
+
+    def _watched(self) -> list[int]:
+        """Return the ranks that exchange signs of life with this one: with rank 0 all do."""
+        return [0] if self.rank else list(range(1, self.size))
+
+    def _deliver(self) -> bool:
+        """Deliver what has come; return whether anything was."""
+        messages = self._engine.arrived()
+        if self.link is None:
+            for source, parts in messages:
+                self._take_in(source, parts)
+            return bool(messages)
+        for source, parts in messages:
+            size = sum(memoryview(part).nbytes for part in parts)
+            due = self.link.due(time.monotonic(), size)
+            heapq.heappush(self._late, (due, next(self._count), source, parts))
+        delivered = False
+        while self._late and self._late[0][0] <= time.monotonic():
+            _, _, source, parts = heapq.heappop(self._late)
+            self._take_in(source, parts)
+            delivered = True
+        return delivered
+
+    def _take_in(self, source: int, parts: list[Buffer]) -> None:
+        envelope, thing = unpack(parts)
+        port = envelope.port
+        if source != self.rank:
+            self.peers.hear(source, envelope.sent, time.monotonic())
+        with self._arrived:
+            if 0 < port[0] < self._first_run:
+                return
+            handler = self._handlers.get(port)
+            if handler is None:
+                self._boxes[port].append((source, thing))
+                self._arrived.notify_all()
+        if handler is not None:
+            handler(source, thing)

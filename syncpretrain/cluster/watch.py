@@ -1,0 +1,114 @@
+"""Program of the witness: it waits for the end of processes, and tells of the first one.
+
+Standard input has a line for each process, its identifier, a tab and what to call it, of which the
+last one counts; and a last line without a tab when all is over. Each process connects to a socket
+as well: that closes before the launcher knows of a death, which then kills all other ranks. This is
+a file to be executed, with the name of the socket, and needs nothing but Python.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from pathlib import Path
+
+__all__ = ["main"]
+
+PEER = struct.Struct("3i")  # process, user and group of the other end of a socket
+ENDING_MS = 200  # until the system knows how a process ended that has closed its socket
+PENDING = 4096  # connections
+
+
+class Witness:
+    """The processes that are watched."""
+
+    def __init__(self, address: str) -> None:
+        self._names: dict[int, str] = {}
+        self._pids: dict[int, int] = {}  # by descriptor
+        self._ends: dict[int, int] = {}  # descriptor of a process by its identifier
+        self._sockets: list[socket.socket] = []
+        self._rest = b""
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(f"\0{address}")
+        self._listener.listen(PENDING)
+        self._looks = select.poll()
+        self._looks.register(0, select.POLLIN)
+        self._looks.register(self._listener, select.POLLIN)
+
+    def wait(self) -> str | None:
+        """Return how a process ended, None if all is over before."""
+        while True:
+            found = [descriptor for descriptor, _ in self._looks.poll()]
+            ended = {self._pids[own] for own in found if own in self._pids}
+            if ended:
+                return ", and ".join(self._ending(pid) for pid in sorted(ended))
+            if self._listener.fileno() in found:
+                self._accept()
+            if 0 in found and not self._read():
+                return None
+
+    def _accept(self) -> None:
+        other, _ = self._listener.accept()
+        peer = other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
+        pid, user, _ = PEER.unpack(peer)
+        if user == os.getuid():
+            self._sockets.append(other)
+            self._pids[other.fileno()] = pid
+            self._looks.register(other, select.POLLIN | select.POLLHUP)
+
+    def _read(self) -> bool:
+        """Read the names; return False when all is over."""
+        text = os.read(0, 1 << 16)
+        *lines, self._rest = (self._rest + text).split(b"\n")
+        if any(b"\t" not in line for line in lines):
+            return False
+        if not text:  # rank 0 has ended without a word, of which the system knows in a moment
+            self._looks.unregister(0)
+        for line in lines:
+            number, _, name = line.decode().partition("\t")
+            pid = int(number)
+            self._names[pid] = name
+            if pid not in self._ends:
+                self._ends[pid] = descriptor = os.pidfd_open(pid)
+                self._pids[descriptor] = pid
+                self._looks.register(descriptor, select.POLLIN)
+        return True
+
+    def _ending(self, pid: int) -> str:
+        name = self._names.get(pid, f"process {pid}")
+        if pid in self._ends:
+            look = select.poll()
+            look.register(self._ends[pid], select.POLLIN)
+            look.poll(ENDING_MS)
+        return f"{name} {_ending(pid)}"
+
+
+def main(address: str) -> None:
+    """Wait; write on standard error which process has ended, if that is before all is over."""
+    try:
+        found = Witness(address).wait()
+    except ProcessLookupError:  # it ended before it was named
+        found = "a rank was killed or has crashed"
+    if found is not None:
+        sys.stderr.write(f"Error: {found}\n")
+        sys.stderr.flush()
+
+
+def _ending(pid: int) -> str:
+    """Return how a process ended, if the system still knows."""
+    try:
+        state, *_, status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        state, status = "", "0"
+    code = os.waitstatus_to_exitcode(int(status)) if state == "Z" else 0
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with status {code}" if code else "was killed or has crashed"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,83 @@
+"""The witness: a process beside the job, which tells of a rank that dies.
+
+Launchers such as Hydra of MPICH kill every other rank with SIGKILL as soon as one dies. The witness
+is in a session of its own, and ends with rank 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import subprocess
+import time
+from multiprocessing import spawn
+from pathlib import Path
+
+from syncpretrain.cluster import watch
+from syncpretrain.parallel.descriptors import standard_stream
+
+__all__ = ["Witness", "be_seen"]
+
+START_SECONDS = 5.0  # of the witness
+_seen: list[socket.socket] = []  # open as long as this process lives
+
+
+def be_seen(address: str) -> None:
+    """Connect to the witness, which so learns of the end of this process."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        own = socket.socket(socket.AF_UNIX)
+        try:
+            own.connect(address)
+        except OSError:  # it has not started yet
+            own.close()
+            time.sleep(0.01)
+        else:
+            _seen.append(own)
+            return
+
+
+class Witness:
+    """The witness of rank 0, for the ranks on its machine; none where the system has no pidfd.
+
+    Attributes
+    ----------
+    address : str
+        Of the socket to which each rank connects.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self.address = f"\0syncpretrain-{secrets.token_hex(8)}"  # a name that is no file
+        if not hasattr(os, "pidfd_open"):
+            return
+        command = [spawn.get_executable(), "-I", "-S", str(Path(watch.__file__)), self.address[1:]]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=standard_stream(2),
+            start_new_session=True,
+        )
+
+    def watch(self, pid: int, name: str) -> None:
+        """Watch a process, or give it another name."""
+        self._write(f"{pid}\t{name}\n")
+
+    def close(self) -> None:
+        """Let the witness leave: from now on ranks may end."""
+        self._write("over\n")
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+            self._process.wait()
+            self._process = None
+
+    def _write(self, line: str) -> None:
+        if self._process is None or self._process.stdin is None:
+            return
+        with contextlib.suppress(OSError):  # it has told all it had to tell
+            self._process.stdin.write(line.encode())
+            self._process.stdin.flush()

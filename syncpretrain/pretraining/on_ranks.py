@@ -1,0 +1,57 @@
+"""A call that every rank of a job makes: rank 0 works, the others hold layers for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+from syncpretrain.cluster.job import member
+from syncpretrain.errors import WorkerError
+from syncpretrain.pretraining.runtime.child_loop import sendable
+from syncpretrain.pretraining.runtime.rank_messages import CONTROL, RunEnded
+from syncpretrain.pretraining.runtime.rank_server import follow
+
+__all__ = ["follow_command", "on_every_rank", "release"]
+
+T = TypeVar("T")
+
+
+def on_every_rank(work: Callable[[], T]) -> T:
+    """Do some work on rank 0; return its result, or raise its error, on every rank.
+
+    Raises
+    ------
+    SettingsError
+        If MPI is missing, or this is the only rank.
+    WorkerError
+        On the others, if rank 0 was lost.
+    """
+    own = member()
+    if own.transport.rank == 0:
+        try:
+            result = work()
+        except BaseException as error:
+            own.known = error
+            release(RunEnded(error=sendable(error, 0, 0)[0]))
+            raise
+        release(RunEnded(result))
+        return result
+    ended = follow(own.transport)
+    if ended.error is not None:
+        own.known = ended.error
+        raise ended.error
+    if ended.value is None:
+        raise WorkerError("rank 0 has left before it came to this call")
+    return cast("T", ended.value)
+
+
+def release(ended: RunEnded) -> None:
+    """Send every other rank what became of the work."""
+    transport = member().transport
+    for rank in range(1, transport.size):
+        transport.send(rank, CONTROL, ended)
+
+
+def follow_command() -> int:
+    """Hold layers for a command of rank 0; return the status with which it ends."""
+    return follow(member().transport).status

@@ -1,0 +1,180 @@
+"""Ranks: their place in a job, messages between them, and how the loss of one is noticed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from syncpretrain.cluster.launched import launched
+from syncpretrain.cluster.link import Link
+from syncpretrain.cluster.local import local_engines
+from syncpretrain.cluster.mpi import import_mpi
+from syncpretrain.cluster.packing import APART_BYTES, pack, sizes_in, unpack
+from syncpretrain.cluster.peers import Beat, Peers, has_died
+from syncpretrain.cluster.transport import Transport
+from syncpretrain.errors import SettingsError, WorkerError
+from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.pretraining.runtime.run_ranks import ranks_of_layers
+
+WAIT = 20.0
+PORT = (1, "things")
+
+
+@contextmanager
+def transports(size: int, **options):
+    made = [Transport(engine, Timeouts(join=WAIT), **options) for engine in local_engines(size)]
+    try:
+        yield made
+    finally:
+        for transport in made:
+            transport.close()
+
+
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        ({}, None),
+        ({"PMI_RANK": "2", "PMI_SIZE": "4"}, (2, 4)),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "3"}, (0, 3)),
+        ({"PMIX_RANK": "1", "SLURM_NTASKS": "2"}, (1, 2)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "1"}, None),
+        ({"PMI_RANK": "", "PMI_SIZE": "2"}, None),
+        ({"PMIX_RANK": "1"}, None),
+    ],
+)
+def test_the_place_in_a_job_follows_from_the_launchers_environment(environment, place):
+    assert launched(environment) == place
+
+
+@pytest.mark.parametrize(
+    ("widths", "size", "ranks"),
+    [
+        ((784, 1000, 500, 250, 30), 5, {1: 1, 2: 2, 3: 3, 4: 4}),
+        ((784, 1000, 500, 250, 30), 9, {1: 1, 2: 2, 3: 3, 4: 4}),
+        ((784, 1000, 500, 250, 30), 3, {1: 1, 2: 2, 3: 2, 4: 2}),
+        ((10, 10, 100, 10, 100), 3, {2: 1, 3: 2, 4: 1, 1: 2}),
+        ((8, 4, 2), 2, {1: 1, 2: 1}),
+    ],
+)
+def test_heavy_layers_are_spread(widths, size, ranks):
+    assert ranks_of_layers(widths, size) == ranks
+
+
+def test_large_arrays_are_not_copied_into_the_envelope():
+    large = np.arange(APART_BYTES, dtype=np.float32).reshape(64, -1)
+    things = {"large": large, "small": np.arange(3), "columns": large.T, "stripes": large[:, ::2]}
+    parts = pack(PORT, 1.5, things)
+    assert sizes_in(parts[0]) == (large.nbytes, large.nbytes)
+    assert np.shares_memory(np.frombuffer(parts[1], np.float32), large)
+    envelope, found = unpack([bytearray(part) for part in parts])
+    assert (envelope.port, envelope.sent) == (PORT, 1.5)
+    assert all(np.array_equal(found[name], own) for name, own in things.items())
+    found["large"][0, 0] = 7.0  # what has come may be written to
+    assert large[0, 0] == 0
+
+
+def test_messages_arrive_in_order_and_wait_for_whoever_listens():
+    with transports(3) as (first, second, third):
+        large = np.ones(APART_BYTES, dtype=np.float32)
+        for i in range(20):
+            second.send(0, PORT, (i, large[: 1 + i * 500]))
+            third.send(0, PORT, (100 + i, None))
+        found = [first.take(PORT, WAIT) for _ in range(40)]
+        for rank, start in ((1, 0), (2, 100)):
+            assert [x[0] for source, x in found if source == rank] == list(range(start, start + 20))
+        first.send(0, PORT, "to itself")
+        assert first.take(PORT, WAIT) == (0, "to itself")
+        assert first.take(PORT, 0.0) is None
+        heard, done = [], threading.Event()
+
+        def listen(source, thing):
+            heard.append(thing)
+            if thing == "last":
+                done.set()
+
+        second.send(0, (2, "early"), "before")
+        second.send(0, PORT, "mark")
+        assert first.take(PORT, WAIT) == (1, "mark"), "so the one before has come as well"
+        first.listen((2, "early"), listen)
+        second.send(0, (2, "early"), "last")
+        assert done.wait(WAIT)
+        assert heard == ["before", "last"]
+
+
+def test_what_comes_for_a_run_that_is_over_is_dropped():
+    with transports(2) as (first, second):
+        second.send(0, (1, "old"), 1)
+        second.send(0, (2, "new"), 2)
+        assert first.take((2, "new"), WAIT) == (1, 2)
+        first.forget(1)
+        second.send(0, (1, "old"), 3)
+        second.send(0, (2, "new"), 4)
+        assert first.take((2, "new"), WAIT) == (1, 4)
+        assert first.take((1, "old"), 0.0) is None
+
+
+def test_a_failing_engine_breaks_every_wait_with_its_reason(monkeypatch):
+    with transports(2) as (first, second):
+
+        def fail():
+            raise OSError("the cable is out")
+
+        monkeypatch.setattr(first._engine, "arrived", fail)
+        with pytest.raises(WorkerError, match=r"rank 0 can no longer .*OSError: the cable is out"):
+            first.take(PORT, WAIT)
+        assert not first.close()
+        second.send(0, PORT, "in vain")
+
+
+def test_a_link_takes_messages_one_after_the_other():
+    link = Link(bandwidth=1000.0, latency=0.5)
+    assert link.due(10.0, 2000) == 12.5
+    assert link.due(11.0, 1000) == 13.5, "it waits for the first"
+    assert link.due(20.0, 0) == 20.5
+    with transports(2, link=Link(latency=1e-3)) as (first, second):
+        for i in range(3):
+            second.send(0, PORT, i)
+        assert [first.take(PORT, WAIT)[1] for _ in range(3)] == [0, 1, 2]
+
+
+def test_the_loss_of_a_rank_is_noticed_by_its_process_its_last_word_or_its_silence():
+    own = Beat("here", "machine", os.getpid())
+    peers = Peers(own, now=0.0, first_seconds=60.0)
+    assert peers.lost(1, 59.0) is None
+    assert peers.lost(1, 61.0) == "did not come within 60 s"
+    peers.record(1, own)
+    peers.hear(1, sent=5.0, now=10.0)
+    assert peers.lost(1, 40.0) is None
+    assert "has not been heard of for 30 s" in peers.lost(1, 41.0)
+    assert peers.offset(1) == 0.0, "the same machine has the same clock"
+    peers.record(1, Beat("there", "other", os.getpid()))
+    peers.hear(1, sent=6.0, now=12.0)
+    assert peers.offset(1) == 5.0, "the shortest way that a message took"
+    assert peers.name(1) == "rank 1 on there"
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    try:
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        assert has_died(child), "though nobody has asked how"
+        peers.record(1, Beat("here", "machine", child))
+        assert peers.lost(1, 12.0) == f"(process {child}) was killed or has crashed"
+    finally:
+        os.waitpid(child, 0)
+    peers.record(1, Beat("there", "other", 5, leaves=True))
+    peers.record(1, own)
+    assert peers.lost(1, 12.0) == "(process 5) has left", "which it said last"
+    assert has_died(child)
+    assert not has_died(os.getpid())
+
+
+def test_what_to_install_is_said_without_mpi4py(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    told = r"runtime: got mpi, which needs mpi4py .* pip install 'syncpretrain\[mpi\]' mpich$"
+    with pytest.raises(SettingsError, match=told):
+        import_mpi()
