@@ -1,4 +1,8 @@
-"""The times at which a layer's state is kept: so seldom that it costs no more than a percent."""
+"""The times at which a layer's state is kept: so seldom that it costs no more than a percent.
+
+They are measured in processor time of the layer's process: beside other programs, a copy may wait
+for a core, and a layer that waits for its input has nothing new to keep.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from syncpretrain.pretraining.runtime.kept_state import KeptStates
 __all__ = ["Keeping"]
 
 PAUSES = 100  # between two copies, each as long as a copy takes
-LEAST_PAUSE = 0.02  # seconds
+LEAST_PAUSE = 0.05  # seconds
 
 
 class Keeping:
@@ -28,19 +32,19 @@ class Keeping:
 
     @property
     def is_due(self) -> bool:
-        """Whether enough time has passed to keep the next state."""
-        return time.monotonic() >= self._due
+        """Whether enough time has been used to keep the next state."""
+        return time.process_time() >= self._due
 
     def keep(self, state: Any) -> None:
         """Keep a state; where there is no memory for it, none is kept from now on."""
         if self._due == math.inf:
             return
-        started = time.monotonic()
+        started = time.process_time()
         try:
             self._kept.write(state)
         except OSError:  # training goes on; the parent finds that the state is lost
             self._kept.give_up()
             self._due = math.inf
             return
-        ended = time.monotonic()
+        ended = time.process_time()
         self._due = ended + max(LEAST_PAUSE, PAUSES * (ended - started))
