@@ -9,7 +9,7 @@ import threading
 import time
 
 from syncpretrain.pretraining import build as building
-from syncpretrain.pretraining import stream_build as stream_building
+from syncpretrain.pretraining.streamed import build as stream_building
 
 PLACE = (2, 3)  # epoch and step
 

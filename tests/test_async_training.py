@@ -17,8 +17,8 @@ from syncpretrain.events import (
     Progress,
     RunStarted,
 )
-from syncpretrain.pretraining.async_driver import AsyncPretraining
-from syncpretrain.pretraining.async_state import read_async_state, write_async_state
+from syncpretrain.pretraining.asynchronous.driver import AsyncPretraining
+from syncpretrain.pretraining.asynchronous.state import read_async_state, write_async_state
 from syncpretrain.pretraining.start import driver_for
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from

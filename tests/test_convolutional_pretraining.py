@@ -17,8 +17,8 @@ from syncpretrain.observers.history import History
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.state import read_pretrain_state, write_pretrain_state
-from syncpretrain.pretraining.stream_driver import StreamedPretraining
-from syncpretrain.pretraining.stream_state import read_stream_state, write_stream_state
+from syncpretrain.pretraining.streamed.driver import StreamedPretraining
+from syncpretrain.pretraining.streamed.state import read_stream_state, write_stream_state
 from syncpretrain.settings import settings_from
 
 LAYERS = "1x8x8,conv:3x3,pool:2,conv:4x2,5"

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from syncpretrain.pretraining.runtime import kept_state
-from syncpretrain.pretraining.runtime.keeping import Keeping
-from syncpretrain.pretraining.runtime.kept_state import LOST, KeptStates
-from syncpretrain.pretraining.runtime.replacement import Replacement
-from syncpretrain.pretraining.runtime.restarts import Restarts
+from syncpretrain.pretraining.runtime.restarts import state as kept_state
+from syncpretrain.pretraining.runtime.restarts.keeping import Keeping
+from syncpretrain.pretraining.runtime.restarts.replacement import Replacement
+from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
+from syncpretrain.pretraining.runtime.restarts.state import LOST, KeptStates
 
 
 class Killed(BaseException):

@@ -33,7 +33,7 @@ from syncpretrain.errors import (
 )
 from syncpretrain.events import EpochFinished
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.pretraining.stream_driver import StreamedPretraining
+from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from, write_settings
 

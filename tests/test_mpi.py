@@ -16,11 +16,11 @@ from syncpretrain.errors import CheckpointError, DivergedError, SettingsError, W
 from syncpretrain.events import EpochFinished, EpochStarted, Progress
 from syncpretrain.observers.history import History
 from syncpretrain.pretraining import build as building
-from syncpretrain.pretraining import stream_build
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.state import read_pretrain_state, write_pretrain_state
-from syncpretrain.pretraining.stream_driver import StreamedPretraining
-from syncpretrain.pretraining.stream_state import read_stream_state, write_stream_state
+from syncpretrain.pretraining.streamed import build as stream_build
+from syncpretrain.pretraining.streamed.driver import StreamedPretraining
+from syncpretrain.pretraining.streamed.state import read_stream_state, write_stream_state
 from syncpretrain.settings import settings_from
 
 LAYERS = (16, 12, 8, 5)

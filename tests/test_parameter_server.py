@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncpretrain.errors import StalledError, WorkerError
-from syncpretrain.parallel.async_rules import AsyncRules, DelayCompensation
-from syncpretrain.parallel.parameter_server import ParameterServer, Push
-from syncpretrain.parallel.paying_replicas import PayingReplicas
-from syncpretrain.parallel.replica_steps import tasks_of
+from syncpretrain.parallel.replicas.paying import PayingReplicas
+from syncpretrain.parallel.replicas.rules import AsyncRules, DelayCompensation
+from syncpretrain.parallel.replicas.server import ParameterServer, Push
+from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS
 from syncpretrain.pretraining.runtime.replicas import replicas_in
 

@@ -18,11 +18,11 @@ from trialruns import notices_of, settings_on
 from syncpretrain.errors import RunInterrupted, WorkerError
 from syncpretrain.events import EpochFinished, EpochStarted, Event
 from syncpretrain.pretraining import build as building
-from syncpretrain.pretraining import stream_build as stream_building
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.runtime import layer_process
-from syncpretrain.pretraining.runtime.restarts import Restarts
-from syncpretrain.pretraining.stream_driver import StreamedPretraining
+from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
+from syncpretrain.pretraining.streamed import build as stream_building
+from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from
 

@@ -28,8 +28,8 @@ from syncpretrain.errors import (
 )
 from syncpretrain.events import EpochFinished, LayerFinished, RunFinished
 from syncpretrain.pretraining.build import build_learners
-from syncpretrain.pretraining.stream_driver import StreamedPretraining
-from syncpretrain.pretraining.stream_state import read_stream_state, write_stream_state
+from syncpretrain.pretraining.streamed.driver import StreamedPretraining
+from syncpretrain.pretraining.streamed.state import read_stream_state, write_stream_state
 from syncpretrain.settings import read_settings, settings_from
 
 LAYERS = (16, 12, 8, 5)

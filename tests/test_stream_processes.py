@@ -29,11 +29,11 @@ from syncpretrain.errors import (
 )
 from syncpretrain.events import EpochFinished, EpochStarted, Event
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.pretraining import stream_build as building
 from syncpretrain.pretraining.runtime import layer_process
-from syncpretrain.pretraining.runtime.lent_threads import LentThreads
-from syncpretrain.pretraining.stream_driver import StreamedPretraining
-from syncpretrain.pretraining.stream_state import read_stream_state, write_stream_state
+from syncpretrain.pretraining.runtime.restarts.lent_threads import LentThreads
+from syncpretrain.pretraining.streamed import build as building
+from syncpretrain.pretraining.streamed.driver import StreamedPretraining
+from syncpretrain.pretraining.streamed.state import read_stream_state, write_stream_state
 from syncpretrain.settings import settings_from
 
 LAYERS = (16, 12, 8, 5)

@@ -7,8 +7,8 @@ import pytest
 
 from syncpretrain.errors import WorkerError
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.pretraining.runtime.stream_messages import Answer
-from syncpretrain.pretraining.runtime.stream_remote import RemoteLayer, Stopping
+from syncpretrain.pretraining.runtime.streamed.messages import Answer
+from syncpretrain.pretraining.runtime.streamed.remote import RemoteLayer, Stopping
 from syncpretrain.pretraining.schedule.stream import Block, StreamPlan
 
 

@@ -13,7 +13,7 @@ from syncpretrain import load
 from syncpretrain.array_files import read_arrays
 from syncpretrain.errors import SyncpretrainError
 from syncpretrain.pretraining.state import read_pretrain_state
-from syncpretrain.pretraining.stream_state import read_stream_state
+from syncpretrain.pretraining.streamed.state import read_stream_state
 
 __all__ = ["Progress", "RunFolder"]
 

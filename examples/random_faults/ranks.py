@@ -30,7 +30,8 @@ RAISE = """
 import sys, time
 from syncpretrain.cli import main
 from syncpretrain.cluster.launched import launched
-from syncpretrain.pretraining import build, stream_build
+from syncpretrain.pretraining import build
+from syncpretrain.pretraining.streamed import build as stream_build
 rank, seconds, arguments = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
 step_for = build.step_for
 def failing(*given):

@@ -90,6 +90,6 @@ def leading() -> Iterator[None]:
         job: Any = sys.modules.get("syncpretrain.cluster.job")
         if job is not None and job.is_member():
             from syncpretrain.pretraining.on_ranks import release
-            from syncpretrain.pretraining.runtime.rank_messages import RunEnded
+            from syncpretrain.pretraining.runtime.ranks.messages import RunEnded
 
             release(RunEnded(status=status))

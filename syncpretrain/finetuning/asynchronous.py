@@ -26,9 +26,9 @@ from syncpretrain.finetuning.trainable import Trainable
 from syncpretrain.finetuning.weights import ExampleWeights
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.cursor import Cursor
-from syncpretrain.parallel.async_rules import AsyncRules
-from syncpretrain.parallel.parameter_server import ParameterServer
-from syncpretrain.parallel.replica_steps import Fleet, ReplicaFactory, Task, tasks_of
+from syncpretrain.parallel.replicas.rules import AsyncRules
+from syncpretrain.parallel.replicas.server import ParameterServer
+from syncpretrain.parallel.replicas.steps import Fleet, ReplicaFactory, Task, tasks_of
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime.replicas import replicas_in
 
@@ -39,7 +39,7 @@ TELL_SECONDS = 0.2
 
 
 class TunedReplica:
-    """A network that trains on its own; see :class:`syncpretrain.parallel.replica_steps.Replica`.
+    """A network that trains on its own; see :class:`syncpretrain.parallel.replicas.steps.Replica`.
 
     Parameters
     ----------

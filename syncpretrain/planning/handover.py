@@ -10,7 +10,7 @@ from syncpretrain.events import Event, RunFinished
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.planning.probes import Steps
 from syncpretrain.pretraining.build import build_learners
-from syncpretrain.pretraining.stream_driver import StreamedPretraining
+from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.settings import settings_from
 
 __all__ = ["handover_seconds"]

@@ -8,8 +8,8 @@ from typing import TypeVar, cast
 from syncpretrain.cluster.job import member
 from syncpretrain.errors import WorkerError
 from syncpretrain.pretraining.runtime.child_loop import sendable
-from syncpretrain.pretraining.runtime.rank_messages import CONTROL, RunEnded
-from syncpretrain.pretraining.runtime.rank_server import follow
+from syncpretrain.pretraining.runtime.ranks.messages import CONTROL, RunEnded
+from syncpretrain.pretraining.runtime.ranks.server import follow
 
 __all__ = ["follow_command", "on_every_rank", "release"]
 

@@ -11,12 +11,12 @@ from numpy.typing import ArrayLike
 from syncpretrain.errors import SettingsError
 from syncpretrain.events import Notice, Observer
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
-from syncpretrain.pretraining.async_driver import AsyncPretraining
+from syncpretrain.pretraining.asynchronous.driver import AsyncPretraining
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.runtime.restarts import Restarts
+from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
 from syncpretrain.pretraining.schedule.names import ASYNC, UNTRAINED
 from syncpretrain.pretraining.schedule.reads import Reads
-from syncpretrain.pretraining.stream_driver import StreamedPretraining
+from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.pretraining.untrained import Untrained
 from syncpretrain.settings.sections import PretrainSettings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from syncpretrain.pretraining.async_state import (
+from syncpretrain.pretraining.asynchronous.state import (
     AsyncState,
     read_async_state,
     write_async_state,
@@ -16,7 +16,7 @@ from syncpretrain.pretraining.state import (
     read_pretrain_state,
     write_pretrain_state,
 )
-from syncpretrain.pretraining.stream_state import (
+from syncpretrain.pretraining.streamed.state import (
     StreamState,
     read_stream_state,
     write_stream_state,

@@ -33,7 +33,7 @@ from syncpretrain.observers.history import History
 from syncpretrain.observers.trace import write_trace
 from syncpretrain.parallel.signals import interrupted_by_sigterm
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.pretraining.runtime.restarts import Restarts
+from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
 from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.pretraining.start import Driver, driver_for
 from syncpretrain.runs.checkpoints import Checkpoints

@@ -10,9 +10,9 @@ from syncpretrain.kernels.program import PhaseRunner
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.pretraining.runtime.activations import ActivationSource, activations_from
 from syncpretrain.pretraining.runtime.child_loop import sendable, serve
-from syncpretrain.pretraining.runtime.kept_epochs import KeptEpochs
 from syncpretrain.pretraining.runtime.messages import Failed, Message
 from syncpretrain.pretraining.runtime.process_messages import Job, Order, Report
+from syncpretrain.pretraining.runtime.restarts.epochs import KeptEpochs
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.schedule.machine import Train
 

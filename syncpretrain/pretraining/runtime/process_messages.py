@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from syncpretrain.pretraining.runtime.activations import ActivationSource
-from syncpretrain.pretraining.runtime.kept_state import KeptStates
 from syncpretrain.pretraining.runtime.messages import Message
+from syncpretrain.pretraining.runtime.restarts.state import KeptStates
 from syncpretrain.pretraining.runtime.shared_activations import SharedNumbers, SharedSplits
 from syncpretrain.pretraining.runtime.shared_data import SharedSparse
 from syncpretrain.pretraining.schedule.machine import Train

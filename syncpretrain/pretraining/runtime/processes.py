@@ -33,8 +33,8 @@ from syncpretrain.pretraining.runtime.layer_process import (
 )
 from syncpretrain.pretraining.runtime.messages import Failed, Message
 from syncpretrain.pretraining.runtime.process_messages import Job, Order, Report
-from syncpretrain.pretraining.runtime.replacement import Replacement
-from syncpretrain.pretraining.runtime.restarts import Restarts
+from syncpretrain.pretraining.runtime.restarts.replacement import Replacement
+from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
 from syncpretrain.pretraining.runtime.shared_activations import SharedNumbers, SharedSplits
 from syncpretrain.pretraining.runtime.shared_data import SharedSparse, shared_data
 from syncpretrain.pretraining.runtime.split import Split

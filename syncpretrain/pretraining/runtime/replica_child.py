@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from syncpretrain.parallel.blas import blas_limit
-from syncpretrain.parallel.replica_pool import Failed
-from syncpretrain.parallel.replica_steps import LocalSteps, ReplicaFactory, answer
+from syncpretrain.parallel.replicas.pool import Failed
+from syncpretrain.parallel.replicas.steps import LocalSteps, ReplicaFactory, answer
 from syncpretrain.pretraining.runtime.child_loop import sendable, serve
 from syncpretrain.pretraining.runtime.shared_activations import SharedSplits
 

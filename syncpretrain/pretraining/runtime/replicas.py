@@ -13,13 +13,13 @@ import numpy as np
 
 from syncpretrain.errors import StalledError
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.parallel.async_rules import AsyncRules
-from syncpretrain.parallel.parameter_server import ParameterServer
-from syncpretrain.parallel.paying_replicas import PayingReplicas
-from syncpretrain.parallel.replica_pool import Channel, Failed, ReplicaPool
-from syncpretrain.parallel.replica_steps import Fleet, LocalSteps, ReplicaFactory
-from syncpretrain.parallel.replica_threads import ReplicaThread
-from syncpretrain.parallel.replica_turns import ReplicaTurns
+from syncpretrain.parallel.replicas.paying import PayingReplicas
+from syncpretrain.parallel.replicas.pool import Channel, Failed, ReplicaPool
+from syncpretrain.parallel.replicas.rules import AsyncRules
+from syncpretrain.parallel.replicas.server import ParameterServer
+from syncpretrain.parallel.replicas.steps import Fleet, LocalSteps, ReplicaFactory
+from syncpretrain.parallel.replicas.threads import ReplicaThread
+from syncpretrain.parallel.replicas.turns import ReplicaTurns
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime.layer_process import LayerProcess, RemoteTraceback, end_all
 from syncpretrain.pretraining.runtime.replica_child import ReplicaJob

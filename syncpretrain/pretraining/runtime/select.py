@@ -9,10 +9,10 @@ from syncpretrain.cluster.job import check_ranks, member
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.runtime.base import Runtime
-from syncpretrain.pretraining.runtime.chain_versions import ChainVersions
 from syncpretrain.pretraining.runtime.processes import ProcessesRuntime
-from syncpretrain.pretraining.runtime.ranks import RanksRuntime
-from syncpretrain.pretraining.runtime.restarts import Restarts
+from syncpretrain.pretraining.runtime.ranks.chain_versions import ChainVersions
+from syncpretrain.pretraining.runtime.ranks.runtime import RanksRuntime
+from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
 from syncpretrain.pretraining.runtime.serial import SerialRuntime
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.threads import ThreadsRuntime

@@ -1,0 +1,1 @@
+"""Replicas of a model and their parameter server, in turns or in threads."""

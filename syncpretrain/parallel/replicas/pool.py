@@ -1,0 +1,281 @@
+"""Replicas that train at the same time, and the loop of the server between them.
+
+The thread that calls :meth:`ReplicaPool.train` is the server: it gives each replica a task, waits
+for any of them, applies the change that it made and gives it the next one. Parameters and changes
+lie in two vectors a replica, which only one side writes at a time; what goes to and fro are short
+messages.
+
+Guarantees:
+
+* A change is applied after its replica's message that it is complete: once, and whole.
+* A replica that dies leaves no lock and no half of an update behind; its task is given to another
+  one, and the others go on.
+* A failure of a replica is raised by :meth:`ReplicaPool.train`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, Protocol
+
+from syncpretrain.errors import StalledError, WorkerError
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.parallel.replicas.paying import PayingReplicas
+from syncpretrain.parallel.replicas.rules import AsyncRules
+from syncpretrain.parallel.replicas.server import SERVER_STATE, ParameterServer
+from syncpretrain.parallel.replicas.steps import (
+    Each,
+    Load,
+    Save,
+    Saved,
+    Task,
+    Work,
+    Worked,
+    part_of,
+)
+from syncpretrain.parallel.timeouts import Timeouts
+
+__all__ = ["Channel", "Failed", "ReplicaPool"]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The error of a replica, with which it ends; ``trace`` is where, in another process."""
+
+    error: BaseException
+    trace: str = ""
+
+
+class Channel(Protocol):
+    """A replica that runs, as its server sees it."""
+
+    channel: Connection | None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended, without a message about it."""
+        ...
+
+    def send(self, thing: Any) -> None:
+        """Send it an order; nothing happens if it has ended."""
+        ...
+
+    def receive(self) -> Any:
+        """Return its next answer; None if there is none, and never will be."""
+        ...
+
+    def ending(self) -> str:
+        """Return how it ended."""
+        ...
+
+
+class _Running:
+    """One replica: its channel, its two vectors, and what it is doing."""
+
+    def __init__(self, channel: Channel, fetched: Array, change: Array) -> None:
+        self.channel, self.fetched, self.change = channel, fetched, change
+        self.known = self.pushes = 0  # clock of what it trains on; its pushes so far
+        self.task: Task | None = None
+        self.is_alive = True
+
+
+class ReplicaPool:
+    """A :class:`~syncpretrain.parallel.replicas.steps.Fleet` of threads or processes.
+
+    Parameters
+    ----------
+    server : ParameterServer
+        Of which the thread that calls is the owner.
+    rules : AsyncRules
+    start : callable
+        Starts the replicas; returns for each its channel, and the two vectors that it shares.
+    end : callable
+        Ends what was started; called once, whatever happened.
+    report : callable
+        Given a sentence for the user.
+    times : Timeouts
+    trial : PayingReplicas, optional
+        What finds the number of replicas that pay; None lets all train.
+    """
+
+    def __init__(
+        self,
+        server: ParameterServer,
+        rules: AsyncRules,
+        start: Callable[[], Sequence[tuple[Channel, Array, Array]]],
+        end: Callable[[], None],
+        report: Callable[[str], None],
+        times: Timeouts,
+        trial: PayingReplicas | None = None,
+    ) -> None:
+        self._trial = trial
+        self._server, self._rules, self._times = server, rules, times
+        self._start, self._end, self._report = start, end, report
+        self._running: list[_Running] = []
+        self._loaded: Mapping[str, Array] = {}
+
+    def __enter__(self) -> ReplicaPool:
+        try:
+            self._running = [_Running(*parts) for parts in self._start()]
+        except BaseException:
+            self._end()
+            raise
+        if self._loaded:
+            self._send_states()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end()
+        self._running = []
+
+    def train(self, tasks: Sequence[Task], stop: Callable[[], bool], each: Each) -> int:
+        """Train tasks, the next one by whoever is free; return how many were trained.
+
+        Raises
+        ------
+        WorkerError
+            If a replica fails, or all have died.
+        StalledError
+            If no task ends for ``times.stall`` seconds.
+        """
+        left, again = deque(tasks), deque[Task]()  # the second are those of replicas that died
+        moved = time.monotonic()
+        while True:
+            if left and stop():
+                tasks = tasks[: len(tasks) - len(left)]
+                left.clear()
+            for running in self._training():
+                if running.task is None and (again or left):
+                    self._order(running, again.popleft() if again else left.popleft())
+            if not any(running.task for running in self._alive()):
+                return len(tasks)
+            for running in self._ready():
+                moved = time.monotonic()
+                self._take(running, again, each)
+            if time.monotonic() - moved > self._times.stall:
+                raise StalledError(
+                    f"no replica ended a task for {self._times.stall:g} s, of"
+                    f" {len(self._alive())} that are alive"
+                )
+
+    def state(self) -> dict[str, Array]:
+        """Return the states of the server and of the replicas that are alive."""
+        found = {SERVER_STATE + name: array for name, array in self._server.state().items()}
+        for number, running in enumerate(self._running):
+            if running.is_alive:
+                saved = self._asked(number, Save())
+                found |= {f"replica{number}.{name}": array for name, array in saved.items()}
+        return found
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """Go back to a state; a replica that had died then begins anew."""
+        self._server.load_state(
+            {
+                n.removeprefix(SERVER_STATE): x
+                for n, x in state.items()
+                if n.startswith(SERVER_STATE)
+            }
+        )
+        self._loaded = dict(state)
+        if self._running:
+            self._send_states()
+
+    def _send_states(self) -> None:
+        for number in range(len(self._running)):
+            own = part_of(self._loaded, f"replica{number}.")
+            if own:
+                self._asked(number, Load(own))
+        self._loaded = {}
+
+    def _alive(self) -> list[_Running]:
+        return [running for running in self._running if running.is_alive]
+
+    def _training(self) -> list[_Running]:
+        """Return the replicas that are to train."""
+        alive = self._alive()
+        return alive if self._trial is None else alive[: self._trial.count]
+
+    def _order(self, running: _Running, task: Task, *, anew: bool = False) -> None:
+        fetches = anew or self._rules.fetches(running.pushes)
+        if fetches:
+            running.known = self._server.fetch(running.fetched)
+        running.task = task
+        running.channel.send(Work(task, fetches))
+
+    def _ready(self) -> list[_Running]:
+        """Wait a moment; return the replicas that answered or have ended."""
+        busy = [running for running in self._alive() if running.task is not None]
+        found = wait([r.channel.channel for r in busy if r.channel.channel], self._times.tick)
+        return [r for r in busy if r.channel.channel in found or r.channel.has_ended]
+
+    def _take(self, running: _Running, again: deque[Task], each: Each) -> None:
+        """Take the answer of a replica, or its end."""
+        task, running.task = running.task, None
+        assert task is not None
+        found = running.channel.receive()
+        if found is None:
+            again.append(task)
+            self._bury(running)
+            return
+        worked = self._checked(running, found)
+        assert isinstance(worked, Worked)
+        push = self._server.push(running.change, running.known, running.fetched)
+        if not push.is_taken:
+            self._order(running, task, anew=True)
+            return
+        running.known += 1  # of its own push it knows
+        running.pushes += 1
+        each(task, worked.errors, push.staleness)
+        if self._trial is not None and not self._trial.is_over:
+            self._try()
+
+    def _try(self) -> None:
+        """Tell the trial of a task; report its end, if that leaves replicas without work."""
+        trial = self._trial
+        assert trial is not None
+        trial.trained(time.monotonic())
+        if trial.is_over and trial.count < len(self._running):
+            found = ", ".join(f"{n}: {speed:.3g}" for n, speed in trial.measured.items())
+            self._report(
+                f"replicas: {trial.count} of {len(self._running)} go on training, more were hardly"
+                f" faster (tasks a second of {found})"
+            )
+
+    def _bury(self, running: _Running) -> None:
+        running.is_alive = False
+        number, how = self._running.index(running) + 1, running.channel.ending()
+        left = len(self._alive())
+        if not left:
+            raise WorkerError(f"replica {number} failed: {how}; no other one is left")
+        self._report(f"warning: replica {number} failed: {how}; the {left} others go on")
+
+    def _asked(self, number: int, order: Save | Load) -> Mapping[str, Array]:
+        """Return the answer of an idle replica."""
+        running = self._running[number]
+        running.channel.send(order)
+        deadline = time.monotonic() + self._times.stall
+        while time.monotonic() < deadline:
+            channel = running.channel.channel
+            ready = channel is None or bool(wait([channel], self._times.tick))
+            if ready or running.channel.has_ended:
+                found = running.channel.receive()
+                if found is None:
+                    self._bury(running)
+                    return {}
+                saved = self._checked(running, found)
+                assert isinstance(saved, Saved)
+                return saved.state
+        raise StalledError(f"replica {number + 1} sent no state for {self._times.stall:g} s")
+
+    def _checked(self, running: _Running, found: Any) -> Worked | Saved:
+        """Return an answer that is no failure."""
+        if isinstance(found, Failed):
+            number, error = self._running.index(running) + 1, found.error
+            text = f"replica {number} failed: {type(error).__name__}: {error}"
+            raise WorkerError(text) from error
+        answer: Worked | Saved = found
+        return answer

@@ -1,0 +1,171 @@
+"""Replicas that take turns in one thread, with a staleness that is the same every time.
+
+A change is applied ``delay`` turns after it was computed, in the order of the turns::
+
+    delay 2:   compute 0   compute 1   compute 2, apply 0   compute 3, apply 1   ...
+
+So every push but the first few is ``delay`` pushes late, and the result is a function of the seed
+alone. At the end of the tasks all that waits is applied.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.parallel.replicas.rules import AsyncRules
+from syncpretrain.parallel.replicas.server import SERVER_STATE, ParameterServer
+from syncpretrain.parallel.replicas.steps import Each, LocalSteps, Replica, Task, part_of
+
+__all__ = ["ReplicaTurns"]
+
+TURN = "turn"
+PUSHES = "pushes"
+LATE_CHANGE = "waiting"
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A change that is not applied yet: of which replica and task, and of which parameters."""
+
+    replica: int
+    task: Task
+    then: int
+    change: Array
+    fetched: Array
+
+
+class ReplicaTurns:
+    """A :class:`~syncpretrain.parallel.replicas.steps.Fleet` in one thread.
+
+    Parameters
+    ----------
+    server : ParameterServer
+    replicas : sequence of Replica
+    rules : AsyncRules
+    delay : int
+        Turns between a change and its application.
+    """
+
+    def __init__(
+        self,
+        server: ParameterServer,
+        replicas: Sequence[Replica],
+        rules: AsyncRules,
+        delay: int,
+    ) -> None:
+        self._server, self._rules, self._delay = server, rules, delay
+        like = server.parameters
+        self._steps = [LocalSteps(r, np.empty_like(like), np.empty_like(like)) for r in replicas]
+        self._known = [0] * len(replicas)  # the clock of what each one trains on
+        self._pushes = [0] * len(replicas)
+        self._turn = 0
+        self._waiting: deque[_Waiting] = deque()
+
+    def __enter__(self) -> ReplicaTurns:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Do nothing: no thread was started."""
+
+    def train(self, tasks: Sequence[Task], stop: Callable[[], bool], each: Each) -> int:
+        """Train tasks in turn; return how many."""
+        for number, task in enumerate(tasks):
+            if stop():
+                return number
+            replica = self._turn % len(self._steps)
+            self._turn += 1
+            errors = self._work(replica, task, fetches=self._rules.fetches(self._pushes[replica]))
+            self._pushes[replica] += 1
+            each(task, errors, len(self._waiting))
+            steps = self._steps[replica]
+            # Only the compensation looks at what was fetched.
+            fetched = steps.fetched.copy() if self._rules.compensation else steps.fetched
+            known, change = self._known[replica], steps.change.copy()
+            self._waiting.append(_Waiting(replica, task, known, change, fetched))
+            self._known[replica] += 1  # of its own push it knows
+            while len(self._waiting) > self._delay:
+                self._apply()
+        while self._waiting:
+            self._apply()
+        return len(tasks)
+
+    def state(self) -> dict[str, Array]:
+        """Return the states of server and replicas, and the changes that wait."""
+        clock = self._server.clock
+        found = {
+            TURN: np.array([self._turn % len(self._steps)], dtype=np.float32),
+            PUSHES: np.array(self._pushes, dtype=np.float32),
+            "known": np.array([clock - known for known in self._known], dtype=np.float32),
+        }
+        found |= {SERVER_STATE + name: array for name, array in self._server.state().items()}
+        for number, steps in enumerate(self._steps):
+            own = {**steps.replica.state(), "own": _flat(steps.replica)}
+            found |= {f"replica{number}.{name}": array for name, array in own.items()}
+        for number, item in enumerate(self._waiting):
+            task = item.task
+            numbers = [item.replica, task.epoch, task.first, task.count, clock - item.then]
+            found[f"{LATE_CHANGE}{number}.task"] = np.array(numbers, dtype=np.float32)
+            found[f"{LATE_CHANGE}{number}.change"] = item.change
+            if self._rules.compensation:
+                found[f"{LATE_CHANGE}{number}.fetched"] = item.fetched
+        return found
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """Go back to what :meth:`state` held, bit for bit."""
+        clock = self._server.clock
+        self._turn = int(state[TURN][0])
+        self._pushes = [int(n) for n in state[PUSHES]]
+        self._known = [clock - int(n) for n in state["known"]]
+        self._server.load_state(
+            {
+                n.removeprefix(SERVER_STATE): x
+                for n, x in state.items()
+                if n.startswith(SERVER_STATE)
+            }
+        )
+        for number, steps in enumerate(self._steps):
+            own = part_of(state, f"replica{number}.")
+            _fill(steps.replica, own.pop("own"))
+            steps.replica.load_state(own)
+        self._waiting.clear()
+        while (task := state.get(f"{LATE_CHANGE}{len(self._waiting)}.task")) is not None:
+            name = f"{LATE_CHANGE}{len(self._waiting)}"
+            replica, epoch, first, count, behind = map(int, task)
+            change = state[f"{name}.change"].copy()
+            fetched = self._steps[replica].fetched
+            if self._rules.compensation:
+                fetched = state[f"{name}.fetched"].copy()
+            task_then = Task(epoch, first, count)
+            self._waiting.append(_Waiting(replica, task_then, clock - behind, change, fetched))
+
+    def _work(self, replica: int, task: Task, *, fetches: bool) -> tuple[float, ...]:
+        steps = self._steps[replica]
+        if fetches:
+            self._known[replica] = self._server.fetch(steps.fetched)
+        return steps.work(task, fetches=fetches)
+
+    def _apply(self) -> None:
+        """Apply the oldest change; one that is too stale is computed anew and applied at once."""
+        item = self._waiting.popleft()
+        if self._server.push(item.change, item.then, item.fetched).is_taken:
+            return
+        self._work(item.replica, item.task, fetches=True)
+        steps = self._steps[item.replica]
+        self._server.push(steps.change, self._known[item.replica], steps.fetched)
+        self._known[item.replica] += 1
+
+
+def _flat(replica: Replica) -> Array:
+    return np.concatenate([array.reshape(-1) for array in replica.parameters])
+
+
+def _fill(replica: Replica, flat: Array) -> None:
+    at = 0
+    for array in replica.parameters:
+        np.copyto(array, flat[at : at + array.size].reshape(array.shape))
+        at += array.size

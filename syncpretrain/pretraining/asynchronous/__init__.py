@@ -1,0 +1,1 @@
+"""Runs by asynchronous gradient descent: replicas of a layer and a parameter server."""

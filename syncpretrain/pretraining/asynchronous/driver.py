@@ -1,0 +1,250 @@
+"""Driver of an asynchronous run: replicas of the layers, and a parameter server.
+
+With hand-over by epochs the layers train one after another, each with its replicas; with hand-over
+by minibatches all of them at once, each replica taking its minibatches up through all layers.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike
+
+from syncpretrain import __version__
+from syncpretrain.data.file_rows import FileRows
+from syncpretrain.data.order import steps_per_epoch
+from syncpretrain.errors import CheckpointError, RunInterrupted, SettingsError, WorkerError
+from syncpretrain.events import Event, Notice, Observer, RunFinished
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.learners.cursor import Stopped
+from syncpretrain.learners.epoch import LARGEST_WEIGHT, diverged
+from syncpretrain.models.passes import up_through
+from syncpretrain.models.stack import Stack
+from syncpretrain.parallel.blas import blas_limit
+from syncpretrain.parallel.replicas.steps import Task, tasks_of
+from syncpretrain.parallel.signals import StopRequest, stop_on_signals
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.pretraining.asynchronous.events import AsyncEvents
+from syncpretrain.pretraining.asynchronous.replica import LayerReplica
+from syncpretrain.pretraining.asynchronous.stage import Stage
+from syncpretrain.pretraining.asynchronous.state import AsyncState
+from syncpretrain.pretraining.build import build_learners
+from syncpretrain.pretraining.build_data import build_data
+from syncpretrain.pretraining.layer_states import named
+from syncpretrain.pretraining.runtime.shared_activations import check_runtime
+from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
+from syncpretrain.settings.sections import PretrainSettings
+
+__all__ = ["AsyncPretraining"]
+
+
+class AsyncPretraining:
+    """One asynchronous run: everything checked at construction, trained by :meth:`run`.
+
+    Parameters
+    ----------
+    settings : PretrainSettings
+    X, validation, observers
+        See :func:`syncpretrain.pretrain`.
+    times : Timeouts
+
+    Attributes
+    ----------
+    save, resume
+        As of :class:`syncpretrain.pretraining.streamed.driver.StreamedPretraining`, of the state
+        :class:`AsyncState`.
+    """
+
+    def __init__(
+        self,
+        settings: PretrainSettings,
+        X: ArrayLike,
+        validation: ArrayLike | None = None,
+        *,
+        observers: Iterable[Observer] = (),
+        times: Timeouts = TIMEOUTS,
+    ) -> None:
+        settings = msgspec.structs.replace(settings, backend="numpy")
+        check_runtime(settings.runtime)
+        self.observers, self._times = tuple(observers), times
+        self.settings, data, self._scaling = build_data(settings, X, validation)
+        if not isinstance(data.train, (np.ndarray, FileRows)):
+            raise SettingsError(
+                "schedule: got async with sparse rows or an iterable, expected an array of dense"
+                " rows; or take schedule greedy"
+            )
+        self._train, self._held_out = np.asarray(data.train), data.validation[:PROBE_ROWS]
+        self.slots = 1 if settings.runtime == "serial" else max(settings.replicas)
+        self.save: Callable[..., None] | None = None
+        self.resume: AsyncState | None = None
+        self._learners = build_learners(self.settings)
+        self._done = [0] * len(self._learners)
+        self._events = AsyncEvents(self.settings, self._emit)
+        self._steps = steps_per_epoch(len(data.train), settings.batch_size)
+        self._good: list[Any] = [learner.snapshot() for learner in self._learners]
+        self._stage: Stage | None = None
+
+    def run(self) -> Stack:
+        """Train layer after layer, or all at once; see :func:`syncpretrain.pretrain`."""
+        depth = len(self._learners)
+        numbers = range(1, depth + 1)
+        stages = [[n] for n in numbers] if self.settings.handoff == "epoch" else [list(numbers)]
+        started = time.monotonic()
+        busy = [0.0] * depth
+        with stop_on_signals() as request, blas_limit(1):
+            try:
+                self._go_on()
+                self._events.start(started, self.slots, len(self._train), self._done)
+                for layers in stages:
+                    began = time.monotonic()
+                    self._train_stage(layers, request)
+                    for layer in layers:
+                        busy[layer - 1] = time.monotonic() - began
+                if request():
+                    raise Stopped
+            except WorkerError as error:
+                error.stack = error.stack or self.stack()
+                raise
+            except Stopped:
+                raise self._interrupted(request) from None
+        now = time.monotonic()
+        self._emit(RunFinished(now, now - started, tuple(busy)))
+        return self.stack()
+
+    def stack(self) -> Stack:
+        """Return the newest layers."""
+        return Stack(
+            tuple(learner.snapshot() for learner in self._learners),
+            {
+                "syncpretrain": __version__,
+                "epochs": list(self._done),
+                "pretrain": msgspec.json.decode(msgspec.json.encode(self.settings)),
+            },
+            self._scaling,
+        )
+
+    def _train_stage(self, layers: Sequence[int], request: StopRequest) -> None:
+        """Train layers together until each has done its epochs."""
+        epochs = max(self.settings.epochs[n - 1] for n in layers)
+        first = max(self._done[n - 1] for n in layers) + 1
+        if first > epochs:
+            return
+        learners = [self._learners[n - 1] for n in layers]
+        below = [learner.current() for learner in self._learners[: layers[0] - 1]]
+        X, V = (up_through(below, x) if below else x for x in (self._train, self._held_out))
+        if first == 1 and not (self.resume and self.resume.minibatches):
+            learners[0].start(X)
+        build = partial(LayerReplica, self.settings, layers)
+        stage = self._stage = Stage(self.settings, learners, X, build, self._report, self._times)
+        begin, errors = 0, [0.0] * len(layers)
+        if self.resume is not None:
+            stage.load_state(self.resume)
+            begin, errors = self.resume.minibatches, list(self.resume.errors) or errors
+            self.resume = None
+        with stage.fleet:
+            for epoch in range(first, epochs + 1):
+                self._train_epoch(stage, epoch, begin, errors, request)
+                begin, errors = 0, [0.0] * len(layers)
+                self._end_epoch(stage, epoch, V)
+
+    def _train_epoch(
+        self,
+        stage: Stage,
+        epoch: int,
+        begin: int,
+        errors: list[float],
+        request: StopRequest,
+    ) -> None:
+        running = [n for n in stage.layers if epoch <= self.settings.epochs[n - 1]]
+        self._events.begin(running, epoch)
+        trained = begin
+
+        def each(task: Task, own: Sequence[float], staleness: int) -> None:
+            nonlocal trained
+            trained += task.count
+            for i, error in enumerate(own):
+                errors[i] += error
+                if not math.isfinite(errors[i]):
+                    raise self._diverged(stage, i, epoch, f"the error is {errors[i]}")
+            self._events.progress(running, epoch, trained / self._steps)
+
+        tasks = tasks_of(epoch, begin, self._steps, self.settings.push_every)
+        if stage.fleet.train(tasks, request, each) < len(tasks):
+            stage.update()
+            if self.save is not None:
+                state = self._state(trained, tuple(errors))
+                self.save(lambda: state, done=tuple(self._done), final=True)
+            raise Stopped
+        stage.errors = [error / len(self._train) for error in errors]
+
+    def _end_epoch(self, stage: Stage, epoch: int, V: Array) -> None:
+        """Judge the layers that trained an epoch, report it, and save what is due."""
+        stage.update()
+        if epoch == max(self.settings.epochs[n - 1] for n in stage.layers):
+            self._stage = None  # what its replicas remember is not needed any more
+        for i, learner in enumerate(stage.learners):
+            number, limit = learner.layer, self.settings.epochs[learner.layer - 1]
+            if epoch <= limit:
+                largest = learner.largest_weight()
+                if not largest <= LARGEST_WEIGHT:
+                    raise self._diverged(stage, i, epoch, f"a weight has grown to {largest:.3g}")
+                held_out = learner.validation_error(V) if len(V) else None
+                self._done[number - 1] = epoch
+                self._good[number - 1] = learner.snapshot()
+                is_last = epoch == limit
+                self._events.end(number, epoch, stage.errors[i], held_out, is_last=is_last)
+            if len(V) and learner is not stage.learners[-1]:
+                V = learner.current().up(V)
+        if self.save is not None and tuple(self._done) != self.settings.epochs:
+            self.save(lambda: self._state(0, ()), done=tuple(self._done), final=False)
+
+    def _state(self, minibatches: int, errors: tuple[float, ...]) -> AsyncState:
+        """Return a copy of all that the rest depends on."""
+        arrays = {
+            name: array.copy()
+            for learner in self._learners
+            for name, array in named(f"layer.{learner.layer}", learner.current())
+        }
+        if self._stage is not None:
+            arrays |= self._stage.state()
+        return AsyncState(tuple(self._done), minibatches, errors, arrays)
+
+    def _go_on(self) -> None:
+        """Load the layers of the state to resume from, if there is one."""
+        if self.resume is None:
+            return
+        self._done = list(self.resume.done)
+        for learner in self._learners:
+            try:
+                for name, array in named(f"layer.{learner.layer}", learner.current()):
+                    np.copyto(array, self.resume.arrays[name])
+            except (KeyError, ValueError) as error:
+                raise CheckpointError(
+                    f"resume: the state of layer {learner.layer} is of another layer: {error}"
+                ) from error
+        self._good = [learner.snapshot() for learner in self._learners]
+
+    def _diverged(self, stage: Stage, i: int, epoch: int, symptom: str) -> WorkerError:
+        failure = diverged(stage.learners[i], epoch, symptom)
+        for learner, good in zip(self._learners, self._good, strict=True):
+            learner.restore(good)
+        failure.stack = self.stack()
+        return failure
+
+    def _interrupted(self, request: StopRequest) -> RunInterrupted:
+        done = ", ".join(f"layer {i}: {n}" for i, n in enumerate(self._done, start=1))
+        message = f"pretraining was stopped; epochs finished: {done}"
+        return RunInterrupted(message, stack=self.stack(), signum=request.signum or 2)
+
+    def _report(self, message: str) -> None:
+        self._emit(Notice(time.monotonic(), message))
+
+    def _emit(self, event: Event) -> None:
+        for observer in self.observers:
+            observer(event)

@@ -1,0 +1,115 @@
+"""Messages between rank 0, which leads a run, and the ranks that hold its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from syncpretrain.cluster.transport import Port
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.models.layer import Layer
+from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.pretraining.runtime.split import Split
+from syncpretrain.pretraining.runtime.streamed.rings import Passes, RingSize
+from syncpretrain.pretraining.schedule.machine import Train
+
+__all__ = [
+    "CONTROL",
+    "DUMP",
+    "EpochLayer",
+    "HandedUp",
+    "RankOrder",
+    "RunEnded",
+    "RunJob",
+    "RunOver",
+    "StreamLayer",
+    "port",
+]
+
+CONTROL: Port = (0, "control")  # RunJob, RunOver and RunEnded, to every rank but 0
+DUMP: Port = (0, "dump")  # asks for the stacks of all threads on stderr
+
+
+def port(run: int, name: str, layer: int = 0) -> Port:
+    """Return a port of a run.
+
+    To the ranks: ``orders`` of a layer, ``workers`` of a layer, ``minibatches`` of the layer below
+    it, and ``stop``; to rank 0: ``reports`` or ``answers`` of a layer, ``progress``, and ``left``.
+    """
+    return run, name, layer
+
+
+@dataclass(frozen=True, slots=True)
+class EpochLayer:
+    """A layer that trains on versions: its number and its ``WorkerFactory``."""
+
+    layer: int
+    worker_factory: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLayer:
+    """A layer of a stream: its ``StreamedLayerFactory`` and rings; as of :class:`LayerPlace`.
+
+    ``rank_above`` has the layer above; a step has ``replicas`` threads.
+    """
+
+    layer: int
+    layer_factory: Callable[..., Any]
+    passes: Passes
+    below: RingSize | None
+    above: RingSize | None
+    handed_up: range
+    rank_above: int
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunJob:
+    """Message to a rank: the layers that it holds in a run, and the data if it needs them."""
+
+    run: int
+    layers: tuple[EpochLayer | StreamLayer, ...]
+    data: Split | None
+    blas_threads: int
+    times: Timeouts
+
+
+@dataclass(frozen=True, slots=True)
+class RankOrder:
+    """An epoch to train, on what the data become through a chain of snapshots.
+
+    ``chain`` is None where the layer's rank has computed that already, or the layer reads the data.
+    """
+
+    command: Train
+    chain: tuple[Layer, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class HandedUp:
+    """A minibatch for the layer above, and the validation examples if a pass ended with it."""
+
+    number: int
+    minibatch: Array
+    validation: Array | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunOver:
+    """Message to a rank: a run needs its layers no more."""
+
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """Message to a rank: what became of what rank 0 was called for, so that all return the same.
+
+    ``status`` is that of a command.
+    """
+
+    value: Any = None
+    error: BaseException | None = None
+    status: int = 0

@@ -1,0 +1,1 @@
+"""Restarts of processes that died, from the states that they kept."""

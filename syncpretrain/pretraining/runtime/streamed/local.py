@@ -1,0 +1,67 @@
+"""Streamed layers in this process, trained by its threads."""
+
+from __future__ import annotations
+
+import faulthandler
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from syncpretrain.pretraining.runtime.base import STDERR
+from syncpretrain.pretraining.runtime.split import Split
+from syncpretrain.pretraining.runtime.streamed.base import BaseStreamedLayer
+from syncpretrain.pretraining.runtime.streamed.rings import RingSize
+
+__all__ = ["LocalStream", "StreamedLayerFactory"]
+
+# Builds a layer, in its own process, on the memory of its input, and of what it hands up if any.
+StreamedLayerFactory = Callable[[Split, Split | None], BaseStreamedLayer]
+
+
+class LocalStream:
+    """Layers without a process of their own.
+
+    Parameters
+    ----------
+    layer_factories : sequence of callable
+        From the lowest layer up.
+    data : Split
+        What layer 1 reads.
+    sizes : sequence of RingSize
+        Of what lies between two layers, from the lowest up.
+    """
+
+    def __init__(
+        self,
+        layer_factories: Sequence[StreamedLayerFactory],
+        data: Split,
+        sizes: Sequence[RingSize],
+    ) -> None:
+        memory = [data, *(size.memory() for size in sizes)]
+        self.layers: Sequence[BaseStreamedLayer] = [
+            build(below, above)
+            for build, below, above in zip(
+                layer_factories, memory, [*memory[1:], None], strict=True
+            )
+        ]
+
+    def __enter__(self) -> LocalStream:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Leave everything as it is: it holds nothing but memory."""
+
+    def check(self) -> None:
+        """Find nothing: a layer here is lost with everything else."""
+
+    def settle(self) -> bool:
+        """Return True: what the threads have left is whole."""
+        return True
+
+    def abandon(self) -> None:
+        """Write on stderr where every thread stands; none can be ended from outside."""
+        faulthandler.dump_traceback(STDERR)

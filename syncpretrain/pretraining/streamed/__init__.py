@@ -1,0 +1,1 @@
+"""Streamed runs: how they are built, driven, reported and saved."""

@@ -1,0 +1,208 @@
+"""Build the layers of a streamed run, and choose where they are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from syncpretrain.cluster.job import check_ranks, member
+from syncpretrain.data.blocks import StoredRows
+from syncpretrain.errors import SettingsError
+from syncpretrain.kernels.arrays import FLOAT_BYTES
+from syncpretrain.learners.select import step_for
+from syncpretrain.models.layer import Layer
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.pretraining.build import build_learner, build_stopping
+from syncpretrain.pretraining.runtime.ranks.messages import StreamLayer
+from syncpretrain.pretraining.runtime.ranks.run import RunRanks
+from syncpretrain.pretraining.runtime.ranks.streamed_run import RankStream
+from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
+from syncpretrain.pretraining.runtime.shared_activations import check_runtime
+from syncpretrain.pretraining.runtime.split import Split
+from syncpretrain.pretraining.runtime.streamed.base import StreamRuntime
+from syncpretrain.pretraining.runtime.streamed.data_sources import PassesSource, source_of
+from syncpretrain.pretraining.runtime.streamed.layer import StreamedLayer
+from syncpretrain.pretraining.runtime.streamed.local import LocalStream, StreamedLayerFactory
+from syncpretrain.pretraining.runtime.streamed.processes import ProcessStream
+from syncpretrain.pretraining.runtime.streamed.remote import RemoteLayer
+from syncpretrain.pretraining.runtime.streamed.rings import (
+    DataSource,
+    Passes,
+    RingSize,
+    RingSource,
+    Source,
+)
+from syncpretrain.pretraining.schedule.stream import StreamPlan
+from syncpretrain.settings.sections import PretrainSettings
+
+__all__ = ["LayerPlace", "build_streamed_layer", "stream_runtime"]
+
+# Minibatches that the process which replaces another finds in its ring: a state is copied at least
+# once in so many, so that it should be many, and few where they are large.
+REREAD_MINIBATCHES, MOST_REREAD = 64, 1024
+REREAD_BYTES = 1 << 24
+FROM_THE_DATA = 1 << 62  # is never overwritten
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlace:
+    """One layer's part in a stream: its plan, its input, and the minibatches that it hands up.
+
+    ``below`` is None for layer 1, ``above`` for the last layer.
+    """
+
+    layer: int
+    plan: StreamPlan
+    passes: Passes
+    below: RingSize | None
+    above: RingSize | None
+    handed_up: range
+
+
+def stream_runtime(
+    settings: PretrainSettings,
+    data: DataSource,
+    plans: Sequence[StreamPlan],
+    ends: Sequence[int],
+    *,
+    ring: int,
+    times: Timeouts = TIMEOUTS,
+    restarts: Restarts | None = None,
+) -> StreamRuntime:
+    """Return the runtime of a streamed run, to be entered as a context.
+
+    Parameters
+    ----------
+    settings : PretrainSettings
+    data : DataSource
+    plans : sequence of StreamPlan
+        One a layer.
+    ends : sequence of int
+        The last minibatch that each layer processes.
+    ring : int
+        Minibatches that may wait between two layers.
+    times : Timeouts
+    restarts : Restarts, optional
+        For processes that die.
+
+    Raises
+    ------
+    SettingsError
+        If the system does not have it.
+    """
+    check_runtime(settings.runtime)
+    check_ranks(settings.runtime)
+    passes = data.passes
+    is_kept = settings.runtime == "processes" and restarts is not None and restarts.most > 0
+    reread = [_reread(passes.size(1), width) if is_kept else 0 for width in settings.layers[1:-1]]
+    sizes = [
+        RingSize(ring + n, passes.size(1), (ring + n) // passes.steps + 2, passes.held_out, width)
+        for n, width in zip(reread, settings.layers[1:-1], strict=True)
+    ]
+    places = _places(plans, ends, passes, sizes)
+    shared = data.data
+    source: DataSource | None = data
+    if settings.runtime in ("processes", "mpi"):
+        shared, source = _shared(settings, data)
+    layer_factories = [
+        partial(build_streamed_layer, settings, place, source if place.below is None else None)
+        for place in places
+    ]
+    if settings.runtime not in ("processes", "mpi"):
+        return LocalStream(layer_factories, shared, sizes)
+    layers = [
+        RemoteLayer(p.layer, p.plan, passes.steps, partial(_untrained, settings, p.layer), times)
+        for p in places
+    ]
+    if settings.runtime == "processes":
+        rest = (settings.replicas, times, restarts, [FROM_THE_DATA, *reread])
+        return ProcessStream(layer_factories, layers, shared, sizes, *rest)
+    ranks = RunRanks(member(), settings.layers, times)
+    held = _held_layers(settings, places, layer_factories, ranks.rank)
+    return RankStream(held, layers, shared, ranks, times)
+
+
+def _places(
+    plans: Sequence[StreamPlan], ends: Sequence[int], passes: Passes, sizes: Sequence[RingSize]
+) -> list[LayerPlace]:
+    """Return each layer's part in the stream."""
+    handed_up = [range(p.delay + 1, n + 1) for p, n in zip(plans[1:], ends[1:], strict=True)]
+    return [
+        LayerPlace(i + 1, plan, passes, below, above, numbers)
+        for i, (plan, below, above, numbers) in enumerate(
+            zip(plans, [None, *sizes], [*sizes, None], [*handed_up, range(0)], strict=True)
+        )
+    ]
+
+
+def _held_layers(
+    settings: PretrainSettings,
+    places: Sequence[LayerPlace],
+    factories: Sequence[StreamedLayerFactory],
+    rank: Mapping[int, int],
+) -> list[StreamLayer]:
+    """Return the layers as ranks are to hold them."""
+    return [
+        StreamLayer(
+            layer=place.layer,
+            layer_factory=factory,
+            passes=place.passes,
+            below=place.below,
+            above=place.above,
+            handed_up=place.handed_up,
+            rank_above=rank.get(place.layer + 1, 0),
+            replicas=settings.replicas[place.layer - 1],
+        )
+        for place, factory in zip(places, factories, strict=True)
+    ]
+
+
+def build_streamed_layer(
+    settings: PretrainSettings,
+    place: LayerPlace,
+    data: DataSource | None,
+    below: Split,
+    above: Split | None,
+) -> StreamedLayer:
+    """Return one layer, which reads one memory and hands up through another, None at the top.
+
+    Layer 1 reads ``data``, or the memory where there is none.
+    It is fit to be sent to another process as a partial function of the last two.
+    """
+    source: Source
+    if place.below is None:
+        source = source_of(settings, below) if data is None else data
+    else:
+        source = RingSource(place.below.rings(below), place.passes)
+    learner = build_learner(settings, place.layer)
+    step = step_for(learner, settings.shards_of(place.layer), settings.split_of(place.layer))
+    stopping = build_stopping(settings)[place.layer - 1]
+    layer = StreamedLayer(learner, step, place.plan, source, place.passes, stopping)
+    if place.above is not None and above is not None:
+        layer.connect(place.above.rings(above), place.handed_up)
+    return layer
+
+
+def _shared(settings: PretrainSettings, data: DataSource) -> tuple[Split, DataSource | None]:
+    """Return what processes share of the data, and what the first of them is sent."""
+    if isinstance(data.data.train, StoredRows):  # which it reads from the file
+        row = np.zeros((1, settings.layers[0]), dtype=np.float32)  # shared memory is never empty
+        return Split(row, row[:0]), data
+    if isinstance(data, PassesSource):
+        raise SettingsError(
+            f"runtime: got {settings.runtime} with an iterable as X, expected threads or serial; an"
+            " iterable stays in the process that it is in"
+        )
+    return data.data, None
+
+
+def _reread(rows: int, width: int) -> int:
+    fitting = REREAD_BYTES // (FLOAT_BYTES * rows * width)
+    return max(REREAD_MINIBATCHES, min(fitting, MOST_REREAD))
+
+
+def _untrained(settings: PretrainSettings, layer: int) -> Layer:
+    return build_learner(settings, layer).snapshot()

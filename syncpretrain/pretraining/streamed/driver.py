@@ -1,0 +1,245 @@
+"""Driver of a streamed run: layers train on each other's minibatches as these are computed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+
+import msgspec
+from numpy.typing import ArrayLike
+
+from syncpretrain import __version__
+from syncpretrain.data.order import steps_per_epoch
+from syncpretrain.errors import CheckpointError, RunInterrupted, StalledError, WorkerError
+from syncpretrain.events import Event, Observer, RunFinished
+from syncpretrain.learners.cursor import Stopped
+from syncpretrain.models.stack import Stack
+from syncpretrain.parallel.blas import blas_limit
+from syncpretrain.parallel.signals import StopRequest, stop_on_signals
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.pretraining.build_data import build_data
+from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
+from syncpretrain.pretraining.runtime.select import workers_of
+from syncpretrain.pretraining.runtime.split import Split
+from syncpretrain.pretraining.runtime.streamed.base import EpochResult
+from syncpretrain.pretraining.runtime.streamed.data_sources import source_of
+from syncpretrain.pretraining.runtime.streamed.pool import BlockFailed, StreamPool
+from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
+from syncpretrain.pretraining.schedule.stream import (
+    BLOCK_MINIBATCHES,
+    RING_MINIBATCHES,
+    StreamSchedule,
+    plans,
+)
+from syncpretrain.pretraining.streamed.build import stream_runtime
+from syncpretrain.pretraining.streamed.events import StreamEvents
+from syncpretrain.pretraining.streamed.state import StreamState
+from syncpretrain.settings.sections import PretrainSettings
+
+__all__ = ["StreamedPretraining"]
+
+
+class StreamedPretraining:
+    """One streamed run: everything checked at construction, trained by :meth:`run`.
+
+    Parameters
+    ----------
+    settings : PretrainSettings
+    X, validation, observers
+        See :func:`syncpretrain.pretrain`.
+    save : callable, optional
+        Called after each epoch, and at a stop with ``final=True``: given a function that returns
+        the run's :class:`StreamState`, and how many epochs each layer has done.
+    resume : StreamState, optional
+        State of a run of the same settings and data to continue from.
+    times : Timeouts
+    restarts : Restarts, optional
+        For processes that die.
+    """
+
+    def __init__(
+        self,
+        settings: PretrainSettings,
+        X: ArrayLike,
+        validation: ArrayLike | None = None,
+        *,
+        observers: Iterable[Observer] = (),
+        save: Callable[..., None] | None = None,
+        resume: StreamState | None = None,
+        times: Timeouts = TIMEOUTS,
+        restarts: Restarts | None = None,
+    ) -> None:
+        settings = msgspec.structs.replace(settings, backend="numpy")
+        self.observers, self._times = tuple(observers), times
+        self.settings, data, self._scaling = build_data(settings, X, validation)
+        held_out = data.validation[:PROBE_ROWS]
+        workers = workers_of(settings)
+        self.slots = min(workers, sum(settings.replicas))
+        self._source = source_of(settings, Split(data.train, held_out))
+        steps = steps_per_epoch(len(data.train), settings.batch_size)
+        self.plans = plans(settings.epochs, delay=settings.delay, steps=steps)
+        self.save, self.resume = save, resume
+        self._schedule = StreamSchedule(self.plans, ring=RING_MINIBATCHES, block=BLOCK_MINIBATCHES)
+        self._runtime = stream_runtime(
+            self.settings,
+            self._source,
+            self.plans,
+            self._schedule.ends,
+            ring=RING_MINIBATCHES,
+            times=times,
+            restarts=restarts,
+        )
+        self._layers = self._runtime.layers
+        self._pool: StreamPool | None = None
+        self._is_settled = True  # no thread is in the middle of a minibatch
+        self._examples = len(data.train)
+        self._events = StreamEvents(self.settings, self._layers, self._emit, times)
+
+    def run(self) -> Stack:
+        """Train until the stream ends; see :func:`syncpretrain.pretrain` for what it raises."""
+        # The signals are outermost: an interrupt leaves no BLAS limit behind.
+        with stop_on_signals() as request, self._runtime:
+            started = time.monotonic()
+            if self.settings.runtime == "serial":  # where this thread waits for an iterable
+                request.interrupts = lambda: any(layer.is_waiting for layer in self._layers)
+            try:
+                with blas_limit(1):
+                    self._go_on()
+                    self._events.start(started, self.slots, self._examples)
+                    self._train(request)
+                if request():
+                    raise Stopped
+            except WorkerError as error:
+                error.stack = self.stack()
+                raise
+            except Stopped:
+                if self.save is not None and self._is_settled:
+                    self.save(self.state, done=self._done(), final=True)
+                raise self._interrupted(request) from None
+        now = time.monotonic()
+        busy = tuple(layer.busy_seconds for layer in self._layers)
+        self._emit(RunFinished(now, now - started, busy))
+        return self.stack()
+
+    def stack(self) -> Stack:
+        """Return the newest layers."""
+        epochs = list(self._done())
+        return Stack(
+            tuple(layer.current() for layer in self._layers),
+            {
+                "syncpretrain": __version__,
+                "epochs": epochs,
+                "pretrain": msgspec.json.decode(msgspec.json.encode(self.settings)),
+            },
+            self._scaling,
+        )
+
+    def state(self) -> StreamState:
+        """Return all that the rest of the run depends on."""
+        with self._pool.paused() if self._pool is not None else nullcontext():
+            ends = self._schedule.ends
+            above = (
+                [
+                    layer.position if layer.position < end else None  # else it needs nothing more
+                    for layer, end in zip(self._layers[1:], ends[1:], strict=True)
+                ]
+                + [None]
+            )
+            states = [x.state(position) for x, position in zip(self._layers, above, strict=True)]
+            return StreamState(tuple(states), self._done())
+
+    def _done(self) -> tuple[int, ...]:
+        """Return the epochs that each layer has finished."""
+        return tuple(layer.epochs_done for layer in self._layers)
+
+    def _go_on(self) -> None:
+        """Load the state to resume from, if there is one."""
+        if self.resume is None:
+            return
+        for layer, state in zip(self._layers, self.resume.layers, strict=True):
+            try:
+                layer.load_state(state)
+            except (KeyError, ValueError) as error:
+                raise CheckpointError(
+                    f"resume: the state of layer {layer.number} is of another layer: {error}"
+                ) from error
+            self._schedule.shorten(layer.number, layer.plan)
+        self._schedule.go_to([layer.position for layer in self._layers])
+
+    def _train(self, request: StopRequest) -> None:
+        if self.settings.runtime == "serial":
+            for result in self._processed(request):
+                self._take(result)
+                self._save()
+            return
+        replicas = self.settings.replicas
+        with StreamPool(
+            self._layers, self._schedule, self.slots, replicas, request, self._times
+        ) as pool:
+            self._pool = pool
+            try:
+                self._drive(pool, request)
+            except StalledError:
+                self._runtime.abandon()
+                raise
+            except Stopped:
+                pool.stop()
+                self._is_settled = pool.drain(self._times.drain) and self._runtime.settle()
+                self._take_all(pool)
+                raise
+            finally:
+                self._pool = None
+
+    def _drive(self, pool: StreamPool, request: StopRequest) -> None:
+        while not pool.is_finished:
+            item = pool.results.take(self._times.tick)
+            if item is not None:
+                self._take(item)
+                with pool.paused():
+                    self._take_all(pool)  # a state has no epoch that was not reported
+                    self._save()
+            self._runtime.check()
+            self._events.tick()
+            if request():
+                raise Stopped
+        self._take_all(pool)
+
+    def _take_all(self, pool: StreamPool) -> None:
+        while (item := pool.results.take(0.0)) is not None:
+            self._take(item)
+
+    def _save(self) -> None:
+        if self.save is not None and not all(layer.is_trained for layer in self._layers):
+            self.save(self.state, done=self._done(), final=False)
+
+    def _processed(self, request: StopRequest) -> Iterator[EpochResult]:
+        """Process the blocks in turn; yield the epochs that ended."""
+        while (block := self._schedule.take()) is not None:
+            layer = self._layers[block.layer - 1]
+            try:
+                results = layer.process(block, request)
+            except KeyboardInterrupt:
+                if request():  # while an iterable was waited for
+                    raise Stopped from None
+                raise
+            except BaseException as error:
+                failure = BlockFailed(block.layer, layer.epoch, error).failure()
+                raise failure from failure.__cause__
+            self._schedule.done(block, layer.plan)
+            yield from results
+            self._events.tick()
+
+    def _take(self, item: EpochResult | BlockFailed) -> None:
+        if isinstance(item, BlockFailed):
+            raise item.failure()
+        self._events.finish(item)
+
+    def _interrupted(self, request: StopRequest) -> RunInterrupted:
+        done = ", ".join(f"layer {i}: {n}" for i, n in enumerate(self._done(), start=1))
+        message = f"pretraining was stopped; epochs finished: {done}"
+        return RunInterrupted(message, stack=self.stack(), signum=request.signum or 2)
+
+    def _emit(self, event: Event) -> None:
+        for observer in self.observers:
+            observer(event)
