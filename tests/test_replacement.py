@@ -248,7 +248,7 @@ class TestRuns:
         died = (
             r"^layer 2 failed (before its first|in) epoch.*: its process \d+ was killed by SIGKILL"
         )
-        with pytest.raises(WorkerError, match=f"{died}LL; no restart is left. What was learned"):
+        with pytest.raises(WorkerError, match=f"{died}; no restart is left. What was learned"):
             self.train(tmp_path, bits, handoff, 5)
         whole = ["goes on from its last state", "going on from the last checkpoint"]
         told = [next(x for x in whole if x in warning) for warning in self.warnings]

@@ -262,7 +262,7 @@ def test_a_suspended_process_is_a_stall(bits, capfd):
     with pytest.raises(StalledError, match=r"no minibatch was trained for|took more than 0.7 s"):
         run.run()
     assert stopped
-    assert "stream_child.py" in capfd.readouterr().err, "where the other processes stand"
+    assert "streamed/child.py" in capfd.readouterr().err, "where the other processes stand"
 
 
 @pytest.mark.parametrize("layer", [1, 3])
@@ -328,7 +328,7 @@ def test_a_killed_parent_leaves_nothing_and_is_resumed_to_the_same_bits(
     whole = json.loads(out)["parameters_sha256"]
     config = Path("whole/config.toml").read_text()
     assert 'runtime = "threads"' in config
-    Path("config.toml").write_text(config.replace('runtime = "threads"', 'runtime = "processes"'))
+    Path("config.toml").write_text(config.replace('runtime = "threads"', 'runtime = "processes"', 1))
     names = set(Path("/dev/shm").iterdir())
     command = [sys.executable, "-c", KILLED]
     died = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
