@@ -46,6 +46,7 @@ DATA_SUFFIXES = {".npy", ".npz", ".csv"}
 NOT_OURS = {"--batches", "--cases", "--dist", "--draws", "--editable", "--pairs", "--quiet"}
 NOT_OURS |= {
     "--emulated",
+    "--every",
     "--only",
     "--rows",
     "--share",
