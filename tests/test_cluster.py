@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
+from syncpretrain.cluster import job, witness
+from syncpretrain.cluster.job import Membership, check_ranks, member, using
 from syncpretrain.cluster.launched import launched
 from syncpretrain.cluster.link import Link
 from syncpretrain.cluster.local import local_engines
@@ -129,6 +133,102 @@ def test_a_failing_engine_breaks_every_wait_with_its_reason(monkeypatch):
             first.take(PORT, WAIT)
         assert not first.close()
         second.send(0, PORT, "in vain")
+
+
+def test_while_the_whole_job_is_stopped_no_rank_is_silent():
+    with transports(2) as (first, second):
+        second.send(0, PORT, "here")
+        assert first.take(PORT, WAIT) == (1, "here")
+        assert first.close(), "so that nothing but this test looks for messages"
+        now = time.monotonic()
+        first._looked = now - 100
+        first.peers.hear(1, sent=0.0, now=now - 100)
+        assert first.lost(1) is None, "nobody has listened since"
+        first._post()
+        assert first.lost(1) is None
+        assert "not been heard of" in first.peers.lost(1, time.monotonic() + 31)
+
+
+def test_who_is_missing_is_told_and_then_an_error(monkeypatch, capsys):
+    monkeypatch.setattr(job, "MISSING_SECONDS", 0.01)
+    with transports(3) as (first, second, _):
+        second.send(0, job.HELLO, None)
+        with pytest.raises(WorkerError, match=r"^rank 2 did not come within 0.1 s, to the same"):
+            Membership(first).gather(0.1)
+    assert "waiting for rank " in capsys.readouterr().err
+
+
+def test_without_descriptors_of_processes_there_is_no_witness(monkeypatch):
+    def refuse(pid):
+        raise OSError("not implemented")
+
+    monkeypatch.setattr(witness.os, "pidfd_open", refuse)
+    alone = witness.Witness()
+    assert alone.address is None, "so that no rank waits for it"
+    alone.watch(1, "nobody")
+    alone.close()
+
+
+SEEN = """
+import socket, sys
+own = socket.socket(socket.AF_UNIX)
+own.connect(sys.argv[1].replace("@", chr(0)))
+print(flush=True)
+own.send(sys.stdin.readline().strip().encode())
+"""
+
+
+@pytest.mark.skipif(not witness._has_pidfd(), reason="needs descriptors of processes")
+@pytest.mark.parametrize("last", ["", "l", "a"])
+def test_the_witness_tells_of_who_dies_and_not_of_who_leaves(capfd, last):
+    """The second process is killed, or leaves as well, or ends the job."""
+    own = witness.Witness()
+    # Connects as soon as the witness listens.
+    witness.be_seen(own.address)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", SEEN, own.address.replace("\0", "@")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for name, process, word in zip(("first", "second"), processes, ("l", last), strict=True):
+        own.watch(process.pid, name)
+        process.stdout.readline()
+        if not word:
+            process.kill()
+        process.communicate(word and f"{word}\n", WAIT)
+    if not last:
+        own._process.wait(WAIT)
+    own.close()
+    witness._seen.pop().close()
+    told = capfd.readouterr().err
+    assert "first" not in told
+    assert ("Error: second was killed" in told) == (not last), told
+
+
+def test_only_rank_0_leads():
+    with transports(2) as (first, second):
+        with using(second), pytest.raises(SettingsError, match=r"^runtime: got mpi on rank 1, wh"):
+            check_ranks("mpi")
+        with using(first):
+            check_ranks("mpi")
+
+
+def test_a_launcher_of_another_mpi_library_is_told_from_none(monkeypatch):
+    class Alone:
+        size, library = 1, "Open MPI v5.0.11"
+
+    monkeypatch.setattr(job, "MPIEngine", Alone)
+    with pytest.raises(SettingsError, match=r"^runtime: got mpi in a single process, expected two"):
+        member()
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "3")
+    told = r"got mpi in 3 processes that do not know each other.* loads \(Open MPI v5.0.11\)"
+    with pytest.raises(SettingsError, match=told):
+        member()
 
 
 def test_a_link_takes_messages_one_after_the_other():

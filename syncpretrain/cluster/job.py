@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
-from syncpretrain.cluster.launched import START_HINT
+from syncpretrain.cluster.launched import START_HINT, launched
 from syncpretrain.cluster.mpi import MPIEngine
 from syncpretrain.cluster.transport import Port, Transport
-from syncpretrain.cluster.witness import Witness, be_seen
+from syncpretrain.cluster.watch import ABORTS, LEAVES
+from syncpretrain.cluster.witness import Witness, be_seen, tell_witness
 from syncpretrain.errors import SettingsError, WorkerError
 from syncpretrain.parallel.timeouts import TIMEOUTS
 
@@ -21,6 +22,7 @@ __all__ = ["Membership", "check_ranks", "is_member", "joined", "member", "using"
 
 ABORT_STATUS = 1
 PASS_ON_SECONDS = 0.2
+MISSING_SECONDS = 10.0  # for the other ranks, before the user is told who is missing
 HELLO: Port = (0, "hello")
 WITNESS: Port = (0, "witness")
 
@@ -62,20 +64,30 @@ class Membership:
             if found is not None and found[1] is not None:
                 be_seen(found[1])
             return
-        deadline = time.monotonic() + seconds
-        missing = set(range(1, self.transport.size))
-        while missing:
-            found = self.transport.take(HELLO, max(0.0, deadline - time.monotonic()))
-            if found is None:
-                name = f"rank {min(missing)}"
-                raise WorkerError(f"{name} did not come within {seconds:g} s, to the same call")
-            missing.discard(found[0])
+        self._wait_for_others(seconds)
         self.witness = Witness()
         for rank in range(self.transport.size):
             self.describe(rank)
             is_near = self.transport.peers.is_near(rank)
             self.transport.send(rank, WITNESS, self.witness.address if is_near else None)
-        be_seen(self.witness.address)
+        if self.witness.address is not None:
+            be_seen(self.witness.address)
+
+    def _wait_for_others(self, seconds: float) -> None:
+        missing = set(range(1, self.transport.size))
+        started, is_told = time.monotonic(), False
+        while missing:
+            waited = time.monotonic() - started
+            limit = seconds if is_told else min(seconds, MISSING_SECONDS)
+            found = self.transport.take(HELLO, max(0.0, limit - waited))
+            name = f"rank {min(missing)}"
+            if found is not None:
+                missing.discard(found[0])
+            elif limit == seconds:
+                raise WorkerError(f"{name} did not come within {seconds:g} s, to the same call")
+            else:
+                is_told = True
+                sys.stderr.write(f"waiting for {name}: every rank has to make the same call\n")
 
     def describe(self, rank: int, holds: str = "") -> None:
         """Have the witness call a rank by what it holds."""
@@ -89,11 +101,13 @@ class Membership:
             self.witness.close()
         if self.broken or not self.transport.close():
             self.abort()
+        tell_witness(LEAVES)
 
     def abort(self) -> None:
         """End every rank at once, when the launcher has had time to pass on what was printed."""
         sys.stdout.flush()
         sys.stderr.flush()
+        tell_witness(ABORTS)
         if self.witness is not None:
             self.witness.close()
         time.sleep(PASS_ON_SECONDS)
@@ -136,10 +150,7 @@ def member() -> Membership:
         if not _members:
             engine = MPIEngine()
             if engine.size == 1:
-                raise SettingsError(
-                    "runtime: got mpi in a single process, expected two ranks or more: rank 0"
-                    f" leads, the others train the layers; start it with: {START_HINT}"
-                )
+                raise SettingsError(f"runtime: {_alone(engine)}")
             own = Membership(Transport(engine))
             own.watch_errors()
             atexit.register(own.leave)  # before MPI_Finalize, which was registered earlier
@@ -148,20 +159,37 @@ def member() -> Membership:
         return _members[0]
 
 
+def _alone(engine: MPIEngine) -> str:
+    """Return why this process is the only rank."""
+    place = launched()
+    if place is None:
+        return (
+            "got mpi in a single process, expected two ranks or more: rank 0 leads, the others"
+            f" train the layers; start it with: {START_HINT}"
+        )
+    return (
+        f"got mpi in {place.size} processes that do not know each other, because mpiexec is not of"
+        f" the MPI library that mpi4py loads ({engine.library}); take the mpiexec of that library"
+    )
+
+
 def is_member() -> bool:
     """Return whether this process has joined a job."""
     return bool(_members)
 
 
 def check_ranks(name: str) -> None:
-    """Refuse the runtime mpi where there are no ranks for it.
+    """Refuse the runtime mpi where there are no ranks for it, or this one does not lead them.
 
     Raises
     ------
     SettingsError
     """
-    if name == "mpi":
-        joined()
+    if name == "mpi" and (rank := joined().rank):
+        raise SettingsError(
+            f"runtime: got mpi on rank {rank}, where only pretrain() may be called; start a whole"
+            f" run with: {START_HINT}"
+        )
 
 
 @contextmanager

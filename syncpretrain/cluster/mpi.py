@@ -1,7 +1,8 @@
 """The engine on MPI, through mpi4py: two-sided messages on a communicator of our own.
 
-Large arrays are sent from where they are, in pieces that any MPI library can count. MPI is asked
-for ``MPI_THREAD_SERIALIZED``: one thread makes all calls after the start.
+Large arrays are sent from where they are, in pieces that any MPI library can count. One thread
+makes all calls after the start. MPI is asked for ``MPI_THREAD_MULTIPLE`` nevertheless, since a
+script may use MPI itself; without, ``MPI_THREAD_SERIALIZED`` will do for scripts that do not.
 """
 
 from __future__ import annotations
@@ -71,6 +72,12 @@ class MPIEngine(Engine):
         self._coming = kept
         return found
 
+    @property
+    def library(self) -> str:
+        """Name and version of the MPI library."""
+        text: str = self._mpi.Get_library_version()
+        return " ".join(text.split("\n")[0].rstrip("\0").split(",")[0].split())
+
     def abort(self, status: int) -> None:
         """End the job, as the launcher does it."""
         self._mpi.COMM_WORLD.Abort(status)
@@ -120,10 +127,7 @@ def import_mpi() -> Any:
     SettingsError
     """
     try:
-        import mpi4py
-
-        mpi4py.rc.thread_level = "serialized"
-        from mpi4py import MPI
+        from mpi4py import MPI  # which asks for MPI_THREAD_MULTIPLE
     except ImportError as error:
         raise SettingsError(
             f"runtime: got mpi, which needs mpi4py and an MPI library ({error}); {INSTALL_MPI}"
@@ -136,6 +140,6 @@ def import_mpi() -> Any:
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
         raise SettingsError(
             "runtime: got mpi, but MPI was started for one thread only; leave out the setting of"
-            " mpi4py.rc.thread_level, or set it to 'serialized'"
+            " mpi4py.rc.thread_level, or set it to 'multiple'"
         )
     return MPI

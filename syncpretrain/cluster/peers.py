@@ -59,6 +59,10 @@ class Peers:
         self._heard[rank] = now
         self._offsets[rank] = min(self._offsets.get(rank, math.inf), now - sent)
 
+    def wait_anew(self, now: float) -> None:
+        """Count the silence of all ranks from now on: this one has not listened before."""
+        self._heard = dict.fromkeys(self._heard, now)
+
     def record(self, rank: int, beat: Beat) -> None:
         """Record a sign of life; there is none after the last."""
         known = self._beats.get(rank)

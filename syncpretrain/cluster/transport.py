@@ -37,6 +37,7 @@ BEATS: Port = (0, "beat")
 SHORTEST_NAP, LONGEST_NAP, IDLE_NAP = 20e-6, 2e-3, 10e-3
 IDLE_SECONDS = 0.5
 EAGER_NAP = 0.25e-3  # where others wait for what this rank does with a message
+STOPPED_SECONDS = 5.0  # between two looks: the whole job was stopped, as by a batch system
 
 
 class Transport:
@@ -77,8 +78,10 @@ class Transport:
         self._late: list[tuple[float, int, int, list[Buffer]]] = []  # on the emulated link
         self._count = itertools.count()
         self._next_beat = 0.0
+        self._looked = time.monotonic()
         self._failure: BaseException | None = None
         self._closing = False
+        self._say_alive()  # before anything else, so that whoever gets that knows who sent it
         # A daemon only so that a thread stuck in MPI cannot keep the process from ending.
         self._thread = threading.Thread(
             target=self._serve, name=f"syncpretrain-rank-{self.rank}", daemon=True
@@ -130,7 +133,7 @@ class Transport:
 
     def lost(self, rank: int) -> str | None:
         """Return how a rank was lost, or None."""
-        return self.peers.lost(rank, time.monotonic())
+        return self.peers.lost(rank, self._looked)  # what came since is not heard yet
 
     def abort(self, status: int) -> None:
         """End every rank of the job at once; used where no orderly end is left."""
@@ -188,10 +191,11 @@ class Transport:
     def _post(self) -> bool:
         """Begin to send what there is; return whether anything was begun or has ended."""
         now, begun = time.monotonic(), 0
+        if now - self._looked > STOPPED_SECONDS:
+            self.peers.wait_anew(now)
+        self._looked = now
         if now >= self._next_beat and not self._closing:
-            self._next_beat = now + BEAT_SECONDS
-            for rank in self._watched():
-                self.send(rank, BEATS, self._beat)
+            self._say_alive()
         while self._outbox:
             with self._changed:
                 to, parts = self._outbox.popleft()
@@ -203,6 +207,11 @@ class Transport:
         before = len(self._sending)
         self._sending = [item for item in self._sending if not item[0]()]
         return begun > 0 or len(self._sending) < before
+
+    def _say_alive(self) -> None:
+        self._next_beat = time.monotonic() + BEAT_SECONDS
+        for rank in self._watched():
+            self.send(rank, BEATS, self._beat)
 
     def _watched(self) -> list[int]:
         """Return the ranks that exchange signs of life with this one: with rank 0 all do."""

@@ -2,8 +2,9 @@
 
 Standard input has a line for each process, its identifier, a tab and what to call it, of which the
 last one counts; and a last line without a tab when all is over. Each process connects to a socket
-as well: that closes before the launcher knows of a death, which then kills all other ranks. This is
-a file to be executed, with the name of the socket, and needs nothing but Python.
+as well: that closes before the launcher knows of a death, which then kills all other ranks. What it
+sends there says that it is about to end of itself, or to end the job. This is a file to be
+executed, with the name of the socket, and needs nothing but Python.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import struct
 import sys
 from pathlib import Path
 
-__all__ = ["main"]
+__all__ = ["ABORTS", "LEAVES", "main"]
 
+LEAVES, ABORTS = b"l", b"a"
 PEER = struct.Struct("3i")  # process, user and group of the other end of a socket
 ENDING_MS = 200  # until the system knows how a process ended that has closed its socket
 PENDING = 4096  # connections
@@ -30,7 +32,8 @@ class Witness:
         self._names: dict[int, str] = {}
         self._pids: dict[int, int] = {}  # by descriptor
         self._ends: dict[int, int] = {}  # descriptor of a process by its identifier
-        self._sockets: list[socket.socket] = []
+        self._sockets: dict[int, socket.socket] = {}  # by descriptor
+        self._gone: set[int] = set()  # processes that were about to end
         self._rest = b""
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(f"\0{address}")
@@ -43,7 +46,9 @@ class Witness:
         """Return how a process ended, None if all is over before."""
         while True:
             found = [descriptor for descriptor, _ in self._looks.poll()]
-            ended = {self._pids[own] for own in found if own in self._pids}
+            if any(self._hear(own) == ABORTS for own in found if own in self._sockets):
+                return None
+            ended = {self._pids[own] for own in found if own in self._pids} - self._gone
             if ended:
                 return ", and ".join(self._ending(pid) for pid in sorted(ended))
             if self._listener.fileno() in found:
@@ -56,9 +61,24 @@ class Witness:
         peer = other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
         pid, user, _ = PEER.unpack(peer)
         if user == os.getuid():
-            self._sockets.append(other)
+            self._sockets[other.fileno()] = other
             self._pids[other.fileno()] = pid
             self._looks.register(other, select.POLLIN | select.POLLHUP)
+
+    def _hear(self, descriptor: int) -> bytes:
+        """Return the word of a process, nothing if its socket is closed."""
+        try:
+            word = self._sockets[descriptor].recv(1)
+        except OSError:  # reset
+            word = b""
+        if word == LEAVES:
+            pid = self._pids[descriptor]
+            self._gone.add(pid)
+            for own in [own for own, other in self._pids.items() if other == pid]:
+                self._looks.unregister(own)
+                del self._pids[own]
+            del self._sockets[descriptor]
+        return word
 
     def _read(self) -> bool:
         """Read the names; return False when all is over."""
@@ -72,7 +92,7 @@ class Witness:
             number, _, name = line.decode().partition("\t")
             pid = int(number)
             self._names[pid] = name
-            if pid not in self._ends:
+            if pid not in self._ends and pid not in self._gone:
                 self._ends[pid] = descriptor = os.pidfd_open(pid)
                 self._pids[descriptor] = pid
                 self._looks.register(descriptor, select.POLLIN)

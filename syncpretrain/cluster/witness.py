@@ -18,7 +18,7 @@ from pathlib import Path
 from syncpretrain.cluster import watch
 from syncpretrain.parallel.descriptors import standard_stream
 
-__all__ = ["Witness", "be_seen"]
+__all__ = ["Witness", "be_seen", "tell_witness"]
 
 START_SECONDS = 5.0  # of the witness
 _seen: list[socket.socket] = []  # open as long as this process lives
@@ -39,21 +39,30 @@ def be_seen(address: str) -> None:
             return
 
 
+def tell_witness(word: bytes) -> None:
+    """Say that this process is about to end, or to end the job, so that nobody wonders why."""
+    for own in _seen:
+        with contextlib.suppress(OSError):  # the witness has ended
+            own.send(word)
+
+
 class Witness:
     """The witness of rank 0, for the ranks on its machine; none where the system has no pidfd.
 
     Attributes
     ----------
-    address : str
-        Of the socket to which each rank connects.
+    address : str or None
+        Of the socket to which each rank connects; None without a witness.
     """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self.address = f"\0syncpretrain-{secrets.token_hex(8)}"  # a name that is no file
-        if not hasattr(os, "pidfd_open"):
+        self.address: str | None = None
+        if not _has_pidfd():
             return
-        command = [spawn.get_executable(), "-I", "-S", str(Path(watch.__file__)), self.address[1:]]
+        name = f"syncpretrain-{secrets.token_hex(8)}"
+        self.address = f"\0{name}"  # which is no file
+        command = [spawn.get_executable(), "-I", "-S", str(Path(watch.__file__)), name]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -81,3 +90,12 @@ class Witness:
         with contextlib.suppress(OSError):  # it has told all it had to tell
             self._process.stdin.write(line.encode())
             self._process.stdin.flush()
+
+
+def _has_pidfd() -> bool:
+    """Return whether the system can tell of the end of a process that is no child."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):  # another system, or an old or emulated kernel
+        return False
+    return True
