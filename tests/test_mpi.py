@@ -181,6 +181,14 @@ def test_every_rank_raises_what_rank_0_does(bits):
         assert told[1].value.parameters_sha256 == stack.parameters_sha256
 
 
+def test_a_rank_is_called_by_its_layers_as_long_as_it_holds_them(bits, monkeypatch):
+    told = []
+    with local_ranks(3) as ranks:
+        monkeypatch.setattr(ranks.own, "describe", lambda *given: told.append(given))
+        run(bits, epochs=1).run()
+    assert told == [(1, "layer 1 failed: "), (2, "layer 2, 3 failed: "), (1,), (2,)]
+
+
 def test_a_state_of_another_stack_is_refused(bits):
     states = []
     first = run(bits, handoff="minibatch", runtime="serial")

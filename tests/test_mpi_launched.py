@@ -49,16 +49,14 @@ def layer_ranks(started, number) -> dict[int, psutil.Process]:
     return found
 
 
-def test_train_has_the_bits_of_one_thread_and_only_rank_0_prints(data):
+def test_train_has_the_bits_of_one_thread_and_only_rank_0_prints(data, call):
     for handoff, ranks in (("epoch", 2), ("minibatch", 4)):
         command = [*TRAIN, *data, "--epochs", 2, "--handoff", handoff, "--json"]
         status, out, err = finished(start(ranks, *command, "--runtime", "mpi", "--out", handoff))
         assert (status, err) == (0, "")
         report = json.loads(out)  # exactly one object
         assert report["runtime"] == "mpi"
-        status, out, _ = finished(
-            start(1, *command, "--runtime", "serial", "--out", f"{handoff}-1")
-        )
+        out, _ = call(*command[2:], "--runtime", "serial", "--out", f"{handoff}-1")
         assert json.loads(out)["parameters_sha256"] == report["parameters_sha256"]
 
 
@@ -68,7 +66,6 @@ def test_train_has_the_bits_of_one_thread_and_only_rank_0_prints(data):
         (TRAIN, "Error: --runtime: got threads on 3 ranks, which would be 3 runs in one folder"),
         (["-m", "syncpretrain", "presets"], "Error: presets: got 3 ranks, which would all do the"),
         ([*TRAIN, "--runtime", "mpi", "--batch-size", 500], "Error: --batch-size: got 500"),
-        ([*TRAIN, "--runtime", "mpi", "--epochs", "some"], "Error: --epochs: got 'some'"),
     ],
 )
 def test_refusals_are_printed_once(data, command, told):
@@ -118,7 +115,7 @@ def test_an_error_in_a_script_on_one_rank_ends_all(data, tmp_path, rank):
     assert "ValueError: out of luck" in err
 
 
-@pytest.mark.parametrize(("handoff", "killed"), [("epoch", 2), ("minibatch", 1), ("epoch", 0)])
+@pytest.mark.parametrize(("handoff", "killed"), [("minibatch", 1), ("epoch", 0)])
 def test_a_killed_rank_ends_the_job_and_is_named(data, handoff, killed):
     command = [*TRAIN, *data, *LONG, "--handoff", handoff, "--runtime", "mpi", "--out", "run"]
     with job(3, *command) as started:

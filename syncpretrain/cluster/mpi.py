@@ -39,9 +39,11 @@ class MPIEngine(Engine):
         self._mpi = import_mpi()
         world = self._mpi.COMM_WORLD
         self.rank, self.size = world.Get_rank(), world.Get_size()
-        # Not a plain Dup: it would burn a core until the last rank has come.
-        self._comm, self._ready = world.Idup()
-        self._is_ready = False
+        self._is_ready = self.size == 1
+        self._comm, self._ready = world, None
+        if self.size > 1:
+            # Not a plain Dup: it would burn a core until the last rank has come.
+            self._comm, self._ready = world.Idup()
         self._waiting: list[tuple[int, Sequence[Buffer], list[Any]]] = []  # for the communicator
         self._coming: deque[_Coming] = deque()
 

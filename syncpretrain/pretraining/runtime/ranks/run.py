@@ -164,6 +164,8 @@ class RunRanks:
             lost |= dead
             waited -= dead
         self.transport.forget(self.run)
+        for rank in self._begun:
+            self._own.describe(rank)
         if lost or waited or alive:
             self.give_up()
         return alive + [self.transport.peers.name(rank) for rank in sorted(waited)]
