@@ -113,18 +113,13 @@ VARIANTS = {
         "shards": 2,
         "replicas": (2, 1, 1),
     },
-    "denoising": {"model": "denoising", "tied": False, "shards": 2},
     "early stopping": {"early_stopping": "pseudo-likelihood", "epochs": 8, "patience": 1},
 }
 
 
 @pytest.mark.parametrize(
     ("handoff", "variant"),
-    [
-        ("epoch", "chains and shards"),
-        ("minibatch", "denoising"),
-        *product(HANDOFFS, ["early stopping"]),
-    ],
+    [("epoch", "chains and shards"), ("minibatch", "early stopping")],
 )
 def test_so_they_are_with_everything_that_a_layer_remembers(
     bits, monkeypatch, tmp_path, handoff, variant
