@@ -197,12 +197,16 @@ def test_the_witness_tells_of_who_dies_and_not_of_who_leaves(capfd, last):
     for name, process, word in zip(("first", "second"), processes, ("l", last), strict=True):
         own.watch(process.pid, name)
         process.stdout.readline()
-        if not word:
+        if word:
+            process.stdin.write(f"{word}\n")
+            process.stdin.flush()
+        else:
             process.kill()
-        process.communicate(word and f"{word}\n", WAIT)
     if not last:
         own._process.wait(WAIT)
     own.close()
+    for process in processes:
+        process.communicate(timeout=WAIT)
     witness._seen.pop().close()
     told = capfd.readouterr().err
     assert "first" not in told

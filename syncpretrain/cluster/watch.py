@@ -46,13 +46,14 @@ class Witness:
         """Return how a process ended, None if all is over before."""
         while True:
             found = [descriptor for descriptor, _ in self._looks.poll()]
+            if self._listener.fileno() in found:  # whose word may explain an end
+                self._accept()
+                continue
             if any(self._hear(own) == ABORTS for own in found if own in self._sockets):
                 return None
             ended = {self._pids[own] for own in found if own in self._pids} - self._gone
             if ended:
                 return ", and ".join(self._ending(pid) for pid in sorted(ended))
-            if self._listener.fileno() in found:
-                self._accept()
             if 0 in found and not self._read():
                 return None
 
