@@ -245,6 +245,10 @@ class TestCurves:
         report = found.report()
         assert report["runs"][1]["speedup"] == found.speedup(found.runs[1])
 
+    def test_workers_without_a_minibatch_are_not_at_work(self):
+        found = curve("", WAYS["asynchronous"], self.options(), self.COSTS, [8, 64]).runs
+        assert [run.used for run in found] == [8, 40], "2 epochs of 20 minibatches"
+
     def test_only_devices_inside_layers_pass_the_bound_of_a_pipeline(self):
         pure = curve("", WAYS["streamed pipeline"], self.options(), self.COSTS, [16]).runs[0]
         hybrid = curve("", WAYS["hybrid"], self.options(), self.COSTS, [16]).runs[0]

@@ -104,11 +104,14 @@ def check_async(
     strength = fields.delay_compensation
     if not math.isfinite(strength):
         raise SettingsError(f"{prefix}delay_compensation: got {strength}, expected a finite number")
-    if strength and (fields.push_every > 1 or has_momentum):
-        other = "push_every above 1" if fields.push_every > 1 else "momentum"
+    steps = max(fields.push_every, fields.fetch_every or 1)
+    if strength and (steps > 1 or has_momentum):
+        name = "push_every" if fields.push_every > 1 else "fetch_every"
+        other = f"{name} above 1" if steps > 1 else "momentum"
         raise SettingsError(
             f"{prefix}delay_compensation: got {strength:g} with {other}, expected plain steps along"
-            " one gradient; take push_every 1, and sgd without momentum"
+            " one gradient, of fetched parameters; take push_every and fetch_every 1, and sgd"
+            " without momentum"
         )
     if fields.trim_replicas and runtime == "serial":
         raise SettingsError(

@@ -144,6 +144,8 @@ def _check_model(settings: PretrainFields) -> None:
 
 
 def _check_replicas(settings: PretrainFields) -> None:
+    if settings.schedule == ASYNC:
+        return  # whose replicas have minibatches of their own
     for layer, replicas in enumerate(settings.replicas, start=1):
         shards = settings.shards_of(layer)
         if replicas > shards:

@@ -114,7 +114,7 @@ def scaled_by_server(job: Job, devices: int) -> Scaled:
     """
     steps = math.ceil(job.steps)
     seconds = computing = moved = stale = 0.0
-    turns_of_all = 0
+    turns_of_all = used = 0
     for i, work in enumerate(job.works):
         turns = math.ceil(steps * job.settings.epochs[i] / job.push_every)
         exchange = Exchange(
@@ -130,10 +130,11 @@ def scaled_by_server(job: Job, devices: int) -> Scaled:
         moved += 2 * exchange.size * turns
         stale += served.staleness * turns
         turns_of_all += turns
+        used = max(used, min(devices, turns))
     idle = max(0.0, 1 - computing / (devices * seconds)) if seconds else 0.0
     return Scaled(
         devices,
-        devices,
+        used,
         seconds,
         idle,
         moved,

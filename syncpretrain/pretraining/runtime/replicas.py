@@ -1,4 +1,4 @@
-"""Replicas of asynchronous training, in turns, in threads or in processes."""
+"""Replicas of asynchronous training, in turns, in threads, in processes or on ranks."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from syncpretrain.parallel.replicas.threads import ReplicaThread
 from syncpretrain.parallel.replicas.turns import ReplicaTurns
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime.layer_process import LayerProcess, RemoteTraceback, end_all
+from syncpretrain.pretraining.runtime.ranks.replicas import RankReplicas
 from syncpretrain.pretraining.runtime.replica_child import ReplicaJob
 from syncpretrain.pretraining.runtime.shared_activations import SharedSplits
 from syncpretrain.pretraining.runtime.split import Split
@@ -51,7 +52,7 @@ def replicas_in(
     Parameters
     ----------
     runtime : str
-        ``serial``, ``threads`` or ``processes``.
+        ``serial``, ``threads``, ``processes`` or ``mpi``.
     server : ParameterServer
     rules : AsyncRules
     factory : callable
@@ -73,8 +74,7 @@ def replicas_in(
         late = replicas - 1 if delay is None else delay
         return ReplicaTurns(server, [factory(data) for _ in range(replicas)], rules, late)
     trial = PayingReplicas(replicas) if trims else None
-    kind = _Threads if runtime == "threads" else _Processes
-    own = kind(size, factory, data, replicas, times)
+    own = KINDS[runtime](size, factory, data, replicas, times)
     return ReplicaPool(server, rules, own.start, own.end, report, times, trial)
 
 
@@ -170,3 +170,10 @@ class _Processes:
         self._processes = []
         if alive:
             raise StalledError(f"{', '.join(alive)} did not end")
+
+
+KINDS: dict[str, Callable[..., Any]] = {
+    "threads": _Threads,
+    "processes": _Processes,
+    "mpi": RankReplicas,
+}
