@@ -16,6 +16,7 @@ from syncpretrain.parallel.replicas.rules import AsyncRules
 from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS
+from syncpretrain.pretraining.runtime.ranks.replicas import RankReplicas
 from syncpretrain.pretraining.runtime.replicas import replicas_in
 
 STEPS = 40
@@ -24,7 +25,7 @@ DATA = (np.ones((2, 3), np.float32),)
 
 def fleet_of(server, rules, *, replicas=3, fails=None):
     build = partial(CountingReplica, None, fails)
-    own = {"replicas": replicas, "report": print, "times": TIMEOUTS}
+    own = {"replicas": replicas, "report": print, "times": TIMEOUTS, "on_ranks": RankReplicas}
     return replicas_in("mpi", server, rules, build, DATA, **own)
 
 

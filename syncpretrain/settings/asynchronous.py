@@ -10,7 +10,7 @@ import msgspec
 from syncpretrain.errors import SettingsError
 from syncpretrain.pretraining.schedule.names import ASYNC
 
-__all__ = ["AsyncFields", "AsyncRate", "Staleness", "Steps", "check_async"]
+__all__ = ["ASYNC_DEFAULTS", "AsyncFields", "AsyncRate", "Staleness", "Steps", "check_async"]
 
 MOST = 1_000_000  # minibatches; more is a slip of the keyboard
 
@@ -19,7 +19,7 @@ Steps = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
 Staleness = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 
 
-DEFAULTS: dict[str, Any] = {
+ASYNC_DEFAULTS: dict[str, Any] = {
     "push_every": 1,
     "fetch_every": None,
     "async_rate": "staleness",
@@ -88,7 +88,7 @@ def check_async(
         Naming the setting.
     """
     if schedule != ASYNC:
-        for name, default in DEFAULTS.items():
+        for name, default in ASYNC_DEFAULTS.items():
             value = getattr(fields, name)
             if value != default:
                 raise SettingsError(

@@ -116,9 +116,10 @@ def scaled_by_server(job: Job, devices: int) -> Scaled:
     seconds = computing = moved = stale = 0.0
     turns_of_all = used = 0
     for i, work in enumerate(job.works):
-        turns = math.ceil(steps * job.settings.epochs[i] / job.push_every)
+        # The last push of an epoch is of what is left.
+        turns = job.settings.epochs[i] * math.ceil(steps / job.push_every)
         exchange = Exchange(
-            computing=work.step * job.push_every,
+            computing=work.step * steps * job.settings.epochs[i] / turns,
             size=float(FLOAT_BYTES * work.parameters),
             applying=work.fixed,
             servers=job.servers,

@@ -22,7 +22,6 @@ from syncpretrain.parallel.replicas.threads import ReplicaThread
 from syncpretrain.parallel.replicas.turns import ReplicaTurns
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime.layer_process import LayerProcess, RemoteTraceback, end_all
-from syncpretrain.pretraining.runtime.ranks.replicas import RankReplicas
 from syncpretrain.pretraining.runtime.replica_child import ReplicaJob
 from syncpretrain.pretraining.runtime.shared_activations import SharedSplits
 from syncpretrain.pretraining.runtime.split import Split
@@ -44,6 +43,7 @@ def replicas_in(
     replicas: int,
     delay: int | None = None,
     trims: bool = False,
+    on_ranks: Callable[..., Any] | None = None,
     report: Callable[[str], None],
     times: Timeouts,
 ) -> Fleet:
@@ -65,6 +65,8 @@ def replicas_in(
     trims : bool
         Whether replicas that do not make training faster are left without work, if they train at
         the same time.
+    on_ranks : callable, optional
+        The class of those of ``mpi``, :class:`RankReplicas`, where that is a runtime.
     report : callable
         Given a sentence for the user.
     times : Timeouts
@@ -74,7 +76,9 @@ def replicas_in(
         late = replicas - 1 if delay is None else delay
         return ReplicaTurns(server, [factory(data) for _ in range(replicas)], rules, late)
     trial = PayingReplicas(replicas) if trims else None
-    own = KINDS[runtime](size, factory, data, replicas, times)
+    kind = {"threads": _Threads, "processes": _Processes}.get(runtime, on_ranks)
+    assert kind is not None
+    own = kind(size, factory, data, replicas, times)
     return ReplicaPool(server, rules, own.start, own.end, report, times, trial)
 
 
@@ -170,10 +174,3 @@ class _Processes:
         self._processes = []
         if alive:
             raise StalledError(f"{', '.join(alive)} did not end")
-
-
-KINDS: dict[str, Callable[..., Any]] = {
-    "threads": _Threads,
-    "processes": _Processes,
-    "mpi": RankReplicas,
-}

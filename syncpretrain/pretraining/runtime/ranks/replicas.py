@@ -30,8 +30,6 @@ from syncpretrain.pretraining.runtime.ranks.run import RunRanks
 
 __all__ = ["RankReplicas"]
 
-SOMETHING = b"."
-
 
 class _RankChannel:
     """A replica on a rank, as the loop of the server sees it.
@@ -61,7 +59,7 @@ class _RankChannel:
     def record(self, answer: ReplicaAnswer) -> None:
         """Keep an answer, in the thread of the transport."""
         self._answers.put(answer)
-        self._theirs.send_bytes(SOMETHING)
+        self._theirs.send_bytes(b".")
 
     def receive(self) -> Any:
         """Return the next answer, and fill the change.
