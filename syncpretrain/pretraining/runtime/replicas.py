@@ -76,7 +76,8 @@ def replicas_in(
         late = replicas - 1 if delay is None else delay
         return ReplicaTurns(server, [factory(data) for _ in range(replicas)], rules, late)
     trial = PayingReplicas(replicas) if trims else None
-    kind = {"threads": _Threads, "processes": _Processes}.get(runtime, on_ranks)
+    kinds: dict[str, Callable[..., Any]] = {"threads": _Threads, "processes": _Processes}
+    kind = kinds.get(runtime, on_ranks)
     assert kind is not None
     own = kind(size, factory, data, replicas, times)
     return ReplicaPool(server, rules, own.start, own.end, report, times, trial)
