@@ -407,4 +407,3 @@ class TestBench:
         assert rows.shape == (5, 3)
         assert rows.dtype == np.float32
         assert 0 <= rows.min() <= rows.max() < 1
-/root/.pyenv/libexec/pyenv-hooks: line 24: enable: cannot open shared object /root/.pyenv/libexec/pyenv-realpath.dylib: /root/.pyenv/libexec/pyenv-realpath.dylib: cannot open shared object file: No such file or directory
