@@ -19,6 +19,7 @@ from syncpretrain.events import (
 )
 from syncpretrain.pretraining.asynchronous.driver import AsyncPretraining
 from syncpretrain.pretraining.asynchronous.state import read_async_state, write_async_state
+from syncpretrain.pretraining.memory import replica_bytes
 from syncpretrain.pretraining.start import driver_for
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from
@@ -178,6 +179,11 @@ class TestPretraining:
             ({"group_size": 2}, "group_size: got 2 with schedule async"),
             ({"push_every": 2, "fetch_every": 3}, "fetch_every: got 3 with push_every 2, expected"),
             ({"delay_compensation": 1}, "delay_compensation: got 1 with momentum, expected"),
+            (
+                {"delay_compensation": 1, "momentum": "0", "fetch_every": 2},
+                "delay_compensation: got 1 with fetch_every above 1, expected",
+            ),
+            ({"replicas": 2000}, "replicas: got 2000, expected at most 1024"),
             ({"delay_compensation": float("inf")}, "delay_compensation: got inf, expected"),
             ({"simulate_staleness": 1}, "simulate_staleness: got 1 with runtime threads"),
             ({"schedule": "greedy", "push_every": 2}, "push_every: got 2 with schedule greedy"),
@@ -189,6 +195,26 @@ class TestPretraining:
         with pytest.raises(SettingsError) as caught:
             trained(bits, **settings)
         assert str(caught.value).startswith(message)
+
+    def test_replicas_may_be_more_than_the_examples_of_a_minibatch(self, bits):
+        settings = {"layers": LAYERS[:2], "schedule": "async", "batch_size": 1, "epochs": 1}
+        stack = pretrain(bits[:4], replicas=8, learning_rate=0.01, warn=False, **settings)
+        assert stack.info["epochs"] == [1]
+
+    @pytest.mark.parametrize(
+        ("own", "vectors"),
+        [
+            ({"replicas": 2}, 12),
+            ({"replicas": 3, "runtime": "serial"}, 20),
+            ({"runtime": "serial", "simulate_staleness": 1000}, 22),  # 16 minibatches an epoch
+            ({"runtime": "serial", "simulate_staleness": 1000, "push_every": 4}, 10),
+        ],
+    )
+    def test_the_memory_of_replicas(self, own, vectors):
+        settings = settings_from((3, 4, 2), schedule="async", **own).pretrain
+        assert replica_bytes(settings, 16) == 4 * vectors * (3 * 4 + 3 + 4)
+        streamed = settings_from((3, 4, 2), schedule="async", handoff="minibatch", **own).pretrain
+        assert replica_bytes(streamed, 16) == 4 * vectors * (3 * 4 + 3 + 4 + 4 * 2 + 4 + 2)
 
     def test_examples_that_are_not_in_memory_are_refused(self, bits):
         with pytest.raises(SettingsError, match="schedule: got async with sparse rows or an"):

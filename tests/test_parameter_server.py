@@ -182,6 +182,24 @@ def test_turns_go_on_from_their_state_to_the_same_bits(stop_after):
     np.testing.assert_array_equal(second.parameters, whole.parameters)
 
 
+@pytest.mark.parametrize(("runtime", "other"), [("serial", "threads"), ("threads", "serial")])
+@pytest.mark.parametrize("bound", [None, 0])
+def test_a_run_may_go_on_in_another_runtime(runtime, other, bound):
+    """Changes that waited for their turn are added, however stale."""
+    rules = replace(WHOLE, max_staleness=bound)
+    asked = iter([False] * 7 + [True] * 100)
+    first, second = Fleet(runtime, rules=rules), Fleet(other, rules=rules)
+    tasks = tasks_of(1, 0, STEPS, 1)
+    with first.fleet:
+        done = first.fleet.train(tasks, lambda: next(asked), first.each)
+        state = {name: array.copy() for name, array in first.fleet.state().items()}
+    np.copyto(second.parameters, first.parameters)
+    second.fleet.load_state(state)
+    with second.fleet:
+        second.fleet.train(tasks[done:], never, second.each)
+    np.testing.assert_array_equal(second.parameters, np.float32(total(STEPS)))
+
+
 @pytest.mark.parametrize("runtime", ["threads", "processes"])
 def test_replicas_get_back_their_states(runtime):
     run = Fleet(runtime, replicas=2)

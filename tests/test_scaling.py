@@ -245,6 +245,19 @@ class TestCurves:
         report = found.report()
         assert report["runs"][1]["speedup"] == found.speedup(found.runs[1])
 
+    def test_workers_without_a_minibatch_are_not_at_work(self):
+        found = curve("", WAYS["asynchronous"], self.options(), self.COSTS, [8, 64]).runs
+        assert [run.used for run in found] == [8, 40], "2 epochs of 20 minibatches"
+
+    def test_a_push_is_of_an_epoch_at_most(self):
+        found = [
+            curve("", WAYS["asynchronous"], self.options(push_every=push), self.COSTS, [1]).runs[0]
+            for push in (20, 10**9)
+        ]
+        assert found[0] == found[1]
+        parameters = (784 * 500 + 784 + 500) + (500 * 250 + 500 + 250)
+        assert found[0].bytes_moved == 2 * 2 * 4 * parameters, "fetched and pushed in each epoch"
+
     def test_only_devices_inside_layers_pass_the_bound_of_a_pipeline(self):
         pure = curve("", WAYS["streamed pipeline"], self.options(), self.COSTS, [16]).runs[0]
         hybrid = curve("", WAYS["hybrid"], self.options(), self.COSTS, [16]).runs[0]

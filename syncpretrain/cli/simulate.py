@@ -178,6 +178,12 @@ def _asked(options: dict[str, Any]) -> tuple[Mapping[str, Way], Options]:
         push_every=options["push_every"],
     )
     schedule, handoff, replicas = (options[name] for name in ("schedule", "handoff", "replicas"))
+    for name in ("servers", "push_every"):
+        if options[name] > 1 and schedule not in (None, ASYNCHRONOUS):
+            raise SettingsError(
+                f"{name}: got {options[name]} with schedule {schedule}, which has no parameter"
+                " server; take schedule async"
+            )
     if schedule is not None:
         counts = "auto" if replicas is None else replicas_from(replicas)
         return {schedule: Way(schedule, handoff or "epoch", counts)}, common

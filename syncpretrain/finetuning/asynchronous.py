@@ -141,6 +141,7 @@ class Training(Protocol):
     """The trainer of an asynchronous fine-tuning: see ``syncpretrain/finetuning/trainer.py``."""
 
     options: TuningOptions
+    examples: Any  # of which ``inputs`` has a row each
     steps: int
     first_error: float
     stop: Callable[[], bool]
@@ -171,7 +172,8 @@ def async_epoch(training: Training, fleet: Fleet, epoch: int, begin: Cursor) -> 
     def each(task: Task, errors: Sequence[float], staleness: int) -> None:
         nonlocal total, trained, told
         if (task.epoch, task.first) == (1, 0):
-            training.first_error = errors[0] / (task.count * options.batch_size)
+            rows = min(task.count * options.batch_size, len(training.examples.inputs))
+            training.first_error = errors[0] / rows
         total, trained = total + errors[0], trained + task.count
         if not np.isfinite(total):
             raise training.diverged(epoch, f"the error is {total} after {trained} minibatches")

@@ -245,8 +245,9 @@ class Finetuning:
         if options.schedule != ASYNC:
             return 0
         own = 4 + optimizer_vectors(options)  # parameters, gradients, fetched ones and the change
-        late = (options.simulate_staleness or 0) + (options.replicas or 1)
-        waiting = late * 2 if options.runtime == "serial" else 0
+        late = max(options.simulate_staleness or 0, options.replicas or 1)
+        tasks = -(-self.examples // (options.batch_size * options.push_every))  # of an epoch
+        waiting = min(late, tasks) * 2 if options.runtime == "serial" else 0
         return own * (options.replicas or 1) + waiting
 
     def _announce(self, observers: Sequence[Observer]) -> None:

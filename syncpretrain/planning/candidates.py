@@ -19,6 +19,7 @@ from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.pretraining.schedule.stream import BLOCK_MINIBATCHES, RING_MINIBATCHES, plans
 from syncpretrain.settings import PretrainSettings
+from syncpretrain.settings.asynchronous import ASYNC_DEFAULTS
 from syncpretrain.settings.defaults import HANDOFF_DEFAULTS
 from syncpretrain.settings.drift import ALWAYS
 
@@ -153,7 +154,9 @@ def settings_with(settings: PretrainSettings, options: Mapping[str, Any]) -> Pre
         name: (value,) * depth if isinstance(getattr(settings, name), tuple) else value
         for name, value in granted(options).items()
     }
-    return msgspec.structs.replace(settings, **{"group_size": None, **plain, **options})
+    return msgspec.structs.replace(
+        settings, **{"group_size": None, **ASYNC_DEFAULTS, **plain, **options}
+    )
 
 
 def _with(settings: PretrainSettings, options: Mapping[str, Any]) -> PretrainSettings | None:

@@ -13,6 +13,7 @@ from syncpretrain.data.array_passes import ArrayPasses
 from syncpretrain.data.examples import as_examples, checked_rows, evenly_spaced
 from syncpretrain.data.file_rows import FileRows, rows_in_file
 from syncpretrain.data.minibatches import Minibatches, is_iterable_of_arrays
+from syncpretrain.data.order import steps_per_epoch
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.data.visible import (
@@ -24,10 +25,10 @@ from syncpretrain.data.visible import (
     visible_examples,
 )
 from syncpretrain.errors import DataError, SettingsError
-from syncpretrain.pretraining.memory import check_memory, streamed_rows
+from syncpretrain.pretraining.memory import check_memory, replica_bytes, streamed_rows
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
-from syncpretrain.pretraining.schedule.names import UNTRAINED
+from syncpretrain.pretraining.schedule.names import ASYNC, UNTRAINED
 from syncpretrain.settings.architecture import check_width
 from syncpretrain.settings.drift import parsed_waking
 from syncpretrain.settings.sections import PretrainSettings
@@ -56,6 +57,8 @@ def build_data(
     examples = sum(map(len, data))
     streams = settings.handoff == "minibatch"
     wakes = any(parsed_waking(text) is not None for text in settings.refresh_when[1:])
+    is_async = settings.schedule == ASYNC
+    steps = steps_per_epoch(len(data.train), settings.batch_size) if is_async else 0
     check_memory(
         settings.shapes,
         examples=streamed_rows(settings.batch_size, len(data.validation)) if streams else examples,
@@ -63,6 +66,7 @@ def build_data(
         processes=settings.runtime == "processes",
         shared=examples if isinstance(data.train, np.ndarray) else 0,
         sampled=PROBE_ROWS if wakes or any(settings.settle) else 0,
+        others=replica_bytes(settings, steps) if is_async else 0,
     )
     scaling = Scaling.for_units(data.train, settings.visible_units)
     if any(map(has_missing, data)):

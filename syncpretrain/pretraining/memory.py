@@ -7,14 +7,18 @@ from collections.abc import Sequence
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.parallel.available_memory import check_available
 from syncpretrain.settings.architecture import text_of
+from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.shapes import LayerShape
 
-__all__ = ["check_memory", "pretraining_bytes", "streamed_rows"]
+__all__ = ["check_memory", "pretraining_bytes", "replica_bytes", "streamed_rows"]
 
 WAITING = 2  # minibatches between layers: VERSIONS times as many are more than any ring has
 VERSIONS = 3  # a layer's activations at a time, at most
 PROCESS_BYTES = 60_000_000  # an interpreter with NumPy
 OUTPUTS = 8  # kept by a layer and in its state, and what compares two of them in float64
+REPLICA_COPIES = (
+    6  # of an asynchronous replica: as of a layer, what it fetched, began with, changed
+)
 COPIES = 8  # parameters, gradient, velocity and up to 5 published snapshots, the newest included
 
 
@@ -32,6 +36,27 @@ def streamed_rows(batch_size: int, held_out: int) -> int:
     return WAITING * (batch_size + held_out)
 
 
+def replica_bytes(settings: PretrainSettings, steps: int) -> int:
+    """Return the bytes of the replicas of an asynchronous run, and of the changes that wait.
+
+    ``steps`` are the minibatches of an epoch, at the end of which no change waits.
+    """
+    late = 0
+    if settings.runtime == "serial":
+        asked = settings.simulate_staleness
+        late = max(settings.replicas) - 1 if asked is None else asked
+        late = min(late, -(-steps // settings.push_every)) * (
+            2 if settings.delay_compensation else 1
+        )
+    layers = [
+        (REPLICA_COPIES * replicas + late) * (shape.weights + sum(shape.biases))
+        for shape, replicas in zip(settings.shapes, settings.replicas, strict=True)
+    ]
+    needed = FLOAT_BYTES * (max(layers) if settings.handoff == "epoch" else sum(layers))
+    is_remote = settings.runtime == "processes"
+    return needed + (PROCESS_BYTES * max(settings.replicas) if is_remote else 0)
+
+
 def check_memory(
     shapes: Sequence[LayerShape],
     *,
@@ -40,18 +65,19 @@ def check_memory(
     processes: bool = False,
     shared: int | None = None,
     sampled: int = 0,
+    others: int = 0,
 ) -> None:
     """Refuse a stack that cannot fit; ``processes`` share a copy of the data and need their own.
 
     ``shared`` is the number of examples in that copy, by default all. ``sampled`` is of how many
-    examples outputs are kept, to measure drift.
+    examples outputs are kept, to measure drift. ``others`` are bytes beside all these.
 
     Raises
     ------
     SettingsError
         Naming what it needs and what there is.
     """
-    needed = pretraining_bytes(shapes, examples=examples, batch_size=batch_size)
+    needed = others + pretraining_bytes(shapes, examples=examples, batch_size=batch_size)
     needed += FLOAT_BYTES * OUTPUTS * sampled * sum(shape.hidden for shape in shapes)
     if processes:
         needed += FLOAT_BYTES * (examples if shared is None else shared) * shapes[0].visible

@@ -6,6 +6,7 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.pretraining.schedule.names import ASYNC
 from syncpretrain.settings.asynchronous import check_async
 from syncpretrain.settings.fields import PretrainFields
+from syncpretrain.settings.kinds import MAX_WORKERS
 
 __all__ = ["check_async_pretraining"]
 
@@ -26,6 +27,10 @@ def check_async_pretraining(settings: PretrainFields) -> None:
     )
     if settings.schedule != ASYNC:
         return
+    if max(settings.replicas) > MAX_WORKERS:
+        raise SettingsError(
+            f"replicas: got {max(settings.replicas)}, expected at most {MAX_WORKERS}"
+        )
     usual: dict[str, tuple[object, str]] = {
         "split": ("examples", "replicas share no minibatch"),
         "shards": (0, "replicas share no minibatch"),

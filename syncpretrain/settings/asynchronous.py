@@ -10,7 +10,7 @@ import msgspec
 from syncpretrain.errors import SettingsError
 from syncpretrain.pretraining.schedule.names import ASYNC
 
-__all__ = ["AsyncFields", "AsyncRate", "Staleness", "Steps", "check_async"]
+__all__ = ["ASYNC_DEFAULTS", "AsyncFields", "AsyncRate", "Staleness", "Steps", "check_async"]
 
 MOST = 1_000_000  # minibatches; more is a slip of the keyboard
 
@@ -19,7 +19,7 @@ Steps = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
 Staleness = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 
 
-DEFAULTS: dict[str, Any] = {
+ASYNC_DEFAULTS: dict[str, Any] = {
     "push_every": 1,
     "fetch_every": None,
     "async_rate": "staleness",
@@ -88,7 +88,7 @@ def check_async(
         Naming the setting.
     """
     if schedule != ASYNC:
-        for name, default in DEFAULTS.items():
+        for name, default in ASYNC_DEFAULTS.items():
             value = getattr(fields, name)
             if value != default:
                 raise SettingsError(
@@ -104,11 +104,14 @@ def check_async(
     strength = fields.delay_compensation
     if not math.isfinite(strength):
         raise SettingsError(f"{prefix}delay_compensation: got {strength}, expected a finite number")
-    if strength and (fields.push_every > 1 or has_momentum):
-        other = "push_every above 1" if fields.push_every > 1 else "momentum"
+    steps = max(fields.push_every, fields.fetch_every or 1)
+    if strength and (steps > 1 or has_momentum):
+        name = "push_every" if fields.push_every > 1 else "fetch_every"
+        other = f"{name} above 1" if steps > 1 else "momentum"
         raise SettingsError(
             f"{prefix}delay_compensation: got {strength:g} with {other}, expected plain steps along"
-            " one gradient; take push_every 1, and sgd without momentum"
+            " one gradient, of fetched parameters; take push_every and fetch_every 1, and sgd"
+            " without momentum"
         )
     if fields.trim_replicas and runtime == "serial":
         raise SettingsError(

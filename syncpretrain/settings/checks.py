@@ -157,7 +157,7 @@ def _check_replicas(settings: PretrainFields) -> None:
             "units": min(settings.layers[layer - 1 : layer + 1]),
             "filters": settings.shapes[layer - 1].biases[1],
         }[split]
-        if shards > most:
+        if shards > most and settings.schedule != ASYNC:
             raise SettingsError(
                 f"shards: got {shards} for layer {layer}, expected at most {most}, the {split}"
                 " there are"

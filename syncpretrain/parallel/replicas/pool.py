@@ -172,14 +172,12 @@ class ReplicaPool:
         return found
 
     def load_state(self, state: Mapping[str, Array]) -> None:
-        """Go back to a state; a replica that had died then begins anew."""
-        self._server.load_state(
-            {
-                n.removeprefix(SERVER_STATE): x
-                for n, x in state.items()
-                if n.startswith(SERVER_STATE)
-            }
-        )
+        """Go back to a state; a replica that had died then begins anew.
+
+        It may be that of replicas that took turns, whose changes that wait are added here.
+        """
+        self._server.load_state(state)
+        self._server.add_late(state)
         self._loaded = dict(state)
         if self._running:
             self._send_states()

@@ -9,6 +9,7 @@ methods alone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -16,10 +17,11 @@ import numpy as np
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.parallel.replicas.rules import AsyncRules, DelayCompensation
 
-__all__ = ["SERVER_STATE", "ParameterServer", "Push", "Server"]
+__all__ = ["LATE_CHANGE", "SERVER_STATE", "ParameterServer", "Push", "Server"]
 
 MEAN_SQUARE = "mean_square"
 SERVER_STATE = "server."  # before the names of its state, among those of replicas
+LATE_CHANGE = "waiting"  # before the number of a change that is not applied yet
 
 
 class Push(NamedTuple):
@@ -76,6 +78,11 @@ class ParameterServer:
         if not self._rules.takes(staleness):
             self.refused += 1
             return Push(staleness, is_taken=False)
+        self.add(change, staleness, fetched)
+        return Push(staleness, is_taken=True)
+
+    def add(self, change: Array, staleness: int, fetched: Array) -> None:
+        """Add a change, scaled and compensated by the rules, however stale it is."""
         with np.errstate(over="ignore", invalid="ignore"):  # who trains looks at the result
             if self._compensation is not None:
                 self._compensation.apply(change, self.parameters, fetched)
@@ -84,14 +91,22 @@ class ParameterServer:
                 change *= np.float32(share)
             self.parameters += change
         self.clock += 1
-        return Push(staleness, is_taken=True)
 
     def state(self) -> dict[str, Array]:
         """Return by name what the next push depends on beside the parameters; live arrays."""
         compensation = self._compensation
         return {} if compensation is None else {MEAN_SQUARE: compensation.mean_square}
 
-    def load_state(self, state: dict[str, Array]) -> None:
-        """Go back to what :meth:`state` held."""
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """Go back to what :meth:`state` held, which is a part of the state of replicas."""
         if self._compensation is not None:
-            np.copyto(self._compensation.mean_square, state[MEAN_SQUARE])
+            np.copyto(self._compensation.mean_square, state[SERVER_STATE + MEAN_SQUARE])
+
+    def add_late(self, state: Mapping[str, Array]) -> None:
+        """Add the changes that wait in the state of replicas that took turns."""
+        number = 0
+        while (task := state.get(f"{LATE_CHANGE}{number}.task")) is not None:
+            change = state[f"{LATE_CHANGE}{number}.change"].copy()
+            fetched = state.get(f"{LATE_CHANGE}{number}.fetched", self.parameters)
+            self.add(change, int(task[-1]) + number, fetched)
+            number += 1

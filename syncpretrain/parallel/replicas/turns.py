@@ -18,14 +18,13 @@ import numpy as np
 
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.parallel.replicas.rules import AsyncRules
-from syncpretrain.parallel.replicas.server import SERVER_STATE, ParameterServer
+from syncpretrain.parallel.replicas.server import LATE_CHANGE, SERVER_STATE, ParameterServer
 from syncpretrain.parallel.replicas.steps import Each, LocalSteps, Replica, Task, part_of
 
 __all__ = ["ReplicaTurns"]
 
 TURN = "turn"
 PUSHES = "pushes"
-LATE_CHANGE = "waiting"
 
 
 @dataclass(slots=True)
@@ -116,22 +115,22 @@ class ReplicaTurns:
         return found
 
     def load_state(self, state: Mapping[str, Array]) -> None:
-        """Go back to what :meth:`state` held, bit for bit."""
+        """Go back to what :meth:`state` held, bit for bit.
+
+        It may be that of replicas that trained at the same time: then all fetch first.
+        """
         clock = self._server.clock
-        self._turn = int(state[TURN][0])
-        self._pushes = [int(n) for n in state[PUSHES]]
-        self._known = [clock - int(n) for n in state["known"]]
-        self._server.load_state(
-            {
-                n.removeprefix(SERVER_STATE): x
-                for n, x in state.items()
-                if n.startswith(SERVER_STATE)
-            }
-        )
+        if TURN in state:
+            self._turn = int(state[TURN][0])
+            self._pushes = [int(n) for n in state[PUSHES]]
+            self._known = [clock - int(n) for n in state["known"]]
+        self._server.load_state(state)
         for number, steps in enumerate(self._steps):
             own = part_of(state, f"replica{number}.")
-            _fill(steps.replica, own.pop("own"))
-            steps.replica.load_state(own)
+            if TURN in state:
+                _fill(steps.replica, own.pop("own"))
+            if own:
+                steps.replica.load_state(own)
         self._waiting.clear()
         while (task := state.get(f"{LATE_CHANGE}{len(self._waiting)}.task")) is not None:
             name = f"{LATE_CHANGE}{len(self._waiting)}"

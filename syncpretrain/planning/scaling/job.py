@@ -64,6 +64,11 @@ class Job:
             raise SettingsError(
                 f"costs: got those of {len(self.works)} layers, expected {depth}, one a layer"
             )
+        if self.settings.batch_size > self.examples:
+            raise SettingsError(
+                f"batch_size: got {self.settings.batch_size}, expected at most {self.examples}, the"
+                " examples to train on"
+            )
         if self.split not in SPLITS:
             raise SettingsError(f"split: got {self.split!r}, expected {' or '.join(SPLITS)}")
         is_word = isinstance(self.replicas, str)

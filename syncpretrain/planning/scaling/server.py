@@ -114,11 +114,12 @@ def scaled_by_server(job: Job, devices: int) -> Scaled:
     """
     steps = math.ceil(job.steps)
     seconds = computing = moved = stale = 0.0
-    turns_of_all = 0
+    turns_of_all = used = 0
     for i, work in enumerate(job.works):
-        turns = math.ceil(steps * job.settings.epochs[i] / job.push_every)
+        # The last push of an epoch is of what is left.
+        turns = job.settings.epochs[i] * math.ceil(steps / job.push_every)
         exchange = Exchange(
-            computing=work.step * job.push_every,
+            computing=work.step * steps * job.settings.epochs[i] / turns,
             size=float(FLOAT_BYTES * work.parameters),
             applying=work.fixed,
             servers=job.servers,
@@ -130,10 +131,11 @@ def scaled_by_server(job: Job, devices: int) -> Scaled:
         moved += 2 * exchange.size * turns
         stale += served.staleness * turns
         turns_of_all += turns
+        used = max(used, min(devices, turns))
     idle = max(0.0, 1 - computing / (devices * seconds)) if seconds else 0.0
     return Scaled(
         devices,
-        devices,
+        used,
         seconds,
         idle,
         moved,

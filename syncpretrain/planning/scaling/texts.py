@@ -14,6 +14,7 @@ PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 SECOND_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 BITS_A_BYTE = 8
 MOST_DEVICES = 65_536
+MOST_LATENCY = 1e6  # seconds; more is a slip of the keyboard
 
 
 def bandwidth_from(text: str) -> float:
@@ -28,10 +29,10 @@ def bandwidth_from(text: str) -> float:
     number = _positive(found[1]) if found else None
     if text.strip() == "inf":
         return math.inf
-    if found is None or not number:
+    if found is None or not number or number * PREFIXES[found[2]] < 1:
         raise SettingsError(
             f"bandwidth: got {text!r}, expected bits or bytes a second, such as 10Gb/s or 1.2GB/s,"
-            " or inf"
+            " or inf; at least 1b/s"
         )
     return number * PREFIXES[found[2]] / (BITS_A_BYTE if found[3] == "b" else 1)
 
@@ -46,8 +47,11 @@ def latency_from(text: str) -> float:
     """
     found = re.fullmatch(r"([0-9.]+(?:e[+-]?\d+)?)\s*(s|ms|us|ns)", text.strip())
     number = _positive(found[1]) if found else None
-    if found is None or number is None:
-        raise SettingsError(f"latency: got {text!r}, expected a time such as 20us, 1.5ms or 0s")
+    if found is None or number is None or number * SECOND_UNITS[found[2]] > MOST_LATENCY:
+        raise SettingsError(
+            f"latency: got {text!r}, expected a time such as 20us, 1.5ms or 0s, of at most"
+            f" {MOST_LATENCY:g}s"
+        )
     return number * SECOND_UNITS[found[2]]
 
 

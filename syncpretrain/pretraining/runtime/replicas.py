@@ -1,4 +1,4 @@
-"""Replicas of asynchronous training, in turns, in threads or in processes."""
+"""Replicas of asynchronous training, in turns, in threads, in processes or on ranks."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ def replicas_in(
     replicas: int,
     delay: int | None = None,
     trims: bool = False,
+    on_ranks: Callable[..., Any] | None = None,
     report: Callable[[str], None],
     times: Timeouts,
 ) -> Fleet:
@@ -51,7 +52,7 @@ def replicas_in(
     Parameters
     ----------
     runtime : str
-        ``serial``, ``threads`` or ``processes``.
+        ``serial``, ``threads``, ``processes`` or ``mpi``.
     server : ParameterServer
     rules : AsyncRules
     factory : callable
@@ -64,6 +65,8 @@ def replicas_in(
     trims : bool
         Whether replicas that do not make training faster are left without work, if they train at
         the same time.
+    on_ranks : callable, optional
+        The class of those of ``mpi``, :class:`RankReplicas`, where that is a runtime.
     report : callable
         Given a sentence for the user.
     times : Timeouts
@@ -73,7 +76,9 @@ def replicas_in(
         late = replicas - 1 if delay is None else delay
         return ReplicaTurns(server, [factory(data) for _ in range(replicas)], rules, late)
     trial = PayingReplicas(replicas) if trims else None
-    kind = _Threads if runtime == "threads" else _Processes
+    kinds: dict[str, Callable[..., Any]] = {"threads": _Threads, "processes": _Processes}
+    kind = kinds.get(runtime, on_ranks)
+    assert kind is not None
     own = kind(size, factory, data, replicas, times)
     return ReplicaPool(server, rules, own.start, own.end, report, times, trial)
 

@@ -12,11 +12,17 @@ import numpy as np
 
 from syncpretrain.cluster.transport import Transport
 from syncpretrain.parallel.blas import blas_limit
-from syncpretrain.pretraining.runtime.ranks.messages import EpochLayer, RunJob, StreamLayer, port
+from syncpretrain.pretraining.runtime.ranks.messages import (
+    EpochLayer,
+    ReplicaPlace,
+    RunJob,
+    StreamLayer,
+    port,
+)
 
 __all__ = ["HeldLayer", "HeldLayers"]
 
-PlaceT = TypeVar("PlaceT", EpochLayer, StreamLayer)
+PlaceT = TypeVar("PlaceT", EpochLayer, StreamLayer, ReplicaPlace)
 
 
 class HeldLayer(ABC, Generic[PlaceT]):
@@ -26,7 +32,7 @@ class HeldLayer(ABC, Generic[PlaceT]):
     ----------
     transport : Transport
     job : RunJob
-    place : EpochLayer or StreamLayer
+    place : EpochLayer, StreamLayer or ReplicaPlace
     should_stop : callable
         Asked between minibatches.
 

@@ -9,6 +9,7 @@ from typing import Any
 from syncpretrain.cluster.transport import Port
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import Layer
+from syncpretrain.parallel.replicas.steps import Load, ReplicaFactory, Save, Work
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.streamed.rings import Passes, RingSize
@@ -20,6 +21,9 @@ __all__ = [
     "EpochLayer",
     "HandedUp",
     "RankOrder",
+    "ReplicaAnswer",
+    "ReplicaOrder",
+    "ReplicaPlace",
     "RunEnded",
     "RunJob",
     "RunOver",
@@ -36,6 +40,7 @@ def port(run: int, name: str, layer: int = 0) -> Port:
 
     To the ranks: ``orders`` of a layer, ``workers`` of a layer, ``minibatches`` of the layer below
     it, and ``stop``; to rank 0: ``reports`` or ``answers`` of a layer, ``progress``, and ``left``.
+    Replicas of an asynchronous run have ports as layers have.
     """
     return run, name, layer
 
@@ -66,11 +71,41 @@ class StreamLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaPlace:
+    """A replica of an asynchronous run: its number, what builds it, and what it trains on.
+
+    ``size`` is the number of its parameters.
+    """
+
+    layer: int
+    factory: ReplicaFactory
+    data: tuple[Array, ...]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOrder:
+    """Message to a replica: an order, with the parameters if it fetches them."""
+
+    order: Work | Save | Load
+    fetched: Array | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaAnswer:
+    """Message of a replica: its answer, or how it failed, with the change if it trained."""
+
+    number: int
+    answer: Any
+    change: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RunJob:
     """Message to a rank: the layers that it holds in a run, and the data if it needs them."""
 
     run: int
-    layers: tuple[EpochLayer | StreamLayer, ...]
+    layers: tuple[EpochLayer | StreamLayer | ReplicaPlace, ...]
     data: Split | None
     blas_threads: int
     times: Timeouts

@@ -21,6 +21,7 @@ from syncpretrain.pretraining.runtime.ranks.messages import (
     CONTROL,
     DUMP,
     EpochLayer,
+    ReplicaPlace,
     RunJob,
     RunOver,
     StreamLayer,
@@ -80,18 +81,19 @@ class RunRanks:
 
     def begin(
         self,
-        layers: Sequence[EpochLayer | StreamLayer],
+        layers: Sequence[EpochLayer | StreamLayer | ReplicaPlace],
         data: Callable[[Sequence[int]], Split | None],
         blas_threads: int,
+        what: str = "layer",
     ) -> None:
-        """Send each rank its layers, and what ``data`` returns for them."""
+        """Send each rank its layers, which are ``what``, and what ``data`` returns for them."""
         for rank in sorted(set(self.rank.values())):
             own = tuple(layer for layer in layers if self.rank[layer.layer] == rank)
             given = data([layer.layer for layer in own])
             job = RunJob(self.run, own, given, blas_threads, self._times)
             self._begun.append(rank)
             numbers = ", ".join(str(layer.layer) for layer in own)
-            self._own.describe(rank, f"layer {numbers} failed: ")
+            self._own.describe(rank, f"{what} {numbers} failed: ")
             self.transport.send(rank, CONTROL, job)
 
     def send(self, layer: int, name: str, thing: Any) -> None:

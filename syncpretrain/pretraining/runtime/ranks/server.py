@@ -13,11 +13,13 @@ from syncpretrain.cluster.transport import Transport
 from syncpretrain.errors import WorkerError
 from syncpretrain.pretraining.runtime.base import STDERR
 from syncpretrain.pretraining.runtime.ranks.epochs import HeldEpochs
+from syncpretrain.pretraining.runtime.ranks.held_replica import HeldReplica
 from syncpretrain.pretraining.runtime.ranks.layers import HeldLayer, HeldLayers
 from syncpretrain.pretraining.runtime.ranks.messages import (
     CONTROL,
     DUMP,
     EpochLayer,
+    ReplicaPlace,
     RunEnded,
     RunJob,
     RunOver,
@@ -29,7 +31,11 @@ from syncpretrain.pretraining.runtime.ranks.streamed import HeldStream
 __all__ = ["follow"]
 
 RANK_LOOK_SECONDS = 0.25  # between two looks at rank 0 and at the progress of the layers
-HELD: dict[type, type[HeldLayer[Any]]] = {EpochLayer: HeldEpochs, StreamLayer: HeldStream}
+HELD: dict[type, type[HeldLayer[Any]]] = {
+    EpochLayer: HeldEpochs,
+    StreamLayer: HeldStream,
+    ReplicaPlace: HeldReplica,
+}
 
 
 def follow(transport: Transport) -> RunEnded:

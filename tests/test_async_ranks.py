@@ -1,0 +1,77 @@
+"""Asynchronous training on ranks that are threads: nothing torn or lost, every failure told."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+from asyncreplicas import SIZE, CountingReplica
+from localranks import local_ranks
+
+from syncpretrain import pretrain
+from syncpretrain.cluster.peers import last_beat
+from syncpretrain.errors import WorkerError
+from syncpretrain.parallel.replicas.rules import AsyncRules
+from syncpretrain.parallel.replicas.server import ParameterServer
+from syncpretrain.parallel.replicas.steps import tasks_of
+from syncpretrain.parallel.timeouts import TIMEOUTS
+from syncpretrain.pretraining.runtime.ranks.replicas import RankReplicas
+from syncpretrain.pretraining.runtime.replicas import replicas_in
+
+STEPS = 40
+DATA = (np.ones((2, 3), np.float32),)
+
+
+def fleet_of(server, rules, *, replicas=3, fails=None):
+    build = partial(CountingReplica, None, fails)
+    own = {"replicas": replicas, "report": print, "times": TIMEOUTS, "on_ranks": RankReplicas}
+    return replicas_in("mpi", server, rules, build, DATA, **own)
+
+
+@pytest.mark.parametrize(("size", "push", "fetch"), [(2, 1, 1), (4, 1, 1), (3, 2, 4)])
+def test_whole_numbers_add_up_exactly(size, push, fetch):
+    rules = AsyncRules(rate="constant", push_every=push, fetch_every=fetch)
+    server, told = ParameterServer(np.zeros(SIZE, np.float32), rules), []
+    with local_ranks(size), fleet_of(server, rules) as fleet:
+        tasks = tasks_of(1, 0, STEPS, push)
+        assert fleet.train(tasks, lambda: False, lambda *of: told.append(of)) == len(tasks)
+        states = fleet.state()
+    np.testing.assert_array_equal(server.parameters, np.float32(STEPS * (STEPS + 1) / 2))
+    assert sorted(task.first for task, _, _ in told) == list(range(0, STEPS, push))
+    assert sum(float(array[0]) for array in states.values()) == STEPS
+
+
+def test_an_error_of_a_replica_is_raised(tmp_path):
+    rules = AsyncRules()
+    server = ParameterServer(np.zeros(SIZE, np.float32), rules)
+    told = r"replica \d failed: ArithmeticError: a step went wrong"
+    fleet = fleet_of(server, rules, fails=str(tmp_path / "failed"))
+    with local_ranks(3), pytest.raises(WorkerError, match=told), fleet:
+        fleet.train(tasks_of(1, 0, STEPS, 1), lambda: False, lambda *of: None)
+
+
+@pytest.mark.parametrize("handoff", ["epoch", "minibatch"])
+def test_one_replica_is_the_same_as_in_one_thread(bits, handoff):
+    own = {"layers": (16, 10, 6), "schedule": "async", "handoff": handoff, "epochs": 2, "seed": 3}
+    alone = pretrain(bits, runtime="serial", warn=False, **own)
+    with local_ranks(3) as ranks:
+        stack = pretrain(bits, runtime="mpi", warn=False, **own)
+        pretrain(bits, runtime="mpi", warn=False, replicas=3, **own)
+    assert stack.parameters_sha256 == alone.parameters_sha256
+    assert [len(told) for told in ranks.told] == [2, 2]
+
+
+def test_a_lost_rank_ends_the_run():
+    rules = AsyncRules()
+    server = ParameterServer(np.zeros(SIZE, np.float32), rules)
+    with local_ranks(3) as ranks:
+        peers = ranks.own.transport.peers
+
+        def each(*of):
+            peers.record(2, last_beat(peers.beats[2]))
+
+        fleet, told = fleet_of(server, rules), r"^replica 2 failed: rank 2 on .* has left$"
+        with pytest.raises(WorkerError, match=told), fleet:
+            fleet.train(tasks_of(1, 0, 10_000, 1), lambda: False, each)
+        assert ranks.own.broken, "the others are not left waiting"
