@@ -328,7 +328,9 @@ def test_a_killed_parent_leaves_nothing_and_is_resumed_to_the_same_bits(
     whole = json.loads(out)["parameters_sha256"]
     config = Path("whole/config.toml").read_text()
     assert 'runtime = "threads"' in config
-    Path("config.toml").write_text(config.replace('runtime = "threads"', 'runtime = "processes"', 1))
+    Path("config.toml").write_text(
+        config.replace('runtime = "threads"', 'runtime = "processes"', 1)
+    )
     names = set(Path("/dev/shm").iterdir())
     command = [sys.executable, "-c", KILLED]
     died = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

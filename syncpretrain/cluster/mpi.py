@@ -40,7 +40,8 @@ class MPIEngine(Engine):
         world = self._mpi.COMM_WORLD
         self.rank, self.size = world.Get_rank(), world.Get_size()
         self._is_ready = self.size == 1
-        self._comm, self._ready = world, None
+        self._comm: Any = world
+        self._ready: Any = None
         if self.size > 1:
             # Not a plain Dup: it would burn a core until the last rank has come.
             self._comm, self._ready = world.Idup()
