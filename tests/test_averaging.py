@@ -4,11 +4,11 @@ import gc
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
-from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+from namedmemory import named_memory
 
 from syncpretrain.errors import SettingsError, SyncpretrainError
 from syncpretrain.parallel import AveragingError, GradientAverager
@@ -330,10 +330,10 @@ def test_nothing_is_left_of_100_averagers():
         gc.collect()
         return psutil.Process().num_fds()
 
-    before, files = descriptors(), sorted(Path("/dev/shm").iterdir())
+    before, files = descriptors(), named_memory()
     for _ in range(100):
         with GradientAverager(beginning(), shards=2, workers=2) as averager:
-            assert sorted(Path("/dev/shm").iterdir()) == files
+            assert named_memory() == files
             together(averager, 2, lambda handle: train(handle, 1))
     del averager
     assert descriptors() == before

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from namedmemory import named_memory
 from test_averaging import SECONDS, assert_equal_bits, beginning, train, trained
 
 from syncpretrain.parallel import AveragingError, GradientAverager
@@ -196,7 +197,7 @@ def test_a_member_is_one_process_s():
 
 def test_nothing_is_left_when_all_are_killed(tmp_path):
     """The memory has no name that could stay behind."""
-    before = sorted(Path("/dev/shm").iterdir())
+    before = named_memory()
     script = tmp_path / "killed.py"
     script.write_text(
         "import os, signal\n"
@@ -208,7 +209,7 @@ def test_nothing_is_left_when_all_are_killed(tmp_path):
     )
     done = subprocess.run([sys.executable, str(script)], timeout=START_SECONDS, cwd=ROOT)
     assert done.returncode == -signal.SIGKILL
-    assert sorted(Path("/dev/shm").iterdir()) == before
+    assert named_memory() == before
 
 
 def test_averagers_sent_to_processes_leave_no_descriptor():

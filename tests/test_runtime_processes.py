@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import sabotage
 from layerprocesses import ended, workers
+from namedmemory import named_memory
 from trialruns import pretrain_within
 
 from syncpretrain import Stack, pretrain
@@ -385,7 +386,7 @@ def test_the_command_line_has_it(tmp_path):
 
 @pytest.mark.parametrize("moment", [EpochStarted, EpochFinished])
 def test_the_processes_of_a_killed_parent_end_by_themselves(moment):
-    names = set(Path("/dev/shm").iterdir())
+    names = named_memory()
     with subprocess.Popen(
         [sys.executable, "-c", script(LONG)], stdout=subprocess.PIPE, text=True
     ) as parent:
@@ -399,7 +400,7 @@ def test_the_processes_of_a_killed_parent_end_by_themselves(moment):
     while not all(map(ended, children)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert set(Path("/dev/shm").iterdir()) == names
+    assert named_memory() == names
 
 
 def test_a_state_of_any_runtime_is_resumed_by_any(bits):

@@ -18,6 +18,7 @@ import psutil
 import pytest
 import sabotage
 from layerprocesses import ended, workers
+from namedmemory import named_memory
 
 from syncpretrain.errors import (
     CheckpointError,
@@ -331,7 +332,7 @@ def test_a_killed_parent_leaves_nothing_and_is_resumed_to_the_same_bits(
     Path("config.toml").write_text(
         config.replace('runtime = "threads"', 'runtime = "processes"', 1)
     )
-    names = set(Path("/dev/shm").iterdir())
+    names = named_memory()
     command = [sys.executable, "-c", KILLED]
     died = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert died.returncode == -signal.SIGKILL
@@ -341,7 +342,7 @@ def test_a_killed_parent_leaves_nothing_and_is_resumed_to_the_same_bits(
     while any(map(lives, children)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert set(Path("/dev/shm").iterdir()) == names
+    assert named_memory() == names
     out, _ = call("train", "--resume", "run", "--json")
     assert json.loads(out)["parameters_sha256"] == whole
 
