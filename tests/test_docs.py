@@ -47,6 +47,7 @@ NOT_OURS = {"--batches", "--cases", "--dist", "--draws", "--editable", "--pairs"
 NOT_OURS |= {
     "--emulated",
     "--every",
+    "--rounds",
     "--only",
     "--rows",
     "--share",
