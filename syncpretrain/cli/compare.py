@@ -117,7 +117,7 @@ def command(
     made = partial(settings_from_options, preset, config)
     data = settle(made, given_by(asked, config, options), hidden, options)
     settings, given = _settings(preset, config, labels, starts, options)
-    if hidden is not None:  # then the preset nobody asked for leaves room for what suits the data
+    if hidden is not None:  # then the default preset leaves room for what suits the data
         given = given_by(asked, config, options)
     if settings.finetune.objective == "classification":
         check_drawing()

@@ -26,7 +26,7 @@ class Engine(ABC):
 
     @abstractmethod
     def start(self, to: int, parts: Sequence[Buffer]) -> Callable[[], bool]:
-        """Begin to send a message; what is returned tells whether its bytes may change again."""
+        """Begin to send a message; what is returned says whether its bytes may change again."""
 
     @abstractmethod
     def arrived(self) -> list[tuple[int, list[Buffer]]]:

@@ -22,7 +22,7 @@ __all__ = ["Membership", "check_ranks", "is_member", "joined", "member", "using"
 
 ABORT_STATUS = 1
 PASS_ON_SECONDS = 0.2
-MISSING_SECONDS = 10.0  # for the other ranks, before the user is told who is missing
+MISSING_SECONDS = 10.0  # for the other ranks, before a message names the missing ones
 HELLO: Port = (0, "hello")
 WITNESS: Port = (0, "witness")
 

@@ -6,7 +6,7 @@ Guarantees:
 * Messages of one rank to another arrive in the order in which they were sent, at all ports.
 * A rank with nothing to do looks for messages every 2 ms at the latest, and every 10 ms once there
   were none for half a second, at 1 % of a core; a message to send wakes its thread at once.
-* A message to a port that nobody listens to yet waits there, unless its run is over.
+* A message to a port without a listener waits there, unless its run is over.
 * Every wait ends with a deadline, or with the reason why the job cannot go on.
 
 A port is a tuple that begins with the number of a run.
@@ -81,7 +81,7 @@ class Transport:
         self._looked = time.monotonic()
         self._failure: BaseException | None = None
         self._closing = False
-        self._say_alive()  # before anything else, so that whoever gets that knows who sent it
+        self._say_alive()  # before anything else, so that its receiver knows the sender
         # A daemon only so that a thread stuck in MPI cannot keep the process from ending.
         self._thread = threading.Thread(
             target=self._serve, name=f"syncpretrain-rank-{self.rank}", daemon=True
@@ -160,7 +160,7 @@ class Transport:
         try:
             self._exchange()
             self._engine.close()
-        except BaseException as error:  # whoever waits raises it
+        except BaseException as error:  # the waiting thread raises it
             self._failure = error
         with self._arrived:
             self._arrived.notify_all()

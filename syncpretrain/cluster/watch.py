@@ -1,4 +1,4 @@
-"""Program of the witness: it waits for the end of processes, and tells of the first one.
+"""Program of the witness: it waits for the end of processes, and reports the first one.
 
 Standard input has a line for each process, its identifier, a tab and what to call it, of which the
 last one counts; and a last line without a tab when all is over. Each process connects to a socket

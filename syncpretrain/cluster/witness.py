@@ -1,4 +1,4 @@
-"""The witness: a process beside the job, which tells of a rank that dies.
+"""The witness: a process beside the job, which reports a rank that dies.
 
 Launchers such as Hydra of MPICH kill every other rank with SIGKILL as soon as one dies. The witness
 is in a session of its own, and ends with rank 0.
@@ -40,7 +40,7 @@ def be_seen(address: str) -> None:
 
 
 def tell_witness(word: bytes) -> None:
-    """Say that this process is about to end, or to end the job, so that nobody wonders why."""
+    """Say that this process is about to end, or to end the job, so that it is not reported."""
     for own in _seen:
         with contextlib.suppress(OSError):  # the witness has ended
             own.send(word)
@@ -87,13 +87,13 @@ class Witness:
     def _write(self, line: str) -> None:
         if self._process is None or self._process.stdin is None:
             return
-        with contextlib.suppress(OSError):  # it has told all it had to tell
+        with contextlib.suppress(OSError):  # it has reported and ended
             self._process.stdin.write(line.encode())
             self._process.stdin.flush()
 
 
 def _has_pidfd() -> bool:
-    """Return whether the system can tell of the end of a process that is no child."""
+    """Return whether the system reports the end of a process that is no child."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError):  # another system, or an old or emulated kernel

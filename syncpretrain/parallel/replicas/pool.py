@@ -133,7 +133,7 @@ class ReplicaPool:
         self._running = []
 
     def train(self, tasks: Sequence[Task], stop: Callable[[], bool], each: Each) -> int:
-        """Train tasks, the next one by whoever is free; return how many were trained.
+        """Train tasks, the next one by a replica that is free; return how many were trained.
 
         Raises
         ------

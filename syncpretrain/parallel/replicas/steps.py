@@ -75,7 +75,7 @@ class Replica(Protocol):
 ReplicaFactory = Callable[[Sequence[Any]], Replica]  # given the data; sent to processes
 
 
-# Is told of a task that was trained, its summed errors, and the staleness of its change.
+# Called with a task that was trained, its summed errors, and the staleness of its change.
 Each = Callable[[Task, Sequence[float], int], None]
 
 

@@ -88,5 +88,5 @@ class ReplicaThread:
         self._answers.put(thing)
         try:
             self._theirs.send_bytes(SOMETHING)
-        except OSError:  # the pool is closed, and nobody waits for it any more
+        except OSError:  # the pool is closed, and nothing waits for it any more
             self._answers.get()

@@ -71,7 +71,7 @@ def measured_costs(
 ) -> list[LayerCosts]:
     """Return the costs of a stack's layers on one core of this machine.
 
-    What a minibatch of a fourth takes tells how much of a step does not shrink with it.
+    What a minibatch of a fourth takes shows how much of a step does not shrink with it.
     """
     B = settings.batch_size
     few = max(1, B // SMALLER)

@@ -106,7 +106,7 @@ class RunRanks:
         return None if found is None else found[1]
 
     def listen(self, name: str, handler: Handler) -> None:
-        """Have a function called with what comes to a port of this rank."""
+        """Have a function called with what arrives at a port of this rank."""
         self.transport.listen(port(self.run, name), handler)
 
     def stop(self) -> None:
