@@ -2,16 +2,17 @@
 
 Model files and checkpoints share :func:`write_tensors` and :func:`read_tensors`. A checkpoint
 (:func:`write_arrays`) holds numbered arrays, a JSON header that says what each of them is, and the
-SHA-256 over header and arrays; an array that has several names is stored once. Nothing in a file
-is ever executed, and no size it claims is believed.
+SHA-256 over header and arrays; an array that has several names is stored once. The header of a
+state (:func:`write_state`) has a type. Nothing in a file is ever executed, and no size it claims is
+believed.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,9 +23,31 @@ from numpy.typing import NDArray
 from syncpretrain.errors import CheckpointError, SyncpretrainError
 from syncpretrain.storage import write_atomically
 
-__all__ = ["read_arrays", "read_tensors", "write_arrays", "write_tensors"]
+__all__ = [
+    "any_run",
+    "read_arrays",
+    "read_state",
+    "read_tensors",
+    "write_arrays",
+    "write_state",
+    "write_tensors",
+]
 
 CHECKPOINT_FORMAT = "syncpretrain checkpoint 1"
+
+
+class StateHeader(Protocol):
+    """Header of the state of a run: a :class:`msgspec.Struct` that has the run's identity."""
+
+    run: dict[str, Any]
+
+
+HeaderT = TypeVar("HeaderT", bound=StateHeader)
+StateT = TypeVar("StateT")
+
+
+def any_run(run: dict[str, Any]) -> None:
+    """Accept the state of any run."""
 
 
 def write_arrays(
@@ -74,6 +97,44 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[np.float3
         return table.header, {name: tensors[key] for name, key in table.arrays.items()}
     except (msgspec.DecodeError, KeyError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read as a checkpoint: {error}") from error
+
+
+def write_state(path: Path, header: StateHeader, arrays: Mapping[str, NDArray[np.float32]]) -> None:
+    """Write the state of a run; one that was there before stays until then.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written.
+    """
+    write_arrays(path, _finite(msgspec.to_builtins(header)), arrays)
+
+
+def read_state(
+    path: Path,
+    header_type: type[HeaderT],
+    check: Callable[[dict[str, Any]], Any],
+    build: Callable[[HeaderT, dict[str, NDArray[np.float32]]], StateT],
+) -> StateT:
+    """Return what ``build`` makes of the header and the arrays that :func:`write_state` wrote.
+
+    ``check`` is called first, with the run that the header names, and raises CheckpointError on
+    another.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is missing, damaged, of another format, or of another run.
+    """
+    values, arrays = read_arrays(path)
+    try:
+        header = msgspec.convert(_infinite(values), header_type)
+        check(header.run)
+        return build(header, arrays)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    except (msgspec.ValidationError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: is damaged: {error}") from error
 
 
 def write_tensors(
@@ -128,6 +189,24 @@ def read_tensors(
             " syncpretrain wrote"
         )
     return metadata, tensors
+
+
+def _finite(value: Any) -> Any:
+    """Write infinity, which JSON lacks and an early stopping's best begins with, as text."""
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return "inf" if value == float("inf") else value
+
+
+def _infinite(value: Any) -> Any:
+    """Read what :func:`_finite` wrote."""
+    if isinstance(value, dict):
+        return {name: _infinite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_infinite(item) for item in value]
+    return float("inf") if value == "inf" else value
 
 
 def _digest(text: str, tensors: Mapping[str, NDArray[np.float32]]) -> str:

@@ -60,12 +60,12 @@ def test_every_truncation_is_refused(tmp_path):
 
 
 def test_random_damage_is_refused_or_harmless(tmp_path):
-    """10,000 files with one changed byte: refused with a typed error, or of the same content."""
+    """3,000 files with one changed byte: refused with a typed error, or of the same content."""
     path = written(tmp_path)
     content = path.read_bytes()
     rng = np.random.default_rng(0)
     refused = 0
-    for _ in range(10_000):
+    for _ in range(3_000):
         damaged = bytearray(content)
         damaged[rng.integers(len(content))] ^= int(rng.integers(1, 256))
         path.write_bytes(damaged)
@@ -77,7 +77,7 @@ def test_random_damage_is_refused_or_harmless(tmp_path):
         assert header == HEADER
         for name, array in arrays.items():
             np.testing.assert_array_equal(array, ARRAYS[name])
-    assert refused > 9_000
+    assert refused > 2_700
 
 
 def crafted(path: Path, header: dict, data: bytes = b"") -> Path:

@@ -175,6 +175,17 @@ class TestAuto:
 
 
 class TestBench:
+    @pytest.fixture(autouse=True)
+    def one_round(self, monkeypatch):
+        """Measure the layers in one round only."""
+        from syncpretrain.planning import bench
+
+        measured = bench.plan_for
+        brief = {"measure_seconds": 0}
+        monkeypatch.setattr(
+            bench, "plan_for", lambda task, **options: measured(task, **(options | brief))
+        )
+
     def test_table(self, call):
         out, err = call("bench", *STACK, "--examples", 100, "--workers", 2)
         lines = out.splitlines()

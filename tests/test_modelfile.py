@@ -147,7 +147,7 @@ def test_a_damaged_file_is_refused_or_means_the_same(tmp_path):
     stack.save(file)
     whole = file.read_bytes()
     loaded = 0
-    for _ in range(10_000):
+    for _ in range(3_000):
         damaged = bytearray(whole)
         for position in rng.integers(len(whole), size=rng.integers(1, 3)):
             damaged[position] ^= 1 << int(rng.integers(8))
@@ -157,7 +157,7 @@ def test_a_damaged_file_is_refused_or_means_the_same(tmp_path):
             loaded += 1
         except ModelFileError:
             pass
-    assert loaded < 100
+    assert loaded < 30
 
 
 def write_crafted(path: Path, header: dict, body: bytes = b"") -> Path:

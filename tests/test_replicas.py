@@ -27,7 +27,7 @@ KINDS = {
 @pytest.fixture(scope="module")
 def train(bits):
     def run(**settings):
-        return pretrain(bits, **({"layers": LAYERS, "batch_size": 15, "epochs": 3} | settings))
+        return pretrain(bits, **({"layers": LAYERS, "batch_size": 30, "epochs": 2} | settings))
 
     return run
 
@@ -63,7 +63,7 @@ def test_shards_change_the_draws_and_so_the_bits(train):
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_fine_tuning_gives_the_same_bits_with_any_number_of_workers(train, bits, split, dropout):
     stack = train(epochs=1)
-    settings = {"batch_size": 15, "epochs": 2, "shards": 4, "split": split, "dropout": dropout}
+    settings = {"batch_size": 30, "epochs": 2, "shards": 4, "split": split, "dropout": dropout}
     alone = finetune(stack, bits, replicas=1, **settings)
     for replicas in (2, 3, 4):
         assert_same(alone, finetune(stack, bits, replicas=replicas, **settings))

@@ -275,7 +275,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(tmp_path, bits)
 
 
 def test_a_full_disk_is_told_and_the_run_goes_on(tmp_path, bits, monkeypatch):
-    monkeypatch.setattr("syncpretrain.pretraining.state.write_arrays", full)
+    monkeypatch.setattr("syncpretrain.array_files.write_arrays", full)
     reported = []
     train_run(settings(tmp_path, bits), out=tmp_path / "run", observers=[reported.append])
     messages = notices_of(reported)

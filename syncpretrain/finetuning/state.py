@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from syncpretrain.array_files import read_arrays, write_arrays
-from syncpretrain.errors import CheckpointError
+from syncpretrain.array_files import any_run, read_state, write_state
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.cursor import Cursor
 
@@ -66,11 +65,11 @@ def write_finetune_state(path: Path, state: FinetuneState, run: Mapping[str, Any
         state.best_error,
         state.best_epoch,
     )
-    write_arrays(path, msgspec.to_builtins(header), state.arrays)
+    write_state(path, header, state.arrays)
 
 
 def read_finetune_state(
-    path: Path, check: Callable[[dict[str, Any]], Any] = lambda run: None
+    path: Path, check: Callable[[dict[str, Any]], Any] = any_run
 ) -> FinetuneState:
     """Return the state in a file.
 
@@ -81,15 +80,10 @@ def read_finetune_state(
     CheckpointError
         If it is damaged, or of another run.
     """
-    values, arrays = read_arrays(path)
-    try:
-        header = msgspec.convert(values, _Header)
-    except msgspec.ValidationError as error:
-        raise CheckpointError(f"{path}: is damaged: {error}") from error
-    try:
-        check(header.run)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+    return read_state(path, _Header, check, _state)
+
+
+def _state(header: _Header, arrays: dict[str, Array]) -> FinetuneState:
     return FinetuneState(
         header.epoch,
         header.cursor,

@@ -16,8 +16,6 @@ from syncpretrain.shapes import ConvolutionShape
 
 __all__ = [
     "LayerScalars",
-    "finite",
-    "infinite",
     "kinds_of",
     "named",
     "pack",
@@ -102,21 +100,3 @@ def read_layer(prefix: str, kinds: Mapping[str, Any], arrays: Mapping[str, Array
     if "shape" not in kinds:
         return DenseLayer(**own)
     return ConvolutionalLayer(**own, shape=msgspec.convert(kinds["shape"], ConvolutionShape))
-
-
-def finite(value: Any) -> Any:
-    """Write infinity, which JSON lacks and an early stopping's best begins with, as text."""
-    if isinstance(value, dict):
-        return {name: finite(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return "inf" if value == float("inf") else value
-
-
-def infinite(value: Any) -> Any:
-    """Read what :func:`finite` wrote."""
-    if isinstance(value, dict):
-        return {name: infinite(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [infinite(item) for item in value]
-    return float("inf") if value == "inf" else value

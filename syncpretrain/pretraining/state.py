@@ -9,14 +9,11 @@ from typing import Any
 
 import msgspec
 
-from syncpretrain.array_files import read_arrays, write_arrays
-from syncpretrain.errors import CheckpointError
+from syncpretrain.array_files import any_run, read_state, write_state
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import Layer
 from syncpretrain.pretraining.layer_states import (
     LayerScalars,
-    finite,
-    infinite,
     kinds_of,
     named,
     pack,
@@ -88,11 +85,11 @@ def write_pretrain_state(path: Path, state: PretrainState, run: Mapping[str, Any
             arrays |= packed
             kinds[number - 1] = kinds_of(own.layer)
     header = _Header(dict(run), state.past, state.computed, list(state.snapshots), states, kinds)
-    write_arrays(path, finite(msgspec.to_builtins(header)), arrays)
+    write_state(path, header, arrays)
 
 
 def read_pretrain_state(
-    path: Path, check: Callable[[dict[str, Any]], Any] = lambda run: None
+    path: Path, check: Callable[[dict[str, Any]], Any] = any_run
 ) -> PretrainState:
     """Return the state in a file.
 
@@ -103,15 +100,7 @@ def read_pretrain_state(
     CheckpointError
         If it is damaged, or of another run.
     """
-    values, arrays = read_arrays(path)
-    try:
-        header = msgspec.convert(infinite(values), _Header)
-        check(header.run)
-        return _state(header, arrays)
-    except (msgspec.ValidationError, KeyError, IndexError, TypeError, ValueError) as error:
-        if isinstance(error, CheckpointError):
-            raise CheckpointError(f"{path}: {error}") from error
-        raise CheckpointError(f"{path}: is damaged: {error}") from error
+    return read_state(path, _Header, check, _state)
 
 
 def _state(header: _Header, arrays: dict[str, Array]) -> PretrainState:

@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 
-from syncpretrain.array_files import read_arrays, write_arrays
-from syncpretrain.errors import CheckpointError
+from syncpretrain.array_files import any_run, read_state, write_state
 from syncpretrain.kernels.arrays import Array
 
 __all__ = ["AsyncState", "read_async_state", "write_async_state"]
@@ -47,12 +46,10 @@ def write_async_state(path: Path, state: AsyncState, run: Mapping[str, Any]) -> 
         If the file cannot be written.
     """
     header = _Header(dict(run), state.done, state.minibatches, state.errors)
-    write_arrays(path, msgspec.to_builtins(header), state.arrays)
+    write_state(path, header, state.arrays)
 
 
-def read_async_state(
-    path: Path, check: Callable[[dict[str, Any]], Any] = lambda run: None
-) -> AsyncState:
+def read_async_state(path: Path, check: Callable[[dict[str, Any]], Any] = any_run) -> AsyncState:
     """Return the state in a file.
 
     ``check`` is called with the run that the header names, and raises CheckpointError on another.
@@ -62,12 +59,8 @@ def read_async_state(
     CheckpointError
         If it is damaged, or of another run.
     """
-    values, arrays = read_arrays(path)
-    try:
-        header = msgspec.convert(values, _Header)
-        check(header.run)
-    except msgspec.ValidationError as error:
-        raise CheckpointError(f"{path}: is damaged: {error}") from error
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+    return read_state(path, _Header, check, _state)
+
+
+def _state(header: _Header, arrays: dict[str, Array]) -> AsyncState:
     return AsyncState(header.done, header.minibatches, header.errors, arrays)

@@ -9,13 +9,10 @@ from typing import Any
 
 import msgspec
 
-from syncpretrain.array_files import read_arrays, write_arrays
-from syncpretrain.errors import CheckpointError
+from syncpretrain.array_files import any_run, read_state, write_state
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.pretraining.layer_states import (
     LayerScalars,
-    finite,
-    infinite,
     kinds_of,
     pack,
     unpack,
@@ -80,12 +77,10 @@ def write_stream_state(path: Path, state: StreamState, run: Mapping[str, Any]) -
             )
         )
     header = _Header(dict(run), layers, state.done)
-    write_arrays(path, finite(msgspec.to_builtins(header)), arrays)
+    write_state(path, header, arrays)
 
 
-def read_stream_state(
-    path: Path, check: Callable[[dict[str, Any]], Any] = lambda run: None
-) -> StreamState:
+def read_stream_state(path: Path, check: Callable[[dict[str, Any]], Any] = any_run) -> StreamState:
     """Return the state in a file.
 
     ``check`` is called with the run that the header names, and raises CheckpointError on another.
@@ -95,25 +90,21 @@ def read_stream_state(
     CheckpointError
         If it is damaged, or of another run.
     """
-    values, arrays = read_arrays(path)
-    try:
-        header = msgspec.convert(infinite(values), _Header)
-        check(header.run)
-        layers = tuple(
-            StreamedLayerState(
-                position=layer.position,
-                state=unpack(number, layer.scalars, layer.kinds, arrays),
-                examples=layer.examples,
-                validation_error=layer.validation_error,
-                warnings=layer.warnings,
-                ring={n: arrays[f"ring.{number}.{n}"] for n in layer.ring},
-                passes={n: arrays[f"passes.{number}.{n}"] for n in layer.passes},
-                steps=layer.steps,
-            )
-            for number, layer in enumerate(header.stream, start=1)
+    return read_state(path, _Header, check, _state)
+
+
+def _state(header: _Header, arrays: dict[str, Array]) -> StreamState:
+    layers = tuple(
+        StreamedLayerState(
+            position=layer.position,
+            state=unpack(number, layer.scalars, layer.kinds, arrays),
+            examples=layer.examples,
+            validation_error=layer.validation_error,
+            warnings=layer.warnings,
+            ring={n: arrays[f"ring.{number}.{n}"] for n in layer.ring},
+            passes={n: arrays[f"passes.{number}.{n}"] for n in layer.passes},
+            steps=layer.steps,
         )
-        return StreamState(layers, header.done)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from error
-    except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: is damaged: {error}") from error
+        for number, layer in enumerate(header.stream, start=1)
+    )
+    return StreamState(layers, header.done)
