@@ -27,7 +27,8 @@ from syncpretrain.units.kinds import kind_of
 
 __all__ = ["finetune"]
 
-TUNING_ARGUMENTS = ("validation", "validation_y", "verbose", "observers")  # beside the settings
+# Beside the settings.
+TUNING_ARGUMENTS = ("validation", "validation_y", "verbose", "warn", "observers")
 
 
 def finetune(
@@ -39,6 +40,7 @@ def finetune(
     validation: ArrayLike | None = None,
     validation_y: ArrayLike | None = None,
     verbose: bool = False,
+    warn: bool = True,
     observers: Sequence[Observer] = (),
     stop: Callable[[], bool] | None = None,
     save: FinetuneSaver | None = None,
@@ -76,6 +78,8 @@ def finetune(
         reported to the observers with a ``Notice``.
     verbose : bool
         Print the progress on standard error, as the command line does.
+    warn : bool
+        Warn of a poor result.
     observers : sequence of callable
         Each is called with ``FinetuneStarted``, ``Progress`` (of layer 0, the whole stack) and
         ``FinetuneEpochFinished`` events, in this thread. The training error is the running one of
@@ -148,7 +152,7 @@ def finetune(
             resume=resume,
             stall_seconds=stall_seconds,
         )
-    for sentence in tuned.info.get("verdict", ()):
+    for sentence in tuned.info.get("verdict", ()) if warn else ():
         warnings.warn(sentence, PoorResultWarning, stacklevel=2)
     return tuned
 

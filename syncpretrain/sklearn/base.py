@@ -110,12 +110,12 @@ class StackEstimator(BaseEstimator):
         limits.pop("workers", None)
         wanted = {"batch_size": self._minibatch(X), "epochs": epochs}
         own = {name: value for name, value in wanted.items() if value is not None}
+        options.setdefault("observers", self._observers())
         return finetune(
             stack,
             single(X),
             y,
             seed=seed,
-            observers=self._observers(),
             **(own | limits | options | self._others(tuning=True)),
         )
 

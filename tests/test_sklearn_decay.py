@@ -1,0 +1,98 @@
+"""Weight decay of a regression, chosen by cross-validation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from syncpretrain.sklearn import DBNRegressor
+from syncpretrain.sklearn import weight_decay as module
+from syncpretrain.sklearn.weight_decay import DECAYS, FOLDS, chosen_decay, is_for_choice
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(60, 4))
+NOISE = RNG.normal(size=60)
+SMALL = {"hidden": (6,), "epochs": 1, "workers": 1, "random_state": 0}
+
+
+@pytest.mark.parametrize(
+    ("rows", "targets", "given", "expected"),
+    [
+        (60, 60, {}, True),
+        (60, 49, {}, False),
+        (9_999, 9_999, {"learning_rate": 0.01}, True),
+        (10_000, 10_000, {}, False),
+        (300, 60, {}, True),
+        (301, 60, {}, False),
+        (60, 60, {"weight_decay": 0.0}, False),
+        (60, 60, {"optimizer": "sgd"}, False),
+        (60, 60, {"epochs": 3}, False),
+        (60, 60, {"dropout": 0.5}, False),
+    ],
+)
+def test_when_it_is_chosen(rows, targets, given, expected):
+    assert is_for_choice(rows, targets, given) is expected
+
+
+class Tried:
+    """Trainings whose outputs are wrong by a number for each weight decay."""
+
+    def __init__(self, monkeypatch, errors):
+        self.errors, self.calls = errors, []
+        monkeypatch.setattr(module, "outputs_of", self.outputs)
+
+    def __call__(self, rows, targets, *, epochs, observers, weight_decay, weights, **options):
+        self.calls.append((weight_decay, rows[:, 0].tolist(), weights))
+        return weight_decay
+
+    def outputs(self, decay, rows):
+        return rows[:, :1] + self.errors(decay, rows)
+
+
+@pytest.mark.parametrize("best", DECAYS)
+def test_the_smallest_error_on_rows_left_out_wins(monkeypatch, best):
+    tried = Tried(monkeypatch, lambda decay, rows: np.float64(decay != best))
+    table = np.arange(60.0).reshape(-1, 1)
+    assert chosen_decay(tried, table, table, None, 3) == best
+    assert [decay for decay, _, _ in tried.calls] == list(DECAYS) * FOLDS
+    for decay in DECAYS:
+        trained = [set(rows) for own, rows, _ in tried.calls if own == decay]
+        left_out = [set(range(60)) - rows for rows in trained]
+        assert set().union(*left_out) == set(range(60))
+        assert sum(map(len, left_out)) == 60, "each row is left out once"
+
+
+def test_errors_are_weighted(monkeypatch):
+    """One decay is wrong on the first half by 1, the other on the second half by 2."""
+
+    def errors(decay, rows):
+        first = rows[:, :1] < 30
+        return np.where(first, 1.0, 0.0) if decay == DECAYS[0] else np.where(first, 0.0, 2.0)
+
+    table = np.arange(60.0).reshape(-1, 1)
+    tried = Tried(monkeypatch, errors)
+    assert chosen_decay(tried, table, table, None, 0) == DECAYS[0]
+    assert chosen_decay(tried, table, table, np.where(table[:, 0] < 30, 9.0, 1.0), 0) == DECAYS[1]
+
+
+class TestRegressor:
+    def test_noise_takes_the_larger_one(self):
+        fitted = DBNRegressor(**SMALL).fit(X, NOISE)
+        assert fitted.weight_decay_ == max(DECAYS)
+        assert fitted.stack_.info["finetune"][-1]["weight_decay"] == max(DECAYS)
+
+    @pytest.mark.parametrize(
+        ("rows", "options"),
+        [
+            (40, {}),
+            (60, {"finetune_epochs": 2}),
+            (60, {"settings": {"finetune_weight_decay": 0.2, "finetune_learning_rate": 0.01}}),
+        ],
+    )
+    def test_what_decides_it_leaves_it_out(self, rows, options):
+        fitted = DBNRegressor(**SMALL, **options).fit(X[:rows], NOISE[:rows])
+        assert fitted.weight_decay_ is None
+
+    def test_the_same_seed_gives_the_same_bits(self):
+        one, other = (DBNRegressor(**SMALL).fit(X, NOISE).stack_ for _ in range(2))
+        assert one.parameters_sha256 == other.parameters_sha256
