@@ -18,6 +18,7 @@ from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build import build_learner, build_stopping
 from syncpretrain.pretraining.runtime.ranks.messages import StreamLayer
 from syncpretrain.pretraining.runtime.ranks.run import RunRanks
+from syncpretrain.pretraining.runtime.ranks.streamed import AHEAD_MINIBATCHES
 from syncpretrain.pretraining.runtime.ranks.streamed_run import RankStream
 from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
 from syncpretrain.pretraining.runtime.shared_activations import check_runtime
@@ -98,6 +99,8 @@ def stream_runtime(
     passes = data.passes
     is_kept = settings.runtime == "processes" and restarts is not None and restarts.most > 0
     reread = [_reread(passes.size(1), width) if is_kept else 0 for width in settings.layers[1:-1]]
+    if settings.runtime == "mpi":
+        reread = [AHEAD_MINIBATCHES] * len(reread)
     sizes = [
         RingSize(ring + n, passes.size(1), (ring + n) // passes.steps + 2, passes.held_out, width)
         for n, width in zip(reread, settings.layers[1:-1], strict=True)

@@ -60,7 +60,7 @@ class HeldEpochs(HeldLayer[EpochLayer]):
     def work(self) -> None:
         """Obey orders until there are no more; report every failure."""
         try:
-            assert self._job.data is not None
+            assert isinstance(self._job.data, Split)
             inputs = _ChainInputs(self._job.data)
             worker: LayerWorker = self._place.worker_factory(inputs)
             worker.progress, worker.worker_count = self.progress, self.worker_count

@@ -6,6 +6,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from syncpretrain.pretraining.runtime.ranks.messages import (
     StreamLayer,
     port,
 )
+from syncpretrain.pretraining.runtime.ranks.sent_data import SentSplit, received
 
 __all__ = ["HeldLayer", "HeldLayers"]
 
@@ -91,6 +93,8 @@ class HeldLayers:
     def __init__(
         self, transport: Transport, job: RunJob, kinds: Mapping[type, type[HeldLayer[Any]]]
     ) -> None:
+        if isinstance(job.data, SentSplit):
+            job = replace(job, data=received(job.data))
         self._transport, self.job = transport, job
         self._stopping = threading.Event()
         self._limit = blas_limit(job.blas_threads)

@@ -11,6 +11,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.replicas.steps import Load, ReplicaFactory, Save, Work
 from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.pretraining.runtime.ranks.sent_data import SentSplit
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.streamed.rings import Passes, RingSize
 from syncpretrain.pretraining.schedule.machine import Train
@@ -39,7 +40,8 @@ def port(run: int, name: str, layer: int = 0) -> Port:
     """Return a port of a run.
 
     To the ranks: ``orders`` of a layer, ``workers`` of a layer, ``minibatches`` of the layer below
-    it, and ``stop``; to rank 0: ``reports`` or ``answers`` of a layer, ``progress``, and ``left``.
+    it, and ``stop``; to rank 0: ``reports`` or ``answers`` of a layer, ``failures`` in minibatches
+    that were answered for, ``progress``, and ``left``.
     Replicas of an asynchronous run have ports as layers have.
     """
     return run, name, layer
@@ -102,11 +104,14 @@ class ReplicaAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RunJob:
-    """Message to a rank: the layers that it holds in a run, and the data if it needs them."""
+    """Message to a rank: the layers that it holds in a run, and the data if it needs them.
+
+    The data are a ``SentSplit`` on the way.
+    """
 
     run: int
     layers: tuple[EpochLayer | StreamLayer | ReplicaPlace, ...]
-    data: Split | None
+    data: Split | SentSplit | None
     blas_threads: int
     times: Timeouts
 

@@ -27,6 +27,7 @@ from syncpretrain.pretraining.runtime.ranks.messages import (
     StreamLayer,
     port,
 )
+from syncpretrain.pretraining.runtime.ranks.sent_data import SentSplit, to_send
 from syncpretrain.pretraining.runtime.split import Split
 
 __all__ = ["RunRanks", "ranks_of_layers"]
@@ -87,10 +88,15 @@ class RunRanks:
         what: str = "layer",
     ) -> None:
         """Send each rank its layers, which are ``what``, and what ``data`` returns for them."""
+        known: Split | None = None
+        sent: SentSplit | None = None
         for rank in sorted(set(self.rank.values())):
             own = tuple(layer for layer in layers if self.rank[layer.layer] == rank)
             given = data([layer.layer for layer in own])
-            job = RunJob(self.run, own, given, blas_threads, self._times)
+            if given is not None and given is not known:
+                known, sent = given, to_send(given)
+            own_data = sent if given is not None else None
+            job = RunJob(self.run, own, own_data, blas_threads, self._times)
             self._begun.append(rank)
             numbers = ", ".join(str(layer.layer) for layer in own)
             self._own.describe(rank, f"{what} {numbers} failed: ")
