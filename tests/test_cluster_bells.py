@@ -28,7 +28,7 @@ def look(own, now, **found):
 
 def test_naps_grow_until_something_moves():
     own = Naps(now=0.0)
-    assert [look(own, 0.0) for _ in range(3)] == [40e-6, 80e-6, 160e-6]
+    assert [look(own, 0.0) / naps.SHORTEST_NAP for _ in range(3)] == [2, 4, 8]
     for _ in range(10):
         longest = look(own, 0.4)
     assert longest == naps.LONGEST_NAP
@@ -46,7 +46,7 @@ def test_naps_grow_until_something_moves():
 def test_where_a_bell_rings_a_nap_is_long_at_once():
     own = Naps(now=0.0)
     assert look(own, 0.1, moved=True, rings=True) == naps.RESTING_NAP
-    assert look(own, 0.1, moved=True, rings=True, is_sending=True) == naps.SHORTEST_NAP
+    assert look(own, 0.1, moved=True, rings=True, is_sending=True) == naps.SENDING_NAP
     own.wake()
     assert look(own, 0.2, rings=True) == naps.SHORTEST_NAP, "what it rang for comes in a moment"
 

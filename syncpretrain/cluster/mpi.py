@@ -80,6 +80,8 @@ class MPIEngine(Engine):
             source, parts, requests = item
             if source not in late and self._mpi.Request.Testall(requests):
                 found.append((source, parts))
+                if requests:
+                    self._ring(source)  # which looks after what it sends until it has gone
             else:
                 late.add(source)  # what it sent next must wait for its turn
                 kept.append(item)
@@ -155,7 +157,7 @@ class MPIEngine(Engine):
     def _has_gone(self, to: int, requests: list[Any]) -> bool:
         """Return whether a message that waited in this rank has left it."""
         has_gone = bool(self._mpi.Request.Testall(requests))
-        if has_gone:
+        if has_gone and len(requests) == 1:  # else it looks for the rest by itself
             self._ring(to)  # the last bell may have been too early
         return has_gone
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 __all__ = ["Naps"]
 
-SHORTEST_NAP, LONGEST_NAP, IDLE_NAP = 20e-6, 2e-3, 10e-3
-RESTING_NAP = 20e-3  # where a bell ends it
+SHORTEST_NAP, LONGEST_NAP, IDLE_NAP = 0.1e-3, 2e-3, 10e-3  # to wake takes some 50 us of a core
+SENDING_NAP = 0.5e-3  # what is on its way rarely needs this rank
+RESTING_NAP = 50e-3  # where a bell ends it
 IDLE_SECONDS = 0.5
 EAGER_NAP = 0.25e-3  # where others wait for what this rank does with a message
 
@@ -50,6 +51,8 @@ class Naps:
         if moved:
             self._moved = now
             self._nap = RESTING_NAP if rings else SHORTEST_NAP
+            if is_sending:
+                self._nap = SENDING_NAP
             return self._nap
         longest = EAGER_NAP if is_eager else LONGEST_NAP
         if rings:
