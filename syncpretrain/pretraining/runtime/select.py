@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from syncpretrain.backends.base import Backend
 from syncpretrain.cluster.job import check_ranks, member
@@ -23,43 +22,57 @@ from syncpretrain.settings.sections import PretrainSettings
 
 __all__ = ["RUNTIMES", "runtime_for", "versions_for", "workers_of"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    """All that a runtime may need of a run; the parameters of :func:`runtime_for`."""
-
-    worker_factories: Sequence[WorkerFactory]
-    versions: Versions
-    blas_threads: int
-    stop: Callable[[], bool]
-    times: Timeouts
-    restarts: Restarts
-
-    def workers(self) -> list[LayerWorker]:
-        """Build the workers in this process."""
-        return [build(self.versions) for build in self.worker_factories]
+Build = Callable[
+    [Sequence[WorkerFactory], Versions, int, Callable[[], bool], Timeouts, Restarts], Runtime
+]
 
 
-def _serial(run: _Run) -> Runtime:
-    return SerialRuntime(run.workers(), run.stop)
+def _serial(
+    worker_factories: Sequence[WorkerFactory],
+    versions: Versions,
+    blas_threads: int,
+    stop: Callable[[], bool],
+    times: Timeouts,
+    restarts: Restarts,
+) -> Runtime:
+    return SerialRuntime([build(versions) for build in worker_factories], stop)
 
 
-def _threads(run: _Run) -> Runtime:
-    return ThreadsRuntime(run.workers(), run.stop, run.times)
+def _threads(
+    worker_factories: Sequence[WorkerFactory],
+    versions: Versions,
+    blas_threads: int,
+    stop: Callable[[], bool],
+    times: Timeouts,
+    restarts: Restarts,
+) -> Runtime:
+    return ThreadsRuntime([build(versions) for build in worker_factories], stop, times)
 
 
-def _processes(run: _Run) -> Runtime:
-    factories = list(run.worker_factories)
-    return ProcessesRuntime(factories, run.versions, run.blas_threads, run.times, run.restarts)
+def _processes(
+    worker_factories: Sequence[WorkerFactory],
+    versions: Versions,
+    blas_threads: int,
+    stop: Callable[[], bool],
+    times: Timeouts,
+    restarts: Restarts,
+) -> Runtime:
+    return ProcessesRuntime(list(worker_factories), versions, blas_threads, times, restarts)
 
 
-def _mpi(run: _Run) -> Runtime:
-    assert isinstance(run.versions, ChainVersions)
-    factories = list(run.worker_factories)
-    return RanksRuntime(factories, run.versions, run.blas_threads, member(), run.times)
+def _mpi(
+    worker_factories: Sequence[WorkerFactory],
+    versions: Versions,
+    blas_threads: int,
+    stop: Callable[[], bool],
+    times: Timeouts,
+    restarts: Restarts,
+) -> Runtime:
+    assert isinstance(versions, ChainVersions)
+    return RanksRuntime(list(worker_factories), versions, blas_threads, member(), times)
 
 
-RUNTIMES: dict[str, Callable[[_Run], Runtime]] = {
+RUNTIMES: dict[str, Build] = {
     "serial": _serial,
     "threads": _threads,
     "processes": _processes,
@@ -117,13 +130,5 @@ def runtime_for(
     restarts : Restarts, optional
         For processes that die.
     """
-    return RUNTIMES[name](
-        _Run(
-            worker_factories=worker_factories,
-            versions=versions,
-            blas_threads=blas_threads,
-            stop=stop,
-            times=times,
-            restarts=restarts or Restarts(),
-        )
-    )
+    own = restarts or Restarts()
+    return RUNTIMES[name](worker_factories, versions, blas_threads, stop, times, own)
