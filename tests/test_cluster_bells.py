@@ -43,9 +43,12 @@ def test_naps_grow_until_something_moves():
     assert longest == naps.EAGER_NAP
 
 
-def test_where_a_bell_rings_a_nap_is_long_at_once():
+def test_where_a_bell_rings_naps_are_longer():
     own = Naps(now=0.0)
-    assert look(own, 0.1, moved=True, rings=True) == naps.RESTING_NAP
+    assert look(own, 0.1, moved=True, rings=True) == naps.LONGEST_NAP
+    for _ in range(10):
+        longest = look(own, 0.2, rings=True)
+    assert longest == naps.RESTING_NAP
     assert look(own, 0.1, moved=True, rings=True, is_sending=True) == naps.SENDING_NAP
     own.wake()
     assert look(own, 0.2, rings=True) == naps.SHORTEST_NAP, "what it rang for comes in a moment"

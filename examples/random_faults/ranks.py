@@ -25,7 +25,7 @@ __all__ = ["fail_ranks"]
 
 TOLD_SECONDS = 5.0
 JOB_SECONDS = 60.0
-TRAIN = ["train", "--layers", "64,48,32,16,8", "--epochs", "40", "--checkpoint-every", "1"]
+TRAIN = ["train", "--layers", "64,48,32,16,8", "--epochs", "20", "--checkpoint-every", "1"]
 # Raises an error in a minibatch on one rank, after some seconds of training.
 RAISE = """
 import sys, time

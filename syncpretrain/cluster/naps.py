@@ -14,8 +14,8 @@ EAGER_NAP = 0.25e-3  # where others wait for what this rank does with a message
 class Naps:
     """The length of the next nap, from what the looks have found.
 
-    Where a bell rings as a message comes, and none is under way, it is long at once. Else each nap
-    is twice as long as the one before, as long as nothing moves.
+    Each nap is twice as long as the one before, as long as nothing moves. Where a bell rings as a
+    message comes, and none is under way, the first one is long already.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class Naps:
         rings = rings and not is_sending
         if moved:
             self._moved = now
-            self._nap = RESTING_NAP if rings else SHORTEST_NAP
+            self._nap = LONGEST_NAP if rings else SHORTEST_NAP
             if is_sending:
                 self._nap = SENDING_NAP
             return self._nap
