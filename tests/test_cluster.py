@@ -213,6 +213,17 @@ def test_the_witness_tells_of_who_dies_and_not_of_who_leaves(capfd, last):
     assert ("Error: second was killed" in told) == (not last), told
 
 
+@pytest.mark.skipif(not witness._has_pidfd(), reason="needs descriptors of processes")
+def test_the_witness_names_a_process_that_ended_before_it_was_named(capfd):
+    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", ""])
+    process.wait(WAIT)
+    own = witness.Witness()
+    own.watch(process.pid, "rank 7")
+    own._process.wait(WAIT)
+    own.close()
+    assert capfd.readouterr().err == "Error: rank 7 was killed or has crashed\n"
+
+
 def test_only_rank_0_leads():
     with transports(2) as (first, second):
         with using(second), pytest.raises(SettingsError, match=r"^runtime: got mpi on rank 1, wh"):
