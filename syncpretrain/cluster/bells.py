@@ -16,10 +16,12 @@ import time
 from collections.abc import Container
 from pathlib import Path
 
+from syncpretrain.cluster.peers import BOOT
+
 __all__ = ["MARK_BYTES", "Bells", "machine_mark"]
 
 MARK_BYTES = 16
-BOOT, NETWORK = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/net"
+NETWORK = "/proc/self/ns/net"
 SHORTEST_POLL = 1e-3  # the system counts the time of a wait for a socket in milliseconds
 
 
