@@ -13,7 +13,8 @@ __all__ = ["Engine"]
 class Engine(ABC):
     """Moves messages, each a few pieces of bytes, from rank to rank, in the order of each pair.
 
-    Only one thread of a rank calls it, and no call waits.
+    Only one thread of a rank calls it, and no call waits. Collective operations are made of these
+    messages (:class:`syncpretrain.cluster.group.Group`), in an order that no engine chooses.
 
     Attributes
     ----------

@@ -17,6 +17,7 @@ from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build import build_learner, build_stopping
 from syncpretrain.pretraining.runtime.ranks.messages import StreamLayer
+from syncpretrain.pretraining.runtime.ranks.placement import rank_shares
 from syncpretrain.pretraining.runtime.ranks.run import RunRanks
 from syncpretrain.pretraining.runtime.ranks.streamed_run import RankStream
 from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
@@ -120,8 +121,8 @@ def stream_runtime(
     if settings.runtime == "processes":
         rest = (settings.replicas, times, restarts, [FROM_THE_DATA, *reread])
         return ProcessStream(layer_factories, layers, shared, sizes, *rest)
-    ranks = RunRanks(member(), settings.layers, times)
-    held = _held_layers(settings, places, layer_factories, ranks.rank)
+    ranks = RunRanks(member(), settings.layers, times, rank_shares(settings))
+    held = _held_layers(settings, places, layer_factories, ranks.groups)
     return RankStream(held, layers, shared, ranks, times)
 
 
@@ -142,7 +143,7 @@ def _held_layers(
     settings: PretrainSettings,
     places: Sequence[LayerPlace],
     factories: Sequence[StreamedLayerFactory],
-    rank: Mapping[int, int],
+    groups: Mapping[int, tuple[int, ...]],
 ) -> list[StreamLayer]:
     """Return the layers as ranks are to hold them."""
     return [
@@ -153,8 +154,9 @@ def _held_layers(
             below=place.below,
             above=place.above,
             handed_up=place.handed_up,
-            rank_above=rank.get(place.layer + 1, 0),
-            replicas=settings.replicas[place.layer - 1],
+            ranks_above=groups.get(place.layer + 1, ()),
+            replicas=-(-settings.replicas[place.layer - 1] // len(groups[place.layer])),
+            group=groups[place.layer],
         )
         for place, factory in zip(places, factories, strict=True)
     ]

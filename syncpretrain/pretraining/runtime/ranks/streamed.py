@@ -32,6 +32,7 @@ from syncpretrain.pretraining.runtime.streamed.messages import (
     Processed,
     StreamOrder,
 )
+from syncpretrain.pretraining.runtime.streamed.layer import StreamedLayer
 from syncpretrain.pretraining.runtime.streamed.rings import Passes, Rings
 from syncpretrain.pretraining.schedule.stream import Block
 
@@ -91,6 +92,8 @@ class Inlet:
 class Outlet:
     """What a layer hands up, sent to the rank of the layer above.
 
+    Of a group, each rank sends it to some of the ranks above.
+
     Parameters
     ----------
     transport : Transport
@@ -103,6 +106,8 @@ class Outlet:
     def __init__(self, transport: Transport, run: int, place: StreamLayer, rings: Rings) -> None:
         self._transport, self._place, self._rings = transport, place, rings
         self._port = port(run, "minibatches", place.layer + 1)
+        group = place.group or (transport.rank,)
+        self._above = place.ranks_above[group.index(transport.rank) :: len(group)]
 
     def send(self, number: int) -> None:
         """Send a minibatch, if it is one that is handed up."""
@@ -113,7 +118,8 @@ class Outlet:
             validation = self._rings.validation.array(number // passes.steps, passes.held_out)
         minibatch = self._rings.minibatches.array(number, passes.size(number))
         handed = HandedUp(number, minibatch, validation)
-        self._transport.send(self._place.rank_above, self._port, handed)
+        for rank in self._above:
+            self._transport.send(rank, self._port, handed)
 
 
 class HeldStream(HeldLayer[StreamLayer]):
@@ -136,10 +142,12 @@ class HeldStream(HeldLayer[StreamLayer]):
                     answer = Answer(self._obeyed(layer, order, inlet, outlet, run))
                 except BaseException as error:  # rank 0 raises it
                     answer = self._failed(error, layer.epoch)
-                self.send("progress", {self.number: float(self.progress[0])})
-                self.send("answers", answer, self.number)
+                if self.is_to_answer(answer.error):
+                    self.send("progress", {self.number: float(self.progress[0])})
+                    self.send("answers", answer, self.number)
         except BaseException as error:  # construction failed; rank 0 reports it
-            self.send("answers", self._failed(error, 1), self.number)
+            if self.is_to_answer(error):
+                self.send("answers", self._failed(error, 1), self.number)
         finally:
             pool.close()
 
@@ -152,7 +160,8 @@ class HeldStream(HeldLayer[StreamLayer]):
         if place.above is not None:
             above = place.above.memory()
             outlet = Outlet(self._transport, job.run, place, place.above.rings(above))
-        layer: BaseStreamedLayer = place.layer_factory(below, above)
+        layer: StreamedLayer = place.layer_factory(below, above)
+        layer.step = self.shared(layer.step, hands_up=place.above is not None)
         self.progress[0] = layer.progress[0]
         if place.below is not None:
             inlet = Inlet(place.below.rings(below), place.passes, self._times)
@@ -172,11 +181,13 @@ class HeldStream(HeldLayer[StreamLayer]):
             results: list[EpochResult] = []
             for number in range(order.first, order.last + 1):
                 if inlet is not None:
-                    inlet.wait_for(number, self._should_stop)
+                    inlet.wait_for(number, self._leaves)
                 one = Block(order.layer, number, number)
-                results += layer.process(one, self._should_stop, run)
+                results += layer.process(one, self.stop, run)
                 if outlet is not None:
                     outlet.send(number)
+            if self.group is not None:
+                self.group.gather(None)  # all have read their input, which then is overwritten
             newest = layer.current() if results else None
             return Processed(tuple(results), newest, layer.busy_seconds)
         if isinstance(order, GiveLayer):
@@ -188,6 +199,10 @@ class HeldStream(HeldLayer[StreamLayer]):
             if outlet is not None:
                 outlet.send(number)
         return None
+
+    def _leaves(self) -> bool:
+        """Return whether not to wait for a minibatch, which in a group is on its way to all."""
+        return self._should_stop() if self.group is None else self._over.is_set()
 
     def _failed(self, error: BaseException, epoch: int) -> Answer:
         error, trace = sendable(error, self.number, epoch)

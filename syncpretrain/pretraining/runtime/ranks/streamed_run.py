@@ -48,7 +48,7 @@ class LayerRank:
 
     def __init__(self, layer: BaseStreamedLayer, ranks: RunRanks) -> None:
         self._layer, self._ranks = layer, ranks
-        self._answer: Answer | None = None
+        self._found: tuple[int, Answer] | None = None  # the newest answer, and who gave it
         self._is_block = False
         self._killed = False
 
@@ -64,21 +64,20 @@ class LayerRank:
 
     def poll(self, seconds: float) -> bool:
         """Wait for an answer or the loss of the rank; return whether it came."""
-        if self._answer is None:
-            self._answer = self._ranks.take("answers", seconds, self._layer.number)
-        return self._answer is not None or self.has_ended
+        if self._found is None:
+            self._found = self._ranks.take("answers", seconds, self._layer.number)
+        return self._found is not None or self.has_ended
 
     def receive(self) -> Answer | None:
         """Return the next answer; None if there is none, and never will be."""
         self.poll(0.0)
-        answer, self._answer = self._answer, None
-        if answer is None:
+        found, self._found = self._found, None
+        if found is None:
             return None
-        number = self._layer.number
+        (rank, answer), number = found, self._layer.number
         if answer.error is not None and self._is_block:
-            return replace(
-                answer, error=self._ranks.located(answer.error, number, self._layer.epoch)
-            )
+            error = self._ranks.located(answer.error, number, self._layer.epoch, rank)
+            return replace(answer, error=error)
         if isinstance(answer.value, Processed):
             offset = self._ranks.offset(number)
             results = tuple(
