@@ -20,7 +20,8 @@ from syncpretrain.errors import DivergedError, RunInterrupted, StalledError, Wor
 from syncpretrain.events import EpochFinished
 from syncpretrain.kernels.averaging import add_subtrees, add_tree, subtrees
 from syncpretrain.learners.by_examples_on_ranks import ByExamplesOnRanks
-from syncpretrain.learners.by_units import ByUnits
+from syncpretrain.learners.select import step_on_ranks
+from syncpretrain.learners.steps import WholeStep
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.build import build_learner
 from syncpretrain.pretraining.driver import Pretraining
@@ -43,6 +44,8 @@ VARIANTS = {
     "odd": {"replicas": (3, 2), "shards": (7, 2)},
     "chains": {"replicas": (4, 2), "persistent": True, "sparsity_cost": 0.1},
     "untied": {"replicas": (2, 2), "model": "denoising", "tied": False, "refresh_epochs": 2},
+    "units": {"replicas": (4, 2), "split": "units", "cd_steps": 2},
+    "streamed units": {"replicas": (3, 2), "shards": (5, 2), "split": "units", "handoff": "minibatch"},
     "in turn": {"replicas": (4, 3), "schedule": "greedy"},
     "rates halved": {"replicas": (4, 2), "learning_rate": (0.1, 1000.0)},
     "streamed": {"replicas": (4, 2), "handoff": "minibatch"},
@@ -134,12 +137,11 @@ def test_ranks_that_are_left_go_to_the_heaviest_layers_that_may_be_shared(size, 
     assert groups_of_layers((784, 100, 30), size, shares) == ranks
 
 
-def test_what_is_split_by_units_is_not_shared_by_ranks():
-    options = {"replicas": (2, 3), "runtime": "mpi"}
-    settings = settings_from(LAYERS, **options, schedule="greedy").pretrain
+def test_replicas_of_layers_that_are_split_by_filters_are_threads_of_a_rank():
+    settings = settings_from(LAYERS, replicas=(2, 3), schedule="greedy").pretrain
     assert rank_shares(settings) == RankShares((2, 3), one_at_a_time=True)
-    settings = settings_from(LAYERS, **options, split="units").pretrain
-    assert rank_shares(settings) == RankShares((1, 1))
+    settings = settings_from("1x8x8,conv:4x3,10", replicas=2, split="filters").pretrain
+    assert rank_shares(settings) == RankShares((1, 2))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -190,10 +192,9 @@ def test_a_rank_that_waits_learns_of_a_failure_of_the_end_and_of_the_deadline():
 
 
 def test_another_step_is_refused():
-    settings = settings_from(LAYERS, shards=2, split="units").pretrain
-    step = ByUnits(build_learner(settings, 1), 2)
-    with groups(1) as (group,), pytest.raises(ValueError, match=r"^step: got ByUnits, expected"):
-        ByExamplesOnRanks(step, group, AgreedStop(group, bool))
+    step = WholeStep(build_learner(settings_from(LAYERS).pretrain, 1))
+    with groups(1) as (group,), pytest.raises(ValueError, match=r"^step: got WholeStep, expected"):
+        step_on_ranks(step, group, AgreedStop(group, bool))
 
 
 @pytest.mark.parametrize("size", [3, 4, 5, 7])
@@ -220,14 +221,21 @@ def test_ranks_of_a_group_have_threads_too(bits, oracle, monkeypatch):
     assert threads == {(number, name) for number in range(2) for name in names}
 
 
-@pytest.mark.parametrize("handoff", HANDOFFS)
-def test_a_stopped_run_of_any_number_of_ranks_is_resumed_by_any(bits, tmp_path, handoff):
+@pytest.mark.parametrize(
+    ("handoff", "shared"),
+    [
+        ("epoch", {"persistent": True}),
+        ("epoch", {"split": "units"}),
+        ("minibatch", {"persistent": True}),
+    ],
+)
+def test_a_stopped_run_of_any_number_of_ranks_is_resumed_by_any(bits, tmp_path, handoff, shared):
     write, read = (
         (write_pretrain_state, read_pretrain_state)
         if handoff == "epoch"
         else (write_stream_state, read_stream_state)
     )
-    options = {"handoff": handoff, "epochs": (8, 5), "persistent": True, "replicas": (4, 2)}
+    options = {"handoff": handoff, "epochs": (8, 5), "replicas": (4, 2), **shared}
     wanted = run(bits, runtime="serial", **options).run().parameters_sha256
 
     def stop(event):

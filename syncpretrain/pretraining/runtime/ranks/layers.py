@@ -13,8 +13,8 @@ import numpy as np
 from syncpretrain.cluster.group import AgreedStop, Group, GroupBroken
 from syncpretrain.cluster.transport import Transport
 from syncpretrain.errors import DataError, DivergedError
-from syncpretrain.learners.by_examples_on_ranks import ByExamplesOnRanks
 from syncpretrain.learners.cursor import Stopped
+from syncpretrain.learners.select import step_on_ranks
 from syncpretrain.learners.steps import Step
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.pretraining.runtime.ranks.messages import (
@@ -96,7 +96,7 @@ class HeldLayer(ABC, Generic[PlaceT]):
         """Return a step of the layer as the ranks of its group make it together."""
         if self.group is None or self.agreed is None:
             return step
-        return ByExamplesOnRanks(step, self.group, self.agreed, hands_up=hands_up)
+        return step_on_ranks(step, self.group, self.agreed, hands_up=hands_up)
 
     def is_to_answer(self, error: BaseException | None = None) -> bool:
         """Return whether rank 0 is to be sent an answer; let the others know of an error.
