@@ -66,6 +66,11 @@ class Inlet:
             self._newest = handed.number
             self._changed.notify_all()
 
+    @property
+    def newest(self) -> int:
+        """The newest minibatch that has come."""
+        return self._newest
+
     def wait_for(self, number: int, stop: Callable[[], bool]) -> None:
         """Wait for a minibatch.
 
@@ -125,6 +130,8 @@ class Outlet:
 class HeldStream(HeldLayer[StreamLayer]):
     """A layer of a stream."""
 
+    _common = 0  # the newest minibatch that every rank of the group has
+
     def work(self) -> None:
         """Obey orders until there are no more; report every failure."""
         name = f"syncpretrain-layer-{self.number}"
@@ -181,7 +188,7 @@ class HeldStream(HeldLayer[StreamLayer]):
             results: list[EpochResult] = []
             for number in range(order.first, order.last + 1):
                 if inlet is not None:
-                    inlet.wait_for(number, self._leaves)
+                    self._wait_for(inlet, number)
                 one = Block(order.layer, number, number)
                 results += layer.process(one, self.stop, run)
                 if outlet is not None:
@@ -200,9 +207,22 @@ class HeldStream(HeldLayer[StreamLayer]):
                 outlet.send(number)
         return None
 
-    def _leaves(self) -> bool:
-        """Return whether not to wait for a minibatch, which in a group is on its way to all."""
-        return self._should_stop() if self.group is None else self._over.is_set()
+    def _wait_for(self, inlet: Inlet, number: int) -> None:
+        """Wait for a minibatch, in a group until each rank has it; or raise Stopped on all."""
+        if self.group is None:
+            inlet.wait_for(number, self._should_stop)
+            return
+        if number <= self._common:
+            return
+        stops = False
+        try:
+            inlet.wait_for(number, self._should_stop)
+        except Stopped:
+            stops = True
+        found: list[tuple[int, bool]] = self.group.all_gather((inlet.newest, stops))
+        if any(own for _, own in found):
+            raise Stopped
+        self._common = min(newest for newest, _ in found)
 
     def _failed(self, error: BaseException, epoch: int) -> Answer:
         error, trace = sendable(error, self.number, epoch)
