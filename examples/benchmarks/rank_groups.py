@@ -58,9 +58,7 @@ def main() -> None:
         )
 
 
-def timed(
-    case: tuple[int, str, int], options: argparse.Namespace
-) -> tuple[list[float], str]:
+def timed(case: tuple[int, str, int], options: argparse.Namespace) -> tuple[list[float], str]:
     """Return the seconds of each epoch, and the bits."""
     batch_size, runtime, workers = case
     settings = settings_from(

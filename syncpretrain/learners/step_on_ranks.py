@@ -62,7 +62,9 @@ class StepOnRanks(ABC):
 
     def slices_of_rank(self, shards: range) -> list[slice]:
         """Return the slice of each parameter that the shards of a rank have together."""
-        return [slice(each[shards.start].start, each[shards.stop - 1].stop) for each in self._slices]
+        return [
+            slice(each[shards.start].start, each[shards.stop - 1].stop) for each in self._slices
+        ]
 
     def own_slice(self, shard: int, i: int) -> slice:
         """Return the slice of the i-th parameter that a shard has."""

@@ -26,6 +26,7 @@ class RankShares:
 
 UNSHARED = RankShares()
 
+
 def rank_shares(settings: PretrainSettings) -> RankShares:
     """Return how many ranks may share each layer: its replicas, split by examples or units."""
     layers = range(1, len(settings.layers))

@@ -128,9 +128,7 @@ class RunRanks:
         """Record that a rank does not answer: the job is aborted in the end."""
         self._own.broken = True
 
-    def located(
-        self, error: BaseException, layer: int, epoch: int, rank: int
-    ) -> BaseException:
+    def located(self, error: BaseException, layer: int, epoch: int, rank: int) -> BaseException:
         """Return an error of a layer with the name of its rank."""
         if isinstance(error, (Stopped, KeyboardInterrupt, IterableError)):
             return error

@@ -25,6 +25,7 @@ from syncpretrain.pretraining.runtime.ranks.layers import HeldLayer
 from syncpretrain.pretraining.runtime.ranks.messages import HandedUp, StreamLayer, port
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.streamed.base import BaseStreamedLayer, EpochResult
+from syncpretrain.pretraining.runtime.streamed.layer import StreamedLayer
 from syncpretrain.pretraining.runtime.streamed.messages import (
     Answer,
     GiveLayer,
@@ -32,7 +33,6 @@ from syncpretrain.pretraining.runtime.streamed.messages import (
     Processed,
     StreamOrder,
 )
-from syncpretrain.pretraining.runtime.streamed.layer import StreamedLayer
 from syncpretrain.pretraining.runtime.streamed.rings import Passes, Rings
 from syncpretrain.pretraining.schedule.stream import Block
 
