@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from localranks import local_ranks
 
-from syncpretrain.cluster.group import AgreedStop, Group, GroupBroken
+from syncpretrain.cluster.group import AgreedStop, Group, GroupError
 from syncpretrain.cluster.local import local_engines
 from syncpretrain.cluster.peers import last_beat
 from syncpretrain.cluster.transport import Transport
@@ -186,10 +186,10 @@ def test_a_rank_that_waits_learns_of_a_failure_of_the_end_and_of_the_deadline():
 
     with groups(3) as own:
         found = on_each(own, work)
-        assert [type(one) for one in found] == [GroupBroken, type(None), GroupBroken]
+        assert [type(one) for one in found] == [GroupError, type(None), GroupError]
         assert str(found[0]).startswith("rank 1")
     for error, told, options in (
-        (GroupBroken, "^the run ended while rank 1 ", {"is_over": lambda: True}),
+        (GroupError, "^the run ended while rank 1 ", {"is_over": lambda: True}),
         (StalledError, "^nothing came from rank 1 ", {"times": Timeouts(stall=0.01, tick=0.01)}),
     ):
         with groups(2, **options) as (first, _), pytest.raises(error, match=told):

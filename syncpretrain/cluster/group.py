@@ -23,10 +23,10 @@ from syncpretrain.cluster.transport import Port, Transport
 from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 
-__all__ = ["AgreedStop", "Group", "GroupBroken"]
+__all__ = ["AgreedStop", "Group", "GroupError"]
 
 
-class GroupBroken(WorkerError):
+class GroupError(WorkerError):
     """Another rank of the group has failed, and says how; or the run has ended."""
 
 
@@ -36,13 +36,13 @@ class _RankFailed:
 
 
 class Group:
-    """This rank as one of a group.
+    """A group of ranks, as one of them sees it.
 
     Parameters
     ----------
     transport : Transport
     ranks : sequence of int
-        Of the group, this one among them, in the same order on each.
+        Of the group, in the same order on each of them.
     port : Port
         On which they exchange messages, and nothing else does.
     times : Timeouts
@@ -57,7 +57,7 @@ class Group:
 
     Raises
     ------
-    GroupBroken, StalledError
+    GroupError, StalledError
         By every operation that waits.
     """
 
@@ -98,7 +98,7 @@ class Group:
         return [thing, *(self._take(i) for i in self._others)]
 
     def fail(self) -> None:
-        """Have every other rank raise GroupBroken where it waits for this one."""
+        """Have every other rank raise GroupError where it waits for this one."""
         for i in self._others:
             self._send(i, _RankFailed())
 
@@ -111,11 +111,11 @@ class Group:
         deadline = time.monotonic() + self._times.stall
         while (found := self._transport.take(port, self._times.tick)) is None:
             if self._is_over():
-                raise GroupBroken(f"the run ended while {name} was waited for")
+                raise GroupError(f"the run ended while {name} was waited for")
             if time.monotonic() > deadline:
                 raise StalledError(f"nothing came from {name} within {self._times.stall:g} s")
         if isinstance(found[1], _RankFailed):
-            raise GroupBroken(f"{name} has failed")
+            raise GroupError(f"{name} has failed")
         return found[1]
 
 

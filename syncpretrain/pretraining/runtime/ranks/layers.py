@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from syncpretrain.cluster.group import AgreedStop, Group, GroupBroken
+from syncpretrain.cluster.group import AgreedStop, Group, GroupError
 from syncpretrain.cluster.transport import Transport
 from syncpretrain.errors import DataError, DivergedError
 from syncpretrain.learners.cursor import Stopped
@@ -105,7 +105,7 @@ class HeldLayer(ABC, Generic[PlaceT]):
         """
         if self.group is None:
             return True
-        if isinstance(error, GroupBroken):  # the rank that failed says why
+        if isinstance(error, GroupError):  # the rank that failed says why
             return False
         if error is None or isinstance(error, SHARED_ENDS):
             return self.leads
