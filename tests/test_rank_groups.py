@@ -51,6 +51,7 @@ VARIANTS = {
         "split": "units",
         "handoff": "minibatch",
     },
+    "hybrid": {"layers": "1x4x4,conv:3x3,5", "replicas": 2, "split": "hybrid"},
     "in turn": {"replicas": (4, 3), "schedule": "greedy"},
     "rates halved": {"replicas": (4, 2), "learning_rate": (0.1, 1000.0)},
     "streamed": {"replicas": (4, 2), "handoff": "minibatch"},
@@ -59,9 +60,9 @@ VARIANTS = {
 }
 
 
-def run(bits, *, handoff="epoch", runtime="mpi", observers=(), **options):
+def run(bits, *, layers=LAYERS, handoff="epoch", runtime="mpi", observers=(), **options):
     usual = {"epochs": 3, "batch_size": 30, "seed": 3, "handoff": handoff, "runtime": runtime}
-    settings = settings_from(LAYERS, **(usual | options)).pretrain
+    settings = settings_from(layers, **(usual | options)).pretrain
     driver = Pretraining if handoff == "epoch" else StreamedPretraining
     return driver(settings, bits, bits[:50], observers=observers)
 
