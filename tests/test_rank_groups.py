@@ -24,12 +24,9 @@ from syncpretrain.learners.select import step_on_ranks
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.build import build_learner
+from syncpretrain.pretraining.build_schedule import rank_shares
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.runtime.ranks.placement import (
-    RankShares,
-    groups_of_layers,
-    rank_shares,
-)
+from syncpretrain.pretraining.runtime.ranks.placement import RankShares, groups_of_layers
 from syncpretrain.pretraining.state import read_pretrain_state, write_pretrain_state
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.pretraining.streamed.state import read_stream_state, write_stream_state
@@ -217,7 +214,7 @@ def test_ranks_of_a_group_have_threads_too(bits, oracle, monkeypatch):
     gradient = ByExamplesOnRanks._gradient
 
     def note(self, i):
-        threads.add((self._group.number, threading.current_thread().name))
+        threads.add((self.group.number, threading.current_thread().name))
         gradient(self, i)
 
     monkeypatch.setattr(ByExamplesOnRanks, "_gradient", note)
@@ -276,7 +273,7 @@ def test_an_error_on_one_rank_of_a_group_names_it(bits, monkeypatch, handoff, nu
     healthy = ByExamplesOnRanks.train_step
 
     def broken(self, X, rows, *, epoch, step, **how):
-        if self._group.number == number and (epoch, step) == (2, 1):
+        if self.group.number == number and (epoch, step) == (2, 1):
             raise ValueError("out of luck")
         return healthy(self, X, rows, epoch=epoch, step=step, **how)
 

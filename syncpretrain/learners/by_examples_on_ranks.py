@@ -79,11 +79,12 @@ class ByExamplesOnRanks(StepOnRanks):
         self._epoch, self._rows = epoch, len(rows)
         self._examples.begin(X, rows, epoch=epoch, step=step)
         run(self._phases, len(self.own))
-        self._shares = self.group.exchange([self._share(shards) for shards in self.ranks])
-        self.stop.record(share.stops for share in self._shares)
+        shares: list[Share] = self.group.exchange([self._share(shards) for shards in self.ranks])
+        self._shares = shares
+        self.stop.record(share.stops for share in shares)
         run((self._move,), len(self.own))
         self.share_parameters()
-        return sum(error for share in self._shares for error in share.errors)
+        return sum(error for share in shares for error in share.errors)
 
     def copy_hidden(self, out: Array) -> bool:
         """Copy the hidden means of the last minibatch, where they are those of the plain input."""

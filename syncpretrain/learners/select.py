@@ -19,9 +19,7 @@ from syncpretrain.learners.convolutional_rbm import ConvolutionalRBM
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import Step, WholeStep
 
-__all__ = ["ON_RANKS", "is_plain", "step_for", "step_on_ranks"]
-
-ON_RANKS = ("examples", "units")  # splits of which a group of ranks may have the shards
+__all__ = ["is_plain", "step_for", "step_on_ranks"]
 
 
 def step_for(learner: Learner, shards: int, split: str) -> Step:

@@ -29,10 +29,9 @@ from syncpretrain.parallel.signals import StopRequest, stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build import build_learners, build_worker_factories
 from syncpretrain.pretraining.build_data import build_data, with_facts_of
-from syncpretrain.pretraining.build_schedule import build_schedule
+from syncpretrain.pretraining.build_schedule import build_schedule, rank_shares
 from syncpretrain.pretraining.runtime.base import Runtime
 from syncpretrain.pretraining.runtime.messages import Failed, Finished, Message
-from syncpretrain.pretraining.runtime.ranks.placement import rank_shares
 from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
 from syncpretrain.pretraining.runtime.select import runtime_for, versions_for, workers_of
 from syncpretrain.pretraining.runtime.shared_activations import check_runtime

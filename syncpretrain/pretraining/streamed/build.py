@@ -16,8 +16,8 @@ from syncpretrain.learners.select import step_for
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build import build_learner, build_stopping
+from syncpretrain.pretraining.build_schedule import rank_shares
 from syncpretrain.pretraining.runtime.ranks.messages import StreamLayer
-from syncpretrain.pretraining.runtime.ranks.placement import rank_shares
 from syncpretrain.pretraining.runtime.ranks.run import RunRanks
 from syncpretrain.pretraining.runtime.ranks.streamed_run import RankStream
 from syncpretrain.pretraining.runtime.restarts.restarts import Restarts

@@ -6,11 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from syncpretrain.learners.select import ON_RANKS
-from syncpretrain.pretraining.schedule.kinds import SCHEDULES
-from syncpretrain.settings.sections import PretrainSettings
-
-__all__ = ["UNSHARED", "RankShares", "groups_of_layers", "rank_shares", "ranks_of_layers"]
+__all__ = ["UNSHARED", "RankShares", "groups_of_layers", "ranks_of_layers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +21,6 @@ class RankShares:
 
 
 UNSHARED = RankShares()
-
-
-def rank_shares(settings: PretrainSettings) -> RankShares:
-    """Return how many ranks may share each layer: its replicas, split by examples or units."""
-    layers = range(1, len(settings.layers))
-    return RankShares(
-        tuple(
-            settings.replicas[layer - 1] if settings.split_of(layer) in ON_RANKS else 1
-            for layer in layers
-        ),
-        SCHEDULES[settings.schedule].one_at_a_time,
-    )
 
 
 def groups_of_layers(
