@@ -20,10 +20,9 @@ from syncpretrain.errors import DivergedError, RunInterrupted, StalledError, Wor
 from syncpretrain.events import EpochFinished
 from syncpretrain.kernels.averaging import add_subtrees, add_tree, subtrees
 from syncpretrain.learners.by_examples_on_ranks import ByExamplesOnRanks
-from syncpretrain.learners.select import step_on_ranks
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.pretraining.build import build_learner
+from syncpretrain.pretraining.build import build_learner, step_on_ranks
 from syncpretrain.pretraining.build_schedule import rank_shares
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.runtime.ranks.placement import RankShares, groups_of_layers
@@ -197,7 +196,7 @@ def test_a_rank_that_waits_learns_of_a_failure_of_the_end_and_of_the_deadline():
 def test_another_step_is_refused():
     step = WholeStep(build_learner(settings_from(LAYERS).pretrain, 1))
     with groups(1) as (group,), pytest.raises(ValueError, match=r"^step: got WholeStep, expected"):
-        step_on_ranks(step, group, AgreedStop(group, bool))
+        step_on_ranks(step, AgreedStop(group, bool))
 
 
 @pytest.mark.parametrize("size", [3, 4, 5, 7])

@@ -127,10 +127,14 @@ class AgreedStop:
     group : Group
     asked : callable
         Whether this rank was asked to stop.
+
+    Attributes
+    ----------
+    group, asked
     """
 
     def __init__(self, group: Group, asked: Callable[[], bool]) -> None:
-        self._group, self.asked = group, asked
+        self.group, self.asked = group, asked
         self._value = False
 
     def __call__(self) -> bool:
@@ -139,7 +143,7 @@ class AgreedStop:
 
     def agree(self) -> bool:
         """Ask all ranks; return whether to stop."""
-        self.record(self._group.all_gather(self.asked()))
+        self.record(self.group.all_gather(self.asked()))
         return self._value
 
     def record(self, asked: Iterable[bool]) -> None:

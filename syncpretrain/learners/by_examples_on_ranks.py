@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.cluster.group import AgreedStop, Group
+from syncpretrain.cluster.group import AgreedStop
 from syncpretrain.kernels.arrays import LONG_BLOCK, Array, blocks_in, slices_of
 from syncpretrain.kernels.averaging import add_subtrees, add_tree, subtrees
 from syncpretrain.kernels.program import Phase, PhaseRunner, in_turn
@@ -53,22 +53,20 @@ class ByExamplesOnRanks(StepOnRanks):
     Parameters
     ----------
     whole : ByExamples
-    group, stop
+    stop : AgreedStop
         As of :class:`StepOnRanks`.
     hands_up : bool
         Whether :meth:`copy_hidden` is called, so that hidden means are exchanged too.
     """
 
-    def __init__(
-        self, whole: ByExamples, group: Group, stop: AgreedStop, *, hands_up: bool = False
-    ) -> None:
+    def __init__(self, whole: ByExamples, stop: AgreedStop, *, hands_up: bool = False) -> None:
         shards = len(whole.parts)
         slices = [slices_of(p.size, shards) for p in whole.learner.parameters]
-        super().__init__(whole.learner, whole, slices, group, stop)
+        super().__init__(whole.learner, whole, slices, stop)
         self._examples, self._hands_up = whole, hands_up
         self._subtrees = [subtrees(own, range(shards)) for own in self.ranks]
         self._phases: list[Phase] = [self._gradient]
-        if any(len(subtree) > 1 for subtree in self._subtrees[group.number]):
+        if any(len(subtree) > 1 for subtree in self._subtrees[self.group.number]):
             self._phases.append(self._add_up)
         self._shares: Sequence[Share] = ()
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.cluster.group import AgreedStop, Group
+from syncpretrain.cluster.group import AgreedStop
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
 from syncpretrain.learners.by_units import ByUnits
@@ -41,11 +41,11 @@ class ByUnitsOnRanks(StepOnRanks):
     Parameters
     ----------
     whole : ByUnits
-    group, stop
+    stop : AgreedStop
         As of :class:`StepOnRanks`.
     """
 
-    def __init__(self, whole: ByUnits, group: Group, stop: AgreedStop) -> None:
+    def __init__(self, whole: ByUnits, stop: AgreedStop) -> None:
         hidden = whole.learner.weight.shape[1]
         rows = [visible for visible, _ in whole.own]
         slices = [
@@ -53,7 +53,7 @@ class ByUnitsOnRanks(StepOnRanks):
             rows,
             [own for _, own in whole.own],
         ]
-        super().__init__(whole.learner, whole, slices, group, stop)
+        super().__init__(whole.learner, whole, slices, stop)
         self._units = whole
         self._programs: dict[int, list[Program]] = {}  # one a phase, by the size of a minibatch
 

@@ -1,25 +1,19 @@
-"""The step of a learner: whole, or cut into shards by examples, by units or by filters.
-
-The shards may be those of one rank, or of a group.
-"""
+"""The step of a learner: whole, or cut into shards by examples, by units or by filters."""
 
 from __future__ import annotations
 
 from typing import TypeGuard
 
-from syncpretrain.cluster.group import AgreedStop, Group
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_examples import ByExamples
-from syncpretrain.learners.by_examples_on_ranks import ByExamplesOnRanks
 from syncpretrain.learners.by_filters import by_filters
 from syncpretrain.learners.by_units import ByUnits
-from syncpretrain.learners.by_units_on_ranks import ByUnitsOnRanks
 from syncpretrain.learners.convolution import ConvolutionalAutoencoder
 from syncpretrain.learners.convolutional_rbm import ConvolutionalRBM
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import Step, WholeStep
 
-__all__ = ["is_plain", "step_for", "step_on_ranks"]
+__all__ = ["is_plain", "step_for"]
 
 
 def step_for(learner: Learner, shards: int, split: str) -> Step:
@@ -39,23 +33,6 @@ def step_for(learner: Learner, shards: int, split: str) -> Step:
     if split == "units" and isinstance(learner, RBM):
         return ByUnits(learner, shards)
     raise ValueError(f"split: got {split} for {learner.model}, expected examples")
-
-
-def step_on_ranks(step: Step, group: Group, stop: AgreedStop, *, hands_up: bool = False) -> Step:
-    """Return the step of a group of ranks that has the bits of a step on one.
-
-    ``hands_up`` is whether hidden means are copied from it; ``stop`` is agreed on in it.
-
-    Raises
-    ------
-    ValueError
-        If the step cannot be shared so.
-    """
-    if isinstance(step, ByExamples):
-        return ByExamplesOnRanks(step, group, stop, hands_up=hands_up)
-    if isinstance(step, ByUnits):
-        return ByUnitsOnRanks(step, group, stop)
-    raise ValueError(f"step: got {type(step).__name__}, expected one split by examples or units")
 
 
 def is_plain(learner: Learner) -> TypeGuard[RBM]:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from syncpretrain.cluster.group import AgreedStop, Group
+from syncpretrain.cluster.group import AgreedStop
 from syncpretrain.kernels.arrays import Array, slices_of
 from syncpretrain.learners.base import Learner
-from syncpretrain.learners.steps import Step
 
 __all__ = ["StepOnRanks"]
 
@@ -25,6 +24,14 @@ class SpreadState(NamedTuple):
 
     velocities: list[Array]
     shards: list[dict[str, Array]]
+
+
+class _Stateful(Protocol):
+    """The part of a step that is used here."""
+
+    def state(self) -> dict[str, Array]: ...
+
+    def restart(self) -> None: ...
 
 
 class StepOnRanks(ABC):
@@ -37,25 +44,22 @@ class StepOnRanks(ABC):
         The step of all shards, of which this rank works its own.
     slices : sequence of sequence of slice
         Of each parameter, seen as flat: that of each shard.
-    group : Group
-        Of at most as many ranks as there are shards.
     stop : AgreedStop
-        Agreed on in every step.
+        Of a group of at most as many ranks as there are shards; agreed on in every step.
     """
 
     def __init__(
         self,
         learner: Learner,
-        whole: Step,
+        whole: _Stateful,
         slices: Sequence[Sequence[slice]],
-        group: Group,
         stop: AgreedStop,
     ) -> None:
-        self.learner, self.group, self.stop = learner, group, stop
+        self.learner, self.group, self.stop = learner, stop.group, stop
         self._whole, self._slices = whole, slices
         self.shards = len(slices[0])
-        self.ranks = [range(own.start, own.stop) for own in slices_of(self.shards, group.size)]
-        self.own = self.ranks[group.number]
+        self.ranks = [range(own.start, own.stop) for own in slices_of(self.shards, self.group.size)]
+        self.own = self.ranks[self.group.number]
         sizes = [own.stop - own.start for own in self.slices_of_rank(self.own)]
         self._moved = [np.empty(size, dtype=np.float32) for size in sizes]
         self._is_spread = False  # the state; before the first step each rank has all of it

@@ -70,8 +70,7 @@ class HeldEpochs(HeldLayer[EpochLayer]):
         try:
             assert self._job.data is not None
             inputs = _ChainInputs(self._job.data, self.agreed)
-            worker: LayerWorker = self._place.worker_factory(inputs)
-            worker.step = self.shared(worker.step)
+            worker: LayerWorker = self._place.worker_factory(inputs, *self.sharing)
             worker.progress, worker.worker_count = self.progress, self.worker_count
             try:
                 self._obey(worker, inputs)

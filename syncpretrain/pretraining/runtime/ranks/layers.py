@@ -14,8 +14,6 @@ from syncpretrain.cluster.group import AgreedStop, Group, GroupError
 from syncpretrain.cluster.transport import Transport
 from syncpretrain.errors import DataError, DivergedError
 from syncpretrain.learners.cursor import Stopped
-from syncpretrain.learners.select import step_on_ranks
-from syncpretrain.learners.steps import Step
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.pretraining.runtime.ranks.messages import (
     EpochLayer,
@@ -92,11 +90,10 @@ class HeldLayer(ABC, Generic[PlaceT]):
         """Whether this rank answers for the layer."""
         return self.group is None or not self.group.number
 
-    def shared(self, step: Step, *, hands_up: bool = False) -> Step:
-        """Return a step of the layer as the ranks of its group make it together."""
-        if self.group is None or self.agreed is None:
-            return step
-        return step_on_ranks(step, self.group, self.agreed, hands_up=hands_up)
+    @property
+    def sharing(self) -> tuple[AgreedStop, ...]:
+        """What a group adds to the arguments of the layer's factory."""
+        return () if self.agreed is None else (self.agreed,)
 
     def is_to_answer(self, error: BaseException | None = None) -> bool:
         """Return whether rank 0 is to be sent an answer; let the others know of an error.

@@ -62,7 +62,7 @@ class Place:
 class EpochLayer(Place):
     """A layer that trains on versions: its number and its ``WorkerFactory``."""
 
-    worker_factory: Callable[[Any], Any]
+    worker_factory: Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,6 @@ from syncpretrain.pretraining.runtime.ranks.layers import HeldLayer
 from syncpretrain.pretraining.runtime.ranks.messages import HandedUp, StreamLayer, port
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.streamed.base import BaseStreamedLayer, EpochResult
-from syncpretrain.pretraining.runtime.streamed.layer import StreamedLayer
 from syncpretrain.pretraining.runtime.streamed.messages import (
     Answer,
     GiveLayer,
@@ -167,8 +166,7 @@ class HeldStream(HeldLayer[StreamLayer]):
         if place.above is not None:
             above = place.above.memory()
             outlet = Outlet(self._transport, job.run, place, place.above.rings(above))
-        layer: StreamedLayer = place.layer_factory(below, above)
-        layer.step = self.shared(layer.step, hands_up=place.above is not None)
+        layer: BaseStreamedLayer = place.layer_factory(below, above, *self.sharing)
         self.progress[0] = layer.progress[0]
         if place.below is not None:
             inlet = Inlet(place.below.rings(below), place.passes, self._times)
