@@ -57,7 +57,7 @@ VARIANTS = {
 
 
 def run(bits, *, layers=LAYERS, handoff="epoch", runtime="mpi", observers=(), **options):
-    usual = {"epochs": 3, "batch_size": 30, "seed": 3, "handoff": handoff, "runtime": runtime}
+    usual = {"epochs": 2, "batch_size": 30, "seed": 3, "handoff": handoff, "runtime": runtime}
     settings = settings_from(layers, **(usual | options)).pretrain
     driver = Pretraining if handoff == "epoch" else StreamedPretraining
     return driver(settings, bits, bits[:50], observers=observers)
@@ -199,13 +199,20 @@ def test_another_step_is_refused():
         step_on_ranks(step, AgreedStop(group, bool))
 
 
-@pytest.mark.parametrize("size", [3, 4, 5, 7])
-def test_the_bits_are_those_of_one_thread(bits, oracle, size):
+@pytest.mark.parametrize(
+    ("size", "names"),
+    [
+        (3, ["odd"]),
+        (4, ["plain", "odd", "units", "streamed"]),
+        (5, ["chains", "untied", "in turn", "no means"]),
+        (7, list(VARIANTS)),
+    ],
+)
+def test_the_bits_are_those_of_one_thread(bits, oracle, size, names):
     with local_ranks(size):
-        found = {
-            name: run(bits, **options).run().parameters_sha256 for name, options in VARIANTS.items()
-        }
-    assert found == oracle
+        for name in names:
+            found = run(bits, **VARIANTS[name]).run().parameters_sha256
+            assert found == oracle[name], name
 
 
 def test_ranks_of_a_group_have_threads_too(bits, oracle, monkeypatch):
@@ -237,7 +244,7 @@ def test_a_stopped_run_of_any_number_of_ranks_is_resumed_by_any(bits, tmp_path, 
         if handoff == "epoch"
         else (write_stream_state, read_stream_state)
     )
-    options = {"handoff": handoff, "epochs": (8, 5), "replicas": (4, 2), **shared}
+    options = {"handoff": handoff, "epochs": (5, 4), "replicas": (4, 2), **shared}
     wanted = run(bits, runtime="serial", **options).run().parameters_sha256
 
     def stop(event):
@@ -261,9 +268,6 @@ def test_a_stopped_run_of_any_number_of_ranks_is_resumed_by_any(bits, tmp_path, 
             again = run(bits, **options)
             again.resume = state
             assert again.run().parameters_sha256 == wanted
-    alone = run(bits, runtime="threads", **options)
-    alone.resume = state
-    assert alone.run().parameters_sha256 == wanted
 
 
 @pytest.mark.parametrize("handoff", HANDOFFS)
