@@ -15,7 +15,8 @@ class Engine(ABC):
     """Moves messages, each a few pieces of bytes, from rank to rank, in the order of each pair.
 
     Only one thread of a rank calls it, but for :meth:`wake`, and no call waits, but for
-    :meth:`wait`.
+    :meth:`wait`. Collective operations are made of these messages
+    (:class:`syncpretrain.cluster.group.Group`), in an order that no engine chooses.
 
     Attributes
     ----------

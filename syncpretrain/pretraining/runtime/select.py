@@ -11,6 +11,7 @@ from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.runtime.base import Runtime
 from syncpretrain.pretraining.runtime.processes import ProcessesRuntime
 from syncpretrain.pretraining.runtime.ranks.chain_versions import ChainVersions
+from syncpretrain.pretraining.runtime.ranks.placement import UNSHARED, RankShares
 from syncpretrain.pretraining.runtime.ranks.runtime import RanksRuntime
 from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
 from syncpretrain.pretraining.runtime.serial import SerialRuntime
@@ -23,7 +24,8 @@ from syncpretrain.settings.sections import PretrainSettings
 __all__ = ["RUNTIMES", "runtime_for", "versions_for", "workers_of"]
 
 Build = Callable[
-    [Sequence[WorkerFactory], Versions, int, Callable[[], bool], Timeouts, Restarts], Runtime
+    [Sequence[WorkerFactory], Versions, int, Callable[[], bool], Timeouts, Restarts, RankShares],
+    Runtime,
 ]
 
 
@@ -34,6 +36,7 @@ def _serial(
     stop: Callable[[], bool],
     times: Timeouts,
     restarts: Restarts,
+    shares: RankShares,
 ) -> Runtime:
     return SerialRuntime([build(versions) for build in worker_factories], stop)
 
@@ -45,6 +48,7 @@ def _threads(
     stop: Callable[[], bool],
     times: Timeouts,
     restarts: Restarts,
+    shares: RankShares,
 ) -> Runtime:
     return ThreadsRuntime([build(versions) for build in worker_factories], stop, times)
 
@@ -56,6 +60,7 @@ def _processes(
     stop: Callable[[], bool],
     times: Timeouts,
     restarts: Restarts,
+    shares: RankShares,
 ) -> Runtime:
     return ProcessesRuntime(list(worker_factories), versions, blas_threads, times, restarts)
 
@@ -67,9 +72,10 @@ def _mpi(
     stop: Callable[[], bool],
     times: Timeouts,
     restarts: Restarts,
+    shares: RankShares,
 ) -> Runtime:
     assert isinstance(versions, ChainVersions)
-    return RanksRuntime(list(worker_factories), versions, blas_threads, member(), times)
+    return RanksRuntime(list(worker_factories), versions, blas_threads, member(), times, shares)
 
 
 RUNTIMES: dict[str, Build] = {
@@ -110,6 +116,7 @@ def runtime_for(
     stop: Callable[[], bool],
     times: Timeouts = TIMEOUTS,
     restarts: Restarts | None = None,
+    shares: RankShares = UNSHARED,
 ) -> Runtime:
     """Return the runtime of a name, to be entered as a context.
 
@@ -129,6 +136,8 @@ def runtime_for(
         How long the caller and the workers wait for each other.
     restarts : Restarts, optional
         For processes that die.
+    shares : RankShares
+        How many ranks may share a layer.
     """
     own = restarts or Restarts()
-    return RUNTIMES[name](worker_factories, versions, blas_threads, stop, times, own)
+    return RUNTIMES[name](worker_factories, versions, blas_threads, stop, times, own, shares)

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from syncpretrain.cluster.group import AgreedStop
 from syncpretrain.cluster.job import check_ranks, member
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.errors import SettingsError
@@ -15,7 +16,8 @@ from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.learners.select import step_for
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
-from syncpretrain.pretraining.build import build_learner, build_stopping
+from syncpretrain.pretraining.build import build_learner, build_stopping, step_on_ranks
+from syncpretrain.pretraining.build_schedule import rank_shares
 from syncpretrain.pretraining.runtime.ranks.messages import StreamLayer
 from syncpretrain.pretraining.runtime.ranks.run import RunRanks
 from syncpretrain.pretraining.runtime.ranks.streamed import AHEAD_MINIBATCHES
@@ -123,8 +125,8 @@ def stream_runtime(
     if settings.runtime == "processes":
         rest = (settings.replicas, times, restarts, [FROM_THE_DATA, *reread])
         return ProcessStream(layer_factories, layers, shared, sizes, *rest)
-    ranks = RunRanks(member(), settings.layers, times)
-    held = _held_layers(settings, places, layer_factories, ranks.rank)
+    ranks = RunRanks(member(), settings.layers, times, rank_shares(settings))
+    held = _held_layers(settings, places, layer_factories, ranks.groups)
     return RankStream(held, layers, shared, ranks, times)
 
 
@@ -145,7 +147,7 @@ def _held_layers(
     settings: PretrainSettings,
     places: Sequence[LayerPlace],
     factories: Sequence[StreamedLayerFactory],
-    rank: Mapping[int, int],
+    groups: Mapping[int, tuple[int, ...]],
 ) -> list[StreamLayer]:
     """Return the layers as ranks are to hold them."""
     return [
@@ -156,8 +158,9 @@ def _held_layers(
             below=place.below,
             above=place.above,
             handed_up=place.handed_up,
-            rank_above=rank.get(place.layer + 1, 0),
-            replicas=settings.replicas[place.layer - 1],
+            ranks_above=groups.get(place.layer + 1, ()),
+            replicas=-(-settings.replicas[place.layer - 1] // len(groups[place.layer])),
+            group=groups[place.layer],
         )
         for place, factory in zip(places, factories, strict=True)
     ]
@@ -169,11 +172,13 @@ def build_streamed_layer(
     data: DataSource | None,
     below: Split,
     above: Split | None,
+    shared: AgreedStop | None = None,
 ) -> StreamedLayer:
     """Return one layer, which reads one memory and hands up through another, None at the top.
 
     Layer 1 reads ``data``, or the memory where there is none.
-    It is fit to be sent to another process as a partial function of the last two.
+    It is fit to be sent to another process as a partial function of the others. ``shared`` is of
+    the ranks that make its steps together.
     """
     source: Source
     if place.below is None:
@@ -182,6 +187,8 @@ def build_streamed_layer(
         source = RingSource(place.below.rings(below), place.passes)
     learner = build_learner(settings, place.layer)
     step = step_for(learner, settings.shards_of(place.layer), settings.split_of(place.layer))
+    if shared is not None:
+        step = step_on_ranks(step, shared, hands_up=place.above is not None)
     stopping = build_stopping(settings)[place.layer - 1]
     layer = StreamedLayer(learner, step, place.plan, source, place.passes, stopping)
     if place.above is not None and above is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from syncpretrain.cluster.transport import Port
@@ -21,6 +21,7 @@ __all__ = [
     "DUMP",
     "EpochLayer",
     "HandedUp",
+    "Place",
     "RankOrder",
     "ReplicaAnswer",
     "ReplicaOrder",
@@ -40,46 +41,55 @@ def port(run: int, name: str, layer: int = 0) -> Port:
     """Return a port of a run.
 
     To the ranks: ``orders`` of a layer, ``workers`` of a layer, ``minibatches`` of the layer below
-    it, and ``stop``; to rank 0: ``reports`` or ``answers`` of a layer, ``failures`` in minibatches
-    that were answered for, ``progress``, and ``left``.
+    it, ``group`` of a layer from the others that hold it, and ``stop``; to rank 0: ``reports`` or
+    ``answers`` of a layer, ``failures`` in minibatches that were answered for, ``progress``, and
+    ``left``.
     Replicas of an asynchronous run have ports as layers have.
     """
     return run, name, layer
 
 
 @dataclass(frozen=True, slots=True)
-class EpochLayer:
-    """A layer that trains on versions: its number and its ``WorkerFactory``."""
+class Place:
+    """What a rank holds: the number of a layer, and the ranks that share it if there are several.
 
-    layer: int
-    worker_factory: Callable[[Any], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class StreamLayer:
-    """A layer of a stream: its ``StreamedLayerFactory`` and rings; as of :class:`LayerPlace`.
-
-    ``rank_above`` has the layer above; a step has ``replicas`` threads.
+    The first rank of the ``group`` answers for it.
     """
 
     layer: int
+    group: tuple[int, ...] = field(default=(), kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochLayer(Place):
+    """A layer that trains on versions: its number and its ``WorkerFactory``."""
+
+    worker_factory: Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLayer(Place):
+    """A layer of a stream: its ``StreamedLayerFactory`` and rings; as of :class:`LayerPlace`.
+
+    ``ranks_above`` have the layer above; a step has ``replicas`` threads on each rank.
+    """
+
     layer_factory: Callable[..., Any]
     passes: Passes
     below: RingSize | None
     above: RingSize | None
     handed_up: range
-    rank_above: int
+    ranks_above: tuple[int, ...]
     replicas: int
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaPlace:
+class ReplicaPlace(Place):
     """A replica of an asynchronous run: its number, what builds it, and what it trains on.
 
     ``size`` is the number of its parameters.
     """
 
-    layer: int
     factory: ReplicaFactory
     data: tuple[Array, ...]
     size: int

@@ -74,6 +74,11 @@ class Inlet:
             self._newest = handed.number
             self._changed.notify_all()
 
+    @property
+    def newest(self) -> int:
+        """The newest minibatch that has come."""
+        return self._newest
+
     def wait_for(self, number: int, stop: Callable[[], bool]) -> None:
         """Wait for a minibatch.
 
@@ -100,6 +105,8 @@ class Inlet:
 class Outlet:
     """What a layer hands up, sent to the rank of the layer above.
 
+    Of a group, each rank sends it to some of the ranks above.
+
     Parameters
     ----------
     transport : Transport
@@ -112,6 +119,8 @@ class Outlet:
     def __init__(self, transport: Transport, run: int, place: StreamLayer, rings: Rings) -> None:
         self._transport, self._place, self._rings = transport, place, rings
         self._port = port(run, "minibatches", place.layer + 1)
+        group = place.group or (transport.rank,)
+        self._above = place.ranks_above[group.index(transport.rank) :: len(group)]
 
     def send(self, number: int) -> None:
         """Send a minibatch, if it is one that is handed up."""
@@ -122,7 +131,8 @@ class Outlet:
             validation = self._rings.validation.array(number // passes.steps, passes.held_out)
         minibatch = self._rings.minibatches.array(number, passes.size(number))
         handed = HandedUp(number, minibatch, validation)
-        self._transport.send(self._place.rank_above, self._port, handed)
+        for rank in self._above:
+            self._transport.send(rank, self._port, handed)
 
 
 class HeldStream(HeldLayer[StreamLayer]):
@@ -144,6 +154,8 @@ class HeldStream(HeldLayer[StreamLayer]):
         self._failure: Answer | None = None  # in a minibatch that was answered for before
         self._known = time.monotonic()  # when rank 0 got to know the layer
 
+    _common = 0  # the newest minibatch that every rank of the group has
+
     def work(self) -> None:
         """Obey orders until there are no more; report every failure."""
         try:
@@ -152,7 +164,8 @@ class HeldStream(HeldLayer[StreamLayer]):
             while (order := self.next_order()) is not None:
                 self._obey(layer, order)
         except BaseException as error:  # construction failed; rank 0 reports it
-            self.send("answers", self._failed(error, 1), self.number)
+            if self.is_to_answer(error):
+                self.send("answers", self._failed(error, 1), self.number)
         finally:
             self._pool.close()
 
@@ -164,7 +177,7 @@ class HeldStream(HeldLayer[StreamLayer]):
         if place.above is not None:
             above = place.above.memory()
             self._outlet = Outlet(self._transport, job.run, place, place.above.rings(above))
-        layer: BaseStreamedLayer = place.layer_factory(below, above)
+        layer: BaseStreamedLayer = place.layer_factory(below, above, *self.sharing)
         self.progress[0] = layer.progress[0]
         if place.below is not None:
             self._inlet = Inlet(place.below.rings(below), place.passes, self._times)
@@ -183,15 +196,16 @@ class HeldStream(HeldLayer[StreamLayer]):
             answer = Answer(self._obeyed(layer, order))
         except BaseException as error:  # rank 0 raises it
             answer = self._failed(error, layer.epoch)
-        self._send_progress()
-        self.send("answers", answer, self.number)
+        if self.is_to_answer(answer.error):
+            self._send_progress()
+            self.send("answers", answer, self.number)
 
     def _process(self, layer: BaseStreamedLayer, block: Block) -> None:
         """Process the minibatches of a block, and answer."""
         results: list[EpochResult] = []
         for number in range(block.first, block.last):
             results += self._minibatch(layer, number)
-        is_ahead = not self._ends_pass(layer, block.last)
+        is_ahead = self.group is None and not self._ends_pass(layer, block.last)
         if is_ahead:
             self._answer(layer, results)
         try:
@@ -203,6 +217,8 @@ class HeldStream(HeldLayer[StreamLayer]):
                 self._failure = self._failed(error, layer.epoch)
                 self.send("failures", (self.number, self._failure))
             return
+        if self.group is not None:
+            self.group.gather(None)  # all have read their input, which then is overwritten
         if not is_ahead:
             self._answer(layer, results)
 
@@ -213,8 +229,8 @@ class HeldStream(HeldLayer[StreamLayer]):
 
     def _minibatch(self, layer: BaseStreamedLayer, number: int) -> list[EpochResult]:
         if self._inlet is not None:
-            self._inlet.wait_for(number, self._should_stop)
-        results = layer.process(Block(self.number, number, number), self._should_stop, self._run)
+            self._wait_for(self._inlet, number)
+        results = layer.process(Block(self.number, number, number), self.stop, self._run)
         if self._outlet is not None:
             self._outlet.send(number)
         return results
@@ -246,6 +262,23 @@ class HeldStream(HeldLayer[StreamLayer]):
             if self._outlet is not None:
                 self._outlet.send(number)
         return None
+
+    def _wait_for(self, inlet: Inlet, number: int) -> None:
+        """Wait for a minibatch, in a group until each rank has it; or raise Stopped on all."""
+        if self.group is None:
+            inlet.wait_for(number, self._should_stop)
+            return
+        if number <= self._common:
+            return
+        stops = False
+        try:
+            inlet.wait_for(number, self._should_stop)
+        except Stopped:
+            stops = True
+        found: list[tuple[int, bool]] = self.group.all_gather((inlet.newest, stops))
+        if any(own for _, own in found):
+            raise Stopped
+        self._common = min(newest for newest, _ in found)
 
     def _failed(self, error: BaseException, epoch: int) -> Answer:
         error, trace = sendable(error, self.number, epoch)

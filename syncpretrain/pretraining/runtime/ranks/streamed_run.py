@@ -52,8 +52,8 @@ class LayerRank:
 
     def __init__(self, layer: BaseStreamedLayer, ranks: RunRanks) -> None:
         self._layer, self._ranks = layer, ranks
-        self._answer: Answer | None = None
-        self._failure: Answer | None = None  # in a minibatch that was answered for
+        self._answer: tuple[int, Answer] | None = None  # with the rank that gave it
+        self._failure: tuple[int, Answer] | None = None  # in a minibatch that was answered for
         self._is_asked, self._is_training = False, True  # by the last order
         self._killed = False
 
@@ -64,9 +64,9 @@ class LayerRank:
             return True
         return self._ranks.lost(self._layer.number) is not None
 
-    def fail(self, failure: Answer) -> None:
-        """Record a failure that is no answer."""
-        self._failure = failure
+    def fail(self, rank: int, failure: Answer) -> None:
+        """Record a failure on a rank that is no answer."""
+        self._failure = rank, failure
 
     def send(self, thing: StreamOrder) -> None:
         """Send an order."""
@@ -82,17 +82,16 @@ class LayerRank:
     def receive(self) -> Answer | None:
         """Return the next answer; None if there is none, and never will be."""
         self.poll(0.0)
-        answer, self._answer = self._answer, None
-        if answer is None and not self._is_asked:
-            answer, self._failure = self._failure, None
-        if answer is None:
+        found, self._answer = self._answer, None
+        if found is None and not self._is_asked:
+            found, self._failure = self._failure, None
+        if found is None:
             return None
         self._is_asked = False
-        number = self._layer.number
+        (rank, answer), number = found, self._layer.number
         if answer.error is not None and self._is_training:
-            return replace(
-                answer, error=self._ranks.located(answer.error, number, self._layer.epoch)
-            )
+            error = self._ranks.located(answer.error, number, self._layer.epoch, rank)
+            return replace(answer, error=error)
         if isinstance(answer.value, Processed):
             self._layer.progress[0] = answer.value.position
             offset = self._ranks.offset(number)
@@ -190,7 +189,7 @@ class RankStream(Closing):
 
     def _record_failure(self, source: int, failure: tuple[int, Answer]) -> None:
         layer, answer = failure
-        self._links[layer].fail(answer)
+        self._links[layer].fail(source, answer)
 
     def _close(self) -> list[str]:
         self._ranks.transport.is_eager = False
