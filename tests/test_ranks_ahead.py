@@ -114,8 +114,8 @@ class Ranks:
     def lost(self, layer):
         return None
 
-    def located(self, error, layer, epoch):
-        return WorkerError(f"layer {layer} on rank 7: {error}")
+    def located(self, error, layer, epoch, rank):
+        return WorkerError(f"layer {layer} on rank {rank}: {error}")
 
 
 def remote(ranks):
@@ -128,7 +128,7 @@ def remote(ranks):
 def test_a_failure_that_is_no_answer_is_found_where_nothing_is_ordered():
     layer, link = remote(Ranks())
     layer.check()
-    link.fail(Answer(None, ValueError("out of luck")))
+    link.fail(7, Answer(None, ValueError("out of luck")))
     assert link.has_ended
     with pytest.raises(WorkerError, match=r"^layer 2 on rank 7: out of luck$"):
         layer.check()
@@ -138,8 +138,8 @@ def test_a_failure_that_is_no_answer_is_found_where_nothing_is_ordered():
 def test_a_failure_that_is_no_answer_is_not_taken_for_one():
     ranks = Ranks()
     layer, link = remote(ranks)
-    link.fail(Answer(None, ValueError("out of luck")))
-    ranks.answers.append(Answer("the layer"))
+    link.fail(7, Answer(None, ValueError("out of luck")))
+    ranks.answers.append((7, Answer("the layer")))
     assert layer.refresh()
     assert layer._newest == "the layer"
     assert [type(order) for order in ranks.sent] == [GiveLayer]

@@ -219,7 +219,7 @@ class HeldStream(HeldLayer[StreamLayer]):
             return
         if self.group is not None:
             self.group.gather(None)  # all have read their input, which then is overwritten
-        if not is_ahead:
+        if not is_ahead and self.is_to_answer():
             self._answer(layer, results)
 
     def _ends_pass(self, layer: BaseStreamedLayer, number: int) -> bool:
