@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.options import at_least, json_option
+from syncpretrain.cli.options import json_option, measuring_options
 from syncpretrain.cli.settings_from_options import settings_from_options
 from syncpretrain.cli.train_options import setting_options, source_options
 
@@ -25,20 +25,7 @@ TRAIN_PER_HELD_OUT = 5  # examples, as of MNIST's
 @click.command("plan")
 @setting_options(only=("layers", "model", "epochs", "batch_size", "workers", "handoff", "delay"))
 @source_options
-@click.option(
-    "--examples",
-    type=at_least(1),
-    default=50_000,
-    metavar="N",
-    help="To train on. Default 50000, as of MNIST.",
-)
-@click.option(
-    "--seconds",
-    type=at_least(0),
-    default=7,
-    metavar="S",
-    help="About how long to measure. Default 7.",
-)
+@measuring_options
 @json_option
 def command(
     preset: str | None,

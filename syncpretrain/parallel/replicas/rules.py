@@ -42,6 +42,11 @@ class AsyncRules:
     compensation: float = 0.0
     max_staleness: int | None = None
 
+    @property
+    def period(self) -> int:
+        """Number of pushes from a fetch to the next one."""
+        return self.fetch_every // self.push_every
+
     def share(self, staleness: int) -> float:
         """Return the share of a change that is added to the parameters."""
         return 1.0 if self.rate == "constant" else 1 / max(1, staleness)
@@ -52,7 +57,7 @@ class AsyncRules:
 
     def fetches(self, pushes: int) -> bool:
         """Return whether a replica fetches after so many pushes since its start."""
-        return pushes * self.push_every % self.fetch_every == 0
+        return pushes % self.period == 0
 
 
 class DelayCompensation:

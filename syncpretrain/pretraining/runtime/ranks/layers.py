@@ -111,7 +111,7 @@ class HeldLayers:
             thread.start()
 
     def report_progress(self) -> None:
-        """Tell rank 0 how far the epochs are, if they have moved."""
+        """Report to rank 0 how far the epochs are, if they have moved."""
         now = {layer.number: float(layer.progress[0]) for layer in self._layers}
         epochs = {place.layer for place in self.job.layers if isinstance(place, EpochLayer)}
         moved = {i: x for i, x in now.items() if i in epochs and self._sent.get(i) != x}
