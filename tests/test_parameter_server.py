@@ -250,7 +250,7 @@ def test_the_compensation_by_its_definition():
     """In terms of the gradient g = -d / rate, of which lambda g*g (w - w') is added."""
     rng = np.random.default_rng(0)
     w, then, rate, strength = rng.normal(size=9), rng.normal(size=9), 0.1, 2.0
-    compensation, mean = DelayCompensation(strength, 9), np.zeros(9)
+    compensation, mean = DelayCompensation(strength, np.zeros(9, np.float32)), np.zeros(9)
     for _ in range(3):
         g = rng.normal(size=9)
         mean = 0.95 * mean + 0.05 * g * g

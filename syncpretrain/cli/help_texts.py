@@ -143,6 +143,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "max_staleness": "A staler change is made anew.",
         "simulate_staleness": "In turns: N changes late.",
         "trim_replicas": "Stop what does not pay.",
+        "servers": "Of slices of the parameters.",
         "finetune_schedule": "",
         "finetune_runtime": "Of async: its replicas.",
         "finetune_push_every": "As above.",
@@ -152,6 +153,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "finetune_max_staleness": "",
         "finetune_simulate_staleness": "",
         "finetune_trim_replicas": "",
+        "finetune_servers": "",
     },
     OUTPUT: {
         "checkpoint_every": "Write a checkpoint once any layer, or fine-tuning, has done N epochs"

@@ -58,6 +58,8 @@ def settings_from_options(
             base["pretrain"].pop("settle")  # it went with the file's epochs
         if options.get("schedule") not in (None, AUTO):
             _drop_schedule(base["pretrain"], options["schedule"])
+        elif options.get("schedule") == AUTO and base["pretrain"]["schedule"] == ASYNC:
+            _drop_schedule(base["pretrain"], "synchronized")  # auto chooses among such
         if options.get("handoff") not in (None, base["pretrain"].get("handoff")):
             _drop_handoff(base["pretrain"])
         if options.get("finetune_schedule") not in (None, base["finetune"].get("schedule")):

@@ -213,7 +213,7 @@ def fleet_of(
     )
     return replicas_in(
         options.runtime,
-        ParameterServer(network.parameters, rules),
+        ParameterServer(network.parameters, rules, options.servers),
         rules,
         build,
         data,

@@ -72,14 +72,14 @@ class DelayCompensation:
     ----------
     strength : float
         lambda_0.
-    size : int
-        Of the flat parameters.
+    mean_square : ndarray of shape (n,), float32
+        Of the changes so far, 0 at first; kept in place.
     """
 
-    def __init__(self, strength: float, size: int) -> None:
+    def __init__(self, strength: float, mean_square: Array) -> None:
         self._strength = np.float32(strength)
-        self.mean_square = np.zeros(size, dtype=np.float32)
-        self._scratch = np.empty(min(size, LONG_BLOCK), dtype=np.float32)
+        self.mean_square = mean_square
+        self._scratch = np.empty(min(len(mean_square), LONG_BLOCK), dtype=np.float32)
 
     def apply(self, change: Array, parameters: Array, fetched: Array) -> None:
         """Change ``change`` in place, which was made of ``fetched``, for ``parameters``."""

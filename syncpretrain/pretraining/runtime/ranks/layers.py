@@ -16,13 +16,14 @@ from syncpretrain.pretraining.runtime.ranks.messages import (
     EpochLayer,
     ReplicaPlace,
     RunJob,
+    ServerPlace,
     StreamLayer,
     port,
 )
 
 __all__ = ["HeldLayer", "HeldLayers"]
 
-PlaceT = TypeVar("PlaceT", EpochLayer, StreamLayer, ReplicaPlace)
+PlaceT = TypeVar("PlaceT", EpochLayer, StreamLayer, ReplicaPlace, ServerPlace)
 
 
 class HeldLayer(ABC, Generic[PlaceT]):
@@ -32,7 +33,7 @@ class HeldLayer(ABC, Generic[PlaceT]):
     ----------
     transport : Transport
     job : RunJob
-    place : EpochLayer, StreamLayer or ReplicaPlace
+    place : EpochLayer, StreamLayer, ReplicaPlace or ServerPlace
     should_stop : callable
         Asked between minibatches.
 
@@ -68,6 +69,14 @@ class HeldLayer(ABC, Generic[PlaceT]):
     def send(self, name: str, thing: Any, layer: int = 0) -> None:
         """Send something to a port of rank 0."""
         self._transport.send(0, port(self._job.run, name, layer), thing)
+
+    def take(self, name: str, layer: int) -> Any:
+        """Return the next thing that comes to a port of this rank, None if the run ends first."""
+        own = port(self._job.run, name, layer)
+        while (found := self._transport.take(own, self._times.tick)) is None:
+            if self._should_stop():
+                return None
+        return found[1]
 
     def leave(self) -> None:
         """Let :meth:`work` end after its order."""
