@@ -194,8 +194,8 @@ def plan_for(task: Task, *, timings: Timings | None = None, measure_seconds: flo
             held_out=task.held_out,
             seconds=measure_seconds,
         )
-        both = {"handover": handover_seconds(), "exchanges": exchanges(task.settings)}
-        timings = replace(timings, **both)
+        passed = exchanges(task.settings)
+        timings = replace(timings, handover=handover_seconds(), exchanges=passed)
     found = candidates(task, timings)
     choice = simplest(eligible(task, found))
     return Plan(task, tuple(found), choice, floor_seconds(task, timings), timings)

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 ASYNCHRONOUS = "async"
-MOST_EPOCHS = 10_000  # of a layer; each is played, of every way and number of devices
+PLAYED_EPOCHS = 10_000  # of a layer; each is played, of every way and number of devices
 OF_SCHEDULES = ("delay", "finish", "group_size", "pace", "refresh_epochs")
 
 
@@ -167,10 +167,10 @@ def check_way(way: Way, options: Options, devices: Sequence[int]) -> None:
         Naming the option.
     """
     settings = options.settings(way)
-    if max(settings.epochs) > MOST_EPOCHS:
+    if max(settings.epochs) > PLAYED_EPOCHS:
         raise SettingsError(
-            f"epochs: got {max(settings.epochs)}, expected at most {MOST_EPOCHS}, which are played"
-            " one by one; what follows grows in proportion"
+            f"epochs: got {max(settings.epochs)}, expected at most {PLAYED_EPOCHS}, which are"
+            " played one by one; what follows grows in proportion"
         )
     any_costs = [LayerCosts(step=1.0)] * (len(settings.layers) - 1)
     job = options.job(way, any_costs)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -26,9 +26,26 @@ from syncpretrain.pretraining.runtime.ranks.messages import (
     SetSlice,
     TakeChange,
 )
-from syncpretrain.pretraining.runtime.ranks.run import RunRanks
 
 __all__ = ["RankServers"]
+
+
+class Ranks(Protocol):
+    """The interface of the ranks of a run; see ``pretraining/runtime/ranks/run.py``."""
+
+    rank: dict[int, int]
+
+    def send(self, layer: int, name: str, thing: Any) -> None:
+        """Send something to a port of a replica or server."""
+        ...
+
+    def take(self, name: str, timeout: float) -> Any:
+        """Return the next thing that came to a port of this rank; None after a time."""
+        ...
+
+    def lost(self, layer: int) -> str | None:
+        """Return how the rank of a replica or server was lost, None if it was not."""
+        ...
 
 
 class RankServers:
@@ -48,15 +65,15 @@ class RankServers:
         self._own, self._times = own, times
         self._replicas = range(1, replicas + 1)
         self._slices = dict(enumerate(own.slices, start=replicas + 1))
-        self._ranks: RunRanks | None = None
+        self._ranks: Ranks | None = None
 
-    def places(self, ranks: RunRanks) -> list[ServerPlace]:
+    def places(self, ranks: Ranks) -> list[ServerPlace]:
         """Return what the ranks are sent; the servers are on these from now on."""
         self._ranks = ranks
         where = {number: ranks.rank[number] for number in self._replicas}
         return [ServerPlace(number, self._own.rules, where) for number in self._slices]
 
-    def seen_by_replicas(self, ranks: RunRanks) -> tuple[ServerRank, ...]:
+    def seen_by_replicas(self, ranks: Ranks) -> tuple[ServerRank, ...]:
         """Return the servers as replicas have to know them."""
         return tuple(
             ServerRank(number, ranks.rank[number], (own.start, own.stop))
