@@ -87,7 +87,8 @@ def test_servers_on_ranks_have_the_bits_of_one(bits, compensation):
     assert stack.parameters_sha256 == alone.parameters_sha256
 
 
-def test_an_error_of_a_server_is_raised(monkeypatch):
+@pytest.mark.parametrize("steps", [1, STEPS])  # found out when all is done, and before
+def test_an_error_of_a_server_is_raised(monkeypatch, steps):
     def fail(self, change, share, fetched):
         raise ArithmeticError("a slice went wrong")
 
@@ -96,7 +97,7 @@ def test_an_error_of_a_server_is_raised(monkeypatch):
     server = ParameterServer(np.zeros(SIZE, np.float32), rules, 2)
     raised = r"a parameter server failed: ArithmeticError: a slice went wrong"
     with local_ranks(3), pytest.raises(WorkerError, match=raised), fleet_of(server, rules) as own:
-        own.train(tasks_of(1, 0, STEPS, 1), lambda: False, lambda *of: None)
+        own.train(tasks_of(1, 0, steps, 1), lambda: False, lambda *of: None)
 
 
 def test_a_lost_rank_ends_the_run():

@@ -50,12 +50,13 @@ def test_one_replica_needs_no_trial():
     assert Trial(1).is_over
 
 
-def test_the_error_overrules_updates_that_are_whole_but_useless():
-    """As of stale changes that are taken whole: beyond two replicas nothing is learned."""
-    trial = tried(8, lambda n: 10.0 * n, gain=lambda n: 1.0 if n <= 2 else 0.0)
+def test_the_error_overrules_updates_that_are_whole_but_worth_little():
+    """As of stale changes that are taken whole: each of more than two replicas leads astray."""
+    gains = {8: 0.1, 6: 0.15, 4: 0.25, 2: 1.0, 1: 1.0}
+    trial = tried(8, lambda n: 10.0 * n, gain=gains.__getitem__)
     assert trial.useful[8] == pytest.approx(80)
     assert trial.count == 2
-    assert trial.falls == pytest.approx({8: 0.0, 4: 0.0, 2: 20.0, 1: 10.0})
+    assert trial.falls == pytest.approx({8: 8.0, 4: 10.0, 2: 20.0, 1: 10.0})
 
 
 def test_the_error_overrules_in_favour_of_more_replicas_too():
@@ -91,7 +92,7 @@ def test_noise_overrules_nothing(seed):
 
 def test_the_fall_is_that_of_the_line_through_the_errors():
     tasks = [Trained(float(x), 1.0, y) for x, y in enumerate([5, 3, 4, 0])]
-    # By hand: the mean slope is -1.4, and 3.3 of the squares are left for 2 degrees of freedom.
+    # By hand: the mean slope is -1.4, and 4.2 of the squares are left for 2 degrees of freedom.
     assert ErrorFall.of(tasks) == pytest.approx((1.4, 4.2 / 2 / 5))
     assert ErrorFall.of(tasks[:2]).variance == float("inf")
     assert ErrorFall.of([Trained(1.0, 1.0, 2.0)] * 4).variance == float("inf")

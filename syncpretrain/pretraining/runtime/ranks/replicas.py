@@ -141,6 +141,10 @@ class RankReplicas(StartedReplicas):
 
     def _record(self, found: ReplicaAnswer) -> None:
         """Keep an answer of a replica; the failure of a server is that of all."""
-        is_server = found.number > self._replicas
-        for channel in self._channels if is_server else [self._channels[found.number - 1]]:
+        if found.number <= self._replicas:
+            self._channels[found.number - 1].record(found)
+            return
+        if self._servers is not None and isinstance(found.answer, Failed):
+            self._servers.fail(found.answer.error)
+        for channel in self._channels:
             channel.record(found)

@@ -66,6 +66,7 @@ class RankServers:
         self._replicas = range(1, replicas + 1)
         self._slices = dict(enumerate(own.slices, start=replicas + 1))
         self._ranks: Ranks | None = None
+        self._failure: BaseException | None = None
 
     def places(self, ranks: Ranks) -> list[ServerPlace]:
         """Return what the ranks are sent; the servers are on these from now on."""
@@ -79,6 +80,10 @@ class RankServers:
             ServerRank(number, ranks.rank[number], (own.start, own.stop))
             for number, own in self._slices.items()
         )
+
+    def fail(self, error: BaseException) -> None:
+        """Keep the error of a server, in the thread of the transport; :meth:`settle` raises it."""
+        self._failure = error
 
     def start(self) -> None:
         """Send every server its slice."""
@@ -108,7 +113,7 @@ class RankServers:
         Raises
         ------
         WorkerError
-            If the rank of a server is lost.
+            If a server has failed, or its rank is lost.
         StalledError
             If a server does not answer.
         """
@@ -124,6 +129,8 @@ class RankServers:
                 np.copyto(self._own.mean_square[own], found.mean_square)
                 missing.discard(found.server)
                 continue
+            if self._failure is not None:
+                raise self._failure
             for number in missing:
                 how = self._ranks.lost(number)
                 if how is not None:
