@@ -49,21 +49,7 @@ def settings_from_options(
     base: dict[str, Any] = {"data": {}, "pretrain": {}, "finetune": {}, "run": {}}
     if config is not None:
         base = msgspec.to_builtins(read_settings(config))
-        _drop_costs(base["pretrain"])
-        if options["model"] not in (None, base["pretrain"]["model"]):
-            _drop_model(base["pretrain"])
-        if options["layers"] is not None:
-            _drop_layers(base["pretrain"], options["layers"])
-        if options.get("epochs") and options.get("settle") is None:
-            base["pretrain"].pop("settle")  # it went with the file's epochs
-        if options.get("schedule") not in (None, AUTO):
-            _drop_schedule(base["pretrain"], options["schedule"])
-        elif options.get("schedule") == AUTO and base["pretrain"]["schedule"] == ASYNC:
-            _drop_schedule(base["pretrain"], "synchronized")  # auto chooses among such
-        if options.get("handoff") not in (None, base["pretrain"].get("handoff")):
-            _drop_handoff(base["pretrain"])
-        if options.get("finetune_schedule") not in (None, base["finetune"].get("schedule")):
-            _drop_tuning_schedule(base["finetune"])
+        _drop(base["pretrain"], base["finetune"], options)
     for name, value in options.items():
         if value is None:
             continue
@@ -168,6 +154,25 @@ def _check_finetuning(settings: Settings, options: dict[str, Any]) -> None:
                 f"{name}: got {value} without fine-tuning; add --finetune reconstruction or"
                 " classification"
             )
+
+
+def _drop(pretrain: dict[str, Any], finetune: dict[str, Any], options: dict[str, Any]) -> None:
+    """Drop what a file says of its own layers, model and schedules where options name others."""
+    _drop_costs(pretrain)
+    if options["model"] not in (None, pretrain["model"]):
+        _drop_model(pretrain)
+    if options["layers"] is not None:
+        _drop_layers(pretrain, options["layers"])
+    if options.get("epochs") and options.get("settle") is None:
+        pretrain.pop("settle")  # it went with the file's epochs
+    if options.get("schedule") not in (None, AUTO):
+        _drop_schedule(pretrain, options["schedule"])
+    elif options.get("schedule") == AUTO and pretrain["schedule"] == ASYNC:
+        _drop_schedule(pretrain, "synchronized")  # auto chooses among such
+    if options.get("handoff") not in (None, pretrain.get("handoff")):
+        _drop_handoff(pretrain)
+    if options.get("finetune_schedule") not in (None, finetune.get("schedule")):
+        _drop_tuning_schedule(finetune)
 
 
 def _drop_costs(pretrain: dict[str, Any]) -> None:
