@@ -113,6 +113,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "split": "What replicas share: examples (default), an RBM's units, filters; or hybrid:"
         " examples of convolutions, units of others.",
         "shards": "Parts of a minibatch, on which the result depends. Default as many as replicas.",
+        "servers": "Of async: slices of its parameters, each with a thread or rank.",
         "blas_threads": "For greedy and fine-tuning; parallel layers take one each. Default the"
         " usable cores.",
     },
@@ -143,7 +144,6 @@ SECTIONS: dict[str, dict[str, str]] = {
         "max_staleness": "A staler change is made anew.",
         "simulate_staleness": "In turns: N changes late.",
         "trim_replicas": "Stop what does not pay.",
-        "servers": "Of slices of the parameters.",
         "finetune_schedule": "",
         "finetune_runtime": "Of async: its replicas.",
         "finetune_push_every": "As above.",
