@@ -118,7 +118,7 @@ def test_the_picture_is_a_png(drawn, call, tmp_path):
         (("--out", "curves.jpg"), "--out: got curves.jpg, expected a name that ends with .png"),
         (("--out", "nowhere/curves.png"), "--out: the folder nowhere does not exist"),
         (("--epochs", "1,2,3"), "--epochs: got 3 values"),
-        (("--epochs", "10001"), "--epochs: got 10001, expected at most 10000, which are played"),
+        (("--epochs", "2001"), "--epochs: got 2001, expected at most 2000, which are played"),
     ],
 )
 def test_what_is_wrong_is_refused_in_one_sentence(call, options, message):

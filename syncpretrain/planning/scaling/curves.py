@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 ASYNCHRONOUS = "async"
-PLAYED_EPOCHS = 10_000  # of a layer; each is played, of every way and number of devices
+PLAYED_EPOCHS = 2_000  # of a layer; each is played, of every way and number of devices
 OF_SCHEDULES = ("delay", "finish", "group_size", "pace", "refresh_epochs")
 
 
