@@ -276,6 +276,32 @@ def test_the_compensation_by_its_definition():
         np.testing.assert_allclose(change, expected, rtol=1e-4)
 
 
+class Toggled:
+    """A trial that lets two replicas train, then one, then two again."""
+
+    is_over, tasks = False, 0
+
+    @property
+    def count(self):
+        return 1 if 10 <= self.tasks < 20 else 2
+
+    def trained(self, task):
+        assert task.share == 1
+        self.tasks += 1
+
+
+def test_a_replica_that_rested_fetches_anew():
+    run = Fleet("threads", rules=replace(WHOLE, fetch_every=10_000), replicas=2)
+    usual, fetched = run.server.fetch, []
+    run.server.fetch = lambda out: (fetched.append(run.server.clock), usual(out))[1]
+    run.fleet._trial = Toggled()
+    assert run.train() == STEPS
+    np.testing.assert_array_equal(run.parameters, np.float32(total(STEPS)))
+    assert fetched[:2] == [0, 0]
+    assert len(fetched) == 3, "once each, and once after the rest"
+    assert fetched[2] >= 20
+
+
 def test_a_run_with_a_trial_adds_up():
     run = Fleet("threads", replicas=4, trims=True)
     run.train(steps=300)
