@@ -113,6 +113,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "split": "What replicas share: examples (default), an RBM's units, filters; or hybrid:"
         " examples of convolutions, units of others.",
         "shards": "Parts of a minibatch, on which the result depends. Default as many as replicas.",
+        "servers": "Of async: slices of its parameters, each with a thread or rank.",
         "blas_threads": "For greedy and fine-tuning; parallel layers take one each. Default the"
         " usable cores.",
     },
@@ -152,6 +153,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "finetune_max_staleness": "",
         "finetune_simulate_staleness": "",
         "finetune_trim_replicas": "",
+        "finetune_servers": "",
     },
     OUTPUT: {
         "checkpoint_every": "Write a checkpoint once any layer, or fine-tuning, has done N epochs"

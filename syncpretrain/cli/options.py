@@ -19,6 +19,7 @@ __all__ = [
     "floats",
     "integers",
     "json_option",
+    "measuring_options",
     "momentums",
     "out_option",
     "part_option",
@@ -139,6 +140,25 @@ def out_option(command: F) -> F:
         metavar="FILE",
         help="The file to write: .csv, .npy, .npz or .parquet.",
     )(command)
+
+
+def measuring_options(command: F) -> F:
+    """Add ``--examples`` and ``--seconds``, of what is predicted from measurements."""
+    seconds = click.option(
+        "--seconds",
+        type=at_least(0),
+        default=7,
+        metavar="S",
+        help="About how long to measure. Default 7.",
+    )
+    examples = click.option(
+        "--examples",
+        type=at_least(1),
+        default=50_000,
+        metavar="N",
+        help="To train on. Default 50000, as of MNIST.",
+    )
+    return examples(seconds(command))
 
 
 def json_option(command: F) -> F:

@@ -33,7 +33,7 @@ class AsyncEvents:
     def __init__(self, settings: PretrainSettings, emit: Callable[[Event], None]) -> None:
         self._settings, self._emit = settings, emit
         self._began: dict[int, float] = {}
-        self._told = time.monotonic()
+        self._reported = time.monotonic()
 
     def start(self, now: float, slots: int, examples: int, done: Sequence[int]) -> None:
         """Report that the run starts, and what was done before a checkpoint."""
@@ -54,8 +54,8 @@ class AsyncEvents:
     def progress(self, layers: Sequence[int], epoch: int, share: float) -> None:
         """Report how far an epoch is, a few times a second."""
         now = time.monotonic()
-        if now - self._told >= EVERY_SECONDS:
-            self._told = now
+        if now - self._reported >= EVERY_SECONDS:
+            self._reported = now
             for layer in layers:
                 self._emit(Progress(now, layer, epoch, share))
 

@@ -20,6 +20,7 @@ from syncpretrain.pretraining.runtime.ranks.messages import (
     EpochLayer,
     ReplicaPlace,
     RunJob,
+    ServerPlace,
     StreamLayer,
     port,
 )
@@ -28,7 +29,7 @@ from syncpretrain.pretraining.runtime.ranks.sent_data import SentSplit, received
 __all__ = ["HeldLayer", "HeldLayers"]
 
 SHARED_ENDS = (Stopped, DivergedError, DataError)  # on every rank of a group in the same place
-PlaceT = TypeVar("PlaceT", EpochLayer, StreamLayer, ReplicaPlace)
+PlaceT = TypeVar("PlaceT", EpochLayer, StreamLayer, ReplicaPlace, ServerPlace)
 
 
 class HeldLayer(ABC, Generic[PlaceT]):
@@ -38,7 +39,7 @@ class HeldLayer(ABC, Generic[PlaceT]):
     ----------
     transport : Transport
     job : RunJob
-    place : EpochLayer, StreamLayer or ReplicaPlace
+    place : EpochLayer, StreamLayer, ReplicaPlace or ServerPlace
     should_stop : callable
         Asked between minibatches.
 
@@ -111,6 +112,14 @@ class HeldLayer(ABC, Generic[PlaceT]):
         self.group.fail()
         return True
 
+    def take(self, name: str, layer: int) -> Any:
+        """Return the next thing that comes to a port of this rank, None if the run ends first."""
+        own = port(self._job.run, name, layer)
+        while (found := self._transport.take(own, self._times.tick)) is None:
+            if self._should_stop():
+                return None
+        return found[1]
+
     def leave(self) -> None:
         """Let :meth:`work` end after its order."""
         self._over.set()
@@ -157,7 +166,7 @@ class HeldLayers:
             thread.start()
 
     def report_progress(self) -> None:
-        """Tell rank 0 how far the epochs are, if they have moved."""
+        """Report to rank 0 how far the epochs are, if they have moved."""
         now = {layer.number: float(layer.progress[0]) for layer in self._layers if layer.leads}
         epochs = {place.layer for place in self.job.layers if isinstance(place, EpochLayer)}
         moved = {i: x for i, x in now.items() if i in epochs and self._sent.get(i) != x}

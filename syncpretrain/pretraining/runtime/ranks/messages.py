@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from syncpretrain.cluster.transport import Port
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import Layer
+from syncpretrain.parallel.replicas.rules import AsyncRules
 from syncpretrain.parallel.replicas.steps import Load, ReplicaFactory, Save, Work
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime.ranks.sent_data import SentSplit
@@ -26,10 +27,17 @@ __all__ = [
     "ReplicaAnswer",
     "ReplicaOrder",
     "ReplicaPlace",
+    "ReportSlice",
     "RunEnded",
     "RunJob",
     "RunOver",
+    "SendSlice",
+    "ServerPlace",
+    "ServerRank",
+    "SetSlice",
+    "SliceOf",
     "StreamLayer",
+    "TakeChange",
     "port",
 ]
 
@@ -44,7 +52,8 @@ def port(run: int, name: str, layer: int = 0) -> Port:
     it, ``group`` of a layer from the others that hold it, and ``stop``; to rank 0: ``reports`` or
     ``answers`` of a layer, ``failures`` in minibatches that were answered for, ``progress``, and
     ``left``.
-    Replicas of an asynchronous run have ports as layers have.
+    Replicas and servers of an asynchronous run have ports as layers have: ``slices`` of a replica
+    are those of parameters that it fetches, ``change N`` is its change for server N.
     """
     return run, name, layer
 
@@ -87,12 +96,67 @@ class StreamLayer(Place):
 class ReplicaPlace(Place):
     """A replica of an asynchronous run: its number, what builds it, and what it trains on.
 
-    ``size`` is the number of its parameters.
+    ``size`` is the number of its parameters, which the ``servers`` have if there are any.
     """
 
     factory: ReplicaFactory
     data: tuple[Array, ...]
     size: int
+    servers: tuple[ServerRank, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRank:
+    """A server of a slice of the parameters, as replicas see it: its number and its rank."""
+
+    number: int
+    rank: int
+    own: tuple[int, int]  # where the slice begins and ends
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPlace(Place):
+    """A server of a slice of the parameters: its number, and the rank of each replica."""
+
+    rules: AsyncRules
+    replicas: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SetSlice:
+    """Message to a server: its parameters, and what the compensation remembers of them."""
+
+    parameters: Array
+    mean_square: Array
+
+
+@dataclass(frozen=True, slots=True)
+class SendSlice:
+    """Message to a server: send a replica the parameters as they are now."""
+
+    replica: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeChange:
+    """Message to a server: add a share of a replica's next change, or drop it if None."""
+
+    replica: int
+    share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSlice:
+    """Message to a server: send rank 0 what it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceOf:
+    """A slice of a vector, from or to a server; ``mean_square`` is with a report alone."""
+
+    server: int
+    values: Array
+    mean_square: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +184,7 @@ class RunJob:
     """
 
     run: int
-    layers: tuple[EpochLayer | StreamLayer | ReplicaPlace, ...]
+    layers: tuple[EpochLayer | StreamLayer | ReplicaPlace | ServerPlace, ...]
     data: Split | SentSplit | None
     blas_threads: int
     times: Timeouts

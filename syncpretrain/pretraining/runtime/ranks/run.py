@@ -23,6 +23,7 @@ from syncpretrain.pretraining.runtime.ranks.messages import (
     ReplicaPlace,
     RunJob,
     RunOver,
+    ServerPlace,
     StreamLayer,
     port,
 )
@@ -70,7 +71,7 @@ class RunRanks:
 
     def begin(
         self,
-        layers: Sequence[EpochLayer | StreamLayer | ReplicaPlace],
+        layers: Sequence[EpochLayer | StreamLayer | ReplicaPlace | ServerPlace],
         data: Callable[[Sequence[int]], Split | None],
         blas_threads: int,
         what: str = "layer",
