@@ -91,9 +91,7 @@ def _row(named: NamedData, folder: Path, is_here: Callable[..., bool]) -> dict[s
 
 
 @contextmanager
-def _progress(
-    named: NamedData, *, quiet: bool
-) -> Iterator[Callable[[RemoteFile, int], object]]:
+def _progress(named: NamedData, *, quiet: bool) -> Iterator[Callable[[RemoteFile, int], object]]:
     """Show how much of each file has come on standard error, if that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn

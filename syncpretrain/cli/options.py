@@ -19,6 +19,7 @@ __all__ = [
     "floats",
     "integers",
     "json_option",
+    "log_option",
     "momentums",
     "out_option",
     "part_option",
@@ -138,6 +139,17 @@ def out_option(command: F) -> F:
         type=click.Path(path_type=Path),
         metavar="FILE",
         help="The file to write: .csv, .npy, .npz or .parquet.",
+    )(command)
+
+
+def log_option(command: F) -> F:
+    """Add ``--log``."""
+    return click.option(
+        "--log",
+        "loggers",
+        type=click.Choice(["tensorboard", "mlflow"]),
+        multiple=True,
+        help="Log the run there too; may be repeated.",
     )(command)
 
 

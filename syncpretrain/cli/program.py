@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from syncpretrain.cli.ranks import check_command, follow, is_follower, leading
+from syncpretrain.cli.typed import keep_typed
 
 __all__ = ["main"]
 
@@ -35,7 +36,6 @@ COMMANDS = {
     "completion": "Complete commands and options in the shell: print or install its script.",
 }
 FAILED, REFUSED, STALLED, SIGNAL = 1, 2, 75, 128
-ARGUMENTS_KEY = "syncpretrain.arguments"  # of the program, as they were typed
 
 
 class Program(click.Group):
@@ -82,7 +82,7 @@ class Program(click.Group):
             ctx.exit(follow(args))
         if not args:
             return super().parse_args(ctx, args)  # shows the help
-        ctx.meta[ARGUMENTS_KEY] = tuple(args)
+        keep_typed(ctx, args)
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:

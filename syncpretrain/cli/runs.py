@@ -18,6 +18,7 @@ __all__ = ["command"]
 
 FOLDER = "runs"
 SORTED_BY = ("when", "name", "layers", "schedule", "validation", "test", "seconds", "state")
+WHEN_LETTERS = 16  # of a date and a time, to the minute
 STATE_NAMES = ("finished", "running", "stopped", "failed", "damaged")
 
 
@@ -135,7 +136,9 @@ def rm_command(ctx: click.Context, runs: tuple[str, ...], yes: bool) -> None:
             raise SettingsError(
                 f"run: {folder} is at work in {found.reason}; wait for it, or stop it first"
             )
-        click.echo(f"{folder}: {_state_text(found)}, {found.layers or '-'}, {_size(_bytes(folder))}")
+        click.echo(
+            f"{folder}: {_state_text(found)}, {found.layers or '-'}, {_size(_bytes(folder))}"
+        )
     if not yes:
         click.confirm(f"remove {_number(len(folders), 'run')} and all files in them?", abort=True)
     for folder in folders:
@@ -177,6 +180,7 @@ def _print_table(runs: list[ShelvedRun], folder: Path, file: IO[str]) -> None:
         return
     console = Console(file=file, highlight=False)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    table.add_column("when", min_width=WHEN_LETTERS)
     for name in ("run", "layers", "schedule", "data", "state"):
         table.add_column(name, overflow="fold")
     for name in ("valid.", "test", "seconds"):
@@ -185,11 +189,13 @@ def _print_table(runs: list[ShelvedRun], folder: Path, file: IO[str]) -> None:
         errors = [_error(run, value) for value in (run.validation, run.test)]
         seconds = "-" if run.seconds is None else f"{run.seconds:.0f}"
         own = (run.name, run.layers, run.schedule, Path(run.data).name, run.state)
-        table.add_row(*own, *errors, seconds)
+        table.add_row(run.when.replace("T", " ")[:WHEN_LETTERS], *own, *errors, seconds)
     console.print(table)
     for run in runs:
         if run.state in ("damaged", "failed"):
-            console.print(f"{run.name}: {_state_text(run)}", markup=False, soft_wrap=True)
+            console.print(
+                f"{run.name}: {_state_text(run)}", markup=False, emoji=False, soft_wrap=True
+            )
 
 
 def _state_text(run: ShelvedRun) -> str:

@@ -81,7 +81,9 @@ class MLflowLog:
         from mlflow.entities import Metric
 
         time = round(1000 * wall_time(event))  # milliseconds
-        metrics = [Metric(name, value, time, figures.step) for name, value in figures.values.items()]
+        metrics = [
+            Metric(name, value, time, figures.step) for name, value in figures.values.items()
+        ]
         self._client.log_batch(self._run, metrics=metrics)
 
 
