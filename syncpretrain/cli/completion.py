@@ -10,9 +10,9 @@ import click
 __all__ = ["command"]
 
 PROGRAM = "syncpretrain"
-VARIABLE = "_SYNCPRETRAIN_COMPLETE"  # by which click is asked for completions
+ASKING_VARIABLE = "_SYNCPRETRAIN_COMPLETE"  # by which click is asked for completions
 SHELLS = ("bash", "zsh", "fish")
-STARTED = {"bash": ".bashrc", "zsh": ".zshrc"}  # read by each new shell
+START_FILES = {"bash": ".bashrc", "zsh": ".zshrc"}  # read by each new shell
 
 
 @click.command("completion")
@@ -38,7 +38,7 @@ def command(shell: str, install: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(script, encoding="utf-8")
     click.echo(f"written: {path}")
-    if shell in STARTED:
+    if shell in START_FILES:
         _add_line(shell, path)
     click.echo(f"open a new {shell} to use it")
 
@@ -52,7 +52,7 @@ def _script(shell: str) -> str:
     kind = get_completion_class(shell)
     assert kind is not None  # SHELLS are among those of click
     # Not the shell's own method: that of bash starts one, to see its version.
-    return ShellComplete.source(kind(main, {}, PROGRAM, VARIABLE))
+    return ShellComplete.source(kind(main, {}, PROGRAM, ASKING_VARIABLE))
 
 
 def _place(shell: str) -> Path:
@@ -68,7 +68,7 @@ def _add_line(shell: str, path: Path) -> None:
     from shlex import quote
 
     home = os.environ.get("ZDOTDIR") if shell == "zsh" else None
-    started = Path(home or Path.home()) / STARTED[shell]
+    started = Path(home or Path.home()) / START_FILES[shell]
     line = f". {quote(str(path))}  # completion of {PROGRAM}"
     before = started.read_text(encoding="utf-8") if started.exists() else ""
     if line in before.splitlines():

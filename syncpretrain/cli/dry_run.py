@@ -19,7 +19,7 @@ def dry_run_text(found: DryRun, data: Dataset) -> str:
     sizes = ", ".join(f"{len(getattr(data, part)):,} {part}" for part in PARTS)
     lines = [
         f"data: {data.name}, {data.source} ({sizes})",
-        f"stack: {shape}, {epochs} epochs, schedule {pretrain.schedule}, runtime {pretrain.runtime}",
+        f"stack: {shape}, {epochs} epochs, {pretrain.schedule}, runtime {pretrain.runtime}",
         f"memory: up to {_gigabytes(found.bytes)} beside {_gigabytes(found.data_bytes)} of data;"
         f" {_gigabytes(found.free_bytes)} are free",
         f"pretraining: {_seconds(found.pretrain_seconds)}",

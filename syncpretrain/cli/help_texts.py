@@ -38,7 +38,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "seeds": "Runs of each. Default 3.",
     },
     "Data and settings": {
-        "data": "mnist, digits or another name of 'syncpretrain data list'; a .npy, .npz, IDX, .csv or"
+        "data": "mnist, digits, a name of 'syncpretrain data list', a .npy, .npz, IDX, .csv or"
         " .parquet file, or a folder of images.",
         "target": "The column of a table that holds the labels, by name, or by number from 1 (-1"
         " for the last).",

@@ -14,7 +14,6 @@ from typing import Any
 from syncpretrain.data.dataset import PARTS, Dataset
 from syncpretrain.errors import RunInterrupted
 from syncpretrain.finetuning.prepared import Finetuning
-from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.available_memory import available_bytes
 from syncpretrain.parallel.blas import usable_cores

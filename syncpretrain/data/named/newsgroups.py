@@ -15,7 +15,7 @@ from syncpretrain.data.sparse_rows import SparseRows
 
 __all__ = ["read_newsgroups", "vocabulary"]
 
-MOST_WORDS = 2_000
+COUNTED_WORDS = 2_000
 MOST_DOCUMENTS = 0.3  # a word in more of them than this says little
 WORD = re.compile(r"[a-z]{3,}")
 PLACE = re.compile(r".*-(train|test)/([^/]+)/([^/]+)")
@@ -56,7 +56,7 @@ def vocabulary(documents: Sequence[Counter[str]]) -> dict[str, int]:
     most = MOST_DOCUMENTS * len(documents)
     usual = [word for word in total if present[word] <= most]
     usual.sort(key=lambda word: (-total[word], word))
-    return {word: column for column, word in enumerate(usual[:MOST_WORDS])}
+    return {word: column for column, word in enumerate(usual[:COUNTED_WORDS])}
 
 
 def _rows(documents: Iterable[Counter[str]], words: dict[str, int]) -> SparseRows:
