@@ -49,7 +49,8 @@ def load_dataset(
         ``mnist`` (784 pixels), ``digits`` (64 pixels), or ``fashion-mnist``, ``kmnist``,
         ``cifar10`` and ``20newsgroups``, which ``syncpretrain data fetch`` fetches; or a ``.npy``,
         ``.npz``, IDX (gzipped or not), ``.csv`` or ``.parquet`` file of examples in rows, with
-        values in [0, 1] or bytes, or a folder of images. A name goes before a file that is called the same.
+        values in [0, 1] or bytes, or a folder of images. A name goes before a file that is called
+        the same.
     validation : float, optional
         The fraction of the training examples to validate with, at least 0 and below 1, stratified
         where there are labels. None takes the data set's own split, or a tenth.
