@@ -35,6 +35,8 @@ EXTRAS |= {
     "cuda13": ["cupy-cuda13x[ctk]>=14"],
     "mpi": ["mpi4py>=4"],
     "export": ["onnx>=1.16"],
+    "tensorboard": ["tensorboardX>=2.6"],
+    "mlflow": ["mlflow-skinny>=2.14"],
 }
 EXTRAS["all"] = EXTRAS["digits"] + EXTRAS["sklearn"] + EXTRAS["plot"] + EXTRAS["scipy"]
 EXTRAS["test"] += EXTRAS["all"]

@@ -72,7 +72,9 @@ def command(
         return
     from syncpretrain.runs.shelf import runs_in
 
-    found = [run for run in runs_in(folder) if _is_wanted(run, states, schedule, data)]
+    is_first = folder == Path(FOLDER) and not folder.exists()  # before any run there
+    runs = [] if is_first else runs_in(folder)
+    found = [run for run in runs if _is_wanted(run, states, schedule, data)]
     if sort != "when":
         found.sort(key=lambda run: run.key(sort))
     if reverse:
@@ -176,7 +178,7 @@ def _print_table(runs: list[ShelvedRun], folder: Path, file: IO[str]) -> None:
     from rich.table import Table
 
     if not runs:
-        click.echo(f"no such runs in {folder}", file=file)
+        click.echo(f"no runs in {folder} that are asked for", file=file)
         return
     console = Console(file=file, highlight=False)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)

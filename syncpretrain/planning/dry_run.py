@@ -94,14 +94,15 @@ def dry_run(
     tuning: Finetuning | None,
     data_seconds: float,
     *,
-    measure_seconds: float = MEASURED_SECONDS,
+    measure_seconds: float | None = None,
 ) -> DryRun:
     """Return what a run is predicted to take, whose driver and fine-tuning are ready.
 
     ``data_seconds`` is what loading the data took, ``measure_seconds`` about how long the layers
-    are measured.
+    are measured; default 3.
     """
-    seconds, reason = _pretraining(driver.settings, data, measure_seconds)
+    wanted = MEASURED_SECONDS if measure_seconds is None else measure_seconds
+    seconds, reason = _pretraining(driver.settings, data, wanted)
     tuned: float | None = 0.0
     if tuning is not None:
         tuned = _finetuning(tuning, driver.stack())
