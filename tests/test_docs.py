@@ -51,6 +51,7 @@ DATA_SUFFIXES = {".npy", ".npz", ".csv"}
 NOT_OURS = {"--batches", "--cases", "--dist", "--draws", "--editable", "--pairs", "--quiet"}
 NOT_OURS |= {
     "--emulated",
+    "--logdir",
     "--every",
     "--rounds",
     "--only",
