@@ -20,7 +20,7 @@ LOGGED: dict[str, type[Event]] = {
 }
 INTEGERS: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
 # A number that is not finite is null.
-FORMS: dict[Any, dict[str, Any]] = {
+SCHEMA_FORMS: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
     bool: {"type": "boolean"},
     int: {"type": "integer"},
@@ -44,7 +44,7 @@ def event_schema() -> dict[str, Any]:
 
 def _form(name: str, kind: type[Event]) -> dict[str, Any]:
     types = get_type_hints(kind)
-    own = {field.name: FORMS[types[field.name]] for field in fields(kind)}
+    own = {field.name: SCHEMA_FORMS[types[field.name]] for field in fields(kind)}
     return {
         "type": "object",
         "properties": {"event": {"const": name}, **own},

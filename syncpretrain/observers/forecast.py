@@ -16,7 +16,7 @@ from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 
 __all__ = ["Forecast"]
 
-ENOUGH_EPOCHS = 0.1  # of a layer in this run; less says little about its speed
+ENOUGH_OF_AN_EPOCH = 0.1  # of a layer in this run; less says little about its speed
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class _Layer:
 
     def epoch_seconds(self, now: float) -> float | None:
         """Return the time of an epoch, sleep excluded; None before enough of one."""
-        if self.trained() < ENOUGH_EPOCHS:
+        if self.trained() < ENOUGH_OF_AN_EPOCH:
             return None
         running = 0.0 if self.began is None or not self.fraction else now - self.began
         return (self.busy + running) / self.trained()

@@ -61,7 +61,9 @@ class TensorBoardLog:
             self._writer.add_text("notices", event.message, self._notices, wall_time(event))
             return
         figures = figures_of(event)
-        for name, value in figures.values.items() if figures else ():
+        if figures is None:
+            return
+        for name, value in figures.values.items():
             self._writer.add_scalar(name, value, figures.step, wall_time(event))
 
 

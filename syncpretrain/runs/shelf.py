@@ -126,14 +126,14 @@ def read_run(folder: Path) -> ShelvedRun:
         if owner is not None:  # it is about to write them
             return ShelvedRun(**common, state="running", reason=owner)
         return ShelvedRun(**common, state="damaged", reason=str(error))
-    common |= _described(settings)
+    common.update(_described(settings))
     if (folder / METRICS_NAME).exists():
         try:
             figures = msgspec.json.decode((folder / METRICS_NAME).read_bytes(), type=_Figures)
         except (OSError, ValueError, RecursionError) as error:
             reason = f"{folder / METRICS_NAME}: {error}"
             return ShelvedRun(**common, state="damaged", reason=reason)
-        return ShelvedRun(**common, state="finished", **_errors(figures))
+        return ShelvedRun(**common | _errors(figures), state="finished")
     last, seconds = _last_event(folder / EVENTS_NAME)
     owner = owner_of(folder)
     if owner is not None:
