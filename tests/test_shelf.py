@@ -174,8 +174,8 @@ class TestRemoval:
 class TestCommands:
     def test_the_table(self, call, shelf):
         out, _ = call("runs", "--folder", shelf)
-        rows = {row.split()[2]: row for row in out.splitlines() if row[:2] == "20"}
-        assert rows["failed"].split()[5] == "failed"
+        rows = {row.split()[2]: row for row in out.splitlines() if row[:3] == " 20"}
+        assert rows["failed"].split()[3:7] == ["6-4", "synchronized", "x.npz", "failed"]
         assert "%" in rows["classifier"]
         assert "failed: failed: layer 1 diverged" in out
 

@@ -18,7 +18,9 @@ __all__ = ["command"]
 
 FOLDER = "runs"
 SORTED_BY = ("when", "name", "layers", "schedule", "validation", "test", "seconds", "state")
-WHEN_LETTERS = 16  # of a date and a time, to the minute
+WIDE, ENOUGH_WIDTH = 300, 140  # letters of a line
+WIDE_COLUMNS = ("when", "run", "layers", "schedule", "data", "state", "valid.", "test", "seconds")
+NARROW_COLUMNS = ("run", "state", "valid.", "test", "seconds")  # a name mostly has time and layers
 STATE_NAMES = ("finished", "running", "stopped", "failed", "damaged")
 
 
@@ -180,24 +182,37 @@ def _print_table(runs: list[ShelvedRun], folder: Path, file: IO[str]) -> None:
     if not runs:
         click.echo(f"no runs in {folder} that are asked for", file=file)
         return
-    console = Console(file=file, highlight=False)
+    is_wide = not file.isatty()  # for a file or another program, whose lines have no end
+    console = Console(file=file, highlight=False, width=WIDE if is_wide else None)
+    names = WIDE_COLUMNS if console.width >= ENOUGH_WIDTH else NARROW_COLUMNS
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    table.add_column("when", min_width=WHEN_LETTERS)
-    for name in ("run", "layers", "schedule", "data", "state"):
-        table.add_column(name, overflow="fold")
-    for name in ("valid.", "test", "seconds"):
-        table.add_column(name, justify="right", no_wrap=True)
+    for name in names:
+        is_number = name in ("valid.", "test", "seconds")
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
     for run in runs:
-        errors = [_error(run, value) for value in (run.validation, run.test)]
-        seconds = "-" if run.seconds is None else f"{run.seconds:.0f}"
-        own = (run.name, run.layers, run.schedule, Path(run.data).name, run.state)
-        table.add_row(run.when.replace("T", " ")[:WHEN_LETTERS], *own, *errors, seconds)
+        cells = _cells(run)
+        table.add_row(*(cells[name] for name in names))
     console.print(table)
     for run in runs:
         if run.state in ("damaged", "failed"):
             console.print(
                 f"{run.name}: {_state_text(run)}", markup=False, emoji=False, soft_wrap=True
             )
+
+
+def _cells(run: ShelvedRun) -> dict[str, str]:
+    """Return the cells of a run by the names of their columns."""
+    return {
+        "when": run.when.replace("T", " ")[: len("2026-01-02 03:04")],
+        "run": run.name,
+        "layers": run.layers,
+        "schedule": run.schedule,
+        "data": Path(run.data).name,
+        "state": run.state,
+        "valid.": _error(run, run.validation),
+        "test": _error(run, run.test),
+        "seconds": "-" if run.seconds is None else f"{run.seconds:.0f}",
+    }
 
 
 def _state_text(run: ShelvedRun) -> str:

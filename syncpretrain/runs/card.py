@@ -52,7 +52,7 @@ def _summary(report: dict[str, Any], settings: Settings) -> str:
     words += [f"hand-over by {pretrain.handoff}", f"seed {pretrain.seed}"]
     text = ", ".join(words)
     if tuned.objective != "none":
-        text += f"; fine-tuned for {tuned.objective} in {tuned.epochs} epochs"
+        text += f"; fine-tuned for {tuned.objective}, epochs: {tuned.epochs}"
     verdict = "".join(f"\n\n**{sentence}**" for sentence in report["verdict"])
     return f"{text}.{verdict}"
 
