@@ -49,7 +49,7 @@ def messages():
         for n in numbers:
             group = ("sci.space", "alt.atheism")[n % 2]
             words = "rocket orbit rocket" if n % 2 == 0 else "belief reason"
-            words += f" a {n} word{'s' * n} two{'o' * (n % 3)}"
+            words += f" a {n} word{'s' * n}" + f" two{'o' * (n % 3)}" * (2 if n == 8 else 1)
             body = f"Newsgroups: {group}\nSubject: header\n\n{words}\n"
             found[f"20news-bydate-{part}/{group}/{50_000 - n}"] = body.encode("latin-1")
     found["20news-bydate-train/sci.space/1"] = b"From: x\n\n1 2 3\n"  # without a word
@@ -270,7 +270,7 @@ class TestLoad:
         assert data.train.shape[1] == 6 + 3
         np.testing.assert_array_equal(data.train.toarray().sum(axis=1), 2)
         np.testing.assert_array_equal(data.train.toarray()[:, :3].sum(axis=1), 1)
-        np.testing.assert_array_equal(data.test.toarray(), np.eye(9)[[1, 2, 0]])
+        np.testing.assert_array_equal(data.test.toarray(), [[1], [2], [1]] * np.eye(9)[[1, 2, 0]])
         assert data.train_labels.tolist() == [0, 0, 0, 1, 1, 1]
         with pytest.raises(DataError):
             load_dataset("20newsgroups", validation=0)  # counts are not in [0, 1]
