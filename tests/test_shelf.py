@@ -216,6 +216,14 @@ class TestCommands:
         shown = json.loads(call("runs", "show", shelf / "classifier", "--json")[0])
         assert shown["metrics"]["accuracy"]["test"] == 1 - shown["test"]
 
+    def test_show_of_figures_of_another_version(self, call, copied):
+        path = copied / "classifier" / "metrics.json"
+        old = {"reconstruction_error": {"test": 1.0}, "seconds": {"total": 2.0}}
+        path.write_text(json.dumps(old))
+        out, _ = call("runs", "show", copied / "classifier")
+        assert "cannot be shown: metrics.json lacks 'data'" in out
+        assert read_run(copied / "classifier").test == 1.0
+
     def test_rm_asks_first(self, copied, monkeypatch, capsys):
         arguments = ("runs", "--folder", copied, "rm", "failed", copied / "killed")
         assert exit_status(*arguments) == 1  # nobody answers

@@ -113,7 +113,10 @@ def show_command(ctx: click.Context, run: str, as_json: bool) -> None:
     if report is not None:
         from syncpretrain.cli.output import print_run
 
-        print_run(report | {"out": str(folder)}, sys.stdout)
+        try:
+            print_run(report | {"out": str(folder)}, sys.stdout)
+        except (KeyError, TypeError, AttributeError, IndexError) as error:  # of another version
+            click.echo(f"its figures cannot be shown: {METRICS_NAME} lacks {error}; see --json")
     elif found.state in ("stopped", "failed"):
         from shlex import quote
 
