@@ -22,6 +22,7 @@ from syncpretrain.data.named.fetch import fetch, folder_of, is_here, named_data
 from syncpretrain.data.named.newsgroups import vocabulary
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError
+from syncpretrain.settings import read_settings
 
 NAMES = ("fashion-mnist", "kmnist", "cifar10", "20newsgroups")
 SECONDS = 20  # of every wait
@@ -49,7 +50,7 @@ def messages():
         for n in numbers:
             group = ("sci.space", "alt.atheism")[n % 2]
             words = "rocket orbit rocket" if n % 2 == 0 else "belief reason"
-            words += f" a {n} word{'s' * n}" + f" two{'o' * (n % 3)}" * (2 if n == 8 else 1)
+            words += f" a {n} word{'s' * n}" + f" two{'o' * (n % 3)}" * (2 if n in (2, 8) else 1)
             body = f"Newsgroups: {group}\nSubject: header\n\n{words}\n"
             found[f"20news-bydate-{part}/{group}/{50_000 - n}"] = body.encode("latin-1")
     found["20news-bydate-train/sci.space/1"] = b"From: x\n\n1 2 3\n"  # without a word
@@ -268,9 +269,10 @@ class TestLoad:
         # Of 7 messages, words in 3 of them are too usual. Each has a word of its own and one that
         # another one has too; those are the most frequent ones, and all that test messages share.
         assert data.train.shape[1] == 6 + 3
-        np.testing.assert_array_equal(data.train.toarray().sum(axis=1), 2)
-        np.testing.assert_array_equal(data.train.toarray()[:, :3].sum(axis=1), 1)
-        np.testing.assert_array_equal(data.test.toarray(), [[1], [2], [1]] * np.eye(9)[[1, 2, 0]])
+        shared = [1, 1, 1, 1, 2, 1]  # one message has it twice
+        np.testing.assert_array_equal(data.train.toarray()[:, :3].sum(axis=1), shared)
+        np.testing.assert_array_equal(data.train.toarray()[:, 3:].sum(axis=1), 1)
+        np.testing.assert_array_equal(data.test.toarray(), [[1], [2], [1]] * np.eye(9)[[2, 0, 1]])
         assert data.train_labels.tolist() == [0, 0, 0, 1, 1, 1]
         with pytest.raises(DataError):
             load_dataset("20newsgroups", validation=0)  # counts are not in [0, 1]
@@ -321,6 +323,12 @@ class TestCommands:
         assert json.loads(report)["data"]["name"] == "kmnist"
         evaluated, _ = call("evaluate", tmp_path / "run", "--json")
         assert json.loads(evaluated)["data"] == json.loads(report)["data"]
+
+    def test_counts_of_words_choose_their_units(self, call, small, server, tmp_path):
+        fetch(named_data("20newsgroups"), mirror=f"{server[0]}/20newsgroups")
+        own = ("--data", "20newsgroups", "--validation", 0, "--epochs", 1, "--batch-size", 2)
+        call("train", "--hidden", 3, *own, "--out", tmp_path / "run", "--quiet")
+        assert read_settings(tmp_path / "run" / "config.toml").pretrain.visible_units == "counts"
 
     def test_refusals_come_before_any_fetch(self, call, small):
         _, err = call("data", "fetch", "kmnist", "minst", status=2)
