@@ -328,7 +328,7 @@ class TestCommands:
         fetch(named_data("20newsgroups"), mirror=f"{server[0]}/20newsgroups")
         own = ("--data", "20newsgroups", "--validation", 0, "--epochs", 1, "--batch-size", 2)
         call("train", "--hidden", 3, *own, "--out", tmp_path / "run", "--quiet")
-        assert read_settings(tmp_path / "run" / "config.toml").pretrain.visible_units == "counts"
+        assert read_settings(tmp_path / "run" / "config.toml").pretrain.visible_units == "counts:9"
 
     def test_refusals_come_before_any_fetch(self, call, small):
         _, err = call("data", "fetch", "kmnist", "minst", status=2)
