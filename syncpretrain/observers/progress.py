@@ -240,7 +240,7 @@ class _Live:
     def _table(self) -> Table:
         table = Table.grid(padding=(0, 2, 0, 0), expand=True)
         table.width = min(self._console.width - 3, MAX_WIDTH)  # room for the echo of ^C
-        for width in (None, 12, 10):  # fixed, so that the bars keep their place
+        for width in (None, 15, 10):  # fixed, so that the bars keep their place
             table.add_column(no_wrap=True, min_width=width)
         table.add_column(ratio=1)  # the bar takes what the text leaves
         for width in (11, 9):
