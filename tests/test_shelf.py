@@ -16,11 +16,12 @@ from doccommands import words_of
 from trialruns import DieAt
 
 import syncpretrain
+from syncpretrain.cli.runs import STATE_NAMES
 from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError, WorkerError
 from syncpretrain.events import EpochFinished
 from syncpretrain.runs.lock import LOCK_NAME, owned, owner_of
 from syncpretrain.runs.run import resume_run, train_run
-from syncpretrain.runs.shelf import check_run, read_run, remove_run, runs_in
+from syncpretrain.runs.shelf import STATES, check_run, read_run, remove_run, runs_in
 from syncpretrain.settings import settings_from
 
 DEAD = 2**22 + 1  # above the highest process number of Linux
@@ -198,6 +199,9 @@ class TestCommands:
         assert set(by_error[:2]) == set(finished), "those without an error come last"
         assert names("--schedule", "greedy") == names("--data", "other.npz") == []
         assert len(names("--data", "x.npz", "--schedule", "synch")) == 5
+
+    def test_the_states_to_filter_by_are_all(self):
+        assert STATE_NAMES == STATES  # there, so that the help is quick
 
     def test_a_folder_without_runs(self, call, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)

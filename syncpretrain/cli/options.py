@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from syncpretrain.cli.help_texts import TEXTS
+from syncpretrain.observers.loggers import LOGGERS
 
 __all__ = [
     "LAYERS",
@@ -147,7 +148,7 @@ def log_option(command: F) -> F:
     return click.option(
         "--log",
         "loggers",
-        type=click.Choice(["tensorboard", "mlflow"]),
+        type=click.Choice(LOGGERS),
         multiple=True,
         help="Log the run there too; may be repeated.",
     )(command)
