@@ -35,9 +35,11 @@ EXTRAS |= {
     "cuda13": ["cupy-cuda13x[ctk]>=14"],
     "mpi": ["mpi4py>=4"],
     "export": ["onnx>=1.16"],
+    "tensorboard": ["tensorboardX>=2.6"],
+    "mlflow": ["mlflow-skinny>=2.14"],
 }
 EXTRAS["all"] = EXTRAS["digits"] + EXTRAS["sklearn"] + EXTRAS["plot"] + EXTRAS["scipy"]
-EXTRAS["test"] += EXTRAS["all"]
+EXTRAS["test"] += EXTRAS["all"] + EXTRAS["tensorboard"]
 
 # Optional: without a C compiler the package installs all the same and computes with NumPy. No
 # flag names a processor, for wheels move between machines; the source has its own ways to choose.

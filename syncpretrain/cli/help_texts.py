@@ -38,7 +38,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         "seeds": "Runs of each. Default 3.",
     },
     "Data and settings": {
-        "data": "mnist, digits, a .npy, .npz, IDX, .csv or .parquet file, or a folder of images.",
+        "data": "mnist, digits, a name of 'syncpretrain data list', a .npy, .npz, IDX, .csv or"
+        " .parquet file, or a folder of images.",
         "target": "The column of a table that holds the labels, by name, or by number from 1 (-1"
         " for the last).",
         "drop": "Columns of a table to leave out.",
@@ -54,6 +55,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         "preset": "Take the settings of a preset, listed by 'syncpretrain presets'; options given"
         " here win.",
         "config": "Take the settings of a run folder's config.toml; options given here win.",
+        "print_config": "Print all settings as config.toml would have them, and train nothing.",
+        "dry_run": "Check everything, predict the memory and the time, and train nothing.",
     },
     "Model": {
         "layers": "Values of an example, then units of each layer: 784,500,30; or"

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from syncpretrain.cli.help_texts import TEXTS
+from syncpretrain.observers.loggers import LOGGERS
 
 __all__ = [
     "LAYERS",
@@ -19,6 +20,7 @@ __all__ = [
     "floats",
     "integers",
     "json_option",
+    "log_option",
     "measuring_options",
     "momentums",
     "out_option",
@@ -159,6 +161,17 @@ def measuring_options(command: F) -> F:
         help="To train on. Default 50000, as of MNIST.",
     )
     return examples(seconds(command))
+
+
+def log_option(command: F) -> F:
+    """Add ``--log``."""
+    return click.option(
+        "--log",
+        "loggers",
+        type=click.Choice(LOGGERS),
+        multiple=True,
+        help="Log the run there too; may be repeated.",
+    )(command)
 
 
 def json_option(command: F) -> F:

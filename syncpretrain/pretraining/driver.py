@@ -285,9 +285,8 @@ class Pretraining:
         if self.resume is not None:
             had = self.resume.past
             past = tuple(r[:done] for r, done in zip(had.reads, had.done, strict=True))
-        self._emit(
-            RunStarted(now, s.layers, s.epochs, s.schedule, s.pace, s.runtime, self.slots, n, past)
-        )
+        own = (s.layers, s.epochs, s.schedule, s.pace, s.runtime)
+        self._emit(RunStarted(now, *own, self.slots, n, past, batch_size=s.batch_size))
 
     def _emit_decisions(self) -> None:
         for j in self._schedule.judged_since(self._judged):

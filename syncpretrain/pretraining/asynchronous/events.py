@@ -40,7 +40,7 @@ class AsyncEvents:
         s = self._settings
         past = tuple((self._reads(layer),) * n for layer, n in enumerate(done, start=1))
         own = (s.layers, s.epochs, s.schedule, s.pace, s.runtime)
-        self._emit(RunStarted(now, *own, slots, examples, past, s.handoff))
+        self._emit(RunStarted(now, *own, slots, examples, past, s.handoff, s.batch_size))
         for layer, (n, limit) in enumerate(zip(done, s.epochs, strict=True), start=1):
             if n == limit:
                 self._emit(LayerFinished(now, layer))
