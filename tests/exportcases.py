@@ -133,9 +133,9 @@ def case(name: str, head: str = "none") -> Stack:
 
 
 def parts_of_case(name: str, head: str) -> tuple[str, ...]:
-    """Return the parts of a stack that can be exported, but for a format."""
+    """Return the parts of a stack that can be exported; the encoder only without a head."""
     if head != "none":
-        return ("encoder", "regressor" if head == "numbers" else "classifier")
+        return ("regressor" if head == "numbers" else "classifier",)
     return ("encoder", "decoder") if name == "counts" else ("encoder", "decoder", "autoencoder")
 
 

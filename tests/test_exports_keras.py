@@ -9,17 +9,18 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from exportcases import CASES, HEADS, case, close, expected, inputs_of, parts_of_case
+from exportcases import CASES, case, close, expected, inputs_of, parts_of_case
 
 from syncpretrain import Stack
 from syncpretrain.errors import DataError
 from syncpretrain.models.export.keras_model import ABOUT
 
-BACKENDS = [name for name in ("jax", "torch", "tensorflow") if find_spec(name)]
+BACKENDS = [name for name in ("torch", "jax", "tensorflow") if find_spec(name)]
 if not BACKENDS:
     pytest.skip("Keras needs jax, torch or tensorflow", allow_module_level=True)
 os.environ.setdefault("KERAS_BACKEND", BACKENDS[0])
 keras = pytest.importorskip("keras", reason="exports are opened by Keras")
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Keras itself
 
 
 def output(model, rows):
@@ -28,7 +29,7 @@ def output(model, rows):
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_outputs_are_those_of_the_stack(name):
-    for head in HEADS:
+    for head in ("none", "numbers"):  # the file of a classifier is below
         for part in parts_of_case(name, head):
             wanted = expected(name, head, part)
             close(output(case(name, head).to_keras(part), inputs_of(name, part)), wanted)
