@@ -18,7 +18,7 @@ nn = torch.nn
 
 def output(module, rows):
     with torch.no_grad():
-        return module(torch.from_numpy(rows)).numpy()
+        return module(torch.tensor(rows)).numpy()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -64,7 +64,7 @@ class TestFromTorch:
         stack = Stack.from_torch(net, classes=["no", "yes"], visible_units="bernoulli")
         close(stack.predict_proba(bits), torch.softmax(torch.from_numpy(output(net, bits)), 1))
         y = np.where(bits[:, 0] > 0.5, "yes", "no")
-        tuned = finetune(stack, bits, y, epochs=5, batch_size=10)
+        tuned = finetune(stack, bits, y, epochs=10, batch_size=10, learning_rate=0.05)
         assert (tuned.predict(bits) == y).mean() > 0.9
 
     def test_a_regression(self):
