@@ -9,7 +9,7 @@ import numpy as np
 
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.models.export.describe import FUNCTIONS
+from syncpretrain.models.export.network import FUNCTIONS
 from syncpretrain.models.layer import DenseLayer, Head
 from syncpretrain.units.kinds import kind_of
 

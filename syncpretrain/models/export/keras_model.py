@@ -17,7 +17,7 @@ import numpy as np
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.export import steps as kinds
-from syncpretrain.models.export.describe import Network
+from syncpretrain.models.export.network import Network
 from syncpretrain.storage import write_atomically
 
 __all__ = ["ABOUT", "build", "write"]

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.models.export import steps as kinds
-from syncpretrain.models.export.describe import Network
+from syncpretrain.models.export.network import Network
 from syncpretrain.storage import write_atomically
 
 __all__ = ["arrays_of", "write"]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.models.export import steps as kinds
-from syncpretrain.models.export.describe import Network
+from syncpretrain.models.export.network import Network
 from syncpretrain.storage import write_atomically
 
 __all__ = ["build", "write"]

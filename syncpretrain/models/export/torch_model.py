@@ -18,7 +18,7 @@ import safetensors.numpy
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.export import steps as kinds
-from syncpretrain.models.export.describe import Network
+from syncpretrain.models.export.network import Network
 from syncpretrain.storage import write_atomically
 
 __all__ = ["build", "write"]
