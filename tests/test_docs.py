@@ -69,6 +69,13 @@ def offline(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def runtime():
+    """Import ONNX Runtime, which keeps files open, before a test counts them."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("onnxruntime")
+
+
 @pytest.fixture(scope="module")
 def template(tmp_path_factory):
     folder = tmp_path_factory.mktemp("documents")

@@ -24,7 +24,7 @@ class TestPlainArrays:
     def test_they_compute_what_the_stack_does(self, tmp_path, name, head):
         for part in parts_of_case(name, head):
             path = tmp_path / f"{part}.npz"
-            assert write_export(path, "npz", describe(case(name, head), part)) == [path]
+            assert case(name, head).export(path, part) == [path]
             close(Reader(path)(inputs_of(name, part)), expected(name, head, part))
 
     def test_names_stand_beside_them(self, tmp_path):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from syncpretrain.models.export.describe import Trained, describe
 from syncpretrain.models.export.foreign import Dense, layers_of_keras, layers_of_torch, parts_of
+from syncpretrain.models.export.formats import check_installed, format_for, write_export
 
 __all__ = ["Exports"]
 
@@ -22,6 +24,31 @@ class Exports:
     :meth:`Stack.encode`: standardization is part of the network, and so are the categories of
     a table. Bytes are divided by 255 beforehand.
     """
+
+    def export(
+        self: Trained, path: str | Path, part: str | None = None, *, file_format: str | None = None
+    ) -> list[Path]:
+        """Write a part to a file, without a pickle; return the files.
+
+        Parameters
+        ----------
+        path : str or Path
+            PyTorch's parameters have a Python file of the same name beside them.
+        part : str, optional
+        file_format : str, optional
+            ``onnx``, ``torch``, ``keras``, ``sklearn`` or ``npz``; default by the suffix,
+            ``.onnx``, ``.safetensors``, ``.keras``, ``.skops`` or ``.npz``.
+
+        Raises
+        ------
+        SettingsError
+            If the stack has no such part, the format cannot hold it, or a package is missing.
+        OSError
+            If the file cannot be written.
+        """
+        chosen = format_for(file_format, Path(path))
+        check_installed(chosen)
+        return write_export(Path(path), chosen, describe(self, part))
 
     def to_torch(self: Trained, part: str | None = None) -> Any:
         """Return a part as an ``nn.Sequential`` of PyTorch, float32, on the CPU.
