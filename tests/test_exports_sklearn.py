@@ -67,6 +67,7 @@ def test_the_outputs_are_those_of_the_stack_or_it_is_refused(name):
 def test_linear_units_inside_are_no_layer():
     model = case("linear code").to_sklearn("autoencoder")
     assert [weight.shape for weight in model.coefs_] == [(12, 9), (9, 9), (9, 12)]
+    model.partial_fit(np.zeros((3, 12)), np.zeros((3, 12)))  # it can be trained on
 
 
 def test_the_file_needs_no_trust(tmp_path, call):

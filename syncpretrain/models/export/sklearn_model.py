@@ -25,6 +25,8 @@ from syncpretrain.storage import write_atomically
 
 __all__ = ["build", "write"]
 
+# What a step of training leaves, as large as the weights; scikit-learn makes it anew on demand.
+OF_TRAINING = ("_optimizer", "_best_coefs", "_best_intercepts")
 MLP_FUNCTIONS = {
     "linear": "identity",
     "sigmoid": "logistic",
@@ -82,7 +84,8 @@ def build(network: Network) -> Any:
     model.coefs_ = [layer.weight for layer in layers]
     model.intercepts_ = [layer.bias for layer in layers]
     model.out_activation_ = MLP_FUNCTIONS[layers[-1].function]
-    vars(model).pop("_optimizer", None)  # of that step; scikit-learn makes another on demand
+    for name in OF_TRAINING:
+        vars(model).pop(name, None)
     return _with_categories(network, model) if network.table else model
 
 
