@@ -25,6 +25,7 @@ COMMANDS = {
     "score": "Write how unlike the training data examples are, and which are outliers.",
     "evaluate": "Measure the reconstruction error of each layer and of the stack.",
     "encode": "Write the codes of examples to a file.",
+    "export": "Write a part of a run for ONNX, PyTorch, Keras, scikit-learn or NumPy.",
     "reconstruct": "Draw examples above their reconstructions as a PNG.",
     "filters": "Draw the weights of a layer as images, as a PNG.",
     "sample": "Sample from the top RBM and draw the samples as a PNG.",

@@ -17,6 +17,7 @@ from syncpretrain.kernels.activations import activate, affine
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.models.convolution import ConvolutionalLayer
+from syncpretrain.models.export.methods import Exports
 from syncpretrain.models.imputation import imputed
 from syncpretrain.models.inputs import checked_width, prepared_examples
 from syncpretrain.models.layer import DenseLayer, Head, Layer, parameters_sha256
@@ -32,7 +33,7 @@ __all__ = ["ConvolutionalLayer", "DenseLayer", "Head", "Stack", "load"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Stack:
+class Stack(Exports):
     """A pretrained deep network: an encoder up the layers and a decoder down again.
 
     Attributes
