@@ -23,6 +23,7 @@ COMMANDS = {
     "predict": "Write the classes of examples, or the numbers that a regression predicts.",
     "score": "Write how unlike the training data examples are, and which are outliers.",
     "evaluate": "Measure the reconstruction error of each layer and of the stack.",
+    "report": "Write a page about a run, or about two: whether it worked, curves, images.",
     "encode": "Write the codes of examples to a file.",
     "reconstruct": "Draw examples above their reconstructions as a PNG.",
     "filters": "Draw the weights of a layer as images, as a PNG.",

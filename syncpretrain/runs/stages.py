@@ -42,6 +42,7 @@ from syncpretrain.runs.folder import EVENTS_NAME, METRICS_NAME, TRACE_NAME
 from syncpretrain.runs.identity import identity_of
 from syncpretrain.runs.metrics import measure, report_of
 from syncpretrain.runs.prepare import check_finetuning
+from syncpretrain.runs.record import recorded_end
 from syncpretrain.settings import Settings
 from syncpretrain.storage import remove_temporaries, write_atomically
 
@@ -95,7 +96,7 @@ class Stages:
         remove_temporaries(out)
         files = FinalFiles(out, self.report)
         log = EventLog(out / EVENTS_NAME, append=resuming, report=self.report)
-        with log, self.observed_by(log), interrupted_by_sigterm():
+        with log, recorded_end(log), self.observed_by(log), interrupted_by_sigterm():
             self.announce(out)
             saved = Checkpoints(out, self.settings, self.data, self.identity, self.report)
             with self.saving(files):
