@@ -14,6 +14,7 @@ __all__ = ["drawn", "themed"]
 INK, GRID = "#1b1f24", "#c9ced6"
 THEME = {INK: "var(--ink)", GRID: "var(--line)", "#dddddd": "var(--asleep)"}
 STYLE: dict[str, Any] = {
+    "axes.axisbelow": True,
     "axes.edgecolor": INK,
     "axes.facecolor": "none",
     "axes.labelcolor": INK,

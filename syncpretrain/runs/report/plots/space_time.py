@@ -98,7 +98,7 @@ def draw_space_time(
             name = f"{prefix}bar{len(titles)}"
             titles[name] = _title(timeline, group)
             _draw_bar(axes, group, place, name, dark=not on_path.isdisjoint(group))
-            if len(group) == 1 and group[0].seconds > numbered:
+            if len(group) == 1 and group[0].seconds - group[0].transform > numbered:
                 _number(axes, timeline, group[0], place)
     names = [f"layer {layer}" if layer else TUNING_NAME for layer in rows]
     axes.set_yticks(range(len(rows)), names)
@@ -150,7 +150,7 @@ def _draw_bar(axes: Any, group: Sequence[EpochSpan], place: int, name: str, *, d
 def _number(axes: Any, timeline: Timeline, span: EpochSpan, place: int) -> None:
     versions = span.layer > 1 and not timeline.is_streamed
     text = f"{span.epoch}({span.reads})" if versions else f"{span.epoch}"
-    middle = (span.start + span.end) / 2
+    middle = (span.start + span.transform + span.end) / 2
     colour = text_on(span.layer - 1) if span.layer else "white"
     style = {"ha": "center", "va": "center", "color": colour, "fontsize": "x-small"}
     axes.text(middle, place, text, clip_on=True, **style)

@@ -53,7 +53,7 @@ def configuration_section(run: RunRecord) -> Section:
 
 def _settings_table(section: str, rows: list[tuple[str, str]]) -> str:
     caption = SECTION_NAMES.get(section, section)
-    return table(("setting", "value"), rows, caption=caption, left=2)
+    return f"<div>{table(('setting', 'value'), rows, caption=caption, left=2)}</div>"
 
 
 def _environment(run: RunRecord) -> list[tuple[str, str]]:

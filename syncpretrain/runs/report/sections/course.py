@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from html import escape
 from typing import Any
 
 from syncpretrain.runs.critical_path import critical_path, path_seconds
@@ -25,29 +26,37 @@ __all__ = ["course_section"]
 ZOOMS = {"whole": 10.0, "3 times": 30.0, "9 times": 90.0}  # inches
 ROW_INCHES = 0.4
 MOST_ROWS_SHOWN = 300
+LEGEND = (
+    "A row is a layer, and a bar an epoch: its number, and in brackets the version of the layer"
+    " below that it trained on. Grey is sleep; the paler beginning of a bar computed its input."
+    " Point at a bar for its figures."
+)
+STREAMED_LEGEND = (
+    "A row is a layer, and a bar an epoch with its number. Layers trained on each other's"
+    " minibatches, so that a bar is the time from the first of an epoch to the last. Point at a bar"
+    " for its figures."
+)
 PIXELS_PER_INCH = 86  # at least: text of 11 pixels
 
 
 def course_section(runs: Sequence[RunRecord]) -> Section:
     """Return the diagram of each run, with its figures."""
-    text = (
-        "A row is a layer, and a bar an epoch: its number, and in brackets the version of the layer"
-        " below that it trained on. Grey is sleep, the paler beginning of a bar is the time in"
-        " which its input was computed. Point at a bar for its figures."
-    )
-    parts = [paragraph(text)]
+    has_epochs = any(run.timeline.spans or run.timeline.tuning for run in runs)
+    streamed = all(run.timeline.is_streamed for run in runs)
+    parts = [paragraph(STREAMED_LEGEND if streamed else LEGEND)] if has_epochs else []
     longest = max(map(_length, (run.timeline for run in runs)))
     for place, run in enumerate(runs):
         name = f"{run.name}: " if len(runs) > 1 else ""
+        parts.append(f"<h3>{escape(run.name)}</h3>" if name else "")
         timeline = run.timeline
         if not (timeline.spans or timeline.tuning):
-            parts.append(paragraph(f"{name}no epoch is finished."))
+            parts.append(paragraph("No epoch is finished."))
             continue
         parts.append(_diagram(timeline, f"course{place}", name, longest))
-        parts += [paragraph(name + sentence) for sentence in _sentences(timeline)]
+        parts += [paragraph(sentence) for sentence in _sentences(timeline)]
         if timeline.spans:
             parts.append(_shares(timeline, name))
-        parts.append(details(f"{name}the epochs as a table", _epochs(timeline, name)))
+        parts.append(details("The epochs as a table", _epochs(timeline, name)))
     return Section("course", "Who trained when", "".join(parts))
 
 
@@ -101,16 +110,15 @@ def _sentences(timeline: Timeline) -> list[str]:
             for n, x in enumerate(own, start=1)
             if x > 0
         )
+        waits = 100 * max(0.0, 1 - sum(own) / timeline.seconds)
         found.append(
             f"The critical path, with a line above its bars, is what the time depended on:"
-            f" {by_layer} of it. Only what makes these epochs faster makes the run faster."
+            f" {by_layer} of it, and {waits:.0f} % between its epochs. Only what makes these epochs"
+            " faster makes the run faster."
         )
     elif timeline.is_streamed:
         busiest = max(range(depth), key=lambda i: timeline.busy[i])
-        found.append(
-            "Layers trained on each other's minibatches, so that a bar is the time from the first"
-            f" to the last of an epoch. Layer {busiest + 1} had the most work."
-        )
+        found.append(f"Layer {busiest + 1} had the most work.")
     return found
 
 
@@ -123,9 +131,11 @@ def _shares(timeline: Timeline, name: str) -> str:
         share = asleep / timeline.seconds if timeline.seconds else 0.0
         first = seconds_text(spans[0].start - timeline.began) if spans else "-"
         cells = (len(spans), seconds_text(busy), seconds_text(asleep), f"{100 * share:.0f} %")
-        rows.append((f"layer {layer}", *cells, first, seconds_text(on_path) if on_path else "-"))
-    head = ("", "epochs", "at work", "asleep", "idle share", "began after", "on the critical path")
-    return table(head, rows, caption=f"{name}work and sleep of each layer")
+        last = seconds_text(on_path) if on_path else "-"
+        rows.append((f"layer {layer}", *cells, first, *([last] if any(path) else [])))
+    head = ["", "epochs", "at work", "asleep", "idle share", "began after"]
+    head += ["on the critical path"] if any(path) else []
+    return table(head, rows, caption=f"{name}Work and sleep of each layer")
 
 
 def _epochs(timeline: Timeline, name: str) -> str:
@@ -140,4 +150,4 @@ def _epochs(timeline: Timeline, name: str) -> str:
     left_out = len(timeline.spans) + len(timeline.tuning) - len(rows)
     more = f"; {left_out} more are in events.jsonl" if left_out else ""
     head = ("", "epoch", "on version", "from, s", "to, s", "error", "validation")
-    return table(head, rows, caption=f"{name}epochs by start{more}")
+    return table(head, rows, caption=f"{name}Epochs by start{more}")

@@ -179,7 +179,7 @@ def _codes(stack: Stack, shown: Shown) -> str:
 
     text = f"The codes of {len(found):,} examples of {shown.name}, by principal components"
     text += "" if shown.labels is None else ", coloured by label"
-    svg = drawn(draw, name="codes-map", label=text, size=(6.2, 4.9))
+    svg = drawn(draw, name="codes-map", label=text, size=(5.0, 4.3))
     return figure(svg, text)
 
 
@@ -200,4 +200,4 @@ def _samples(stack: Stack, images: ImageShape | None) -> str:
 
 
 def _value(value: Any) -> str:
-    return f"{value:.3g}" if np.issubdtype(type(value), np.number) else str(value)
+    return f"{value:.4g}" if np.issubdtype(type(value), np.number) else str(value)

@@ -20,6 +20,7 @@ from syncpretrain.runs.report.sections.section import (
 __all__ = ["Headline", "headline_of", "outcome_section", "quality_of"]
 
 MOST_TO_LEARN = 1.0  # of the mean's error: at this share nothing was learned
+LEAST_SECONDS = 0.001  # of a stage that there was
 SIGNS = {"good": "✓", "poor": "!", "bad": "✕"}  # beside the colour, which not everyone sees
 ENDS = {
     "running": ("poor", "This run is still at work"),
@@ -144,7 +145,11 @@ def _facts(run: RunRecord) -> list[tuple[str, str]]:
     seconds = metrics.get("seconds") or {}
     if seconds:
         names = ("pretrain", "finetune", "total")
-        parts = (f"{name} {seconds_text(seconds[name])}" for name in names if name in seconds)
+        parts = (
+            f"{name} {seconds_text(seconds[name])}"
+            for name in names
+            if seconds.get(name, 0.0) > LEAST_SECONDS
+        )
         facts.append(("time", ", ".join(parts)))
     elif timeline.seconds:
         facts.append(("time", f"pretraining {seconds_text(timeline.seconds)} so far"))
@@ -165,26 +170,30 @@ def _errors(metrics: dict[str, Any]) -> str:
     for row in layers:
         own = row["reconstruction_error"], row.get("mean_error") or {}
         label = f"layer {row['layer']}, {row['shape']}"
-        rows.append((label, *_pairs(*own, parts, is_trained=row.get("epochs") != 0)))
+        rows.append((label, *_cells(*own, parts, is_trained=row.get("epochs") != 0)))
     if any(whole.get(part) is not None for part in parts):
         predicts = metrics.get("accuracy") or metrics.get("regression_error")
         label = "whole stack, pretrained" if predicts else "whole stack"
         own = whole, metrics.get("mean_error") or {}
-        rows.append((label, *_pairs(*own, parts, is_trained=True)))
-    head = [text for part in parts for text in (f"{part} error", "of the mean's")]
-    caption = "Squared errors of reconstruction, summed over the values of an example"
-    return table(("", *head), rows, caption=caption)
+        rows.append((label, *_cells(*own, parts, is_trained=True)))
+    caption = (
+        "Squared errors of reconstruction, summed over the values of an example, and their share of"
+        " that of predicting the mean"
+    )
+    return table(("", *parts), rows, caption=caption)
 
 
-def _pairs(
+def _cells(
     errors: dict[str, Any], means: dict[str, Any], parts: Sequence[str], *, is_trained: bool
 ) -> list[str]:
-    """Return the error of each part, and its share of the mean's."""
+    """Return the error of each part, with its share of the mean's."""
     cells = []
     for part in parts:
         error, mean = errors.get(part), means.get(part)
-        share = share_text(error, mean) if error is not None and mean and is_trained else "-"
-        cells += [number(error), share]
+        if error is not None and mean and is_trained:
+            cells.append(f"{number(error)}, {share_text(error, mean)}")
+        else:
+            cells.append(number(error))
     return cells
 
 

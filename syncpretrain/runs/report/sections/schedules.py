@@ -26,7 +26,9 @@ def schedules_section(run: RunRecord) -> Section | None:
     if reason:
         return Section("schedules", title, paragraph(reason))
     timeline, timings = run.timeline, timings_of(run)
-    settings = msgspec.structs.replace(run.settings.pretrain, runtime="threads")
+    # Pace free is one way to pretrain, which the others do not have.
+    plain = {"runtime": "threads", "pace": "lockstep"}
+    settings = msgspec.structs.replace(run.settings.pretrain, **plain)
     held_out = 0 if run.identity is None else run.identity.data.validation
     found = candidates(Task(settings, timeline.examples, held_out), timings)
     text = (

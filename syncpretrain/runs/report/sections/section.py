@@ -70,10 +70,11 @@ def table(
     )
     body = "".join(_row(row, kinds) for row in rows)
     heading = f"<thead><tr>{''.join(cells)}</tr></thead>" if any(head) else ""
+    name = escape(caption)
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}">'
-        f"<table><caption>{escape(caption)}</caption>{heading}"
-        f"<tbody>{body}</tbody></table></div>"
+        f'<p class="caption" aria-hidden="true">{name}</p>'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{name}">'
+        f'<table aria-label="{name}">{heading}<tbody>{body}</tbody></table></div>'
     )
 
 
