@@ -64,6 +64,12 @@ class TestLearningCurves:
         of_history = plot.learning_curves(history)
         assert list(of_history[1].lines[0].get_ydata()) == stack.history.layers[1].train
 
+    def test_of_a_classifier_it_is_the_share_of_wrong_classes(self, bits):
+        stack = pretrain(bits, layers=[16, 4], epochs=1)
+        stack = finetune(stack, bits, np.arange(200) % 2, epochs=1)
+        labels = [panel.get_ylabel() for panel in plot.learning_curves(stack)]
+        assert labels == ["squared error", "share of wrong classes"]
+
     def test_no_epoch_is_refused(self):
         with pytest.raises(DataError, match=r"^run: it has no finished epoch"):
             plot.learning_curves(normal_stack((4, 2)))

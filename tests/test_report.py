@@ -187,6 +187,15 @@ class TestRecord:
         assert found.kind == "bad"
         assert found.text.startswith("It learned nothing: the reconstruction error")
 
+    @pytest.mark.parametrize(
+        ("right", "kind"), [(0.95, "good"), (0.30, "poor"), (0.20, "bad"), (0.1, "bad")]
+    )
+    def test_a_classifier_is_judged_beside_the_most_frequent_class(self, folder, right, kind):
+        run = read_run(folder / "tuned")
+        figures = {"accuracy": {"test": right}, "majority": {"test": 0.2}, "verdict": []}
+        run.metrics.update(figures)
+        assert headline_of(run).kind == kind
+
     def test_the_times_of_a_run_predict_about_its_own_time(self, folder):
         run = read_run(folder / "free")
         timings = timings_of(run)

@@ -139,7 +139,7 @@ def _state(folder: Path, *, finished: bool, notices: tuple[str, ...]) -> RunStat
                 return RunState(name, message.removeprefix(prefix))
         if message.startswith("run folder: "):
             break  # of an earlier process
-    return RunState("lost", "its process ended without a word: it was killed, or lost its machine")
+    return RunState("lost", "its process left no reason: it was killed, or lost its machine")
 
 
 def _owner(folder: Path) -> str:

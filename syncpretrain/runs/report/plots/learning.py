@@ -19,6 +19,7 @@ from syncpretrain.runs.timeline import EpochSpan, Timeline, read_timeline, timel
 __all__ = ["Curve", "curves_of", "draw_curve", "learning_curves"]
 
 FEW_EPOCHS = 40  # which have a mark each
+SQUARED, WRONG = "squared error", "share of wrong classes"
 
 
 class Curve(NamedTuple):
@@ -28,13 +29,15 @@ class Curve(NamedTuple):
     epochs: NDArray[np.float64]
     train: NDArray[np.float64]
     validation: NDArray[np.float64]
+    label: str = SQUARED
 
 
 def learning_curves(run: Any, *, axes: Any = None) -> NDArray[Any]:
     """Draw the errors of each layer and of fine-tuning, by epoch.
 
     Solid lines are the running errors of the training minibatches, dashed ones those of held-out
-    examples. All are squared errors, summed over the units of an example.
+    examples. They are squared errors, summed over the units of an example; of a classifier's
+    fine-tuning, shares of wrong classes.
 
     Parameters
     ----------
@@ -76,7 +79,9 @@ def learning_curves(run: Any, *, axes: Any = None) -> NDArray[Any]:
 
 def curves_of(run: Any) -> list[Curve]:
     """Return the curves of a run, a stack or a history; those without an epoch are left out."""
+    is_classifier = False
     if isinstance(run, Stack):
+        is_classifier = run.head is not None and run.head.kind == "classification"
         run = run.history or ErrorHistory()
     if isinstance(run, ErrorHistory):
         named = [(f"layer {n}", curve) for n, curve in enumerate(run.layers, start=1)]
@@ -86,6 +91,9 @@ def curves_of(run: Any) -> list[Curve]:
         numbers = range(1, len(timeline.layers))
         found = [_of_spans(f"layer {n}", timeline.of_layer(n)) for n in numbers]
         found.append(_of_spans("fine-tuning", timeline.of_layer(0)))
+        is_classifier = timeline.objective == "classification"
+    if is_classifier:
+        found[-1] = found[-1]._replace(label=WRONG)
     return [curve for curve in found if len(curve.epochs)]
 
 
@@ -120,7 +128,7 @@ def draw_curve(axes: Any, curve: Curve, *, series: int = 0, label: str = "") -> 
         if np.isfinite(errors).any():
             text = f"{label}, {name}" if label else name
             axes.plot(curve.epochs, errors, line, marker=shape, label=text, **style)
-    axes.set(title=curve.title, xlabel="epoch", ylabel="squared error")
+    axes.set(title=curve.title, xlabel="epoch", ylabel=curve.label)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(visible=True, alpha=0.4)
     if axes.get_legend_handles_labels()[0]:

@@ -19,7 +19,7 @@ from syncpretrain.runs.timeline import EpochSpan, Timeline, read_timeline, timel
 
 __all__ = ["TUNING_NAME", "draw_space_time", "first_second", "space_time"]
 
-MOST_BARS = 360  # more are hard to tell apart, and make a large file; epochs then share a bar
+MOST_BARS = 360  # more are hard to see, and make a large file; epochs then share a bar
 HEIGHT = 0.72  # of a bar, where rows are 1 apart
 NUMBER_INCHES = 0.45  # of a bar: narrower ones have no number
 LEAST_BARS = 6  # of a layer

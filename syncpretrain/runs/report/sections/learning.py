@@ -31,8 +31,9 @@ def learning_section(runs: Sequence[RunRecord]) -> Section:
         panels.append(figure(_panel(own, f"curve{place}")))
     text = (
         "Squared errors after each epoch: solid of the training minibatches while they are trained"
-        " on, dashed of held-out examples. A layer above the first reconstructs what the layer"
-        " below hands up, which changes as that layer learns, so its error may grow."
+        " on, dashed of held-out examples. A layer above the first reconstructs the activities of"
+        " the layer below, which change as that layer learns, so its error may grow. Fine-tuning"
+        " of a classifier has the share of wrong classes."
     )
     left_out = len(titles) - len(shown)
     note = paragraph(f"{left_out} layers more have no panel.") if left_out else ""

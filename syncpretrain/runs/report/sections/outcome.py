@@ -19,7 +19,7 @@ from syncpretrain.runs.report.sections.section import (
 
 __all__ = ["Headline", "headline_of", "outcome_section", "quality_of"]
 
-MOST_TO_LEARN = 1.0  # of the mean's error: at this share nothing was learned
+NOTHING, LITTLE = 1.0, 0.75  # of a constant's error: at these shares so much was learned
 LEAST_SECONDS = 0.001  # of a stage that there was
 SIGNS = {"good": "✓", "poor": "!", "bad": "✕"}  # beside the colour, which not everyone sees
 ENDS = {
@@ -93,9 +93,11 @@ def headline_of(run: RunRecord) -> Headline:
     quality = quality_of(metrics)
     if quality is None:
         return Headline("poor", "This run is finished; it has no figure to judge it by", reasons)
-    learned = quality.constant is None or quality.error < MOST_TO_LEARN * quality.constant
-    if not learned:
+    share = quality.error / quality.constant if quality.constant else 0.0
+    if share >= NOTHING:
         return Headline("bad", f"It learned nothing: {quality.text}", reasons)
+    if share > LITTLE:
+        return Headline("poor", f"It learned little: {quality.text}", reasons)
     if reasons:
         return Headline("poor", f"It learned, but not as it should: {quality.text}", reasons)
     return Headline("good", f"It worked: {quality.text}")
