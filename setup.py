@@ -73,6 +73,8 @@ setup(
             "py.typed",
             "settings/presets/*.toml",
             "backends/*.cu",
+            "runs/report/page.css",
+            "runs/report/page.html",
             "kernels/_native.pyi",
         ]
     },

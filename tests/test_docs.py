@@ -108,6 +108,7 @@ class TestBlocks:
         assert len(PYTHON) > 4
         assert len(LINES) > 50
 
+    @pytest.mark.usefixtures("figures")
     @pytest.mark.parametrize("block", PYTHON, ids=str)
     def test_python(self, block, tmp_path, monkeypatch):
         if "sklearn" in block.text:

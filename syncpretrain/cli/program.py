@@ -24,6 +24,7 @@ COMMANDS = {
     "predict": "Write the classes of examples, or the numbers that a regression predicts.",
     "score": "Write how unlike the training data examples are, and which are outliers.",
     "evaluate": "Measure the reconstruction error of each layer and of the stack.",
+    "report": "Write a page about a run, or about two: whether it worked, curves, images.",
     "encode": "Write the codes of examples to a file.",
     "export": "Write a part of a run for ONNX, PyTorch, Keras, scikit-learn or NumPy.",
     "reconstruct": "Draw examples above their reconstructions as a PNG.",

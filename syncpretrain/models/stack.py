@@ -63,7 +63,7 @@ class Stack(Exports):
 
     def _repr_html_(self) -> str:
         """Return the same as a table, for notebooks."""
-        return html_table(f"Stack of {len(self.layers)} layers", self._rows())
+        return html_table(f"Stack of {len(self.layers)} layers", self._rows(), self.history)
 
     def _rows(self) -> list[tuple[str, ...]]:
         return table_rows(self.layers, self.head, self.info.get("epochs", []))

@@ -21,7 +21,6 @@ from syncpretrain.errors import (
     DivergedError,
     RunInterrupted,
     StalledError,
-    SyncpretrainError,
     WorkerError,
 )
 from syncpretrain.events import Event, Notice, Observer, RunStopped
@@ -161,9 +160,10 @@ class Stages:
                 stack.enter_context(self.observed_by(logger))
             try:
                 yield
-            except (SyncpretrainError, RunInterrupted, MemoryError) as error:
-                failed = not isinstance(error, RunInterrupted)
-                self.emit(RunStopped(time.monotonic(), failed, str(error)))
+            except BaseException as error:
+                failed = not isinstance(error, KeyboardInterrupt)
+                reason = str(error) or type(error).__name__
+                self.emit(RunStopped(time.monotonic(), failed, reason))
                 raise
 
     def marked(self, stack: Stack) -> Stack:
