@@ -22,7 +22,7 @@ __all__ = ["Headline", "headline_of", "outcome_section", "quality_of"]
 NOTHING, LITTLE = 1.0, 0.75  # of a constant's error: at these shares so much was learned
 LEAST_SECONDS = 0.001  # of a stage that there was
 SIGNS = {"good": "✓", "poor": "!", "bad": "✕"}  # beside the colour, which not everyone sees
-ENDS = {
+RUN_ENDS = {
     "running": ("poor", "This run is still at work"),
     "stopped": ("poor", "This run was stopped before its end"),
     "failed": ("bad", "This run failed"),
@@ -83,8 +83,8 @@ def _part(figures: dict[str, Any]) -> str:
 
 def headline_of(run: RunRecord) -> Headline:
     """Return the verdict on a run."""
-    if run.state.name in ENDS:
-        kind, text = ENDS[run.state.name]
+    if run.state.name in RUN_ENDS:
+        kind, text = RUN_ENDS[run.state.name]
         return Headline(kind, text, (run.state.reason,))
     metrics = run.metrics
     if metrics is None:
