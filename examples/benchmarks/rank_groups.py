@@ -3,14 +3,17 @@
     mpiexec -n 3 python examples/benchmarks/rank_groups.py
     mpiexec -n 3 python examples/benchmarks/rank_groups.py --batch-sizes 100,1000 --rounds 5
     mpiexec -n 5 python examples/benchmarks/rank_groups.py --ranks 1,2,4
+    mpiexec -n 3 python examples/benchmarks/rank_groups.py --cpu
 
 Every minibatch is cut into as many shards, whoever computes them, so that all have the same bits;
 the last column shows them. Times are medians over the epochs of all rounds, which take turns.
+``--cpu`` prints the CPU time of each rank instead, which other programs disturb less.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from functools import partial
 from statistics import median
 
@@ -36,16 +39,40 @@ def main() -> None:
     parser.add_argument("--batch-sizes", type=numbers, default=[100, 1000])
     parser.add_argument("--ranks", type=numbers, default=[1, 2])
     parser.add_argument("--split", choices=["examples", "units"], default="examples")
+    parser.add_argument("--cpu", action="store_true")
     options = parser.parse_args()
+    cases = [
+        (batch_size, runtime, workers)
+        for batch_size in options.batch_sizes
+        for runtime in ("threads", "mpi")
+        for workers in options.ranks
+    ]
+    if options.cpu:
+        show_cpu(cases, options)
+    else:
+        show_times(cases, options)
+
+
+def show_cpu(cases: list[tuple[int, str, int]], options: argparse.Namespace) -> None:
+    """Print the CPU time of a step on each rank: that of more epochs less that of one."""
+    for case in cases:
+        spent = []
+        for epochs in (1, 1 + options.epochs):
+            before = time.process_time()
+            on_every_rank(partial(timed, case, options, epochs))
+            spent.append(time.process_time() - before)
+        ms = 1e3 * (spent[1] - spent[0]) * case[0] / (options.epochs * options.examples)
+        print(f"{case}: rank {joined().rank}: {ms:.2f} ms of CPU a step", flush=True)
+
+
+def show_times(cases: list[tuple[int, str, int]], options: argparse.Namespace) -> None:
+    """Print the time of a step."""
     found: dict[tuple[int, str, int], list[float]] = {}
     bits: dict[tuple[int, str, int], str] = {}
     for _ in range(options.rounds):
-        for batch_size in options.batch_sizes:
-            for runtime in ("threads", "mpi"):
-                for workers in options.ranks:
-                    case = (batch_size, runtime, workers)
-                    seconds, bits[case] = on_every_rank(partial(timed, case, options))
-                    found.setdefault(case, []).extend(seconds)
+        for case in cases:
+            seconds, bits[case] = on_every_rank(partial(timed, case, options, options.epochs))
+            found.setdefault(case, []).extend(seconds)
     if joined().rank:
         return
     for case, times in found.items():
@@ -58,12 +85,14 @@ def main() -> None:
         )
 
 
-def timed(case: tuple[int, str, int], options: argparse.Namespace) -> tuple[list[float], str]:
+def timed(
+    case: tuple[int, str, int], options: argparse.Namespace, epochs: int
+) -> tuple[list[float], str]:
     """Return the seconds of each epoch, and the bits."""
     batch_size, runtime, workers = case
     settings = settings_from(
         LAYERS,
-        epochs=options.epochs,
+        epochs=epochs,
         batch_size=batch_size,
         replicas=workers,
         workers=workers,
