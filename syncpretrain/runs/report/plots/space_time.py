@@ -83,11 +83,12 @@ def draw_space_time(
     The axis has at least these ``seconds``, to compare runs.
     """
     depth = max(len(timeline.layers) - 1, 0)
-    rows = [*range(1, depth + 1), *([0] if timeline.tuning else [])]
+    layers = range(1, depth + 1) if timeline.spans else ()
+    rows = [*layers, *([0] if timeline.tuning else [])]
     end = max(span.end for span in (*timeline.spans, *timeline.tuning))
     begin = first_second(timeline)
     end = max(end, begin + seconds)
-    on_path = set(critical_path(timeline))
+    on_path = frozenset(critical_path(timeline))
     titles: dict[str, str] = {}
     most = max(LEAST_BARS, MOST_BARS // max(1, len(rows)))
     numbered = NUMBER_INCHES / axes.figure.get_figwidth() * (end - begin)
@@ -97,7 +98,7 @@ def draw_space_time(
         for group in _grouped(spans, most):
             name = f"{prefix}bar{len(titles)}"
             titles[name] = _title(timeline, group)
-            _draw_bar(axes, group, place, name, dark=not on_path.isdisjoint(group))
+            _draw_bar(axes, group, place, name, on_path)
             if len(group) == 1 and group[0].seconds - group[0].transform > numbered:
                 _number(axes, timeline, group[0], place)
     names = [f"layer {layer}" if layer else TUNING_NAME for layer in rows]
@@ -129,7 +130,9 @@ def _grouped(spans: Sequence[EpochSpan], most: int) -> list[tuple[EpochSpan, ...
     return [tuple(spans[i : i + size]) for i in range(0, len(spans), max(1, size))]
 
 
-def _draw_bar(axes: Any, group: Sequence[EpochSpan], place: int, name: str, *, dark: bool) -> None:
+def _draw_bar(
+    axes: Any, group: Sequence[EpochSpan], place: int, name: str, on_path: frozenset[EpochSpan]
+) -> None:
     first, last = group[0], group[-1]
     colour = colour_of(first.layer - 1) if first.layer else TUNING_COLOUR
     alpha = 1.0 if (first.epoch // len(group)) % 2 else PALER
@@ -141,9 +144,9 @@ def _draw_bar(axes: Any, group: Sequence[EpochSpan], place: int, name: str, *, d
         axes.barh(
             place, first.transform, left=first.start, height=HEIGHT, color=ASLEEP, alpha=TRANSFORM
         )
-    if dark:
+    for span in (span for span in group if span in on_path):
         axes.hlines(
-            place - HEIGHT / 2, first.start, last.end, color=axes.xaxis.label.get_color(), lw=2.2
+            place - HEIGHT / 2, span.start, span.end, color=axes.xaxis.label.get_color(), lw=2.2
         )
 
 

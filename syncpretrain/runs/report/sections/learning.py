@@ -36,7 +36,7 @@ def learning_section(runs: Sequence[RunRecord]) -> Section:
         " of a classifier has the share of wrong classes."
     )
     left_out = len(titles) - len(shown)
-    note = paragraph(f"{left_out} layers more have no panel.") if left_out else ""
+    note = paragraph(f"Without a panel: {left_out} of the layers.") if left_out else ""
     return Section("learning", title, paragraph(text) + row_of(panels) + note)
 
 

@@ -14,7 +14,7 @@ from syncpretrain.settings import PretrainSettings
 __all__ = ["schedules_section", "timings_of"]
 
 FORWARD_SHARE = 0.2  # of a step of CD-1, whose five products take most of its time, one upward
-MOST_LAYERS = 40  # of a stack that is simulated: a report should not take minutes
+MOST_SIMULATED = 600  # of all layers: more take long to simulate
 
 
 def schedules_section(run: RunRecord) -> Section | None:
@@ -59,8 +59,10 @@ def _refusal(run: RunRecord, settings: PretrainSettings) -> str:
     depth = len(settings.layers) - 1
     if len(timeline.layers) - 1 != depth or len(measured) < depth:
         return "Not every layer finished an epoch, so that there are no times to predict from."
-    if depth > MOST_LAYERS:
-        return f"Not predicted for more than {MOST_LAYERS} layers: 'syncpretrain simulate' does."
+    if sum(settings.epochs) > MOST_SIMULATED:
+        return (
+            f"More than {MOST_SIMULATED} epochs are not predicted here, but by 'syncpretrain plan'."
+        )
     if settings.schedule not in SCHEDULES:
         return (
             f"The steps of schedule {settings.schedule} are not those of the others;"
