@@ -52,6 +52,8 @@ NOT_OURS |= {
     "--rows",
     "--share",
     "--sleep",
+    "--steps",
+    "--times",
     "--tables",
     "--turns",
     "--units",
