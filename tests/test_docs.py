@@ -63,6 +63,8 @@ NOT_OURS |= {
     "--rows",
     "--share",
     "--sleep",
+    "--steps",
+    "--times",
     "--tables",
     "--turns",
     "--units",
