@@ -34,10 +34,13 @@ EXTRAS |= {
     "cuda12": ["cupy-cuda12x[ctk]>=14"],  # [ctk]: CUDA's libraries, without its toolkit
     "cuda13": ["cupy-cuda13x[ctk]>=14"],
     "mpi": ["mpi4py>=4"],
-    "export": ["onnx>=1.16"],
+    "export": ["onnx>=1.16", "skops>=0.11"],
+    "tensorboard": ["tensorboardX>=2.6"],
+    "mlflow": ["mlflow-skinny>=2.14"],
 }
 EXTRAS["all"] = EXTRAS["digits"] + EXTRAS["sklearn"] + EXTRAS["plot"] + EXTRAS["scipy"]
-EXTRAS["test"] += EXTRAS["all"]
+EXTRAS["test"] += EXTRAS["all"] + EXTRAS["export"] + EXTRAS["tensorboard"]
+EXTRAS["test"] += ["onnxruntime>=1.19"]
 
 # Optional: without a C compiler the package installs all the same and computes with NumPy. No
 # flag names a processor, for wheels move between machines; the source has its own ways to choose.
@@ -70,6 +73,8 @@ setup(
             "py.typed",
             "settings/presets/*.toml",
             "backends/*.cu",
+            "runs/report/page.css",
+            "runs/report/page.html",
             "kernels/_native.pyi",
         ]
     },

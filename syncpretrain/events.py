@@ -25,6 +25,7 @@ __all__ = [
     "Progress",
     "RunFinished",
     "RunStarted",
+    "RunStopped",
 ]
 
 
@@ -48,7 +49,8 @@ class RunStarted(Event):
 
     ``epochs`` are the stipulated ones of each layer. ``past_reads`` are, for each layer, the
     upstream versions of its epochs before the checkpoint; events of later ones, sent before, are
-    void. With ``handoff`` "minibatch" there are no versions: all events say 0.
+    void. With ``handoff`` "minibatch" there are no versions: all events say 0. An epoch has
+    ``examples`` in minibatches of ``batch_size``, 0 where it is not known.
     """
 
     layers: tuple[int, ...]
@@ -60,6 +62,7 @@ class RunStarted(Event):
     examples: int
     past_reads: tuple[tuple[int, ...], ...] = ()
     handoff: str = "epoch"
+    batch_size: int = 0
 
     def done(self, layer: int) -> int:
         """Return how many epochs a layer had finished before the checkpoint."""
@@ -138,6 +141,17 @@ class RunFinished(Event):
 
     seconds: float
     busy_seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunStopped(Event):
+    """A run with a folder ends early: it ``failed``, or a signal stopped it.
+
+    ``reason`` is the message of its error. The event is the last one of a run, until it is resumed.
+    """
+
+    failed: bool
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

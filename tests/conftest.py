@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 from collections.abc import Callable, Iterator
 
@@ -45,6 +46,29 @@ def nothing_left() -> Iterator[None]:
         gc.collect()  # an array mapped from a file closes it when it is collected
         left = left_behind(before)
     assert not left, f"the test left behind {', '.join(left)}"
+
+
+@pytest.fixture(scope="session")
+def fonts() -> None:
+    """Draw once: Matplotlib leaves the files of its fonts open."""
+    matplotlib = pytest.importorskip("matplotlib", reason="plots are drawn by Matplotlib")
+    pytest.importorskip("PIL", reason="images in a page are made by Pillow")
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    for kind in ("png", "svg"):
+        figure = Figure(figsize=(1, 1))
+        figure.add_subplot().set_title("a title")
+        figure.savefig(io.BytesIO(), format=kind)
+
+
+@pytest.fixture
+def figures(fonts: None) -> Iterator[None]:
+    """Close the figures that a test draws."""
+    from matplotlib import pyplot
+
+    yield
+    pyplot.close("all")
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ ROWS = [
     ["learners"],
     ["pretraining", "finetuning"],
     ["runs", "planning"],
-    ["cli", "__main__", "sklearn"],
+    ["cli", "__main__", "sklearn", "plot"],
 ]
 RANK = {name: rank for rank, row in enumerate(ROWS) for name in row}
 THREADS = {"threading", "_thread", "multiprocessing", "concurrent", "asyncio", "subprocess"}

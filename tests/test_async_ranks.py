@@ -42,6 +42,21 @@ def test_whole_numbers_add_up_exactly(size, push, fetch):
     assert sum(float(array[0]) for array in states.values()) == STEPS
 
 
+@pytest.mark.parametrize(
+    ("size", "servers", "push", "fetch"), [(3, 2, 1, 1), (6, 3, 1, 1), (4, 4, 2, 4)]
+)
+def test_whole_numbers_add_up_exactly_in_slices_on_ranks(size, servers, push, fetch):
+    rules = AsyncRules(rate="constant", push_every=push, fetch_every=fetch, max_staleness=1)
+    server = ParameterServer(np.zeros(SIZE, np.float32), rules, servers)
+    with local_ranks(size), fleet_of(server, rules) as fleet:
+        for first in (0, STEPS):
+            tasks = tasks_of(1, first, first + STEPS, push)
+            assert fleet.train(tasks, lambda: False, lambda *of: None) == len(tasks)
+            done = first + STEPS
+            np.testing.assert_array_equal(server.parameters, np.float32(done * (done + 1) / 2))
+    assert server.clock == 2 * len(tasks)
+
+
 def test_an_error_of_a_replica_is_raised(tmp_path):
     rules = AsyncRules()
     server = ParameterServer(np.zeros(SIZE, np.float32), rules)
@@ -60,6 +75,29 @@ def test_one_replica_is_the_same_as_in_one_thread(bits, handoff):
         pretrain(bits, runtime="mpi", warn=False, replicas=3, **own)
     assert stack.parameters_sha256 == alone.parameters_sha256
     assert [len(told) for told in ranks.told] == [2, 2]
+
+
+@pytest.mark.parametrize("compensation", [0.0, 0.5])
+def test_servers_on_ranks_have_the_bits_of_one(bits, compensation):
+    own = {"layers": (16, 10, 6), "schedule": "async", "epochs": 2, "seed": 3, "momentum": "0"}
+    own |= {"delay_compensation": compensation, "warn": False}
+    alone = pretrain(bits, runtime="serial", **own)
+    with local_ranks(4):
+        stack = pretrain(bits, runtime="mpi", servers=3, **own)
+    assert stack.parameters_sha256 == alone.parameters_sha256
+
+
+@pytest.mark.parametrize("steps", [1, STEPS])  # found out when all is done, and before
+def test_an_error_of_a_server_is_raised(monkeypatch, steps):
+    def fail(self, change, share, fetched):
+        raise ArithmeticError("a slice went wrong")
+
+    monkeypatch.setattr("syncpretrain.parallel.replicas.server.ServerSlice.add", fail)
+    rules = AsyncRules()
+    server = ParameterServer(np.zeros(SIZE, np.float32), rules, 2)
+    raised = r"a parameter server failed: ArithmeticError: a slice went wrong"
+    with local_ranks(3), pytest.raises(WorkerError, match=raised), fleet_of(server, rules) as own:
+        own.train(tasks_of(1, 0, steps, 1), lambda: False, lambda *of: None)
 
 
 def test_a_lost_rank_ends_the_run():

@@ -17,6 +17,7 @@ from syncpretrain.events import (
     Progress,
     RunStarted,
 )
+from syncpretrain.finetuning.asynchronous import TunedReplica
 from syncpretrain.pretraining.asynchronous.driver import AsyncPretraining
 from syncpretrain.pretraining.asynchronous.state import read_async_state, write_async_state
 from syncpretrain.pretraining.memory import replica_bytes
@@ -172,6 +173,10 @@ class TestPretraining:
             ({"workers": 2}, "workers: got 2 with schedule async, where replicas"),
             ({"shards": 2}, "shards: got 2 with schedule async"),
             ({"split": "units"}, "split: got units with schedule async"),
+            ({"refresh_epochs": 3}, "refresh_epochs: got 3 with schedule async, where no version"),
+            ({"blas_threads": 2}, "blas_threads: got 2 with schedule async, where each replica"),
+            ({"runtime": "serial", "servers": 2}, "servers: got 2 with runtime serial, whose"),
+            ({"schedule": "greedy", "servers": 2}, "servers: got 2 with schedule greedy"),
             ({"settle": 0.1}, "settle: got 0.1 with schedule async"),
             ({"early_stopping": "pseudo-likelihood"}, "early_stopping: got pseudo-likelihood with"),
             ({"handoff": "minibatch", "delay": 1}, "delay: got 1.0 with schedule async"),
@@ -242,6 +247,29 @@ class TestFinetuning:
         stack = tuned(runtime=runtime, replicas=2, push_every=push, **own)
         X, y = toy()
         assert (stack.predict(X) == y).mean() > 0.95
+
+    @pytest.mark.parametrize("steps", [0, 7, 2**24 + 1, 2**40 + 3])
+    def test_a_state_has_the_number_of_steps_exactly(self, steps):
+        found = []
+
+        class Optimizer:
+            def state(self):
+                return {}
+
+            def load_state(self, state, *, steps):
+                found.append(steps)
+
+        replica = object.__new__(TunedReplica)
+        replica.optimizer, replica._trained = Optimizer(), steps
+        state = replica.state()
+        assert state["steps"].dtype == np.float32
+        replica.load_state(state)
+        replica.load_state({"steps": np.array([steps % 1000], np.float32)})  # an older one
+        assert found == [steps, steps % 1000]
+
+    def test_slices_of_the_server_change_nothing(self):
+        own = {"runtime": "threads", "replicas": 1}
+        assert tuned(servers=3, **own).parameters_sha256 == tuned(**own).parameters_sha256
 
     def test_reconstruction_without_targets(self):
         X, _ = toy()

@@ -37,7 +37,8 @@ from syncpretrain.settings.running import RunSettings
 AT_ONCE = 20  # hypothesis varies what it drew, so that many short series are more unlike
 PARTS = range(-(-int(os.environ.get("SYNCPRETRAIN_DRAWS", 60)) // AT_ONCE))
 FILES = [
-    *("config.toml", "events.jsonl", "metrics.json", "model.safetensors", "run.json", "trace.json")
+    *("README.md", "config.toml", "events.jsonl", "metrics.json", "model.safetensors"),
+    *("run.json", "trace.json"),
 ]
 DIVERGED = re.compile(r"Error: (layer \d+|fine-tuning) diverged in epoch \d+: [^\n]+\Z")
 
@@ -169,8 +170,9 @@ def call(folder: Path, out: str, *arguments: str) -> Ended:
     else:
         assert status == 1
         assert DIVERGED.search(reported.rstrip("\n")), reported
-        assert {f"{out}/{name}" for name in FILES if name != "metrics.json"} <= set(made)
-        assert f"{out}/metrics.json" not in made
+        last = {f"{out}/metrics.json", f"{out}/README.md"}  # of a whole run
+        assert {f"{out}/{name}" for name in FILES} - last <= set(made)
+        assert not last & set(made)
     if status or "--json" not in arguments:
         assert not (status and printed)
         return Ended(status, printed, reported, None)

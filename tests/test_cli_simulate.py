@@ -75,6 +75,16 @@ def test_async_has_staleness(call):
     assert math.isfinite(last["seconds"])
 
 
+def test_async_says_what_stale_updates_count(call):
+    out, _ = call(*STACK, "--schedule", "async", "--devices", "1,4")
+    lines = dict(line.split(": ", 1) for line in out.splitlines() if "staleness" in line)
+    late = lines["mean staleness of the asynchronous updates"].split(", ")
+    useful = lines["times greedy training, where each is divided by its staleness"].split(", ")
+    times = [row.split()[3] for row in out.splitlines() if row.split()[:1] in (["1"], ["4"])]
+    assert float(useful[0]) == float(times[0])
+    assert float(useful[1]) == pytest.approx(float(times[1]) / float(late[1]), abs=0.02)
+
+
 def test_the_costs_are_measured_without_any(call):
     out, _ = call(*STACK[:-2], "--seconds", 0, "--schedule", "greedy", "--json")
     assert all(cost["step"] > 0 for cost in json.loads(out)["costs"])
@@ -118,6 +128,7 @@ def test_the_picture_is_a_png(drawn, call, tmp_path):
         (("--out", "curves.jpg"), "--out: got curves.jpg, expected a name that ends with .png"),
         (("--out", "nowhere/curves.png"), "--out: the folder nowhere does not exist"),
         (("--epochs", "1,2,3"), "--epochs: got 3 values"),
+        (("--epochs", "2001"), "--epochs: got 2001, expected at most 2000, which are played"),
     ],
 )
 def test_what_is_wrong_is_refused_in_one_sentence(call, options, message):

@@ -23,7 +23,8 @@ KEYS = (
 )
 ROW = ["mean_error", "reconstruction_error", "shape", "visible"]
 FILES = [
-    *("config.toml", "events.jsonl", "metrics.json", "model.safetensors", "run.json", "trace.json")
+    *("README.md", "config.toml", "events.jsonl", "metrics.json", "model.safetensors"),
+    *("run.json", "trace.json"),
 ]
 
 

@@ -23,7 +23,7 @@ from syncpretrain.cluster.peers import Beat, Peers, has_died
 from syncpretrain.cluster.transport import Transport
 from syncpretrain.errors import SettingsError, WorkerError
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.pretraining.runtime.ranks.run import ranks_of_layers
+from syncpretrain.pretraining.runtime.ranks.placement import ranks_of_layers
 
 WAIT = 20.0
 PORT = (1, "things")
@@ -211,6 +211,17 @@ def test_the_witness_tells_of_who_dies_and_not_of_who_leaves(capfd, last):
     told = capfd.readouterr().err
     assert "first" not in told
     assert ("Error: second was killed" in told) == (not last), told
+
+
+@pytest.mark.skipif(not witness._has_pidfd(), reason="needs descriptors of processes")
+def test_the_witness_names_a_process_that_ended_before_it_was_named(capfd):
+    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", ""])
+    process.wait(WAIT)
+    own = witness.Witness()
+    own.watch(process.pid, "rank 7")
+    own._process.wait(WAIT)
+    own.close()
+    assert capfd.readouterr().err == "Error: rank 7 was killed or has crashed\n"
 
 
 def test_only_rank_0_leads():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import runpy
 import sys
 from pathlib import Path
@@ -40,6 +41,20 @@ def test_the_benchmark_of_the_readme_runs(capsys, monkeypatch, tmp_path):
     out = capsys.readouterr().out
     assert "784-1000-500-250-30, 200 digits, 1 epochs" in out
     assert out.count("median") == 4
+
+
+@pytest.mark.usefixtures("figures")
+def test_the_notebook_runs_and_has_no_output():
+    pytest.importorskip("sklearn", reason="the digits are scikit-learn's")
+    from matplotlib import pyplot
+
+    notebook = json.loads((EXAMPLES / "explore.ipynb").read_text(encoding="utf-8"))
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in cells)
+    names: dict[str, object] = {}
+    for cell in cells:
+        exec("".join(cell["source"]), names)
+    assert len(pyplot.get_fignums()) == 6
 
 
 def test_natural_filters(capsys, monkeypatch, tmp_path):

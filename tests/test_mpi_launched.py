@@ -60,6 +60,16 @@ def test_train_has_the_bits_of_one_thread_and_only_rank_0_prints(data, call):
         assert json.loads(out)["parameters_sha256"] == report["parameters_sha256"]
 
 
+def test_two_ranks_that_share_a_layer_have_the_bits_of_one_thread(data, call):
+    shared = [*TRAIN[:3], "--layers", "16,12", *TRAIN[5:], *data, "--replicas", 2, "--epochs", 2]
+    for handoff in ("epoch", "minibatch"):
+        command = [*shared, "--handoff", handoff, "--json"]
+        status, out, err = finished(start(3, *command, "--runtime", "mpi", "--out", handoff))
+        assert (status, err) == (0, "")
+        alone, _ = call(*command[2:], "--runtime", "serial", "--out", f"{handoff}-1")
+        assert json.loads(alone)["parameters_sha256"] == json.loads(out)["parameters_sha256"]
+
+
 @pytest.mark.parametrize(
     ("command", "told"),
     [

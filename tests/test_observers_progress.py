@@ -77,6 +77,7 @@ class TestLive:
             assert screen.rows == [
                 "layer 1 784-1000 waiting epoch 0/4",
                 "layer 2 1000-500 waiting epoch 0/10",
+                "all layers 0 %",
             ]
 
     def test_a_layer_trains_sleeps_and_is_done(self):
@@ -84,13 +85,45 @@ class TestLive:
         with screen.live() as observer:
             observer(RUN)
             observer(EpochStarted(100.0, 1, 1, 0))
-            assert screen.rows[0] == "layer 1 784-1000 training epoch 1/4"
+            assert screen.rows[0] == "layer 1 784-1000 on the data epoch 1/4"
             observer(finished(101.3, 1, 1, 0))
             observer(EpochStarted(101.3, 2, 1, 1))
             assert screen.rows[0] == "layer 1 784-1000 sleeping epoch 1/4 error 11.42 0:04 left"
-            assert screen.rows[1] == "layer 2 1000-500 training epoch 1/10"
+            assert screen.rows[1] == "layer 2 1000-500 on version 1 epoch 1/10"
             observer(LayerFinished(105.0, 1))
             assert screen.rows[0].startswith("layer 1 784-1000 done epoch 1/4 error 11.42")
+
+    def test_a_streamed_layer_shows_its_minibatch(self):
+        screen = Screen()
+        with screen.live() as observer:
+            observer(replace(RUN, handoff="minibatch", batch_size=10))
+            observer(EpochStarted(100.0, 2, 1, 0))
+            observer(Progress(100.5, 2, 1, 0.5))
+            assert screen.rows[1].startswith("layer 2 1000-500 on minibatch 25 epoch 1/10")
+
+    def test_the_last_line_predicts_the_whole_run(self):
+        screen = Screen()
+        with screen.live() as observer:
+            observer(RUN)
+            for epoch in (1, 2):
+                observer(EpochStarted(98.0 + 2 * epoch, 1, epoch, 0))
+                observer(finished(100.0 + 2 * epoch, 1, epoch, 0, seconds=2.0))
+            observer(EpochStarted(104.0, 2, 1, 2))
+            # 2 of 4 epochs in 4 s; layer 2 has 64 % of its weights, and 10 epochs to go
+            assert screen.rows[-1] == "all layers takes 0:17 19 % 250/s 0:13 left"
+            observer(RunFinished(110.0, 10.0, (5.0, 5.0)))
+            assert not any(row.startswith("all layers") for row in screen.rows)
+
+    def test_no_colours_where_none_are_wanted(self, monkeypatch):
+        monkeypatch.setenv("NO_COLOR", "1")
+        file = StringIO()
+        console = Console(file=file, force_terminal=True, width=100)
+        with progress_observer(console, live=True) as observer:
+            observer(RUN)
+            observer(EpochStarted(100.0, 1, 1, 0))
+        assert "waiting" in file.getvalue()
+        colours = re.findall(r"\x1b\[[0-9;]*3[0-7][0-9;]*m", file.getvalue())
+        assert not colours
 
     def test_the_bar_has_the_fraction_of_the_running_epoch(self):
         screen = Screen()
@@ -111,7 +144,7 @@ class TestLive:
             observer(EpochStarted(110.0, 2, 5, 4))  # resumed after 4 of 10 epochs
             observer(finished(112.0, 2, 5, 4))
             observer(EpochStarted(130.0, 2, 6, 4))  # 1 of 6 epochs in 20 s: 5 of them take 100 s
-            assert screen.rows[1].endswith("training epoch 6/10 error 11.42 1:40 left")
+            assert screen.rows[1].endswith("on version 4 epoch 6/10 error 11.42 1:40 left")
 
     def test_a_resumed_run_shows_what_was_done_before(self):
         screen = Screen()
@@ -120,6 +153,7 @@ class TestLive:
             assert screen.rows == [
                 "layer 1 784-1000 waiting epoch 4/4",
                 "layer 2 1000-500 waiting epoch 2/10",
+                "all layers 51 %",  # by their weights
             ]
             observer(LayerFinished(100.5, 1))
             assert screen.rows[0] == "layer 1 784-1000 done epoch 4/4"
@@ -130,7 +164,7 @@ class TestLive:
             observer(RUN)
             observer(EpochStarted(100.0, 1, 6, 0))
             observer(Progress(101.0, 1, 6, 0.5))
-            assert screen.rows[0] == "layer 1 784-1000 training epoch 4/4 +2"
+            assert screen.rows[0] == "layer 1 784-1000 on the data epoch 4/4 +2"
 
     def test_a_finished_run_leaves_every_layer_done(self):
         screen = Screen()
@@ -190,11 +224,11 @@ class TestLive:
             observer(finished(101.0, 1, 2, 0))
             observer(EpochStarted(101.0, 1, 3, 0))
             lines = screen.frames[-1].splitlines()
-        assert len(lines) == 2
+        assert len(lines) == 3  # with that of all layers
         assert max(map(len, lines)) <= min(width, 100)
 
     @pytest.mark.parametrize(
-        ("done", "first", "more"), [(0, 1, 193), (150, 151, 43), (199, 194, 0)]
+        ("done", "first", "more"), [(0, 1, 194), (150, 151, 44), (199, 195, 0)]
     )
     def test_a_deep_run_draws_the_layers_at_work_and_all_in_the_end(self, done, first, more):
         screen = Screen(height=10)
@@ -204,11 +238,13 @@ class TestLive:
                 observer(LayerFinished(100.0, layer))
             observer(EpochStarted(100.0, done + 1, 1, 3))
             rows = screen.rows
-            assert f"layer {done + 1} 4-4 training epoch 1/3" in rows
+            source = "version 3" if done else "the data"
+            assert f"layer {done + 1} 4-4 on {source} epoch 1/3" in rows
             named = [int(row.split()[1]) for row in rows if row.startswith("layer")]
-            assert named == list(range(first, first + 7))
+            assert named == list(range(first, first + 6))
             assert (f"{first - 1} layers done" == rows[0]) == (first > 1)
-            assert (f"{more} more" == rows[-1]) == (more > 0)
+            assert (f"{more} more" == rows[-2]) == (more > 0)
+            assert rows[-1].startswith("all layers")
             assert len(rows) <= 9
         assert len(screen.frames[-1].splitlines()) == 200
 

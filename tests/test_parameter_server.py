@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from dataclasses import replace
 from functools import partial
 
@@ -14,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncpretrain.errors import StalledError, WorkerError
-from syncpretrain.parallel.replicas.paying import PayingReplicas
 from syncpretrain.parallel.replicas.rules import AsyncRules, DelayCompensation
-from syncpretrain.parallel.replicas.server import ParameterServer, Push
+from syncpretrain.parallel.replicas.server import ParameterServer, Push, slices_of
+from syncpretrain.parallel.replicas.slice_threads import SliceThreads
 from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS
 from syncpretrain.pretraining.runtime.replicas import replicas_in
@@ -33,9 +34,11 @@ def never() -> bool:
 class Fleet:
     """Replicas that count, with what they reported."""
 
-    def __init__(self, runtime, *, rules=WHOLE, dies=None, fails=None, times=TIMEOUTS, **others):
+    def __init__(
+        self, runtime, *, rules=WHOLE, dies=None, fails=None, times=TIMEOUTS, servers=1, **others
+    ):
         self.parameters = np.zeros(SIZE, np.float32)
-        self.server = ParameterServer(self.parameters, rules)
+        self.server = ParameterServer(self.parameters, rules, servers)
         self.told, self.trained, self.errors = [], [], 0.0
         self.fleet = replicas_in(
             runtime,
@@ -74,6 +77,19 @@ def test_whole_numbers_add_up_exactly(runtime, push, fetch):
     np.testing.assert_array_equal(run.parameters, np.float32(total(STEPS)))
     assert run.errors == sum(range(STEPS)) + 6 * STEPS
     assert sorted(task.first for task, _ in run.trained) == list(range(0, STEPS, push))
+
+
+@pytest.mark.parametrize("runtime", ["threads", "processes"])
+def test_whole_numbers_add_up_exactly_in_slices(runtime):
+    run = Fleet(runtime, servers=3)
+    assert run.train() == STEPS == run.server.clock
+    np.testing.assert_array_equal(run.parameters, np.float32(total(STEPS)))
+
+
+def test_a_killed_replica_loses_nothing_of_any_slice(tmp_path):
+    run = Fleet("processes", dies=tmp_path / "died", servers=2)
+    assert run.train() == STEPS
+    np.testing.assert_array_equal(run.parameters, np.float32(total(STEPS)))
 
 
 def test_a_killed_replica_loses_and_tears_nothing(tmp_path):
@@ -250,7 +266,7 @@ def test_the_compensation_by_its_definition():
     """In terms of the gradient g = -d / rate, of which lambda g*g (w - w') is added."""
     rng = np.random.default_rng(0)
     w, then, rate, strength = rng.normal(size=9), rng.normal(size=9), 0.1, 2.0
-    compensation, mean = DelayCompensation(strength, 9), np.zeros(9)
+    compensation, mean = DelayCompensation(strength, np.zeros(9, np.float32)), np.zeros(9)
     for _ in range(3):
         g = rng.normal(size=9)
         mean = 0.95 * mean + 0.05 * g * g
@@ -260,34 +276,87 @@ def test_the_compensation_by_its_definition():
         np.testing.assert_allclose(change, expected, rtol=1e-4)
 
 
-def speeds_to(counts, speed):
-    """Return a trial of the largest count, played at the speed of each."""
-    trial, now = PayingReplicas(max(counts)), 0.0
-    while not trial.is_over:
-        now += 1 / speed(trial.count)
-        trial.trained(now)
-    return trial
+class Toggled:
+    """A trial that lets two replicas train, then one, then two again."""
+
+    is_over, tasks = False, 0
+
+    @property
+    def count(self):
+        return 1 if 10 <= self.tasks < 20 else 2
+
+    def trained(self, task):
+        assert task.share == 1
+        self.tasks += 1
 
 
-@pytest.mark.parametrize(
-    ("cores", "replicas", "count"), [(8, 8, 8), (2, 8, 2), (1, 3, 1), (3, 16, 3), (2, 2, 2)]
-)
-def test_the_replicas_that_pay_are_as_many_as_cores(cores, replicas, count):
-    trial = speeds_to([replicas], lambda n: 10.0 * min(n, cores))
-    assert trial.count == count
-    assert trial.measured[count] == pytest.approx(10 * min(count, cores))
-
-
-def test_replicas_that_disturb_each_other_are_stopped():
-    assert speeds_to([16], lambda n: n / (1 + (n / 6) ** 3)).count in (4, 6)
-
-
-def test_one_replica_needs_no_trial():
-    assert PayingReplicas(1).is_over
+def test_a_replica_that_rested_fetches_anew():
+    run = Fleet("threads", rules=replace(WHOLE, fetch_every=10_000), replicas=2)
+    usual, fetched = run.server.fetch, []
+    run.server.fetch = lambda out: (fetched.append(run.server.clock), usual(out))[1]
+    run.fleet._trial = Toggled()
+    assert run.train() == STEPS
+    np.testing.assert_array_equal(run.parameters, np.float32(total(STEPS)))
+    assert fetched[:2] == [0, 0]
+    assert len(fetched) == 3, "once each, and once after the rest"
+    assert fetched[2] >= 20
 
 
 def test_a_run_with_a_trial_adds_up():
     run = Fleet("threads", replicas=4, trims=True)
     run.train(steps=300)
     np.testing.assert_array_equal(run.parameters, np.float32(total(300)))
-    assert run.fleet._trial.measured[4] > 0
+    assert run.fleet._trial.useful[4] > 0
+
+
+class TestSlices:
+    @given(st.integers(0, 50), st.integers(1, 9))
+    def test_they_are_the_whole_in_parts_of_about_the_same_size(self, size, count):
+        parts = [range(size)[own] for own in slices_of(size, count)]
+        assert [i for part in parts for i in part] == list(range(size))
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+    @pytest.mark.parametrize("is_started", [False, True])
+    def test_a_server_in_slices_has_the_bits_of_a_whole_one(self, is_started):
+        rules, draws = AsyncRules(compensation=2.0), np.random.default_rng(0)
+        servers = [ParameterServer(np.zeros(50, np.float32), rules, n) for n in (1, 3, 60)]
+        fetched = [np.empty(50, np.float32) for _ in servers]
+        for server in servers if is_started else ():
+            server.start()
+        try:
+            for _ in range(9):
+                change = draws.normal(size=50).astype(np.float32)
+                late = int(draws.integers(0, 4))
+                for server, own in zip(servers, fetched, strict=True):
+                    clock = server.fetch(own)
+                    server.push(change.copy(), max(0, clock - late), own)
+        finally:
+            for server in servers:
+                server.end()
+        for server, own in zip(servers[1:], fetched[1:], strict=True):
+            np.testing.assert_array_equal(server.parameters, servers[0].parameters)
+            np.testing.assert_array_equal(own, fetched[0])
+            np.testing.assert_array_equal(server.state()["mean_square"], servers[0].mean_square)
+
+    def test_an_error_in_a_slice_is_raised_and_the_threads_go_on(self):
+        def fail(number):
+            if number == 2:
+                raise ArithmeticError("a slice went wrong")
+
+        threads, worked = SliceThreads(3), []
+        try:
+            with pytest.raises(ArithmeticError, match="a slice went wrong"):
+                threads.run(fail)
+            threads.run(worked.append)
+        finally:
+            threads.close()
+        assert sorted(worked) == [0, 1, 2]
+
+    def test_a_slice_that_is_not_done_in_time_is_a_stall(self):
+        threads, begun = SliceThreads(2, replace(TIMEOUTS, stall=0.01)), threading.Event()
+        try:
+            with pytest.raises(StalledError, match=r"was not done in 0\.01 s"):
+                threads.run(lambda number: number and begun.wait(5))
+        finally:
+            begun.set()
+            threads.close()

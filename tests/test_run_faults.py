@@ -25,7 +25,7 @@ from syncpretrain.models.stack import Stack
 from syncpretrain.observers.event_log import EventLog, read_reads
 from syncpretrain.runs.checkpoints import FOLDER_NAME, PRETRAINED_NAME, Checkpoints
 from syncpretrain.runs.final_files import FinalFiles
-from syncpretrain.runs.folder import EVENTS_NAME, IDENTITY_NAME, METRICS_NAME
+from syncpretrain.runs.folder import CARD_NAME, EVENTS_NAME, IDENTITY_NAME, METRICS_NAME
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.runs.stages import Stages
 
@@ -149,7 +149,11 @@ class TestFinalFiles:
             with pytest.raises(SaveError, match="or repeat the last steps with --resume"):
                 train_run(settings, out=tmp_path / "run")
         (kept,) = rescue.iterdir()
-        assert sorted(x.name for x in kept.iterdir()) == [METRICS_NAME, MODEL_NAME]
+        assert sorted(x.name for x in kept.iterdir()) == [
+            CARD_NAME,
+            METRICS_NAME,
+            MODEL_NAME,
+        ]
         report = resume_run(tmp_path / "run")
         assert load(tmp_path / "run").parameters_sha256 == whole["parameters_sha256"]
         assert report["parameters_sha256"] == whole["parameters_sha256"]

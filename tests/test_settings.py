@@ -29,6 +29,7 @@ ASYNC_SETTINGS = {
     "max_staleness": 3,
     "simulate_staleness": None,
     "trim_replicas": True,
+    "servers": 2,
 }
 LAYERS = (64, 32, 8)
 

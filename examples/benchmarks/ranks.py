@@ -3,11 +3,14 @@
     mpiexec -n 4 python examples/benchmarks/ranks.py --examples 10000 --epochs 3
     mpiexec -n 4 python examples/benchmarks/ranks.py --handoff epoch
     mpiexec -n 4 python examples/benchmarks/ranks.py --bandwidth 125e6 --latency 100e-6
+    mpiexec -n 5 python examples/benchmarks/ranks.py --bandwidth 125e6 --latency 100e-6 \
+        --steps 9e-3 5e-3 2e-3 0.6e-3
     mpiexec -n 4 python examples/benchmarks/ranks.py --sleep 10
 
 ``--bandwidth`` (bytes a second) and ``--latency`` (seconds) emulate a link between any two ranks,
-beside the same run without; 125e6 is 1 Gb/s. ``--sleep`` prints the CPU time of every rank that
-has nothing to do for some seconds.
+beside the same run without; 125e6 is 1 Gb/s. With ``--steps`` a minibatch of each layer takes some
+seconds and computes nothing: what the hand-over costs where every rank has a core of its own.
+``--sleep`` prints the CPU time of every rank that has nothing to do for some seconds.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections.abc import Sequence
 from functools import partial
 from statistics import median
 
@@ -23,6 +27,9 @@ from syncpretrain.cluster.link import Link
 from syncpretrain.cluster.mpi import MPIEngine
 from syncpretrain.cluster.transport import Transport
 from syncpretrain.data import load_dataset
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.learners.by_units import ByUnits
+from syncpretrain.learners.steps import LearnerStep
 from syncpretrain.pretraining.on_ranks import on_every_rank
 from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import settings_from
@@ -38,8 +45,11 @@ def main() -> None:
     parser.add_argument("--handoff", choices=["epoch", "minibatch"], default="minibatch")
     parser.add_argument("--bandwidth", type=float, default=math.inf)
     parser.add_argument("--latency", type=float, default=0.0)
+    parser.add_argument("--steps", type=float, nargs=len(LAYERS) - 1)
     parser.add_argument("--sleep", type=float, default=0.0)
     options = parser.parse_args()
+    if options.steps:
+        only_take_time(options.steps)
     transport = Transport(MPIEngine())
     with using(transport):
         if options.sleep:
@@ -68,12 +78,28 @@ def show_times(transport: Transport, options: argparse.Namespace) -> None:
     for _ in range(options.rounds):
         for name, link in links.items():
             transport.link = link
-            for runtime in ("threads", "mpi") if name == "no link" else ("mpi",):
+            is_alone = name == "no link" and not options.steps
+            for runtime in ("threads", "mpi") if is_alone else ("mpi",):
                 seconds, bits = on_every_rank(partial(timed, data, runtime, options))
                 found.setdefault(f"{runtime}, {name}, {bits[:8]}", []).append(seconds)
     for name, times in found.items():
         if not transport.rank:
             print(f"{name}: {median(times):.2f} s ({min(times):.2f} to {max(times):.2f})")
+
+
+def only_take_time(seconds: Sequence[float]) -> None:
+    """Let the steps of layers take some seconds, on every rank, and compute nothing."""
+
+    def train_step(self: ByUnits, X: Array, rows: object, **how: object) -> float:
+        time.sleep(seconds[self.learner.layer - 1])
+        return 0.0
+
+    def copy_hidden(self: LearnerStep, out: Array) -> bool:
+        out.fill(0.5)
+        return True
+
+    ByUnits.train_step = train_step  # type: ignore[method-assign]
+    LearnerStep.copy_hidden = copy_hidden  # type: ignore[method-assign]
 
 
 def timed(data: object, runtime: str, options: argparse.Namespace) -> tuple[float, str]:

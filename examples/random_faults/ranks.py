@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from statistics import median
 
@@ -24,7 +25,7 @@ __all__ = ["fail_ranks"]
 
 TOLD_SECONDS = 5.0
 JOB_SECONDS = 60.0
-TRAIN = ["train", "--layers", "64,48,32,16,8", "--epochs", "40", "--checkpoint-every", "1"]
+TRAIN = ["train", "--layers", "64,48,32,16,8", "--epochs", "20", "--checkpoint-every", "1"]
 # Raises an error in a minibatch on one rank, after some seconds of training.
 RAISE = """
 import sys, time
@@ -50,31 +51,40 @@ main(arguments, prog_name="syncpretrain")
 
 
 def fail_ranks(times: int, draw: random.Random) -> None:
-    """Kill a rank, or have one raise an error, alternately; resume on another number of ranks."""
+    """Kill a rank in some jobs, have one raise an error in as many; resume on other ranks.
+
+    The hand-overs take turns.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         np.save(folder / "X.npy", np.random.default_rng(0).random((2000, 64)).astype("f4").round())
+        trains, expected = [], []
         for handoff in ("epoch", "minibatch"):
             train = [*TRAIN, "--data", str(folder / "X.npy"), "--handoff", handoff, "--quiet"]
-            train += ["--json", "--runtime"]
+            trains.append([*train, "--json", "--runtime"])
             out = str(folder / f"whole-{handoff}")
-            whole = ended(start(1, ["-m", "syncpretrain", *train, "serial", "--out", out]))
-            expected = json.loads(whole[1])["parameters_sha256"]
-            for kills in (True, False):
-                told = [
-                    fail_one([*train, "mpi"], folder / "run", expected, kills, draw)
-                    for _ in range(times)
-                ]
-                what = "kills" if kills else "errors"
-                print(
-                    f"ranks, {handoff}: {times} {what}, told after {median(told):.2f} s, at most"
-                    f" {max(told):.2f}, each resumed to the same bits",
-                    flush=True,
-                )
+            whole = ended(start(1, ["-m", "syncpretrain", *trains[-1], "serial", "--out", out]))
+            expected.append(json.loads(whole[1])["parameters_sha256"])
+        for kills in (True, False):
+            found = []
+            for i in range(times):
+                train = [*trains[i % 2], "mpi"]
+                found.append(fail_one(train, folder / "run", expected[i % 2], kills, draw))
+                print(f"\r{i + 1} of {times}", end="", file=sys.stderr, flush=True)
+            seconds, statuses = zip(*found, strict=True)
+            counts = ", ".join(f"{n} x {status}" for status, n in Counter(statuses).items())
+            what = "kills" if kills else "errors"
+            print(
+                f"\nranks: {times} {what}, reported after {median(seconds):.2f} s, at most"
+                f" {max(seconds):.2f}; status {counts}; each resumed to the same bits",
+                flush=True,
+            )
 
 
-def fail_one(train: list[str], out: Path, expected: str, kills: bool, draw: random.Random) -> float:
-    """Return the seconds from a failure to the end of its job."""
+def fail_one(
+    train: list[str], out: Path, expected: str, kills: bool, draw: random.Random
+) -> tuple[float, int]:
+    """Return the seconds from a failure to the end of its job, and the job's status."""
     while True:
         shutil.rmtree(out, ignore_errors=True)
         size = draw.randint(2, 5)
@@ -99,10 +109,10 @@ def fail_one(train: list[str], out: Path, expected: str, kills: bool, draw: rand
     check(not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE], f"still alive: {alive}")
     size = draw.randint(2, 5)
     resume = ["train", "--resume", str(out), "--runtime", "mpi", "--quiet", "--json"]
-    status, text, error = ended(start(size, ["-m", "syncpretrain", *resume]))
-    check(not status, f"the resumed run failed: {error}")
+    resumed, text, error = ended(start(size, ["-m", "syncpretrain", *resume]))
+    check(not resumed, f"the resumed run failed: {error}")
     check(json.loads(text)["parameters_sha256"] == expected, "other parameters")
-    return passed
+    return passed, status
 
 
 def start(size: int, arguments: list[str]) -> subprocess.Popen[str]:

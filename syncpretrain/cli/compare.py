@@ -17,6 +17,7 @@ from syncpretrain.cli.sections import SectionedCommand
 from syncpretrain.cli.settings_from_options import given_by, settings_from_options
 from syncpretrain.cli.settled_by_data import hidden_option, settle
 from syncpretrain.cli.train_options import setting_options, source_options
+from syncpretrain.data import check_whole
 from syncpretrain.errors import SettingsError
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 
@@ -117,6 +118,7 @@ def command(
     made = partial(settings_from_options, preset, config)
     data = settle(made, given_by(asked, config, options), hidden, options)
     settings, given = _settings(preset, config, labels, starts, options)
+    check_whole(options["data"])
     if hidden is not None:  # then the default preset leaves room for what suits the data
         given = given_by(asked, config, options)
     if settings.finetune.objective == "classification":

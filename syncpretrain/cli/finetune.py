@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.options import RUN, json_option
+from syncpretrain.cli.options import RUN, json_option, log_option
 from syncpretrain.cli.sections import SectionedCommand
 from syncpretrain.cli.settings_from_options import settings_from_options
 from syncpretrain.cli.train_options import OPTIONS, setting_options
+from syncpretrain.cli.typed import typed
+from syncpretrain.data import check_whole
 from syncpretrain.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -33,9 +35,17 @@ __all__ = ["command"]
     help="The run folder, new or empty. Default a new one in runs/.",
 )
 @setting_options(only=("run",))
+@log_option
 @json_option
 @click.option("--quiet", is_flag=True, help="Print nothing but errors and --json.")
-def command(run: Path, out: Path | None, as_json: bool, quiet: bool, **options: Any) -> None:
+def command(
+    run: Path,
+    out: Path | None,
+    loggers: tuple[str, ...],
+    as_json: bool,
+    quiet: bool,
+    **options: Any,
+) -> None:
     """Fine-tune the stack of an earlier run, in a run folder of its own.
 
     With labels it learns to predict them: classes, or with --task regression numbers; without any,
@@ -65,7 +75,14 @@ def command(run: Path, out: Path | None, as_json: bool, quiet: bool, **options: 
     )
     with announce(live=not as_json, quiet=quiet) as observers:
         report = train_run(
-            settings, out=out, observers=observers, data=data, given=given, start=stack
+            settings,
+            out=out,
+            observers=observers,
+            data=data,
+            given=given,
+            start=stack,
+            loggers=loggers,
+            command=typed(),
         )
     if as_json:
         click.echo(json.dumps(report))
@@ -91,6 +108,7 @@ def _settled(run: Path, stack: Stack, options: dict[str, Any]) -> tuple[Settings
         raise SettingsError("finetune: got none, expected something to fine-tune for")
     unset = {"model": None, "layers": None, "schedule": "none", "finetune": None}
     settings = settings_from_options(None, config, {**options, **unset}, of_run=True)
+    check_whole(options["data"])
     if options["data"] is not None:
         own = {
             name: options[name] for name in type(settings.data).__struct_fields__ if name != "name"

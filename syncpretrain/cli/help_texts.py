@@ -38,7 +38,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         "seeds": "Runs of each. Default 3.",
     },
     "Data and settings": {
-        "data": "mnist, digits, a .npy, .npz, IDX, .csv or .parquet file, or a folder of images.",
+        "data": "mnist, digits, a name of 'syncpretrain data list', a .npy, .npz, IDX, .csv or"
+        " .parquet file, or a folder of images.",
         "target": "The column of a table that holds the labels, by name, or by number from 1 (-1"
         " for the last).",
         "drop": "Columns of a table to leave out.",
@@ -54,6 +55,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         "preset": "Take the settings of a preset, listed by 'syncpretrain presets'; options given"
         " here win.",
         "config": "Take the settings of a run folder's config.toml; options given here win.",
+        "print_config": "Print all settings as config.toml would have them, and train nothing.",
+        "dry_run": "Check everything, predict the memory and the time, and train nothing.",
     },
     "Model": {
         "layers": "Values of an example, then units of each layer: 784,500,30; or"
@@ -113,6 +116,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "split": "What replicas share: examples (default), an RBM's units, filters; or hybrid:"
         " examples of convolutions, units of others.",
         "shards": "Parts of a minibatch, on which the result depends. Default as many as replicas.",
+        "servers": "Of async: slices of its parameters, each with a thread or rank.",
         "blas_threads": "For greedy and fine-tuning; parallel layers take one each. Default the"
         " usable cores.",
     },
@@ -152,6 +156,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "finetune_max_staleness": "",
         "finetune_simulate_staleness": "",
         "finetune_trim_replicas": "",
+        "finetune_servers": "",
     },
     OUTPUT: {
         "checkpoint_every": "Write a checkpoint once any layer, or fine-tuning, has done N epochs"

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from syncpretrain.cli.help_texts import TEXTS
+from syncpretrain.observers.loggers import LOGGERS
 
 __all__ = [
     "LAYERS",
@@ -19,6 +20,8 @@ __all__ = [
     "floats",
     "integers",
     "json_option",
+    "log_option",
+    "measuring_options",
     "momentums",
     "out_option",
     "part_option",
@@ -138,6 +141,36 @@ def out_option(command: F) -> F:
         type=click.Path(path_type=Path),
         metavar="FILE",
         help="The file to write: .csv, .npy, .npz or .parquet.",
+    )(command)
+
+
+def measuring_options(command: F) -> F:
+    """Add ``--examples`` and ``--seconds``, of what is predicted from measurements."""
+    seconds = click.option(
+        "--seconds",
+        type=at_least(0),
+        default=7,
+        metavar="S",
+        help="About how long to measure. Default 7.",
+    )
+    examples = click.option(
+        "--examples",
+        type=at_least(1),
+        default=50_000,
+        metavar="N",
+        help="To train on. Default 50000, as of MNIST.",
+    )
+    return examples(seconds(command))
+
+
+def log_option(command: F) -> F:
+    """Add ``--log``."""
+    return click.option(
+        "--log",
+        "loggers",
+        type=click.Choice(LOGGERS),
+        multiple=True,
+        help="Log the run there too; may be repeated.",
     )(command)
 
 

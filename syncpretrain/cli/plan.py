@@ -9,9 +9,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.options import at_least, json_option
+from syncpretrain.cli.options import json_option, measuring_options
 from syncpretrain.cli.settings_from_options import settings_from_options
 from syncpretrain.cli.train_options import setting_options, source_options
+from syncpretrain.pretraining.schedule.names import ASYNC
 
 if TYPE_CHECKING:
     from syncpretrain.planning.choice import Plan
@@ -25,20 +26,7 @@ TRAIN_PER_HELD_OUT = 5  # examples, as of MNIST's
 @click.command("plan")
 @setting_options(only=("layers", "model", "epochs", "batch_size", "workers", "handoff", "delay"))
 @source_options
-@click.option(
-    "--examples",
-    type=at_least(1),
-    default=50_000,
-    metavar="N",
-    help="To train on. Default 50000, as of MNIST.",
-)
-@click.option(
-    "--seconds",
-    type=at_least(0),
-    default=7,
-    metavar="S",
-    help="About how long to measure. Default 7.",
-)
+@measuring_options
 @json_option
 def command(
     preset: str | None,
@@ -70,9 +58,12 @@ def command(
     if preset is not None or config is not None:
         source = {"preset": preset, "config": config}
         own = {name: value for name, value in (source | options).items() if value is not None}
-        plain = granted(found.settings)
-        own |= {n: v for n, v in plain.items() if _differs(settings.pretrain, n, v)}
-        line = f"syncpretrain train {option_text(own | found.settings)}"
+        is_async = settings.pretrain.schedule == ASYNC
+        if not is_async:
+            plain = granted(found.settings)
+            own |= {n: v for n, v in plain.items() if _differs(settings.pretrain, n, v)}
+        chosen = found.asynchronous.settings if is_async else found.settings
+        line = f"syncpretrain train {option_text(own | chosen)}"
     if as_json:
         click.echo(json.dumps(found.report() | {"command": line}))
     else:
@@ -123,6 +114,11 @@ def print_plan(plan: Plan, line: str, file: IO[str]) -> None:
     )
     if any(task.settle) or any(text != "always" for text in task.refresh_when):
         say("the times are upper bounds: drift, which cannot be predicted, may save epochs")
-    say(f"choice: {plan.choice.name}; {plan.reason}")
+    say(plan.asynchronous.sentence)
+    if task.schedule == ASYNC:
+        paying = plan.asynchronous.paying.replicas
+        say(f"choice: asynchronous, {paying} replicas; the settings ask for schedule {ASYNC}")
+    else:
+        say(f"choice: {plan.choice.name}; {plan.reason}")
     say(f"{LEARNS[0].upper()}{LEARNS[1:]}.")
     say(f"train it: {line}")

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from syncpretrain.cli.ranks import check_command, follow, is_follower, leading
+from syncpretrain.cli.typed import keep_typed
 
 __all__ = ["main"]
 
@@ -23,13 +24,18 @@ COMMANDS = {
     "predict": "Write the classes of examples, or the numbers that a regression predicts.",
     "score": "Write how unlike the training data examples are, and which are outliers.",
     "evaluate": "Measure the reconstruction error of each layer and of the stack.",
+    "report": "Write a page about a run, or about two: whether it worked, curves, images.",
     "encode": "Write the codes of examples to a file.",
+    "export": "Write a part of a run for ONNX, PyTorch, Keras, scikit-learn or NumPy.",
     "reconstruct": "Draw examples above their reconstructions as a PNG.",
     "filters": "Draw the weights of a layer as images, as a PNG.",
     "sample": "Sample from the top RBM and draw the samples as a PNG.",
+    "runs": "List the runs in a folder, show one, remove some.",
+    "data": "List the published data sets that --data knows by name, and fetch them.",
     "presets": "List the presets of train, settings with the papers they come from.",
     "bench": "Measure how near to this machine's limit each schedule runs.",
     "doctor": "Check this machine: versions, BLAS and its threads, GPU.",
+    "completion": "Complete commands and options in the shell: print or install its script.",
 }
 FAILED, REFUSED, STALLED, SIGNAL = 1, 2, 75, 128
 
@@ -48,6 +54,14 @@ class Program(click.Group):
         command: click.Command = import_module(f"syncpretrain.cli.{name}").command
         return command
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        """Complete commands without importing them, and the program's own options."""
+        from click.shell_completion import CompletionItem
+
+        named = [n for n in COMMANDS if n.startswith(incomplete)]
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        return [*(CompletionItem(name, help=COMMANDS[name]) for name in named), *options]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
         with formatter.section("Commands"):
@@ -56,7 +70,10 @@ class Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return a command, which may be one for several ranks."""
+        """Return a command, which may be one for several ranks; suggest one for a wrong name."""
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = _nearest(args[0], list(COMMANDS))
+            raise click.UsageError(f"No such command {args[0]!r}{near}", ctx)
         name, command, rest = super().resolve_command(ctx, args)
         check_command(name or "")
         return name, command, rest
@@ -67,6 +84,7 @@ class Program(click.Group):
             ctx.exit(follow(args))
         if not args:
             return super().parse_args(ctx, args)  # shows the help
+        keep_typed(ctx, args)
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
@@ -131,7 +149,24 @@ def _usage(error: click.UsageError, ctx: click.Context) -> str:
     if isinstance(error, click.BadParameter) and error.param and error.message:
         return f"{error.param.opts[0]}: {error.message.rstrip('.')}"
     program = [ctx.command_path, *filter(None, [ctx.invoked_subcommand])]
-    return f"{error.format_message().rstrip('.')}; see {' '.join(program)} --help"
+    message = error.format_message()
+    if isinstance(error, click.NoSuchOption):
+        own = error.ctx.command.params if error.ctx else []
+        known = [option for p in own for option in (*p.opts, *p.secondary_opts)]
+        message = f"No such option {error.option_name}{_nearest(error.option_name, known)}"
+    return f"{message.rstrip('.')}; see {' '.join(program)} --help"
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    """Return a suggestion for a wrong name: the nearest one, or what other libraries mean by it."""
+    from difflib import get_close_matches
+
+    from syncpretrain.settings.convert import USUAL_ELSEWHERE
+
+    usual = USUAL_ELSEWHERE.get(name.lstrip("-").replace("-", "_"), "")
+    option = "--" + usual.replace("_", "-")
+    found = [option] if option in known else get_close_matches(name, known, n=1)
+    return f"; the nearest one is {found[0]}" if found else ""
 
 
 def _status(error: Exception) -> int:

@@ -10,7 +10,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.data import DATASETS, load_dataset, located
+from syncpretrain.data import DATASETS, check_whole, load_dataset, located
 from syncpretrain.data.columns import Columns, columns_in, takes_categories
 from syncpretrain.data.dataset import Dataset, from_rows
 from syncpretrain.data.examples import scale_examples
@@ -49,7 +49,10 @@ def dataset_of(run: Path, data: str | None, *, stack: Stack) -> Dataset:
         dataset = _loaded(settings, stack, run)
         _compare(run, stack, dataset)
         return dataset
-    return _loaded(DataSettings(name=name), stack) if name in DATASETS else _test_set(name, stack)
+    if name not in DATASETS:
+        return _test_set(name, stack)
+    check_whole(name)
+    return _loaded(DataSettings(name=name), stack)
 
 
 def examples_of(run: Path, data: str | None, part: str | None, *, stack: Stack) -> Examples:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from syncpretrain.cli.train_options import AUTO, FINETUNE, OPTIONS
 from syncpretrain.errors import SettingsError
-from syncpretrain.pretraining.schedule.kinds import ScheduleKind, schedule_kind
+from syncpretrain.pretraining.schedule.kinds import schedule_kind
+from syncpretrain.pretraining.schedule.names import ASYNC
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["given_by", "planned", "settings_from_options"]
 
 PLANNED = ("group_size", "replicas", "split", "shards")
+# Replicas are a layer's workers, or have minibatches of their own: one schedule's say nothing of
+# the other's.
+OF_OTHER_WORKERS = (*PLANNED, "workers", "finish", "refresh_epochs", "delay", "shuffle")
 
 
 def settings_from_options(
@@ -45,17 +49,7 @@ def settings_from_options(
     base: dict[str, Any] = {"data": {}, "pretrain": {}, "finetune": {}, "run": {}}
     if config is not None:
         base = msgspec.to_builtins(read_settings(config))
-        _drop_costs(base["pretrain"])
-        if options["model"] not in (None, base["pretrain"]["model"]):
-            _drop_model(base["pretrain"])
-        if options["layers"] is not None:
-            _drop_layers(base["pretrain"], options["layers"])
-        if options.get("epochs") and options.get("settle") is None:
-            base["pretrain"].pop("settle")  # it went with the file's epochs
-        if options.get("schedule") not in (None, AUTO):
-            _drop_schedule(base["pretrain"], schedule_kind(options["schedule"]))
-        if options.get("handoff") not in (None, base["pretrain"].get("handoff")):
-            _drop_handoff(base["pretrain"])
+        _drop(base["pretrain"], base["finetune"], options)
     for name, value in options.items():
         if value is None:
             continue
@@ -147,7 +141,12 @@ def _leave_open(pretrain: dict[str, Any], options: dict[str, Any]) -> None:
 
 def _check_finetuning(settings: Settings, options: dict[str, Any]) -> None:
     """Refuse options of a fine-tuning that will not be."""
-    if settings.finetune.objective != "none":
+    from syncpretrain.settings.async_pretraining import check_blas_threads
+
+    tuning = settings.finetune
+    if tuning.objective == "none" or (tuning.schedule == ASYNC and tuning.replicas):
+        check_blas_threads(settings.pretrain.schedule, options.get("blas_threads"))
+    if tuning.objective != "none":
         return
     for name, value in options.items():
         if value is not None and name.startswith(FINETUNE):
@@ -155,6 +154,25 @@ def _check_finetuning(settings: Settings, options: dict[str, Any]) -> None:
                 f"{name}: got {value} without fine-tuning; add --finetune reconstruction or"
                 " classification"
             )
+
+
+def _drop(pretrain: dict[str, Any], finetune: dict[str, Any], options: dict[str, Any]) -> None:
+    """Drop what a file says of its own layers, model and schedules where options name others."""
+    _drop_costs(pretrain)
+    if options["model"] not in (None, pretrain["model"]):
+        _drop_model(pretrain)
+    if options["layers"] is not None:
+        _drop_layers(pretrain, options["layers"])
+    if options.get("epochs") and options.get("settle") is None:
+        pretrain.pop("settle")  # it went with the file's epochs
+    if options.get("schedule") not in (None, AUTO):
+        _drop_schedule(pretrain, options["schedule"])
+    elif options.get("schedule") == AUTO and pretrain["schedule"] == ASYNC:
+        _drop_schedule(pretrain, "synchronized")  # auto chooses among such
+    if options.get("handoff") not in (None, pretrain.get("handoff")):
+        _drop_handoff(pretrain)
+    if options.get("finetune_schedule") not in (None, finetune.get("schedule")):
+        _drop_tuning_schedule(finetune)
 
 
 def _drop_costs(pretrain: dict[str, Any]) -> None:
@@ -168,8 +186,14 @@ def _drop_costs(pretrain: dict[str, Any]) -> None:
         pretrain.pop("sparsity_cost")
 
 
-def _drop_schedule(pretrain: dict[str, Any], kind: ScheduleKind) -> None:
+def _drop_schedule(pretrain: dict[str, Any], name: str) -> None:
     """Drop what a file says of its own schedule and another one does not have."""
+    from syncpretrain.settings.asynchronous import ASYNC_DEFAULTS
+
+    kind = schedule_kind(name)
+    if ASYNC in (name, pretrain["schedule"]) and name != pretrain["schedule"]:
+        for other in (*OF_OTHER_WORKERS, *ASYNC_DEFAULTS):
+            pretrain.pop(other, None)
     if not kind.has_groups:
         pretrain.pop("group_size", None)
     if kind.free is None:
@@ -179,6 +203,14 @@ def _drop_schedule(pretrain: dict[str, Any], kind: ScheduleKind) -> None:
     if not kind.can_stream and pretrain["handoff"] == "minibatch":
         pretrain.pop("handoff")
         _drop_handoff(pretrain)
+
+
+def _drop_tuning_schedule(finetune: dict[str, Any]) -> None:
+    """Drop what a file says of its own schedule of fine-tuning."""
+    from syncpretrain.settings.asynchronous import ASYNC_DEFAULTS
+
+    for name in ("runtime", "replicas", "split", "shards", *ASYNC_DEFAULTS):
+        finetune.pop(name, None)
 
 
 def _drop_handoff(pretrain: dict[str, Any]) -> None:

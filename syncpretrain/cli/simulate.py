@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.options import at_least, json_option
+from syncpretrain.cli.options import at_least, json_option, measuring_options
 from syncpretrain.cli.train_options import setting_options
 
 if TYPE_CHECKING:
@@ -91,16 +91,7 @@ HELD_OUT_SHARE = 5  # training examples to one held out, as of MNIST's
     metavar="FILE|S[,S...]",
     help="Seconds of a minibatch of each layer, or a JSON file of costs. Default measured here.",
 )
-@click.option(
-    "--examples",
-    type=at_least(1),
-    default=50_000,
-    metavar="N",
-    help="To train on. Default 50000, as of MNIST.",
-)
-@click.option(
-    "--seconds", type=at_least(0), default=7, metavar="S", help="About how long to measure."
-)
+@measuring_options
 @click.option(
     "--out",
     type=click.Path(path_type=Path),

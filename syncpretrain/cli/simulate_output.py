@@ -75,9 +75,12 @@ def print_curves(
         say(
             "times greedy training on one device; idle shares, bytes and memory: --schedule, --json"
         )
-    stale = [run.staleness for run in curves[-1].runs if run.staleness is not None]
+    stale = [(run, run.staleness) for run in curves[-1].runs if run.staleness is not None]
     if stale:
-        say(f"mean staleness of the asynchronous updates: {', '.join(f'{x:.3g}' for x in stale)}")
+        late = ", ".join(f"{x:.3g}" for _, x in stale)
+        useful = ", ".join(f"{curves[-1].speedup(run) / max(1, x):.2f}" for run, x in stale)
+        say(f"mean staleness of the asynchronous updates: {late}")
+        say(f"times greedy training, where each is divided by its staleness: {useful}")
     say(f"{NOT_SIMULATED[0].upper()}{NOT_SIMULATED[1:]}.")
 
 

@@ -6,22 +6,29 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from syncpretrain.cli.options import json_option
+from syncpretrain.cli.help_texts import TEXTS
+from syncpretrain.cli.options import json_option, log_option
 from syncpretrain.cli.ranks import check_runtime_of
 from syncpretrain.cli.sections import SectionedCommand
 from syncpretrain.cli.settings_from_options import given_by, planned, settings_from_options
 from syncpretrain.cli.settled_by_data import hidden_option, settle
 from syncpretrain.cli.train_options import AUTO, setting_options, source_options
+from syncpretrain.cli.typed import typed
+from syncpretrain.data import check_whole
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings import ELSEWHERE
 
 if TYPE_CHECKING:
+    from syncpretrain.data.dataset import Dataset
     from syncpretrain.events import Observer
+    from syncpretrain.pretraining.schedule.reads import Reads
+    from syncpretrain.runs.stages import Stages
     from syncpretrain.settings import Settings
+    from syncpretrain.settings.by_data import Given
 
 __all__ = ["command"]
 
@@ -71,19 +78,20 @@ RECORDED = (
     metavar="RUN",
     help="Repeat a run, such as one of --pace free, with the versions it recorded.",
 )
+@click.option("--print-config", is_flag=True, default=None, help=TEXTS["print_config"])
+@click.option("--dry-run", is_flag=True, default=None, help=TEXTS["dry_run"])
 @setting_options(only=("run",))
+@log_option
 @json_option
 @click.option("--quiet", is_flag=True, help="Print nothing but errors and --json.")
 def command(
-    preset: str | None,
-    config: Path | None,
-    hidden: str | None,
-    out: Path | None,
-    replay: Path | None,
     resume: Path | None,
+    print_config: bool | None,
+    dry_run: bool | None,
+    inexact: bool | None,
+    loggers: tuple[str, ...],
     as_json: bool,
     quiet: bool,
-    inexact: bool | None,
     **options: Any,
 ) -> None:
     """Pretrain a stack of RBMs or autoencoders in parallel, then fine-tune it if asked.
@@ -103,76 +111,151 @@ def command(
       syncpretrain train --config runs/NAME/config.toml --seed 1
       syncpretrain train --resume runs/NAME
       syncpretrain train --replay runs/NAME
+      syncpretrain train --preset hinton2006 --dry-run
     """
     from syncpretrain.cli.output import announce, print_run
-    from syncpretrain.observers.event_log import read_reads
-    from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME, check_folder
 
     if inexact and resume is None:
         raise SettingsError("inexact: got it without --resume, expected a run to go on with")
     if resume is not None:
-        sources = {"preset": preset, "config": config, "replay": replay, "out": out}
-        sources["hidden"] = hidden
-        _check_resume({**sources, **options})
-    if replay is not None:
-        _check_replay(replay, preset or config, {**options, "hidden": hidden})
-    if resume is None:
-        check_folder(out)
-        config = config or (replay and replay / CONFIG_NAME)
-        made = partial(settings_from_options, preset, config)
-        data = settle(made, given_by(preset, config, options), hidden, options)
-        settings = made(options)
-        if replay is not None and settings.pretrain.handoff == "minibatch":
-            raise SettingsError(
-                f"replay: got {replay}, a streamed run, which depends on its seed alone; repeat it"
-                f" with --config {replay / CONFIG_NAME}"
-            )
-        reads = read_reads(replay / EVENTS_NAME) if replay else None
-        given = given_by(preset, config, options)
-        is_auto = options["schedule"] == AUTO
-        work = partial(_train, settings, is_auto, out=out, replay=reads, given=given, data=data)
-    else:
+        _check_resume({"print_config": print_config, "dry_run": dry_run, **options})
         work = partial(_resume, resume, inexact=bool(inexact), **options)
+    else:
+        run = _new_run(**options)
+        if print_config or dry_run:
+            click.echo(_config_of(run) if print_config else _predicted(run, as_json=as_json))
+            return
+        work = partial(_train, run, command=typed())
     with announce(live=not as_json, quiet=quiet) as observers:
-        report = work(observers=observers)
+        report = work(observers=observers, loggers=loggers)
     if as_json:
         click.echo(json.dumps(report))
     elif not quiet:
         print_run(report, sys.stdout)
 
 
+class _NewRun(NamedTuple):
+    """A run as its options make it, to be settled by its data."""
+
+    settings: Settings
+    is_auto: bool
+    given: Given | None
+    data: Dataset | None
+    replay: Reads | None
+    out: Path | None
+
+
+def _new_run(
+    preset: str | None,
+    config: Path | None,
+    hidden: str | None,
+    out: Path | None,
+    replay: Path | None,
+    **options: Any,
+) -> _NewRun:
+    """Return the run that options make, once they are checked as far as they can be."""
+    from syncpretrain.observers.event_log import read_reads
+    from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME, check_folder
+
+    if replay is not None:
+        _check_replay(replay, preset or config, {**options, "hidden": hidden})
+    check_folder(out)
+    config = config or (replay and replay / CONFIG_NAME)
+    made = partial(settings_from_options, preset, config)
+    data = settle(made, given_by(preset, config, options), hidden, options)
+    settings = made(options)
+    check_whole(options["data"])
+    if replay is not None and settings.pretrain.handoff == "minibatch":
+        raise SettingsError(
+            f"replay: got {replay}, a streamed run, which depends on its seed alone; repeat it"
+            f" with --config {replay / CONFIG_NAME}"
+        )
+    check_runtime_of(settings.pretrain.runtime)
+    reads = read_reads(replay / EVENTS_NAME) if replay else None
+    given = given_by(preset, config, options)
+    return _NewRun(settings, options["schedule"] == AUTO, given, data, reads, out)
+
+
 def _train(
-    settings: Settings, auto: bool, *, observers: list[Observer], **others: Any
+    run: _NewRun, *, observers: list[Observer], loggers: tuple[str, ...], command: str
 ) -> dict[str, Any]:
     """Train, with the schedule that a plan chooses if it is left open."""
     from time import monotonic
 
     from syncpretrain.events import Notice
-    from syncpretrain.runs.folder import check_folder
     from syncpretrain.runs.run import train_run
 
-    check_runtime_of(settings.pretrain.runtime)
-    if auto:
-        from syncpretrain.planning.choice import option_text
-        from syncpretrain.runs.prepare import load_data, settled
-
-        check_folder(others["out"])
-        given = others.pop("given")
-        data = load_data(settings, given=given) if others["data"] is None else others["data"]
-        others["data"] = data
-        settings, by_data = settled(settings, given, data)
-        asked, (settings, plan) = settings.pretrain, planned(settings, data)
-        is_array = settings.data.name.lower().endswith(".npy")
-        if is_array and settings.pretrain.handoff != asked.handoff:
-            others["data"] = load_data(settings)  # which a stream leaves in its file
-        reason = f"schedule auto: {plan.choice.name}, {plan.reason} ({option_text(plan.settings)})"
-        for observer in observers:
-            for message in filter(None, [by_data, reason]):
-                observer(Notice(monotonic(), message))
-    return train_run(settings, observers=observers, **others)
+    run, messages = _chosen(run)
+    for observer in observers:
+        for message in messages:
+            observer(Notice(monotonic(), message))
+    return train_run(
+        run.settings,
+        out=run.out,
+        observers=observers,
+        replay=run.replay,
+        data=run.data,
+        given=run.given,
+        loggers=loggers,
+        command=command,
+    )
 
 
-def _resume(folder: Path, *, observers: list[Observer], inexact: bool, **options: Any) -> Any:
+def _chosen(run: _NewRun) -> tuple[_NewRun, list[str]]:
+    """Return a run with the schedule that a plan chooses if it is left open, and why."""
+    if not run.is_auto:
+        return run, []
+    from syncpretrain.planning.choice import option_text
+    from syncpretrain.runs.prepare import load_data, settled
+
+    data = load_data(run.settings, given=run.given) if run.data is None else run.data
+    settings, by_data = settled(run.settings, run.given, data)
+    asked, (settings, plan) = settings.pretrain, planned(settings, data)
+    is_array = settings.data.name.lower().endswith(".npy")
+    if is_array and settings.pretrain.handoff != asked.handoff:
+        data = load_data(settings)  # which a stream leaves in its file
+    reason = f"schedule auto: {plan.choice.name}, {plan.reason} ({option_text(plan.settings)})"
+    messages = [message for message in (by_data, reason) if message]
+    return run._replace(settings=settings, given=None, data=data), messages
+
+
+def _checked(run: _NewRun) -> Stages:
+    """Return a run that is ready to start, without a folder."""
+    from time import monotonic
+
+    from syncpretrain.runs.run import prepared_run
+
+    run, _ = _chosen(run)
+    return prepared_run(run.settings, run.data, run.given, (), monotonic(), replay=run.replay)
+
+
+def _config_of(run: _NewRun) -> str:
+    """Return the ``config.toml`` that a run would have."""
+    from syncpretrain.runs.prepare import with_absolute_path
+    from syncpretrain.settings.files import settings_text
+
+    return settings_text(with_absolute_path(_checked(run).settings)).rstrip("\n")
+
+
+def _predicted(run: _NewRun, *, as_json: bool) -> str:
+    """Return the memory and the time that a run would take."""
+    from syncpretrain.cli.dry_run import dry_run_text
+    from syncpretrain.planning.dry_run import dry_run
+
+    ready = _checked(run)
+    seconds = ready.loaded - ready.started
+    found = dry_run(ready.settings, ready.data, ready.pretraining, ready.tuning, seconds)
+    return json.dumps(found.report()) if as_json else dry_run_text(found, ready.data)
+
+
+def _resume(
+    folder: Path,
+    *,
+    observers: list[Observer],
+    loggers: tuple[str, ...],
+    inexact: bool,
+    **options: Any,
+) -> Any:
     """Resume a run, which may be moved to another runtime."""
     from syncpretrain.runs.folder import CONFIG_NAME
     from syncpretrain.runs.run import resume_run
@@ -184,7 +267,7 @@ def _resume(folder: Path, *, observers: list[Observer], inexact: bool, **options
     elif config.is_file():
         check_runtime_of(read_settings(config).pretrain.runtime)
     elsewhere = {name: options[name] for name in ELSEWHERE if options[name] is not None}
-    return resume_run(folder, observers=observers, inexact=inexact, **elsewhere)
+    return resume_run(folder, observers=observers, inexact=inexact, loggers=loggers, **elsewhere)
 
 
 def _check_resume(options: dict[str, Any]) -> None:

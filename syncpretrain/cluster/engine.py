@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
@@ -13,7 +14,9 @@ __all__ = ["Engine"]
 class Engine(ABC):
     """Moves messages, each a few pieces of bytes, from rank to rank, in the order of each pair.
 
-    Only one thread of a rank calls it, and no call waits.
+    Only one thread of a rank calls it, but for :meth:`wake`, and no call waits, but for
+    :meth:`wait`. Collective operations are made of these messages
+    (:class:`syncpretrain.cluster.group.Group`), in an order that no engine chooses.
 
     Attributes
     ----------
@@ -23,6 +26,24 @@ class Engine(ABC):
 
     rank: int
     size: int
+
+    def __init__(self) -> None:
+        self._woken = threading.Event()
+
+    @property
+    def rings(self) -> bool:
+        """Whether :meth:`wait` ends as soon as a message has come or can be moved on."""
+        return False
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep for some seconds, or until woken; return whether it was."""
+        found = self._woken.wait(seconds)
+        self._woken.clear()
+        return found
+
+    def wake(self) -> None:
+        """End :meth:`wait`, now or when it is called next; any thread may."""
+        self._woken.set()
 
     @abstractmethod
     def start(self, to: int, parts: Sequence[Buffer]) -> Callable[[], bool]:

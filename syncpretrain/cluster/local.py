@@ -23,15 +23,27 @@ class LocalEngine(Engine):
         What has come for each rank; all engines of a job have the same.
     aborted : list of int
         The statuses with which the job was aborted, by any rank.
+    others : list of LocalEngine
+        All engines of the job, by rank, once it has begun.
     """
 
-    def __init__(self, rank: int, boxes: Sequence[deque[Letter]], aborted: list[int]) -> None:
+    rings = True
+
+    def __init__(
+        self,
+        rank: int,
+        boxes: Sequence[deque[Letter]],
+        aborted: list[int],
+        others: list[LocalEngine],
+    ) -> None:
+        super().__init__()
         self.rank, self.size = rank, len(boxes)
-        self._boxes, self.aborted = boxes, aborted
+        self._boxes, self.aborted, self._others = boxes, aborted, others
 
     def start(self, to: int, parts: Sequence[Buffer]) -> Callable[[], bool]:
-        """Put a copy into the other's box."""
+        """Put a copy into the other's box, and wake it."""
         self._boxes[to].append((self.rank, [bytearray(part) for part in parts]))
+        self._others[to].wake()
         return lambda: True
 
     def arrived(self) -> list[Letter]:
@@ -53,4 +65,6 @@ def local_engines(size: int) -> list[LocalEngine]:
     """Return the engines of a job, one a rank."""
     boxes: list[deque[Letter]] = [deque() for _ in range(size)]
     aborted: list[int] = []
-    return [LocalEngine(rank, boxes, aborted) for rank in range(size)]
+    engines: list[LocalEngine] = []
+    engines += [LocalEngine(rank, boxes, aborted, engines) for rank in range(size)]
+    return engines

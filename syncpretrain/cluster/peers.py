@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-__all__ = ["BEAT_SECONDS", "Beat", "Peers", "own_beat"]
+__all__ = ["BEAT_SECONDS", "BOOT", "Beat", "Peers", "own_beat"]
 
 BEAT_SECONDS = 1.0  # between two signs of life
 SILENT_SECONDS = 30.0  # without one: a rank's threads may all be in one long call

@@ -4,8 +4,9 @@ Guarantees:
 
 * Only that thread calls the engine. Who sends never waits; who receives waits on a condition.
 * Messages of one rank to another arrive in the order in which they were sent, at all ports.
-* A rank with nothing to do looks for messages every 2 ms at the latest, and every 10 ms once there
-  were none for half a second, at 1 % of a core; a message to send wakes its thread at once.
+* A message to send wakes the thread at once, and so does one that comes from the same machine. From
+  other machines a rank looks for messages every 2 ms at the latest, and every 10 ms once there were
+  none for half a second, at 1 % of a core.
 * A message to a port without a listener waits there, unless its run is over.
 * Every wait ends with a deadline, or with the reason why the job cannot go on.
 
@@ -24,7 +25,8 @@ from typing import Any
 
 from syncpretrain.cluster.engine import Engine
 from syncpretrain.cluster.link import Link
-from syncpretrain.cluster.packing import Buffer, pack, unpack
+from syncpretrain.cluster.naps import Naps
+from syncpretrain.cluster.packing import Buffer, Envelope, pack, unpack
 from syncpretrain.cluster.peers import BEAT_SECONDS, Peers, last_beat, own_beat
 from syncpretrain.errors import WorkerError
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
@@ -34,9 +36,6 @@ __all__ = ["Handler", "Port", "Transport"]
 Port = tuple[Any, ...]
 Handler = Callable[[int, Any], None]
 BEATS: Port = (0, "beat")
-SHORTEST_NAP, LONGEST_NAP, IDLE_NAP = 20e-6, 2e-3, 10e-3
-IDLE_SECONDS = 0.5
-EAGER_NAP = 0.25e-3  # where others wait for what this rank does with a message
 STOPPED_SECONDS = 5.0  # between two looks: the whole job was stopped, as by a batch system
 
 
@@ -54,7 +53,8 @@ class Transport:
     Attributes
     ----------
     is_eager : bool
-        Whether the thread looks for messages more often, at a few per cent of a core.
+        Whether the thread looks more often for messages of other machines, at some per cent of a
+        core.
     link : Link or None
         Over which all that comes to this rank is delayed.
     """
@@ -68,14 +68,16 @@ class Transport:
         self._beat = own_beat()
         self.peers = Peers(self._beat, time.monotonic(), times.stall)
         self.peers.record(self.rank, self._beat)
-        self._changed = threading.Condition()  # guards what is to be sent
+        self._changed = threading.Lock()  # guards what is to be sent
+        self._is_asleep = False
         self._outbox: deque[tuple[int, list[Buffer]]] = deque()
         self._sending: list[tuple[Callable[[], bool], list[Buffer]]] = []
-        self._arrived = threading.Condition()  # guards the boxes and handlers
+        self._arrived = threading.RLock()  # guards the boxes and handlers
+        self._takers: dict[Port, threading.Condition] = {}
         self._boxes: dict[Port, deque[tuple[int, Any]]] = defaultdict(deque)
         self._handlers: dict[Port, Handler] = {BEATS: self.peers.record}
         self._first_run = 0  # what is for an earlier one is dropped
-        self._late: list[tuple[float, int, int, list[Buffer]]] = []  # on the emulated link
+        self._late: list[tuple[float, int, int, Envelope, Any]] = []  # on the emulated link
         self._count = itertools.count()
         self._next_beat = 0.0
         self._looked = time.monotonic()
@@ -93,7 +95,7 @@ class Transport:
         parts = pack(port, time.monotonic(), thing)
         with self._changed:
             self._outbox.append((to, parts))
-            self._changed.notify()
+        self._wake()
 
     def take(self, port: Port, timeout: float) -> tuple[int, Any] | None:
         """Return the next message to a port and its sender, None after ``timeout`` seconds.
@@ -105,12 +107,13 @@ class Transport:
         """
         deadline = time.monotonic() + timeout
         with self._arrived:
+            taker = self._takers.setdefault(port, threading.Condition(self._arrived))
             while not self._boxes[port]:
                 self._check()
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return None
-                self._arrived.wait(left)
+                taker.wait(left)
             return self._boxes[port].popleft()
 
     def listen(self, port: Port, handler: Handler) -> None:
@@ -127,7 +130,7 @@ class Transport:
         """Drop the ports of a run and of those before, and whatever still comes for them."""
         with self._arrived:
             self._first_run = max(self._first_run, run + 1)
-            for ports in (self._boxes, self._handlers):
+            for ports in (self._boxes, self._handlers, self._takers):
                 for port in [port for port in ports if 0 < port[0] <= run]:
                     del ports[port]
 
@@ -143,9 +146,8 @@ class Transport:
         """Send what is still to be sent, and a last word; return whether that is done in time."""
         for rank in self._watched():
             self.send(rank, BEATS, last_beat(self._beat))
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
+        self._closing = True
+        self._wake()
         self._thread.join(self._times.join)
         return not self._thread.is_alive() and self._failure is None
 
@@ -163,30 +165,39 @@ class Transport:
         except BaseException as error:  # the waiting thread raises it
             self._failure = error
         with self._arrived:
-            self._arrived.notify_all()
+            for taker in self._takers.values():
+                taker.notify_all()
 
     def _exchange(self) -> None:
-        nap, moved = SHORTEST_NAP, time.monotonic()
+        naps = Naps(time.monotonic())
         while True:
-            if self._post() | self._deliver():
-                nap, moved = SHORTEST_NAP, time.monotonic()
-            else:
-                nap = min(2 * nap, self._longest_nap(time.monotonic() - moved))
+            moved = self._post() | self._deliver()
+            now = time.monotonic()
+            nap = naps.after(
+                now,
+                moved=moved,
+                rings=self._engine.rings,
+                is_eager=self.is_eager,
+                is_sending=bool(self._sending),
+            )
+            if self._late:
+                nap = min(nap, max(self._late[0][0] - now, 0.0))
             with self._changed:
                 if self._outbox:
                     continue
                 if self._closing and not self._sending:
                     return
-                if self._changed.wait(nap):
-                    nap = SHORTEST_NAP
+                self._is_asleep = True
+            if self._engine.wait(nap):
+                naps.wake()
+            self._is_asleep = False
 
-    def _longest_nap(self, idle: float) -> float:
-        longest = EAGER_NAP if self.is_eager else LONGEST_NAP
-        if idle > IDLE_SECONDS and not self._sending:
-            longest = IDLE_NAP
-        if self._late:
-            return min(longest, max(self._late[0][0] - time.monotonic(), SHORTEST_NAP))
-        return longest
+    def _wake(self) -> None:
+        """Have the communication thread look at what there is to do."""
+        with self._changed:
+            is_asleep, self._is_asleep = self._is_asleep, False
+        if is_asleep:
+            self._engine.wake()
 
     def _post(self) -> bool:
         """Begin to send what there is; return whether anything was begun or has ended."""
@@ -226,17 +237,21 @@ class Transport:
             return bool(messages)
         for source, parts in messages:
             size = sum(memoryview(part).nbytes for part in parts)
-            due = self.link.due(time.monotonic(), size)
-            heapq.heappush(self._late, (due, next(self._count), source, parts))
+            envelope, thing = unpack(parts)
+            since = envelope.sent + self.peers.offset(source)
+            due = self.link.due(min(since, time.monotonic()), size)
+            heapq.heappush(self._late, (due, next(self._count), source, envelope, thing))
         delivered = False
         while self._late and self._late[0][0] <= time.monotonic():
-            _, _, source, parts = heapq.heappop(self._late)
-            self._take_in(source, parts)
+            _, _, source, envelope, thing = heapq.heappop(self._late)
+            self._pass_on(source, envelope, thing)
             delivered = True
         return delivered
 
     def _take_in(self, source: int, parts: list[Buffer]) -> None:
-        envelope, thing = unpack(parts)
+        self._pass_on(source, *unpack(parts))
+
+    def _pass_on(self, source: int, envelope: Envelope, thing: Any) -> None:
         port = envelope.port
         if source != self.rank:
             self.peers.hear(source, envelope.sent, time.monotonic())
@@ -246,6 +261,7 @@ class Transport:
             handler = self._handlers.get(port)
             if handler is None:
                 self._boxes[port].append((source, thing))
-                self._arrived.notify_all()
+                if port in self._takers:
+                    self._takers[port].notify_all()
         if handler is not None:
             handler(source, thing)

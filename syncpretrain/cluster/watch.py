@@ -34,6 +34,7 @@ class Witness:
         self._ends: dict[int, int] = {}  # descriptor of a process by its identifier
         self._sockets: dict[int, socket.socket] = {}  # by descriptor
         self._gone: set[int] = set()  # processes that were about to end
+        self._missed: set[int] = set()  # that had ended before they were named
         self._rest = b""
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(f"\0{address}")
@@ -51,10 +52,11 @@ class Witness:
                 continue
             if any(self._hear(own) == ABORTS for own in found if own in self._sockets):
                 return None
-            ended = {self._pids[own] for own in found if own in self._pids} - self._gone
-            if ended:
-                return ", and ".join(self._ending(pid) for pid in sorted(ended))
-            if 0 in found and not self._read():
+            is_over = 0 in found and not self._read()  # before any is named
+            ended = {self._pids[own] for own in found if own in self._pids} | self._missed
+            if ended - self._gone:
+                return ", and ".join(self._ending(pid) for pid in sorted(ended - self._gone))
+            if is_over:
                 return None
 
     def _accept(self) -> None:
@@ -94,7 +96,11 @@ class Witness:
             pid = int(number)
             self._names[pid] = name
             if pid not in self._ends and pid not in self._gone:
-                self._ends[pid] = descriptor = os.pidfd_open(pid)
+                try:
+                    self._ends[pid] = descriptor = os.pidfd_open(pid)
+                except ProcessLookupError:
+                    self._missed.add(pid)
+                    continue
                 self._pids[descriptor] = pid
                 self._looks.register(descriptor, select.POLLIN)
         return True
@@ -110,10 +116,7 @@ class Witness:
 
 def main(address: str) -> None:
     """Wait; write on standard error which process has ended, if that is before all is over."""
-    try:
-        found = Witness(address).wait()
-    except ProcessLookupError:  # it ended before it was named
-        found = "a rank was killed or has crashed"
+    found = Witness(address).wait()
     if found is not None:
         sys.stderr.write(f"Error: {found}\n")
         sys.stderr.flush()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from syncpretrain.data.named.catalogue import CATALOGUE
 from syncpretrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
     from syncpretrain.data.mapped_file import KnownFile
 
-__all__ = ["DATASETS", "load_dataset", "located"]
+__all__ = ["DATASETS", "check_whole", "load_dataset", "located"]
 
-DATASETS = ("mnist", "digits")
+DATASETS = ("mnist", "digits", *(name for name in CATALOGUE if name != "mnist"))
 
 
 def load_dataset(
@@ -45,9 +46,11 @@ def load_dataset(
     Parameters
     ----------
     name : str or path
-        ``mnist`` (784 pixels), ``digits`` (64 pixels), or a ``.npy``, ``.npz``, IDX (gzipped or
-        not), ``.csv`` or ``.parquet`` file of examples in rows, with values in [0, 1] or bytes, or
-        a folder of images. A name goes before a file that is called the same.
+        ``mnist`` (784 pixels), ``digits`` (64 pixels), or ``fashion-mnist``, ``kmnist``,
+        ``cifar10`` and ``20newsgroups``, which ``syncpretrain data fetch`` fetches; or a ``.npy``,
+        ``.npz``, IDX (gzipped or not), ``.csv`` or ``.parquet`` file of examples in rows, with
+        values in [0, 1] or bytes, or a folder of images. A name goes before a file that is called
+        the same.
     validation : float, optional
         The fraction of the training examples to validate with, at least 0 and below 1, stratified
         where there are labels. None takes the data set's own split, or a tenth.
@@ -88,7 +91,7 @@ def load_dataset(
     given = {"target": target, "drop": drop, "test": test, "unlabelled": unlabelled}
     given = {option: value for option, value in given.items() if value not in (None, "", ())}
     if name in DATASETS:
-        data = _published(str(name), given, validation=validation, seed=seed)
+        data = _published(str(name), given, bounded, validation=validation, seed=seed)
     else:
         from syncpretrain.data.mapped_file import is_mapped_file, load_mapped
         from syncpretrain.data.own_data import load_own, share_of
@@ -110,10 +113,30 @@ def load_dataset(
     return data if examples is None else data.with_examples(examples, seed=seed)
 
 
-def _published(name: str, given: dict[str, Any], *, validation: float | None, seed: int) -> Dataset:
+def check_whole(name: str | None) -> None:
+    """Refuse a data set that was asked for by its name, and of which only a part is here.
+
+    Raises
+    ------
+    DataError
+        Saying how to have all of it. Other names are for :func:`load_dataset` to judge.
+    """
+    if name == "mnist":
+        from syncpretrain.data.mnist import check_mnist
+
+        check_mnist()
+
+
+def _published(
+    name: str, given: dict[str, Any], bounded: bool, *, validation: float | None, seed: int
+) -> Dataset:
     from syncpretrain.data.mnist import load_digits, load_mnist
 
     _refuse(given, f"{name}, which has labels and a test part of its own")
+    if name not in ("mnist", "digits"):
+        from syncpretrain.data.named.load import load_named
+
+        return load_named(name, validation=validation, seed=seed, bounded=bounded)
     load = load_mnist if name == "mnist" else load_digits
     return load(validation=validation, seed=seed)
 

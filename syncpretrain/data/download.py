@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,7 +14,15 @@ from syncpretrain.data.idx import read_idx
 from syncpretrain.errors import DataError
 from syncpretrain.storage import write_atomically
 
-__all__ = ["FailedBeforeError", "cache_folder", "download"]
+__all__ = [
+    "FailedBeforeError",
+    "brief",
+    "cache_folder",
+    "check_online",
+    "check_writable",
+    "download",
+    "fetched",
+]
 
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 30.0
@@ -60,10 +68,8 @@ def download(urls: Sequence[str], path: Path, *, sha256: str) -> None:
     FailedBeforeError
         If it was not tried, because it failed less than a day ago.
     """
-    offline = os.environ.get("SYNCPRETRAIN_OFFLINE", "")
-    if offline not in ("", "0"):
-        raise DataError("SYNCPRETRAIN_OFFLINE is set")
-    _check_writable(path.parent)
+    offline = check_online()
+    check_writable(path.parent)
     failed = path.parent / FAILURE_NAME
     if offline != "0" and _is_recent(failed):
         raise FailedBeforeError(
@@ -76,7 +82,7 @@ def download(urls: Sequence[str], path: Path, *, sha256: str) -> None:
         except ImportError as error:
             raise DataError("it cannot be downloaded without pooch") from error
         except Exception as error:  # whatever the network does, the caller has another source
-            reasons.append(f"{urlsplit(url).hostname}: {_brief(error)}")
+            reasons.append(f"{urlsplit(url).hostname}: {brief(error)}")
         else:
             failed.unlink(missing_ok=True)
             return
@@ -86,34 +92,93 @@ def download(urls: Sequence[str], path: Path, *, sha256: str) -> None:
     raise DataError("the download failed") from DataError(f"{path.name}: {'; '.join(reasons)}")
 
 
+def check_online() -> str:
+    """Return the value of ``SYNCPRETRAIN_OFFLINE``, unless it forbids downloads.
+
+    Raises
+    ------
+    DataError
+    """
+    offline = os.environ.get("SYNCPRETRAIN_OFFLINE", "")
+    if offline not in ("", "0"):
+        raise DataError("SYNCPRETRAIN_OFFLINE is set")
+    return offline
+
+
 class _Bounded(io.BytesIO):
     """A buffer that ends a download which never would: too long, or too slow."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        most: int | None = None,
+        seconds: float | None = None,
+        report: Callable[[int], object] = lambda done: None,
+    ) -> None:
         super().__init__()
-        self._deadline = time.monotonic() + FILE_SECONDS
+        self._most = MAX_BYTES if most is None else most
+        self._seconds = FILE_SECONDS if seconds is None else seconds
+        self._deadline = time.monotonic() + self._seconds
+        self._report = report
 
     def write(self, data: bytes) -> int:  # type: ignore[override]
-        if self.tell() + len(data) > MAX_BYTES:
-            raise OSError(f"more than {MAX_BYTES:,} bytes were sent")
+        if self.tell() + len(data) > self._most:
+            raise OSError(f"more than {self._most:,} bytes were sent")
         if time.monotonic() > self._deadline:
-            raise OSError(f"it took more than {FILE_SECONDS:g} s")
-        return super().write(data)
+            raise OSError(f"it took more than {self._seconds:g} s")
+        written = super().write(data)
+        self._report(self.tell())
+        return written
 
 
 def _fetch(url: str) -> bytes:
-    """Return the bytes at an address. Waits at most 5 s to connect, 30 s for the next bytes."""
+    return fetched(url)
+
+
+def fetched(
+    url: str,
+    *,
+    most: int | None = None,
+    seconds: float | None = None,
+    report: Callable[[int], object] = lambda done: None,
+) -> bytes:
+    """Return the bytes at an address. Waits at most 5 s to connect, 30 s for the next bytes.
+
+    Parameters
+    ----------
+    url : str
+    most, seconds : int and float, optional
+        Bytes and time after which the download is given up; default those of MNIST's files.
+    report : callable
+        Called with the number of bytes so far.
+
+    Raises
+    ------
+    ImportError
+        Without pooch.
+    OSError
+        Whatever the network does, and if too much is sent, or too slowly.
+    """
     import pooch
 
     # The downloader alone, without pooch's cache: that would log, and check the packed bytes.
-    fetch = pooch.HTTPDownloader(timeout=(CONNECT_SECONDS, READ_SECONDS), chunk_size=1 << 16)
-    buffer = _Bounded()
+    # Packed files are to come as they are, whatever a server knows of their packing.
+    fetch = pooch.HTTPDownloader(
+        timeout=(CONNECT_SECONDS, READ_SECONDS),
+        chunk_size=1 << 16,
+        headers={"Accept-Encoding": "identity"},
+    )
+    buffer = _Bounded(most, seconds, report)
     fetch(url, buffer, None)
     return buffer.getvalue()
 
 
-def _check_writable(folder: Path) -> None:
-    """Refuse a folder that cannot be written to, or made, before anything is fetched for it."""
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be written to, or made, before anything is fetched for it.
+
+    Raises
+    ------
+    DataError
+    """
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise DataError(f"{there} cannot be written to")
@@ -133,7 +198,7 @@ def _place(data: bytes, path: Path, *, sha256: str) -> None:
     write_atomically(path, data, check=lambda written: read_idx(written, sha256=sha256))
 
 
-def _brief(error: Exception) -> str:
-    """Return what happened in a few words; the network's own stories run to several lines."""
+def brief(error: Exception) -> str:
+    """Return the message of an error, or where it runs to several lines the name of its class."""
     text = str(error)
     return text if 0 < len(text) <= 100 else type(error).__name__

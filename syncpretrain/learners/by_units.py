@@ -29,6 +29,11 @@ class ByUnits(LearnerStep):
     rbm : RBM
         Without persistent chains, sparsity or dropout.
     shards : int
+
+    Attributes
+    ----------
+    own : list of tuple of slice
+        The visible and the hidden units of each shard.
     """
 
     learner: RBM
@@ -39,38 +44,47 @@ class ByUnits(LearnerStep):
         self._noise = noise.reshape(-1)
         visible, hidden = rbm.weight.shape
         self._scratch = np.empty(hidden, dtype=np.float32)
-        self._own = list(zip(slices_of(visible, shards), slices_of(hidden, shards), strict=True))
+        self.own = list(zip(slices_of(visible, shards), slices_of(hidden, shards), strict=True))
         self._programs: dict[int, Program] = {}  # by the size of a minibatch
 
     def train_step(
         self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error."""
-        rbm, n = self.learner, len(rows)
+        n = len(rows)
         if n not in self._programs:
-            self._programs[n] = self._program(n)
+            self._programs[n] = Program(self.operations(n), len(self.own))
         program = self._programs[n]
-        np.take(X, rows, axis=0, out=self._v[:n], mode="clip")  # "raise" would buffer
+        self.take(X, rows)
+        self.prepare(program, epoch=epoch, step=step)
+        run(program, program.shards)
+        return float(program.results.sum())
+
+    def take(self, X: Array, rows: NDArray[np.intp]) -> None:
+        """Take a minibatch."""
+        np.take(X, rows, axis=0, out=self._v[: len(rows)], mode="clip")  # "raise" would buffer
+
+    def prepare(self, program: Program, *, epoch: int, step: int) -> None:
+        """Set what differs from step to step."""
+        rbm = self.learner
         program.prepare(
             rate=rbm.learning_rate,
             momentum=rbm.settings.momentum.at(epoch),
             address=Address(rbm.seed, Purpose.HIDDEN, rbm.layer, epoch, step),
         )
-        run(program, program.shards)
-        return float(program.results.sum())
 
-    def _program(self, n: int) -> Program:
-        """Return the step on minibatches of n examples."""
-        shards = range(len(self._own))
+    def operations(self, n: int) -> list[list[list[Operation]]]:
+        """Return the phases of a step on minibatches of n examples, by shard."""
+        shards = range(len(self.own))
         phases = [[self._draw(n, 0, s) for s in shards], [self._down(n, s) for s in shards]]
         for k in range(1, self.learner.settings.cd_steps):
             phases += [[self._draw(n, k, s) for s in shards], [self._down(n, s) for s in shards]]
         phases += [[self._up(n, s) for s in shards], [self._move(n, s) for s in shards]]
-        return Program(phases, len(self._own))
+        return phases
 
     def _draw(self, n: int, k: int, shard: int) -> list[Operation]:
         """Draw a part of the hidden states for the k-th reconstruction, from v0 or v1."""
-        rbm, (_, own) = self.learner, self._own[shard]
+        rbm, (_, own) = self.learner, self.own[shard]
         half = slice(n, 2 * n) if k else slice(n)
         inputs, states, units = self._h[half, own], self._states[:n, own], rbm.settings.hidden_units
         rows = len(self._states)
@@ -83,7 +97,7 @@ class ByUnits(LearnerStep):
 
     def _down(self, n: int, shard: int) -> list[Operation]:
         """Reconstruct a part of the visible units."""
-        rbm, (own, _) = self.learner, self._own[shard]
+        rbm, (own, _) = self.learner, self.own[shard]
         v0, v1 = self._v[:n, own], self._v[n : 2 * n, own]
         return [
             ("matmul", self._states[:n], rbm.weight[own].T, v1),
@@ -93,7 +107,7 @@ class ByUnits(LearnerStep):
 
     def _up(self, n: int, shard: int) -> list[Operation]:
         """Find a part of the hidden means of the reconstruction."""
-        rbm, (_, own) = self.learner, self._own[shard]
+        rbm, (_, own) = self.learner, self.own[shard]
         h1 = self._h[n : 2 * n, own]
         return [
             ("matmul", self._v[n : 2 * n], rbm.weight[:, own], h1),
@@ -102,7 +116,7 @@ class ByUnits(LearnerStep):
 
     def _move(self, n: int, shard: int) -> list[Operation]:
         """Move the weights of a part of the visible units, and both parts' biases."""
-        rbm, (visible, hidden) = self.learner, self._own[shard]
+        rbm, (visible, hidden) = self.learner, self.own[shard]
         v, h, (dW, da, db) = self._v[: 2 * n, visible], self._h[: 2 * n], rbm.gradients
         own_h, scratch = h[:, hidden], self._scratch[hidden]
         return [

@@ -17,6 +17,7 @@ from syncpretrain.kernels.activations import activate, affine
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.models.convolution import ConvolutionalLayer
+from syncpretrain.models.export.methods import Exports
 from syncpretrain.models.imputation import imputed
 from syncpretrain.models.inputs import checked_width, prepared_examples
 from syncpretrain.models.layer import DenseLayer, Head, Layer, parameters_sha256
@@ -32,7 +33,7 @@ __all__ = ["ConvolutionalLayer", "DenseLayer", "Head", "Stack", "load"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Stack:
+class Stack(Exports):
     """A pretrained deep network: an encoder up the layers and a decoder down again.
 
     Attributes
@@ -62,7 +63,7 @@ class Stack:
 
     def _repr_html_(self) -> str:
         """Return the same as a table, for notebooks."""
-        return html_table(f"Stack of {len(self.layers)} layers", self._rows())
+        return html_table(f"Stack of {len(self.layers)} layers", self._rows(), self.history)
 
     def _rows(self) -> list[tuple[str, ...]]:
         return table_rows(self.layers, self.head, self.info.get("epochs", []))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from syncpretrain.models.layer import Head, Layer
+from syncpretrain.observers.errors import ErrorHistory
 
 __all__ = ["html_table", "table_rows"]
 
@@ -25,8 +26,22 @@ def table_rows(
     return rows
 
 
-def html_table(caption: str, rows: Sequence[Sequence[str]]) -> str:
-    """Return a table with a caption, for notebooks."""
-    cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+def html_table(
+    caption: str, rows: Sequence[Sequence[str]], history: ErrorHistory | None = None
+) -> str:
+    """Return a table with a caption, for notebooks, and the last errors where they are known."""
+    curves = [] if history is None else history.layers
+    errors = [_error_text("error", curve.last) for curve in curves]
+    if history is not None and history.finetune.last is not None:
+        caption += _error_text("; error after fine-tuning", history.finetune.last)
+    errors += [""] * (len(rows) - len(errors))
+    cells = (
+        "".join(f"<td>{escape(cell)}</td>" for cell in (*row, *([error] if any(errors) else [])))
+        for row, error in zip(rows, errors, strict=True)
+    )
     body = "".join(f"<tr>{row}</tr>" for row in cells)
     return f"<table><caption>{caption}</caption>{body}</table>"
+
+
+def _error_text(name: str, error: float | None) -> str:
+    return "" if error is None else f"{name} {error:.4g}"

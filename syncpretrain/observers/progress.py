@@ -28,6 +28,7 @@ from syncpretrain.events import (
     RunFinished,
     RunStarted,
 )
+from syncpretrain.observers.forecast import Forecast
 from syncpretrain.observers.plain_progress import (
     PlainProgress,
     count_text,
@@ -110,10 +111,13 @@ class _Row:
     began: float = 0.0
     done_before: int = 0  # epochs of an earlier run that this one resumes
     last: str = ""  # cell, without a time to show
+    source: str = ""  # of the running epoch: the data, or a version
+    minibatches: float = 0  # of an epoch, where layers train on those of others
 
-    def start(self, epoch: int, now: float) -> None:
+    def start(self, epoch: int, now: float, source: str = "") -> None:
         if self.state == "waiting":
             self.began, self.done_before = now, epoch - 1
+        self.source = source
         self.state, self.done, self.fraction, self.last = "training", epoch - 1, 0.0, ""
 
     def finish(self, epoch: int, error: float) -> None:
@@ -122,6 +126,15 @@ class _Row:
     @property
     def completed(self) -> float:
         return min(self.done + self.fraction, self.epochs)
+
+    @property
+    def doing(self) -> str:
+        """The state, of a layer that trains with what it trains on."""
+        if self.state != "training" or not (self.source or self.minibatches):
+            return self.state
+        if self.minibatches:
+            return f"on minibatch {max(1, round(self.fraction * self.minibatches))}"
+        return f"on {self.source}"
 
     def seconds_left(self, now: float) -> float | None:
         """Return what the remaining epochs take at the pace so far, sleep included."""
@@ -136,7 +149,7 @@ class _Row:
         running = self.done + (self.state == "training")
         return (
             Text(self.name),
-            Text(self.state, style=STYLES[self.state]),
+            Text(self.doing, style=STYLES[self.state]),
             Text(count_text(running, self.epochs)),
             ProgressBar(total=self.epochs, completed=self.completed),
             Text("" if self.error is None else f"error {error_text(self.error)}"),
@@ -151,6 +164,7 @@ class _Live:
         self._console = console
         self._clock = clock
         self._rows: dict[int, _Row] = {}  # by layer; fine-tuning is row 0
+        self._forecast: Forecast | None = None  # while pretraining lasts
         self._now = 0.0
         self._drawn = -REFRESH_SECONDS
         self._stopped = False
@@ -185,14 +199,21 @@ class _Live:
         self._live.stop()
 
     def _update(self, event: Event) -> None:
+        if self._forecast is not None:
+            self._forecast(event)
         match event:
             case RunStarted(layers=layers, epochs=epochs):
+                self._forecast = Forecast(event) if len(epochs) > 1 else None
+                streams = event.handoff == "minibatch" and event.batch_size > 0
                 self._rows = {
                     n: _Row(f"layer {n}  {layers[n - 1]}-{layers[n]}", total, done=event.done(n))
                     for n, total in enumerate(epochs, start=1)
                 }
-            case EpochStarted(layer=layer, epoch=epoch):
-                self._rows[layer].start(epoch, event.time)
+                for row in self._rows.values() if streams else ():
+                    row.minibatches = event.examples / event.batch_size
+            case EpochStarted(layer=layer, epoch=epoch, reads=reads):
+                source = "the data" if layer == 1 else f"version {reads}"
+                self._rows[layer].start(epoch, event.time, source)
             case Progress(layer=layer, fraction=fraction):
                 self._rows[layer].fraction = fraction
             case EpochFinished(layer=layer, epoch=epoch, train_error=error):
@@ -202,6 +223,7 @@ class _Live:
             case LayerFinished(layer=layer):
                 self._rows[layer].state, self._rows[layer].last = "done", ""
             case RunFinished():
+                self._forecast = None
                 for row in self._rows.values():
                     row.state = "done"
             case FinetuneStarted(epochs=total):
@@ -218,7 +240,7 @@ class _Live:
     def _table(self) -> Table:
         table = Table.grid(padding=(0, 2, 0, 0), expand=True)
         table.width = min(self._console.width - 3, MAX_WIDTH)  # room for the echo of ^C
-        for width in (None, 8, 10):  # fixed, so that the bars keep their place
+        for width in (None, 15, 10):  # fixed, so that the bars keep their place
             table.add_column(no_wrap=True, min_width=width)
         table.add_column(ratio=1)  # the bar takes what the text leaves
         for width in (11, 9):
@@ -231,17 +253,33 @@ class _Live:
             table.add_row(*row.cells(self._now))
         if shown.stop < len(rows):
             table.add_row(Text(f"{len(rows) - shown.stop} more", style=STYLES["waiting"]))
+        if self._forecast is not None and not self._stopped:
+            table.add_row(*_summary(self._forecast))
         return table
 
     def _in_sight(self, rows: Sequence[_Row]) -> range:
         """Return the rows to draw, since drawing takes as long as there are rows."""
-        room = self._console.height - 1
+        room = self._console.height - (1 if self._forecast is None else 2)
         if self._stopped or len(rows) <= room:
             return range(len(rows))
         room = max(1, room - 2)  # the rest is summarized in a line below and a line above
         first = next((i for i, row in enumerate(rows) if row.state != "done"), len(rows))
         start = min(first, len(rows) - room)
         return range(start, start + room)
+
+
+def _summary(forecast: Forecast) -> tuple[Text, Text, Text, ProgressBar, Text, Text]:
+    """Return the row of the whole pretraining: how long it takes, its share, examples a second."""
+    left, rate = forecast.seconds_left, forecast.rate
+    takes = "" if left is None else f"takes {_duration(forecast.elapsed + left)}"
+    return (
+        Text("all layers"),
+        Text(takes),
+        Text(f"{100 * forecast.share:.0f} %"),
+        ProgressBar(total=1.0, completed=forecast.share),
+        Text("" if rate is None else f"{rate:,.0f}/s"),
+        Text("" if not left else f"{_duration(left)} left"),
+    )
 
 
 def _duration(seconds: float) -> str:

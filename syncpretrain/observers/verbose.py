@@ -1,10 +1,14 @@
-"""Progress of a call from Python, printed as the command line prints it."""
+"""Progress of a call from Python, printed as the command line prints it.
+
+In a notebook it is a widget that is redrawn in place, if the notebook has ``ipywidgets``.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 from syncpretrain.events import Observer
 
@@ -21,5 +25,12 @@ def observing(verbose: bool) -> Iterator[list[Observer]]:
 
     from syncpretrain.observers.progress import progress_observer
 
-    with progress_observer(Console(stderr=True), live=sys.stderr.isatty()) as observer:
+    console = Console(stderr=True)
+    live = _has_widgets() if console.is_jupyter else sys.stderr.isatty()
+    with progress_observer(console, live=live) as observer:
         yield [observer]
+
+
+def _has_widgets() -> bool:
+    """Return whether rich can redraw in a notebook."""
+    return all(find_spec(name) is not None for name in ("IPython", "ipywidgets"))

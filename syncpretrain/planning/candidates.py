@@ -23,7 +23,15 @@ from syncpretrain.settings.asynchronous import ASYNC_DEFAULTS
 from syncpretrain.settings.defaults import HANDOFF_DEFAULTS
 from syncpretrain.settings.drift import ALWAYS
 
-__all__ = ["Candidate", "Task", "candidates", "floor_seconds", "granted", "settings_with"]
+__all__ = [
+    "Candidate",
+    "Task",
+    "candidates",
+    "floor_seconds",
+    "granted",
+    "settings_with",
+    "simulated",
+]
 
 WORTH_IT = 0.995  # a layer takes more workers if the run then takes at most this share of its time
 SEARCHED_EPOCHS = 12  # of a layer, while replicas are looked for: enough to separate them
@@ -83,7 +91,7 @@ def candidates(task: Task, timings: Timings) -> list[Candidate]:
             if max(settings.replicas) == 1:
                 continue  # it does not pay anywhere
             options = {**options, "replicas": settings.replicas, "shards": settings.replicas}
-        run = _simulated(task, settings, timings)
+        run = simulated(task, settings, timings)
         found.append(Candidate(name, options, run.seconds, _bytes(task, settings, run), run.epochs))
     return found
 
@@ -176,14 +184,14 @@ def _with_replicas(task: Task, settings: PretrainSettings, timings: Timings) -> 
     short = msgspec.structs.replace(
         settings, epochs=tuple(min(n, SEARCHED_EPOCHS) for n in settings.epochs)
     )
-    best = _simulated(task, short, timings).seconds
+    best = simulated(task, short, timings).seconds
     order = sorted(range(len(timings.layers)), key=lambda i: -timings.layers[i].step)
     for i in order * 2:
         for size in (1, *sizes(timings.workers)):
             tried = _with_size(short, i, size, timings.layers[i])
             if tried is None or tried.replicas == short.replicas:
                 continue
-            seconds = _simulated(task, tried, timings).seconds
+            seconds = simulated(task, tried, timings).seconds
             if seconds < best * (WORTH_IT if size > short.replicas[i] else 1):
                 short, best = tried, seconds
     return msgspec.structs.replace(short, epochs=settings.epochs)
@@ -199,7 +207,8 @@ def _with_size(
     return msgspec.structs.replace(settings, replicas=replicas, shards=replicas)
 
 
-def _simulated(task: Task, settings: PretrainSettings, timings: Timings) -> Simulated:
+def simulated(task: Task, settings: PretrainSettings, timings: Timings) -> Simulated:
+    """Return what the settings of a schedule are predicted to take, by the timings of a task."""
     workers = settings.workers or 1
     if settings.handoff == "minibatch":
         return _simulated_stream(task, settings, timings)

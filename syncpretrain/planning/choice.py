@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from syncpretrain.parallel.blas import usable_cores
+from syncpretrain.planning.asynchronous import AsyncPlan, predict_async
 from syncpretrain.planning.candidates import (
     Candidate,
     Task,
@@ -17,6 +18,7 @@ from syncpretrain.planning.candidates import (
     floor_seconds,
     settings_with,
 )
+from syncpretrain.planning.exchange import exchanges
 from syncpretrain.planning.handover import handover_seconds
 from syncpretrain.planning.measure import measure
 from syncpretrain.planning.timings import LayerTimings, Timings
@@ -69,6 +71,11 @@ class Plan:
         return f"simpler than {fastest.name}, and only {slower:.1f} % slower"
 
     @property
+    def asynchronous(self) -> AsyncPlan:
+        """Asynchronous runs, which are no choice: their result depends on timing."""
+        return predict_async(self.task, self.timings)
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The choice as keyword arguments of :func:`syncpretrain.pretrain`."""
         return dict(self.choice.options)
@@ -117,6 +124,7 @@ class Plan:
             "reason": self.reason,
             "settings": msgspec.to_builtins(self.settings),
             "command": self.command,
+            "asynchronous": self.asynchronous.report(),
             "candidates": [self._row(candidate) for candidate in self.candidates],
             "measured": [_milliseconds(layer) for layer in self.timings.layers],
             "measuring_seconds": self.timings.seconds,
@@ -186,7 +194,8 @@ def plan_for(task: Task, *, timings: Timings | None = None, measure_seconds: flo
             held_out=task.held_out,
             seconds=measure_seconds,
         )
-        timings = replace(timings, handover=handover_seconds())
+        passed = exchanges(task.settings)
+        timings = replace(timings, handover=handover_seconds(), exchanges=passed)
     found = candidates(task, timings)
     choice = simplest(eligible(task, found))
     return Plan(task, tuple(found), choice, floor_seconds(task, timings), timings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["LayerTimings", "Timings", "no_faster_than_linear", "sizes"]
+__all__ = ["Exchange", "LayerTimings", "Timings", "no_faster_than_linear", "sizes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,23 @@ class LayerTimings:
 
 
 @dataclass(frozen=True, slots=True)
+class Exchange:
+    """Seconds of a replica's exchange of one layer's parameters with the server.
+
+    ``fetch`` and ``push`` are those of the server, ``local`` those of the replica beside its steps.
+    """
+
+    fetch: float = 0.0
+    push: float = 0.0
+    local: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Timings:
     """The layers' timings, from the lowest up.
 
     ``seconds`` is what measuring took, ``handover`` what a minibatch of a layer in a stream takes
-    beside its step.
+    beside its step, ``exchanges`` what each layer's replicas do beside theirs.
     """
 
     layers: tuple[LayerTimings, ...]
@@ -55,6 +67,7 @@ class Timings:
     blas_threads: int
     seconds: float = 0.0
     handover: float = 0.0
+    exchanges: tuple[Exchange, ...] = ()
 
 
 def no_faster_than_linear(seconds: Mapping[int, float]) -> dict[int, float]:

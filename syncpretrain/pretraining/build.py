@@ -7,9 +7,14 @@ from functools import partial
 from typing import Any
 
 from syncpretrain.backends.base import Backend
+from syncpretrain.cluster.group import AgreedStop
 from syncpretrain.errors import CheckpointError
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner
+from syncpretrain.learners.by_examples import ByExamples
+from syncpretrain.learners.by_examples_on_ranks import ByExamplesOnRanks
+from syncpretrain.learners.by_units import ByUnits
+from syncpretrain.learners.by_units_on_ranks import ByUnitsOnRanks
 from syncpretrain.learners.convolution import ConvolutionalAutoencoder
 from syncpretrain.learners.drift import Outputs
 from syncpretrain.learners.early_stopping import EarlyStopping
@@ -17,6 +22,7 @@ from syncpretrain.learners.probabilistic_rbm import convolutional_rbm
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.select import step_for
 from syncpretrain.learners.sparse_rbm import SparseRBM
+from syncpretrain.learners.steps import Step
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.runtime.layer_state import LayerState
 from syncpretrain.pretraining.runtime.worker import Inputs, LayerWorker, WorkerFactory
@@ -33,6 +39,7 @@ __all__ = [
     "build_stopping",
     "build_worker",
     "build_worker_factories",
+    "step_on_ranks",
 ]
 
 # By the shape's name, a function of the layer's number, its shape and its settings.
@@ -117,16 +124,19 @@ def build_worker(
     backend: Backend | None,
     times: Timeouts,
     inputs: Inputs,
+    shared: AgreedStop | None = None,
 ) -> LayerWorker:
     """Return the worker of one layer, where its state says it is, if it has one.
 
-    ``backend`` is where the layers are trained, None NumPy.
+    ``backend`` is where the layers are trained, None NumPy; ``shared`` is of the ranks that make
+    its steps together.
     """
     learner = build_learner(settings, layer, backend)
+    step = step_for(learner, settings.shards_of(layer), settings.split_of(layer))
     stopping = build_stopping(settings)[layer - 1]
     worker = LayerWorker(
         learner,
-        step_for(learner, settings.shards_of(layer), settings.split_of(layer)),
+        step if shared is None else step_on_ranks(step, shared),
         inputs,
         stopping,
         build_outputs(settings, layer),
@@ -142,6 +152,23 @@ def build_worker(
                 f"resume: the state of layer {layer} is of another layer: {error}"
             ) from error
     return worker
+
+
+def step_on_ranks(step: Step, stop: AgreedStop, *, hands_up: bool = False) -> Step:
+    """Return the step of a group of ranks that has the bits of a step on one.
+
+    ``stop`` is of that group, and ``hands_up`` whether hidden means are copied from the step.
+
+    Raises
+    ------
+    ValueError
+        If the step cannot be shared so.
+    """
+    if isinstance(step, ByExamples):
+        return ByExamplesOnRanks(step, stop, hands_up=hands_up)
+    if isinstance(step, ByUnits):
+        return ByUnitsOnRanks(step, stop)
+    raise ValueError(f"step: got {type(step).__name__}, expected one split by examples or units")
 
 
 def build_worker_factories(

@@ -1,10 +1,11 @@
-"""The schedule of a run, from its settings and, in a replay, from recorded reads."""
+"""The schedule of a run, from its settings and, in a replay, from recorded reads; its ranks."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from syncpretrain.errors import SettingsError
+from syncpretrain.pretraining.runtime.ranks.placement import RankShares
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES, ScheduleOptions
 from syncpretrain.pretraining.schedule.machine import Schedule
 from syncpretrain.pretraining.schedule.pace import Fixed, Pace
@@ -12,7 +13,9 @@ from syncpretrain.pretraining.schedule.reads import LayerPlan, Reads
 from syncpretrain.settings.drift import parsed_waking
 from syncpretrain.settings.sections import PretrainSettings
 
-__all__ = ["build_schedule", "layer_plans"]
+__all__ = ["build_schedule", "layer_plans", "rank_shares"]
+
+SHAREABLE = ("examples", "units")  # splits whose shards may be on several ranks
 
 
 def build_schedule(
@@ -35,6 +38,18 @@ def layer_plans(settings: PretrainSettings) -> list[LayerPlan]:
     """Return the plan of each layer."""
     drifts = map(parsed_waking, settings.refresh_when)
     return list(map(LayerPlan, settings.epochs, settings.refresh_epochs, drifts))
+
+
+def rank_shares(settings: PretrainSettings) -> RankShares:
+    """Return how many ranks may share each layer: its replicas, split by examples or units."""
+    layers = range(1, len(settings.layers))
+    return RankShares(
+        tuple(
+            settings.replicas[layer - 1] if settings.split_of(layer) in SHAREABLE else 1
+            for layer in layers
+        ),
+        SCHEDULES[settings.schedule].one_at_a_time,
+    )
 
 
 def _pace(settings: PretrainSettings, plans: list[LayerPlan], replay: Reads | None) -> Pace:

@@ -30,6 +30,7 @@ from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.pretraining.settled import settled
 from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import PretrainSettings
+from syncpretrain.settings.async_pretraining import check_blas_threads
 from syncpretrain.settings.by_data import in_words
 from syncpretrain.settings.convert import check_names
 
@@ -163,6 +164,7 @@ def _pretrained(
     settings |= {"visible_units": taken.units}
     look = look_at(taken.X, streams=settings.get("handoff") == "minibatch")
     wanted, chosen = settled(_layers(layers, hidden, look), look, settings)
+    check_blas_threads(wanted.schedule, wanted.blas_threads)
     notice = in_words(look.facts, chosen) if look.facts is not None and chosen else None
     history = ErrorHistory()
     with observing(verbose) as printing:

@@ -29,7 +29,7 @@ from syncpretrain.parallel.signals import StopRequest, stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build import build_learners, build_worker_factories
 from syncpretrain.pretraining.build_data import build_data, with_facts_of
-from syncpretrain.pretraining.build_schedule import build_schedule
+from syncpretrain.pretraining.build_schedule import build_schedule, rank_shares
 from syncpretrain.pretraining.runtime.base import Runtime
 from syncpretrain.pretraining.runtime.messages import Failed, Finished, Message
 from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
@@ -253,20 +253,20 @@ class Pretraining:
             self._watch.tick(self._running, self._finished, runtime.fraction)
             return request()
 
-        name = self.settings.runtime
         states = self.resume.states if self.resume else ()
         keeps = self.save is not None
         worker_factories = build_worker_factories(
             self.settings, states, keep_states=keeps, backend=self._backend, times=self._times
         )
         runtime = runtime_for(
-            name,
+            self.settings.runtime,
             worker_factories,
             self._versions,
             blas_threads=self._blas_threads,
-            stop=tick_and_ask if name == "serial" else request,
+            stop=tick_and_ask if self.settings.runtime == "serial" else request,
             times=self._times,
             restarts=self._restarts,
+            shares=rank_shares(self.settings),
         )
         return runtime
 
@@ -285,9 +285,8 @@ class Pretraining:
         if self.resume is not None:
             had = self.resume.past
             past = tuple(r[:done] for r, done in zip(had.reads, had.done, strict=True))
-        self._emit(
-            RunStarted(now, s.layers, s.epochs, s.schedule, s.pace, s.runtime, self.slots, n, past)
-        )
+        own = (s.layers, s.epochs, s.schedule, s.pace, s.runtime)
+        self._emit(RunStarted(now, *own, self.slots, n, past, batch_size=s.batch_size))
 
     def _emit_decisions(self) -> None:
         for j in self._schedule.judged_since(self._judged):

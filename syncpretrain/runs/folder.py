@@ -11,6 +11,7 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.runs.lock import LOCK_NAME
 
 __all__ = [
+    "CARD_NAME",
     "COLUMNS_NAME",
     "CONFIG_NAME",
     "EVENTS_NAME",
@@ -24,6 +25,7 @@ __all__ = [
     "not_written",
 ]
 
+CARD_NAME = "README.md"
 COLUMNS_NAME = "columns.json"
 CONFIG_NAME = "config.toml"
 EVENTS_NAME = "events.jsonl"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ try:
 except ImportError:  # Windows has no flock
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["LOCK_NAME", "owned"]
+__all__ = ["LOCK_NAME", "owned", "owner_of"]
 
 LOCK_NAME = "run.lock"
 
@@ -44,6 +45,50 @@ def owned(folder: Path, report: Callable[[str], Any]) -> Iterator[None]:
         except OSError as error:
             report(f"warning: {path} could not be removed: {error.strerror}; it may be deleted")
         os.close(descriptor)
+
+
+def owner_of(folder: Path) -> str | None:
+    """Return the name of the process that owns a run folder, None if there is none.
+
+    The file of a killed owner counts for nothing. Where the system or the file system has no
+    locks, the process that the file names is the owner as long as it lives on this machine.
+    """
+    path = folder / LOCK_NAME
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        name = os.read(descriptor, 200).decode(errors="replace").strip()
+        if _is_over(name) or not _is_at(path, descriptor):
+            return None
+        if fcntl is None:
+            return name
+        # Shared, and only while the file names a live process: an owner that is just about to lock
+        # it would be refused.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    except BlockingIOError:
+        return name or "another process"
+    except OSError:
+        return name  # of a file system without locks
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def _is_over(name: str) -> bool:
+    """Return whether the process that a lock file names is one of this machine that has ended."""
+    found = re.fullmatch(r"process (\d+) on (.+)", name)
+    if found is None or found[2] != socket.gethostname():
+        return False
+    try:
+        os.kill(int(found[1]), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False  # it is another user's
+    return False
 
 
 def _locked(path: Path, report: Callable[[str], Any]) -> int:

@@ -1,9 +1,9 @@
 """One run from settings to run folder: data, pretraining, fine-tuning, evaluation, files.
 
 A run folder holds ``config.toml`` (every setting), ``columns.json`` (of a table), ``run.json`` (the
-identity), ``events.jsonl``, ``model.safetensors``, ``metrics.json`` and ``trace.json`` (Chrome
-trace format), and while the run is unfinished ``checkpoints/``, from which :func:`resume_run`
-resumes it.
+identity), ``events.jsonl``, ``model.safetensors``, ``metrics.json``, ``README.md`` (the model card)
+and ``trace.json`` (Chrome trace format), and while the run is unfinished ``checkpoints/``, from
+which :func:`resume_run` resumes it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from syncpretrain.data.dataset import Dataset
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.events import Observer
 from syncpretrain.models.stack import Stack
+from syncpretrain.observers.loggers import check_loggers
 from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.runs.checkpoints import has_pretrained, identity_in
 from syncpretrain.runs.folder import (
@@ -47,7 +48,7 @@ from syncpretrain.runs.stages import Stages
 from syncpretrain.settings import Settings, moved_elsewhere, read_settings, write_settings
 from syncpretrain.settings.by_data import Given
 
-__all__ = ["resume_run", "train_run"]
+__all__ = ["prepared_run", "resume_run", "train_run"]
 
 
 def train_run(
@@ -59,6 +60,8 @@ def train_run(
     data: Dataset | None = None,
     given: Given | None = None,
     start: Stack | None = None,
+    loggers: Iterable[str] = (),
+    command: str | None = None,
 ) -> dict[str, Any]:
     """Pretrain, fine-tune and evaluate; write the run folder and return its metrics.
 
@@ -76,6 +79,10 @@ def train_run(
         The settings that the user gave; others follow from the data. None leaves all as they are.
     start : Stack, optional
         What an earlier run pretrained; only fine-tuning is left then, with schedule ``none``.
+    loggers : iterable of str
+        ``tensorboard`` and ``mlflow``, which log the run.
+    command : str, optional
+        The command that begins the run, for its model card.
 
     Raises
     ------
@@ -89,12 +96,9 @@ def train_run(
     """
     started = time.monotonic()
     check_folder(out)
-    resolve(settings)  # refuses a device that is not there before the data are read
-    data = load_data(settings, given=given) if data is None else data
-    settings, notice = settled(settings, given, data)
-    settings = resolve(settings, data)
-    run = Stages(settings, data, observers, started, replay, start)
-    run.notices += [notice] if notice else []
+    check_loggers(own := tuple(loggers))
+    run = prepared_run(settings, data, given, observers, started, replay=replay, start=start)
+    run.loggers, run.command, settings = own, command, run.settings
     out = new_folder(settings.pretrain.layers) if out is None else made_folder(out)
     with owned(out, run.report):
         try:
@@ -113,11 +117,32 @@ def train_run(
         return run.execute(out, resuming=False)
 
 
+def prepared_run(
+    settings: Settings,
+    data: Dataset | None,
+    given: Given | None,
+    observers: Iterable[Observer],
+    started: float,
+    *,
+    replay: Reads | None = None,
+    start: Stack | None = None,
+) -> Stages:
+    """Return a run that is checked and ready to start, without a folder; see :func:`train_run`."""
+    resolve(settings)  # refuses a device that is not there before the data are read
+    data = load_data(settings, given=given) if data is None else data
+    settings, notice = settled(settings, given, data)
+    settings = resolve(settings, data)
+    run = Stages(settings, data, observers, started, replay, start)
+    run.notices += [notice] if notice else []
+    return run
+
+
 def resume_run(
     folder: Path,
     *,
     observers: Iterable[Observer] = (),
     inexact: bool = False,
+    loggers: Iterable[str] = (),
     **elsewhere: Any,
 ) -> dict[str, Any]:
     """Resume a stopped run; the result is bit-identical to an uninterrupted one.
@@ -130,6 +155,8 @@ def resume_run(
     inexact : bool
         Continue also with kernels of another kind than those the run was begun with, which compute
         other last bits.
+    loggers : iterable of str
+        As of :func:`train_run`.
     **elsewhere
         ``runtime``, ``workers`` and ``backend``, if others than those of the run.
 
@@ -143,6 +170,7 @@ def resume_run(
     """
     started = time.monotonic()
     _check_unfinished(folder)
+    check_loggers(own := tuple(loggers))
     settings = read_settings(folder / CONFIG_NAME)
     before = "numpy" if settings.pretrain.backend == "auto" else settings.pretrain.backend
     settings = resolve(moved_elsewhere(settings, **{"backend": before, **elsewhere}))
@@ -172,6 +200,7 @@ def resume_run(
                 " not stopped"
             )
         run.notices += notices
+        run.loggers = own
         return run.execute(folder, resuming=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -23,22 +23,25 @@ from syncpretrain.errors import (
     StalledError,
     WorkerError,
 )
-from syncpretrain.events import Event, Notice, Observer
+from syncpretrain.events import Event, Notice, Observer, RunStopped
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
 from syncpretrain.models.verdict import baselines, on_layers
 from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.observers.event_log import EventLog
+from syncpretrain.observers.figures import flat
 from syncpretrain.observers.history import History
+from syncpretrain.observers.loggers import logging_to
 from syncpretrain.observers.trace import write_trace
 from syncpretrain.parallel.signals import interrupted_by_sigterm
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
 from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.pretraining.start import Driver, driver_for
+from syncpretrain.runs.card import card_of
 from syncpretrain.runs.checkpoints import Checkpoints
 from syncpretrain.runs.final_files import FinalFiles
-from syncpretrain.runs.folder import EVENTS_NAME, METRICS_NAME, TRACE_NAME
+from syncpretrain.runs.folder import CARD_NAME, EVENTS_NAME, METRICS_NAME, TRACE_NAME
 from syncpretrain.runs.identity import identity_of
 from syncpretrain.runs.metrics import measure, report_of
 from syncpretrain.runs.prepare import check_finetuning
@@ -74,6 +77,8 @@ class Stages:
         self.errors = ErrorHistory()
         self.observers: list[Observer] = [self.history, self.errors, *observers]
         self.notices: list[str] = []
+        self.loggers: tuple[str, ...] = ()
+        self.command: str | None = None  # by which the run was begun, if by one
         self.tuning = check_finetuning(settings, data)
         self.restarts = Restarts(settings.run.max_restarts, self.report)
         self.unsaved: Stack | None = None  # the result of pretraining, until it is saved
@@ -95,7 +100,7 @@ class Stages:
         remove_temporaries(out)
         files = FinalFiles(out, self.report)
         log = EventLog(out / EVENTS_NAME, append=resuming, report=self.report)
-        with log, self.observed_by(log), interrupted_by_sigterm():
+        with log, self.observed_by(log), interrupted_by_sigterm(), self.logged(out):
             self.announce(out)
             saved = Checkpoints(out, self.settings, self.data, self.identity, self.report)
             with self.saving(files):
@@ -103,6 +108,8 @@ class Stages:
             slots = self.pretraining.slots
             seconds["total"] = time.monotonic() - self.started
             report = report_of(self.settings, slots, metrics, self.history, stack, seconds, out)
+            card = card_of(report, self.settings, self.identity, self.command).encode()
+            files.write(CARD_NAME, lambda path: write_atomically(path, card))
             text = json.dumps(report, indent=2).encode()
             files.write(METRICS_NAME, lambda path: write_atomically(path, text))
             files.check()
@@ -143,6 +150,21 @@ class Stages:
             yield
         finally:
             self.observers.remove(observer)
+
+    @contextmanager
+    def logged(self, out: Path) -> Iterator[None]:
+        """Log the run where it is asked for, and record why it ends early."""
+        settings = flat(msgspec.to_builtins(self.settings))
+        with logging_to(self.loggers, out, settings, self.report) as loggers, ExitStack() as stack:
+            for logger in loggers:
+                stack.enter_context(self.observed_by(logger))
+            try:
+                yield
+            except BaseException as error:
+                failed = not isinstance(error, KeyboardInterrupt)
+                reason = str(error) or type(error).__name__
+                self.emit(RunStopped(time.monotonic(), failed, reason))
+                raise
 
     def marked(self, stack: Stack) -> Stack:
         """Return the stack with a record of the data that it was trained on, and its columns."""
@@ -214,7 +236,10 @@ class Stages:
 
     def report(self, message: str) -> None:
         """Send the observers a message for the user."""
-        event: Event = Notice(time.monotonic(), message)
+        self.emit(Notice(time.monotonic(), message))
+
+    def emit(self, event: Event) -> None:
+        """Send the observers an event."""
         for observer in self.observers:
             observer(event)
 

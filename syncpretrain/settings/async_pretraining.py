@@ -8,7 +8,35 @@ from syncpretrain.settings.asynchronous import check_async
 from syncpretrain.settings.fields import PretrainFields
 from syncpretrain.settings.kinds import MAX_WORKERS
 
-__all__ = ["check_async_pretraining"]
+__all__ = ["check_async_pretraining", "check_blas_threads"]
+
+NOT_SUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {  # values that are, and why not others
+    "split": (("examples",), "replicas share no minibatch"),
+    "shards": ((0,), "replicas share no minibatch"),
+    "workers": ((None,), "replicas are its workers"),
+    "early_stopping": (("none",), "every layer trains its epochs"),
+    "settle": ((0,), "every layer trains its epochs"),
+    "refresh_epochs": ((1, 0), "no version wakes a layer"),  # the default, and none
+    "finish": (("drain",), "no version wakes a layer"),
+    "shuffle": (("rows",), "its examples are in memory"),
+    "delay": ((0,), "replicas train all layers of a minibatch"),
+}
+
+
+def check_blas_threads(schedule: str, requested: int | None) -> None:
+    """Refuse a number of BLAS threads that was requested for an asynchronous pretraining alone.
+
+    A run records a number in its settings in any case, for what else it does.
+
+    Raises
+    ------
+    SettingsError
+    """
+    if schedule == ASYNC and requested is not None:
+        raise SettingsError(
+            f"blas_threads: got {requested} with schedule {ASYNC}, where each replica takes one;"
+            " leave it out"
+        )
 
 
 def check_async_pretraining(settings: PretrainFields) -> None:
@@ -31,20 +59,10 @@ def check_async_pretraining(settings: PretrainFields) -> None:
         raise SettingsError(
             f"replicas: got {max(settings.replicas)}, expected at most {MAX_WORKERS}"
         )
-    usual: dict[str, tuple[object, str]] = {
-        "split": ("examples", "replicas share no minibatch"),
-        "shards": (0, "replicas share no minibatch"),
-        "workers": (None, "replicas are its workers"),
-        "early_stopping": ("none", "every layer trains its epochs"),
-        "settle": (0, "every layer trains its epochs"),
-        "finish": ("drain", "no version wakes a layer"),
-        "shuffle": ("rows", "its examples are in memory"),
-        "delay": (0, "replicas train all layers of a minibatch"),
-    }
-    for name, (expected, why) in usual.items():
+    for name, (usual, why) in NOT_SUPPORTED.items():
         found = getattr(settings, name)
         for value in found if isinstance(found, tuple) else (found,):
-            if value != expected:
+            if value not in usual:
                 raise SettingsError(
                     f"{name}: got {value} with schedule {ASYNC}, where {why}; leave it out"
                 )

@@ -27,6 +27,7 @@ ASYNC_DEFAULTS: dict[str, Any] = {
     "max_staleness": None,
     "simulate_staleness": None,
     "trim_replicas": False,
+    "servers": 1,
 }
 
 
@@ -49,7 +50,9 @@ class AsyncFields(Protocol):
     simulate_staleness : int or None
         With runtime ``serial``: every change is applied this number of changes late.
     trim_replicas : bool
-        Whether replicas that train no more minibatches a second, as the run begins, are stopped.
+        Whether replicas that make the error fall no faster, as the run begins, are stopped.
+    servers : int
+        Slices of the parameters, each with a thread of the server or, with runtime ``mpi``, a rank.
     """
 
     @property
@@ -66,6 +69,8 @@ class AsyncFields(Protocol):
     def simulate_staleness(self) -> int | None: ...  # noqa: D102
     @property
     def trim_replicas(self) -> bool: ...  # noqa: D102
+    @property
+    def servers(self) -> int: ...  # noqa: D102
 
 
 def check_async(
@@ -117,6 +122,11 @@ def check_async(
         raise SettingsError(
             f"{prefix}trim_replicas: got it with runtime serial, whose replicas take turns; take"
             f" {prefix}runtime threads or processes"
+        )
+    if fields.servers > 1 and runtime == "serial":
+        raise SettingsError(
+            f"{prefix}servers: got {fields.servers} with runtime serial, whose replicas take turns,"
+            f" expected 1; take {prefix}runtime threads or processes"
         )
     if fields.simulate_staleness is not None and runtime != "serial":
         raise SettingsError(

@@ -11,7 +11,7 @@ import msgspec
 
 from syncpretrain.errors import SettingsError
 
-__all__ = ["check_names", "checked", "nearest", "plain"]
+__all__ = ["USUAL_ELSEWHERE", "check_names", "checked", "nearest", "plain"]
 
 SettingsT = TypeVar("SettingsT", bound=msgspec.Struct)
 

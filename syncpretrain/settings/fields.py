@@ -106,7 +106,7 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
         What ends a layer's own epochs: see
         :class:`syncpretrain.learners.early_stopping.EarlyStopping`.
     push_every, fetch_every, async_rate, delay_compensation, max_staleness, simulate_staleness
-        Of schedule ``async``, as is ``trim_replicas``: see
+        Of schedule ``async``, as are ``trim_replicas`` and ``servers``: see
         :class:`syncpretrain.settings.asynchronous.AsyncFields`.
     seed : int
         Of everything that is drawn.
@@ -163,6 +163,7 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     max_staleness: Staleness | None = None
     simulate_staleness: Staleness | None = None
     trim_replicas: bool = False
+    servers: Workers = 1
     blas_threads: Workers | None = None
     seed: NonNegativeInt = 0
 

@@ -38,6 +38,7 @@ __all__ = [
     "preset_path",
     "read_settings",
     "settings_from",
+    "settings_text",
     "write_settings",
 ]
 
@@ -139,13 +140,18 @@ def write_settings(settings: Settings, path: Path) -> None:
     OSError
         If it cannot be written.
     """
+    write_atomically(path, settings_text(settings).encode())
+
+
+def settings_text(settings: Settings) -> str:
+    """Return every setting that is not None or empty as TOML."""
     import tomli_w  # only a run that keeps its settings needs it
 
     sections = {
         section: {name: value for name, value in fields.items() if value not in (None, "")}
         for section, fields in msgspec.to_builtins(settings).items()
     }
-    write_atomically(path, tomli_w.dumps(sections).encode())
+    return tomli_w.dumps(sections)
 
 
 def _from_sections(sections: dict[str, Any], layers: Any, pretrain: dict[str, Any]) -> Settings:

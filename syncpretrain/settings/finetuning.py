@@ -60,7 +60,7 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
         adds up their changes. Where its replicas are: in ``threads``, ``processes`` or turns
         (``serial``).
     push_every, fetch_every, async_rate, delay_compensation, max_staleness, simulate_staleness
-        Of schedule ``async``, as is ``trim_replicas``: see
+        Of schedule ``async``, as are ``trim_replicas`` and ``servers``: see
         :class:`syncpretrain.settings.asynchronous.AsyncFields`.
     patience : int or None
         Stop after this number of epochs without a better validation error; keep the best weights.
@@ -91,6 +91,7 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
     max_staleness: Staleness | None = None
     simulate_staleness: Staleness | None = None
     trim_replicas: bool = False
+    servers: Workers = 1
 
     def __post_init__(self) -> None:
         self._check_schedule()

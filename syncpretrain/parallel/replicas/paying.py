@@ -1,20 +1,140 @@
 """Number of replicas that pays, found while they train. Pure: no threads, no clocks.
 
-More replicas than cores, or than the server can serve, train no more minibatches a second, and
-staler ones. So a run begins with a *trial*: all replicas train for a while, then fewer and fewer,
-as long as fewer are no slower. What is measured is progress: minibatches a second where errors are
-alike, which those of neighbouring minibatches are.
+What pays is error a second. To first order the error falls with the sum of the steps that the
+parameters take, and a change that is s pushes late takes the share of a step that the rules leave
+of it, 1 / s. So at the same parameters the error falls as fast as *useful updates* are made, the
+sum of these shares, which a few tasks show without noise. That leaves out that stale directions
+point elsewhere, and that the mean of several is less noisy. So what useful updates predict is held
+against the fall of the error itself.
+
+A run begins with a *trial* in two parts:
+
+1. All replicas train for a while, then fewer and fewer, as long as fewer make no fewer useful
+   updates a second.
+2. Two numbers of replicas take turns, in windows of the same number of examples::
+
+       a b b a b a a b
+
+   In this order (that of Thue and Morse) the change of the slope as training goes on cancels: if
+   neither is better, both fall equally far along any polynomial of the third degree. A line through
+   the errors of each window is its fall a second. Where the two differ by more than noise explains,
+   the steeper one wins; else the prediction stands. The best so far competes with all replicas,
+   then with half of itself.
 """
 
 from __future__ import annotations
 
-__all__ = ["PayingReplicas"]
+import math
+from typing import NamedTuple
 
-TASKS_EACH = 8  # of a replica, in a trial; the first of them are not counted
-WORTH = 0.05  # of the progress, that one more replica must bring
+__all__ = ["WORTH", "ErrorFall", "Trained", "Trial"]
+
+TASKS_EACH = 6  # of a replica, in a window
+SKIPPED_EACH = 2  # before them: those of another number of replicas
+DUEL_TASKS = 32  # in a window that measures errors, or more
+WORTH = 0.05  # of the progress, that more replicas must bring
+CLEAR = 3.0  # standard errors, beyond which a difference is none of noise
+ORDER = (0, 1, 1, 0, 1, 0, 0, 1)
 
 
-class PayingReplicas:
+class Trained(NamedTuple):
+    """A task that ended.
+
+    ``time`` is when, in seconds; ``share`` what the rules left of its change; ``error`` that of a
+    minibatch, None if it compares with no other.
+    """
+
+    time: float
+    share: float = 1.0
+    error: float | None = None
+
+
+class ErrorFall(NamedTuple):
+    """Fall of the error in a second, and the variance of that number."""
+
+    fall: float
+    variance: float
+
+    @classmethod
+    def of(cls, tasks: list[Trained]) -> ErrorFall:
+        """Return that of the line through the errors of some tasks, by least squares."""
+        points = [(task.time, task.error) for task in tasks if task.error is not None]
+        n = len(points)
+        if n < 3:
+            return cls(0.0, math.inf)
+        x0 = sum(x for x, _ in points) / n
+        y0 = sum(y for _, y in points) / n
+        spread = sum((x - x0) ** 2 for x, _ in points)
+        if not spread:
+            return cls(0.0, math.inf)
+        slope = sum((x - x0) * (y - y0) for x, y in points) / spread
+        rest = sum((y - y0 - slope * (x - x0)) ** 2 for x, y in points)
+        return cls(-slope, rest / (n - 2) / spread)
+
+    @classmethod
+    def mean(cls, falls: list[ErrorFall]) -> ErrorFall:
+        """Return the mean of some falls."""
+        n = len(falls)
+        return cls(sum(x.fall for x in falls) / n, sum(x.variance for x in falls) / n**2)
+
+    def is_clearly_above(self, other: ErrorFall) -> bool:
+        """Return whether it is larger by more than noise explains, and by so much that it pays."""
+        noise = math.sqrt(self.variance + other.variance)
+        return self.fall - other.fall > max(CLEAR * noise, WORTH * abs(other.fall))
+
+
+class _Window:
+    """Tasks that are skipped, then those that count."""
+
+    def __init__(self, skipped: int, counted: int) -> None:
+        self._skipped, self._counted = skipped, counted
+        self.tasks: list[Trained] = []
+
+    def add(self, task: Trained) -> bool:
+        """Add a task; return whether it was the last one."""
+        if self._skipped:
+            self._skipped -= 1
+            return False
+        self.tasks.append(task)
+        return len(self.tasks) == self._counted
+
+    @property
+    def useful(self) -> float:
+        """Useful updates a second."""
+        seconds = self.tasks[-1].time - self.tasks[0].time
+        return sum(task.share for task in self.tasks[1:]) / max(seconds, 1e-9)
+
+
+class _Duel:
+    """Two numbers of replicas in turns: the best one so far, and another."""
+
+    def __init__(self, best: int, other: int) -> None:
+        self.counts = best, other
+        self._falls: tuple[list[ErrorFall], list[ErrorFall]] = ([], [])
+        self._turn = 0
+
+    @property
+    def count(self) -> int:
+        """Whose turn it is."""
+        return self.counts[ORDER[self._turn]]
+
+    def window(self) -> _Window:
+        """Return the next window, of as many tasks for either."""
+        most = max(self.counts)
+        return _Window(SKIPPED_EACH * most, max(DUEL_TASKS, TASKS_EACH * most))
+
+    def add(self, window: _Window) -> bool:
+        """Add a full window; return whether it was the last one."""
+        self._falls[ORDER[self._turn]].append(ErrorFall.of(window.tasks))
+        self._turn += 1
+        return self._turn == len(ORDER)
+
+    def falls(self) -> tuple[ErrorFall, ErrorFall]:
+        """Return the fall of each."""
+        return ErrorFall.mean(self._falls[0]), ErrorFall.mean(self._falls[1])
+
+
+class Trial:
     """The trial of a run.
 
     Parameters
@@ -26,40 +146,79 @@ class PayingReplicas:
     ----------
     count : int
         Replicas that are to train now.
-    measured : dict of int to float
-        Tasks a second, by the number of replicas.
+    useful : dict of int to float
+        Useful updates a second, by the number of replicas.
+    falls : dict of int to float
+        Fall of the error in a second, by the number of replicas, of those that took turns.
     """
 
     def __init__(self, replicas: int) -> None:
-        self.count, self.measured = replicas, dict[int, float]()
-        self._left, self._began = replicas * TASKS_EACH, -1.0
+        self.count = self._most = replicas
+        self.useful, self.falls = dict[int, float](), dict[int, float]()
         self.is_over = replicas == 1
+        self._window = self._usual_window()
+        self._duel: _Duel | None = None
+        self._has_met_all = False
 
-    def trained(self, now: float) -> None:
-        """Record that a task ended, which may change the number of replicas.
-
-        Parameters
-        ----------
-        now : float
-            Seconds.
-        """
-        if self.is_over:
+    def trained(self, task: Trained) -> None:
+        """Record a task, which may change the number of replicas."""
+        if self.is_over or not self._window.add(task):
             return
-        counted = (TASKS_EACH - 2) * self.count
-        if self._left == counted:
-            self._began = now
-        self._left -= 1
-        if self._left:
-            return
-        self.measured[self.count] = (counted - 1) / max(now - self._began, 1e-9)
-        self._go_on()
-        self._left = self.count * TASKS_EACH
+        if self._duel is None:
+            self._survey()
+        else:
+            self._compete(self._duel)
 
-    def _go_on(self) -> None:
-        """Try fewer, or end the trial with the fewest that are worth it."""
-        best = max(self.measured.values())
-        if self.measured[self.count] >= best * (1 - WORTH) and self.count > 1:
+    def verdict(self) -> str:
+        """Return a sentence on what was found."""
+        useful = ", ".join(f"{n}: {speed:.3g}" for n, speed in self.useful.items())
+        falls = ", ".join(f"{n}: {fall:.3g}" for n, fall in sorted(self.falls.items()))
+        measured = f"; the error fell in a second by {falls}" if falls else ""
+        return (
+            f"replicas: {self.count} of {self._most} go on training, more bring less than"
+            f" {100 * WORTH:.0f} % (useful updates a second of {useful}{measured})"
+        )
+
+    def _usual_window(self) -> _Window:
+        return _Window(SKIPPED_EACH * self.count, TASKS_EACH * self.count)
+
+    def _survey(self) -> None:
+        """Try fewer, or go on with the fewest that are worth it."""
+        has_errors = any(task.error is not None for task in self._window.tasks)
+        self.useful[self.count] = self._window.useful
+        best = max(self.useful.values())
+        if self.useful[self.count] >= best * (1 - WORTH) and self.count > 1:
             self.count = max(1, self.count * 3 // 4)
+            self._window = self._usual_window()
             return
-        worth = [n for n, speed in self.measured.items() if speed >= best * (1 - WORTH)]
-        self.count, self.is_over = min(worth), True
+        self.count = min(n for n, speed in self.useful.items() if speed >= best * (1 - WORTH))
+        if has_errors:
+            self._challenge(self.count)
+        else:
+            self.is_over = True
+
+    def _challenge(self, best: int) -> None:
+        """Let the best number compete with the next one, or end the trial."""
+        other = best // 2 if self._has_met_all or best == self._most else self._most
+        self._has_met_all = True
+        if not other:
+            self.count, self.is_over = best, True
+            return
+        self._duel = _Duel(best, other)
+        self._begin_turn(self._duel)
+
+    def _begin_turn(self, duel: _Duel) -> None:
+        self.count, self._window = duel.count, duel.window()
+
+    def _compete(self, duel: _Duel) -> None:
+        """End a turn, and with the last one the duel."""
+        if not duel.add(self._window):
+            self._begin_turn(duel)
+            return
+        (best, other), (own, others) = duel.counts, duel.falls()
+        self.falls |= {best: own.fall, other: others.fall}
+        wins = others.is_clearly_above(own)
+        if (wins and other < best) or (not wins and other > best):
+            self._challenge(other if wins else best)
+        else:
+            self.count, self.is_over = (other if wins else best), True

@@ -5,6 +5,8 @@ for any of them, applies the change that it made and gives it the next one. Para
 lie in two vectors a replica, which only one side writes at a time; what goes to and fro are short
 messages.
 
+Vectors of replicas on other ranks lie there; the server then has a number in their place.
+
 Guarantees:
 
 * A change is applied after its replica's message that it is complete: once, and whole.
@@ -24,9 +26,9 @@ from typing import Any, Protocol
 
 from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.parallel.replicas.paying import PayingReplicas
+from syncpretrain.parallel.replicas.paying import Trained, Trial
 from syncpretrain.parallel.replicas.rules import AsyncRules
-from syncpretrain.parallel.replicas.server import SERVER_STATE, ParameterServer
+from syncpretrain.parallel.replicas.server import SERVER_STATE, Server
 from syncpretrain.parallel.replicas.steps import (
     Each,
     Load,
@@ -74,13 +76,14 @@ class Channel(Protocol):
 
 
 class _Running:
-    """One replica: its channel, its two vectors, and what it is doing."""
+    """One replica: its channel, its two vectors as the server has them, and what it is doing."""
 
-    def __init__(self, channel: Channel, fetched: Array, change: Array) -> None:
+    def __init__(self, channel: Channel, fetched: Any, change: Any) -> None:
         self.channel, self.fetched, self.change = channel, fetched, change
         self.known = self.pushes = 0  # clock of what it trains on; its pushes so far
         self.task: Task | None = None
         self.is_alive = True
+        self.has_rested = False  # while others trained, so that what it has is stale
 
 
 class ReplicaPool:
@@ -88,7 +91,7 @@ class ReplicaPool:
 
     Parameters
     ----------
-    server : ParameterServer
+    server : Server
         Of which the thread that calls is the owner.
     rules : AsyncRules
     start : callable
@@ -98,39 +101,45 @@ class ReplicaPool:
     report : callable
         Given a sentence for the user.
     times : Timeouts
-    trial : PayingReplicas, optional
+    trial : Trial, optional
         What finds the number of replicas that pay; None lets all train.
     """
 
     def __init__(
         self,
-        server: ParameterServer,
+        server: Server[Any],
         rules: AsyncRules,
-        start: Callable[[], Sequence[tuple[Channel, Array, Array]]],
+        start: Callable[[], Sequence[tuple[Channel, Any, Any]]],
         end: Callable[[], None],
         report: Callable[[str], None],
         times: Timeouts,
-        trial: PayingReplicas | None = None,
+        trial: Trial | None = None,
     ) -> None:
         self._trial = trial
         self._server, self._rules, self._times = server, rules, times
         self._start, self._end, self._report = start, end, report
         self._running: list[_Running] = []
         self._loaded: Mapping[str, Array] = {}
+        self._between = 0.0  # seconds between the calls of train, which the trial leaves out
+        self._left: float | None = None  # when the last one ended
 
     def __enter__(self) -> ReplicaPool:
         try:
             self._running = [_Running(*parts) for parts in self._start()]
+            self._server.start()
         except BaseException:
-            self._end()
+            self.__exit__()
             raise
         if self._loaded:
             self._send_states()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._end()
-        self._running = []
+        try:
+            self._end()
+        finally:
+            self._server.end()
+            self._running = []
 
     def train(self, tasks: Sequence[Task], stop: Callable[[], bool], each: Each) -> int:
         """Train tasks, the next one by a replica that is free; return how many were trained.
@@ -143,19 +152,24 @@ class ReplicaPool:
             If no task ends for ``times.stall`` seconds.
         """
         left, again = deque(tasks), deque[Task]()  # the second are those of replicas that died
+        last = tasks[-1] if tasks else None  # its minibatch may be a smaller one
         moved = time.monotonic()
+        self._between += 0.0 if self._left is None else moved - self._left
         while True:
             if left and stop():
                 tasks = tasks[: len(tasks) - len(left)]
                 left.clear()
             for running in self._training():
                 if running.task is None and (again or left):
-                    self._order(running, again.popleft() if again else left.popleft())
+                    task = again.popleft() if again else left.popleft()
+                    self._order(running, task, anew=running.has_rested)
             if not any(running.task for running in self._alive()):
+                self._server.settle()
+                self._left = time.monotonic()
                 return len(tasks)
             for running in self._ready():
                 moved = time.monotonic()
-                self._take(running, again, each)
+                self._take(running, again, each, is_whole=running.task != last)
             if time.monotonic() - moved > self._times.stall:
                 raise StalledError(
                     f"no replica ended a task for {self._times.stall:g} s, of"
@@ -195,12 +209,16 @@ class ReplicaPool:
     def _training(self) -> list[_Running]:
         """Return the replicas that are to train."""
         alive = self._alive()
-        return alive if self._trial is None else alive[: self._trial.count]
+        count = len(alive) if self._trial is None else self._trial.count
+        for running in alive[count:]:
+            running.has_rested = running.task is None
+        return alive[:count]
 
     def _order(self, running: _Running, task: Task, *, anew: bool = False) -> None:
         fetches = anew or self._rules.fetches(running.pushes)
         if fetches:
             running.known = self._server.fetch(running.fetched)
+            running.has_rested = False
         running.task = task
         running.channel.send(Work(task, fetches))
 
@@ -210,7 +228,7 @@ class ReplicaPool:
         found = wait([r.channel.channel for r in busy if r.channel.channel], self._times.tick)
         return [r for r in busy if r.channel.channel in found or r.channel.has_ended]
 
-    def _take(self, running: _Running, again: deque[Task], each: Each) -> None:
+    def _take(self, running: _Running, again: deque[Task], each: Each, *, is_whole: bool) -> None:
         """Take the answer of a replica, or its end."""
         task, running.task = running.task, None
         assert task is not None
@@ -228,20 +246,13 @@ class ReplicaPool:
         running.known += 1  # of its own push it knows
         running.pushes += 1
         each(task, worked.errors, push.staleness)
-        if self._trial is not None and not self._trial.is_over:
-            self._try()
-
-    def _try(self) -> None:
-        """Tell the trial of a task; report its end, if that leaves replicas without work."""
         trial = self._trial
-        assert trial is not None
-        trial.trained(time.monotonic())
-        if trial.is_over and trial.count < len(self._running):
-            found = ", ".join(f"{n}: {speed:.3g}" for n, speed in trial.measured.items())
-            self._report(
-                f"replicas: {trial.count} of {len(self._running)} go on training, more were hardly"
-                f" faster (tasks a second of {found})"
-            )
+        if trial is not None and not trial.is_over:
+            error = sum(worked.errors) / task.count if is_whole else None
+            now = time.monotonic() - self._between
+            trial.trained(Trained(now, self._rules.share(push.staleness), error))
+            if trial.is_over and trial.count < len(self._running):
+                self._report(trial.verdict())
 
     def _bury(self, running: _Running) -> None:
         running.is_alive = False

@@ -42,6 +42,11 @@ class AsyncRules:
     compensation: float = 0.0
     max_staleness: int | None = None
 
+    @property
+    def period(self) -> int:
+        """Number of pushes from a fetch to the next one."""
+        return self.fetch_every // self.push_every
+
     def share(self, staleness: int) -> float:
         """Return the share of a change that is added to the parameters."""
         return 1.0 if self.rate == "constant" else 1 / max(1, staleness)
@@ -52,7 +57,7 @@ class AsyncRules:
 
     def fetches(self, pushes: int) -> bool:
         """Return whether a replica fetches after so many pushes since its start."""
-        return pushes * self.push_every % self.fetch_every == 0
+        return pushes % self.period == 0
 
 
 class DelayCompensation:
@@ -67,14 +72,14 @@ class DelayCompensation:
     ----------
     strength : float
         lambda_0.
-    size : int
-        Of the flat parameters.
+    mean_square : ndarray of shape (n,), float32
+        Of the changes so far, 0 at first; kept in place.
     """
 
-    def __init__(self, strength: float, size: int) -> None:
+    def __init__(self, strength: float, mean_square: Array) -> None:
         self._strength = np.float32(strength)
-        self.mean_square = np.zeros(size, dtype=np.float32)
-        self._scratch = np.empty(min(size, LONG_BLOCK), dtype=np.float32)
+        self.mean_square = mean_square
+        self._scratch = np.empty(min(len(mean_square), LONG_BLOCK), dtype=np.float32)
 
     def apply(self, change: Array, parameters: Array, fetched: Array) -> None:
         """Change ``change`` in place, which was made of ``fetched``, for ``parameters``."""

@@ -98,7 +98,7 @@ class ReplicaTurns:
         clock = self._server.clock
         found = {
             TURN: np.array([self._turn % len(self._steps)], dtype=np.float32),
-            PUSHES: np.array(self._pushes, dtype=np.float32),
+            PUSHES: np.array([n % self._rules.period for n in self._pushes], dtype=np.float32),
             "known": np.array([clock - known for known in self._known], dtype=np.float32),
         }
         found |= {SERVER_STATE + name: array for name, array in self._server.state().items()}

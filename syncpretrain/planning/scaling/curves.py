@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 ASYNCHRONOUS = "async"
+PLAYED_EPOCHS = 2_000  # of a layer; each is played, of every way and number of devices
 OF_SCHEDULES = ("delay", "finish", "group_size", "pace", "refresh_epochs")
 
 
@@ -165,7 +166,13 @@ def check_way(way: Way, options: Options, devices: Sequence[int]) -> None:
     SettingsError
         Naming the option.
     """
-    any_costs = [LayerCosts(step=1.0)] * (len(options.settings(way).layers) - 1)
+    settings = options.settings(way)
+    if max(settings.epochs) > PLAYED_EPOCHS:
+        raise SettingsError(
+            f"epochs: got {max(settings.epochs)}, expected at most {PLAYED_EPOCHS}, which are"
+            " played one by one; what follows grows in proportion"
+        )
+    any_costs = [LayerCosts(step=1.0)] * (len(settings.layers) - 1)
     job = options.job(way, any_costs)
     if not isinstance(job.replicas, str):
         Placed.of(job, min(devices))

@@ -33,14 +33,14 @@ class AsyncEvents:
     def __init__(self, settings: PretrainSettings, emit: Callable[[Event], None]) -> None:
         self._settings, self._emit = settings, emit
         self._began: dict[int, float] = {}
-        self._told = time.monotonic()
+        self._reported = time.monotonic()
 
     def start(self, now: float, slots: int, examples: int, done: Sequence[int]) -> None:
         """Report that the run starts, and what was done before a checkpoint."""
         s = self._settings
         past = tuple((self._reads(layer),) * n for layer, n in enumerate(done, start=1))
         own = (s.layers, s.epochs, s.schedule, s.pace, s.runtime)
-        self._emit(RunStarted(now, *own, slots, examples, past, s.handoff))
+        self._emit(RunStarted(now, *own, slots, examples, past, s.handoff, s.batch_size))
         for layer, (n, limit) in enumerate(zip(done, s.epochs, strict=True), start=1):
             if n == limit:
                 self._emit(LayerFinished(now, layer))
@@ -54,8 +54,8 @@ class AsyncEvents:
     def progress(self, layers: Sequence[int], epoch: int, share: float) -> None:
         """Report how far an epoch is, a few times a second."""
         now = time.monotonic()
-        if now - self._told >= EVERY_SECONDS:
-            self._told = now
+        if now - self._reported >= EVERY_SECONDS:
+            self._reported = now
             for layer in layers:
                 self._emit(Progress(now, layer, epoch, share))
 

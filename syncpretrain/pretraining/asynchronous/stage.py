@@ -70,7 +70,7 @@ class Stage:
         )
         self.fleet = replicas_in(
             s.runtime,
-            ParameterServer(self._flat, rules),
+            ParameterServer(self._flat, rules, s.servers),
             rules,
             build,
             (X,),

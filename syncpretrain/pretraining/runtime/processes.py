@@ -202,7 +202,7 @@ class ProcessesRuntime(Closing):
         """Start a process in place of one that died, if it may be; it gets the epoch again."""
         if self._is_stopping or not self._replacement.takes(layer, failed.error):
             return False
-        self._replacement.tell()
+        self._replacement.report_all()
         with contextlib.suppress(OSError):  # there is no room for another process
             self._start(layer)
             self._processes[layer].send(self._job(layer))

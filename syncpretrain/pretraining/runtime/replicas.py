@@ -13,10 +13,11 @@ import numpy as np
 
 from syncpretrain.errors import StalledError
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.parallel.replicas.paying import PayingReplicas
-from syncpretrain.parallel.replicas.pool import Channel, Failed, ReplicaPool
+from syncpretrain.parallel.replicas.paying import Trial
+from syncpretrain.parallel.replicas.pool import Failed, ReplicaPool
 from syncpretrain.parallel.replicas.rules import AsyncRules
 from syncpretrain.parallel.replicas.server import ParameterServer
+from syncpretrain.parallel.replicas.started import Started, StartedReplicas
 from syncpretrain.parallel.replicas.steps import Fleet, LocalSteps, ReplicaFactory
 from syncpretrain.parallel.replicas.threads import ReplicaThread
 from syncpretrain.parallel.replicas.turns import ReplicaTurns
@@ -30,8 +31,6 @@ __all__ = ["replicas_in"]
 
 REPLICA_CHILD = "syncpretrain.pretraining.runtime.replica_child"
 
-Started = list[tuple[Channel, Array, Array]]
-
 
 def replicas_in(
     runtime: str,
@@ -43,7 +42,7 @@ def replicas_in(
     replicas: int,
     delay: int | None = None,
     trims: bool = False,
-    on_ranks: Callable[..., Any] | None = None,
+    on_ranks: type[StartedReplicas] | None = None,
     report: Callable[[str], None],
     times: Timeouts,
 ) -> Fleet:
@@ -65,57 +64,45 @@ def replicas_in(
     trims : bool
         Whether replicas that do not make training faster are left without work, if they train at
         the same time.
-    on_ranks : callable, optional
+    on_ranks : type, optional
         The class of those of ``mpi``, :class:`RankReplicas`, where that is a runtime.
     report : callable
         Given a sentence for the user.
     times : Timeouts
     """
-    size = len(server.parameters)
     if runtime == "serial":
         late = replicas - 1 if delay is None else delay
         return ReplicaTurns(server, [factory(data) for _ in range(replicas)], rules, late)
-    trial = PayingReplicas(replicas) if trims else None
-    kinds: dict[str, Callable[..., Any]] = {"threads": _Threads, "processes": _Processes}
+    trial = Trial(replicas) if trims else None
+    kinds: dict[str, type[StartedReplicas]] = {"threads": _Threads, "processes": _Processes}
     kind = kinds.get(runtime, on_ranks)
     assert kind is not None
-    own = kind(size, factory, data, replicas, times)
-    return ReplicaPool(server, rules, own.start, own.end, report, times, trial)
+    own = kind(server, factory, data, replicas, times)
+    return ReplicaPool(own.server, rules, own.start, own.end, report, times, trial)
 
 
-class _Threads:
-    """Threads that are started and ended together."""
+class _Threads(StartedReplicas):
+    """Threads of this process."""
 
-    def __init__(
-        self,
-        size: int,
-        factory: ReplicaFactory,
-        data: Sequence[Array],
-        replicas: int,
-        times: Timeouts,
-    ) -> None:
-        self._size, self._factory, self._data = size, factory, data
-        self._replicas, self._times = replicas, times
-        self._threads: list[ReplicaThread] = []
+    _threads: Sequence[ReplicaThread] = ()
 
     def start(self) -> Started:
-        """Start them; return channel and vectors of each."""
-        found: Started = []
+        found: list[tuple[ReplicaThread, Array, Array]] = []
+        threads = self._threads = list[ReplicaThread]()
         for number in range(1, self._replicas + 1):
             fetched, change = (np.empty(self._size, np.float32) for _ in range(2))
             build = partial(self._steps, fetched, change)
             thread = ReplicaThread(f"syncpretrain-replica-{number}", build)
-            self._threads.append(thread)
+            threads.append(thread)
             found.append((thread, fetched, change))
         return found
 
     def end(self) -> None:
-        """End them."""
         for thread in self._threads:
             thread.close()
         deadline = time.monotonic() + self._times.join
         alive = [t for t in self._threads if not t.join(max(0.0, deadline - time.monotonic()))]
-        self._threads = []
+        self._threads = ()
         if alive:
             raise StalledError(f"{len(alive)} replicas did not end their task")
 
@@ -133,23 +120,13 @@ class _Process(LayerProcess):
         return found
 
 
-class _Processes:
-    """Processes that are started and ended together."""
+class _Processes(StartedReplicas):
+    """Processes of this machine."""
 
-    def __init__(
-        self,
-        size: int,
-        factory: ReplicaFactory,
-        data: Sequence[Array],
-        replicas: int,
-        times: Timeouts,
-    ) -> None:
-        self._size, self._factory, self._data = size, factory, data
-        self._replicas, self._times = replicas, times
-        self._processes: list[LayerProcess] = []
+    _processes: Sequence[LayerProcess] = ()
 
     def start(self) -> Started:
-        """Start them; return channel and vectors of each."""
+        processes = self._processes = list[LayerProcess]()
         with ExitStack() as descriptors:  # the mappings stay
 
             def shared(memory: SharedSplits) -> SharedSplits:
@@ -161,17 +138,16 @@ class _Processes:
             passed = [memory.descriptor for memory in (vectors, *data)]
             for number in range(self._replicas):
                 process = _Process(number + 1, REPLICA_CHILD, passed, 1, self._times)
-                self._processes.append(process)
+                processes.append(process)
                 process.send(ReplicaJob(os.getpid(), number, self._factory, data, vectors))
             pairs: list[Any] = vectors.map(write=True)
         return [
             (process, fetched[0], change[0])
-            for process, (fetched, change) in zip(self._processes, pairs, strict=True)
+            for process, (fetched, change) in zip(processes, pairs, strict=True)
         ]
 
     def end(self) -> None:
-        """End them."""
         alive = end_all(self._processes, self._times.join)
-        self._processes = []
+        self._processes = ()
         if alive:
             raise StalledError(f"{', '.join(alive)} did not end")

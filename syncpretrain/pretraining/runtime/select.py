@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from syncpretrain.backends.base import Backend
 from syncpretrain.cluster.job import check_ranks, member
@@ -11,68 +12,57 @@ from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.runtime.base import Runtime
 from syncpretrain.pretraining.runtime.processes import ProcessesRuntime
 from syncpretrain.pretraining.runtime.ranks.chain_versions import ChainVersions
+from syncpretrain.pretraining.runtime.ranks.placement import UNSHARED, RankShares
 from syncpretrain.pretraining.runtime.ranks.runtime import RanksRuntime
 from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
 from syncpretrain.pretraining.runtime.serial import SerialRuntime
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.threads import ThreadsRuntime
 from syncpretrain.pretraining.runtime.versions import Versions
-from syncpretrain.pretraining.runtime.worker import WorkerFactory
+from syncpretrain.pretraining.runtime.worker import LayerWorker, WorkerFactory
 from syncpretrain.settings.sections import PretrainSettings
 
 __all__ = ["RUNTIMES", "runtime_for", "versions_for", "workers_of"]
 
-Build = Callable[
-    [Sequence[WorkerFactory], Versions, int, Callable[[], bool], Timeouts, Restarts], Runtime
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """All that a runtime may need of a run; the parameters of :func:`runtime_for`."""
+
+    worker_factories: Sequence[WorkerFactory]
+    versions: Versions
+    blas_threads: int
+    stop: Callable[[], bool]
+    times: Timeouts
+    restarts: Restarts
+    shares: RankShares
+
+    def workers(self) -> list[LayerWorker]:
+        """Build the workers in this process."""
+        return [build(self.versions) for build in self.worker_factories]
 
 
-def _serial(
-    worker_factories: Sequence[WorkerFactory],
-    versions: Versions,
-    blas_threads: int,
-    stop: Callable[[], bool],
-    times: Timeouts,
-    restarts: Restarts,
-) -> Runtime:
-    return SerialRuntime([build(versions) for build in worker_factories], stop)
+def _serial(run: _Run) -> Runtime:
+    return SerialRuntime(run.workers(), run.stop)
 
 
-def _threads(
-    worker_factories: Sequence[WorkerFactory],
-    versions: Versions,
-    blas_threads: int,
-    stop: Callable[[], bool],
-    times: Timeouts,
-    restarts: Restarts,
-) -> Runtime:
-    return ThreadsRuntime([build(versions) for build in worker_factories], stop, times)
+def _threads(run: _Run) -> Runtime:
+    return ThreadsRuntime(run.workers(), run.stop, run.times)
 
 
-def _processes(
-    worker_factories: Sequence[WorkerFactory],
-    versions: Versions,
-    blas_threads: int,
-    stop: Callable[[], bool],
-    times: Timeouts,
-    restarts: Restarts,
-) -> Runtime:
-    return ProcessesRuntime(list(worker_factories), versions, blas_threads, times, restarts)
+def _processes(run: _Run) -> Runtime:
+    factories = list(run.worker_factories)
+    return ProcessesRuntime(factories, run.versions, run.blas_threads, run.times, run.restarts)
 
 
-def _mpi(
-    worker_factories: Sequence[WorkerFactory],
-    versions: Versions,
-    blas_threads: int,
-    stop: Callable[[], bool],
-    times: Timeouts,
-    restarts: Restarts,
-) -> Runtime:
-    assert isinstance(versions, ChainVersions)
-    return RanksRuntime(list(worker_factories), versions, blas_threads, member(), times)
+def _mpi(run: _Run) -> Runtime:
+    assert isinstance(run.versions, ChainVersions)
+    factories = list(run.worker_factories)
+    own = member()
+    return RanksRuntime(factories, run.versions, run.blas_threads, own, run.times, run.shares)
 
 
-RUNTIMES: dict[str, Build] = {
+RUNTIMES: dict[str, Callable[[_Run], Runtime]] = {
     "serial": _serial,
     "threads": _threads,
     "processes": _processes,
@@ -110,6 +100,7 @@ def runtime_for(
     stop: Callable[[], bool],
     times: Timeouts = TIMEOUTS,
     restarts: Restarts | None = None,
+    shares: RankShares = UNSHARED,
 ) -> Runtime:
     """Return the runtime of a name, to be entered as a context.
 
@@ -129,6 +120,17 @@ def runtime_for(
         How long the caller and the workers wait for each other.
     restarts : Restarts, optional
         For processes that die.
+    shares : RankShares
+        How many ranks may share a layer.
     """
-    own = restarts or Restarts()
-    return RUNTIMES[name](worker_factories, versions, blas_threads, stop, times, own)
+    return RUNTIMES[name](
+        _Run(
+            worker_factories=worker_factories,
+            versions=versions,
+            blas_threads=blas_threads,
+            stop=stop,
+            times=times,
+            restarts=restarts or Restarts(),
+            shares=shares,
+        )
+    )

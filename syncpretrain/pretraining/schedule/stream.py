@@ -27,6 +27,7 @@ from syncpretrain.errors import ScheduleError
 
 __all__ = [
     "BLOCK_MINIBATCHES",
+    "RANK_RING_MINIBATCHES",
     "RING_MINIBATCHES",
     "Block",
     "StreamPlan",
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 RING_MINIBATCHES = 8  # between two layers
+RANK_RING_MINIBATCHES = 16  # where some of them are on their way, or known of a while later
 BLOCK_MINIBATCHES = 4  # that a layer processes at once: its weights stay in cache
 
 

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from syncpretrain.cluster.group import AgreedStop
 from syncpretrain.cluster.job import check_ranks, member
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.errors import SettingsError
@@ -15,9 +16,11 @@ from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.learners.select import step_for
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
-from syncpretrain.pretraining.build import build_learner, build_stopping
+from syncpretrain.pretraining.build import build_learner, build_stopping, step_on_ranks
+from syncpretrain.pretraining.build_schedule import rank_shares
 from syncpretrain.pretraining.runtime.ranks.messages import StreamLayer
 from syncpretrain.pretraining.runtime.ranks.run import RunRanks
+from syncpretrain.pretraining.runtime.ranks.streamed import AHEAD_MINIBATCHES
 from syncpretrain.pretraining.runtime.ranks.streamed_run import RankStream
 from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
 from syncpretrain.pretraining.runtime.shared_activations import check_runtime
@@ -98,6 +101,8 @@ def stream_runtime(
     passes = data.passes
     is_kept = settings.runtime == "processes" and restarts is not None and restarts.most > 0
     reread = [_reread(passes.size(1), width) if is_kept else 0 for width in settings.layers[1:-1]]
+    if settings.runtime == "mpi":
+        reread = [AHEAD_MINIBATCHES] * len(reread)
     sizes = [
         RingSize(ring + n, passes.size(1), (ring + n) // passes.steps + 2, passes.held_out, width)
         for n, width in zip(reread, settings.layers[1:-1], strict=True)
@@ -120,8 +125,8 @@ def stream_runtime(
     if settings.runtime == "processes":
         rest = (settings.replicas, times, restarts, [FROM_THE_DATA, *reread])
         return ProcessStream(layer_factories, layers, shared, sizes, *rest)
-    ranks = RunRanks(member(), settings.layers, times)
-    held = _held_layers(settings, places, layer_factories, ranks.rank)
+    ranks = RunRanks(member(), settings.layers, times, rank_shares(settings))
+    held = _held_layers(settings, places, layer_factories, ranks.groups)
     return RankStream(held, layers, shared, ranks, times)
 
 
@@ -142,7 +147,7 @@ def _held_layers(
     settings: PretrainSettings,
     places: Sequence[LayerPlace],
     factories: Sequence[StreamedLayerFactory],
-    rank: Mapping[int, int],
+    groups: Mapping[int, tuple[int, ...]],
 ) -> list[StreamLayer]:
     """Return the layers as ranks are to hold them."""
     return [
@@ -153,8 +158,9 @@ def _held_layers(
             below=place.below,
             above=place.above,
             handed_up=place.handed_up,
-            rank_above=rank.get(place.layer + 1, 0),
-            replicas=settings.replicas[place.layer - 1],
+            ranks_above=groups.get(place.layer + 1, ()),
+            replicas=-(-settings.replicas[place.layer - 1] // len(groups[place.layer])),
+            group=groups[place.layer],
         )
         for place, factory in zip(places, factories, strict=True)
     ]
@@ -166,11 +172,13 @@ def build_streamed_layer(
     data: DataSource | None,
     below: Split,
     above: Split | None,
+    shared: AgreedStop | None = None,
 ) -> StreamedLayer:
     """Return one layer, which reads one memory and hands up through another, None at the top.
 
     Layer 1 reads ``data``, or the memory where there is none.
-    It is fit to be sent to another process as a partial function of the last two.
+    It is fit to be sent to another process as a partial function of the others. ``shared`` is of
+    the ranks that make its steps together.
     """
     source: Source
     if place.below is None:
@@ -179,6 +187,8 @@ def build_streamed_layer(
         source = RingSource(place.below.rings(below), place.passes)
     learner = build_learner(settings, place.layer)
     step = step_for(learner, settings.shards_of(place.layer), settings.split_of(place.layer))
+    if shared is not None:
+        step = step_on_ranks(step, shared, hands_up=place.above is not None)
     stopping = build_stopping(settings)[place.layer - 1]
     layer = StreamedLayer(learner, step, place.plan, source, place.passes, stopping)
     if place.above is not None and above is not None:

@@ -28,6 +28,7 @@ from syncpretrain.pretraining.runtime.streamed.pool import BlockFailed, StreamPo
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.pretraining.schedule.stream import (
     BLOCK_MINIBATCHES,
+    RANK_RING_MINIBATCHES,
     RING_MINIBATCHES,
     StreamSchedule,
     plans,
@@ -79,22 +80,40 @@ class StreamedPretraining:
         self._source = source_of(settings, Split(data.train, held_out))
         steps = steps_per_epoch(len(data.train), settings.batch_size)
         self.plans = plans(settings.epochs, delay=settings.delay, steps=steps)
-        self.save, self.resume = save, resume
-        self._schedule = StreamSchedule(self.plans, ring=RING_MINIBATCHES, block=BLOCK_MINIBATCHES)
+        self.save, self._restarts = save, restarts
+        self._examples = len(data.train)
+        self._build(RANK_RING_MINIBATCHES if settings.runtime == "mpi" else RING_MINIBATCHES)
+        self.resume = resume
+        self._pool: StreamPool | None = None
+        self._is_settled = True  # no thread is in the middle of a minibatch
+
+    def _build(self, ring: int) -> None:
+        """Build all that depends on how many minibatches may wait between two layers."""
+        self._ring = ring
+        self._schedule = StreamSchedule(self.plans, ring=ring, block=BLOCK_MINIBATCHES)
         self._runtime = stream_runtime(
             self.settings,
             self._source,
             self.plans,
             self._schedule.ends,
-            ring=RING_MINIBATCHES,
-            times=times,
-            restarts=restarts,
+            ring=ring,
+            times=self._times,
+            restarts=self._restarts,
         )
         self._layers = self._runtime.layers
-        self._pool: StreamPool | None = None
-        self._is_settled = True  # no thread is in the middle of a minibatch
-        self._examples = len(data.train)
-        self._events = StreamEvents(self.settings, self._layers, self._emit, times)
+        self._events = StreamEvents(self.settings, self._layers, self._emit, self._times)
+
+    @property
+    def resume(self) -> StreamState | None:
+        """The state to continue from."""
+        return self._resume
+
+    @resume.setter
+    def resume(self, state: StreamState | None) -> None:
+        self._resume = state
+        waiting = max((len(layer.ring) for layer in state.layers), default=0) if state else 0
+        if waiting > self._ring:  # it is of a runtime with longer rings
+            self._build(waiting)
 
     def run(self) -> Stack:
         """Train until the stream ends; see :func:`syncpretrain.pretrain` for what it raises."""
@@ -196,6 +215,7 @@ class StreamedPretraining:
             item = pool.results.take(self._times.tick)
             if item is not None:
                 self._take(item)
+            if item is not None and self.save is not None:
                 with pool.paused():
                     self._take_all(pool)  # a state has no epoch that was not reported
                     self._save()

@@ -55,7 +55,7 @@ class StreamEvents:
         past = tuple((0,) * layer.epochs_done for layer in self._layers)
         self._ended = {layer.number: layer.epochs_done for layer in self._layers}
         own = (s.layers, s.epochs, s.schedule, s.pace, s.runtime)
-        self._emit(RunStarted(now, *own, slots, examples, past, s.handoff))
+        self._emit(RunStarted(now, *own, slots, examples, past, s.handoff, s.batch_size))
         notice = delay_notice(s.epochs, s.delay)
         if notice is not None and not self._layers[0].position:  # not at a resume
             self._emit(Notice(now, notice))

@@ -14,8 +14,8 @@ __all__ = ["check_drawing", "save_label_curve"]
 Point = tuple[int, float, float | None]
 
 
-def check_drawing() -> None:
-    """Refuse a curve that could not be drawn later.
+def check_drawing(what: str = "a curve") -> None:
+    """Refuse a curve, or something else, that could not be drawn later.
 
     Raises
     ------
@@ -25,7 +25,7 @@ def check_drawing() -> None:
     try:
         import matplotlib.figure  # noqa: F401 - whether it is there
     except ImportError:
-        raise DataError('a curve needs Matplotlib: pip install "syncpretrain[plot]"') from None
+        raise DataError(f'{what} needs Matplotlib: pip install "syncpretrain[plot]"') from None
 
 
 def save_label_curve(curves: Mapping[str, Sequence[Point]], path: Path) -> None:

@@ -14,7 +14,7 @@ from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.shapes import ConvolutionShape, ImageShape, LayerShape
 from syncpretrain.storage import write_atomically
 
-__all__ = ["image_grid", "image_shape", "save_png"]
+__all__ = ["image_grid", "image_shape", "png_bytes", "save_png"]
 
 COLUMNS = 10
 MARGIN = 2  # pixels between images; twice as many between pairs
@@ -99,6 +99,11 @@ def save_png(grid: NDArray[np.float32], path: Path, *, enlarge: int = ENLARGE) -
     DataError
         If Pillow is not installed.
     """
+    write_atomically(path, png_bytes(grid, enlarge=enlarge))
+
+
+def png_bytes(grid: NDArray[np.float32], *, enlarge: int = ENLARGE) -> bytes:
+    """Return a grid as the bytes of a PNG; see :func:`save_png`."""
     try:
         from PIL import Image
     except ImportError:
@@ -107,4 +112,4 @@ def save_png(grid: NDArray[np.float32], path: Path, *, enlarge: int = ENLARGE) -
     image = Image.fromarray(pixels.repeat(enlarge, axis=0).repeat(enlarge, axis=1))
     buffer = io.BytesIO()
     image.save(buffer, format="PNG", optimize=True)
-    write_atomically(path, buffer.getvalue())
+    return buffer.getvalue()

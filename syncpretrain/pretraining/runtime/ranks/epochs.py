@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from syncpretrain.cluster.group import AgreedStop
 from syncpretrain.kernels.program import PhaseRunner
 from syncpretrain.pretraining.runtime.activations import transform
 from syncpretrain.pretraining.runtime.child_loop import sendable
@@ -24,8 +25,8 @@ __all__ = ["HeldEpochs"]
 class _ChainInputs:
     """The input of a layer: the data, or what they become through the chain of an order."""
 
-    def __init__(self, data: Split) -> None:
-        self._data = data
+    def __init__(self, data: Split, agreed: AgreedStop | None) -> None:
+        self._data, self._agreed = data, agreed
         self._newest: Split | None = None
         self.order = RankOrder(Train(0, 0, 0, 0), None)
         self.computed = False
@@ -39,6 +40,13 @@ class _ChainInputs:
         run: PhaseRunner,
     ) -> Split | None:
         """Return the activations that the order describes, or None if ``stop`` turned true."""
+        if self._agreed is None:
+            return self._activations(layer, stop, run)
+        # Each rank computes all of them, and leaves only if all do.
+        found = self._activations(layer, self._agreed.asked, run)
+        return None if self._agreed.agree() else found
+
+    def _activations(self, layer: int, stop: Callable[[], bool], run: PhaseRunner) -> Split | None:
         if layer == 0:
             return self._data
         chain = self.order.chain
@@ -60,9 +68,9 @@ class HeldEpochs(HeldLayer[EpochLayer]):
     def work(self) -> None:
         """Obey orders until there are no more; report every failure."""
         try:
-            assert self._job.data is not None
-            inputs = _ChainInputs(self._job.data)
-            worker: LayerWorker = self._place.worker_factory(inputs)
+            assert isinstance(self._job.data, Split)
+            inputs = _ChainInputs(self._job.data, self.agreed)
+            worker: LayerWorker = self._place.worker_factory(inputs, *self.sharing)
             worker.progress, worker.worker_count = self.progress, self.worker_count
             try:
                 self._obey(worker, inputs)
@@ -74,11 +82,13 @@ class HeldEpochs(HeldLayer[EpochLayer]):
     def _obey(self, worker: LayerWorker, inputs: _ChainInputs) -> None:
         while (order := self.next_order()) is not None:
             inputs.order, inputs.computed = order, False
-            message = worker.execute(order.command, self._should_stop)
+            message = worker.execute(order.command, self.stop)
             self._report(message, inputs.computed)
 
     def _report(self, message: Message, computed: bool = False) -> None:
         trace = ""
+        if not self.is_to_answer(message.error if isinstance(message, Failed) else None):
+            return
         if isinstance(message, Failed):
             error, trace = sendable(message.error, self.number, message.command.epoch)
             message = replace(message, error=error)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from syncpretrain.cluster.transport import Port
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import Layer
+from syncpretrain.parallel.replicas.rules import AsyncRules
 from syncpretrain.parallel.replicas.steps import Load, ReplicaFactory, Save, Work
 from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.pretraining.runtime.ranks.sent_data import SentSplit
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.streamed.rings import Passes, RingSize
 from syncpretrain.pretraining.schedule.machine import Train
@@ -20,14 +22,22 @@ __all__ = [
     "DUMP",
     "EpochLayer",
     "HandedUp",
+    "Place",
     "RankOrder",
     "ReplicaAnswer",
     "ReplicaOrder",
     "ReplicaPlace",
+    "ReportSlice",
     "RunEnded",
     "RunJob",
     "RunOver",
+    "SendSlice",
+    "ServerPlace",
+    "ServerRank",
+    "SetSlice",
+    "SliceOf",
     "StreamLayer",
+    "TakeChange",
     "port",
 ]
 
@@ -39,48 +49,114 @@ def port(run: int, name: str, layer: int = 0) -> Port:
     """Return a port of a run.
 
     To the ranks: ``orders`` of a layer, ``workers`` of a layer, ``minibatches`` of the layer below
-    it, and ``stop``; to rank 0: ``reports`` or ``answers`` of a layer, ``progress``, and ``left``.
-    Replicas of an asynchronous run have ports as layers have.
+    it, ``group`` of a layer from the others that hold it, and ``stop``; to rank 0: ``reports`` or
+    ``answers`` of a layer, ``failures`` in minibatches that were answered for, ``progress``, and
+    ``left``.
+    Replicas and servers of an asynchronous run have ports as layers have: ``slices`` of a replica
+    are those of parameters that it fetches, ``change N`` is its change for server N.
     """
     return run, name, layer
 
 
 @dataclass(frozen=True, slots=True)
-class EpochLayer:
-    """A layer that trains on versions: its number and its ``WorkerFactory``."""
+class Place:
+    """What a rank holds: the number of a layer, and the ranks that share it if there are several.
 
-    layer: int
-    worker_factory: Callable[[Any], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class StreamLayer:
-    """A layer of a stream: its ``StreamedLayerFactory`` and rings; as of :class:`LayerPlace`.
-
-    ``rank_above`` has the layer above; a step has ``replicas`` threads.
+    The first rank of the ``group`` answers for it.
     """
 
     layer: int
+    group: tuple[int, ...] = field(default=(), kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochLayer(Place):
+    """A layer that trains on versions: its number and its ``WorkerFactory``."""
+
+    worker_factory: Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLayer(Place):
+    """A layer of a stream: its ``StreamedLayerFactory`` and rings; as of :class:`LayerPlace`.
+
+    ``ranks_above`` have the layer above; a step has ``replicas`` threads on each rank.
+    """
+
     layer_factory: Callable[..., Any]
     passes: Passes
     below: RingSize | None
     above: RingSize | None
     handed_up: range
-    rank_above: int
+    ranks_above: tuple[int, ...]
     replicas: int
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaPlace:
+class ReplicaPlace(Place):
     """A replica of an asynchronous run: its number, what builds it, and what it trains on.
 
-    ``size`` is the number of its parameters.
+    ``size`` is the number of its parameters, which the ``servers`` have if there are any.
     """
 
-    layer: int
     factory: ReplicaFactory
     data: tuple[Array, ...]
     size: int
+    servers: tuple[ServerRank, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRank:
+    """A server of a slice of the parameters, as replicas see it: its number and its rank."""
+
+    number: int
+    rank: int
+    own: tuple[int, int]  # where the slice begins and ends
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPlace(Place):
+    """A server of a slice of the parameters: its number, and the rank of each replica."""
+
+    rules: AsyncRules
+    replicas: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SetSlice:
+    """Message to a server: its parameters, and what the compensation remembers of them."""
+
+    parameters: Array
+    mean_square: Array
+
+
+@dataclass(frozen=True, slots=True)
+class SendSlice:
+    """Message to a server: send a replica the parameters as they are now."""
+
+    replica: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeChange:
+    """Message to a server: add a share of a replica's next change, or drop it if None."""
+
+    replica: int
+    share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSlice:
+    """Message to a server: send rank 0 what it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceOf:
+    """A slice of a vector, from or to a server; ``mean_square`` is with a report alone."""
+
+    server: int
+    values: Array
+    mean_square: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +178,14 @@ class ReplicaAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RunJob:
-    """Message to a rank: the layers that it holds in a run, and the data if it needs them."""
+    """Message to a rank: the layers that it holds in a run, and the data if it needs them.
+
+    The data are a ``SentSplit`` on the way.
+    """
 
     run: int
-    layers: tuple[EpochLayer | StreamLayer | ReplicaPlace, ...]
-    data: Split | None
+    layers: tuple[EpochLayer | StreamLayer | ReplicaPlace | ServerPlace, ...]
+    data: Split | SentSplit | None
     blas_threads: int
     times: Timeouts
 

@@ -1,14 +1,14 @@
 """Replicas of asynchronous training on the ranks of a job, of which rank 0 is the server.
 
-What goes to and fro are the parameters with an order that fetches, and the change with an answer. A
-rank that is lost ends the run, as MPI ends the job; its checkpoint goes on.
+What goes to and fro are the parameters with an order that fetches, and the change with an answer;
+with several servers they have ranks too, and replicas exchange slices of both with them. A rank
+that is lost ends the run, as MPI ends the job; its checkpoint goes on.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import queue
-from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -16,17 +16,19 @@ import numpy as np
 
 from syncpretrain.cluster.job import member
 from syncpretrain.errors import StalledError, WorkerError
-from syncpretrain.kernels.arrays import Array
 from syncpretrain.parallel.replicas.pool import Failed
-from syncpretrain.parallel.replicas.steps import ReplicaFactory, Work
-from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.parallel.replicas.server import ParameterServer, Server
+from syncpretrain.parallel.replicas.started import Started, StartedReplicas
+from syncpretrain.parallel.replicas.steps import Work
 from syncpretrain.pretraining.runtime.layer_process import RemoteTraceback
 from syncpretrain.pretraining.runtime.ranks.messages import (
     ReplicaAnswer,
     ReplicaOrder,
     ReplicaPlace,
+    ServerPlace,
 )
 from syncpretrain.pretraining.runtime.ranks.run import RunRanks
+from syncpretrain.pretraining.runtime.ranks.servers import RankServers
 
 __all__ = ["RankReplicas"]
 
@@ -40,6 +42,7 @@ class _RankChannel:
 
     def __init__(self, number: int, size: int, ranks: RunRanks) -> None:
         self.fetched, self.change = (np.empty(size, np.float32) for _ in range(2))
+        self._is_server = bool(size)  # whether rank 0 has the parameters
         self._number, self._ranks = number, ranks
         ours, self._theirs = multiprocessing.Pipe()
         self.channel: Connection | None = ours
@@ -52,7 +55,7 @@ class _RankChannel:
 
     def send(self, order: Any) -> None:
         """Send an order, with the parameters if it fetches them."""
-        fetches = isinstance(order, Work) and order.fetches
+        fetches = self._is_server and isinstance(order, Work) and order.fetches
         fetched = self.fetched if fetches else None
         self._ranks.send(self._number, "orders", ReplicaOrder(order, fetched))
 
@@ -92,42 +95,39 @@ class _RankChannel:
             self.channel = None
 
 
-class RankReplicas:
-    """Replicas on ranks that are started and ended together.
+class RankReplicas(StartedReplicas):
+    """Replicas on ranks, of which one has several if there are fewer; servers as well."""
 
-    Parameters
-    ----------
-    size : int
-        Number of parameters.
-    factory : callable
-        Returns a replica, given the data.
-    data : sequence of ndarray
-    replicas : int
-        Of which a rank has several if there are fewer ranks.
-    times : Timeouts
-    """
-
-    def __init__(
-        self,
-        size: int,
-        factory: ReplicaFactory,
-        data: Sequence[Array],
-        replicas: int,
-        times: Timeouts,
-    ) -> None:
-        self._size, self._factory, self._data = size, factory, tuple(data)
-        self._replicas, self._times = replicas, times
+    def __init__(self, server: ParameterServer, *arguments: Any) -> None:
+        super().__init__(server, *arguments)
         self._ranks: RunRanks | None = None
         self._channels: list[_RankChannel] = []
+        self._servers: RankServers | None = None
+        if len(server.slices) > 1:
+            self._servers = RankServers(server, self._replicas, self._times)
 
-    def start(self) -> list[tuple[_RankChannel, Array, Array]]:
-        """Start them; return channel and vectors of each."""
-        numbers = range(1, self._replicas + 1)
-        ranks = self._ranks = RunRanks(member(), (1,) * (self._replicas + 1), self._times)
-        channels = self._channels = [_RankChannel(n, self._size, ranks) for n in numbers]
-        ranks.listen("answers", lambda source, found: channels[found.number - 1].record(found))
-        places = [ReplicaPlace(n, self._factory, self._data, self._size) for n in numbers]
+    @property
+    def server(self) -> Server[Any]:
+        """The server: here, or on ranks."""
+        return self._parameters if self._servers is None else self._servers
+
+    def start(self) -> Started:
+        """Start them; return channel of each, and its vectors or twice its number."""
+        numbers, servers = range(1, self._replicas + 1), self._servers
+        count = self._replicas + (0 if servers is None else len(self._parameters.slices))
+        ranks = self._ranks = RunRanks(member(), (1,) * (count + 1), self._times)
+        size = self._size if servers is None else 0
+        channels = self._channels = [_RankChannel(n, size, ranks) for n in numbers]
+        ranks.listen("answers", lambda source, found: self._record(found))
+        known = () if servers is None else servers.seen_by_replicas(ranks)
+        places: list[ReplicaPlace | ServerPlace] = [
+            ReplicaPlace(n, self._factory, self._data, self._size, known) for n in numbers
+        ]
+        if servers is not None:
+            places += servers.places(ranks)
         ranks.begin(places, lambda layers: None, 1, what="replica")
+        if servers is not None:  # which know replicas by their numbers
+            return [(channel, n, n) for n, channel in zip(numbers, channels, strict=True)]
         return [(channel, channel.fetched, channel.change) for channel in channels]
 
     def end(self) -> None:
@@ -138,3 +138,13 @@ class RankReplicas:
         self._channels, self._ranks = [], None
         if alive:
             raise StalledError(f"{', '.join(alive)} did not end")
+
+    def _record(self, found: ReplicaAnswer) -> None:
+        """Keep an answer of a replica; the failure of a server is that of all."""
+        if found.number <= self._replicas:
+            self._channels[found.number - 1].record(found)
+            return
+        if self._servers is not None and isinstance(found.answer, Failed):
+            self._servers.fail(found.answer.error)
+        for channel in self._channels:
+            channel.record(found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 from syncpretrain.cluster.job import Membership
@@ -24,34 +23,17 @@ from syncpretrain.pretraining.runtime.ranks.messages import (
     ReplicaPlace,
     RunJob,
     RunOver,
+    ServerPlace,
     StreamLayer,
     port,
 )
+from syncpretrain.pretraining.runtime.ranks.placement import UNSHARED, RankShares, groups_of_layers
+from syncpretrain.pretraining.runtime.ranks.sent_data import SentSplit, to_send
 from syncpretrain.pretraining.runtime.split import Split
 
-__all__ = ["RunRanks", "ranks_of_layers"]
+__all__ = ["RunRanks"]
 
 RANK_DUMP_SECONDS = 0.3
-
-
-def ranks_of_layers(widths: Sequence[int], size: int) -> dict[int, int]:
-    """Return the rank of each layer, of ranks 1 to ``size - 1``; heavy layers are spread first.
-
-    Parameters
-    ----------
-    widths : sequence of int
-        Values of an example, then the units of each layer.
-    size : int
-        Ranks, rank 0 included.
-    """
-    costs = {i: below * own for i, (below, own) in enumerate(pairwise(widths), start=1)}
-    loads = dict.fromkeys(range(1, size), 0)
-    found: dict[int, int] = {}
-    for layer in sorted(costs, key=lambda layer: (-costs[layer], layer)):
-        rank = min(loads, key=lambda rank: (loads[rank], rank))
-        loads[rank] += costs[layer]
-        found[layer] = rank
-    return found
 
 
 class RunRanks:
@@ -64,46 +46,59 @@ class RunRanks:
         Values of an example, then the units of each layer.
     times : Timeouts
         Of which ``join`` is used.
+    shares : RankShares
+        How many ranks may share a layer.
 
     Attributes
     ----------
-    rank : dict of int to int
-        The rank of each layer.
+    groups : dict of int to tuple of int
+        The ranks that hold each layer, of which the first answers.
     """
 
-    def __init__(self, own: Membership, widths: Sequence[int], times: Timeouts) -> None:
+    def __init__(
+        self,
+        own: Membership,
+        widths: Sequence[int],
+        times: Timeouts,
+        shares: RankShares = UNSHARED,
+    ) -> None:
         self._own, self._times = own, times
         self.transport = own.transport
-        self.rank = ranks_of_layers(widths, own.transport.size)
+        self.groups = groups_of_layers(widths, own.transport.size, shares)
         own.runs += 1
         self.run = own.runs
         self._begun: list[int] = []
 
     def begin(
         self,
-        layers: Sequence[EpochLayer | StreamLayer | ReplicaPlace],
+        layers: Sequence[EpochLayer | StreamLayer | ReplicaPlace | ServerPlace],
         data: Callable[[Sequence[int]], Split | None],
         blas_threads: int,
         what: str = "layer",
     ) -> None:
         """Send each rank its layers, which are ``what``, and what ``data`` returns for them."""
-        for rank in sorted(set(self.rank.values())):
-            own = tuple(layer for layer in layers if self.rank[layer.layer] == rank)
+        known: Split | None = None
+        sent: SentSplit | None = None
+        for rank in sorted({rank for group in self.groups.values() for rank in group}):
+            own = tuple(layer for layer in layers if rank in self.groups[layer.layer])
             given = data([layer.layer for layer in own])
-            job = RunJob(self.run, own, given, blas_threads, self._times)
+            if given is not None and given is not known:
+                known, sent = given, to_send(given)
+            own_data = sent if given is not None else None
+            job = RunJob(self.run, own, own_data, blas_threads, self._times)
             self._begun.append(rank)
             numbers = ", ".join(str(layer.layer) for layer in own)
             self._own.describe(rank, f"{what} {numbers} failed: ")
             self.transport.send(rank, CONTROL, job)
 
     def send(self, layer: int, name: str, thing: Any) -> None:
-        """Send something to a port of a layer."""
-        self.transport.send(self.rank[layer], port(self.run, name, layer), thing)
+        """Send something to a port of a layer, on every rank that holds it."""
+        for rank in self.groups[layer]:
+            self.transport.send(rank, port(self.run, name, layer), thing)
 
-    def take(self, name: str, timeout: float, layer: int = 0) -> Any:
-        """Return the next thing that came to a port of this rank; None after a time."""
-        found = self.transport.take(port(self.run, name, layer), timeout)
-        return None if found is None else found[1]
+    def take(self, name: str, timeout: float, layer: int = 0) -> tuple[int, Any] | None:
+        """Return the next thing that came to a port of this rank, and its sender; or None."""
+        return self.transport.take(port(self.run, name, layer), timeout)
 
     def listen(self, name: str, handler: Handler) -> None:
         """Have a function called with what arrives at a port of this rank."""
@@ -121,27 +116,30 @@ class RunRanks:
         time.sleep(RANK_DUMP_SECONDS)  # they write to the same place
 
     def lost(self, layer: int) -> str | None:
-        """Return how the rank of a layer was lost, None if it was not."""
-        how = self.transport.lost(self.rank[layer])
-        return None if how is None else f"{self.name(layer)} {how}"
+        """Return how a rank of a layer was lost, None if none was."""
+        for rank in self.groups[layer]:
+            how = self.transport.lost(rank)
+            if how is not None:
+                return f"{self.transport.peers.name(rank)} {how}"
+        return None
 
     def name(self, layer: int) -> str:
-        """Return what a message calls the rank of a layer."""
-        return self.transport.peers.name(self.rank[layer])
+        """Return what a message calls the rank that answers for a layer."""
+        return self.transport.peers.name(self.groups[layer][0])
 
     def offset(self, layer: int) -> float:
         """Return the seconds to add to times of the layer's rank."""
-        return self.transport.peers.offset(self.rank[layer])
+        return self.transport.peers.offset(self.groups[layer][0])
 
     def give_up(self) -> None:
         """Record that a rank does not answer: the job is aborted in the end."""
         self._own.broken = True
 
-    def located(self, error: BaseException, layer: int, epoch: int) -> BaseException:
+    def located(self, error: BaseException, layer: int, epoch: int, rank: int) -> BaseException:
         """Return an error of a layer with the name of its rank."""
         if isinstance(error, (Stopped, KeyboardInterrupt, IterableError)):
             return error
-        where, kind = f"on {self.name(layer)}", type(error).__name__
+        where, kind = f"on {self.transport.peers.name(rank)}", type(error).__name__
         if isinstance(error, (DivergedError, StalledError)):
             found: WorkerError = type(error)(f"{error} ({where})")
         else:

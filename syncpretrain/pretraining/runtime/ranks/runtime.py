@@ -27,6 +27,7 @@ from syncpretrain.pretraining.runtime.messages import Failed, Finished, Message
 from syncpretrain.pretraining.runtime.process_messages import Report
 from syncpretrain.pretraining.runtime.ranks.chain_versions import ChainVersions
 from syncpretrain.pretraining.runtime.ranks.messages import EpochLayer, RankOrder
+from syncpretrain.pretraining.runtime.ranks.placement import UNSHARED, RankShares
 from syncpretrain.pretraining.runtime.ranks.run import RunRanks
 from syncpretrain.pretraining.runtime.worker import WorkerFactory
 from syncpretrain.pretraining.schedule.machine import Train
@@ -47,6 +48,8 @@ class RanksRuntime(Closing):
     own : Membership
         Of this process, rank 0.
     times : Timeouts
+    shares : RankShares
+        How many ranks may share a layer.
     """
 
     def __init__(
@@ -56,12 +59,13 @@ class RanksRuntime(Closing):
         blas_threads: int,
         own: Membership,
         times: Timeouts = TIMEOUTS,
+        shares: RankShares = UNSHARED,
     ) -> None:
         super().__init__(times)
         self._worker_factories, self._versions = worker_factories, versions
         self._blas_threads = blas_threads
         widths = (versions.data.train.shape[1], *versions.hidden)
-        self._ranks = RunRanks(own, widths, times)
+        self._ranks = RunRanks(own, widths, times, shares)
         self._progress = np.zeros(len(worker_factories) + 1)  # by layer
         self._commands: dict[int, Train] = {}  # the newest of each layer
         self._busy: set[int] = set()
@@ -71,7 +75,7 @@ class RanksRuntime(Closing):
     def _open(self) -> None:
         self._ranks.listen("progress", self._record_progress)
         layers = [
-            EpochLayer(layer, factory)
+            EpochLayer(layer, factory, group=self._ranks.groups[layer])
             for layer, factory in enumerate(self._worker_factories, start=1)
         ]
         self._ranks.begin(layers, lambda layers: self._versions.data, self._blas_threads)
@@ -91,7 +95,7 @@ class RanksRuntime(Closing):
 
     def set_workers(self, layer: int, workers: int) -> None:
         """Set the number of workers of a layer from its next step on."""
-        self._ranks.send(layer, "workers", workers)
+        self._ranks.send(layer, "workers", -(-workers // len(self._ranks.groups[layer])))
 
     def fraction(self, layer: int) -> float:
         """Return how far the running epoch of a layer is, in [0, 1]."""
@@ -116,13 +120,13 @@ class RanksRuntime(Closing):
                 how = self._ranks.lost(layer)
                 if how is not None:
                     return self._lost(layer, how)
-        return None if found is None else self._received(*found)
+        return None if found is None else self._received(found[0], *found[1])
 
     def _record_progress(self, source: int, progress: Mapping[int, float]) -> None:
         for layer, fraction in progress.items():
             self._progress[layer] = fraction
 
-    def _received(self, layer: int, report: Report) -> Message:
+    def _received(self, rank: int, layer: int, report: Report) -> Message:
         message = report.message
         self._busy.discard(layer)
         if report.computed:
@@ -138,7 +142,7 @@ class RanksRuntime(Closing):
         if report.trace:
             message.error.__cause__ = RemoteTraceback(report.trace)
         command = message.command
-        error = self._ranks.located(message.error, command.layer, command.epoch)
+        error = self._ranks.located(message.error, command.layer, command.epoch, rank)
         return replace(message, error=error)
 
     def _lost(self, layer: int, how: str) -> Failed:

@@ -14,6 +14,7 @@ from syncpretrain.errors import WorkerError
 from syncpretrain.pretraining.runtime.base import STDERR
 from syncpretrain.pretraining.runtime.ranks.epochs import HeldEpochs
 from syncpretrain.pretraining.runtime.ranks.held_replica import HeldReplica
+from syncpretrain.pretraining.runtime.ranks.held_server import HeldServer
 from syncpretrain.pretraining.runtime.ranks.layers import HeldLayer, HeldLayers
 from syncpretrain.pretraining.runtime.ranks.messages import (
     CONTROL,
@@ -23,6 +24,7 @@ from syncpretrain.pretraining.runtime.ranks.messages import (
     RunEnded,
     RunJob,
     RunOver,
+    ServerPlace,
     StreamLayer,
     port,
 )
@@ -35,6 +37,7 @@ HELD: dict[type, type[HeldLayer[Any]]] = {
     EpochLayer: HeldEpochs,
     StreamLayer: HeldStream,
     ReplicaPlace: HeldReplica,
+    ServerPlace: HeldServer,
 }
 
 

@@ -24,9 +24,13 @@ from syncpretrain.pretraining.runtime.ranks.messages import StreamLayer
 from syncpretrain.pretraining.runtime.ranks.run import RunRanks
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.streamed.base import BaseStreamedLayer
-from syncpretrain.pretraining.runtime.streamed.messages import Answer, Processed, StreamOrder
+from syncpretrain.pretraining.runtime.streamed.messages import (
+    Answer,
+    Processed,
+    StreamOrder,
+    TakeState,
+)
 from syncpretrain.pretraining.runtime.streamed.remote import RemoteLayer, Stopping
-from syncpretrain.pretraining.schedule.stream import Block
 
 __all__ = ["LayerRank", "RankStream"]
 
@@ -48,18 +52,25 @@ class LayerRank:
 
     def __init__(self, layer: BaseStreamedLayer, ranks: RunRanks) -> None:
         self._layer, self._ranks = layer, ranks
-        self._answer: Answer | None = None
-        self._is_block = False
+        self._answer: tuple[int, Answer] | None = None  # with the rank that gave it
+        self._failure: tuple[int, Answer] | None = None  # in a minibatch that was answered for
+        self._is_asked, self._is_training = False, True  # by the last order
         self._killed = False
 
     @property
     def has_ended(self) -> bool:
-        """Whether the rank is lost."""
-        return self._killed or self._ranks.lost(self._layer.number) is not None
+        """Whether the rank is lost, or trains no more and has no order that it would answer."""
+        if self._killed or (self._failure is not None and not self._is_asked):
+            return True
+        return self._ranks.lost(self._layer.number) is not None
+
+    def fail(self, rank: int, failure: Answer) -> None:
+        """Record a failure on a rank that is no answer."""
+        self._failure = rank, failure
 
     def send(self, thing: StreamOrder) -> None:
         """Send an order."""
-        self._is_block = isinstance(thing, Block)
+        self._is_asked, self._is_training = True, not isinstance(thing, TakeState)
         self._ranks.send(self._layer.number, "orders", thing)
 
     def poll(self, seconds: float) -> bool:
@@ -71,15 +82,18 @@ class LayerRank:
     def receive(self) -> Answer | None:
         """Return the next answer; None if there is none, and never will be."""
         self.poll(0.0)
-        answer, self._answer = self._answer, None
-        if answer is None:
+        found, self._answer = self._answer, None
+        if found is None and not self._is_asked:
+            found, self._failure = self._failure, None
+        if found is None:
             return None
-        number = self._layer.number
-        if answer.error is not None and self._is_block:
-            return replace(
-                answer, error=self._ranks.located(answer.error, number, self._layer.epoch)
-            )
+        self._is_asked = False
+        (rank, answer), number = found, self._layer.number
+        if answer.error is not None and self._is_training:
+            error = self._ranks.located(answer.error, number, self._layer.epoch, rank)
+            return replace(answer, error=error)
         if isinstance(answer.value, Processed):
+            self._layer.progress[0] = answer.value.position
             offset = self._ranks.offset(number)
             results = tuple(
                 replace(own, started=own.started + offset, ended=own.ended + offset)
@@ -137,6 +151,7 @@ class RankStream(Closing):
         super().__init__(times)
         self._places, self._remote_layers, self._data = places, layers, data
         self._ranks = ranks
+        self._links: dict[int, LayerRank] = {}
 
     @property
     def layers(self) -> Sequence[BaseStreamedLayer]:
@@ -161,14 +176,20 @@ class RankStream(Closing):
     def _open(self) -> None:
         self._ranks.transport.is_eager = True  # each layer waits for its next block
         self._ranks.listen("progress", self._record_progress)
+        self._ranks.listen("failures", self._record_failure)
         stopping = RankStopping(self._ranks, self._times)
         for layer in self._remote_layers:
-            layer.connect(LayerRank(layer, self._ranks), stopping, np.zeros(1), _never)
+            link = self._links[layer.number] = LayerRank(layer, self._ranks)
+            layer.connect(link, stopping, np.zeros(1), _never)
         self._ranks.begin(self._places, lambda layers: self._data if 1 in layers else None, 1)
 
     def _record_progress(self, source: int, progress: dict[int, float]) -> None:
         for layer, position in progress.items():
             self._remote_layers[layer - 1].progress[0] = position
+
+    def _record_failure(self, source: int, failure: tuple[int, Answer]) -> None:
+        layer, answer = failure
+        self._links[layer].fail(source, answer)
 
     def _close(self) -> list[str]:
         self._ranks.transport.is_eager = False

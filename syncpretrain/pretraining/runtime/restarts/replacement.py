@@ -69,9 +69,9 @@ class Replacement:
         )
         return True
 
-    def tell(self) -> None:
+    def report_all(self) -> None:
         """Report the replacements; called by the thread of the run's caller."""
-        self._restarts.tell()
+        self._restarts.report_all()
 
     def close(self) -> None:
         """Release the memory."""

@@ -16,7 +16,7 @@ class Restarts:
     ----------
     most : int
     report : callable, optional
-        Given each message, by the thread that calls :meth:`tell`.
+        Given each message, by the thread that calls :meth:`report_all`.
 
     Attributes
     ----------
@@ -42,10 +42,10 @@ class Restarts:
             return f"restart {self._used} of {self.most}"
 
     def record(self, message: str) -> None:
-        """Keep a message for :meth:`tell`; any thread may call it."""
+        """Keep a message for :meth:`report_all`; any thread may call it."""
         self._messages.append(message)
 
-    def tell(self) -> None:
+    def report_all(self) -> None:
         """Report the messages that were recorded."""
         while self._messages:
             message = self._messages.popleft()

@@ -64,14 +64,16 @@ StreamOrder = Block | GiveLayer | GiveState | TakeState
 
 @dataclass(frozen=True, slots=True)
 class Processed:
-    """Answer to a block: the epochs that ended in it, and the layer if any did.
+    """Answer to a block: the epochs that ended in it, and maybe the layer at the end of the last.
 
     ``results`` are instances of :class:`EpochResult`. ``busy_seconds`` are those of all blocks.
+    ``position`` is the last minibatch that is done, where it is not in shared memory.
     """
 
     results: tuple[Any, ...]
     layer: Layer | None
     busy_seconds: float
+    position: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ class ProcessStream(Closing):
         """Look for a process that died while it had nothing to do."""
         for layer in self._remote_layers:
             layer.check()
-        self._replacement.tell()
+        self._replacement.report_all()
 
     def settle(self) -> bool:
         """Return whether every process answers; one that does not in time is killed."""
@@ -189,5 +189,5 @@ class ProcessStream(Closing):
             self._numbers.close()
             self._numbers = None
         self._stopping = Stopping(np.zeros(1), self._times)  # lets go of the memory
-        self._replacement.tell()
+        self._replacement.report_all()
         return alive

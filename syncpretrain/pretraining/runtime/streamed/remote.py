@@ -99,6 +99,7 @@ class RemoteLayer(BaseStreamedLayer):
         self._process: LayerLink | None = None
         self._stopping, self._lent = Stopping(np.zeros(1), times), np.zeros(1)
         self._newest: Layer | None = None
+        self._is_newest_last = False  # it will not change any more
         self._error: BaseException | None = None  # the newest answer was one, or it died
         self._answered = plan.delay  # the last minibatch of the newest block that was
         self._former_seconds = 0.0  # of processes that died
@@ -142,6 +143,8 @@ class RemoteLayer(BaseStreamedLayer):
                 answer: Processed = self._answer(block, math.inf, stop)
                 self.busy_seconds = answer.busy_seconds
                 self._newest = answer.layer or self._newest
+                is_last = any(result.is_last for result in answer.results)
+                self._is_newest_last |= is_last and answer.layer is not None
         except Stopped:
             raise
         except BaseException:
@@ -154,7 +157,8 @@ class RemoteLayer(BaseStreamedLayer):
 
     def current(self) -> Layer:
         """Return the layer as it is, or was when its process was last heard of."""
-        self.refresh()
+        if not self._is_newest_last:
+            self.refresh()
         if self._newest is None:
             self._newest = self._initial()
         return self._newest
@@ -183,7 +187,7 @@ class RemoteLayer(BaseStreamedLayer):
         """Continue from a state; see the base class."""
         self._asked(TakeState(state), self._times.stall, plain=(KeyError, ValueError))
         self._take_steps(state)
-        self._newest = state.state.layer
+        self._newest, self._is_newest_last = state.state.layer, False
 
     def check(self) -> None:
         """Raise what ended the process, unless a thread waits for it, which will."""

@@ -1,0 +1,80 @@
+"""``syncpretrain completion``: completion of commands and options in the shell."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+__all__ = ["command"]
+
+PROGRAM = "syncpretrain"
+ASKING_VARIABLE = "_SYNCPRETRAIN_COMPLETE"  # by which click is asked for completions
+SHELLS = ("bash", "zsh", "fish")
+START_FILES = {"bash": ".bashrc", "zsh": ".zshrc"}  # read by each new shell
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(SHELLS))
+@click.option("--install", is_flag=True, help="Install the script for new shells of this user.")
+def command(shell: str, install: bool) -> None:
+    """Print the script that completes commands and options in a shell, or install it.
+
+    Installed, it is a file in the user's folders for data (bash, zsh) or settings (fish), and for
+    bash and zsh a line in .bashrc or .zshrc reads it.
+
+    \b
+    Examples:
+      syncpretrain completion bash --install
+      syncpretrain completion zsh --install
+      syncpretrain completion fish
+    """
+    script = _script(shell)
+    if not install:
+        click.echo(script)
+        return
+    path = _place(shell)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(script, encoding="utf-8")
+    click.echo(f"written: {path}")
+    if shell in START_FILES:
+        _add_line(shell, path)
+    click.echo(f"open a new {shell} to use it")
+
+
+def _script(shell: str) -> str:
+    """Return click's script for a shell."""
+    from click.shell_completion import ShellComplete, get_completion_class
+
+    from syncpretrain.cli.program import main
+
+    kind = get_completion_class(shell)
+    assert kind is not None  # SHELLS are among those of click
+    # Not the shell's own method: that of bash starts one, to see its version.
+    return ShellComplete.source(kind(main, {}, PROGRAM, ASKING_VARIABLE))
+
+
+def _place(shell: str) -> Path:
+    if shell == "fish":
+        own = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+        return Path(own) / "fish" / "completions" / f"{PROGRAM}.fish"
+    own = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(own) / PROGRAM / f"completion.{shell}"
+
+
+def _add_line(shell: str, path: Path) -> None:
+    """Let each new shell read the script, once."""
+    from shlex import quote
+
+    home = os.environ.get("ZDOTDIR") if shell == "zsh" else None
+    started = Path(home or Path.home()) / START_FILES[shell]
+    line = f". {quote(str(path))}  # completion of {PROGRAM}"
+    before = started.read_text(encoding="utf-8") if started.exists() else ""
+    if line in before.splitlines():
+        click.echo(f"already in {started}: {line}")
+        return
+    gap = "" if before.endswith("\n") or not before else "\n"
+    with started.open("a", encoding="utf-8") as file:
+        file.write(f"{gap}{line}\n")
+    click.echo(f"added to {started}: {line}")

@@ -1,0 +1,59 @@
+"""``syncpretrain export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from syncpretrain.cli.options import RUN
+from syncpretrain.models.export.formats import EXPORT_FORMATS, EXPORT_PARTS
+
+__all__ = ["command"]
+
+
+@click.command("export")
+@click.argument("run", type=RUN)
+@click.option(
+    "--format",
+    "file_format",
+    type=click.Choice(list(EXPORT_FORMATS)),
+    help="Default by the suffix of --out.",
+)
+@click.option(
+    "--part",
+    type=click.Choice(EXPORT_PARTS),
+    help="Default what the run was trained for: its classifier or regressor, else its encoder.",
+)
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help=f"The file to write: {', '.join(kind.suffix for kind in EXPORT_FORMATS.values())}.",
+)
+def command(run: Path, file_format: str | None, part: str | None, out: Path) -> None:
+    """Write a part of a run as a model of another library, without a pickle.
+
+    Raw rows go in: standardization and the categories of a table are part of it. The suffixes are
+    those of ONNX, PyTorch (parameters, beside a Python file that loads them), Keras, scikit-learn
+    (by skops) and NumPy, in this order.
+
+    \b
+    Examples:
+      syncpretrain export runs/NAME --out encoder.onnx
+      syncpretrain export runs/NAME --format torch --part autoencoder --out net.safetensors
+    """
+    from syncpretrain.cli.files import check_target
+    from syncpretrain.models.export.describe import describe
+    from syncpretrain.models.export.formats import check_installed, format_for, write_export
+    from syncpretrain.models.stack import load
+
+    check_target(out)
+    chosen = format_for(file_format, out)
+    check_installed(chosen)
+    network = describe(load(run), part)
+    files = write_export(out, chosen, network)
+    wide = f"{len(network.table)} columns" if network.table else f"{network.width} values"
+    end = f"{len(network.classes)} classes" if network.classes else f"{network.outputs} values"
+    click.echo(f"{' and '.join(map(str, files))}: {network.part}, {wide} to {end}")

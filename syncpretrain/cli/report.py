@@ -1,0 +1,101 @@
+"""``syncpretrain report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from syncpretrain.cli.options import RUN, data_option, part_option, shape_option
+
+if TYPE_CHECKING:
+    from syncpretrain.runs.record import RunRecord
+    from syncpretrain.runs.report.sections.examples import Shown
+
+__all__ = ["command"]
+
+REPORT_NAME = "report.html"
+
+
+@click.command("report")
+@click.argument("run", type=RUN)
+@click.argument("other", type=RUN, required=False, metavar="[OTHER]")
+@data_option("Default what the run was trained on.")
+@part_option
+@shape_option
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FILE.html",
+    help="Default report.html in the folder of the run.",
+)
+def command(
+    run: Path,
+    other: Path | None,
+    data: str | None,
+    part: str | None,
+    shape: str | None,
+    out: Path | None,
+) -> None:
+    """Write what a run did and learned as one page of HTML, which loads nothing.
+
+    First stands whether it worked. Then come its errors, learning curves, who trained when,
+    reconstructions, filters, activities of the hidden units, a map of the codes, samples, what
+    other schedules would have taken, and its settings. A run that failed or was stopped has what
+    there is, and the reason. Without its data the examples are left out.
+
+    With OTHER the page compares two runs: settings that differ, errors, curves and diagrams.
+
+    \b
+    Examples:
+      syncpretrain report runs/NAME
+      syncpretrain report runs/NAME runs/NAME --out both.html
+    """
+    from syncpretrain.cli.files import check_target
+    from syncpretrain.runs.record import read_run
+    from syncpretrain.runs.report.page import check_report, compared, report_page, sections_of
+    from syncpretrain.storage import write_atomically
+
+    given = {"--data": data, "--part": part, "--shape": shape}
+    for option, value in given.items():
+        if other is not None and value is not None:
+            raise click.UsageError(f"{option} cannot be combined with a second run")
+    check_report()
+    runs = [read_run(path) for path in (run, other) if path is not None]
+    if len({record.name for record in runs}) < len(runs):  # of two folders, each in its own
+        runs = [read_run(path, name=str(path)) for path in (run, other) if path is not None]
+    target = out or runs[0].folder / REPORT_NAME
+    check_target(target)
+    if other is not None:
+        sections = compared(runs)
+    else:
+        sections = sections_of(runs[0], **_shown(runs[0], data, part, shape))
+    write_atomically(target, report_page(runs, sections))
+    click.echo(f"{target}: {len(sections)} sections")
+
+
+def _shown(run: RunRecord, data: str | None, part: str | None, shape: str | None) -> dict[str, Any]:
+    """Return the examples to show and their shape, or why there are none."""
+    from syncpretrain.runs.report.plots.features import images_of
+
+    if run.stack is None:
+        return {}
+    images = images_of(run.stack, shape)
+    shown, reason = _examples(run, data, part)
+    return {"images": images, "shown": shown, "reason": reason}
+
+
+def _examples(run: RunRecord, data: str | None, part: str | None) -> tuple[Shown | None, str]:
+    """Return the examples of a run; where its own are not there any more, the reason."""
+    from syncpretrain.cli.run_data import dataset_of
+    from syncpretrain.errors import DataError, SettingsError
+    from syncpretrain.runs.report.sections.examples import shown_of
+
+    assert run.stack is not None
+    try:
+        return shown_of(dataset_of(run.folder, data, stack=run.stack), part), ""
+    except (DataError, SettingsError, OSError) as error:
+        if data is not None or part is not None:
+            raise  # as given by the user
+        return None, str(error)

@@ -1,0 +1,242 @@
+"""``syncpretrain runs``: the shelf of runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from syncpretrain.cli.options import json_option
+
+if TYPE_CHECKING:
+    from syncpretrain.runs.shelf import ShelvedRun
+
+__all__ = ["command"]
+
+FOLDER = "runs"
+SORTED_BY = ("when", "name", "layers", "schedule", "validation", "test", "seconds", "state")
+WIDE, ENOUGH_WIDTH = 300, 140  # letters of a line
+WIDE_COLUMNS = ("when", "run", "layers", "schedule", "data", "state", "valid.", "test", "seconds")
+NARROW_COLUMNS = ("run", "state", "valid.", "test", "seconds")  # a name mostly has time and layers
+STATE_NAMES = ("finished", "running", "stopped", "failed", "damaged")
+
+
+@click.group("runs", invoke_without_command=True)
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    default=Path(FOLDER),
+    metavar="DIR",
+    help="The folder of the runs. Default runs/.",
+)
+@click.option(
+    "--sort", type=click.Choice(SORTED_BY), default="when", help="Default when, the newest first."
+)
+@click.option("--reverse", is_flag=True, help="In the other order.")
+@click.option(
+    "--state",
+    "states",
+    type=click.Choice(STATE_NAMES),
+    multiple=True,
+    help="Only runs in this state; may be repeated.",
+)
+@click.option("--schedule", metavar="TEXT", help="Only runs whose schedule has this in its name.")
+@click.option("--data", metavar="TEXT", help="Only runs whose data have this in their name.")
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    folder: Path,
+    sort: str,
+    reverse: bool,
+    states: tuple[str, ...],
+    schedule: str | None,
+    data: str | None,
+    as_json: bool,
+) -> None:
+    """List the runs in a folder: when, layers, schedule, errors, seconds and state.
+
+    The errors are those of the whole stack: the share of wrong classes, the root mean squared error
+    of a regression, or the reconstruction error. A run is finished, running, stopped (resume it),
+    failed, or damaged.
+
+    \b
+    Examples:
+      syncpretrain runs
+      syncpretrain runs --state finished --sort test
+      syncpretrain runs show NAME
+      syncpretrain runs rm NAME --yes
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    from syncpretrain.runs.shelf import runs_in
+
+    is_first = folder == Path(FOLDER) and not folder.exists()  # before any run there
+    runs = [] if is_first else runs_in(folder)
+    found = [run for run in runs if _is_wanted(run, states, schedule, data)]
+    if sort != "when":
+        found.sort(key=lambda run: run.key(sort))
+    if reverse:
+        found.reverse()
+    if as_json:
+        click.echo(json.dumps({"runs": [_plain(run) for run in found]}))
+    else:
+        _print_table(found, folder, sys.stdout)
+
+
+@command.command("show")
+@click.argument("run", metavar="RUN")
+@json_option
+@click.pass_context
+def show_command(ctx: click.Context, run: str, as_json: bool) -> None:
+    """Show one run: its state, its figures and its files.
+
+    RUN is a folder, or its name in --folder.
+    """
+    from syncpretrain.runs.folder import METRICS_NAME
+    from syncpretrain.runs.shelf import check_run
+
+    folder = _folder_of(ctx, run)
+    found = check_run(folder)
+    report = None
+    if found.state == "finished":
+        report = json.loads((folder / METRICS_NAME).read_text(encoding="utf-8"))
+    files = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
+    if as_json:
+        click.echo(json.dumps({**_plain(found), "metrics": report, "files": files}))
+        return
+    click.echo(f"{found.folder}: {_state_text(found)}")
+    click.echo(f"began {found.when}, {found.layers or '-'}, {found.schedule or '-'}, {found.data}")
+    if report is not None:
+        from syncpretrain.cli.output import print_run
+
+        try:
+            print_run(report | {"out": str(folder)}, sys.stdout)
+        except (KeyError, TypeError, AttributeError, IndexError) as error:  # of another version
+            click.echo(f"its figures cannot be shown: {METRICS_NAME} lacks {error}; see --json")
+    elif found.state in ("stopped", "failed"):
+        from shlex import quote
+
+        click.echo(f"resume it: syncpretrain train --resume {quote(str(folder))}")
+    click.echo(f"files: {', '.join(f'{name} ({_size(n)})' for name, n in files.items())}")
+
+
+@command.command("rm")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_context
+def rm_command(ctx: click.Context, runs: tuple[str, ...], yes: bool) -> None:
+    """Remove runs, after a question. RUN is a folder, or its name in --folder.
+
+    A folder that is not a run, or that a process works on, is refused before any is removed.
+    """
+    from syncpretrain.errors import SettingsError
+    from syncpretrain.runs.shelf import check_run, remove_run
+
+    folders = [_folder_of(ctx, run) for run in runs]
+    for folder in folders:
+        found = check_run(folder)
+        if found.state == "running":
+            raise SettingsError(
+                f"run: {folder} is at work in {found.reason}; wait for it, or stop it first"
+            )
+        click.echo(
+            f"{folder}: {_state_text(found)}, {found.layers or '-'}, {_size(_bytes(folder))}"
+        )
+    if not yes:
+        click.confirm(f"remove {_number(len(folders), 'run')} and all files in them?", abort=True)
+    for folder in folders:
+        remove_run(folder)
+        click.echo(f"removed {folder}")
+
+
+def _folder_of(ctx: click.Context, run: str) -> Path:
+    """Return the folder of a run, given by its path or its name."""
+    path = Path(run)
+    own: Path = ctx.parent.params["folder"] if ctx.parent is not None else Path(FOLDER)
+    return path if path.exists() or not (own / run).exists() else own / run
+
+
+def _is_wanted(
+    run: ShelvedRun, states: tuple[str, ...], schedule: str | None, data: str | None
+) -> bool:
+    return (
+        (not states or run.state in states)
+        and (schedule is None or schedule in run.schedule)
+        and (data is None or data in run.data)
+    )
+
+
+def _plain(run: ShelvedRun) -> dict[str, Any]:
+    import msgspec
+
+    plain: dict[str, Any] = msgspec.to_builtins(run)
+    return plain
+
+
+def _print_table(runs: list[ShelvedRun], folder: Path, file: IO[str]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    if not runs:
+        click.echo(f"no runs in {folder} that are asked for", file=file)
+        return
+    is_wide = not file.isatty()  # for a file or another program, whose lines have no end
+    console = Console(file=file, highlight=False, width=WIDE if is_wide else None)
+    names = WIDE_COLUMNS if console.width >= ENOUGH_WIDTH else NARROW_COLUMNS
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    for name in names:
+        is_number = name in ("valid.", "test", "seconds")
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
+    for run in runs:
+        cells = _cells(run)
+        table.add_row(*(cells[name] for name in names))
+    console.print(table)
+    for run in runs:
+        if run.state in ("damaged", "failed"):
+            console.print(
+                f"{run.name}: {_state_text(run)}", markup=False, emoji=False, soft_wrap=True
+            )
+
+
+def _cells(run: ShelvedRun) -> dict[str, str]:
+    """Return the cells of a run by the names of their columns."""
+    return {
+        "when": run.when.replace("T", " ")[: len("2026-01-02 03:04")],
+        "run": run.name,
+        "layers": run.layers,
+        "schedule": run.schedule,
+        "data": Path(run.data).name,
+        "state": run.state,
+        "valid.": _error(run, run.validation),
+        "test": _error(run, run.test),
+        "seconds": "-" if run.seconds is None else f"{run.seconds:.0f}",
+    }
+
+
+def _state_text(run: ShelvedRun) -> str:
+    if not run.reason:
+        return run.state
+    return f"{run.state} ({run.reason})" if run.state == "running" else f"{run.state}: {run.reason}"
+
+
+def _error(run: ShelvedRun, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{100 * value:.2f} %" if run.objective == "classification" else f"{value:.4g}"
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*"))
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"

@@ -1,0 +1,151 @@
+"""Collective operations of a group of ranks, made of messages between two ranks each.
+
+Guarantees:
+
+* Every rank of a group makes the same calls, in the same order. What one rank sends ahead of the
+  others waits for them; two groups never get each other's messages.
+* Nothing is added here: who called gets one thing a rank, in the order of the ranks, and adds them
+  up in an order of its own. ``MPI_Allreduce`` is free to choose one by the number of ranks and the
+  length, so that the last bits would depend on both.
+* A wait ends with the message, with the failure of another rank, with the run, or at a deadline.
+
+They need nothing of an engine beyond messages, so that every engine has them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from syncpretrain.cluster.transport import Port, Transport
+from syncpretrain.errors import StalledError, WorkerError
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+
+__all__ = ["AgreedStop", "Group", "GroupError"]
+
+
+class GroupError(WorkerError):
+    """Another rank of the group has failed, and says how; or the run has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class _RankFailed:
+    """Message instead of what a rank was to send."""
+
+
+class Group:
+    """A group of ranks, as one of them sees it.
+
+    Parameters
+    ----------
+    transport : Transport
+    ranks : sequence of int
+        Of the group, in the same order on each of them.
+    port : Port
+        On which they exchange messages, and nothing else does.
+    times : Timeouts
+        Of which ``stall`` is how long a message of another rank is waited for.
+    is_over : callable
+        Whether the run has ended, so that no message may come any more.
+
+    Attributes
+    ----------
+    number, size : int
+        Place of this rank in the group, from 0, and number of ranks.
+
+    Raises
+    ------
+    GroupError, StalledError
+        By every operation that waits.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        ranks: Sequence[int],
+        port: Port,
+        times: Timeouts = TIMEOUTS,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.number, self.size = ranks.index(transport.rank), len(ranks)
+        self._transport, self._ranks, self._port = transport, ranks, port
+        self._times, self._is_over = times, is_over
+        self._others = [i for i in range(self.size) if i != self.number]
+
+    def exchange(self, things: Sequence[Any]) -> list[Any]:
+        """Send one thing to each rank; return what each has sent to this one, its own included.
+
+        Arrays in it must not change before a later operation has shown that all have them.
+        """
+        found = list(things)
+        for i in self._others:
+            self._send(i, things[i])
+        for i in self._others:
+            found[i] = self._take(i)
+        return found
+
+    def all_gather(self, thing: Any) -> list[Any]:
+        """Send the same thing to every rank; return those of all."""
+        return self.exchange([thing] * self.size)
+
+    def gather(self, thing: Any) -> list[Any] | None:
+        """Send something to the first rank; return those of all there, None on the others."""
+        if self.number:
+            self._send(0, thing)
+            return None
+        return [thing, *(self._take(i) for i in self._others)]
+
+    def fail(self) -> None:
+        """Have every other rank raise GroupError where it waits for this one."""
+        for i in self._others:
+            self._send(i, _RankFailed())
+
+    def _send(self, i: int, thing: Any) -> None:
+        self._transport.send(self._ranks[i], (*self._port, self._ranks[self.number]), thing)
+
+    def _take(self, i: int) -> Any:
+        port = (*self._port, self._ranks[i])
+        name = self._transport.peers.name(self._ranks[i])
+        deadline = time.monotonic() + self._times.stall
+        while (found := self._transport.take(port, self._times.tick)) is None:
+            if self._is_over():
+                raise GroupError(f"the run ended while {name} was waited for")
+            if time.monotonic() > deadline:
+                raise StalledError(f"nothing came from {name} within {self._times.stall:g} s")
+        if isinstance(found[1], _RankFailed):
+            raise GroupError(f"{name} has failed")
+        return found[1]
+
+
+class AgreedStop:
+    """A request to stop that all ranks of a group see between the same two operations.
+
+    Parameters
+    ----------
+    group : Group
+    asked : callable
+        Whether this rank was asked to stop.
+
+    Attributes
+    ----------
+    group, asked
+    """
+
+    def __init__(self, group: Group, asked: Callable[[], bool]) -> None:
+        self.group, self.asked = group, asked
+        self._value = False
+
+    def __call__(self) -> bool:
+        """Return whether any rank was asked to stop when they last agreed."""
+        return self._value
+
+    def agree(self) -> bool:
+        """Ask all ranks; return whether to stop."""
+        self.record(self.group.all_gather(self.asked()))
+        return self._value
+
+    def record(self, asked: Iterable[bool]) -> None:
+        """Record the answers of all ranks, which came with something else."""
+        self._value = self._value or any(asked)

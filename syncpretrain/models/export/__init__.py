@@ -1,0 +1,1 @@
+"""Stacks as models of other libraries: ONNX, PyTorch, Keras, scikit-learn, plain arrays."""

@@ -1,0 +1,93 @@
+"""The formats of exported networks, and the parts of a stack that can be exported."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from syncpretrain.errors import SettingsError
+
+__all__ = [
+    "EXPORT_FORMATS",
+    "EXPORT_PARTS",
+    "Format",
+    "check_installed",
+    "format_for",
+    "write_export",
+]
+
+EXPORT_PARTS = ("encoder", "decoder", "autoencoder", "classifier", "regressor")
+
+
+class Format(NamedTuple):
+    """A format: its suffix, the module that writes it, and the package that this needs, if any."""
+
+    suffix: str
+    module: str
+    package: str = ""
+    advice: str = ""
+
+
+EXPORT_FORMATS = {
+    "onnx": Format(".onnx", "onnx_model", "onnx", "install syncpretrain[export]"),
+    "torch": Format(".safetensors", "torch_model"),
+    "keras": Format(
+        ".keras", "keras_model", "keras", "install keras, and jax, torch or tensorflow"
+    ),
+    "sklearn": Format(".skops", "sklearn_model", "skops", "install skops"),
+    "npz": Format(".npz", "npz_file"),
+}
+
+
+def format_for(name: str | None, path: Path) -> str:
+    """Return a format's name, by the suffix of the file if it is None.
+
+    Raises
+    ------
+    SettingsError
+        If the suffix is another, or unknown.
+    """
+    suffix = path.suffix.lower()
+    known = {kind.suffix: found for found, kind in EXPORT_FORMATS.items()}
+    if name is None and suffix not in known:
+        raise SettingsError(f"out: got {path}, expected a file that ends in {', '.join(known)}")
+    name = name or known[suffix]
+    if EXPORT_FORMATS[name].suffix != suffix:
+        raise SettingsError(
+            f"out: got {path}, expected a file that ends in {EXPORT_FORMATS[name].suffix} for the"
+            f" format {name}"
+        )
+    return name
+
+
+def check_installed(name: str) -> None:
+    """Refuse a format whose package is missing.
+
+    Raises
+    ------
+    SettingsError
+    """
+    kind = EXPORT_FORMATS[name]
+    if kind.package and find_spec(kind.package) is None:
+        raise SettingsError(
+            f"format: got {name}, which needs the package {kind.package}, and that is not"
+            f" installed; {kind.advice}, or take npz"
+        )
+
+
+def write_export(path: Path, name: str, network: Any) -> list[Path]:
+    """Write a described network in a format; return the files.
+
+    Raises
+    ------
+    SettingsError
+        If the format cannot hold it, or its package is missing.
+    OSError
+        If it cannot be written.
+    """
+    check_installed(name)
+    module = import_module(f"syncpretrain.models.export.{EXPORT_FORMATS[name].module}")
+    files: list[Path] = module.write(path, network)
+    return files

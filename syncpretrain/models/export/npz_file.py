@@ -1,0 +1,73 @@
+"""Networks as plain arrays in an ``.npz`` file, which NumPy alone reads.
+
+``steps`` has the name of each step, in order, and ``about`` JSON. The arrays of step 0 are
+``0.weight``, ``0.bias`` and so on, sizes are whole numbers, and names are texts: no array needs a
+pickle. ``docs/exports.rst`` has the steps and a reader.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.models.export import steps as kinds
+from syncpretrain.models.export.network import Network
+from syncpretrain.storage import write_atomically
+
+__all__ = ["arrays_of", "write"]
+
+
+def write(path: Path, network: Network) -> list[Path]:
+    """Write a file.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    """
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays_of(network))  # type: ignore[arg-type]
+    write_atomically(path, buffer.getvalue())
+    return [path]
+
+
+def arrays_of(network: Network) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a network by their names."""
+    found: dict[str, NDArray[Any]] = {
+        "about": np.array(network.about),
+        "steps": np.array([_name(step) for step in network.steps]),
+    }
+    for place, step in enumerate(network.steps):
+        found |= {f"{place}.{name}": np.asarray(value) for name, value in _values(step)}
+    return found
+
+
+def _name(step: kinds.Step) -> str:
+    """Return ``mean_pool`` of a MeanPool."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(step).__name__).lower()
+
+
+def _values(step: kinds.Step) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values of what a step has."""
+    if isinstance(step, kinds.OneHot):
+        yield "columns", [column.name for column in step.columns]
+        yield "choices", [len(column.choices) for column in step.columns]
+        return
+    if isinstance(step, kinds.ActivateBlocks):
+        yield "functions", [block.function for block in step.blocks]
+        yield "widths", [block.stop - block.start for block in step.blocks]
+        yield "groups", [block.groups for block in step.blocks]
+        return
+    for field in fields(step):
+        value = getattr(step, field.name)
+        if field.name == "images":
+            yield "images", [value.height, value.width, value.channels]
+        else:
+            yield field.name, value

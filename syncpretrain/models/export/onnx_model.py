@@ -1,0 +1,274 @@
+"""Networks as ONNX graphs, for ONNX Runtime and others.
+
+Operator set 17 and version 8 of the format are read by ONNX Runtime from 1.12 on (2022); nothing
+here needs a newer one. One input of shape (n, values); for a table with categories an input a
+column, texts as texts. A classifier has a second output, the labels. What the arrays do not say is
+JSON in the metadata, under ``syncpretrain``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from syncpretrain.errors import SettingsError
+from syncpretrain.models.export import steps as kinds
+from syncpretrain.models.export.network import Network
+from syncpretrain.storage import write_atomically
+
+__all__ = ["build", "write"]
+
+OPERATORS, ML_OPERATORS, IR_VERSION = 17, 3, 8
+ML_DOMAIN = "ai.onnx.ml"
+MOST_BYTES = 2**31 - 2**20  # of a file, by the limit of its encoding
+FUNCTION_OPERATORS = {"sigmoid": "Sigmoid", "relu": "Relu", "tanh": "Tanh"}
+N = "n"  # the name of the number of rows
+
+
+class _Graph:
+    """Nodes and constants of a graph, under names of their own."""
+
+    def __init__(self, onnx: Any) -> None:
+        self.onnx, self.helper = onnx, onnx.helper
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+        self.names: set[str] = set()
+
+    def name(self, wanted: str) -> str:
+        """Return a name that no other value has."""
+        while wanted in self.names:
+            wanted += "_"
+        self.names.add(wanted)
+        return wanted
+
+    def constant(self, wanted: str, values: ArrayLike) -> str:
+        """Add an array, or a list of texts; return its name."""
+        array, name = np.asarray(values), self.name(wanted)
+        if array.dtype.kind == "U":
+            kind, texts = self.onnx.TensorProto.STRING, [text.encode() for text in array.tolist()]
+            found = self.helper.make_tensor(name, kind, array.shape, texts)
+        else:
+            found = self.onnx.numpy_helper.from_array(np.ascontiguousarray(array), name)
+        self.constants.append(found)
+        return name
+
+    def add(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
+        """Add a node with one output; return the name of that."""
+        name = self.name(f"{operator.lower()}_{len(self.nodes)}")
+        node = self.helper.make_node(operator, inputs, [name], domain=domain, **attributes)
+        self.nodes.append(node)
+        return name
+
+    def reshape(self, x: str, *shape: int) -> str:
+        """Add a node that gives a value another shape; 0 stands for a size that stays."""
+        return self.add("Reshape", x, self.constant("shape", np.array(shape, dtype=np.int64)))
+
+    def value(self, name: str, kind: str, *shape: int | str) -> Any:
+        """Return the type of an input or of an output."""
+        return self.helper.make_tensor_value_info(
+            name, getattr(self.onnx.TensorProto, kind), list(shape)
+        )
+
+
+def build(network: Network) -> Any:
+    """Return an ``onnx.ModelProto``, checked.
+
+    Raises
+    ------
+    SettingsError
+        If the package onnx is not installed, or the arrays are too large for one file.
+    """
+    try:
+        import onnx
+        import onnx.checker
+        import onnx.helper
+        import onnx.numpy_helper
+    except ImportError:
+        raise SettingsError(
+            "format: got onnx, which needs the package onnx, and that is not installed; install"
+            " syncpretrain[export], or export to npz"
+        ) from None
+    _check_size(network)
+    graph = _Graph(onnx)
+    inputs, x = _inputs(graph, network)
+    for step in network.steps:
+        x = OPERATIONS[type(step)](graph, x, step)
+    outputs = _outputs(graph, network, x if isinstance(x, str) else x[0])
+    name = f"syncpretrain_{network.part}"
+    made = onnx.helper.make_graph(graph.nodes, name, inputs, outputs, graph.constants)
+    sets = [
+        onnx.helper.make_opsetid("", OPERATORS),
+        onnx.helper.make_opsetid(ML_DOMAIN, ML_OPERATORS),
+    ]
+    model = onnx.helper.make_model(made, opset_imports=sets, ir_version=IR_VERSION)
+    model.producer_name = "syncpretrain"
+    onnx.helper.set_model_props(model, {"syncpretrain": network.about})
+    onnx.checker.check_model(model)
+    return model
+
+
+def write(path: Path, network: Network) -> list[Path]:
+    """Write a file.
+
+    Raises
+    ------
+    SettingsError
+        As :func:`build`.
+    OSError
+        If it cannot be written.
+    """
+    write_atomically(path, build(network).SerializeToString())
+    return [path]
+
+
+def _check_size(network: Network) -> None:
+    arrays = [getattr(step, "weight", None) for step in network.steps]
+    total = sum(array.nbytes for array in arrays if array is not None)
+    if total > MOST_BYTES:
+        raise SettingsError(
+            f"format: got onnx for {total / 1e9:.1f} GB of weights, and one file holds 2 GB at"
+            " most; take torch, keras or npz"
+        )
+
+
+def _inputs(graph: _Graph, network: Network) -> tuple[list[Any], Any]:
+    """Return the inputs of the graph, and the name of the first value, or of each column."""
+    if not network.table:
+        name = graph.name(network.ends[0])
+        return [graph.value(name, "FLOAT", N, network.width)], name
+    names = [graph.name(name) for name, _ in network.table]
+    types = ["STRING" if choices else "FLOAT" for _, choices in network.table]
+    return [graph.value(n, kind, N, 1) for n, kind in zip(names, types, strict=True)], names
+
+
+def _outputs(graph: _Graph, network: Network, x: str) -> list[Any]:
+    """Add the outputs, the labels of a classifier among them; return their types."""
+    name = graph.name(network.ends[1])
+    graph.nodes.append(graph.helper.make_node("Identity", [x], [name]))
+    found = [graph.value(name, "FLOAT", N, network.outputs)]
+    if network.classes:
+        classes = np.array(network.classes)
+        classes = classes if classes.dtype.kind == "U" else classes.astype(np.int64)
+        places = graph.add("ArgMax", x, axis=1, keepdims=0)
+        label = graph.name("label")
+        own = [graph.constant("classes", classes), places]
+        graph.nodes.append(graph.helper.make_node("Gather", own, [label], axis=0))
+        found.append(graph.value(label, "STRING" if classes.dtype.kind == "U" else "INT64", N))
+    return found
+
+
+def _one_hot(graph: _Graph, names: list[str], step: kinds.OneHot) -> str:
+    parts = []
+    for name, (_, choices) in zip(names, step.columns, strict=True):
+        if choices:  # a text that is none of them is zeros, as a missing one
+            options = {"cats_strings": list(choices), "zeros": 1}
+            ones = graph.add("OneHotEncoder", name, domain=ML_DOMAIN, **options)
+            name = graph.reshape(ones, -1, len(choices))
+        parts.append(name)
+    return graph.add("Concat", *parts, axis=1)
+
+
+def _standardize(graph: _Graph, x: str, step: kinds.Standardize) -> str:
+    centred = graph.add("Sub", x, graph.constant("shift", step.shift))
+    return graph.add("Div", centred, graph.constant("scale", step.scale))
+
+
+def _restore(graph: _Graph, x: str, step: kinds.Restore) -> str:
+    scaled = graph.add("Mul", x, graph.constant("scale", step.scale))
+    return graph.add("Add", scaled, graph.constant("shift", step.shift))
+
+
+def _fill_missing(graph: _Graph, x: str, step: kinds.FillMissing) -> str:
+    zero = graph.constant("zero", np.zeros((), dtype=np.float32))
+    return graph.add("Where", graph.add("IsNaN", x), zero, x)
+
+
+def _dense(graph: _Graph, x: str, step: kinds.Dense) -> str:
+    return graph.add(
+        "Gemm", x, graph.constant("weight", step.weight), graph.constant("bias", step.bias)
+    )
+
+
+def _function(graph: _Graph, x: str, function: str) -> str:
+    if function == "softmax":
+        return graph.add("Softmax", x, axis=-1)
+    return x if function == "linear" else graph.add(FUNCTION_OPERATORS[function], x)
+
+
+def _blocks(graph: _Graph, x: str, step: kinds.ActivateBlocks) -> str:
+    parts = []
+    for block in step.blocks:
+        bounds = [graph.constant("bound", np.array([at])) for at in (block.start, block.stop, 1)]
+        own = graph.add("Slice", x, *bounds)
+        if block.groups:
+            own = graph.reshape(own, -1, block.groups, block.choices)
+        own = _function(graph, own, block.function)
+        parts.append(graph.reshape(own, -1, block.stop - block.start) if block.groups else own)
+    return graph.add("Concat", *parts, axis=1)
+
+
+def _to_images(graph: _Graph, x: str, step: kinds.ToImages) -> str:
+    images = step.images
+    if step.channels_first:
+        return graph.reshape(x, -1, images.channels, images.height, images.width)
+    lying = graph.reshape(x, -1, images.height, images.width, images.channels)
+    return graph.add("Transpose", lying, perm=[0, 3, 1, 2])
+
+
+def _to_rows(graph: _Graph, x: str, step: kinds.ToRows) -> str:
+    x = x if step.channels_first else graph.add("Transpose", x, perm=[0, 2, 3, 1])
+    return graph.reshape(x, -1, step.images.values)
+
+
+def _convolution(operator: str) -> Callable[..., str]:
+    def convolution(graph: _Graph, x: str, step: Any) -> str:
+        weight = graph.constant("weight", step.weight.transpose(3, 2, 0, 1))  # (F, C / G, k, k)
+        options = {"group": step.groups, "pads": [step.pad] * 4}
+        return graph.add(operator, x, weight, graph.constant("bias", step.bias), **options)
+
+    return convolution
+
+
+def _pool(operator: str) -> Callable[..., str]:
+    def pool(graph: _Graph, x: str, step: Any) -> str:
+        sides = [step.size, step.size]
+        return graph.add(operator, x, kernel_shape=sides, strides=sides)
+
+    return pool
+
+
+def _probabilistic_pool(graph: _Graph, x: str, step: kinds.ProbabilisticPool) -> str:
+    size, images = step.size, step.images
+    blocks = graph.reshape(x, -1, images.channels, images.height, size, images.width, size)
+    total = graph.add("ReduceLogSumExp", blocks, axes=[3, 5], keepdims=0)
+    return graph.add("Sigmoid", total)
+
+
+def _spread(graph: _Graph, x: str, step: kinds.Spread) -> str:
+    scales = graph.constant("scales", np.array([1, 1, step.size, step.size], dtype=np.float32))
+    options = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric"}
+    wide = graph.add("Resize", x, "", scales, nearest_mode="floor", **options)
+    return graph.add("Div", wide, graph.constant("block", np.float32(step.size**2)))
+
+
+OPERATIONS: dict[type, Callable[..., str]] = {
+    kinds.OneHot: _one_hot,
+    kinds.Standardize: _standardize,
+    kinds.Restore: _restore,
+    kinds.FillMissing: _fill_missing,
+    kinds.Dense: _dense,
+    kinds.Activate: lambda graph, x, step: _function(graph, x, step.function),
+    kinds.ActivateBlocks: _blocks,
+    kinds.ToImages: _to_images,
+    kinds.ToRows: _to_rows,
+    kinds.Convolve: _convolution("Conv"),
+    kinds.ConvolveBack: _convolution("ConvTranspose"),
+    kinds.MaxPool: _pool("MaxPool"),
+    kinds.MeanPool: _pool("AveragePool"),
+    kinds.ProbabilisticPool: _probabilistic_pool,
+    kinds.Spread: _spread,
+}

@@ -1,0 +1,206 @@
+"""Networks as scikit-learn's multilayer perceptrons.
+
+``MLPRegressor`` and ``MLPClassifier`` have dense layers and one function for all hidden units; that
+of the last units is ``out_activation_``. Standardization becomes part of the first weights, and of
+the last ones on the way back. Linear units between two layers are no layer of their own: the
+products of the weights are. A table with categories is a pipeline, with scikit-learn's one-hot
+encoder in front. Missing values are refused by scikit-learn.
+
+The file is one of skops, which holds no pickle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.errors import SettingsError
+from syncpretrain.models.export import steps as kinds
+from syncpretrain.models.export.network import Network
+from syncpretrain.storage import write_atomically
+
+__all__ = ["build", "write"]
+
+# What a step of training leaves, as large as the weights; scikit-learn makes it anew on demand.
+OF_TRAINING = ("_optimizer", "_best_coefs", "_best_intercepts")
+MLP_FUNCTIONS = {
+    "linear": "identity",
+    "sigmoid": "logistic",
+    "relu": "relu",
+    "tanh": "tanh",
+    "softmax": "softmax",
+}
+
+
+class _Layer(NamedTuple):
+    """A dense layer in float64, with a function of its outputs."""
+
+    weight: NDArray[np.float64]
+    bias: NDArray[np.float64]
+    function: str = "linear"
+
+
+def build(network: Network) -> Any:
+    """Return a fitted ``MLPClassifier`` or ``MLPRegressor``, or a pipeline that ends in one.
+
+    ``predict`` of an encoder returns codes, of a decoder rows.
+
+    Raises
+    ------
+    SettingsError
+        If scikit-learn's perceptrons cannot be this network, or it is not installed.
+    """
+    layers = _merged(list(_layers(network)))
+    hidden = {layer.function for layer in layers[:-1]}
+    if len(hidden) > 1:
+        raise SettingsError(
+            "format: got sklearn, whose MLP has one function for all hidden units, and those of the"
+            f" {network.part} are {' and '.join(sorted(hidden))}; take onnx, torch, keras or npz"
+        )
+    try:
+        from sklearn.neural_network import MLPClassifier, MLPRegressor
+    except ImportError:
+        raise SettingsError(
+            "format: got sklearn, which needs the package scikit-learn, and that is not installed;"
+            " install syncpretrain[sklearn], or export to npz"
+        ) from None
+    widths = tuple(len(layer.bias) for layer in layers[:-1])
+    options: dict[str, Any] = {"hidden_layer_sizes": widths, "random_state": 0}
+    options["activation"] = MLP_FUNCTIONS[next(iter(hidden), "linear")]
+    if network.classes:
+        layers, classes = _for_classes(layers, network.classes)
+        rows = np.zeros((len(classes), len(layers[0].weight)))
+        model = MLPClassifier(**options).partial_fit(rows, classes, classes=classes)
+    else:
+        rows, outputs = np.zeros((2, len(layers[0].weight))), len(layers[-1].bias)
+        model = MLPRegressor(**options)
+        model.partial_fit(rows, np.zeros((2, outputs)) if outputs > 1 else np.zeros(2))
+    # A step of training has set what a fitted model has; here are its own numbers. In float64
+    # a shift that is large beside the scale loses nothing.
+    model.coefs_ = [layer.weight for layer in layers]
+    model.intercepts_ = [layer.bias for layer in layers]
+    model.out_activation_ = MLP_FUNCTIONS[layers[-1].function]
+    for name in OF_TRAINING:
+        vars(model).pop(name, None)
+    return _with_categories(network, model) if network.table else model
+
+
+def write(path: Path, network: Network) -> list[Path]:
+    """Write a file, which ``skops.io.load`` reads.
+
+    Raises
+    ------
+    SettingsError
+        As :func:`build`, or if skops is not installed.
+    OSError
+        If it cannot be written.
+    """
+    model = build(network)
+    try:
+        from skops import io
+    except ImportError:
+        raise SettingsError(
+            "format: got sklearn, whose files need the package skops, and that is not installed;"
+            " install it, or take Stack.to_sklearn in Python"
+        ) from None
+    write_atomically(path, io.dumps(model))
+    return [path]
+
+
+def _layers(network: Network) -> Iterator[_Layer]:
+    """Yield a layer for each product, with what stands around it in its numbers.
+
+    Raises
+    ------
+    SettingsError
+        Naming the step that no perceptron has.
+    """
+    shift, scale = np.float64(0), np.float64(1)
+    last: _Layer | None = None
+    for step in network.steps:
+        if isinstance(step, (kinds.OneHot, kinds.FillMissing)):
+            continue
+        if isinstance(step, kinds.Standardize):
+            shift, scale = step.shift.astype(np.float64), step.scale.astype(np.float64)
+        elif isinstance(step, kinds.Dense):
+            if last is not None:
+                yield last
+            weight = (
+                step.weight.astype(np.float64) / np.broadcast_to(scale, len(step.weight))[:, None]
+            )
+            moved = np.broadcast_to(shift, len(weight)) @ weight
+            last = _Layer(weight, step.bias.astype(np.float64) - moved)
+            shift, scale = np.float64(0), np.float64(1)
+        elif isinstance(step, kinds.Activate) and last is not None:
+            last = last._replace(function=step.function)
+        elif isinstance(step, kinds.Restore) and last is not None and last.function == "linear":
+            last = _Layer(last.weight * step.scale, last.bias * step.scale + step.shift)
+        else:
+            raise SettingsError(f"format: got sklearn, {_why_not(network, step)}")
+    assert last is not None
+    yield last
+
+
+def _why_not(network: Network, step: kinds.Step) -> str:
+    """Return why a step cannot be part of a perceptron, and what to take."""
+    others = "take onnx, torch, keras or npz"
+    if isinstance(step, (kinds.ActivateBlocks, kinds.Restore)):
+        return (
+            "whose MLP has one function for all outputs, and the rows have columns of several"
+            f" kinds; {others}"
+        )
+    return f"whose MLP has dense layers alone, and the {network.part} has convolutions; {others}"
+
+
+def _merged(layers: list[_Layer]) -> list[_Layer]:
+    """Return layers without linear ones below others: W1 W2, b1 W2 + b2."""
+    found = layers[:1]
+    for layer in layers[1:]:
+        if found[-1].function == "linear":
+            below = found.pop()
+            weight, bias = below.weight @ layer.weight, below.bias @ layer.weight + layer.bias
+            layer = _Layer(weight, bias, layer.function)
+        found.append(layer)
+    return found
+
+
+def _for_classes(
+    layers: list[_Layer], classes: tuple[Any, ...]
+) -> tuple[list[_Layer], NDArray[Any]]:
+    """Return layers whose outputs are in the order of scikit-learn, one output for two classes."""
+    if len(classes) < 2:
+        raise SettingsError(
+            "format: got sklearn, whose classifiers have two classes or more, and the stack has"
+            " one; take onnx, torch, keras or npz"
+        )
+    order = np.argsort(np.array(classes))
+    weight, bias, function = layers[-1]
+    weight, bias = weight[:, order], bias[order]
+    if len(classes) == 2:  # softmax of two is the sigmoid of their difference
+        weight, bias, function = weight[:, 1:] - weight[:, :1], bias[1:] - bias[:1], "sigmoid"
+    return [*layers[:-1], _Layer(weight, bias, function)], np.array(classes)[order]
+
+
+def _with_categories(network: Network, model: Any) -> Any:
+    """Return a pipeline that encodes the columns of a table first."""
+    from sklearn.compose import ColumnTransformer
+    from sklearn.pipeline import Pipeline
+    from sklearn.preprocessing import OneHotEncoder
+
+    parts = [
+        (
+            f"column{place}",
+            OneHotEncoder(categories=[list(choices)], sparse_output=False)
+            if choices
+            else "passthrough",
+            [place],
+        )
+        for place, (_, choices) in enumerate(network.table)
+    ]
+    row = np.array([[choices[0] if choices else 0.0 for _, choices in network.table]], dtype=object)
+    columns = ColumnTransformer(parts).fit(row)
+    return Pipeline([("columns", columns), ("network", model)])

@@ -1,0 +1,211 @@
+"""Networks for PyTorch: an ``nn.Sequential``, or its parameters and the text that rebuilds it.
+
+A file of :func:`torch.save` is a pickle, and so are parts of ``.pt2`` archives; TorchScript is
+deprecated. So the parameters are written as safetensors, and beside them a Python file that has the
+modules in plain text and loads them. PyTorch is not needed to write either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from syncpretrain.errors import SettingsError
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.models.export import steps as kinds
+from syncpretrain.models.export.network import Network
+from syncpretrain.storage import write_atomically
+
+__all__ = ["build", "write"]
+
+FUNCTION_MODULES = {"sigmoid": "Sigmoid", "relu": "ReLU", "tanh": "Tanh"}
+OWN_MODULES = Path(__file__).with_name("torch_modules.py")
+LOADER = '''
+
+def network() -> nn.Sequential:
+    """Return the network, with parameters that are not loaded."""
+    return nn.Sequential(
+        {modules},
+    )
+
+
+def load(path: str | None = None) -> nn.Sequential:
+    """Return the network with the parameters of a file, default the one beside this file."""
+    from pathlib import Path
+
+    from safetensors.torch import load_file
+
+    found = network()
+    found.load_state_dict(load_file(path or Path(__file__).with_suffix(".safetensors")))
+    return found.eval()
+'''
+
+
+@dataclass(frozen=True, eq=False)
+class _Module:
+    """A module: its class, its arguments, and its arrays by their names in its state."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    arrays: dict[str, Array] = field(default_factory=dict)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the class is one of :mod:`syncpretrain.models.export.torch_modules`."""
+        return self.name in OWN
+
+
+def build(network: Network) -> Any:
+    """Return an ``nn.Sequential``, float32, on the CPU.
+
+    Raises
+    ------
+    SettingsError
+        If PyTorch is not installed.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise SettingsError(
+            "format: got torch, which needs the package torch, and that is not installed; install"
+            " it, or export to npz"
+        ) from None
+    from syncpretrain.models.export import torch_modules
+
+    modules = _modules(network)
+    found = torch.nn.Sequential(
+        *(
+            getattr(torch_modules if module.is_own else torch.nn, module.name)(**module.arguments)
+            for module in modules
+        )
+    )
+    state = {name: torch.from_numpy(array.copy()) for name, array in _state(modules).items()}
+    found.load_state_dict(state)
+    return found.eval()
+
+
+def write(path: Path, network: Network) -> list[Path]:
+    """Write the parameters, and beside them the Python file that loads them; return both.
+
+    Raises
+    ------
+    SettingsError
+        If the Python file could not be imported by its name, or is another one.
+    OSError
+        If a file cannot be written.
+    """
+    text_path = path.with_suffix(".py")
+    if not path.stem.isidentifier():
+        raise SettingsError(
+            f"out: got {path}, beside which {text_path.name} is written, and no Python module can"
+            " have that name; take letters, digits and underscores"
+        )
+    own = OWN_MODULES.read_text(encoding="utf-8")
+    if text_path.exists() and not _is_ours(text_path, own):
+        raise SettingsError(
+            f"out: got {path}, beside which {text_path.name} is written, and there is another file"
+            " of that name; take another name"
+        )
+    modules = _modules(network)
+    text = own + LOADER.format(modules=",\n        ".join(map(_call, modules)))
+    metadata = {"format": "pt", "syncpretrain": network.about}
+    write_atomically(text_path, text.encode())
+    write_atomically(path, safetensors.numpy.save(_state(modules), metadata))
+    return [path, text_path]
+
+
+def _is_ours(path: Path, own: str) -> bool:
+    first = own.splitlines()[0]
+    return path.read_text(encoding="utf-8", errors="replace").startswith(first)
+
+
+def _modules(network: Network) -> list[_Module]:
+    return [MODULES[type(step)](step) for step in network.steps]
+
+
+def _state(modules: list[_Module]) -> dict[str, Array]:
+    return {
+        f"{place}.{name}": np.ascontiguousarray(array)
+        for place, module in enumerate(modules)
+        for name, array in module.arrays.items()
+    }
+
+
+def _call(module: _Module) -> str:
+    """Return the text that makes a module."""
+    arguments = ", ".join(f"{name}={value!r}" for name, value in module.arguments.items())
+    return f"{'' if module.is_own else 'nn.'}{module.name}({arguments})"
+
+
+def _dense(step: kinds.Dense) -> _Module:
+    inputs, outputs = step.weight.shape
+    sizes = {"in_features": inputs, "out_features": outputs}
+    return _Module("Linear", sizes, {"weight": step.weight.T, "bias": step.bias})
+
+
+def _scaled(name: str) -> Callable[[Any], _Module]:
+    def module(step: Any) -> _Module:
+        arrays = {"shift": step.shift, "scale": step.scale}
+        return _Module(name, {"width": len(step.shift)}, arrays)
+
+    return module
+
+
+def _activate(step: kinds.Activate) -> _Module:
+    if step.function == "softmax":
+        return _Module("Softmax", {"dim": 1})
+    return _Module(FUNCTION_MODULES[step.function])
+
+
+def _blocks(step: kinds.ActivateBlocks) -> _Module:
+    blocks = [(block.function, block.stop - block.start, block.groups) for block in step.blocks]
+    return _Module("Blocks", {"blocks": blocks})
+
+
+def _to_images(step: kinds.ToImages) -> _Module:
+    images = step.images
+    sizes = {"channels": images.channels, "height": images.height, "width": images.width}
+    return _Module("ToImages", sizes | {"channels_first": step.channels_first})
+
+
+def _convolution(name: str) -> Callable[[Any], _Module]:
+    def module(step: Any) -> _Module:
+        size, _, reads, filters = step.weight.shape
+        channels = reads * step.groups
+        ends = (channels, filters) if name == "Conv2d" else (filters, channels)
+        sizes: dict[str, Any] = dict(zip(("in_channels", "out_channels"), ends, strict=True))
+        sizes |= {"kernel_size": size, "padding": step.pad, "groups": step.groups}
+        # (k, k, C / G, F) -> (F, C / G, k, k), for both directions
+        return _Module(
+            name, sizes, {"weight": step.weight.transpose(3, 2, 0, 1), "bias": step.bias}
+        )
+
+    return module
+
+
+MODULES: dict[type, Callable[[Any], _Module]] = {
+    kinds.OneHot: lambda step: _Module("OneHot", {"choices": [len(c) for _, c in step.columns]}),
+    kinds.Standardize: _scaled("Standardize"),
+    kinds.Restore: _scaled("Restore"),
+    kinds.FillMissing: lambda step: _Module("FillMissing"),
+    kinds.Dense: _dense,
+    kinds.Activate: _activate,
+    kinds.ActivateBlocks: _blocks,
+    kinds.ToImages: _to_images,
+    kinds.ToRows: lambda step: _Module("ToRows", {"channels_first": step.channels_first}),
+    kinds.Convolve: _convolution("Conv2d"),
+    kinds.ConvolveBack: _convolution("ConvTranspose2d"),
+    kinds.MaxPool: lambda step: _Module("MaxPool2d", {"kernel_size": step.size}),
+    kinds.MeanPool: lambda step: _Module("AvgPool2d", {"kernel_size": step.size}),
+    kinds.ProbabilisticPool: lambda step: _Module("ProbabilisticPool", {"size": step.size}),
+    kinds.Spread: lambda step: _Module("Spread", {"size": step.size}),
+}
+OWN = {
+    *("Blocks", "FillMissing", "OneHot", "ProbabilisticPool", "Restore", "Spread"),
+    *("Standardize", "ToImages", "ToRows"),
+}

@@ -1,0 +1,76 @@
+"""Figures of a run by name and step, as loggers of experiments keep them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from syncpretrain.events import EpochFinished, Event, FinetuneEpochFinished, RunFinished
+
+__all__ = ["Figures", "figures_of", "flat", "wall_time"]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Figures of one event.
+
+    Attributes
+    ----------
+    step : int
+        The epoch, of the layer or of fine-tuning.
+    values : dict of str to float
+        Such as ``layer_1/train_error`` and ``finetuning/validation_error``.
+    """
+
+    step: int
+    values: dict[str, float]
+
+
+def figures_of(event: Event) -> Figures | None:
+    """Return the figures of an event, None if it has none."""
+    match event:
+        case EpochFinished():
+            values = {
+                "train_error": event.train_error,
+                "validation_error": event.validation_error,
+                "drift": event.drift,
+                "version_below": event.reads,
+                "seconds": event.time - event.started,
+                "transform_seconds": event.transform_seconds,
+            }
+            return _named(f"layer_{event.layer}", event.epoch, values)
+        case FinetuneEpochFinished():
+            values = {
+                "train_error": event.train_error,
+                "validation_error": event.validation_error,
+                "seconds": event.seconds,
+            }
+            return _named("finetuning", event.epoch, values)
+        case RunFinished():
+            busy = {f"busy_{n}": x for n, x in enumerate(event.busy_seconds, start=1)}
+            return _named("pretraining", 0, {"seconds": event.seconds, **busy})
+    return None
+
+
+def _named(name: str, step: int, values: dict[str, float | None]) -> Figures:
+    return Figures(step, {f"{name}/{key}": float(x) for key, x in values.items() if x is not None})
+
+
+def wall_time(event: Event) -> float:
+    """Return the time of an event in seconds since 1970, by the clock of this machine."""
+    return event.time + (time.time() - time.monotonic())
+
+
+def flat(sections: dict[str, Any]) -> dict[str, str]:
+    """Return settings in sections as texts: ``pretrain.epochs`` is "10,10", what is None stays out.
+
+    Lists are written as the options of the command line are.
+    """
+    found = {}
+    for section, fields in sections.items():
+        for name, value in fields.items():
+            if value not in (None, ""):
+                is_list = isinstance(value, (list, tuple))
+                found[f"{section}.{name}"] = ",".join(map(str, value)) if is_list else str(value)
+    return found

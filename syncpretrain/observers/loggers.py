@@ -1,0 +1,101 @@
+"""Loggers of experiments by name, as ``--log`` takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from syncpretrain.errors import SettingsError
+from syncpretrain.events import Event, Observer
+
+__all__ = ["LOGGERS", "TENSORBOARD_FOLDER", "check_loggers", "logging_to"]
+
+LOGGERS = ("tensorboard", "mlflow")
+TENSORBOARD_FOLDER = "tensorboard"  # in that of the run
+
+
+def check_loggers(names: Sequence[str]) -> None:
+    """Refuse a logger that there is not, or whose package is missing.
+
+    Raises
+    ------
+    SettingsError
+    """
+    for name in names:
+        if name not in LOGGERS:
+            raise SettingsError(f"log: got {name!r}, expected {' or '.join(LOGGERS)}")
+        if name == "tensorboard":
+            from syncpretrain.observers.tensorboard import check_tensorboard
+
+            check_tensorboard()
+        else:
+            from syncpretrain.observers.mlflow import check_mlflow
+
+            check_mlflow()
+
+
+@contextmanager
+def logging_to(
+    names: Sequence[str],
+    folder: Path,
+    settings: Mapping[str, str],
+    report: Callable[[str], Any],
+) -> Iterator[list[Observer]]:
+    """Yield the observers that log a run, and end their records with the context.
+
+    One that fails falls silent, and ``report`` is called with a sentence; the run goes on.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Of :data:`LOGGERS`, each counted once.
+    folder : Path
+        That of the run, whose name a record takes.
+    settings : mapping of str to str
+    report : callable
+    """
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(_Lasting(name, _logger(name, folder, settings), report))
+            for name in dict.fromkeys(names)
+        ]
+
+
+def _logger(name: str, folder: Path, settings: Mapping[str, str]) -> Any:
+    if name == "tensorboard":
+        from syncpretrain.observers.tensorboard import TensorBoardLog
+
+        return TensorBoardLog(folder / TENSORBOARD_FOLDER, settings)
+    from syncpretrain.observers.mlflow import MLflowLog
+
+    return MLflowLog(folder.resolve().name, settings)
+
+
+class _Lasting:
+    """A logger that falls silent when it fails, whatever its library or its server raise."""
+
+    def __init__(self, name: str, logger: Any, report: Callable[[str], Any]) -> None:
+        self._name, self._logger, self._report = name, logger, report
+        self._is_silent = False
+
+    def __enter__(self) -> _Lasting:
+        self._try(self._logger.__enter__)
+        return self
+
+    def __exit__(self, *ended: Any) -> None:
+        self._try(self._logger.__exit__, *ended)
+
+    def __call__(self, event: Event) -> None:
+        self._try(self._logger, event)
+
+    def _try(self, call: Callable[..., Any], *arguments: Any) -> None:
+        if self._is_silent:
+            return
+        try:
+            call(*arguments)
+        except Exception as error:
+            self._is_silent = True
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            self._report(f"warning: {self._name} takes no more of this run: {reason}")

@@ -1,0 +1,114 @@
+"""MLflow: the settings and figures of a run, kept by its client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from syncpretrain.errors import SettingsError
+from syncpretrain.events import Event
+from syncpretrain.observers.figures import figures_of, wall_time
+
+__all__ = ["MLflowLog", "check_mlflow"]
+
+MOST_PARAMS = 100  # in one request
+MOST_LETTERS = 500  # of a value: the least that any server takes
+
+
+class MLflowLog:
+    """Record a run with MLflow; an observer while its ``with`` block lasts.
+
+    The server or folder, and the experiment, are those that MLflow's own variables name
+    (``MLFLOW_TRACKING_URI``, ``MLFLOW_EXPERIMENT_NAME``). The record ends as finished, failed, or
+    killed where a signal stopped the run.
+
+    Parameters
+    ----------
+    name : str, optional
+        Of the record; default one that MLflow makes up.
+    settings : mapping of str to str, optional
+        Kept as its parameters, cut after 500 letters.
+    experiment : str, optional
+        Made if there is none of that name.
+
+    Raises
+    ------
+    SettingsError
+        If mlflow is missing.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        settings: Mapping[str, str] | None = None,
+        *,
+        experiment: str | None = None,
+    ) -> None:
+        check_mlflow()
+        self._name, self._settings = name, dict(settings or {})
+        self._experiment = experiment
+
+    def __enter__(self) -> MLflowLog:
+        from mlflow.entities import Param
+        from mlflow.tracking import MlflowClient
+
+        self._client: Any = MlflowClient()
+        own = self._client.create_run(_experiment(self._client, self._experiment), None, None)
+        self._run: str = own.info.run_id
+        if self._name is not None:
+            self._client.set_tag(self._run, "mlflow.runName", self._name)
+        params = [Param(name, value[:MOST_LETTERS]) for name, value in self._settings.items()]
+        for start in range(0, len(params), MOST_PARAMS):
+            self._client.log_batch(self._run, params=params[start : start + MOST_PARAMS])
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        stopped = isinstance(error, KeyboardInterrupt)
+        status = "FINISHED" if error is None else "KILLED" if stopped else "FAILED"
+        self._client.set_terminated(self._run, status)
+
+    def __call__(self, event: Event) -> None:
+        """Record the figures of an event, if it has any."""
+        figures = figures_of(event)
+        if figures is None:
+            return
+        from mlflow.entities import Metric
+
+        time = round(1000 * wall_time(event))  # milliseconds
+        metrics = [
+            Metric(name, value, time, figures.step) for name, value in figures.values.items()
+        ]
+        self._client.log_batch(self._run, metrics=metrics)
+
+
+def _experiment(client: Any, name: str | None) -> str:
+    """Return the number of an experiment, which is made where there is none of its name."""
+    from os import environ
+
+    name = name or environ.get("MLFLOW_EXPERIMENT_NAME")
+    if name is None:
+        return environ.get("MLFLOW_EXPERIMENT_ID", "0")
+    found = client.get_experiment_by_name(name)
+    return str(client.create_experiment(name) if found is None else found.experiment_id)
+
+
+def check_mlflow() -> None:
+    """Refuse where mlflow is missing.
+
+    Raises
+    ------
+    SettingsError
+    """
+    try:
+        import mlflow  # noqa: F401
+    except ImportError as error:
+        raise SettingsError(
+            f"log: got mlflow, which needs the package mlflow ({error}); pip install"
+            ' "syncpretrain[mlflow]"'
+        ) from error

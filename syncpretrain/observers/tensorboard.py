@@ -1,0 +1,83 @@
+"""TensorBoard: the figures of a run as its event files, written by tensorboardX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from syncpretrain.errors import SettingsError
+from syncpretrain.events import Event, Notice
+from syncpretrain.observers.figures import figures_of, wall_time
+
+__all__ = ["TensorBoardLog", "check_tensorboard"]
+
+
+class TensorBoardLog:
+    """Write the figures of events for TensorBoard; an observer while its ``with`` block lasts.
+
+    A layer and fine-tuning have a group of curves each, by epoch; notices are texts.
+
+    Parameters
+    ----------
+    folder : str or Path
+        For its files, which ``tensorboard --logdir`` shows; made if it is not there.
+    settings : mapping of str to str, optional
+        Shown as a table.
+
+    Raises
+    ------
+    SettingsError
+        If tensorboardX is missing.
+    """
+
+    def __init__(self, folder: str | Path, settings: Mapping[str, str] | None = None) -> None:
+        check_tensorboard()
+        self._folder, self._settings = Path(folder), dict(settings or {})
+        self._notices = 0
+
+    def __enter__(self) -> TensorBoardLog:
+        from tensorboardX import SummaryWriter
+
+        self._writer = SummaryWriter(str(self._folder), flush_secs=5)
+        if self._settings:
+            rows = [f"| {name} | {value} |" for name, value in self._settings.items()]
+            table = "\n".join(["| setting | value |", "| --- | --- |", *rows])
+            self._writer.add_text("settings", table)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._writer.close()
+
+    def __call__(self, event: Event) -> None:
+        """Write the figures of an event, if it has any."""
+        if isinstance(event, Notice):
+            self._notices += 1
+            self._writer.add_text("notices", event.message, self._notices, wall_time(event))
+            return
+        figures = figures_of(event)
+        if figures is None:
+            return
+        for name, value in figures.values.items():
+            self._writer.add_scalar(name, value, figures.step, wall_time(event))
+
+
+def check_tensorboard() -> None:
+    """Refuse where tensorboardX is missing.
+
+    Raises
+    ------
+    SettingsError
+    """
+    try:
+        import tensorboardX  # noqa: F401
+    except ImportError as error:
+        raise SettingsError(
+            f"log: got tensorboard, which needs the package tensorboardX ({error}); pip install"
+            ' "syncpretrain[tensorboard]"'
+        ) from error

@@ -1,0 +1,192 @@
+"""Dry run: the memory and the time that a run would take here, with nothing trained.
+
+A few steps of each layer are timed on random numbers, and the run's own schedule is played through
+with them (``planning/simulate.py``). Of fine-tuning some minibatches are trained and thrown away.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+from syncpretrain.data.dataset import PARTS, Dataset
+from syncpretrain.errors import RunInterrupted
+from syncpretrain.finetuning.prepared import Finetuning
+from syncpretrain.models.stack import Stack
+from syncpretrain.parallel.available_memory import available_bytes
+from syncpretrain.parallel.blas import usable_cores
+from syncpretrain.planning.candidates import Task, simulated
+from syncpretrain.planning.handover import handover_seconds
+from syncpretrain.planning.measure import measure
+from syncpretrain.pretraining.memory import pretraining_bytes, streamed_rows
+from syncpretrain.pretraining.schedule.names import ASYNC, UNTRAINED
+from syncpretrain.pretraining.start import Driver
+from syncpretrain.settings import PretrainSettings, Settings
+
+__all__ = ["DryRun", "dry_run"]
+
+MEASURED_SECONDS = 3.0
+TUNED_SECONDS = 1.0
+WARM_UP = 2  # minibatches of fine-tuning that are not counted
+BY_LARGE_BATCHES = ("cg", "lbfgs")  # whose steps differ in length
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """Prediction for a run.
+
+    Attributes
+    ----------
+    settings : Settings
+    data_seconds : float
+        That loading the data took.
+    pretrain_seconds, finetune_seconds : float or None
+        Expected; None where they cannot be predicted, and 0 where there is nothing to train.
+    reason : str
+        Of what is not predicted.
+    bytes : int
+        Of the memory beside the data, at most.
+    data_bytes, free_bytes : int
+        Of the data, which are in the memory already, and of the memory that is free now.
+    """
+
+    settings: Settings
+    data_seconds: float
+    pretrain_seconds: float | None
+    finetune_seconds: float | None
+    reason: str
+    bytes: int
+    data_bytes: int
+    free_bytes: int
+
+    @property
+    def seconds(self) -> float | None:
+        """Of the whole run, without the figures that are measured in its end."""
+        if self.pretrain_seconds is None or self.finetune_seconds is None:
+            return None
+        return self.data_seconds + self.pretrain_seconds + self.finetune_seconds
+
+    def report(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        pretrain = self.settings.pretrain
+        return {
+            "layers": list(pretrain.layers),
+            "schedule": pretrain.schedule,
+            "epochs": list(pretrain.epochs),
+            "finetune": self.settings.finetune.objective,
+            "seconds": {
+                "data": self.data_seconds,
+                "pretrain": self.pretrain_seconds,
+                "finetune": self.finetune_seconds,
+                "total": self.seconds,
+            },
+            "reason": self.reason,
+            "bytes": {"run": self.bytes, "data": self.data_bytes, "free": self.free_bytes},
+        }
+
+
+def dry_run(
+    settings: Settings,
+    data: Dataset,
+    driver: Driver,
+    tuning: Finetuning | None,
+    data_seconds: float,
+    *,
+    measure_seconds: float | None = None,
+) -> DryRun:
+    """Return what a run is predicted to take, whose driver and fine-tuning are ready.
+
+    ``data_seconds`` is what loading the data took, ``measure_seconds`` about how long the layers
+    are measured; default 3.
+    """
+    wanted = MEASURED_SECONDS if measure_seconds is None else measure_seconds
+    seconds, reason = _pretraining(driver.settings, data, wanted)
+    tuned: float | None = 0.0
+    if tuning is not None:
+        tuned = _finetuning(tuning, driver.stack())
+        reason = reason or ("fine-tuning by cg or lbfgs" if tuned is None else "")
+    own = _bytes(driver.settings, data)
+    return DryRun(
+        settings,
+        data_seconds,
+        seconds,
+        tuned,
+        reason,
+        own if tuning is None else max(own, tuning.bytes),
+        sum(_size(getattr(data, part)) for part in PARTS),
+        available_bytes(),
+    )
+
+
+def _pretraining(
+    settings: PretrainSettings, data: Dataset, measure_seconds: float
+) -> tuple[float | None, str]:
+    """Return the seconds of pretraining, or why they are not predicted."""
+    if settings.schedule == UNTRAINED:
+        return 0.0, ""
+    reason = _not_predicted(settings)
+    if reason:
+        return None, reason
+    task = Task(settings, len(data.train), len(data.validation))
+    timings = measure(
+        settings,
+        workers=settings.workers or usable_cores(),
+        examples=task.examples,
+        held_out=task.held_out,
+        seconds=measure_seconds,
+    )
+    if settings.handoff == "minibatch":
+        timings = replace(timings, handover=handover_seconds())
+    try:
+        return simulated(task, settings, timings).seconds, ""
+    except KeyError:
+        return None, f"replicas {settings.replicas}, which plan does not measure"
+
+
+def _not_predicted(settings: PretrainSettings) -> str:
+    """Return what of the settings is not predicted, or nothing."""
+    if settings.schedule == ASYNC:
+        return "the schedule async"
+    if settings.runtime == "mpi":
+        return "the runtime mpi; see syncpretrain simulate"
+    if settings.backend != "numpy":
+        return f"the backend {settings.backend}"
+    if max(settings.replicas) > 1 and settings.split not in ("examples", "units"):
+        return f"the split by {settings.split}"
+    return ""
+
+
+def _finetuning(tuning: Finetuning, stack: Stack) -> float | None:
+    """Return the seconds of fine-tuning, by some minibatches of a stack that is thrown away."""
+    options = tuning.options
+    if options.optimizer in BY_LARGE_BATCHES:
+        return None
+    started: list[float] = []  # when each minibatch began
+
+    def stop() -> bool:
+        started.append(perf_counter())
+        return len(started) > WARM_UP + 1 and started[-1] - started[WARM_UP] > TUNED_SECONDS
+
+    began = perf_counter()
+    try:
+        tuning.run(stack, stop=stop)
+    except RunInterrupted:
+        minibatch = (started[-1] - started[WARM_UP]) / (len(started) - 1 - WARM_UP)
+        return minibatch * math.ceil(tuning.examples / options.batch_size) * options.epochs
+    return perf_counter() - began  # all of it was over before
+
+
+def _bytes(settings: PretrainSettings, data: Dataset) -> int:
+    rows = len(data.train) + len(data.validation)
+    if settings.handoff == "minibatch":
+        rows = streamed_rows(settings.batch_size, len(data.validation))
+    return pretraining_bytes(settings.shapes, examples=rows, batch_size=settings.batch_size)
+
+
+def _size(X: Any) -> int:
+    """Return the bytes of examples in memory; those in a file take none."""
+    if hasattr(X, "csr"):
+        return sum(array.nbytes for array in X.csr)
+    return int(X.nbytes) if hasattr(X, "nbytes") else 0

@@ -1,0 +1,78 @@
+"""Placement of layers on ranks: one rank each, or a group of ranks that share its minibatches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+__all__ = ["UNSHARED", "RankShares", "groups_of_layers", "ranks_of_layers"]
+
+
+@dataclass(frozen=True, slots=True)
+class RankShares:
+    """How many ranks may share a layer: ``most`` of each layer, by default 1.
+
+    ``one_at_a_time`` is whether the layers train one after another.
+    """
+
+    most: tuple[int, ...] = ()
+    one_at_a_time: bool = False
+
+
+UNSHARED = RankShares()
+
+
+def groups_of_layers(
+    widths: Sequence[int], size: int, shares: RankShares
+) -> dict[int, tuple[int, ...]]:
+    """Return the ranks of each layer, of ranks 1 to ``size - 1``.
+
+    Ranks that are left when each layer has one go to layers that may be shared, one after another
+    to the heaviest by then. Layers that train one after another may each have all ranks. The ranks
+    of a group follow one another, so that they are likely to be on one machine.
+
+    Parameters
+    ----------
+    widths : sequence of int
+        Values of an example, then the units of each layer.
+    size : int
+        Ranks, rank 0 included.
+    shares : RankShares
+    """
+    alone = ranks_of_layers(widths, size)
+    most = dict(enumerate(shares.most, start=1))
+    if shares.one_at_a_time:
+        found = {i: range(1, 1 + min(most.get(i, 1), size - 1)) for i in alone}
+        return {i: tuple(own) if len(own) > 1 else (alone[i],) for i, own in sorted(found.items())}
+    costs = {i: below * own for i, (below, own) in enumerate(pairwise(widths), start=1)}
+    counts = dict.fromkeys(costs, 1)
+    for _ in range(size - 1 - len(costs)):
+        shareable = [i for i in costs if counts[i] < most.get(i, 1)]
+        if shareable:
+            counts[max(shareable, key=lambda i: (costs[i] / counts[i], -i))] += 1
+    if max(counts.values()) == 1:
+        return {i: (rank,) for i, rank in sorted(alone.items())}
+    groups, first = dict[int, tuple[int, ...]](), 1
+    for i, count in counts.items():
+        groups[i] = tuple(range(first, first + count))
+        first += count
+    return groups
+
+
+def ranks_of_layers(widths: Sequence[int], size: int) -> dict[int, int]:
+    """Return the rank of each layer, one each; heavy layers are spread first.
+
+    Parameters
+    ----------
+    widths, size
+        As of :func:`groups_of_layers`.
+    """
+    costs = {i: below * own for i, (below, own) in enumerate(pairwise(widths), start=1)}
+    loads = dict.fromkeys(range(1, size), 0)
+    found: dict[int, int] = {}
+    for layer in sorted(costs, key=lambda layer: (-costs[layer], layer)):
+        rank = min(loads, key=lambda rank: (loads[rank], rank))
+        loads[rank] += costs[layer]
+        found[layer] = rank
+    return found

@@ -1,0 +1,131 @@
+"""A run as its folder describes it, finished or not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from syncpretrain.errors import DataError, SyncpretrainError
+from syncpretrain.models.model_file import MODEL_NAME
+from syncpretrain.models.stack import Stack, load
+from syncpretrain.runs.folder import (
+    CONFIG_NAME,
+    EVENTS_NAME,
+    IDENTITY_NAME,
+    METRICS_NAME,
+)
+from syncpretrain.runs.identity import RunIdentity, read_identity
+from syncpretrain.runs.lock import owner_of
+from syncpretrain.runs.timeline import Timeline, read_timeline
+from syncpretrain.settings import Settings, read_settings
+
+__all__ = ["RunRecord", "RunState", "read_run"]
+
+S = TypeVar("S")
+
+
+class RunState(NamedTuple):
+    """How a run ended: ``name`` is finished, running, stopped, failed or lost.
+
+    ``reason`` is a sentence, empty of a finished run.
+    """
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What the files of a run say; a file that is missing or damaged leaves None.
+
+    Attributes
+    ----------
+    folder : Path
+    name : str
+        What to call the run.
+    state : RunState
+    settings : Settings or None
+    identity : RunIdentity or None
+    metrics : dict or None
+        Those of a finished run.
+    timeline : Timeline
+    stack : Stack or None
+    problems : tuple of str
+        What could not be read.
+    checkpoints : tuple of Path
+    """
+
+    folder: Path
+    name: str
+    state: RunState
+    settings: Settings | None
+    identity: RunIdentity | None
+    metrics: dict[str, Any] | None
+    timeline: Timeline
+    stack: Stack | None
+    problems: tuple[str, ...]
+    checkpoints: tuple[Path, ...]
+
+
+def read_run(run: Path, *, name: str = "") -> RunRecord:
+    """Read what is left of a run: its folder, or the model file in it.
+
+    ``name`` is what to call it, by default the name of its folder.
+
+    Raises
+    ------
+    DataError
+        If there is no such folder, or it has no file of a run.
+    """
+    folder = run.parent if run.name == MODEL_NAME else run
+    own_name = name or folder.resolve().name
+    there = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
+    if not there & {CONFIG_NAME, EVENTS_NAME, MODEL_NAME}:
+        raise DataError(f"run: got {run}, expected the folder of a run, with {CONFIG_NAME} in it")
+    problems: list[str] = []
+
+    def read(file: str, reader: Callable[[Path], S]) -> S | None:
+        if file not in there:
+            return None
+        try:
+            return reader(folder / file)
+        except (SyncpretrainError, OSError, ValueError) as error:
+            problems.append(str(error))
+            return None
+
+    metrics = read(METRICS_NAME, _json_object)
+    timeline = read(EVENTS_NAME, read_timeline) or Timeline()
+    return RunRecord(
+        folder=folder,
+        name=own_name,
+        state=_state(folder, finished=METRICS_NAME in there, timeline=timeline),
+        settings=read(CONFIG_NAME, read_settings),
+        identity=read(IDENTITY_NAME, read_identity),
+        metrics=metrics,
+        timeline=timeline,
+        stack=read(MODEL_NAME, load),
+        problems=tuple(problems),
+        checkpoints=tuple(sorted((folder / "checkpoints").glob("*.safetensors"))),
+    )
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    found = json.loads(path.read_bytes())
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: got {type(found).__name__}, expected a JSON object")
+    return found
+
+
+def _state(folder: Path, *, finished: bool, timeline: Timeline) -> RunState:
+    if finished:
+        return RunState("finished", "")
+    owner = owner_of(folder)
+    if owner is not None:
+        return RunState("running", f"{owner} is at work on it")
+    if timeline.stopped is not None:
+        failed, reason = timeline.stopped
+        return RunState("failed" if failed else "stopped", reason)
+    return RunState("lost", "its process left no reason: it was killed, or lost its machine")

@@ -1,0 +1,1 @@
+"""Plots of a stack and of a run, drawn by Matplotlib."""

@@ -1,0 +1,79 @@
+"""The axes that plots are drawn on, and their colours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from syncpretrain.runs.report.curves import check_drawing
+
+__all__ = [
+    "ASLEEP",
+    "COLOURS_OF_SERIES",
+    "MARKERS",
+    "colour_of",
+    "new_axes",
+    "new_panels",
+    "text_on",
+]
+
+# By Okabe and Ito (2008), without the yellow that is hard to see on white: blue, vermilion,
+# bluish green, orange, reddish purple, sky blue. Markers and styles of lines say the same.
+COLOURS_OF_SERIES = ("#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#56b4e9")
+MARKERS = "osD^vPX*<>"
+LIGHT = {"#e69f00", "#cc79a7", "#56b4e9"}  # on which white text would be hard to read
+ASLEEP = "#dddddd"
+PANEL = (3.6, 2.7)  # inches
+PANELS_ACROSS = 3
+
+
+def colour_of(number: int) -> str:
+    """Return the colour of a series, counted from 0."""
+    return COLOURS_OF_SERIES[number % len(COLOURS_OF_SERIES)]
+
+
+def text_on(number: int) -> str:
+    """Return the colour of text on the colour of a series."""
+    return "black" if colour_of(number) in LIGHT else "white"
+
+
+def new_axes(axes: Any = None, *, size: tuple[float, float] = (6.4, 4.4)) -> Any:
+    """Return the axes that were given, or those of a new figure of ``size`` inches.
+
+    Raises
+    ------
+    DataError
+        If Matplotlib is not installed.
+    """
+    check_drawing("a plot")
+    if axes is not None:
+        return axes
+    from matplotlib import pyplot
+
+    return pyplot.subplots(figsize=size, layout="constrained")[1]
+
+
+def new_panels(axes: Any, count: int) -> list[Any]:
+    """Return ``count`` axes: those that were given, or those of a new figure.
+
+    Raises
+    ------
+    DataError
+        If Matplotlib is not installed.
+    ValueError
+        If another number of axes was given.
+    """
+    check_drawing("a plot")
+    if axes is not None:
+        given = list(getattr(axes, "flat", axes))
+        if len(given) != count:
+            raise ValueError(f"axes: got {len(given)}, expected {count}, one a panel")
+        return given
+    from matplotlib import pyplot
+
+    across = min(count, PANELS_ACROSS)
+    down = -(-count // across)
+    size = (PANEL[0] * across, PANEL[1] * down)
+    grid = pyplot.subplots(down, across, figsize=size, layout="constrained", squeeze=False)[1]
+    for unused in grid.flat[count:]:
+        unused.remove()
+    return list(grid.flat[:count])

@@ -1,0 +1,135 @@
+"""Learning curves: the errors of each layer and of fine-tuning, by epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.errors import DataError
+from syncpretrain.models.stack import Stack
+from syncpretrain.observers.errors import ErrorCurve, ErrorHistory
+from syncpretrain.observers.history import History
+from syncpretrain.runs.report.plots.canvas import colour_of, new_panels
+from syncpretrain.runs.timeline import EpochSpan, Timeline, read_timeline, timeline_of
+
+__all__ = ["Curve", "curves_of", "draw_curve", "learning_curves"]
+
+FEW_EPOCHS = 40  # which have a mark each
+SQUARED, WRONG = "squared error", "share of wrong classes"
+
+
+class Curve(NamedTuple):
+    """Errors after each epoch of a layer, or of fine-tuning; nan where there is none."""
+
+    title: str
+    epochs: NDArray[np.float64]
+    train: NDArray[np.float64]
+    validation: NDArray[np.float64]
+    label: str = SQUARED
+
+
+def learning_curves(run: Any, *, axes: Any = None) -> NDArray[Any]:
+    """Draw the errors of each layer and of fine-tuning, by epoch.
+
+    Solid lines are the running errors of the training minibatches, dashed ones those of held-out
+    examples. They are squared errors, summed over the units of an example; of a classifier's
+    fine-tuning, shares of wrong classes.
+
+    Parameters
+    ----------
+    run : str, Path, Stack, History or ErrorHistory
+        The folder of a run, what :func:`syncpretrain.pretrain` returned, or an observer of a run.
+    axes : sequence of Axes, optional
+        One for each layer that trained, and one for fine-tuning if there was any; default those of
+        a new figure.
+
+    Returns
+    -------
+    ndarray of Axes
+
+    Raises
+    ------
+    DataError
+        If there are no errors, or Matplotlib is not installed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from syncpretrain import plot, pretrain
+    >>> X = np.random.default_rng(0).random((100, 16), dtype=np.float32)
+    >>> stack = pretrain(X, layers=[16, 8, 4], epochs=3)
+    >>> [panel.get_title() for panel in plot.learning_curves(stack)]
+    ['layer 1', 'layer 2']
+    """
+    curves = curves_of(run)
+    if not curves:
+        raise DataError(
+            "run: it has no finished epoch; expected the folder of a run that trained, or a stack"
+            " as pretrain() returns it"
+        )
+    panels = new_panels(axes, len(curves))
+    for panel, curve in zip(panels, curves, strict=True):
+        draw_curve(panel, curve)
+    return np.array(panels, dtype=object)
+
+
+def curves_of(run: Any) -> list[Curve]:
+    """Return the curves of a run, a stack or a history; those without an epoch are left out."""
+    is_classifier = False
+    if isinstance(run, Stack):
+        is_classifier = run.head is not None and run.head.kind == "classification"
+        run = run.history or ErrorHistory()
+    if isinstance(run, ErrorHistory):
+        named = [(f"layer {n}", curve) for n, curve in enumerate(run.layers, start=1)]
+        found = [_of_errors(title, x) for title, x in (*named, ("fine-tuning", run.finetune))]
+    else:
+        timeline = _timeline(run)
+        numbers = range(1, len(timeline.layers))
+        found = [_of_spans(f"layer {n}", timeline.of_layer(n)) for n in numbers]
+        found.append(_of_spans("fine-tuning", timeline.of_layer(0)))
+        is_classifier = timeline.objective == "classification"
+    if is_classifier:
+        found[-1] = found[-1]._replace(label=WRONG)
+    return [curve for curve in found if len(curve.epochs)]
+
+
+def _timeline(run: Any) -> Timeline:
+    if isinstance(run, Timeline):
+        return run
+    return timeline_of(run.events) if isinstance(run, History) else read_timeline(Path(run))
+
+
+def _of_errors(title: str, curve: ErrorCurve) -> Curve:
+    count = len(curve.train)
+    held_out = np.full(count, np.nan)
+    held_out[count - len(curve.validation) :] = curve.validation
+    return Curve(title, np.arange(1.0, count + 1), np.array(curve.train, dtype=float), held_out)
+
+
+def _of_spans(title: str, spans: Sequence[EpochSpan]) -> Curve:
+    def column(name: str) -> NDArray[np.float64]:
+        return np.array([getattr(span, name) for span in spans], dtype=np.float64)
+
+    return Curve(title, column("epoch"), column("train_error"), column("validation_error"))
+
+
+def draw_curve(axes: Any, curve: Curve, *, series: int = 0, label: str = "") -> None:
+    """Draw a curve; ``series`` is the number of its colour, ``label`` the name of its run."""
+    mark = "o" if len(curve.epochs) <= FEW_EPOCHS else ""
+    style: dict[str, Any] = {"color": colour_of(series), "markersize": 3, "linewidth": 1.4}
+    for name, errors, line, shape in (
+        ("training", curve.train, "-", mark),
+        ("validation", curve.validation, "--", mark and "s"),
+    ):
+        if np.isfinite(errors).any():
+            text = f"{label}, {name}" if label else name
+            axes.plot(curve.epochs, errors, line, marker=shape, label=text, **style)
+    axes.set(title=curve.title, xlabel="epoch", ylabel=curve.label)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(visible=True, alpha=0.4)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize="small", frameon=False)

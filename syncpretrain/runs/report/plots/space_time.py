@@ -1,0 +1,179 @@
+"""The space-time diagram of a run: a row a layer, and a bar an epoch (Santara et al. 2016, fig. 3).
+
+layer 1   |1(0)|2(0)|3(0)|4(0)|
+layer 2   .....|1(1)|2(2)|3(3)|4(4)|
+time ->
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from syncpretrain.errors import DataError
+from syncpretrain.observers.history import History
+from syncpretrain.runs.critical_path import critical_path
+from syncpretrain.runs.report.plots.canvas import ASLEEP, colour_of, new_axes, text_on
+from syncpretrain.runs.timeline import EpochSpan, Timeline, read_timeline, timeline_of
+
+__all__ = ["TUNING_NAME", "draw_space_time", "first_second", "space_time"]
+
+MOST_BARS = 360  # more are hard to see, and make a large file; epochs then share a bar
+HEIGHT = 0.72  # of a bar, where rows are 1 apart
+NUMBER_INCHES = 0.45  # of a bar: narrower ones have no number
+LEAST_BARS = 6  # of a layer
+TUNING_NAME = "fine-tuning"
+TUNING_COLOUR = "#777777"
+PALER = 0.84  # of every second bar, to see where one ends
+TRANSFORM = 0.45
+
+
+def space_time(run: Any, *, axes: Any = None) -> Any:
+    """Draw who trained when: a row a layer, a bar an epoch, grey while a layer sleeps.
+
+    A bar has the number of its epoch, and in brackets the version of the layer below that it
+    trained on. Its paler beginning is the time in which its input was computed. A dark frame
+    is the critical path: each of these epochs began when the one before it was done. It is
+    figure 3 of Santara et al. 2016, of a run as it was.
+
+    Parameters
+    ----------
+    run : str, Path or History
+        The folder of a run, or an observer of one.
+    axes : Axes, optional
+
+    Returns
+    -------
+    Axes
+
+    Raises
+    ------
+    DataError
+        If the run has no finished epoch, or Matplotlib is not installed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from syncpretrain import plot, pretrain
+    >>> from syncpretrain.observers.history import History
+    >>> X, history = np.random.default_rng(0).random((100, 16), dtype=np.float32), History()
+    >>> stack = pretrain(X, layers=[16, 8, 4], epochs=3, observers=[history])
+    >>> axes = plot.space_time(history)
+    >>> [label.get_text() for label in axes.get_yticklabels()]
+    ['layer 1', 'layer 2']
+    """
+    if isinstance(run, History):
+        timeline = timeline_of(run.events)
+    else:
+        timeline = run if isinstance(run, Timeline) else read_timeline(Path(run))
+    if not (timeline.spans or timeline.tuning):
+        raise DataError("run: no epoch of it is finished; a diagram needs one")
+    rows = len(timeline.layers) - 1 + bool(timeline.tuning)
+    axes = new_axes(axes, size=(9, 1.2 + 0.45 * rows))
+    draw_space_time(axes, timeline)
+    return axes
+
+
+def draw_space_time(
+    axes: Any, timeline: Timeline, *, prefix: str = "", seconds: float = 0.0
+) -> dict[str, str]:
+    """Draw a diagram; return what each bar stands for, by its id, which begins with ``prefix``.
+
+    The axis has at least these ``seconds``, to compare runs.
+    """
+    depth = max(len(timeline.layers) - 1, 0)
+    layers = range(1, depth + 1) if timeline.spans else ()
+    rows = [*layers, *([0] if timeline.tuning else [])]
+    end = max(span.end for span in (*timeline.spans, *timeline.tuning))
+    begin = first_second(timeline)
+    end = max(end, begin + seconds)
+    on_path = frozenset(critical_path(timeline))
+    titles: dict[str, str] = {}
+    most = max(LEAST_BARS, MOST_BARS // max(1, len(rows)))
+    numbered = NUMBER_INCHES / axes.figure.get_figwidth() * (end - begin)
+    for place, layer in enumerate(rows):
+        _draw_sleep(axes, timeline, layer, place)
+        spans = timeline.of_layer(layer)
+        for group in _grouped(spans, most):
+            name = f"{prefix}bar{len(titles)}"
+            titles[name] = _title(timeline, group)
+            _draw_bar(axes, group, place, name, on_path)
+            if len(group) == 1 and group[0].seconds - group[0].transform > numbered:
+                _number(axes, timeline, group[0], place)
+    names = [f"layer {layer}" if layer else TUNING_NAME for layer in rows]
+    axes.set_yticks(range(len(rows)), names)
+    axes.set(xlim=(begin, end), ylim=(len(rows) - 0.5, -0.5), xlabel="seconds")
+    for at in timeline.resumed:
+        axes.axvline(at, color="0.5", linestyle=":", linewidth=1)
+    axes.tick_params(axis="y", length=0)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    return titles
+
+
+def first_second(timeline: Timeline) -> float:
+    """Return when a diagram begins, on the clock of the run."""
+    return timeline.began if timeline.spans else timeline.tuning[0].start
+
+
+def _draw_sleep(axes: Any, timeline: Timeline, layer: int, place: int) -> None:
+    """Draw a layer's row of sleep, on which its epochs lie."""
+    if layer and timeline.seconds:
+        left, width = timeline.began, timeline.seconds
+        axes.barh(place, width, left=left, height=HEIGHT, color=ASLEEP, linewidth=0)
+
+
+def _grouped(spans: Sequence[EpochSpan], most: int) -> list[tuple[EpochSpan, ...]]:
+    """Return epochs in at most ``most`` groups that follow each other."""
+    size = -(-len(spans) // most)
+    return [tuple(spans[i : i + size]) for i in range(0, len(spans), max(1, size))]
+
+
+def _draw_bar(
+    axes: Any, group: Sequence[EpochSpan], place: int, name: str, on_path: frozenset[EpochSpan]
+) -> None:
+    first, last = group[0], group[-1]
+    colour = colour_of(first.layer - 1) if first.layer else TUNING_COLOUR
+    alpha = 1.0 if (first.epoch // len(group)) % 2 else PALER
+    (bar,) = axes.barh(
+        place, last.end - first.start, left=first.start, height=HEIGHT, color=colour, linewidth=0
+    )
+    bar.set(alpha=alpha, gid=name)
+    if first.transform > 0 and len(group) == 1:
+        axes.barh(
+            place, first.transform, left=first.start, height=HEIGHT, color=ASLEEP, alpha=TRANSFORM
+        )
+    for span in (span for span in group if span in on_path):
+        axes.hlines(
+            place - HEIGHT / 2, span.start, span.end, color=axes.xaxis.label.get_color(), lw=2.2
+        )
+
+
+def _number(axes: Any, timeline: Timeline, span: EpochSpan, place: int) -> None:
+    versions = span.layer > 1 and not timeline.is_streamed
+    text = f"{span.epoch}({span.reads})" if versions else f"{span.epoch}"
+    middle = (span.start + span.transform + span.end) / 2
+    colour = text_on(span.layer - 1) if span.layer else "white"
+    style = {"ha": "center", "va": "center", "color": colour, "fontsize": "x-small"}
+    axes.text(middle, place, text, clip_on=True, **style)
+
+
+def _title(timeline: Timeline, group: Sequence[EpochSpan]) -> str:
+    """Return what a bar stands for, in a sentence."""
+    first, last = group[0], group[-1]
+    name = f"layer {first.layer}" if first.layer else TUNING_NAME
+    epochs = f"epoch {first.epoch}" if first is last else f"epochs {first.epoch} to {last.epoch}"
+    read = f" on version {first.reads}" if first is last and first.layer > 1 else ""
+    read = "" if timeline.is_streamed else read
+    stipulated = timeline.epochs[first.layer - 1] if first.layer and timeline.epochs else None
+    extra = ", a refresh" if stipulated is not None and first.epoch > stipulated else ""
+    parts = [f"{name}, {epochs}{read}{extra}: {last.end - first.start:.3g} s"]
+    parts[0] += f", from {first.start:.3g} to {last.end:.3g} s"
+    if last.train_error is not None:
+        parts.append(f"error {last.train_error:.4g}")
+    if last.validation_error is not None:
+        parts.append(f"validation {last.validation_error:.4g}")
+    if first.transform > 0 and first is last:
+        parts.append(f"its input took {first.transform:.3g} s")
+    return ", ".join(parts)

@@ -1,0 +1,153 @@
+"""The space-time diagram of a run: who trained on what, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from html import escape
+from typing import Any
+
+from syncpretrain.runs.critical_path import critical_path, path_seconds
+from syncpretrain.runs.record import RunRecord
+from syncpretrain.runs.report.plots.space_time import TUNING_NAME, draw_space_time, first_second
+from syncpretrain.runs.report.sections.section import (
+    Section,
+    details,
+    number,
+    paragraph,
+    seconds_text,
+    table,
+)
+from syncpretrain.runs.report.svg import drawn
+from syncpretrain.runs.timeline import Timeline
+
+__all__ = ["course_section"]
+
+ZOOMS = {"whole": 10.0, "3 times": 30.0, "9 times": 90.0}  # inches
+ROW_INCHES = 0.4
+MOST_ROWS_SHOWN = 300
+LEGEND = (
+    "A row is a layer, and a bar an epoch: its number, and in brackets the version of the layer"
+    " below that it trained on. Grey is sleep; the paler beginning of a bar computed its input."
+    " Point at a bar for its figures."
+)
+STREAMED_LEGEND = (
+    "A row is a layer, and a bar an epoch with its number. Layers trained on each other's"
+    " minibatches, so that a bar is the time from the first of an epoch to the last. Point at a bar"
+    " for its figures."
+)
+PIXELS_PER_INCH = 86  # at least: text of 11 pixels
+
+
+def course_section(runs: Sequence[RunRecord]) -> Section:
+    """Return the diagram of each run, with its figures."""
+    has_epochs = any(run.timeline.spans or run.timeline.tuning for run in runs)
+    streamed = all(run.timeline.is_streamed for run in runs)
+    parts = [paragraph(STREAMED_LEGEND if streamed else LEGEND)] if has_epochs else []
+    longest = max(map(_length, (run.timeline for run in runs)))
+    for place, run in enumerate(runs):
+        name = f"{run.name}: " if len(runs) > 1 else ""
+        parts.append(f"<h3>{escape(run.name)}</h3>" if name else "")
+        timeline = run.timeline
+        if not (timeline.spans or timeline.tuning):
+            parts.append(paragraph("No epoch is finished."))
+            continue
+        parts.append(_diagram(timeline, f"course{place}", name, longest))
+        parts += [paragraph(sentence) for sentence in _sentences(timeline)]
+        if timeline.spans:
+            parts.append(_shares(timeline, name))
+        parts.append(details("The epochs as a table", _epochs(timeline, name)))
+    return Section("course", "Who trained when", "".join(parts))
+
+
+def _length(timeline: Timeline) -> float:
+    """Return the seconds that a diagram has, from its first epoch to its last."""
+    spans = (*timeline.spans, *timeline.tuning)
+    return max(span.end for span in spans) - first_second(timeline) if spans else 0.0
+
+
+def _diagram(timeline: Timeline, name: str, run: str, seconds: float) -> str:
+    """Return the diagram in several widths, one of which is shown; it needs no script."""
+    rows = len(timeline.layers) - 1 + bool(timeline.tuning)
+    buttons, drawings = [], []
+    for place, (label, width) in enumerate(ZOOMS.items()):
+        own = f"{name}-{place}"
+        draw = partial(_draw, timeline=timeline, prefix=f"{own}-", seconds=seconds)
+        what = f"{run}space-time diagram, {label}"
+        svg = drawn(draw, name=own, label=what, size=(width, 0.75 + ROW_INCHES * rows))
+        checked = "" if place else " checked"
+        buttons.append(
+            f'<input type="radio" name="{name}-zoom" id="{own}-zoom"{checked}>'
+            f'<label for="{own}-zoom">{label}</label>'
+        )
+        drawings.append(
+            f'<div class="scroll zoom{place}" tabindex="0" role="region" aria-label="{what}">'
+            f'<div style="min-width: {PIXELS_PER_INCH * width:.0f}px">{svg}</div></div>'
+        )
+    controls = "".join(buttons)
+    return f'<div class="zoomed"><span>Zoom</span>{controls}{"".join(drawings)}</div>'
+
+
+def _draw(axes: Any, *, timeline: Timeline, prefix: str, seconds: float) -> Mapping[str, str]:
+    return draw_space_time(axes, timeline, prefix=prefix, seconds=seconds)
+
+
+def _sentences(timeline: Timeline) -> list[str]:
+    """Return what the diagram shows, in words."""
+    if not timeline.spans or not timeline.seconds:
+        return []
+    work, depth = sum(timeline.busy), len(timeline.busy)
+    layers = f"{depth} layers" if depth > 1 else "the layer"
+    found = [
+        f"Pretraining took {seconds_text(timeline.seconds)}, and the epochs of {layers}"
+        f" {seconds_text(work)}: {work / timeline.seconds:.2f} were at work at a time."
+    ]
+    path = critical_path(timeline)
+    if path:
+        own = path_seconds(path, depth)
+        by_layer = ", ".join(
+            f"layer {n} for {100 * x / timeline.seconds:.0f} %"
+            for n, x in enumerate(own, start=1)
+            if x > 0
+        )
+        waits = 100 * max(0.0, 1 - sum(own) / timeline.seconds)
+        found.append(
+            f"The critical path, with a line above its bars, is what the time depended on:"
+            f" {by_layer} of it, and {waits:.0f} % between its epochs. Only what makes these epochs"
+            " faster makes the run faster."
+        )
+    elif timeline.is_streamed:
+        busiest = max(range(depth), key=lambda i: timeline.busy[i])
+        found.append(f"Layer {busiest + 1} had the most work.")
+    return found
+
+
+def _shares(timeline: Timeline, name: str) -> str:
+    path = path_seconds(critical_path(timeline), len(timeline.busy))
+    rows = []
+    for layer, (busy, on_path) in enumerate(zip(timeline.busy, path, strict=True), start=1):
+        spans = timeline.of_layer(layer)
+        asleep = max(0.0, timeline.seconds - busy)
+        share = asleep / timeline.seconds if timeline.seconds else 0.0
+        first = seconds_text(spans[0].start - timeline.began) if spans else "-"
+        cells = (len(spans), seconds_text(busy), seconds_text(asleep), f"{100 * share:.0f} %")
+        last = seconds_text(on_path) if on_path else "-"
+        rows.append((f"layer {layer}", *cells, first, *([last] if any(path) else [])))
+    head = ["", "epochs", "at work", "asleep", "idle share", "began after"]
+    head += ["on the critical path"] if any(path) else []
+    return table(head, rows, caption=f"{name}Work and sleep of each layer")
+
+
+def _epochs(timeline: Timeline, name: str) -> str:
+    """Return each epoch in a row, for those who cannot point at a bar."""
+    rows = []
+    for span in (*timeline.spans, *timeline.tuning)[:MOST_ROWS_SHOWN]:
+        layer = f"layer {span.layer}" if span.layer else TUNING_NAME
+        read = span.reads if span.layer > 1 and not timeline.is_streamed else "-"
+        times = (f"{span.start:.3f}", f"{span.end:.3f}")
+        errors = (number(span.train_error), number(span.validation_error))
+        rows.append((layer, span.epoch, read, *times, *errors))
+    left_out = len(timeline.spans) + len(timeline.tuning) - len(rows)
+    more = f"; {left_out} more are in events.jsonl" if left_out else ""
+    head = ("", "epoch", "on version", "from, s", "to, s", "error", "validation")
+    return table(head, rows, caption=f"{name}Epochs by start{more}")

@@ -1,0 +1,203 @@
+"""Sections about examples: reconstructions, filters, activities, codes and samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.data.columns import columns_in
+from syncpretrain.data.dataset import PARTS, Dataset
+from syncpretrain.data.examples import evenly_spaced
+from syncpretrain.errors import DataError, SyncpretrainError
+from syncpretrain.models.stack import Stack
+from syncpretrain.runs.report.images import image_grid
+from syncpretrain.runs.report.plots.examples import SHARE_LABEL, check_decoder, error_shares
+from syncpretrain.runs.report.plots.features import (
+    MOST_BARS_SHOWN,
+    draw_bars,
+    names_of,
+)
+from syncpretrain.runs.report.plots.units import activities_of, draw_activity, draw_codes
+from syncpretrain.runs.report.plots.weights import filter_grid, weight_norms
+from syncpretrain.runs.report.sections.section import (
+    Section,
+    figure,
+    image,
+    paragraph,
+    row_of,
+    table,
+)
+from syncpretrain.runs.report.svg import drawn
+from syncpretrain.shapes import ConvolutionShape, ImageShape
+
+__all__ = ["Shown", "example_sections", "shown_of"]
+
+MOST_EXAMPLES = 1000
+DRAWN_EXAMPLES, DRAWN_FILTERS = 20, 100
+SAMPLES, SAMPLE_STEPS = 20, 200
+SAMPLED_ROWS, SAMPLED_COLUMNS = 6, 12  # of a table
+MOST_HISTOGRAMS = 24
+BAR_INCHES = 0.19
+
+
+class Shown(NamedTuple):
+    """Examples to show: ``rows`` of shape (n, values), labels if there are any, their name."""
+
+    rows: NDArray[np.float32]
+    labels: NDArray[Any] | None
+    name: str
+
+
+def shown_of(data: Dataset, part: str | None = None) -> Shown:
+    """Return at most 1,000 examples of a part, by default test examples if there are any.
+
+    Raises
+    ------
+    DataError
+        If the part is empty.
+    """
+    if part and not len(getattr(data, part)):
+        raise DataError(f"part: got {part}, but {data.name} has no such part; leave --part out")
+    by_worth = [part] if part else [name for name in reversed(PARTS) if len(getattr(data, name))]
+    name = (by_worth or ["train"])[0]
+    labels = data.targets(name)
+    return Shown(
+        evenly_spaced(getattr(data, name), MOST_EXAMPLES),
+        None if labels is None else evenly_spaced(labels, MOST_EXAMPLES),
+        f"the {name} part of {data.name}",
+    )
+
+
+def example_sections(
+    stack: Stack, images: ImageShape | None, shown: Shown | None, reason: str = ""
+) -> list[Section]:
+    """Return the sections that need a stack; without examples, of which ``reason`` says why, fewer.
+
+    Parameters
+    ----------
+    stack : Stack
+    images : ImageShape or None
+        The shape of an example, None where it is no image.
+    shown : Shown or None
+    reason : str
+    """
+    missing = paragraph(f"There are no examples to show: {reason}") if shown is None else ""
+    parts: list[tuple[str, str, Callable[[], str]]] = [
+        ("filters", "What the lowest layer reads", partial(_filters, stack, images)),
+        ("samples", "Samples", partial(_samples, stack, images)),
+    ]
+    if shown is not None:
+        with_data = (("units", "Activities of the hidden units", partial(_units, stack, shown)),)
+        with_codes = (("codes", "Map of the codes", partial(_codes, stack, shown)),)
+        above = partial(_reconstructions, stack, images, shown)
+        parts = [("reconstructions", "Reconstructions", above), parts[0], *with_data]
+        parts += [*with_codes, ("samples", "Samples", partial(_samples, stack, images))]
+    sections = [Section(name, title, _tried(body)) for name, title, body in parts]
+    if missing:
+        sections.insert(0, Section("reconstructions", "Reconstructions", missing))
+    return sections
+
+
+def _tried(body: Callable[[], str]) -> str:
+    """Return a body, or why it cannot be drawn of this stack."""
+    try:
+        return body()
+    except SyncpretrainError as error:
+        text = str(error)
+        return paragraph(f"Not drawn: {text}.")
+
+
+def _reconstructions(stack: Stack, images: ImageShape | None, shown: Shown) -> str:
+    check_decoder(stack)
+    if images is not None:
+        rows = evenly_spaced(shown.rows, DRAWN_EXAMPLES)
+        text = f"{len(rows)} examples of {shown.name}, each above its reconstruction"
+        return figure(image(image_grid(rows, stack.reconstruct(rows), shape=images), text), text)
+    shares = error_shares(stack, shown.rows)
+    text = (
+        f"The error of each value's reconstructions on {shown.name}, in percent of that of its"
+        " mean: 0 is perfect, and 100 says nothing. The worst are on top."
+    )
+    return _bars(stack, shares, SHARE_LABEL, "shares", text)
+
+
+def _filters(stack: Stack, images: ImageShape | None) -> str:
+    if images is None and not isinstance(stack.layers[0].shape, ConvolutionShape):
+        text = "The norm of the weights of each value: how much the hidden units read of it."
+        return _bars(stack, weight_norms(stack), "norm of the weights", "norms", text)
+    grid, count, units = filter_grid(stack, 1, images, DRAWN_FILTERS)
+    text = f"{count} of {units} filters of layer 1: grey is 0, and each has its own contrast"
+    return figure(image(grid, text), text)
+
+
+def _bars(stack: Stack, values: NDArray[Any], label: str, name: str, text: str) -> str:
+    def draw(axes: Any) -> Mapping[str, str] | None:
+        draw_bars(axes, names_of(stack), values, label=label)
+        return None
+
+    rows = min(len(values), MOST_BARS_SHOWN)
+    size = (5.0, 0.8 + BAR_INCHES * rows)
+    return figure(drawn(draw, name=name, label=text, size=size), text)
+
+
+def _units(stack: Stack, shown: Shown) -> str:
+    found = activities_of(stack, shown.rows)
+    panels, rows = [], []
+    for activity in found:
+        counts = ["-" if x is None else str(x) for x in (activity.dead, activity.saturated)]
+        units, mean = activity.values.shape[1], float(activity.values.mean())
+        rows.append((f"layer {activity.layer}", activity.units, units, f"{mean:.3g}", *counts))
+    depth = len(found)
+    kept = found if depth <= MOST_HISTOGRAMS else [*found[: MOST_HISTOGRAMS - 1], found[-1]]
+    for activity in kept:
+        draw = partial(_draw_activity, activity=activity, is_code=activity.layer == depth)
+        label = f"Histogram of the activities of layer {activity.layer}"
+        panels.append(figure(drawn(draw, name=f"units{activity.layer}", label=label)))
+    text = (
+        f"Mean activities of the hidden units on {len(shown.rows):,} examples of {shown.name}. Dead"
+        " units are off, and saturated ones on, for every example: they say nothing about any."
+    )
+    head = ("", "units", "number", "mean activity", "dead", "saturated")
+    caption = "Idle units of each layer"
+    return paragraph(text) + row_of(panels) + table(head, rows, caption=caption, left=2)
+
+
+def _draw_activity(axes: Any, *, activity: Any, is_code: bool) -> None:
+    draw_activity(axes, activity, is_code=is_code)
+
+
+def _codes(stack: Stack, shown: Shown) -> str:
+    found = stack.encode(shown.rows)
+
+    def draw(axes: Any) -> Mapping[str, str] | None:
+        draw_codes(axes, found, shown.labels)
+        return None
+
+    text = f"The codes of {len(found):,} examples of {shown.name}, by principal components"
+    text += "" if shown.labels is None else ", coloured by label"
+    svg = drawn(draw, name="codes-map", label=text, size=(5.0, 4.3))
+    return figure(svg, text)
+
+
+def _samples(stack: Stack, images: ImageShape | None) -> str:
+    if images is not None:
+        grid = image_grid(stack.sample(SAMPLES, steps=SAMPLE_STEPS), shape=images)
+        text = f"{SAMPLES} samples of the top RBM, after {SAMPLE_STEPS} steps from noise"
+        return figure(image(grid, text), text)
+    columns = columns_in(stack.info)
+    if columns is None:
+        return paragraph("Not drawn: the examples are no images, and their values have no names.")
+    rows = stack.sample(SAMPLED_ROWS, steps=SAMPLE_STEPS)
+    decoded = dict(list(columns.decode(rows).items())[:SAMPLED_COLUMNS])
+    texts = ([_value(x) for x in values] for values in decoded.values())
+    cells = [(f"sample {n}", *row) for n, row in enumerate(zip(*texts, strict=True), start=1)]
+    caption = f"Samples of the top RBM, after {SAMPLE_STEPS} steps from noise"
+    return table(("", *decoded), cells, caption=caption)
+
+
+def _value(value: Any) -> str:
+    return f"{value:.4g}" if np.issubdtype(type(value), np.number) else str(value)

@@ -1,0 +1,214 @@
+"""The first section: whether it worked, in a sentence, and the figures that say so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from syncpretrain.data.dataset import PARTS
+from syncpretrain.models.verdict import share_text
+from syncpretrain.runs.record import RunRecord
+from syncpretrain.runs.report.sections.section import (
+    Section,
+    number,
+    paragraph,
+    seconds_text,
+    table,
+    unordered,
+)
+
+__all__ = ["Headline", "headline_of", "outcome_section", "quality_of"]
+
+NOTHING, LITTLE = 1.0, 0.75  # of a constant's error: at these shares so much was learned
+LEAST_SECONDS = 0.001  # of a stage that there was
+SIGNS = {"good": "✓", "poor": "!", "bad": "✕"}  # beside the colour, which not everyone sees
+RUN_ENDS = {
+    "running": ("poor", "This run is still at work"),
+    "stopped": ("poor", "This run was stopped before its end"),
+    "failed": ("bad", "This run failed"),
+    "lost": ("bad", "This run ended before its time"),
+}
+
+
+class Headline(NamedTuple):
+    """The verdict: ``kind`` is good, poor or bad."""
+
+    kind: str
+    text: str
+    reasons: tuple[str, ...] = ()
+
+
+class Quality(NamedTuple):
+    """The figure that a run is judged by, and that of a constant; smaller is better."""
+
+    text: str
+    error: float
+    constant: float | None
+
+
+def quality_of(metrics: dict[str, Any]) -> Quality | None:
+    """Return the figure that a finished run is judged by, None where it has none.
+
+    That is the share of wrong classes of a classifier, the error of a regression, or the stack's
+    reconstruction error, on test examples if there are any.
+    """
+    right, majority = metrics.get("accuracy") or {}, metrics.get("majority") or {}
+    if part := _part(right):
+        share, usual = 1 - right[part], majority.get(part)
+        text = f"{100 * share:.2f} % of the {part} examples get a wrong class"
+        if usual is not None:
+            text += f" ({100 * (1 - usual):.1f} % by always naming the most frequent one)"
+        return Quality(text, share, None if usual is None else 1 - usual)
+    apart = metrics.get("regression_error") or {}
+    if part := _part(apart):
+        found = apart[part]
+        r2 = found.get("r2")
+        text = f"the {part} error of the regression is {number(found['rmse'])} (root mean square)"
+        explained = "" if r2 is None else f", which explains {100 * r2:.0f} % of the variance"
+        return Quality(text + explained, 1 - r2 if r2 is not None else 0.0, 1.0)
+    errors = metrics.get("reconstruction_error") or {}
+    if part := _part(errors):
+        error, mean = errors[part], (metrics.get("mean_error") or {}).get(part)
+        text = f"the reconstruction error on {part} examples is {number(error)}"
+        if mean:
+            text += f", {share_text(error, mean)} of that of predicting the mean"
+        return Quality(text, error, mean)
+    return None
+
+
+def _part(figures: dict[str, Any]) -> str:
+    """Return the part of the data that counts most among those with a figure."""
+    return next((part for part in reversed(PARTS) if figures.get(part) is not None), "")
+
+
+def headline_of(run: RunRecord) -> Headline:
+    """Return the verdict on a run."""
+    if run.state.name in RUN_ENDS:
+        kind, text = RUN_ENDS[run.state.name]
+        return Headline(kind, text, (run.state.reason,))
+    metrics = run.metrics
+    if metrics is None:
+        return Headline("poor", "This run is finished, but its figures cannot be read")
+    reasons = tuple(metrics.get("verdict") or ())
+    quality = quality_of(metrics)
+    if quality is None:
+        return Headline("poor", "This run is finished; it has no figure to judge it by", reasons)
+    share = quality.error / quality.constant if quality.constant else 0.0
+    if share >= NOTHING:
+        return Headline("bad", f"It learned nothing: {quality.text}", reasons)
+    if share > LITTLE:
+        return Headline("poor", f"It learned little: {quality.text}", reasons)
+    if reasons:
+        return Headline("poor", f"It learned, but not as it should: {quality.text}", reasons)
+    return Headline("good", f"It worked: {quality.text}")
+
+
+def outcome_section(runs: Sequence[RunRecord]) -> Section:
+    """Return the verdict on each run, and the errors of a single one."""
+    parts = []
+    for run in runs:
+        found = headline_of(run)
+        name = f"{run.name}: " if len(runs) > 1 else ""
+        sign = SIGNS[found.kind]
+        parts.append(
+            f'<div class="verdict {found.kind}"><span class="sign" aria-hidden="true">{sign}</span>'
+            f"<div>{paragraph(name + found.text)}"
+            f"{unordered(found.reasons) if found.reasons else ''}</div></div>"
+        )
+    if len(runs) == 1:
+        parts += _figures(runs[0])
+    return Section("outcome", "Result", "".join(parts))
+
+
+def _figures(run: RunRecord) -> list[str]:
+    """Return the tables of errors of a finished run, or what there is of another."""
+    parts = [table(("", ""), _facts(run), caption="The run", left=2)]
+    if run.metrics is not None:
+        parts.append(_errors(run.metrics))
+    elif run.state.name != "running":
+        parts.append(paragraph(_what_is_left(run)))
+    if run.problems:
+        parts.append(paragraph("Not everything could be read:"))
+        parts.append(unordered(run.problems))
+    return parts
+
+
+def _facts(run: RunRecord) -> list[tuple[str, str]]:
+    metrics, timeline = run.metrics or {}, run.timeline
+    facts = []
+    if data := metrics.get("data"):
+        sizes = ", ".join(f"{data.get(part) or 0:,} {part}" for part in PARTS)
+        facts.append(("data", f"{data['name']}: {sizes}"))
+    elif run.identity is not None:
+        facts.append(("data", str(run.identity.data)))
+    if right := {k: x for k, x in (metrics.get("accuracy") or {}).items() if x is not None}:
+        wrong = (f"{part} {100 * (1 - share):.2f} %" for part, share in right.items())
+        facts.append(("wrong classes", ", ".join(wrong)))
+    seconds = metrics.get("seconds") or {}
+    if seconds:
+        names = ("pretrain", "finetune", "total")
+        parts = (
+            f"{name} {seconds_text(seconds[name])}"
+            for name in names
+            if seconds.get(name, 0.0) > LEAST_SECONDS
+        )
+        facts.append(("time", ", ".join(parts)))
+    elif timeline.seconds:
+        facts.append(("time", f"pretraining {seconds_text(timeline.seconds)} so far"))
+    work = sum(timeline.busy)
+    if timeline.seconds and work:
+        at_once = f"{work / timeline.seconds:.2f} layers at work at a time, of"
+        facts.append(("overlap", f"{at_once} {len(timeline.busy)}"))
+    if sha256 := metrics.get("parameters_sha256"):
+        facts.append(("parameters", f"SHA-256 {sha256[:16]}"))
+    return facts
+
+
+def _errors(metrics: dict[str, Any]) -> str:
+    layers, whole = metrics.get("layers") or [], metrics.get("reconstruction_error") or {}
+    measured = [whole, *(row["reconstruction_error"] for row in layers)]
+    parts = [part for part in PARTS if any(found.get(part) is not None for found in measured)]
+    rows = []
+    for row in layers:
+        own = row["reconstruction_error"], row.get("mean_error") or {}
+        label = f"layer {row['layer']}, {row['shape']}"
+        rows.append((label, *_cells(*own, parts, is_trained=row.get("epochs") != 0)))
+    if any(whole.get(part) is not None for part in parts):
+        predicts = metrics.get("accuracy") or metrics.get("regression_error")
+        label = "whole stack, pretrained" if predicts else "whole stack"
+        own = whole, metrics.get("mean_error") or {}
+        rows.append((label, *_cells(*own, parts, is_trained=True)))
+    caption = (
+        "Squared errors of reconstruction, summed over the values of an example, and their share of"
+        " that of predicting the mean"
+    )
+    return table(("", *parts), rows, caption=caption)
+
+
+def _cells(
+    errors: dict[str, Any], means: dict[str, Any], parts: Sequence[str], *, is_trained: bool
+) -> list[str]:
+    """Return the error of each part, with its share of the mean's."""
+    cells = []
+    for part in parts:
+        error, mean = errors.get(part), means.get(part)
+        if error is not None and mean and is_trained:
+            cells.append(f"{number(error)}, {share_text(error, mean)}")
+        else:
+            cells.append(number(error))
+    return cells
+
+
+def _what_is_left(run: RunRecord) -> str:
+    """Return what a run that did not finish left, and how to go on."""
+    done = [len(run.timeline.of_layer(n)) for n in range(1, len(run.timeline.layers))]
+    text = f"Epochs finished, by layer: {', '.join(map(str, done))}. " if any(done) else ""
+    if run.stack is not None:
+        text += "The model is what was learned by then, and is shown below. "
+    count = len(run.checkpoints)
+    if count:
+        plural = "" if count == 1 else "s"
+        text += f"checkpoints/ has {count} file{plural}, from which train --resume goes on."
+    elif run.stack is None:
+        text += "It left neither a model nor a checkpoint."
+    return text

@@ -1,0 +1,135 @@
+"""A section of a report, and the pieces of HTML that it is made of."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.runs.report.images import ENLARGE, png_bytes
+
+__all__ = [
+    "Section",
+    "details",
+    "figure",
+    "image",
+    "number",
+    "paragraph",
+    "row_of",
+    "seconds_text",
+    "table",
+    "unordered",
+]
+
+SHARP = 12  # times that a pixel of a small image is enlarged, at most
+IMAGE_WIDTH = 900  # at most, where pixels become squares
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A section: ``name`` is its id, ``body`` is HTML."""
+
+    name: str
+    title: str
+    body: str
+
+    def html(self) -> str:
+        """Return it as an element."""
+        heading = f"{self.name}-heading"
+        return (
+            f'<section id="{self.name}" aria-labelledby="{heading}">\n'
+            f'<h2 id="{heading}">{escape(self.title)}</h2>\n{self.body}\n</section>\n'
+        )
+
+
+def paragraph(text: str, *, kind: str = "") -> str:
+    """Return text as a paragraph, of a class if there is one."""
+    return f"<p{_of_class(kind)}>{escape(text)}</p>"
+
+
+def unordered(items: Iterable[str]) -> str:
+    """Return texts as a list."""
+    return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
+
+
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str, left: int = 1
+) -> str:
+    """Return a table, which scrolls by itself where it is too wide.
+
+    The first ``left`` columns are texts, the others numbers.
+    """
+    kinds = ["" if i < left else "number" for i in range(len(head))]
+    cells = (
+        f'<th scope="col"{_of_class(kind)}>{escape(name)}</th>'
+        for kind, name in zip(kinds, head, strict=True)
+    )
+    body = "".join(_row(row, kinds) for row in rows)
+    heading = f"<thead><tr>{''.join(cells)}</tr></thead>" if any(head) else ""
+    name = escape(caption)
+    return (
+        f'<p class="caption" aria-hidden="true">{name}</p>'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{name}">'
+        f'<table aria-label="{name}">{heading}<tbody>{body}</tbody></table></div>'
+    )
+
+
+def _row(row: Sequence[object], kinds: Sequence[str]) -> str:
+    first, *others = map(str, row)
+    cells = (
+        f"<td{_of_class(kind)}>{escape(cell)}</td>"
+        for kind, cell in zip(kinds[1:], others, strict=True)
+    )
+    return f'<tr><th scope="row">{escape(first)}</th>{"".join(cells)}</tr>'
+
+
+def _of_class(kind: str) -> str:
+    return f' class="{kind}"' if kind else ""
+
+
+def figure(content: str, caption: str = "") -> str:
+    """Return a drawing with its caption."""
+    below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    return f"<figure>{content}{below}</figure>"
+
+
+def row_of(figures: Iterable[str]) -> str:
+    """Return figures beside each other, as many as there is room for."""
+    return f'<div class="panels">{"".join(figures)}</div>'
+
+
+def image(grid: NDArray[np.float32], text: str) -> str:
+    """Return a grid of images, with values in [0, 1], as an image inside the page.
+
+    Raises
+    ------
+    DataError
+        If Pillow is not installed.
+    """
+    enlarge = max(1, min(SHARP, IMAGE_WIDTH // grid.shape[1]))
+    png = b64encode(png_bytes(grid, enlarge=min(ENLARGE, enlarge))).decode()
+    width = enlarge * grid.shape[1]
+    return f'<img src="data:image/png;base64,{png}" alt="{escape(text)}" style="width: {width}px">'
+
+
+def details(summary: str, body: str) -> str:
+    """Return what is seen only once it is opened."""
+    return f"<details><summary>{escape(summary)}</summary>{body}</details>"
+
+
+def number(value: float | None) -> str:
+    """Return a figure as it is printed, a dash for none."""
+    return "-" if value is None else f"{value:.4g}"
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a time as it is printed."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"

@@ -1,0 +1,267 @@
+"""Shelf of runs: what each run folder below a folder holds, and in which state it is.
+
+Nothing is written but by :func:`remove_run`. A folder whose files cannot be read is a damaged run
+with a reason, not an error.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from syncpretrain.errors import SettingsError
+from syncpretrain.runs.folder import (
+    CONFIG_NAME,
+    EVENTS_NAME,
+    IDENTITY_NAME,
+    METRICS_NAME,
+)
+from syncpretrain.runs.lock import owned, owner_of
+from syncpretrain.settings import Settings, read_settings
+
+__all__ = ["STATES", "ShelvedRun", "check_run", "read_run", "remove_run", "runs_in"]
+
+STATES = ("finished", "running", "stopped", "failed", "damaged")
+TAIL_BYTES = 1 << 16
+NAMED_BY_TIME = re.compile(r"(\d{8}-\d{6})-.+")
+
+
+class ShelvedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One run folder.
+
+    Attributes
+    ----------
+    name, folder : str
+        Of the folder, and its path.
+    when : str
+        When the run began, in ISO format, by the folder's name or its oldest file.
+    state : str
+        ``finished``, ``running``, ``stopped`` (by a signal, or its process is gone), ``failed`` or
+        ``damaged``.
+    reason : str
+        Of a failed, stopped or damaged run, where it is known; the owner of a running one.
+    layers, schedule, data : str
+        By its settings; empty where they cannot be read.
+    objective : str
+        Of fine-tuning; ``none`` without.
+    validation, test : float or None
+        The error of a finished run: the share of wrong classes, the root mean squared error of a
+        regression, or the reconstruction error of the stack.
+    seconds : float or None
+        In all; of an unfinished run up to its last event.
+    """
+
+    name: str
+    folder: str
+    when: str
+    state: str
+    reason: str = ""
+    layers: str = ""
+    schedule: str = ""
+    data: str = ""
+    objective: str = ""
+    validation: float | None = None
+    test: float | None = None
+    seconds: float | None = None
+
+    def key(self, field: str) -> tuple[bool, Any]:
+        """Return what to sort by; runs without the field come last."""
+        value = getattr(self, field)
+        return value in (None, "") or value != value, value if value is not None else 0.0
+
+
+class _Figures(msgspec.Struct):
+    """The fields of ``metrics.json`` that are shown; others are ignored."""
+
+    reconstruction_error: dict[str, float | None]
+    seconds: dict[str, float]
+    accuracy: dict[str, float | None] | None = None
+    regression_error: dict[str, dict[str, float | None] | None] | None = None
+
+
+class _Line(msgspec.Struct):
+    """The fields of an event that are shown."""
+
+    event: str
+    time: float | None = None
+    failed: bool = False
+    reason: str = ""
+
+
+def runs_in(folder: Path) -> list[ShelvedRun]:
+    """Return the runs of a folder, the newest first; other folders in it are left out.
+
+    Raises
+    ------
+    SettingsError
+        If the folder cannot be read.
+    """
+    try:
+        inside = sorted(path for path in folder.iterdir() if path.is_dir())
+    except OSError as error:
+        raise SettingsError(
+            f"folder: cannot read {folder}: {error.strerror}; name the folder of the runs with"
+            " --folder"
+        ) from None
+    found = [read_run(path) for path in inside if _has_files_of_a_run(path)]
+    return sorted(found, key=lambda run: run.when, reverse=True)
+
+
+def read_run(folder: Path) -> ShelvedRun:
+    """Return what a run folder holds."""
+    common: dict[str, Any] = {"name": folder.name, "folder": str(folder), "when": _began(folder)}
+    try:
+        settings = read_settings(folder / CONFIG_NAME)
+    except SettingsError as error:
+        owner = owner_of(folder)
+        if owner is not None:  # it is about to write them
+            return ShelvedRun(**common, state="running", reason=owner)
+        return ShelvedRun(**common, state="damaged", reason=str(error))
+    common.update(_described(settings))
+    if (folder / METRICS_NAME).exists():
+        try:
+            figures = msgspec.json.decode((folder / METRICS_NAME).read_bytes(), type=_Figures)
+        except (OSError, ValueError, RecursionError) as error:
+            reason = f"{folder / METRICS_NAME}: {error}"
+            return ShelvedRun(**common, state="damaged", reason=reason)
+        return ShelvedRun(**common | _errors(figures), state="finished")
+    last, seconds = _last_event(folder / EVENTS_NAME)
+    owner = owner_of(folder)
+    if owner is not None:
+        return ShelvedRun(**common, state="running", reason=owner, seconds=seconds)
+    state, reason = "stopped", ""
+    if last is not None and last.event == "RunStopped":
+        state, reason = "failed" if last.failed else "stopped", last.reason
+    return ShelvedRun(**common, state=state, reason=reason, seconds=seconds)
+
+
+def check_run(folder: Path) -> ShelvedRun:
+    """Return the run in a folder.
+
+    Raises
+    ------
+    SettingsError
+        If it is none.
+    """
+    if not _has_files_of_a_run(folder):
+        raise SettingsError(
+            f"run: got {folder}, expected the folder of a run, with {CONFIG_NAME} and"
+            f" {IDENTITY_NAME} in it"
+        )
+    return read_run(folder)
+
+
+def remove_run(folder: Path) -> None:
+    """Remove a run folder and all that is in it.
+
+    It loses its name first, so that a removal that is stopped leaves no half of a run.
+
+    Raises
+    ------
+    SettingsError
+        If it is no run, a link to one, at work in another process, or cannot be removed.
+    """
+    check_run(folder)
+    if folder.is_symlink():
+        raise SettingsError(f"run: got {folder}, a link; remove the folder that it names")
+    folder = folder.resolve()
+    with owned(folder, lambda message: None):
+        doomed = folder.with_name(f".{folder.name}.removed.{secrets.token_hex(4)}")
+        try:
+            folder.rename(doomed)
+        except OSError as error:
+            raise SettingsError(f"run: cannot remove {folder}: {error.strerror}") from error
+    try:
+        shutil.rmtree(doomed)
+    except OSError as error:
+        raise SettingsError(f"run: cannot remove all of {doomed}: {error.strerror}") from error
+
+
+def _has_files_of_a_run(folder: Path) -> bool:
+    """Return whether a folder is a run's: settings with an identity or events, or an identity."""
+    if (folder / IDENTITY_NAME).is_file():
+        return (folder / CONFIG_NAME).is_file() or _is_identity(folder / IDENTITY_NAME)
+    return (folder / CONFIG_NAME).is_file() and (folder / EVENTS_NAME).is_file()
+
+
+def _is_identity(path: Path) -> bool:
+    try:
+        return b'"syncpretrain run ' in path.read_bytes()
+    except OSError:
+        return False
+
+
+def _began(folder: Path) -> str:
+    """Return when a run began: by the name of its folder, or its oldest file."""
+    named = NAMED_BY_TIME.fullmatch(folder.name)
+    if named is not None:
+        try:
+            return datetime.strptime(named[1], "%Y%m%d-%H%M%S").isoformat()
+        except ValueError:
+            pass  # a number that is no date: the files are looked at
+    times = [_written(folder / name) for name in (IDENTITY_NAME, CONFIG_NAME, EVENTS_NAME)]
+    oldest = min((time for time in times if time is not None), default=0.0)
+    return datetime.fromtimestamp(oldest).isoformat(timespec="seconds")
+
+
+def _written(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def _described(settings: Settings) -> dict[str, str]:
+    pretrain = settings.pretrain
+    how = "streamed" if pretrain.handoff == "minibatch" else pretrain.pace
+    schedule = f"{pretrain.schedule}, {how}" if how in ("streamed", "free") else pretrain.schedule
+    return {
+        "layers": pretrain.architecture or "-".join(map(str, pretrain.layers)),
+        "schedule": schedule,
+        "data": settings.data.name,
+        "objective": settings.finetune.objective,
+    }
+
+
+def _errors(figures: _Figures) -> dict[str, float | None]:
+    """Return the errors that a run is judged by."""
+    parts = ("validation", "test")
+    own: Iterable[float | None]
+    if figures.accuracy is not None:
+        right = [figures.accuracy.get(part) for part in parts]
+        own = [None if x is None else 1 - x for x in right]
+    elif figures.regression_error is not None:
+        own = [(figures.regression_error.get(part) or {}).get("rmse") for part in parts]
+    else:
+        own = [figures.reconstruction_error.get(part) for part in parts]
+    return {**dict(zip(parts, own, strict=True)), "seconds": figures.seconds.get("total")}
+
+
+def _last_event(path: Path) -> tuple[_Line | None, float | None]:
+    """Return the last event of a run, and the time of the last one that has one."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return None, None
+    last: _Line | None = None
+    for line in reversed(lines):
+        try:
+            event = msgspec.json.decode(line, type=_Line)
+        except ValueError:
+            continue  # half a line, of a process that died, or the cut at the beginning
+        last = last or event
+        if event.time is not None and math.isfinite(event.time):
+            return last, event.time
+    return last, None

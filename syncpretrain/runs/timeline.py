@@ -1,0 +1,270 @@
+"""The course of a run, read back from its ``events.jsonl`` or from the events themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from syncpretrain.errors import DataError
+from syncpretrain.events import Event
+from syncpretrain.observers.event_log import CLOCK_FIELDS
+from syncpretrain.runs.folder import EVENTS_NAME
+
+__all__ = ["EpochSpan", "Timeline", "read_timeline", "timeline_of"]
+
+TUNING_ROW = 0  # the layer of an epoch of fine-tuning
+
+
+@dataclass(frozen=True, slots=True)
+class EpochSpan:
+    """One epoch on the clock of the run.
+
+    Attributes
+    ----------
+    layer : int
+        Counted from 1; 0 is fine-tuning.
+    epoch, reads : int
+        Its number, and the version of the layer below that it trained on.
+    start, end : float
+        Seconds since the run began.
+    transform : float
+        Seconds of these that computed its input.
+    train_error, validation_error : float or None
+    """
+
+    layer: int
+    epoch: int
+    reads: int
+    start: float
+    end: float
+    transform: float
+    train_error: float | None
+    validation_error: float | None
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What a run did, and when.
+
+    Attributes
+    ----------
+    layers, epochs : tuple of int
+        Units of the input and of each layer, and the epochs that were stipulated.
+    schedule, pace, runtime, handoff, objective : str
+        As of the settings; empty where it did not come so far.
+    workers, examples : int
+    spans, tuning : tuple of EpochSpan
+        Finished epochs of pretraining, by start, and those of fine-tuning.
+    notices : tuple of str
+    resumed : tuple of float
+        Seconds at which a resumed run went on; the time between two processes is left out.
+    busy : tuple of float
+        Seconds that each layer was at work, in its epochs unless the run measured it.
+    began, ended : float
+        Of pretraining, as far as it came.
+    is_pretrained : bool
+        Whether pretraining ended by itself.
+    stopped : tuple of bool and str, or None
+        Of a run that ended early: whether it failed, and the reason.
+    """
+
+    layers: tuple[int, ...] = ()
+    epochs: tuple[int, ...] = ()
+    schedule: str = ""
+    pace: str = ""
+    runtime: str = ""
+    handoff: str = ""
+    objective: str = ""
+    workers: int = 0
+    examples: int = 0
+    spans: tuple[EpochSpan, ...] = ()
+    tuning: tuple[EpochSpan, ...] = ()
+    notices: tuple[str, ...] = ()
+    resumed: tuple[float, ...] = ()
+    busy: tuple[float, ...] = ()
+    began: float = 0.0
+    ended: float = 0.0
+    is_pretrained: bool = False
+    stopped: tuple[bool, str] | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long pretraining took, as far as it came."""
+        return max(0.0, self.ended - self.began)
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether layers trained on minibatches, so that there are no versions."""
+        return self.handoff == "minibatch"
+
+    def of_layer(self, layer: int) -> list[EpochSpan]:
+        """Return the epochs of a layer, or with 0 of fine-tuning, in their order."""
+        spans = self.spans if layer else self.tuning
+        return sorted((x for x in spans if x.layer == layer), key=lambda span: span.epoch)
+
+
+class _Line(msgspec.Struct):
+    """What a timeline needs of a line; other fields are ignored."""
+
+    event: str
+    time: float
+    message: str = ""
+    failed: bool = False
+    reason: str = ""
+    layers: tuple[int, ...] = ()
+    epochs: Any = None
+    schedule: str = ""
+    pace: str = ""
+    runtime: str = ""
+    handoff: str = "epoch"
+    workers: int = 0
+    examples: int = 0
+    past_reads: tuple[tuple[int, ...], ...] | None = None  # None in the oldest logs
+    objective: str = ""
+    layer: int = 0
+    epoch: int = 0
+    reads: int = 0
+    started: float = 0.0
+    transform_seconds: float = 0.0
+    seconds: float = 0.0
+    train_error: float | None = None
+    validation_error: float | None = None
+    busy_seconds: tuple[float, ...] = ()
+
+
+@dataclass
+class _Reader:
+    """Takes one line after the other."""
+
+    start: _Line | None = None
+    began: float = 0.0
+    spans: dict[tuple[int, int], EpochSpan] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
+    resumed: list[float] = field(default_factory=list)
+    measured: tuple[float, ...] = ()  # the run's own figures of how long each layer worked
+    finished: float | None = None
+    objective: str = ""
+    stopped: tuple[bool, str] | None = None
+    offset: float = 0.0
+    last: float = 0.0
+
+    def take(self, line: _Line) -> None:
+        if line.time == 0 and self.last > self.offset:  # another process begins at 0 again
+            self.offset = self.last
+            self.resumed.append(self.offset)
+        now = self.offset + line.time
+        self.last = max(self.last, now)
+        self.stopped = (line.failed, line.reason) if line.event == "RunStopped" else None
+        match line.event:
+            case "Notice":
+                self.notices.append(line.message)
+            case "RunStarted":
+                self._begin(line, now)
+            case "EpochFinished":
+                self._add(line, self.offset + line.started, now, line.transform_seconds)
+            case "RunFinished":
+                self.finished, self.measured = now, line.busy_seconds
+            case "FinetuneStarted":
+                self.objective = line.objective
+            case "FinetuneEpochFinished":
+                self._add(line, now - line.seconds, now, 0.0)
+
+    def _begin(self, line: _Line, now: float) -> None:
+        """Begin pretraining, or go on with it: epochs after the checkpoint are void."""
+        if self.start is None:
+            self.began = now
+        self.start, self.finished, self.measured = line, None, ()
+        if line.past_reads is not None:
+            done = [len(reads) for reads in line.past_reads] or [0] * len(line.layers)
+            self.spans = {
+                (layer, epoch): span
+                for (layer, epoch), span in self.spans.items()
+                if layer == TUNING_ROW or epoch <= done[layer - 1]
+            }
+
+    def _add(self, line: _Line, start: float, end: float, transform: float) -> None:
+        errors = line.train_error, line.validation_error
+        span = EpochSpan(line.layer, line.epoch, line.reads, start, end, transform, *errors)
+        self.spans[line.layer, line.epoch] = span
+
+    def timeline(self) -> Timeline:
+        by_start = sorted(self.spans.values(), key=lambda span: (span.start, span.layer))
+        spans = tuple(span for span in by_start if span.layer != TUNING_ROW)
+        tuning = tuple(span for span in by_start if span.layer == TUNING_ROW)
+        common: dict[str, Any] = {
+            "notices": tuple(self.notices),
+            "resumed": tuple(self.resumed),
+            "objective": self.objective,
+            "stopped": self.stopped,
+            "tuning": tuning,
+        }
+        start = self.start
+        if start is None:
+            return Timeline(**common)
+        depth = len(start.layers) - 1
+        busy = [sum(x.seconds for x in spans if x.layer == n) for n in range(1, depth + 1)]
+        whole = len(self.measured) == depth and not self.resumed  # they are of one process
+        copied = ("layers", "schedule", "pace", "runtime", "handoff", "workers", "examples")
+        return Timeline(
+            epochs=tuple(start.epochs or ()),
+            spans=spans,
+            busy=self.measured if whole else tuple(busy),
+            began=self.began,
+            ended=self.finished or max((x.end for x in spans), default=self.began),
+            is_pretrained=self.finished is not None,
+            **{name: getattr(start, name) for name in copied},
+            **common,
+        )
+
+
+def read_timeline(run: str | Path) -> Timeline:
+    """Return the course of a run from its folder, or from an ``events.jsonl``.
+
+    Lines that cannot be read, such as half a one at the end, are left out.
+
+    Raises
+    ------
+    DataError
+        If there is no such file.
+    """
+    path = Path(run)
+    path = path / EVENTS_NAME if path.is_dir() else path
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise DataError(
+            f"run: cannot read {path}: {error.strerror or error}; name the folder of a run"
+        ) from None
+    reader = _Reader()
+    for line in lines:
+        try:
+            decoded = msgspec.json.decode(line, type=_Line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+        reader.take(decoded)
+    return reader.timeline()
+
+
+def timeline_of(events: Iterable[Event]) -> Timeline:
+    """Return the course of a run from its events, such as ``History().events``."""
+    reader, origin = _Reader(), None
+    for event in events:
+        values: dict[str, Any] = {x.name: getattr(event, x.name) for x in fields(event)}
+        origin = event.time if origin is None else origin
+        reader.take(_line({"event": type(event).__name__, **values}, origin))
+    return reader.timeline()
+
+
+def _line(values: Mapping[str, Any], origin: float) -> _Line:
+    known = {name: value for name, value in values.items() if name in _Line.__struct_fields__}
+    shifted = {name: known[name] - origin for name in CLOCK_FIELDS if name in known}
+    return _Line(**(known | shifted))

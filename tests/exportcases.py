@@ -1,0 +1,208 @@
+"""Stacks to export, raw rows for them, and what each part is to return."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from syncpretrain.data.scaling import Scaling
+from syncpretrain.models.convolution import ConvolutionalLayer
+from syncpretrain.models.layer import DenseLayer, Head
+from syncpretrain.models.stack import Stack
+from syncpretrain.shapes import ConvolutionShape
+
+__all__ = [
+    "CASES",
+    "HEADS",
+    "case",
+    "close",
+    "columns_of",
+    "expected",
+    "inputs_of",
+    "parts_of_case",
+    "rows_of",
+]
+
+ROWS = 7
+COLUMNS = {
+    "features": [
+        {"name": "age", "kind": "number"},
+        {"name": "colour", "kind": "category", "values": ["blue", "green", "red"]},
+        {"name": "place", "kind": "constant", "values": ["here"]},
+        {"name": "codes", "kind": "binary"},  # the name of an output, too
+        {"name": "size", "kind": "category", "values": ["L", "S"]},
+    ]
+}
+TABLE_UNITS = "gaussian:1,softmax:1x3,bernoulli:1,softmax:1x2"
+
+
+def _dense(draws, visible, hidden, above, below, *, untied=False):
+    def array(*shape):
+        return draws.normal(size=shape).astype(np.float32)
+
+    weight = array(visible, hidden) / np.float32(np.sqrt(visible))
+    own = array(hidden, visible) if untied else None
+    kinds = {"hidden_units": above, "visible_units": below}
+    return DenseLayer(weight, array(hidden), array(visible), own, **kinds)
+
+
+def _dense_stack(draws, widths, units, *, untied=False, **others):
+    pairs = zip(widths, widths[1:], units[1:], units, strict=False)
+    layers = [_dense(draws, v, h, up, down, untied=untied) for v, h, up, down in pairs]
+    return Stack(tuple(layers), **others)
+
+
+def _convolution(draws, shape, above="bernoulli", below="bernoulli", *, untied=False):
+    def array(*sizes):
+        return (0.3 * draws.normal(size=sizes)).astype(np.float32)
+
+    sizes = (shape.size, shape.size, shape.reads, shape.filters)
+    own = array(*sizes) if untied else None
+    biases = array(shape.filters), array(shape.channels)
+    kinds = {"hidden_units": above, "visible_units": below}
+    return ConvolutionalLayer(array(*sizes), *biases, shape, own, **kinds)
+
+
+def _scaling(draws, width, *, only=slice(None)):
+    shift, scale = np.zeros(width, "f4"), np.ones(width, "f4")
+    shift[only] = 1000 * draws.normal(size=width)[only]
+    scale[only] = draws.uniform(0.5, 20, size=width)[only]
+    return Scaling(shift, scale)
+
+
+def _lenet(draws):
+    first = ConvolutionShape(2, 8, 6, 4, 3, 1, 2, "max", channels_first=True, groups=2)
+    second = ConvolutionShape(4, 4, 3, 6, 2, 0, 1, "max", groups=2)
+    layers = [_convolution(draws, first, untied=True), _convolution(draws, second, "relu")]
+    return Stack((*layers, _dense(draws, second.hidden, 5, "tanh", "gaussian")))
+
+
+def _maps(draws, pooling):
+    shape = ConvolutionShape(1, 7, 9, 3, 2, 0, 2, pooling, channels_first=True)
+    layer = _convolution(draws, shape, below="gaussian")
+    return Stack((layer,), scaling=_scaling(draws, shape.visible))
+
+
+CASES = {
+    "dense": lambda draws: _dense_stack(draws, (12, 9, 5), ("bernoulli",) * 3, untied=True),
+    "linear code": lambda draws: _dense_stack(
+        draws, (12, 9, 3), ("bernoulli", "bernoulli", "gaussian")
+    ),
+    "standardized": lambda draws: _dense_stack(
+        draws, (6, 8, 4), ("gaussian", "relu", "tanh"), scaling=_scaling(draws, 6)
+    ),
+    "blocks": lambda draws: _dense_stack(
+        draws,
+        (10, 8),
+        ("bernoulli:2,gaussian:2,softmax:2x3", "relu"),
+        scaling=_scaling(draws, 10, only=slice(2, 4)),
+    ),
+    "counts": lambda draws: _dense_stack(draws, (8, 5), ("counts:8", "bernoulli")),
+    "table": lambda draws: _dense_stack(
+        draws,
+        (7, 6, 4),
+        (TABLE_UNITS, "bernoulli", "bernoulli"),
+        scaling=_scaling(draws, 7, only=slice(0, 1)),
+        info={"columns": COLUMNS},
+    ),
+    "convolutions": _lenet,
+    "mean pooling": lambda draws: _maps(draws, "mean"),
+    "probabilistic pooling": lambda draws: _maps(draws, "prob"),
+}
+HEADS = {
+    "none": None,
+    "three": ("classification", ("b", "c", "a")),
+    "two": ("classification", (7, -1)),
+    "numbers": ("regression", ()),
+}
+
+
+@cache
+def case(name: str, head: str = "none") -> Stack:
+    """Return the stack of a case, with a head."""
+    stack = CASES[name](np.random.default_rng(len(name)))
+    if HEADS[head] is None:
+        return stack
+    draws = np.random.default_rng(1)
+    kind, classes = HEADS[head]
+    outputs = len(classes) or 2
+    weight = draws.normal(size=(stack.widths[-1], outputs)).astype(np.float32)
+    return replace(stack, head=Head(weight, np.arange(outputs, dtype=np.float32), kind, classes))
+
+
+def parts_of_case(name: str, head: str) -> tuple[str, ...]:
+    """Return the parts of a stack that can be exported; the encoder only without a head."""
+    if head != "none":
+        return ("regressor" if head == "numbers" else "classifier",)
+    return ("encoder", "decoder") if name == "counts" else ("encoder", "decoder", "autoencoder")
+
+
+def rows_of(name: str, *, missing: bool = True) -> np.ndarray:
+    """Return rows as ``Stack.encode`` takes them."""
+    stack, draws = case(name), np.random.default_rng(2)
+    rows = draws.random((ROWS, stack.widths[0]), dtype=np.float32)
+    if name == "counts":
+        return draws.integers(0, 4, size=rows.shape).astype(np.float32)
+    if name in ("blocks", "table"):
+        groups = [slice(4, 7), slice(7, 10)] if name == "blocks" else [slice(1, 4), slice(5, 7)]
+        for group in groups:
+            choices = group.stop - group.start
+            rows[:, group] = np.eye(choices, dtype=np.float32)[draws.integers(choices, size=ROWS)]
+        if missing:
+            rows[0, groups[0]] = np.nan
+    if stack.scaling is not None:
+        rows = np.where(stack.scaling.scale == 1, rows, stack.scaling.invert(4 * rows - 2))
+    is_dense = isinstance(stack.layers[0], DenseLayer)
+    if missing and is_dense:
+        rows[1, 0] = np.nan
+    return rows.astype(np.float32)
+
+
+def columns_of(name: str, *, missing: bool = True) -> list[list]:
+    """Return the columns of the table as a file has them: numbers, and texts or None."""
+    rows = rows_of(name, missing=missing)
+
+    def texts(part, values):
+        known = ~np.isnan(part).any(axis=1)
+        return [values[part[i].argmax()] if known[i] else None for i in range(len(part))]
+
+    colours, sizes = ["blue", "green", "red"], ["L", "S"]
+    return [
+        rows[:, 0].tolist(),
+        texts(rows[:, 1:4], colours),
+        rows[:, 4].tolist(),
+        texts(rows[:, 5:7], sizes),
+    ]
+
+
+def numbered(name: str, *, missing: bool = True) -> np.ndarray:
+    """Return the table with the place of each category in place of its text."""
+    age, colour, code, size = columns_of(name, missing=missing)
+    places = [{"blue": 0, "green": 1, "red": 2, None: np.nan}[x] for x in colour]
+    others = [{"L": 0, "S": 1, None: np.nan}[x] for x in size]
+    return np.array([age, places, code, others], dtype=np.float32).T
+
+
+def inputs_of(name: str, part: str, *, missing: bool = True) -> np.ndarray:
+    """Return what goes into a part that takes rows of numbers."""
+    if part == "decoder":
+        return np.random.default_rng(3).random((ROWS, case(name).widths[-1]), dtype=np.float32)
+    found = numbered if name == "table" else rows_of
+    return found(name, missing=missing)
+
+
+def expected(name: str, head: str, part: str, *, missing: bool = True) -> np.ndarray:
+    """Return what the stack itself makes of the same."""
+    stack, rows = case(name, head), rows_of(name, missing=missing)
+    if part == "decoder":
+        return stack.decode(inputs_of(name, part))
+    methods = {"encoder": stack.encode, "autoencoder": stack.reconstruct}
+    methods |= {"classifier": stack.predict_proba, "regressor": stack.predict}
+    return methods[part](rows)
+
+
+def close(found: np.ndarray, wanted: np.ndarray) -> None:
+    """Compare with a tolerance of 1e-5, of large numbers in proportion."""
+    np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,198 @@
+"""Comfort of the command line: completion, suggestions, settings and predictions without a run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tomllib
+
+from syncpretrain.cli.program import COMMANDS
+from syncpretrain.runs.run import train_run
+from syncpretrain.settings import read_settings
+
+SECONDS = 60  # of every wait
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with x.npz, which is the current one."""
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "x.npz", X=rng.random((60, 6), dtype=np.float32), y=np.arange(60) % 3)
+    monkeypatch.chdir(tmp_path)
+    for name in ("MEASURED_SECONDS", "TUNED_SECONDS"):
+        monkeypatch.setattr(f"syncpretrain.planning.dry_run.{name}", 0.0)
+    return tmp_path
+
+
+def completions(shell, words, monkeypatch, call):
+    monkeypatch.setenv("_SYNCPRETRAIN_COMPLETE", f"{shell}_complete")
+    monkeypatch.setenv("COMP_WORDS", " ".join(["syncpretrain", *words]))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    return call()[0].split()
+
+
+class TestCompletion:
+    @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+    def test_the_script_asks_the_program(self, call, shell):
+        script, _ = call("completion", shell)
+        assert f"_SYNCPRETRAIN_COMPLETE={shell}_complete" in script
+
+    def test_an_unknown_shell(self, call):
+        _, err = call("completion", "tcsh", status=2)
+        assert "'bash', 'zsh', 'fish'" in err
+        assert err.count("\n") == 1
+
+    @pytest.mark.parametrize(
+        ("words", "expected"),
+        [
+            (["pre"], {"plain,predict", "plain,presets"}),
+            (["runs", "s"], {"plain,show"}),
+            (["train", "--print"], {"plain,--print-config"}),
+            (["train", "--schedule", "gr"], {"plain,greedy"}),
+        ],
+    )
+    def test_what_it_answers(self, monkeypatch, call, words, expected):
+        assert {*completions("bash", words, monkeypatch, call)} == expected
+
+    def test_no_command_is_imported_for_the_list_of_commands(self):
+        code = (
+            "import os, sys; from syncpretrain.cli import main\n"
+            "os.environ |= {'_SYNCPRETRAIN_COMPLETE': 'bash_complete', 'COMP_CWORD': '1',"
+            " 'COMP_WORDS': 'syncpretrain '}\n"
+            "try: main(prog_name='syncpretrain')\n"
+            "except SystemExit: pass\n"
+            "sys.exit('syncpretrain.cli.train' in sys.modules or 'numpy' in sys.modules)"
+        )
+        found = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        assert found.returncode == 0
+        assert [line.partition(",")[2] for line in found.stdout.split()] == list(COMMANDS)
+
+    @pytest.mark.parametrize("shell", ["bash", "zsh"])
+    def test_it_is_installed_once(self, call, monkeypatch, tmp_path, shell):
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.delenv("ZDOTDIR", raising=False)
+        monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+        started = tmp_path / f".{shell}rc"
+        started.write_text("alias x=y")  # without a line end
+        call("completion", shell, "--install")
+        out, _ = call("completion", shell, "--install")
+        script = tmp_path / ".local/share/syncpretrain" / f"completion.{shell}"
+        assert script.read_text() + "\n" == call("completion", shell)[0]
+        first, line = started.read_text().splitlines()
+        assert (first, line.split()[:2]) == ("alias x=y", [".", str(script)])
+        assert "already in" in out
+
+    def test_fish_reads_a_folder_of_its_own(self, call, monkeypatch, tmp_path):
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+        call("completion", "fish", "--install")
+        assert [path.name for path in tmp_path.iterdir()] == ["fish"]
+        assert (tmp_path / "fish/completions/syncpretrain.fish").is_file()
+
+    def test_bash_reads_the_script(self, call, tmp_path):
+        script = tmp_path / "script"
+        script.write_text(call("completion", "bash")[0])
+        ask = f". {script}; complete -p syncpretrain"
+        found = subprocess.run(
+            ["bash", "--norc", "-c", ask], capture_output=True, timeout=SECONDS, check=False
+        )
+        assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "No such command 'trian'; the nearest one is train; see syncpretrain --help"),
+        (["train", "--layer", "3"], "No such option --layer; the nearest one is --layers; see"),
+        (["train", "--lr", "3"], "No such option --lr; the nearest one is --learning-rate; see"),
+        (["train", "--n-jobs", "3"], "No such option --n-jobs; the nearest one is --workers; see"),
+        (["runs", "--states", "x"], "No such option --states; the nearest one is --state; see"),
+        (["train", "--xyzzy"], "No such option --xyzzy; see syncpretrain train --help"),
+    ],
+)
+def test_a_typing_error_suggests_the_nearest(call, arguments, message):
+    _, err = call(*arguments, status=2)
+    assert err.startswith(f"Error: {message}")
+    assert err.count("\n") == 1
+
+
+class TestPrintConfig:
+    def test_it_is_that_of_the_run(self, call, folder):
+        own = ("--layers", "6,4", "--data", "x.npz", "--finetune", "classification")
+        own = (*own, "--epochs", 2)
+        text, _ = call("train", *own, "--print-config")
+        assert [path.name for path in folder.iterdir()] == ["x.npz"]
+        call("train", *own, "--out", "run", "--quiet")
+        assert tomllib.loads(text) == tomllib.loads((folder / "run/config.toml").read_text())
+
+    def test_what_it_prints_is_a_config(self, call, folder):
+        text, _ = call("train", "--layers", "6,4", "--data", "x.npz", "--print-config")
+        (folder / "own.toml").write_text(text)
+        settings = read_settings(folder / "own.toml")
+        assert train_run(settings, out=folder / "run")["layers"][0]["hidden"] == 4
+
+    def test_a_wrong_run_is_refused(self, call, folder):
+        _, err = call("train", "--layers", "7,4", "--data", "x.npz", "--print-config", status=2)
+        assert "7" in err
+        _, err = call("train", "--resume", "run", "--print-config", status=2)
+        assert err.startswith("Error: --print-config: cannot be combined with --resume")
+
+
+class TestDryRun:
+    def predicted(self, call, *options):
+        own = ("--data", "x.npz", "--batch-size", 10, "--dry-run", "--json")
+        return json.loads(call("train", *own, *options)[0])
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            ("--layers", "6,4,3"),
+            ("--layers", "6,4,3", "--schedule", "greedy", "--finetune", "classification"),
+            ("--layers", "6,4,3", "--handoff", "minibatch", "--finetune", "reconstruction"),
+            ("--hidden", "4", "--schedule", "none", "--finetune", "classification"),
+        ],
+    )
+    def test_memory_and_time_without_a_run(self, call, folder, options):
+        report = self.predicted(call, *options)
+        seconds = report["seconds"]
+        parts = (seconds["data"], seconds["pretrain"], seconds["finetune"])
+        assert seconds["total"] == pytest.approx(sum(parts))
+        assert (seconds["pretrain"] > 0) == ("none" not in options)
+        assert (seconds["finetune"] > 0) == ("--finetune" in options)
+        assert report["reason"] == ""
+        assert report["bytes"]["data"] == 60 * 6 * 4
+        assert 0 < report["bytes"]["run"] < report["bytes"]["free"]
+        assert [path.name for path in folder.iterdir()] == ["x.npz"]
+
+    def test_what_is_not_predicted_is_named(self, call, folder):
+        report = self.predicted(call, "--layers", "6,4,3", "--schedule", "async")
+        assert report["seconds"]["pretrain"] is report["seconds"]["total"] is None
+        assert report["reason"] == "the schedule async"
+
+    def test_text(self, call, folder):
+        own = ("--data", "x.npz", "--layers", "6,4", "--finetune", "classification")
+        lines = call("train", *own, "--batch-size", 10, "--dry-run")[0].splitlines()
+        heads = [line.partition(":")[0] for line in lines]
+        assert heads.pop(4).startswith("fine-tuning, ")
+        assert heads == [
+            "data",
+            "stack",
+            "memory",
+            "pretraining",
+            "the whole run",
+            "nothing was trained, and no folder was made",
+        ]
+
+    def test_a_run_that_would_be_refused(self, call, folder):
+        _, err = call("train", "--layers", "6,4", "--data", "x.npz", "--dry-run", "--replicas", 0,
+                      status=2)  # fmt: skip
+        assert err.startswith("Error: --replicas")

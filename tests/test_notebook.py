@@ -1,0 +1,86 @@
+"""What a notebook shows: a stack as a table, and progress that is redrawn in place."""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType, TracebackType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from syncpretrain import finetune, pretrain
+
+
+def test_a_stack_has_its_errors(bits):
+    stack = pretrain(bits, validation=bits[:40], layers=[16, 9, 4], epochs=2)
+    html = stack._repr_html_()
+    for curve in stack.history.layers:
+        assert f"<td>error {curve.last:.4g}</td>" in html
+    tuned = finetune(stack, bits, epochs=1)
+    assert f"error after fine-tuning {tuned.history.finetune.last:.4g}" in tuned._repr_html_()
+
+
+def test_a_head_has_an_empty_cell(bits):
+    stack = pretrain(bits, layers=[16, 4], epochs=1)
+    html = finetune(stack, bits, np.arange(200) % 2, epochs=1)._repr_html_()
+    rows = html.split("<tr>")[1:]
+    assert len(rows) == 2
+    assert len({row.count("<td>") for row in rows}) == 1
+
+
+class Output:
+    """A stand-in for the widget in which output is redrawn."""
+
+    cleared = 0
+
+    def clear_output(self, *, wait: bool) -> None:
+        Output.cleared += 1
+
+    def __enter__(self) -> Output:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        pass
+
+
+@pytest.fixture
+def displayed(monkeypatch):
+    """Let rich see a notebook; return what is displayed in it."""
+    shown: list[Any] = []
+
+    def module(name: str, **names: Any) -> None:
+        made = ModuleType(name)
+        made.__spec__ = ModuleSpec(name, None)
+        vars(made).update(names)
+        monkeypatch.setitem(sys.modules, name, made)
+
+    module("IPython")
+    module("IPython.display", display=shown.append)
+    module("ipywidgets", Output=Output)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr(Output, "cleared", 0)
+    return shown
+
+
+def test_progress_is_redrawn_in_a_widget(bits, displayed):
+    pretrain(bits, layers=[16, 9, 4], epochs=2, verbose=True)
+    assert any(isinstance(found, Output) for found in displayed)
+    assert Output.cleared > 1
+    texts = [found.text for found in displayed if hasattr(found, "text")]
+    assert any("layer 2" in text for text in texts)
+
+
+def test_without_widgets_it_is_lines(bits, displayed, monkeypatch, recwarn):
+    monkeypatch.setattr("syncpretrain.observers.verbose.find_spec", lambda name: None)
+    pretrain(bits, layers=[16, 9], epochs=2, verbose=True)
+    assert not any(isinstance(found, Output) for found in displayed)
+    assert not recwarn.list
+    texts = [found.text for found in displayed if hasattr(found, "text")]
+    assert any("layer 1  epoch 2/2" in text for text in texts)

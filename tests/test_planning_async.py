@@ -1,0 +1,157 @@
+"""Asynchronous runs in plans: exact small cases, and the command that a plan prints."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from syncpretrain.cli.settings_from_options import settings_from_options
+from syncpretrain.errors import SettingsError
+from syncpretrain.planning.asynchronous import predict_async
+from syncpretrain.planning.candidates import Task
+from syncpretrain.planning.exchange import exchanges
+from syncpretrain.planning.timings import Exchange, LayerTimings, Timings
+from syncpretrain.settings import settings_from
+
+STEPS = 100
+
+
+def layer(step=1.0, **others):
+    usual = {"products": step, "sharded": {}, "transform": {1: 0.0}, "validation": 0.0}
+    return LayerTimings(step=step, **(usual | others))
+
+
+def predicted(*layers, workers=4, exchange=None, held_out=0, **settings):
+    own = settings_from((8,) * (len(layers) + 1), epochs=2, schedule="async", **settings).pretrain
+    passed = () if exchange is None else (exchange,) * len(layers)
+    timings = Timings(layers, workers, 1, exchanges=passed)
+    return predict_async(Task(own, STEPS * own.batch_size, held_out), timings)
+
+
+def test_replicas_share_the_tasks_and_two_pay():
+    """A change of R replicas is R - 1 late, and counts as much less."""
+    found = predicted(layer(), layer(3.0))
+    assert [way.replicas for way in found.ways] == [1, 2, 3, 4]
+    seconds = [way.seconds for way in found.ways]
+    assert seconds == pytest.approx([8 * STEPS / n for n in (1, 2, 3, 4)])
+    assert [way.staleness for way in found.ways] == [0, 1, 2, 3]
+    assert [way.useful for way in found.ways] == pytest.approx([0.5, 1.0, 0.75, 2 / 3])
+    assert found.paying.replicas == 2
+    assert found.settings == {"schedule": "async", "replicas": 2}
+
+
+def test_whole_changes_pay_on_all_cores():
+    assert predicted(layer(), async_rate="constant").paying.replicas == 4
+
+
+def test_the_server_is_one_thread():
+    """Beyond 3 replicas it is busy all the time."""
+    exchange = Exchange(fetch=0.3, push=0.2, local=0.1)
+    found = predicted(layer(0.9), exchange=exchange, async_rate="constant", workers=8)
+    seconds = [way.seconds / (2 * STEPS) for way in found.ways]
+    assert seconds == pytest.approx([1.5, 0.75, *[0.5] * 6])
+    assert found.paying.replicas == 3
+
+
+def test_pushes_and_fetches_may_be_rare():
+    exchange = Exchange(fetch=0.8, push=0.4)
+    often, seldom = (
+        predicted(layer(0.0), exchange=exchange, workers=1, push_every=2, fetch_every=fetch)
+        for fetch in (2, 8)
+    )
+    assert often.ways[0].seconds == pytest.approx(STEPS * 1.2)
+    assert seldom.ways[0].seconds == pytest.approx(STEPS * (0.2 + 0.4))
+
+
+def test_busy_cores_slow_each_other_and_may_not_pay():
+    found = predicted(layer(contention=2.0), workers=2)
+    assert [way.seconds for way in found.ways] == [2 * STEPS, 2 * STEPS]
+    assert found.paying.replicas == 1
+
+
+def test_passes_and_ends_of_epochs_are_not_shared():
+    ends = {"validation": 5.0, "transform": {1: 0.001}}
+    found = predicted(layer(validation=5.0), layer(**ends), workers=2, held_out=100)
+    rest = 4 * 5.0 + 0.001 * (STEPS * 100 + 100)
+    assert [way.seconds for way in found.ways] == [4 * STEPS + rest, 2 * STEPS + rest]
+
+
+def test_a_stream_trains_all_layers_in_a_task():
+    found = predicted(layer(), layer(3.0), handoff="minibatch", workers=2)
+    assert [way.seconds for way in found.ways] == [8 * STEPS, 4 * STEPS]
+    assert [way.useful for way in found.ways] == pytest.approx([0.25, 0.5])
+
+
+def test_exchanges_are_measured():
+    own = settings_from((64, 32, 8), schedule="async", servers=2).pretrain
+    found = exchanges(own)
+    assert len(found) == 2
+    assert all(min(one.fetch, one.push, one.local) > 0 for one in found)
+
+
+@pytest.fixture
+def call(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    X = (np.random.default_rng(0).random((60, 16)) < 0.3).astype(np.float32)
+    np.save("x.npy", X)
+    return call
+
+
+ASYNC = '[pretrain]\nlayers = [16, 8]\nschedule = "async"\nepochs = 1\nbatch_size = 10\n'
+
+
+def test_the_plan_of_an_asynchronous_file_prints_a_command_that_trains(call, tmp_path):
+    (tmp_path / "own.toml").write_text(ASYNC + "push_every = 2\n")
+    out, _ = call("plan", "--config", "own.toml", "--seconds", 0, "--examples", 100, "--json")
+    report = json.loads(out)
+    assert report["asynchronous"]["replicas"] in {
+        w["replicas"] for w in report["asynchronous"]["ways"]
+    }
+    words = report["command"].split()
+    assert words[words.index("--schedule") + 1] == "async"
+    trained, _ = call(*words[1:], "--data", "x.npy", "--json")
+    assert json.loads(trained)["schedule"] == "async"
+    out, _ = call("plan", "--config", "own.toml", "--seconds", 0, "--examples", 100)
+    assert "choice: asynchronous, " in out
+
+
+def settings_of(preset=None, config=None, **options):
+    return settings_from_options(preset, config, {"model": None, "layers": None, **options})
+
+
+def test_an_explicit_schedule_wins_over_the_workers_of_a_preset():
+    found = settings_of("santara2016", schedule="async", replicas=(2,)).pretrain
+    assert (found.schedule, found.workers, found.replicas) == ("async", None, (2,) * 4)
+    assert set(found.epochs) == {20}
+
+
+@pytest.mark.parametrize("schedule", ["greedy", "synchronized"])
+def test_an_explicit_schedule_wins_over_asynchronous_settings_of_a_file(tmp_path, schedule):
+    path = tmp_path / "own.toml"
+    path.write_text(
+        ASYNC + "push_every = 2\nreplicas = 3\n[finetune]\nobjective ="
+        ' "reconstruction"\nschedule = "async"\nruntime = "serial"\nreplicas = 2\n'
+    )
+    found = settings_of(None, path, schedule=schedule, finetune_schedule="synchronous")
+    assert (found.pretrain.schedule, found.pretrain.push_every) == (schedule, 1)
+    assert found.pretrain.replicas == (1,)
+    assert (found.finetune.schedule, found.finetune.runtime) == ("synchronous", "threads")
+    assert settings_of(None, path, seed=1).pretrain.replicas == (3,)
+
+
+def test_workers_beside_an_explicit_asynchronous_schedule_are_refused_still():
+    with pytest.raises(SettingsError, match=r"^workers: got 2 with schedule async"):
+        settings_of("santara2016", schedule="async", workers=2)
+
+
+@pytest.mark.parametrize(
+    "tuning",
+    [{}, {"finetune": "reconstruction", "finetune_schedule": "async", "finetune_replicas": 2}],
+)
+def test_blas_threads_that_nothing_would_use_are_refused(tuning):
+    own = {"layers": "16,8", "schedule": "async", "blas_threads": 2}
+    with pytest.raises(SettingsError, match=r"^blas_threads: got 2 with schedule async"):
+        settings_of(**own, **tuning)
+    assert settings_of(**own, finetune="reconstruction").pretrain.blas_threads == 2

@@ -1,0 +1,204 @@
+"""Streamed layers on ranks that answer a block before its last minibatch is done."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import signal
+import threading
+
+import numpy as np
+import pytest
+from disturbedsteps import after_steps, before_steps
+from localranks import local_ranks
+
+from syncpretrain.errors import RunInterrupted, WorkerError
+from syncpretrain.models.stack import Stack
+from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.pretraining.runtime.ranks import streamed as held
+from syncpretrain.pretraining.runtime.ranks.streamed import HeldStream
+from syncpretrain.pretraining.runtime.ranks.streamed_run import LayerRank
+from syncpretrain.pretraining.runtime.streamed.layer import StreamedLayer
+from syncpretrain.pretraining.runtime.streamed.messages import Answer, GiveLayer, Processed
+from syncpretrain.pretraining.runtime.streamed.remote import RemoteLayer, Stopping
+from syncpretrain.pretraining.schedule.stream import StreamPlan
+from syncpretrain.pretraining.streamed import driver as streamed_driver
+from syncpretrain.pretraining.streamed.driver import StreamedPretraining
+from syncpretrain.settings import settings_from
+
+LAYERS = (16, 12, 8, 5)
+EPOCHS = (3, 2, 4)
+WAIT = 20.0
+
+
+def run(bits, runtime="mpi", *, save=None, resume=None, **options):
+    usual = {"epochs": EPOCHS, "batch_size": 30, "seed": 3, "delay": 0.4}
+    settings = settings_from(LAYERS, handoff="minibatch", runtime=runtime, **(usual | options))
+    own = StreamedPretraining(settings.pretrain, bits, bits[:50], save=save)
+    own.resume = resume
+    return own
+
+
+@pytest.fixture(scope="module")
+def wanted(bits):
+    return run(bits, "serial").run().parameters_sha256
+
+
+def test_a_block_is_answered_before_its_last_minibatch(bits, wanted, monkeypatch):
+    """Not where an epoch may end with it, or the stream."""
+    blocks, left = {}, []
+    process, send = HeldStream._process, HeldStream.send
+
+    def processing(self, layer, block):
+        blocks[self.number] = block.last
+        process(self, layer, block)
+
+    def sending(self, name, thing, layer=0):
+        if name == "answers" and isinstance(thing.value, Processed):
+            last = blocks[self.number]
+            left.append((last - thing.value.position, self.number, last))
+        send(self, name, thing, layer)
+
+    monkeypatch.setattr(HeldStream, "_process", processing)
+    monkeypatch.setattr(HeldStream, "send", sending)
+    with local_ranks(4):
+        own = run(bits)
+        assert own.run().parameters_sha256 == wanted
+    assert {number for number, _, _ in left} == {0, 1}
+    for number, layer, last in left:
+        ends_pass = (last - own.plans[layer - 1].delay) % 7 == 0
+        assert number == 0 or not ends_pass
+    assert [layer.position for layer in own._layers] == list(own._schedule.ends)
+
+
+@pytest.mark.parametrize("layer", [1, 2, 3])
+@pytest.mark.parametrize("step", range(7))
+def test_a_failure_in_any_minibatch_is_reported_with_its_rank(bits, monkeypatch, layer, step):
+    def fail(learner, epoch, at):
+        if (learner.layer, epoch, at) == (layer, 2, step):
+            raise ValueError("out of luck")
+
+    before_steps(monkeypatch, fail)
+    told = f"^layer {layer} failed in epoch 2 on rank {layer} on .*: ValueError: out of luck$"
+    with local_ranks(4), pytest.raises(WorkerError, match=told) as caught:
+        run(bits).run()
+    assert isinstance(caught.value.stack, Stack)
+
+
+def test_a_failure_of_a_layer_that_only_forwards_is_reported(bits, monkeypatch):
+    original = StreamedLayer._forward
+    last = max(run(bits, "serial")._schedule.ends)
+
+    def forward(self, X, rows, out):
+        if self.number == 1 and self.position == last - 1:
+            raise ValueError("out of luck")
+        original(self, X, rows, out)
+
+    monkeypatch.setattr(StreamedLayer, "_forward", forward)
+    with local_ranks(4), pytest.raises(WorkerError, match=r"layer 1 failed in .*: ValueError"):
+        run(bits).run()
+
+
+class Ranks:
+    """Ranks that are sent orders, and answer what they were given."""
+
+    def __init__(self):
+        self.answers, self.sent = [], []
+
+    def take(self, name, seconds, layer):
+        return self.answers.pop(0) if self.answers else None
+
+    def send(self, layer, name, thing):
+        self.sent.append(thing)
+
+    def lost(self, layer):
+        return None
+
+    def located(self, error, layer, epoch, rank):
+        return WorkerError(f"layer {layer} on rank {rank}: {error}")
+
+
+def remote(ranks):
+    layer = RemoteLayer(2, StreamPlan(delay=0, steps=70), 7, None, Timeouts(stall=WAIT, tick=0.0))
+    link = LayerRank(layer, ranks)
+    layer.connect(link, Stopping(np.zeros(1), Timeouts()), np.zeros(1), lambda death: False)
+    return layer, link
+
+
+def test_a_failure_that_is_no_answer_is_found_where_nothing_is_ordered():
+    layer, link = remote(Ranks())
+    layer.check()
+    link.fail(7, Answer(None, ValueError("out of luck")))
+    assert link.has_ended
+    with pytest.raises(WorkerError, match=r"^layer 2 on rank 7: out of luck$"):
+        layer.check()
+    layer.check()  # once
+
+
+def test_a_failure_that_is_no_answer_is_not_taken_for_one():
+    ranks = Ranks()
+    layer, link = remote(ranks)
+    link.fail(7, Answer(None, ValueError("out of luck")))
+    ranks.answers.append((7, Answer("the layer")))
+    assert layer.refresh()
+    assert layer._newest == "the layer"
+    assert [type(order) for order in ranks.sent] == [GiveLayer]
+
+
+def test_a_run_stopped_anywhere_is_resumed_to_the_same_bits(bits, monkeypatch):
+    options = {"epochs": (12, 8, 16)}
+    wanted = run(bits, "serial", **options).run().parameters_sha256
+    main, states = threading.main_thread().ident, []
+
+    def save(state, *, done, final):
+        if final:
+            states.append(state())
+
+    for number in range(5, 160, 31):
+        seen = itertools.count(1)
+
+        def interrupt(seen=seen, number=number):
+            if next(seen) == number:
+                signal.pthread_kill(main, signal.SIGINT)
+
+        with monkeypatch.context() as patched, local_ranks(4):
+            after_steps(patched, interrupt)
+            with contextlib.suppress(RunInterrupted):  # it may be over before
+                run(bits, save=save, **options).run()
+    assert len(states) > 1
+    for state in states:
+        assert run(bits, "threads", resume=state, **options).run().parameters_sha256 == wanted
+    with local_ranks(3):
+        assert run(bits, resume=state, **options).run().parameters_sha256 == wanted
+
+
+def test_a_state_with_more_between_two_layers_than_a_ring_has_room_for(bits, wanted, monkeypatch):
+    states = []
+    with monkeypatch.context() as patched:
+        patched.setattr(streamed_driver, "RING_MINIBATCHES", 17)
+        run(bits, "serial", save=lambda state, *, done, final: states.append(state())).run()
+    state = max(states, key=lambda state: len(state.layers[0].ring))
+    assert len(state.layers[0].ring) > streamed_driver.RING_MINIBATCHES
+    for runtime in ("serial", "threads"):
+        assert run(bits, runtime, resume=state).run().parameters_sha256 == wanted
+
+
+def test_rank_0_is_sent_a_layer_at_its_end_and_once_in_a_while(bits, monkeypatch):
+    sent = {"seldom": [], "always": []}
+    original = HeldStream.send
+
+    def send(self, name, thing, layer=0):
+        if name == "answers" and isinstance(thing, Answer) and thing.value is not None:
+            if isinstance(thing.value, Processed) and thing.value.layer is not None:
+                found.append((self.number, thing.value.results[-1].epoch))
+            assert isinstance(thing.value, Processed), "no layer is asked for in the end"
+        original(self, name, thing, layer)
+
+    monkeypatch.setattr(HeldStream, "send", send)
+    for how, seconds in (("seldom", np.inf), ("always", -1.0)):
+        monkeypatch.setattr(held, "KNOWN_SECONDS", seconds)
+        found = sent[how]
+        with local_ranks(4):
+            run(bits).run()
+    assert sorted(sent["seldom"]) == [(i, n) for i, n in enumerate(EPOCHS, start=1)]
+    assert len(sent["always"]) == sum(EPOCHS)

@@ -1,0 +1,266 @@
+"""``syncpretrain report``: what its page has, of every kind of run."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+
+import numpy as np
+import pytest
+from commandline import exit_status
+from reportpages import Page
+from trialruns import DieAt, settings_on
+
+from syncpretrain.errors import RunInterrupted
+from syncpretrain.events import EpochFinished, FinetuneEpochFinished
+from syncpretrain.runs.lock import owned
+from syncpretrain.runs.record import read_run
+from syncpretrain.runs.report.sections.comparison import comparison_sections, differing_settings
+from syncpretrain.runs.report.sections.outcome import headline_of, outcome_section
+from syncpretrain.runs.report.sections.schedules import timings_of
+from syncpretrain.runs.report.svg import drawn
+from syncpretrain.runs.run import train_run
+
+pytestmark = pytest.mark.usefixtures("fonts")
+MOST_BYTES = 2_000_000
+USUAL = ["outcome", "learning", "course", "reconstructions", "filters", "units", "codes"]
+USUAL += ["samples", "schedules", "settings"]
+TABLE = "a,b,colour,y\n" + "".join(
+    f"{i % 7},{i % 5},{'red' if i % 3 else 'blue'},{i % 2}\n" for i in range(60)
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, bits):
+    """A folder with a run of each kind."""
+    folder = tmp_path_factory.mktemp("reports")
+    (folder / "table.csv").write_text(TABLE)
+    images = np.random.default_rng(0).random((60, 64), dtype=np.float32)
+    np.savez(folder / "images.npz", X=images, y=np.arange(60) % 3)
+
+    def run(name, *, layers=(16, 8, 4), X=bits, observers=(), **given):
+        train_run(settings_on(folder, X, layers, **given), out=folder / name, observers=observers)
+
+    bare = {"finetune": {}, "epochs": 2}
+    run("tuned")
+    run("free", pace="free", **bare)
+    run("streamed", handoff="minibatch", **bare)
+    run("async", schedule="async", replicas=2, epochs=2, finetune={})
+    with pytest.raises(RuntimeError):
+        dies = DieAt(EpochFinished, 3, error=RuntimeError("<b>no more & done</b>"))
+        run("failed", observers=[dies], **bare)
+    with pytest.raises(KeyboardInterrupt):
+        run("stopped", observers=[DieAt(FinetuneEpochFinished, error=RunInterrupted("enough"))])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        small = ("--epochs", 2, "--batch-size", 20, "--quiet", "--out")
+        convolution = ("--data", "images.npz", "--layers", "1x8x8,conv:3x3,pool:2,6")
+        classes = ("--finetune", "classification", "--finetune-epochs", 1)
+        assert exit_status("train", *convolution, *classes, *small, "convolution") == 0
+        table = ("--data", "table.csv", "--target", "y", "--hidden", "6,3")
+        assert exit_status("train", *table, "--visible-units", "auto", *small, "table") == 0
+    return folder
+
+
+@pytest.fixture
+def report(call, folder, tmp_path):
+    """Return a function that calls ``report`` and returns the page, once it is sound."""
+
+    def run(*names, status=0):
+        out = tmp_path / "page.html"
+        printed, _ = call("report", *(folder / name for name in names), "--out", out)
+        page = Page(out.read_text(encoding="utf-8"))
+        assert printed == f"{out}: {len(page.sections)} sections\n"
+        assert not page.wrong
+        assert max(page.ids.values()) == 1
+        assert page.references <= set(page.ids)
+        assert not page.loads
+        assert not page.tags["script"]
+        assert out.stat().st_size < MOST_BYTES
+        return page
+
+    return run
+
+
+class TestKinds:
+    def test_a_fine_tuned_run_has_all_sections(self, report):
+        page = report("tuned")
+        assert page.sections == USUAL
+        assert page.tags["img"] == 2, "reconstructions and filters; it has no RBM to sample"
+        assert page.tags["svg"] == 3 + 3 + 2 + 1, "curves, the diagram's widths, units, codes"
+        assert "the reconstruction error on validation examples is" in page.text
+        assert "layer 1, epoch 1: " in page.text, "the title of a bar"
+        assert "is no RBM" in page.text
+        assert "Fine-tuning" in page.text
+
+    def test_a_free_run_has_samples_and_other_schedules(self, report):
+        page = report("free")
+        assert page.sections == USUAL
+        assert page.tags["img"] == 3
+        assert "on version" in page.text
+        assert "this run" in page.text
+        assert "greedy, one core" in page.text
+        assert "streamed, one core" in page.text
+
+    def test_a_streamed_run_has_no_versions(self, report):
+        page = report("streamed")
+        assert page.sections == USUAL
+        assert " on version 1" not in page.text
+        assert "Layers trained on each other's minibatches" in page.text
+
+    def test_an_asynchronous_run_predicts_nothing(self, report):
+        page = report("async")
+        assert page.sections == USUAL
+        assert "The steps of schedule async are not those of the others" in page.text
+
+    def test_a_convolutional_classifier(self, report):
+        page = report("convolution")
+        assert page.sections == USUAL
+        assert "of the validation examples get a wrong class" in page.text
+        assert "3 of 3 filters of layer 1" in page.text
+        assert "was fine-tuned to predict and has no decoder" in page.text
+
+    def test_a_table_has_bars_by_the_names_of_its_columns(self, report):
+        page = report("table")
+        assert page.sections == USUAL
+        assert not page.tags["img"]
+        assert "colour=red" in page.text
+        assert "sample 1" in page.text
+
+    def test_a_failed_run_has_the_reason_and_what_there_is(self, report):
+        page = report("failed")
+        assert page.sections[:3] == USUAL[:3]
+        assert "This run failed <b>no more & done</b>" in page.text
+        assert not page.tags["b"], "it is escaped"
+        assert "from which train --resume goes on" in page.text
+
+    def test_two_runs_beside_each_other(self, report):
+        page = report("tuned", "free")
+        assert page.sections == ["outcome", "errors", "settings", "learning", "course"]
+        assert "tuned: It " in page.text
+        assert "free, training" in page.text
+        assert "pretrain.pace lockstep free" in page.text
+
+
+class TestRecord:
+    def test_data_that_is_gone_is_reported(self, call, folder, tmp_path):
+        config = (folder / "tuned" / "config.toml").read_text()
+        for path in (folder / "tuned").iterdir():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+        gone = re.sub(r'name = ".*"', 'name = "/nowhere/x.npy"', config)
+        (tmp_path / "config.toml").write_text(gone)
+        call("report", tmp_path)
+        page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+        assert "There are no examples to show: " in page.text
+        assert "units" not in page.sections
+        assert "filters" in page.sections
+
+    def test_damaged_files_are_named(self, folder, tmp_path):
+        (tmp_path / "config.toml").write_text("pretrain = 3")
+        (tmp_path / "metrics.json").write_text("[]")
+        (tmp_path / "model.safetensors").write_bytes(b"nothing")
+        run = read_run(tmp_path)
+        assert len(run.problems) == 3
+        assert run.settings is run.metrics is run.stack is None
+        assert headline_of(run).kind == "poor"
+
+    def test_a_run_at_work_and_one_that_was_killed(self, tmp_path):
+        (tmp_path / "events.jsonl").touch()
+        assert read_run(tmp_path).state.name == "lost"
+        with owned(tmp_path, lambda message: None):
+            name, reason = read_run(tmp_path).state
+        assert name == "running"
+        assert re.fullmatch(rf"process {os.getpid()} on .* is at work on it", reason)
+
+    def test_a_stopped_run_has_the_reason_and_what_it_left(self, folder):
+        section = outcome_section([read_run(folder / "stopped")])
+        text = Page(section.html()).text
+        assert "This run was stopped before its end the run was stopped. What" in text
+        assert "The model is what was learned by then" in text
+
+    def test_a_run_beside_itself(self, folder):
+        run = read_run(folder / "tuned")
+        sections = comparison_sections([run, run])
+        assert "The settings of the two are the same." in Page(sections[1].html()).text
+
+    def test_nothing_learned_comes_first(self, folder):
+        run = read_run(folder / "tuned")
+        run.metrics["mean_error"] = dict.fromkeys(run.metrics["mean_error"], 1e-6)
+        found = headline_of(run)
+        assert found.kind == "bad"
+        assert found.text.startswith("It learned nothing: the reconstruction error")
+
+    @pytest.mark.parametrize(
+        ("right", "kind"), [(0.95, "good"), (0.30, "poor"), (0.20, "bad"), (0.1, "bad")]
+    )
+    def test_a_classifier_is_judged_beside_the_most_frequent_class(self, folder, right, kind):
+        run = read_run(folder / "tuned")
+        figures = {"accuracy": {"test": right}, "majority": {"test": 0.2}, "verdict": []}
+        run.metrics.update(figures)
+        assert headline_of(run).kind == kind
+
+    def test_the_times_of_a_run_predict_about_its_own_time(self, folder):
+        run = read_run(folder / "free")
+        timings = timings_of(run)
+        spans = run.timeline.of_layer(1)
+        steps = -(-run.timeline.examples // 40)
+        work = sum(span.seconds - span.transform for span in spans)
+        assert timings.layers[0].step * steps * len(spans) == pytest.approx(work)
+
+    def test_settings_that_differ(self, folder):
+        runs = [read_run(folder / name) for name in ("tuned", "free")]
+        rows = {row[0]: row[1:] for row in differing_settings(runs)}
+        assert rows["pretrain.pace"] == ("lockstep", "free")
+        assert rows["finetune.objective"] == ("reconstruction", "none")
+        assert "pretrain.layers" not in rows
+
+
+class TestRefusals:
+    def test_no_run(self, call, tmp_path):
+        _, err = call("report", tmp_path, status=2)
+        assert err.startswith("Error: run: got ")
+        assert "expected the folder of a run" in err
+
+    def test_options_of_one_run_with_two(self, call, folder):
+        _, err = call("report", folder / "free", folder / "tuned", "--shape", "4x4", status=2)
+        assert "--shape cannot be combined with a second run" in err
+
+    def test_a_part_that_is_not_there(self, call, folder):
+        _, err = call("report", folder / "free", "--part", "test", status=2)
+        assert err.startswith("Error: --part: got test")
+
+    @pytest.mark.parametrize(
+        ("module", "name"), [("matplotlib.figure", "Matplotlib"), ("PIL.Image", "Pillow")]
+    )
+    def test_what_is_missing_is_named(self, call, folder, monkeypatch, module, name):
+        monkeypatch.setitem(sys.modules, module, None)
+        _, err = call("report", folder / "free", status=2)
+        assert err == f'Error: a report needs {name}: pip install "syncpretrain[plot]"\n'
+
+
+class TestFigures:
+    def test_ids_colours_and_titles(self):
+        def draw(axes):
+            axes.bar([0, 1], [1, 2], color="#0072b2")[1].set_gid("second")
+            axes.scatter([0], [0], clip_on=True)
+            axes.set_title("a < b")
+            return {"second": "x & y"}
+
+        svg = drawn(draw, name="own", label='it is "so"')
+        page = Page(svg)
+        assert not page.wrong
+        assert page.references <= set(page.ids)
+        assert all(name.startswith("own-") for name in page.ids)
+        assert "x & y" in page.text
+        assert "var(--ink)" in svg
+        assert "#1b1f24" not in svg
+        assert "http" not in svg
+        assert "<style" not in svg
+
+    def test_the_same_figure_is_the_same_text(self):
+        def draw(axes):
+            axes.plot([1, 2, 3], [3, 1, 2])
+
+        first, second = (drawn(draw, name="own", label="a line") for _ in range(2))
+        assert first == second
