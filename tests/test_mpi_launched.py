@@ -105,7 +105,8 @@ if len(sys.argv) > 1 and rank == int(sys.argv[1]):
     raise ValueError("out of luck")
 if len(sys.argv) > 1:
     pretrain(X, layers=(16, 8), epochs=1, runtime="mpi")
-print(rank, stack.parameters_sha256 + "\\n", end="", flush=True)
+sys.stdout.write(f"{rank} {stack.parameters_sha256}\\n")  # at once, or ranks mix their lines
+sys.stdout.flush()
 """
 
 
