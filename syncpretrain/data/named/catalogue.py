@@ -53,7 +53,7 @@ class NamedData:
     source, licence : str
         Where it is described, and under which terms it is published.
     held_out : int
-        One of so many training examples is held out for validation.
+        One of this number of training examples is held out for validation.
     """
 
     name: str

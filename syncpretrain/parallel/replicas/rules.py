@@ -56,7 +56,7 @@ class AsyncRules:
         return self.max_staleness is None or staleness <= self.max_staleness
 
     def fetches(self, pushes: int) -> bool:
-        """Return whether a replica fetches after so many pushes since its start."""
+        """Return whether a replica fetches after a number of pushes since its start."""
         return pushes % self.period == 0
 
 
