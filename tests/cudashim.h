@@ -2,11 +2,14 @@
 // each runs until __syncthreads(), and when all wait there, they go on. A kernel in which some do
 // not come to a barrier that others wait at is stopped. Blocks run one after another, and so do the
 // threads of kernels without barriers, which need no fibers: these take most of the time.
+#undef _FORTIFY_SOURCE  // with it, longjmp refuses to go to another stack
 #include <math.h>
+#include <setjmp.h>
 #include <stdlib.h>
 #include <ucontext.h>
 
 #include <functional>
+#include <memory>
 #include <vector>
 
 struct dim3 {
@@ -23,39 +26,71 @@ static unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
     return (unsigned long long)(((unsigned __int128)a * b) >> 64);
 }
 
-static ucontext_t scheduler;
-static std::vector<ucontext_t> fibers;
-static std::vector<char> stacks, done;
+static const size_t STACK = 32768;
+
+// A fiber begins with setcontext and goes on with longjmp, which, unlike setcontext, calls nothing
+// of the system. It runs one kernel after another.
+struct Fiber {
+    ucontext_t context;
+    jmp_buf place;
+    bool begun;
+    char stack[STACK];
+};
+
+static jmp_buf scheduler;
+static std::vector<std::unique_ptr<Fiber>> fibers;
+static std::vector<char> done;
 static size_t running;
+static bool has_fibers = false;
 static const std::function<void()> *kernel;
 static int backwards = 0;  // the order of the threads: a race shows as another result
-static const size_t STACK = 32768;
+
+static void leave()
+{
+    if (!_setjmp(fibers[running]->place)) _longjmp(scheduler, 1);
+}
+
+static void enter(Fiber &next)
+{
+    if (_setjmp(scheduler)) return;
+    if (next.begun) _longjmp(next.place, 1);
+    next.begun = true;
+    setcontext(&next.context);
+}
 
 static void __syncthreads()
 {
-    if (fibers.empty()) abort();  // said to have no barriers
-    swapcontext(&fibers[running], &scheduler);
+    if (!has_fibers) abort();  // said to have no barriers
+    leave();
 }
 
 static void fiber()
 {
-    (*kernel)();
-    done[running] = 1;
+    for (;;) {
+        (*kernel)();
+        done[running] = 1;
+        leave();
+    }
+}
+
+static void add_fiber()
+{
+    fibers.emplace_back(new Fiber);
+    Fiber &added = *fibers.back();
+    added.begun = false;
+    getcontext(&added.context);
+    added.context.uc_stack.ss_sp = added.stack;
+    added.context.uc_stack.ss_size = STACK;
+    added.context.uc_link = nullptr;
+    makecontext(&added.context, fiber, 0);
 }
 
 // Returns 0, or 1 where a barrier was reached by a part of the block.
 static int run_block(size_t threads)
 {
-    fibers.resize(threads);
-    stacks.resize(threads * STACK);
+    while (fibers.size() < threads) add_fiber();
     done.assign(threads, 0);
-    for (size_t i = 0; i < threads; i++) {
-        getcontext(&fibers[i]);
-        fibers[i].uc_stack.ss_sp = &stacks[i * STACK];
-        fibers[i].uc_stack.ss_size = STACK;
-        fibers[i].uc_link = &scheduler;
-        makecontext(&fibers[i], fiber, 0);
-    }
+    has_fibers = true;
     for (size_t left = threads; left;) {
         size_t finished = 0;
         for (size_t turn = 0; turn < threads; turn++) {
@@ -63,10 +98,13 @@ static int run_block(size_t threads)
             if (done[i]) continue;
             running = i;
             threadIdx = {(unsigned)(i % blockDim.x), (unsigned)(i / blockDim.x), 0};
-            swapcontext(&scheduler, &fibers[i]);
+            enter(*fibers[i]);
             finished += done[i];
         }
-        if (finished && finished < left) return 1;
+        if (finished && finished < left) {
+            fibers.clear();  // some are in the middle of the kernel
+            return 1;
+        }
         left -= finished;
     }
     return 0;
@@ -74,7 +112,7 @@ static int run_block(size_t threads)
 
 static void run_plainly(size_t threads)
 {
-    fibers.clear();
+    has_fibers = false;
     for (size_t turn = 0; turn < threads; turn++) {
         size_t i = backwards ? threads - 1 - turn : turn;
         threadIdx = {(unsigned)(i % blockDim.x), (unsigned)(i / blockDim.x), 0};

@@ -91,7 +91,7 @@ def _capped(option: str, value: str) -> str:
 def _small(text: str, most: int) -> str:
     """Return a number, or one behind a word, as it is or smaller; words alone as they are."""
     if filters := re.fullmatch(r"conv:(\d+)(x.*)", text):
-        return f"conv:{min(int(filters[1]), most)}{filters[2]}"
+        return f"conv:{min(int(filters[1]), most // 3)}{filters[2]}"
     word, colon, number = text.rpartition(":")
     return f"{word}{colon}{min(int(number), most)}" if number.isdigit() else text
 

@@ -35,6 +35,7 @@ COLUMNS = {
         {"name": "size", "kind": "category", "values": ["L", "S"]},
     ]
 }
+GROUPS = {"blocks": ((4, 7), (7, 10)), "table": ((1, 4), (5, 7)), "a choice": ((0, 5),)}  # columns
 TABLE_UNITS = "gaussian:1,softmax:1x3,bernoulli:1,softmax:1x2"
 
 
@@ -79,9 +80,10 @@ def _lenet(draws):
     return Stack((*layers, _dense(draws, second.hidden, 5, "tanh", "gaussian")))
 
 
-def _maps(draws, pooling):
+def _maps(draws, pooling, gain=1):
     shape = ConvolutionShape(1, 7, 9, 3, 2, 0, 2, pooling, channels_first=True)
     layer = _convolution(draws, shape, below="gaussian")
+    layer = replace(layer, weight=np.float32(gain) * layer.weight)
     return Stack((layer,), scaling=_scaling(draws, shape.visible))
 
 
@@ -110,6 +112,8 @@ CASES = {
     "convolutions": _lenet,
     "mean pooling": lambda draws: _maps(draws, "mean"),
     "probabilistic pooling": lambda draws: _maps(draws, "prob"),
+    "saturated pooling": lambda draws: _maps(draws, "prob", gain=300),
+    "a choice": lambda draws: _dense_stack(draws, (5, 4), ("softmax:1x5", "tanh")),
 }
 HEADS = {
     "none": None,
@@ -145,8 +149,8 @@ def rows_of(name: str, *, missing: bool = True) -> np.ndarray:
     rows = draws.random((ROWS, stack.widths[0]), dtype=np.float32)
     if name == "counts":
         return draws.integers(0, 4, size=rows.shape).astype(np.float32)
-    if name in ("blocks", "table"):
-        groups = [slice(4, 7), slice(7, 10)] if name == "blocks" else [slice(1, 4), slice(5, 7)]
+    if name in GROUPS:
+        groups = [slice(*ends) for ends in GROUPS[name]]
         for group in groups:
             choices = group.stop - group.start
             rows[:, group] = np.eye(choices, dtype=np.float32)[draws.integers(choices, size=ROWS)]
@@ -155,7 +159,7 @@ def rows_of(name: str, *, missing: bool = True) -> np.ndarray:
     if stack.scaling is not None:
         rows = np.where(stack.scaling.scale == 1, rows, stack.scaling.invert(4 * rows - 2))
     is_dense = isinstance(stack.layers[0], DenseLayer)
-    if missing and is_dense:
+    if missing and is_dense and name != "a choice":  # all of a choice is missing, or nothing
         rows[1, 0] = np.nan
     return rows.astype(np.float32)
 

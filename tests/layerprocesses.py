@@ -8,10 +8,13 @@ import psutil
 
 
 def workers(parent: int | None = None) -> dict[int, psutil.Process]:
-    """Return the processes of the layers, by layer."""
+    """Return the processes of the layers that have not ended, by layer."""
     found = {}
     for child in psutil.Process(parent).children():
-        name = re.search(r"syncpretrain-layer-(\d+)", " ".join(child.cmdline()))
+        try:
+            name = re.search(r"syncpretrain-layer-(\d+)", " ".join(child.cmdline()))
+        except psutil.NoSuchProcess:  # or one that nobody has waited for, which is a kind of it
+            continue
         if name:
             found[int(name[1])] = child
     return found

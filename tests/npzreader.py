@@ -105,9 +105,11 @@ class Reader:
         return self._blocks(x, size).mean(axis=-1)
 
     def probabilistic_pool(self, x, size, images):
-        total = np.exp(self._blocks(x, size)).sum(axis=-1)
+        blocks = self._blocks(x, size)
+        most = blocks.max(axis=-1).clip(min=0)
+        total = np.exp(blocks - most[..., None]).sum(axis=-1)
         assert total.shape[1:] == tuple(images)
-        return total / (1 + total)
+        return total / (np.exp(-most) + total)
 
     def spread(self, x, size):
         return x.repeat(size, axis=1).repeat(size, axis=2) / size**2

@@ -92,6 +92,18 @@ class TestCompletion:
         assert (first, line.split()[:2]) == ("alias x=y", [".", str(script)])
         assert "already in" in out
 
+    def test_a_file_in_the_way_and_bytes_that_are_no_text(self, call, monkeypatch, tmp_path):
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+        own = b"alias gr\xfcn=ls\n"  # Latin-1
+        (tmp_path / ".bashrc").write_bytes(own)
+        (tmp_path / ".local").write_text("")
+        _, err = call("completion", "bash", "--install", status=2)
+        assert err.startswith(f"Error: --install: cannot write {tmp_path / '.local'}")
+        (tmp_path / ".local").unlink()
+        call("completion", "bash", "--install")
+        assert (tmp_path / ".bashrc").read_bytes().startswith(own + b". ")
+
     def test_fish_reads_a_folder_of_its_own(self, call, monkeypatch, tmp_path):
         monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
         call("completion", "fish", "--install")

@@ -57,7 +57,7 @@ def test_the_table_names_the_convolutions(call, tmp_path):
     assert [words.index(word) for word in ("pool", "5x2", "10-6")] == sorted(
         words.index(word) for word in ("pool", "5x2", "10-6")
     )
-    assert lines[-1] == f"next: syncpretrain reconstruct {tmp_path / 'run'}"
+    assert lines[-1] == f"next: syncpretrain report {tmp_path / 'run'}"
 
 
 def test_reconstructions_are_in_colour_without_a_shape(call, tmp_path):

@@ -120,7 +120,7 @@ class TestOutput:
         assert lines[5].split()[:2] == ["1", "16-9"]
         assert lines[-2:] == [
             "model: my run/model.safetensors",
-            "next: syncpretrain reconstruct 'my run'",
+            "next: syncpretrain report 'my run'",
         ]
 
     @pytest.mark.parametrize(
@@ -161,9 +161,11 @@ class TestOutput:
         assert "classifier, wrong: train 100.00 %, test 100.00 %" in lines
         assert "…" not in file.getvalue()
         assert "of the mean's error: train 100 %, validation 100 %, test 100 %" in lines
-        row |= times | {"epochs": 0}  # random weights: what they reconstruct says nothing
+        nothing = dict.fromkeys(errors)  # of random weights
+        row |= times | {"epochs": 0, "reconstruction_error": nothing}
+        report |= {"layers": [row], "seconds": seconds, "reconstruction_error": nothing}
         file = io.StringIO()
-        print_run({**report, "layers": [row], "seconds": seconds, "out": "runs/x"}, file)
+        print_run({**report, "out": "runs/x"}, file)
         assert "of the mean's error" not in file.getvalue()
         assert "100 %" not in file.getvalue()
 

@@ -33,7 +33,7 @@ REFUSED = {  # by case and part
 
 
 def why_refused(name, part):
-    if name in ("convolutions", "mean pooling", "probabilistic pooling"):
+    if name == "convolutions" or "pooling" in name:
         return CONVOLUTIONS.format(part)
     return REFUSED.get((name, part))
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
+from shlex import quote
 
 import numpy as np
 import pytest
@@ -128,19 +130,46 @@ class TestKinds:
         assert "colour=red" in page.text
         assert "sample 1" in page.text
 
-    def test_a_failed_run_has_the_reason_and_what_there_is(self, report):
+    def test_a_failed_run_has_the_reason_and_what_there_is(self, report, folder):
         page = report("failed")
         assert page.sections[:3] == USUAL[:3]
         assert "This run failed <b>no more & done</b>" in page.text
         assert not page.tags["b"], "it is escaped"
-        assert "from which train --resume goes on" in page.text
+        command = f"syncpretrain train --resume {quote(str(folder / 'failed'))}"
+        assert f"from which '{command}' goes on" in page.text
 
     def test_two_runs_beside_each_other(self, report):
         page = report("tuned", "free")
-        assert page.sections == ["outcome", "errors", "settings", "learning", "course"]
+        assert page.sections == [
+            *("outcome", "errors", "settings", "learning", "course", "reconstructions")
+        ]
+        assert page.tags["img"] == 1
+        text = r"\d examples of the validation part of [^/]+, and below each its reconstruction by "
+        assert re.search(f"{text}tuned, then by free", page.text)
+        assert re.search(r"time, finetune \S+ s - ", page.text), "one was not fine-tuned"
         assert "tuned: It " in page.text
-        assert "free, training" in page.text
+        assert "◆ ▲ free: training, validation" in page.text
         assert "pretrain.pace lockstep free" in page.text
+
+    def test_two_runs_on_a_table_have_the_errors_of_its_values(self, report):
+        page = report("table", "table")
+        assert "in percent of that of its mean, the worst first" in page.text
+        assert re.search(r"colour=red (\S+) \1 ", page.text)
+
+    @pytest.mark.parametrize(
+        ("names", "reason"),
+        [
+            (("tuned", "table"), "Not drawn: the two do not read the same values."),
+            (("convolution", "convolution"), "has no decoder"),
+        ],
+    )
+    def test_reconstructions_that_cannot_be_compared(self, report, names, reason):
+        assert reason in report(*names).text
+
+    def test_a_run_without_a_model_beside_another(self, report, folder, tmp_path):
+        bare = shutil.copytree(folder / "tuned", tmp_path / "bare")
+        (bare / "model.safetensors").unlink()
+        assert "Not drawn: bare left no model." in report("tuned", bare).text
 
 
 class TestRecord:
@@ -165,13 +194,20 @@ class TestRecord:
         assert run.settings is run.metrics is run.stack is None
         assert headline_of(run).kind == "poor"
 
+    def test_a_link_to_no_file_is_no_obstacle(self, call, folder, tmp_path):
+        run = shutil.copytree(folder / "free", tmp_path / "run")
+        (run / "trace.json").unlink()
+        (run / "trace.json").symlink_to("nowhere")
+        call("report", run)
+        assert "last written" in (run / "report.html").read_text(encoding="utf-8")
+
     def test_a_run_at_work_and_one_that_was_killed(self, tmp_path):
         (tmp_path / "events.jsonl").touch()
-        assert read_run(tmp_path).state.name == "lost"
+        assert read_run(tmp_path).state.name == "stopped"
         with owned(tmp_path, lambda message: None):
             name, reason = read_run(tmp_path).state
         assert name == "running"
-        assert re.fullmatch(rf"process {os.getpid()} on .* is at work on it", reason)
+        assert re.fullmatch(rf"process {os.getpid()} on .*", reason)
 
     def test_a_stopped_run_has_the_reason_and_what_it_left(self, folder):
         section = outcome_section([read_run(folder / "stopped")])
@@ -214,6 +250,9 @@ class TestRecord:
         assert rows["pretrain.pace"] == ("lockstep", "free")
         assert rows["finetune.objective"] == ("reconstruction", "none")
         assert "pretrain.layers" not in rows
+        assert {row[1] for name, row in rows.items() if name.startswith("finetune.")} == {
+            *("none", "-")
+        }, "free has none"
 
 
 class TestRefusals:
@@ -221,10 +260,6 @@ class TestRefusals:
         _, err = call("report", tmp_path, status=2)
         assert err.startswith("Error: run: got ")
         assert "expected the folder of a run" in err
-
-    def test_options_of_one_run_with_two(self, call, folder):
-        _, err = call("report", folder / "free", folder / "tuned", "--shape", "4x4", status=2)
-        assert "--shape cannot be combined with a second run" in err
 
     def test_a_part_that_is_not_there(self, call, folder):
         _, err = call("report", folder / "free", "--part", "test", status=2)

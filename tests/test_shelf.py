@@ -99,7 +99,7 @@ class TestStates:
         assert failed.reason.startswith("layer 1 diverged")
         assert failed.seconds > 0
         assert read_run(shelf / "stopped").reason.startswith("the run was stopped")
-        assert read_run(shelf / "killed").reason == ""
+        assert read_run(shelf / "killed").reason.startswith("its process left no reason")
 
     def test_a_resumed_run_is_finished(self, copied):
         resume_run(copied / "stopped")
@@ -218,6 +218,7 @@ class TestCommands:
         assert "classifier, wrong:" in out
         assert "model.safetensors (" in out
         out, _ = call("runs", "show", shelf / "failed")
+        assert f"settings: syncpretrain train --config {shelf / 'failed/config.toml'} ..." in out
         assert f"resume it: syncpretrain train --resume {shelf / 'failed'}" in out
         shown = json.loads(call("runs", "show", shelf / "classifier", "--json")[0])
         assert shown["metrics"]["accuracy"]["test"] == 1 - shown["test"]

@@ -342,7 +342,7 @@ def test_a_delay_as_long_as_the_epochs_below_is_pointed_out(bits, epochs, delay,
 
 def test_a_resumed_run_does_not_repeat_it(bits):
     states, events = [], []
-    run = streamed(bits, "rbm", delay=3)
+    run = streamed(bits, "rbm", delay=3, runtime="serial")  # threads may end before one is saved
     run.save = lambda state, *, done, final: states.append(state())
     run.run()
     again = streamed(bits, "rbm", delay=3, observers=[events.append])

@@ -60,6 +60,13 @@ def test_a_run_tunes_it_and_says_that_no_layer_was_pretrained(tmp_path, toy, obj
     report = train_run(settings, out=tmp_path / "run", observers=[events.append])
     assert report["schedule"] == "none"
     assert [layer["epochs"] for layer in report["layers"]] == [0, 0]
+    for layer in report["layers"]:
+        assert set(layer["reconstruction_error"].values()) == {None}
+    whole = report["reconstruction_error"]["validation"]
+    assert (whole is None) == (objective == "classification"), "that of the tuned stack, if any"
+    card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+    assert "Not pretrained: trained from random weights" in card
+    assert "| - | - |" in card
     assert sum(isinstance(event, FinetuneEpochFinished) for event in events) == 3
     stack = pretrain(make_data().train, layers=TEXT, **CHOICES)
     y = make_data().train_labels if objective == "classification" else None

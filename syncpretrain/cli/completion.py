@@ -34,12 +34,20 @@ def command(shell: str, install: bool) -> None:
     if not install:
         click.echo(script)
         return
+    from syncpretrain.errors import SettingsError
+
     path = _place(shell)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(script, encoding="utf-8")
-    click.echo(f"written: {path}")
-    if shell in START_FILES:
-        _add_line(shell, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(script, encoding="utf-8")
+        click.echo(f"written: {path}")
+        if shell in START_FILES:
+            _add_line(shell, path)
+    except OSError as error:
+        raise SettingsError(
+            f"install: cannot write {error.filename or path}: {error.strerror}; without --install"
+            " the script is printed"
+        ) from None
     click.echo(f"open a new {shell} to use it")
 
 
@@ -70,7 +78,8 @@ def _add_line(shell: str, path: Path) -> None:
     home = os.environ.get("ZDOTDIR") if shell == "zsh" else None
     started = Path(home or Path.home()) / START_FILES[shell]
     line = f". {quote(str(path))}  # completion of {PROGRAM}"
-    before = started.read_text(encoding="utf-8") if started.exists() else ""
+    # Bytes of another encoding are no obstacle.
+    before = started.read_text(encoding="utf-8", errors="replace") if started.exists() else ""
     if line in before.splitlines():
         click.echo(f"already in {started}: {line}")
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,12 +47,9 @@ def print_run(report: dict[str, Any], file: IO[str]) -> None:
     seconds = report["seconds"]
     parts = ", ".join(f"{name} {seconds[name]:.1f}" for name in ("data", "pretrain", "finetune"))
     _print(console, f"seconds: {parts}, total {seconds['total']:.1f}")
-    out, visible = Path(report["out"]), report["layers"][0]["visible"]
+    out = Path(report["out"])
     _print(console, f"model: {out / 'model.safetensors'}")
-    drawn = math.isqrt(visible) ** 2 == visible or " " in report["layers"][0]["shape"]
-    drawn = drawn and report["accuracy"] is None
-    command = "reconstruct" if drawn else "evaluate"
-    _print(console, f"next: syncpretrain {command} {quote(str(out))}")
+    _print(console, f"next: syncpretrain report {quote(str(out))}")
 
 
 def print_errors(report: dict[str, Any], file: IO[str], *, finetuned: bool) -> None:
@@ -128,9 +124,7 @@ def _errors_cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _share_of_mean(row: dict[str, Any]) -> str:
-    """Return the last error's share of that of predicting the mean; none of random weights."""
-    if row.get("epochs") == 0:
-        return "-"
+    """Return the last error's share of that of predicting the mean."""
     means = row["mean_error"]
     found = [(e, means[part]) for part, e in row["reconstruction_error"].items() if e is not None]
     return share_text(*found[-1]) if found else "-"
@@ -150,8 +144,7 @@ def _print_stack(console: Console, report: dict[str, Any]) -> None:
         _print(console, f"regression, root mean squared error: {', '.join(texts)}")
         whole = "whole stack, pretrained"
     errors, means = _present(report["reconstruction_error"]), report["mean_error"]
-    is_random = whole != "whole stack" and all(row.get("epochs") == 0 for row in report["layers"])
-    if errors and not is_random:
+    if errors:
         parts = ", ".join(f"{part} {_number(error)}" for part, error in errors.items())
         _print(console, f"{whole}: {parts} (squared error)")
         of_mean = (f"{part} {share_text(error, means[part])}" for part, error in errors.items())

@@ -77,7 +77,7 @@ def check_runtime_of(runtime: str | None) -> None:
 
 @contextmanager
 def leading() -> Iterator[None]:
-    """Tell the other ranks the status with which this one leaves."""
+    """Send the other ranks the status with which this one leaves."""
     status = LOST_RANK
     try:
         yield

@@ -45,7 +45,8 @@ def command(
     other schedules would have taken, and its settings. A run that failed or was stopped has what
     there is, and the reason. Without its data the examples are left out.
 
-    With OTHER the page compares two runs: settings that differ, errors, curves and diagrams.
+    With OTHER the page compares two runs: settings that differ, errors, curves, diagrams, and
+    what both make of examples of the first.
 
     \b
     Examples:
@@ -57,20 +58,14 @@ def command(
     from syncpretrain.runs.report.page import check_report, compared, report_page, sections_of
     from syncpretrain.storage import write_atomically
 
-    given = {"--data": data, "--part": part, "--shape": shape}
-    for option, value in given.items():
-        if other is not None and value is not None:
-            raise click.UsageError(f"{option} cannot be combined with a second run")
     check_report()
     runs = [read_run(path) for path in (run, other) if path is not None]
     if len({record.name for record in runs}) < len(runs):  # of two folders, each in its own
         runs = [read_run(path, name=str(path)) for path in (run, other) if path is not None]
     target = out or runs[0].folder / REPORT_NAME
     check_target(target)
-    if other is not None:
-        sections = compared(runs)
-    else:
-        sections = sections_of(runs[0], **_shown(runs[0], data, part, shape))
+    examples = _shown(runs[0], data, part, shape)
+    sections = compared(runs, **examples) if other else sections_of(runs[0], **examples)
     write_atomically(target, report_page(runs, sections))
     click.echo(f"{target}: {len(sections)} sections")
 

@@ -118,9 +118,7 @@ def show_command(ctx: click.Context, run: str, as_json: bool) -> None:
         except (KeyError, TypeError, AttributeError, IndexError) as error:  # of another version
             click.echo(f"its figures cannot be shown: {METRICS_NAME} lacks {error}; see --json")
     elif found.state in ("stopped", "failed"):
-        from shlex import quote
-
-        click.echo(f"resume it: syncpretrain train --resume {quote(str(folder))}")
+        _print_next(folder, failed=found.state == "failed")
     click.echo(f"files: {', '.join(f'{name} ({_size(n)})' for name, n in files.items())}")
 
 
@@ -136,7 +134,8 @@ def rm_command(ctx: click.Context, runs: tuple[str, ...], yes: bool) -> None:
     from syncpretrain.errors import SettingsError
     from syncpretrain.runs.shelf import check_run, remove_run
 
-    folders = [_folder_of(ctx, run) for run in runs]
+    named = [_folder_of(ctx, run) for run in runs]
+    folders = list({folder.resolve(): folder for folder in reversed(named)}.values())[::-1]
     for folder in folders:
         found = check_run(folder)
         if found.state == "running":
@@ -151,6 +150,19 @@ def rm_command(ctx: click.Context, runs: tuple[str, ...], yes: bool) -> None:
     for folder in folders:
         remove_run(folder)
         click.echo(f"removed {folder}")
+
+
+def _print_next(folder: Path, *, failed: bool) -> None:
+    """Print how to go on after a run that did not finish."""
+    from shlex import quote
+
+    from syncpretrain.runs.folder import CONFIG_NAME
+
+    if failed:  # resumed, it may fail again in the same way
+        config = quote(str(folder / CONFIG_NAME))
+        click.echo(f"begin another with other settings: syncpretrain train --config {config} ...")
+    start = "or, if they were not the cause, resume it" if failed else "resume it"
+    click.echo(f"{start}: syncpretrain train --resume {quote(str(folder))}")
 
 
 def _folder_of(ctx: click.Context, run: str) -> Path:

@@ -14,7 +14,7 @@ from syncpretrain.cluster.launched import START_HINT, launched
 from syncpretrain.cluster.mpi import MPIEngine
 from syncpretrain.cluster.transport import Port, Transport
 from syncpretrain.cluster.watch import ABORTS, LEAVES
-from syncpretrain.cluster.witness import Witness, be_seen, tell_witness
+from syncpretrain.cluster.witness import Witness, be_seen, notify_witness
 from syncpretrain.errors import SettingsError, WorkerError
 from syncpretrain.parallel.timeouts import TIMEOUTS
 
@@ -101,13 +101,13 @@ class Membership:
             self.witness.close()
         if self.broken or not self.transport.close():
             self.abort()
-        tell_witness(LEAVES)
+        notify_witness(LEAVES)
 
     def abort(self) -> None:
         """End every rank at once, when the launcher has had time to pass on what was printed."""
         sys.stdout.flush()
         sys.stderr.flush()
-        tell_witness(ABORTS)
+        notify_witness(ABORTS)
         if self.witness is not None:
             self.witness.close()
         time.sleep(PASS_ON_SECONDS)

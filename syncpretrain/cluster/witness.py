@@ -18,7 +18,7 @@ from pathlib import Path
 from syncpretrain.cluster import watch
 from syncpretrain.parallel.descriptors import standard_stream
 
-__all__ = ["Witness", "be_seen", "tell_witness"]
+__all__ = ["Witness", "be_seen", "notify_witness"]
 
 START_SECONDS = 5.0  # of the witness
 _seen: list[socket.socket] = []  # open as long as this process lives
@@ -39,7 +39,7 @@ def be_seen(address: str) -> None:
             return
 
 
-def tell_witness(word: bytes) -> None:
+def notify_witness(word: bytes) -> None:
     """Say that this process is about to end, or to end the job, so that it is not reported."""
     for own in _seen:
         with contextlib.suppress(OSError):  # the witness has ended

@@ -47,10 +47,13 @@ def _shape(settings: Settings) -> str:
 
 def _summary(report: dict[str, Any], settings: Settings) -> str:
     pretrain, tuned = settings.pretrain, settings.finetune
-    words = [f"Pretrained by syncpretrain, schedule {pretrain.schedule}"]
-    words += [f"{pretrain.pace} pace"] if pretrain.pace else []
-    words += [f"hand-over by {pretrain.handoff}", f"seed {pretrain.seed}"]
-    text = ", ".join(words)
+    if pretrain.schedule == "none":
+        words = ["Not pretrained: trained from random weights by syncpretrain"]
+    else:
+        words = [f"Pretrained by syncpretrain, schedule {pretrain.schedule}"]
+        words += [f"{pretrain.pace} pace"] if pretrain.pace else []
+        words += [f"hand-over by {pretrain.handoff}"]
+    text = ", ".join([*words, f"seed {pretrain.seed}"])
     if tuned.objective != "none":
         text += f"; fine-tuned for {tuned.objective}, epochs: {tuned.epochs}"
     verdict = "".join(f"\n\n**{sentence}**" for sentence in report["verdict"])

@@ -58,6 +58,7 @@ def owner_of(folder: Path) -> str | None:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
         return None
+    name = ""
     try:
         name = os.read(descriptor, 200).decode(errors="replace").strip()
         if _is_over(name) or not _is_at(path, descriptor):
@@ -71,7 +72,7 @@ def owner_of(folder: Path) -> str | None:
     except BlockingIOError:
         return name or "another process"
     except OSError:
-        return name  # of a file system without locks
+        return name or None  # of a file system without locks; a folder has no name
     finally:
         os.close(descriptor)
     return None

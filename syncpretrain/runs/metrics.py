@@ -39,10 +39,11 @@ def measure(
 
     The layers' own errors, on ``layer_parts``, are those of ``pretrained``, since fine-tuning gives
     the layers up for the whole; default the stack itself. So is the whole stack's if it became a
-    classifier, which has no decoder; without ``pretrained`` it is None. ``mean_error`` is the error
-    of predicting the mean of a layer's input, or of the data, and ``majority`` the share that is
-    right by always naming the class that most training examples have. Figures of the training part
-    are those of 10,000 of its examples, evenly spaced.
+    classifier, which has no decoder; without ``pretrained`` it is None. Layers of ``pretrained``
+    that have random weights have None, for their errors say nothing. ``mean_error`` is the error of
+    predicting the mean of a layer's input, or of the data, and ``majority`` the share that is right
+    by always naming the class that most training examples have. Figures of the training part are
+    those of 10,000 of its examples, evenly spaced.
     """
     sizes = {part: len(getattr(data, part)) for part in PARTS}
     sha256 = data.sha256
@@ -53,7 +54,8 @@ def measure(
         train_labels=None if labels is None else evenly_spaced(labels, TRAIN_ROWS),
     )
     with blas_limit(blas_threads(blas)):
-        unrolled = stack if stack.head is None else pretrained
+        trained = _trained(pretrained, len(stack.layers))
+        unrolled = stack if stack.head is None else pretrained if any(trained) else None
         whole = {part: unrolled and stack_error(unrolled, getattr(data, part)) for part in PARTS}
         right = accuracies(stack, data) if stack.head is not None else None
         apart = regression_errors(stack, data)
@@ -69,7 +71,8 @@ def measure(
             "hidden": stack.widths[i + 1],
             "shape": str(layer.shape),
             "reconstruction_error": {
-                part: errors[i] if errors else None for part, errors in by_part.items()
+                part: errors[i] if errors and trained[i] else None
+                for part, errors in by_part.items()
             },
             "mean_error": {part: found[i] if found else None for part, found in means.items()},
         }
@@ -84,6 +87,12 @@ def measure(
         "majority": None if right is None else {part: _majority(data, part) for part in PARTS},
         **({} if apart is None else {"regression_error": apart}),
     }
+
+
+def _trained(pretrained: Stack | None, depth: int) -> list[bool]:
+    """Return whether each layer was pretrained, or came from elsewhere."""
+    epochs = None if pretrained is None else pretrained.info.get("epochs")
+    return [count != 0 for count in epochs or [None] * depth]
 
 
 def _mean_errors(stack: Stack, data: Dataset, part: str) -> list[float]:

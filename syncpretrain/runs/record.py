@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from syncpretrain.errors import DataError, SyncpretrainError
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack, load
+from syncpretrain.runs.figures import read_figures
 from syncpretrain.runs.folder import (
     CONFIG_NAME,
     EVENTS_NAME,
@@ -18,23 +18,13 @@ from syncpretrain.runs.folder import (
     METRICS_NAME,
 )
 from syncpretrain.runs.identity import RunIdentity, read_identity
-from syncpretrain.runs.lock import owner_of
+from syncpretrain.runs.state import RunState, state_of
 from syncpretrain.runs.timeline import Timeline, read_timeline
 from syncpretrain.settings import Settings, read_settings
 
-__all__ = ["RunRecord", "RunState", "read_run"]
+__all__ = ["RunRecord", "read_run"]
 
 S = TypeVar("S")
-
-
-class RunState(NamedTuple):
-    """How a run ended: ``name`` is finished, running, stopped, failed or lost.
-
-    ``reason`` is a sentence, empty of a finished run.
-    """
-
-    name: str
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +77,8 @@ def read_run(run: Path, *, name: str = "") -> RunRecord:
         raise DataError(f"run: got {run}, expected the folder of a run, with {CONFIG_NAME} in it")
     problems: list[str] = []
 
-    def read(file: str, reader: Callable[[Path], S]) -> S | None:
-        if file not in there:
+    def read(file: str, reader: Callable[[Path], S], *, is_needed: bool = False) -> S | None:
+        if file not in there and not is_needed:
             return None
         try:
             return reader(folder / file)
@@ -96,13 +86,15 @@ def read_run(run: Path, *, name: str = "") -> RunRecord:
             problems.append(str(error))
             return None
 
-    metrics = read(METRICS_NAME, _json_object)
+    settings = read(CONFIG_NAME, read_settings, is_needed=IDENTITY_NAME in there)
+    metrics = read(METRICS_NAME, _everything)
+    damage = problems[0] if problems else ""
     timeline = read(EVENTS_NAME, read_timeline) or Timeline()
     return RunRecord(
         folder=folder,
         name=own_name,
-        state=_state(folder, finished=METRICS_NAME in there, timeline=timeline),
-        settings=read(CONFIG_NAME, read_settings),
+        state=state_of(folder, timeline.stopped, damage),
+        settings=settings,
         identity=read(IDENTITY_NAME, read_identity),
         metrics=metrics,
         timeline=timeline,
@@ -112,20 +104,5 @@ def read_run(run: Path, *, name: str = "") -> RunRecord:
     )
 
 
-def _json_object(path: Path) -> dict[str, Any]:
-    found = json.loads(path.read_bytes())
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: got {type(found).__name__}, expected a JSON object")
-    return found
-
-
-def _state(folder: Path, *, finished: bool, timeline: Timeline) -> RunState:
-    if finished:
-        return RunState("finished", "")
-    owner = owner_of(folder)
-    if owner is not None:
-        return RunState("running", f"{owner} is at work on it")
-    if timeline.stopped is not None:
-        failed, reason = timeline.stopped
-        return RunState("failed" if failed else "stopped", reason)
-    return RunState("lost", "its process left no reason: it was killed, or lost its machine")
+def _everything(path: Path) -> dict[str, Any]:
+    return read_figures(path)[1]

@@ -18,14 +18,16 @@ from typing import Any
 
 import msgspec
 
-from syncpretrain.errors import SettingsError
+from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.runs.figures import Figures, read_figures
 from syncpretrain.runs.folder import (
     CONFIG_NAME,
     EVENTS_NAME,
     IDENTITY_NAME,
     METRICS_NAME,
 )
-from syncpretrain.runs.lock import owned, owner_of
+from syncpretrain.runs.lock import owned
+from syncpretrain.runs.state import state_of
 from syncpretrain.settings import Settings, read_settings
 
 __all__ = ["STATES", "ShelvedRun", "check_run", "read_run", "remove_run", "runs_in"]
@@ -79,15 +81,6 @@ class ShelvedRun(msgspec.Struct, frozen=True, kw_only=True):
         return value in (None, "") or value != value, value if value is not None else 0.0
 
 
-class _Figures(msgspec.Struct):
-    """The fields of ``metrics.json`` that are shown; others are ignored."""
-
-    reconstruction_error: dict[str, float | None]
-    seconds: dict[str, float]
-    accuracy: dict[str, float | None] | None = None
-    regression_error: dict[str, dict[str, float | None] | None] | None = None
-
-
 class _Line(msgspec.Struct):
     """The fields of an event that are shown."""
 
@@ -112,36 +105,36 @@ def runs_in(folder: Path) -> list[ShelvedRun]:
             f"folder: cannot read {folder}: {error.strerror}; name the folder of the runs with"
             " --folder"
         ) from None
-    found = [read_run(path) for path in inside if _has_files_of_a_run(path)]
+    found = [run for run in map(_found_in, inside) if run is not None]
     return sorted(found, key=lambda run: run.when, reverse=True)
+
+
+def _found_in(folder: Path) -> ShelvedRun | None:
+    """Return the run in a folder, None if it is none; a closed one may be a run."""
+    try:
+        return read_run(folder) if _has_files_of_a_run(folder) else None
+    except OSError as error:
+        common: dict[str, Any] = {"name": folder.name, "folder": str(folder)}
+        reason = f"{folder}: {error.strerror}"
+        return ShelvedRun(**common, when=_began(folder), state="damaged", reason=reason)
 
 
 def read_run(folder: Path) -> ShelvedRun:
     """Return what a run folder holds."""
     common: dict[str, Any] = {"name": folder.name, "folder": str(folder), "when": _began(folder)}
+    damage, figures, seconds = "", None, None
+    last: _Line | None = None
     try:
-        settings = read_settings(folder / CONFIG_NAME)
-    except SettingsError as error:
-        owner = owner_of(folder)
-        if owner is not None:  # it is about to write them
-            return ShelvedRun(**common, state="running", reason=owner)
-        return ShelvedRun(**common, state="damaged", reason=str(error))
-    common.update(_described(settings))
-    if (folder / METRICS_NAME).exists():
-        try:
-            figures = msgspec.json.decode((folder / METRICS_NAME).read_bytes(), type=_Figures)
-        except (OSError, ValueError, RecursionError) as error:
-            reason = f"{folder / METRICS_NAME}: {error}"
-            return ShelvedRun(**common, state="damaged", reason=reason)
-        return ShelvedRun(**common | _errors(figures), state="finished")
-    last, seconds = _last_event(folder / EVENTS_NAME)
-    owner = owner_of(folder)
-    if owner is not None:
-        return ShelvedRun(**common, state="running", reason=owner, seconds=seconds)
-    state, reason = "stopped", ""
-    if last is not None and last.event == "RunStopped":
-        state, reason = "failed" if last.failed else "stopped", last.reason
-    return ShelvedRun(**common, state=state, reason=reason, seconds=seconds)
+        common.update(_described(read_settings(folder / CONFIG_NAME)))
+        last, seconds = _last_event(folder / EVENTS_NAME)
+        if (folder / METRICS_NAME).exists():
+            figures, _ = read_figures(folder / METRICS_NAME)
+    except (SettingsError, DataError) as error:
+        damage, seconds = str(error), None
+    is_told = last is not None and last.event == "RunStopped"
+    state = state_of(folder, (last.failed, last.reason) if last and is_told else None, damage)
+    errors: dict[str, Any] = _errors(figures) if figures is not None else {"seconds": seconds}
+    return ShelvedRun(**common, **errors, state=state.name, reason=state.reason)
 
 
 def check_run(folder: Path) -> ShelvedRun:
@@ -150,9 +143,13 @@ def check_run(folder: Path) -> ShelvedRun:
     Raises
     ------
     SettingsError
-        If it is none.
+        If it is none, or cannot be read.
     """
-    if not _has_files_of_a_run(folder):
+    try:
+        is_run = _has_files_of_a_run(folder)
+    except OSError as error:
+        raise SettingsError(f"run: cannot read {folder}: {error.strerror}") from None
+    if not is_run:
         raise SettingsError(
             f"run: got {folder}, expected the folder of a run, with {CONFIG_NAME} and"
             f" {IDENTITY_NAME} in it"
@@ -174,6 +171,11 @@ def remove_run(folder: Path) -> None:
     if folder.is_symlink():
         raise SettingsError(f"run: got {folder}, a link; remove the folder that it names")
     folder = folder.resolve()
+    for place in (folder, folder.parent):
+        if not os.access(place, os.W_OK):
+            raise SettingsError(
+                f"run: cannot remove {folder}: {place} cannot be written to; make it writable"
+            )
     with owned(folder, lambda message: None):
         doomed = folder.with_name(f".{folder.name}.removed.{secrets.token_hex(4)}")
         try:
@@ -209,7 +211,7 @@ def _began(folder: Path) -> str:
         except ValueError:
             pass  # a number that is no date: the files are looked at
     times = [_written(folder / name) for name in (IDENTITY_NAME, CONFIG_NAME, EVENTS_NAME)]
-    oldest = min((time for time in times if time is not None), default=0.0)
+    oldest = min((time for time in times if time is not None), default=_written(folder) or 0.0)
     return datetime.fromtimestamp(oldest).isoformat(timespec="seconds")
 
 
@@ -232,7 +234,7 @@ def _described(settings: Settings) -> dict[str, str]:
     }
 
 
-def _errors(figures: _Figures) -> dict[str, float | None]:
+def _errors(figures: Figures) -> dict[str, float | None]:
     """Return the errors that a run is judged by."""
     parts = ("validation", "test")
     own: Iterable[float | None]
@@ -240,7 +242,8 @@ def _errors(figures: _Figures) -> dict[str, float | None]:
         right = [figures.accuracy.get(part) for part in parts]
         own = [None if x is None else 1 - x for x in right]
     elif figures.regression_error is not None:
-        own = [(figures.regression_error.get(part) or {}).get("rmse") for part in parts]
+        apart = [figures.regression_error.get(part) for part in parts]
+        own = [None if x is None else x.rmse for x in apart]
     else:
         own = [figures.reconstruction_error.get(part) for part in parts]
     return {**dict(zip(parts, own, strict=True)), "seconds": figures.seconds.get("total")}

@@ -11,6 +11,7 @@ from string import Template
 from syncpretrain.errors import DataError
 from syncpretrain.runs.record import RunRecord
 from syncpretrain.runs.report.curves import check_drawing
+from syncpretrain.runs.report.sections.compared_examples import compared_reconstructions
 from syncpretrain.runs.report.sections.comparison import comparison_sections
 from syncpretrain.runs.report.sections.configuration import configuration_section
 from syncpretrain.runs.report.sections.course import course_section
@@ -67,10 +68,20 @@ def sections_of(
     return [*found, *([schedules] if schedules else []), configuration_section(run)]
 
 
-def compared(runs: Sequence[RunRecord]) -> list[Section]:
-    """Return the sections of the report of several runs beside each other."""
+def compared(
+    runs: Sequence[RunRecord],
+    *,
+    images: ImageShape | None = None,
+    shown: Shown | None = None,
+    reason: str = "",
+) -> list[Section]:
+    """Return the sections of the report of several runs beside each other.
+
+    The examples are those of the first; see :func:`sections_of`.
+    """
     before = [outcome_section(runs), *comparison_sections(runs)]
-    return [*before, learning_section(runs), course_section(runs)]
+    examples = compared_reconstructions(runs, images, shown, reason)
+    return [*before, learning_section(runs), course_section(runs), examples]
 
 
 def report_page(runs: Sequence[RunRecord], sections: Sequence[Section]) -> bytes:
@@ -96,7 +107,8 @@ def report_page(runs: Sequence[RunRecord], sections: Sequence[Section]) -> bytes
 
 def _when(run: RunRecord) -> str:
     """Return when the last file of a run was written."""
-    times = [path.stat().st_mtime for path in run.folder.iterdir() if path.suffix != ".html"]
+    files = (path for path in run.folder.iterdir() if path.suffix != ".html")
+    times = [path.lstat().st_mtime for path in files]  # of a link itself: it may lead nowhere
     if not times:
         return ""
     return f"last written {datetime.fromtimestamp(max(times)):%Y-%m-%d %H:%M}"

@@ -13,7 +13,7 @@ from syncpretrain.errors import DataError
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.errors import ErrorCurve, ErrorHistory
 from syncpretrain.observers.history import History
-from syncpretrain.runs.report.plots.canvas import colour_of, new_panels
+from syncpretrain.runs.report.plots.canvas import MARKERS, colour_of, new_panels
 from syncpretrain.runs.timeline import EpochSpan, Timeline, read_timeline, timeline_of
 
 __all__ = ["Curve", "curves_of", "draw_curve", "learning_curves"]
@@ -117,19 +117,18 @@ def _of_spans(title: str, spans: Sequence[EpochSpan]) -> Curve:
     return Curve(title, column("epoch"), column("train_error"), column("validation_error"))
 
 
-def draw_curve(axes: Any, curve: Curve, *, series: int = 0, label: str = "") -> None:
-    """Draw a curve; ``series`` is the number of its colour, ``label`` the name of its run."""
-    mark = "o" if len(curve.epochs) <= FEW_EPOCHS else ""
+def draw_curve(axes: Any, curve: Curve, *, series: int = 0, legend: bool = True) -> None:
+    """Draw a curve; ``series`` is the number of its colour and of its two markers."""
+    marks = MARKERS[2 * series : 2 * series + 2] if len(curve.epochs) <= FEW_EPOCHS else ("", "")
     style: dict[str, Any] = {"color": colour_of(series), "markersize": 3, "linewidth": 1.4}
-    for name, errors, line, shape in (
-        ("training", curve.train, "-", mark),
-        ("validation", curve.validation, "--", mark and "s"),
+    for name, errors, line, mark in (
+        ("training", curve.train, "-", marks[0]),
+        ("validation", curve.validation, "--", marks[1]),
     ):
         if np.isfinite(errors).any():
-            text = f"{label}, {name}" if label else name
-            axes.plot(curve.epochs, errors, line, marker=shape, label=text, **style)
+            axes.plot(curve.epochs, errors, line, marker=mark, label=name, **style)
     axes.set(title=curve.title, xlabel="epoch", ylabel=curve.label)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(visible=True, alpha=0.4)
-    if axes.get_legend_handles_labels()[0]:
+    if legend and axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize="small", frameon=False)

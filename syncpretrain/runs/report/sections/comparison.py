@@ -8,13 +8,14 @@ from typing import Any
 from syncpretrain.models.verdict import share_text
 from syncpretrain.runs.record import RunRecord
 from syncpretrain.runs.report.sections.section import (
+    LEAST_SECONDS,
     Section,
     number,
     paragraph,
     seconds_text,
     table,
 )
-from syncpretrain.runs.report.sections.setting_texts import settings_of
+from syncpretrain.runs.report.sections.setting_texts import is_tuned, settings_of
 
 __all__ = ["comparison_sections", "differing_settings"]
 
@@ -44,6 +45,7 @@ def differing_settings(runs: Sequence[RunRecord]) -> list[tuple[str, ...]]:
             f"{section}.{name}": value
             for section, fields in found.items()
             for name, value in fields.items()
+            if section != "finetune" or name == "objective" or is_tuned(fields)
         }
         for found in (settings_of(run.settings) for run in runs)
     ]
@@ -65,8 +67,9 @@ def _figures(runs: Sequence[RunRecord]) -> list[tuple[str, ...]]:
         rows.append((f"layer {i + 1}", *(_layer_cell(found, i) for found in metrics)))
     for name in ("pretrain", "finetune", "total"):
         seconds = [(found.get("seconds") or {}).get(name) for found in metrics]
-        texts = (NOT_THERE if x is None else seconds_text(x) for x in seconds)
-        rows.append((f"time, {name}", *texts))
+        texts = [seconds_text(x) if x and x > LEAST_SECONDS else NOT_THERE for x in seconds]
+        if set(texts) != {NOT_THERE}:
+            rows.append((f"time, {name}", *texts))
     rows.append(("state", *(run.state.name for run in runs)))
     return rows
 

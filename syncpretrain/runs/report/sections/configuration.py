@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from syncpretrain.runs.record import RunRecord
 from syncpretrain.runs.report.sections.section import Section, details, paragraph, table
-from syncpretrain.runs.report.sections.setting_texts import settings_of
+from syncpretrain.runs.report.sections.setting_texts import is_tuned, settings_of
 
 __all__ = ["configuration_section"]
 
@@ -34,7 +34,7 @@ def configuration_section(run: RunRecord) -> Section:
         parts.append(paragraph("The run has no config.toml that can be read."))
     for section, names in SHOWN_FIRST.items():
         fields = found.get(section, {})
-        if section == "finetune" and fields.get("objective", "none") == "none":
+        if section == "finetune" and not is_tuned(fields):
             parts.append(paragraph("There was no fine-tuning."))
             continue
         rows = [(name, fields[name]) for name in names if name in fields]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,7 +69,7 @@ def shown_of(data: Dataset, part: str | None = None) -> Shown:
     return Shown(
         evenly_spaced(getattr(data, name), MOST_EXAMPLES),
         None if labels is None else evenly_spaced(labels, MOST_EXAMPLES),
-        f"the {name} part of {data.name}",
+        f"the {name} part of {Path(data.name).name}",
     )
 
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 from syncpretrain.runs.record import RunRecord
+from syncpretrain.runs.report.plots.canvas import colour_of
 from syncpretrain.runs.report.plots.learning import Curve, curves_of, draw_curve
 from syncpretrain.runs.report.sections.section import Section, figure, paragraph, row_of
 from syncpretrain.runs.report.svg import drawn
 
 __all__ = ["learning_section"]
 
+MARKS_OF_RUNS = ("● ■", "◆ ▲")  # of two runs, as the panels have them
 MOST_PANELS = 24  # of a deep stack the lowest layers, and fine-tuning
 
 
 def learning_section(runs: Sequence[RunRecord]) -> Section:
     """Return a panel a layer, and one for fine-tuning."""
-    names = [run.name if len(runs) > 1 else "" for run in runs]
     by_run = [{curve.title: curve for curve in curves_of(run.timeline)} for run in runs]
     titles = list(dict.fromkeys(title for curves in by_run for title in curves))
     title = "Learning curves"
@@ -27,8 +29,7 @@ def learning_section(runs: Sequence[RunRecord]) -> Section:
     shown = titles if len(titles) <= MOST_PANELS else [*titles[: MOST_PANELS - 1], titles[-1]]
     panels = []
     for place, name in enumerate(shown):
-        own = [(label, x[name]) for label, x in zip(names, by_run, strict=True) if name in x]
-        panels.append(figure(_panel(own, f"curve{place}")))
+        panels.append(figure(_panel([curves.get(name) for curves in by_run], f"curve{place}")))
     text = (
         "Squared errors after each epoch: solid of the training minibatches while they are trained"
         " on, dashed of held-out examples. A layer above the first reconstructs the activities of"
@@ -37,7 +38,8 @@ def learning_section(runs: Sequence[RunRecord]) -> Section:
     )
     left_out = len(titles) - len(shown)
     note = paragraph(f"Without a panel: {left_out} of the layers.") if left_out else ""
-    return Section("learning", title, paragraph(text) + row_of(panels) + note)
+    key = _key([run.name for run in runs]) if len(runs) > 1 else ""
+    return Section("learning", title, paragraph(text) + key + row_of(panels) + note)
 
 
 def _place(title: str) -> tuple[bool, int]:
@@ -45,13 +47,25 @@ def _place(title: str) -> tuple[bool, int]:
     return (not number.isdigit(), int(number) if number.isdigit() else 0)
 
 
-def _panel(curves: Sequence[tuple[str, Curve]], name: str) -> str:
+def _key(names: Sequence[str]) -> str:
+    """Return which marks are whose: names may be too long for a legend in a panel."""
+    items = (
+        f'<li><span style="color: {colour_of(series)}" aria-hidden="true">{marks}</span>'
+        f" {escape(name)}: training, validation</li>"
+        for series, (name, marks) in enumerate(zip(names, MARKS_OF_RUNS, strict=True))
+    )
+    return f'<ul class="key">{"".join(items)}</ul>'
+
+
+def _panel(curves: Sequence[Curve | None], name: str) -> str:
+    """Return a panel with the curve of each run; those without one keep their colour."""
+
     def draw(axes: Any) -> Mapping[str, str] | None:
-        for series, (label, curve) in enumerate(curves):
-            draw_curve(axes, curve, series=series, label=label)
+        for series, curve in enumerate(curves):
+            if curve is not None:
+                draw_curve(axes, curve, series=series, legend=len(curves) == 1)
         return None
 
-    first = curves[0][1]
-    last = first.train[-1]
-    label = f"Errors of {first.title}: {len(first.epochs)} epochs, the last {last:.4g}"
-    return drawn(draw, name=name, label=label)
+    own = [curve for curve in curves if curve is not None]
+    ends = (f"{len(curve.epochs)} epochs, the last {curve.train[-1]:.4g}" for curve in own)
+    return drawn(draw, name=name, label=f"Errors of {own[0].title}: {'; '.join(ends)}")

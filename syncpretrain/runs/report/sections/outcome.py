@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from shlex import quote
 from typing import Any, NamedTuple
 
 from syncpretrain.data.dataset import PARTS
 from syncpretrain.models.verdict import share_text
 from syncpretrain.runs.record import RunRecord
 from syncpretrain.runs.report.sections.section import (
+    LEAST_SECONDS,
     Section,
     number,
     paragraph,
@@ -20,13 +22,12 @@ from syncpretrain.runs.report.sections.section import (
 __all__ = ["Headline", "headline_of", "outcome_section", "quality_of"]
 
 NOTHING, LITTLE = 1.0, 0.75  # of a constant's error: at these shares so much was learned
-LEAST_SECONDS = 0.001  # of a stage that there was
 SIGNS = {"good": "✓", "poor": "!", "bad": "✕"}  # beside the colour, which not everyone sees
 RUN_ENDS = {
     "running": ("poor", "This run is still at work"),
     "stopped": ("poor", "This run was stopped before its end"),
     "failed": ("bad", "This run failed"),
-    "lost": ("bad", "This run ended before its time"),
+    "damaged": ("poor", "A file of this run is damaged"),
 }
 
 
@@ -87,8 +88,8 @@ def headline_of(run: RunRecord) -> Headline:
         kind, text = RUN_ENDS[run.state.name]
         return Headline(kind, text, (run.state.reason,))
     metrics = run.metrics
-    if metrics is None:
-        return Headline("poor", "This run is finished, but its figures cannot be read")
+    if metrics is None:  # it was removed just now
+        return Headline("poor", "This run is finished, and has no figures")
     reasons = tuple(metrics.get("verdict") or ())
     quality = quality_of(metrics)
     if quality is None:
@@ -168,16 +169,18 @@ def _errors(metrics: dict[str, Any]) -> str:
     layers, whole = metrics.get("layers") or [], metrics.get("reconstruction_error") or {}
     measured = [whole, *(row["reconstruction_error"] for row in layers)]
     parts = [part for part in PARTS if any(found.get(part) is not None for found in measured)]
+    if not parts:  # of random weights, fine-tuned to predict
+        return ""
     rows = []
     for row in layers:
         own = row["reconstruction_error"], row.get("mean_error") or {}
         label = f"layer {row['layer']}, {row['shape']}"
-        rows.append((label, *_cells(*own, parts, is_trained=row.get("epochs") != 0)))
+        rows.append((label, *_cells(*own, parts)))
     if any(whole.get(part) is not None for part in parts):
         predicts = metrics.get("accuracy") or metrics.get("regression_error")
         label = "whole stack, pretrained" if predicts else "whole stack"
         own = whole, metrics.get("mean_error") or {}
-        rows.append((label, *_cells(*own, parts, is_trained=True)))
+        rows.append((label, *_cells(*own, parts)))
     caption = (
         "Squared errors of reconstruction, summed over the values of an example, and their share of"
         " that of predicting the mean"
@@ -185,14 +188,12 @@ def _errors(metrics: dict[str, Any]) -> str:
     return table(("", *parts), rows, caption=caption)
 
 
-def _cells(
-    errors: dict[str, Any], means: dict[str, Any], parts: Sequence[str], *, is_trained: bool
-) -> list[str]:
+def _cells(errors: dict[str, Any], means: dict[str, Any], parts: Sequence[str]) -> list[str]:
     """Return the error of each part, with its share of the mean's."""
     cells = []
     for part in parts:
         error, mean = errors.get(part), means.get(part)
-        if error is not None and mean and is_trained:
+        if error is not None and mean:
             cells.append(f"{number(error)}, {share_text(error, mean)}")
         else:
             cells.append(number(error))
@@ -208,7 +209,8 @@ def _what_is_left(run: RunRecord) -> str:
     count = len(run.checkpoints)
     if count:
         plural = "" if count == 1 else "s"
-        text += f"checkpoints/ has {count} file{plural}, from which train --resume goes on."
+        text += f"checkpoints/ has {count} file{plural}, from which"
+        text += f" 'syncpretrain train --resume {quote(str(run.folder))}' goes on."
     elif run.stack is None:
         text += "It left neither a model nor a checkpoint."
     return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from syncpretrain.runs.report.images import ENLARGE, png_bytes
 
 __all__ = [
+    "LEAST_SECONDS",
     "Section",
     "details",
     "figure",
@@ -25,8 +27,11 @@ __all__ = [
     "unordered",
 ]
 
+LEAST_SECONDS = 0.001  # of a stage that there was
 SHARP = 12  # times that a pixel of a small image is enlarged, at most
 IMAGE_WIDTH = 900  # at most, where pixels become squares
+NO_BREAK = "&nbsp;"
+UNIT, ENDING = re.compile(r"(?<=\d) (?=\S)"), re.compile(r" (?=\d+(,|$))")  # as of "layer 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +86,20 @@ def table(
 def _row(row: Sequence[object], kinds: Sequence[str]) -> str:
     first, *others = map(str, row)
     cells = (
-        f"<td{_of_class(kind)}>{escape(cell)}</td>"
+        f"<td{_of_class(kind)}>{_number(cell) if kind else _text(cell)}</td>"
         for kind, cell in zip(kinds[1:], others, strict=True)
     )
-    return f'<tr><th scope="row">{escape(first)}</th>{"".join(cells)}</tr>'
+    return f'<tr><th scope="row">{ENDING.sub(NO_BREAK, escape(first))}</th>{"".join(cells)}</tr>'
+
+
+def _text(cell: str) -> str:
+    """Return a text that may break after each comma, as long lists of settings do."""
+    return escape(cell).replace(",", ",<wbr>")
+
+
+def _number(cell: str) -> str:
+    """Return a number that does not part with its unit."""
+    return UNIT.sub(NO_BREAK, escape(cell))
 
 
 def _of_class(kind: str) -> str:

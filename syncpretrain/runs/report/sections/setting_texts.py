@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from syncpretrain.settings import Settings
 
-__all__ = ["setting_text", "settings_of"]
+__all__ = ["is_tuned", "setting_text", "settings_of"]
 
 
 def settings_of(settings: Settings | None) -> dict[str, dict[str, str]]:
@@ -22,6 +23,11 @@ def settings_of(settings: Settings | None) -> dict[str, dict[str, str]]:
         }
         for section, fields in sections.items()
     }
+
+
+def is_tuned(fields: Mapping[str, str]) -> bool:
+    """Return whether settings of fine-tuning were used."""
+    return fields.get("objective", "none") != "none"
 
 
 def setting_text(value: Any) -> str:
