@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import secrets
+import select
 import subprocess
 import sys
 import threading
 import time
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from syncpretrain.cluster import job, witness
+from syncpretrain.cluster import job, watch, witness
 from syncpretrain.cluster.job import Membership, check_ranks, member, using
 from syncpretrain.cluster.launched import launched
 from syncpretrain.cluster.link import Link
@@ -211,6 +214,32 @@ def test_the_witness_tells_of_who_dies_and_not_of_who_leaves(capfd, last):
     told = capfd.readouterr().err
     assert "first" not in told
     assert ("Error: second was killed" in told) == (not last), told
+
+
+@pytest.mark.parametrize(("word", "said"), [("l", None), ("", "second was killed or has crashed")])
+def test_a_word_behind_the_first_look_explains_an_end(monkeypatch, word, said):
+    """A poll reads one descriptor after the other: the first one missed the word."""
+    own = watch.Witness(f"syncpretrain-{secrets.token_hex(8)}")
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", SEEN, f"@{own._listener.getsockname()[1:].decode()}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    process.communicate(f"{word}\n", timeout=WAIT)
+    own._names[process.pid] = "second"
+    own._missed.add(process.pid)
+    looks, times = own._looks, []
+
+    def poll(wait):
+        times.append(wait)
+        return [(0, select.POLLIN), *looks.poll(0)] if len(times) > 1 else []
+
+    own._looks = SimpleNamespace(poll=poll, register=looks.register, unregister=looks.unregister)
+    monkeypatch.setattr(watch.os, "read", lambda *_: b"over\n")
+    assert own.wait() == said
+    for seen in (own._listener, *own._sockets.values()):
+        seen.close()
 
 
 @pytest.mark.skipif(not witness._has_pidfd(), reason="needs descriptors of processes")

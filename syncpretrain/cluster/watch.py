@@ -44,20 +44,29 @@ class Witness:
         self._looks.register(self._listener, select.POLLIN)
 
     def wait(self) -> str | None:
-        """Return how a process ended, None if all is over before."""
+        """Return how a process ended, None if all is over before.
+
+        A look at many descriptors is not one moment: a process may speak and end while one looks,
+        behind where the look is. So an end counts when the next look finds it without a word.
+        """
+        suspects: set[int] = set()
+        is_over = False
         while True:
-            found = [descriptor for descriptor, _ in self._looks.poll()]
+            found = [own for own, _ in self._looks.poll(0 if suspects else None)]
             if self._listener.fileno() in found:  # whose word may explain an end
                 self._accept()
                 continue
             if any(self._hear(own) == ABORTS for own in found if own in self._sockets):
                 return None
-            is_over = 0 in found and not self._read()  # before any is named
+            if 0 in found and not self._read():
+                is_over = True
             ended = {self._pids[own] for own in found if own in self._pids} | self._missed
-            if ended - self._gone:
-                return ", and ".join(self._ending(pid) for pid in sorted(ended - self._gone))
-            if is_over:
+            ended -= self._gone
+            if ended & suspects:
+                return ", and ".join(self._ending(pid) for pid in sorted(ended & suspects))
+            if is_over and not ended:
                 return None
+            suspects = ended
 
     def _accept(self) -> None:
         other, _ = self._listener.accept()
@@ -80,7 +89,7 @@ class Witness:
             for own in [own for own, other in self._pids.items() if other == pid]:
                 self._looks.unregister(own)
                 del self._pids[own]
-            del self._sockets[descriptor]
+            self._sockets.pop(descriptor).close()
         return word
 
     def _read(self) -> bool:
