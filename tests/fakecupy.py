@@ -4,14 +4,21 @@ What CuPy 14 refuses is refused here too: NumPy arrays among its own, conversion
 without ``get()``, keywords that its functions lack, arrays of another device than the current one.
 A little more is refused: NumPy arrays as indices, which CuPy would copy to the device.
 
-``log`` records what was done as (device, stream, what), in order; "synchronize" is a wait.
+``log`` records what was queued as (device, stream, what), in order; "synchronize" is a wait.
 Kernels of a ``RawModule`` run from their CUDA source; see ``fakecuda.py``.
+
+Work is done at once, or as late as a device may do it (``install(..., deferred=True)``): each
+stream keeps its work until somebody waits for it, and an array holds NaN until then. So a missing
+wait between two streams, or between a stream and the host, ends in other numbers.
 """
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
+from collections import defaultdict
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -19,9 +26,13 @@ import fakecuda
 import numpy as np
 
 DEVICES = 2
+MEMORY = 1 << 34  # bytes of a device
 NULL = "null"  # the default stream
 log: list[tuple[int, str, str]] = []
 _now = threading.local()
+_queues: defaultdict[tuple[int, str], list[Callable[[], Any]]] = defaultdict(list)
+_is_deferred = False
+_working = threading.RLock()  # the queues, and the work in them
 FUNCTIONS = {  # of __array_function__: the keywords of CuPy's functions
     "all": {"axis", "out", "keepdims"},
     "any": {"axis", "out", "keepdims"},
@@ -58,6 +69,40 @@ def note(what: str) -> None:
     log.append((current_device(), current_stream(), what))
 
 
+def queue(work: Callable[[], Any]) -> None:
+    """Queue work on the current stream."""
+    if _is_deferred:
+        with _working:
+            _queues[current_device(), current_stream()].append(work)
+    else:
+        work()
+
+
+def wait(device: int, stream: str | None = None) -> None:
+    """Do what is queued on a stream, or on all of a device."""
+    note("synchronize")
+    with _working, np.errstate(all="ignore"):  # as on a device
+        for key in [key for key in _queues if key[0] == device and stream in (key[1], None)]:
+            for work in _queues.pop(key):
+                work()
+
+
+def computed(function: Callable[[], Any], inputs: list[Any]) -> Any:
+    """Return what a function of arrays will return, queued; a view of one of them at once."""
+    if not _is_deferred:
+        return function()
+    with np.errstate(all="ignore"):
+        result = function()  # of what is not there yet: for its shape and type
+    if isinstance(result, (list, tuple)):
+        return result  # of parts of an array
+    result = np.asarray(result)
+    if not any(np.may_share_memory(result, each) for each in inputs):
+        result = result.copy()
+        result.fill(np.nan if result.dtype.kind == "f" else 1)
+        queue(lambda: np.copyto(result, function()))
+    return result
+
+
 class _Block:
     """Sets something of this thread in its ``with`` block."""
 
@@ -79,9 +124,6 @@ class _Block:
         else:
             setattr(_now, self.attribute, before)
 
-    def synchronize(self) -> None:
-        note("synchronize")
-
 
 class Device(_Block):
     attribute = "device"
@@ -89,6 +131,10 @@ class Device(_Block):
     def __init__(self, device: int | None = None) -> None:
         super().__init__(current_device() if device is None else device)
         self.id = self._value
+        self.mem_info = MEMORY, MEMORY  # free bytes, and all
+
+    def synchronize(self) -> None:
+        wait(self.id)
 
 
 class Stream(_Block):
@@ -100,6 +146,10 @@ class Stream(_Block):
         Stream.made += 1
         super().__init__(f"stream {Stream.made}")
         self.name = self._value
+        self._device = current_device()
+
+    def synchronize(self) -> None:
+        wait(self._device, self.name)
 
 
 def unwrap(value: Any, what: str) -> Any:
@@ -116,6 +166,15 @@ def unwrap(value: Any, what: str) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(unwrap(each, what) for each in value)
     return value
+
+
+def called(function: Callable[..., Any], name: str, args: Any, out: Any) -> Any:
+    """Return what a function of arrays and scalars returns: ``out``, or new arrays."""
+    given = [unwrap(each, name) for each in args]
+    if out is not None:
+        queue(lambda: function(*given))
+        return out
+    return wrap(computed(lambda: function(*given), [x for x in given if isinstance(x, np.ndarray)]))
 
 
 def wrap(result: Any) -> Any:
@@ -153,8 +212,7 @@ class ndarray:  # noqa: N801 - CuPy's name
                 raise TypeError(f"{name}: out is an array of the host")
             options["out"] = unwrap(out, name)
             options.setdefault("casting", "same_kind")
-        result = ufunc(*(unwrap(each, name) for each in inputs), **options)
-        return wrap(result) if out is None else out
+        return called(lambda *given: ufunc(*given, **options), name, inputs, out)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         name = function.__name__
@@ -165,48 +223,55 @@ class ndarray:  # noqa: N801 - CuPy's name
         if unknown:
             raise TypeError(f"{name}() got an unexpected keyword argument {unknown.pop()!r}")
         note(name)
-        out = kwargs.get("out")
         given = {key: unwrap(value, name) for key, value in kwargs.items()}
-        result = function(*unwrap(args, name), **given)
-        return out if out is not None else wrap(result)
+        changed = args[0] if name == "copyto" else kwargs.get("out")
+        return called(lambda *own: function(*own, **given), name, args, changed)
 
     def __getitem__(self, index: Any) -> Any:
-        return ndarray(np.asarray(self._host[unwrap(index, "index")]), self.device)
+        at = unwrap(index, "index")
+        if not isinstance(at, np.ndarray) and at is not Ellipsis:
+            at = (*at, ...) if isinstance(at, tuple) else (at, ...)  # a number is a view as well
+        return ndarray(computed(lambda: self._host[at], [self._host]), self.device)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if isinstance(value, np.ndarray) and value.ndim:
             raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
         note("setitem")
-        unwrap(self, "setitem")[unwrap(index, "index")] = unwrap(value, "setitem")
+        own, at, given = unwrap(self, "setitem"), unwrap(index, "index"), unwrap(value, "setitem")
+        queue(lambda: own.__setitem__(at, given))
 
     def __len__(self) -> int:
         return len(self._host)
 
     def get(self) -> np.ndarray:
-        note("synchronize")
+        wait(current_device(), current_stream())
         return self._host.copy()
 
     def item(self) -> Any:
-        note("synchronize")
-        return self._host.item()
+        return self.get().item()
 
     def __float__(self) -> float:
         return float(self.item())
 
     def __bool__(self) -> bool:
-        note("synchronize")
-        return bool(self._host)
+        return bool(self.item())
 
     def __int__(self) -> int:
         return int(self.item())
 
     def copy(self) -> ndarray:
         note("copy")  # onto the current device, wherever this is
-        return ndarray(self._host.copy())
+        return ndarray(computed(self._host.copy, []))
 
     @property
     def data(self) -> Any:
-        return SimpleNamespace(ptr=self._host.ctypes.data)
+        return SimpleNamespace(ptr=self._host.ctypes.data, copy_from_host_async=self._fill_from)
+
+    def _fill_from(self, pointer: ctypes.c_void_p, size: int) -> None:
+        note("upload")
+        assert size == self._host.nbytes
+        given = ctypes.string_at(pointer.value, size)  # at once, as of pageable memory
+        queue(lambda: ctypes.memmove(self._host.ctypes.data, given, size))
 
     @property
     def flags(self) -> Any:
@@ -214,7 +279,7 @@ class ndarray:  # noqa: N801 - CuPy's name
 
     def reshape(self, *shape: Any) -> ndarray:
         note("reshape")
-        return ndarray(self._host.reshape(*shape), self.device)
+        return ndarray(computed(lambda: self._host.reshape(*shape), [self._host]), self.device)
 
     def fill(self, value: Any) -> None:
         self[...] = value
@@ -223,11 +288,13 @@ class ndarray:  # noqa: N801 - CuPy's name
 def _delegate(name: str) -> Any:
     def method(self: ndarray, *args: Any, **options: Any) -> Any:
         note(name)
-        out = options.get("out")
         given = {key: unwrap(value, name) for key, value in options.items()}
-        function = getattr(unwrap(self, name), name)
-        result = function(*(unwrap(each, name) for each in args), **given)
-        return out if out is not None else wrap(result)
+        return called(
+            lambda own, *more: getattr(own, name)(*more, **given),
+            name,
+            (self, *args),
+            options.get("out"),
+        )
 
     return method
 
@@ -283,7 +350,7 @@ class RawKernel:
             assert not isinstance(each, np.ndarray), f"{self._name}: an array of the host"
             unwrap(each, self._name)
         note(self._name)
-        fakecuda.launch(self._source, self._name, grid, block, args)
+        queue(lambda: fakecuda.launch(self._source, self._name, grid, block, args))
 
 
 class RawModule:
@@ -296,6 +363,10 @@ class RawModule:
         return RawKernel(self._code, name)
 
 
+class CompileException(Exception):  # noqa: N818 - CuPy's name
+    """As CuPy's, neither a RuntimeError nor an OSError."""
+
+
 class CUDARuntimeError(RuntimeError):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -306,7 +377,8 @@ def asarray(array: Any, dtype: Any = None) -> ndarray:
     note("asarray")
     if isinstance(array, ndarray):
         return array
-    return ndarray(np.array(array, dtype=dtype))
+    copy = np.array(array, dtype=dtype)  # from the host's memory at once
+    return ndarray(computed(copy.copy, []))
 
 
 def fake_cupy(devices: int = DEVICES) -> ModuleType:
@@ -314,7 +386,10 @@ def fake_cupy(devices: int = DEVICES) -> ModuleType:
     module = ModuleType("cupy")
 
     def creating(function: Any) -> Any:
-        return lambda *args, **options: ndarray(np.asarray(function(*args, **options)))
+        def create(*args: Any, **options: Any) -> ndarray:
+            return ndarray(np.asarray(computed(lambda: function(*args, **options), [])))
+
+        return create
 
     runtime = SimpleNamespace(
         getDeviceCount=lambda: devices,
@@ -326,21 +401,32 @@ def fake_cupy(devices: int = DEVICES) -> ModuleType:
         ndarray=ndarray,
         asarray=asarray,
         RawModule=RawModule,
-        empty=creating(lambda shape, dtype=float: np.full(shape, np.nan, dtype=dtype)),
+        empty=lambda shape, dtype=float: ndarray(np.full(shape, np.nan, dtype=dtype)),
         zeros=creating(np.zeros),
         ones=creating(np.ones),
+        empty_like=lambda array: ndarray(np.full(array.shape, np.nan, dtype=array.dtype)),
+        get_default_memory_pool=lambda: SimpleNamespace(free_bytes=lambda: 0),
         full=creating(np.full),
         float32=np.float32,
         cuda=SimpleNamespace(
-            Device=Device, Stream=Stream, runtime=runtime, is_available=lambda: devices > 0
+            Device=Device,
+            Stream=Stream,
+            compiler=SimpleNamespace(CompileException=CompileException),
+            get_current_stream=lambda: SimpleNamespace(
+                synchronize=lambda: wait(current_device(), current_stream())
+            ),
+            is_available=lambda: devices > 0,
+            runtime=runtime,
         ),
     )
     return module
 
 
-def install(monkeypatch: Any, devices: int = DEVICES) -> ModuleType:
+def install(monkeypatch: Any, devices: int = DEVICES, *, deferred: bool = False) -> ModuleType:
     """Let ``import cupy`` find the stand-in until the test ends."""
     module = fake_cupy(devices)
     monkeypatch.setitem(sys.modules, "cupy", module)
+    monkeypatch.setattr(sys.modules[__name__], "_is_deferred", deferred)
+    _queues.clear()
     log.clear()
     return module

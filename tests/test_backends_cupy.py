@@ -16,10 +16,12 @@ import pytest
 from backends import backend_of
 from unitkinds import KINDS, RBM_UNITS
 
-from syncpretrain.backends.choice import select
+from syncpretrain import pretrain
+from syncpretrain.backends import cupy_backend
+from syncpretrain.backends.choice import USUAL_BACKEND, resolve_backend, select, why_no_gpu
 from syncpretrain.backends.cuda_source import cuda_source
 from syncpretrain.backends.cupy_backend import CupyBackend
-from syncpretrain.errors import SettingsError
+from syncpretrain.errors import DivergedError, SettingsError
 from syncpretrain.kernels.activations import means, times_derivative
 from syncpretrain.kernels.contrastive_divergence import (
     momentum_step,
@@ -41,6 +43,9 @@ def double(monkeypatch):
 
 @pytest.fixture
 def cupy(monkeypatch):
+    if fakecuda.COMPILER is None:
+        pytest.skip("no g++ here to compile the kernels' source for the CPU")
+    monkeypatch.delenv(USUAL_BACKEND, raising=False)
     return fakecupy.install(monkeypatch)
 
 
@@ -142,8 +147,61 @@ class TestSelect:
 
     def test_a_device_that_computes_something_else(self, cupy, monkeypatch):
         monkeypatch.setattr(cupy, "ones", cupy.zeros)
-        with pytest.raises(SettingsError, match=r"gives 0\.0 for a product"):
+        with pytest.raises(SettingsError, match=r"GPU 0 computes 0\.0 where 4 is right"):
             select("cupy")
+
+    @pytest.mark.parametrize(
+        "error",
+        [fakecupy.CompileException("no header"), MemoryError("out of memory"), OSError("no file")],
+    )
+    def test_a_gpu_that_cannot_compute_is_left_out_by_auto_with_a_notice(
+        self, cupy, monkeypatch, error
+    ):
+        def launch(*_):
+            raise error
+
+        monkeypatch.setattr(fakecupy.RawKernel, "__call__", launch)
+        assert select("auto").name == "numpy"
+        assert f"cannot compute there: {error}" in why_no_gpu("auto")
+        with pytest.raises(SettingsError, match=f"cannot compute there: {error}"):
+            select("cupy")
+
+    def test_products_of_rounded_factors_are_refused(self, cupy, monkeypatch):
+        monkeypatch.setenv("CUPY_TF32", "1")
+        assert select("auto").name == "numpy"
+        with pytest.raises(SettingsError, match=r"CUPY_TF32 is set.*unset it"):
+            select("cupy")
+
+    @pytest.mark.parametrize(
+        ("value", "expected"),
+        [
+            ("numpy", "numpy"),
+            ("cupy", "cupy"),
+            ("cupy:1", "cupy:1"),
+            ("auto", "cupy"),
+            ("", "cupy"),
+        ],
+    )
+    def test_the_environment_says_what_auto_is(self, cupy, monkeypatch, value, expected):
+        monkeypatch.setenv(USUAL_BACKEND, value)
+        assert resolve_backend("auto") == expected
+        assert resolve_backend("auto", "for a reason") == "numpy"
+        assert resolve_backend("cupy:0") == "cupy:0"
+
+    def test_an_unknown_name_in_the_environment(self, monkeypatch):
+        monkeypatch.setenv(USUAL_BACKEND, "gpu")
+        with pytest.raises(SettingsError, match=r"^SYNCPRETRAIN_BACKEND: got 'gpu', expected auto"):
+            select("auto")
+        assert select("numpy").name == "numpy"
+
+    def test_a_notice_needs_a_gpu_that_is_not_taken(self, cupy, monkeypatch):
+        assert why_no_gpu("auto") is None
+        assert why_no_gpu("numpy", "a reason") is why_no_gpu("cupy", "a reason") is None
+        assert why_no_gpu("auto", "why") == "there is a GPU, but backend auto is numpy: why"
+        fakecupy.install(monkeypatch, devices=0)
+        assert why_no_gpu("auto", "a reason") is None
+        without_import(monkeypatch, ModuleNotFoundError("No module named 'cupy'", name="cupy"))
+        assert why_no_gpu("auto", "a reason") is None
 
 
 class TestStreams:
@@ -196,6 +254,57 @@ class TestStreams:
         assert "synchronize" not in [what for _, _, what in fakecupy.log]
         assert np.isfinite(float(error))
         assert fakecupy.log[-1][2] == "synchronize"
+
+    def test_a_stream_is_lent_again_when_its_user_is_no_more(self, double):
+        first = double.stream()
+        lent = first._stream
+        assert double.stream()._stream is not lent, "it is in use"
+        del first
+        assert double.stream()._stream is lent
+        assert double.for_layer(2).stream()._stream is not lent, "it is another device's"
+
+    def test_a_large_array_is_uploaded_without_pinned_memory(self, monkeypatch):
+        backend = backend_of("deferred", monkeypatch)
+        monkeypatch.setattr("syncpretrain.backends.cupy_backend.LARGE_BYTES", 100)
+        host = normal(9, 8)
+        fakecupy.log.clear()
+        for array in (host, host[:, ::2]):
+            copy = backend.asarray(array)
+            assert [what for _, _, what in fakecupy.log][-2:] == ["upload", "synchronize"]
+            np.testing.assert_array_equal(backend.tohost(copy), array)
+        backend.asarray(host[:3])
+        assert fakecupy.log[-1][2] == "asarray"
+
+    def test_rows_are_gathered_from_more_elements_than_a_form_takes(self, double, monkeypatch):
+        monkeypatch.setattr("syncpretrain.backends.cuda_source.MOST_ELEMENTS", 20)
+        X = normal(9, 5)
+        out = double.gather(double.asarray(X), np.array([8, 0]), out=double.empty((2, 5)))
+        np.testing.assert_array_equal(double.tohost(out), X[[8, 0]])
+
+
+class TestWaits:
+    """The stand-in that does work as late as it may: what is not waited for is not there."""
+
+    @pytest.fixture
+    def late(self, monkeypatch):
+        return backend_of("deferred", monkeypatch)
+
+    def test_another_stream_sees_nothing_before_a_wait(self, late):
+        writer, reader = late.stream(), late.stream()
+        with writer:
+            x = late.asarray(normal(3, 3))
+            x += 1
+        with reader:
+            assert np.isnan(late.tohost(x)).all()
+            writer.synchronize()
+            np.testing.assert_array_equal(late.tohost(x), normal(3, 3) + 1)
+
+    def test_training_without_its_waits_is_found_out(self, late, monkeypatch, bits):
+        wanted = {"layers": (16, 8, 4), "epochs": 2, "backend": "cupy"}
+        pretrain(bits, **wanted)
+        monkeypatch.setattr(cupy_backend._DeviceStream, "synchronize", lambda self: None)
+        with pytest.raises(DivergedError, match="the error is nan"):
+            pretrain(bits, **wanted)
 
 
 class TestStrictness:

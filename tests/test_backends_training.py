@@ -7,6 +7,7 @@ import json
 import threading
 
 import fakecupy
+import msgspec
 import numpy as np
 import pytest
 from backends import BACKENDS, backend_of
@@ -16,17 +17,20 @@ from trialruns import notices_of, stop_after
 
 from syncpretrain import finetune, load, pretrain
 from syncpretrain.backends.choice import backend_for, resolve_backend
+from syncpretrain.backends.cupy_backend import CupyBackend
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.cli import main
 from syncpretrain.data.order import minibatches
-from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError
+from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError, WorkerError
 from syncpretrain.events import EpochFinished, FinetuneEpochFinished
 from syncpretrain.finetuning.state import read_finetune_state, write_finetune_state
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.steps import WholeStep
+from syncpretrain.parallel import available_memory
 from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.pretraining.runtime.select import workers_of
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.versions import Versions
 from syncpretrain.pretraining.state import read_pretrain_state, write_pretrain_state
@@ -288,7 +292,7 @@ class TestOnADevice:
     @pytest.fixture(autouse=True)
     def unexamined(self, monkeypatch):
         """Leave out the product with which a GPU is tried before it is chosen."""
-        monkeypatch.setattr("syncpretrain.backends.cupy_backend.missing", lambda device: None)
+        monkeypatch.setattr("syncpretrain.backends.gpu_check.missing", lambda device: None)
 
     def waits(self, bits, batch_size: int, **settings) -> int:
         fakecupy.log.clear()
@@ -527,11 +531,60 @@ class TestChoice:
         assert any("begun with backend cupy and goes on with numpy" in text for text in notices)
         alike(load(tmp_path / "run"), load(tmp_path / "whole"))
 
-    def test_processes_train_on_the_cpu_where_auto_could_take_a_gpu(self, double, bits):
+    def test_processes_train_on_the_cpu_where_auto_could_take_a_gpu_and_say_so(self, double, bits):
+        events = []
+        own = {"layers": (16, 8, 4), "epochs": 1, "observers": [events.append]}
         fakecupy.log.clear()
-        stack = pretrain(bits, layers=(16, 8, 4), epochs=1, runtime="processes")
+        stack = pretrain(bits, **own, runtime="processes")
         assert stack.info["pretrain"]["backend"] == "numpy"
         assert not fakecupy.log
+        (notice,) = [text for text in notices_of(events) if "there is a GPU" in text]
+        assert "but backend auto is numpy: with runtime processes, whose" in notice
+        for named in ("numpy", "cupy"):
+            events.clear()
+            pretrain(bits, **own, backend=named)
+            assert not any("there is a GPU" in text for text in notices_of(events))
+
+    def test_a_run_and_a_fine_tuning_say_that_a_gpu_is_not_taken(self, double, bits, tmp_path):
+        np.save(tmp_path / "x.npy", bits)
+        tuned = {"objective": "reconstruction", "optimizer": "cg", "epochs": 1}
+        own = {"layers": (16, 8), "epochs": 1, "batch_size": 20}
+        events = []
+        settings = settings_from(**own, finetune=tuned, data={"name": str(tmp_path / "x.npy")})
+        train_run(settings, out=tmp_path / "run", observers=[events.append])
+        (notice,) = [text for text in notices_of(events) if "there is a GPU" in text]
+        assert "with the optimizer cg of fine-tuning" in notice
+        stack = pretrain(bits, **own, backend="numpy")
+        events.clear()
+        finetune(stack, bits, optimizer="cg", epochs=1, observers=[events.append])
+        assert any("there is a GPU" in text for text in notices_of(events))
+
+    def test_a_stack_that_does_not_fit_the_gpu_is_refused(self, double, bits, monkeypatch):
+        wanted = {"layers": (16, 8), "epochs": 1, "backend": "cupy"}
+        monkeypatch.setattr(fakecupy, "MEMORY", 5_000)
+        with pytest.raises(SettingsError, match=r"^layers: 16,8 on 200 .* are free on the GPU"):
+            pretrain(bits, **wanted)
+        monkeypatch.setattr(fakecupy, "MEMORY", 1 << 30)
+        monkeypatch.setattr(available_memory, "available_bytes", lambda: 40_000)
+        pretrain(bits, **wanted)  # activations take no memory of the host
+
+    def test_a_device_trains_all_layers_at_a_time(self, double, bits):
+        deep = settings_from((16, 8, 8, 8, 8), backend="cupy").pretrain
+        assert workers_of(deep) == 4
+        assert workers_of(msgspec.structs.replace(deep, workers=2)) == 2
+
+    def test_a_device_that_fails_does_not_hide_the_error(self, double, bits, monkeypatch):
+        def break_down(learner: Learner, epoch: int, step: int) -> None:
+            monkeypatch.setattr(CupyBackend, "tohost", illegal_address)
+            raise ValueError("the first error")
+
+        def illegal_address(*_):
+            raise fakecupy.CUDARuntimeError(700, "cudaErrorIllegalAddress")
+
+        before_steps(monkeypatch, break_down)
+        with pytest.raises(WorkerError, match="the first error") as caught:
+            pretrain(bits, layers=(16, 8), epochs=1, backend="cupy", runtime="serial")
+        assert caught.value.stack is None
 
     @pytest.mark.parametrize(
         ("options", "message"),

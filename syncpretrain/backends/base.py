@@ -127,6 +127,10 @@ class Backend(Protocol):
         """Return a new stream; on NumPy, whose work is done when a call returns, a null object."""
         ...
 
+    def free_bytes(self) -> int:
+        """Return the memory that new arrays can have, on all devices together."""
+        ...
+
     def synchronize(self) -> None:
         """Wait for all work queued on this device."""
         ...

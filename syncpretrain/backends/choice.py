@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 from syncpretrain.backends.base import Backend
@@ -9,14 +10,17 @@ from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.dispatch import register
 
-__all__ = ["backend_for", "resolve_backend", "select"]
+__all__ = ["USUAL_BACKEND", "backend_for", "resolve_backend", "select", "why_no_gpu"]
+
+USUAL_BACKEND = "SYNCPRETRAIN_BACKEND"  # of the environment: what "auto" stands for
 
 
 def select(name: str = "auto") -> Backend:
     """Return the backend of a name.
 
-    ``auto`` is CuPy where it can compute on a GPU, else NumPy; ``numpy`` and ``cupy`` are these,
-    the latter with the layers dealt to all GPUs; ``cupy:1`` is the GPU of that number alone.
+    ``auto`` is what ``SYNCPRETRAIN_BACKEND`` names, else CuPy where it can compute on a GPU, else
+    NumPy; ``numpy`` and ``cupy`` are these, the latter with the layers dealt to all GPUs;
+    ``cupy:1`` is the GPU of that number alone.
 
     Raises
     ------
@@ -24,19 +28,22 @@ def select(name: str = "auto") -> Backend:
         If there is no such backend, or CuPy was asked for and something is missing; the message
         says what, and how to get it.
     """
-    if name == "numpy":
+    wanted = _usual() if name == "auto" else name
+    source = "backend" if wanted == name else USUAL_BACKEND
+    if wanted == "numpy":
         return NumpyBackend()
-    named = re.fullmatch(r"cupy(?::(\d+))?", name)
-    if named is None and name != "auto":
-        raise SettingsError(f"backend: got {name!r}, expected auto, numpy, cupy or cupy:NUMBER")
-    from syncpretrain.backends.cupy_backend import CupyBackend, import_cupy, missing
+    named = re.fullmatch(r"cupy(?::(\d+))?", wanted)
+    if named is None and wanted != "auto":
+        raise SettingsError(f"{source}: got {wanted!r}, expected auto, numpy, cupy or cupy:NUMBER")
+    from syncpretrain.backends.cupy_backend import CupyBackend
+    from syncpretrain.backends.gpu_check import import_cupy, missing
 
     device = int(named[1]) if named and named[1] else None
     lacks = missing(device)
     if lacks is not None:
-        if name == "auto":
+        if wanted == "auto":
             return NumpyBackend()
-        raise SettingsError(f"backend: got {name}, but {lacks}. Or take --backend numpy")
+        raise SettingsError(f"{source}: got {wanted}, but {lacks}. Or take --backend numpy")
     return CupyBackend(import_cupy(), device or 0, None if device is None else (device,))
 
 
@@ -69,9 +76,31 @@ def resolve_backend(name: str, unless: str | None = None) -> str:
     SettingsError
         If something is missing for the one that was named.
     """
-    if name != "auto":
-        select(name)
-        return name
-    if unless is not None:
+    if name == "auto" and unless is not None:
         return "numpy"
-    return "numpy" if select("auto").name == "numpy" else "cupy"
+    backend = select(name)
+    if name != "auto":
+        return name
+    if not backend.devices():
+        return "numpy"
+    return "cupy" if _usual() == "auto" else _usual()
+
+
+def why_no_gpu(name: str, unless: str | None = None) -> str | None:
+    """Return a notice that a machine has a GPU which ``auto`` does not take, and why; else None.
+
+    The parameters are those of :func:`resolve_backend`.
+    """
+    if name != "auto" or _usual() != "auto":
+        return None
+    from syncpretrain.backends.gpu_check import has_gpu, missing
+
+    lacks = unless or missing()
+    if lacks is None or not has_gpu():
+        return None
+    return f"there is a GPU, but backend auto is numpy: {lacks}"
+
+
+def _usual() -> str:
+    """Return what stands for "auto"."""
+    return os.environ.get(USUAL_BACKEND) or "auto"

@@ -251,10 +251,10 @@ class CudaKernels:
 
     def gather_rows(self, X: Any, rows: Any, out: Any) -> bool:
         """Copy rows of X, whose numbers are int64 on the device; return whether that was done."""
-        of_x, of_out = layout(X), layout(out)
-        if of_x is None or of_out is None or rows.dtype != np.int64 or X.ndim != 2:
+        if X.ndim != 2 or rows.dtype != np.int64 or not rows.flags.c_contiguous:
             return False
-        if not rows.flags.c_contiguous or out.shape != (len(rows), X.shape[1]):
+        of_x, of_out = layout(X[:1]), layout(out)  # of X more elements are possible than of a form
+        if of_x is None or of_out is None or out.shape != (len(rows), X.shape[1]):
             return False
         args = (X, of_x[2], len(X) - 1, rows, out, of_out[2], len(rows), X.shape[1])
         self._flat("gather_rows", out.size, *args)

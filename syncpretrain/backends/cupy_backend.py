@@ -10,9 +10,11 @@ stream, and nothing in a step waits for the device.
 
 from __future__ import annotations
 
-import warnings
+import ctypes
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import cache
 from types import TracebackType
 from typing import Any
 
@@ -23,86 +25,36 @@ from syncpretrain.backends.base import Draws, Stream, device_of
 from syncpretrain.backends.cuda_kernels import CudaKernels
 from syncpretrain.rng import Address
 
-__all__ = ["CupyBackend", "import_cupy", "missing"]
+__all__ = ["CupyBackend"]
 
 STEPS_BETWEEN_CHECKS = 50  # of the error: at 0.1 ms a step, one wait in 5 ms
-INSUFFICIENT_DRIVER = 35  # cudaErrorInsufficientDriver: also where there is no driver at all
-INSTALL = "pip install 'syncpretrain[cuda12]', or [cuda13] if nvidia-smi says CUDA 13"
+LARGE_BYTES = 1 << 24  # of an array that is uploaded without pinned memory of its size
 
 
-def import_cupy() -> Any:
-    """Return CuPy; where it finds no driver it warns, which :func:`missing` says better.
+class _Streams:
+    """Streams of the devices, each lent to one user at a time.
 
-    Raises
-    ------
-    ImportError
-        If it is not installed, or not as it should be.
+    CuPy keeps the memory that was freed on a stream for that stream, and never hands on that of a
+    stream which is no more.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import cupy
-    return cupy
+
+    def __init__(self, cupy: Any) -> None:
+        self._cupy = cupy
+        self._free: dict[int, list[Any]] = {}
+
+    def lend(self, device: int, user: object) -> Any:
+        """Return a non-blocking stream of a device; it comes back when its user is no more."""
+        free = self._free.setdefault(device, [])
+        try:
+            stream = free.pop()
+        except IndexError:
+            with self._cupy.cuda.Device(device):
+                stream = self._cupy.cuda.Stream(non_blocking=True)
+        weakref.finalize(user, free.append, stream).atexit = False
+        return stream
 
 
-def missing(device: int | None = None) -> str | None:
-    """Return what CuPy lacks to compute on a device, and how to get it; None if it lacks nothing.
-
-    Without a number, any device will do.
-    """
-    try:
-        cupy = import_cupy()
-    except ModuleNotFoundError as error:
-        if error.name != "cupy":
-            return f"CuPy cannot be imported: {error}; {INSTALL}"
-        return f"CuPy is not installed; {INSTALL}"
-    except ImportError as error:
-        return f"CuPy cannot be imported: {error}; {INSTALL}"
-    runtime = cupy.cuda.runtime
-    try:
-        count = runtime.getDeviceCount()
-    except runtime.CUDARuntimeError as error:
-        return _without_driver(runtime, error)
-    if count == 0:
-        return "the driver finds no NVIDIA GPU; nvidia-smi -L lists those that there are"
-    if device is not None and device >= count:
-        there = ", ".join(f"cupy:{i}" for i in range(count))
-        return f"there is no GPU number {device}, expected {there}"
-    return _without_libraries(cupy, device or 0)
-
-
-def _without_driver(runtime: Any, error: Exception) -> str:
-    driver, needed = runtime.driverGetVersion(), runtime.runtimeGetVersion()
-    if driver == 0:
-        return (
-            "CuPy is installed, but no NVIDIA driver is found; install the driver of the GPU, or"
-            " give the container access to it (docker run --gpus all), until nvidia-smi answers"
-        )
-    if getattr(error, "status", None) == INSUFFICIENT_DRIVER:
-        return (
-            f"the NVIDIA driver is too old: it knows CUDA up to {_version(driver)}, and CuPy is"
-            f" built for {_version(needed)}; update the driver, or install CuPy for an older CUDA"
-        )
-    return f"the GPUs cannot be asked for: {error}; see what nvidia-smi says"
-
-
-def _without_libraries(cupy: Any, device: int) -> str | None:
-    """Multiply on the device: it takes cuBLAS, and compiles a kernel, which takes NVRTC."""
-    try:
-        with cupy.cuda.Device(device):
-            ones = cupy.ones((2, 2), dtype=np.float32)
-            product = float((ones @ ones).sum())
-    except (ImportError, RuntimeError, OSError) as error:
-        return (
-            f"CuPy finds GPU {device} but cannot compute there: {error}; if CUDA's libraries are"
-            " missing, pip install 'cupy-cuda12x[ctk]' (or 'cupy-cuda13x[ctk]')"
-        )
-    if product != 8.0:
-        return f"GPU {device} gives {product} for a product whose elements sum up to 8"
-    return None
-
-
-def _version(number: int) -> str:
-    return f"{number // 1000}.{number % 1000 // 10}"
+_streams = cache(_Streams)  # of this process
 
 
 class _DeviceStream:
@@ -110,8 +62,7 @@ class _DeviceStream:
 
     def __init__(self, cupy: Any, device: int) -> None:
         self._cupy, self._device = cupy, device
-        with cupy.cuda.Device(device):
-            self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._stream = _streams(cupy).lend(device, self)
         self._entered: list[ExitStack] = []
 
     def __enter__(self) -> _DeviceStream:
@@ -180,7 +131,19 @@ class CupyBackend:
         with self.xp.cuda.Device(self.device):
             if isinstance(array, self.xp.ndarray):
                 return array if array.device.id == self.device else array.copy()  # peer to peer
+            if isinstance(array, np.ndarray) and array.nbytes >= LARGE_BYTES:
+                return self._uploaded(np.ascontiguousarray(array))
             return self.xp.asarray(array)
+
+    def _uploaded(self, array: NDArray[Any]) -> Any:
+        """Return a copy of an array of the host, on the current stream, and wait for it.
+
+        CuPy would copy through pinned memory of the array's size, and keep that.
+        """
+        copy = self.xp.empty(array.shape, dtype=array.dtype)
+        copy.data.copy_from_host_async(ctypes.c_void_p(array.ctypes.data), array.nbytes)
+        self.xp.cuda.get_current_stream().synchronize()  # the host's memory may be let go of
+        return copy
 
     def tohost(self, array: Any) -> NDArray[Any]:
         """Return a NumPy array with the same contents; waits for the current stream."""
@@ -223,6 +186,14 @@ class CupyBackend:
     def stream(self) -> Stream:
         """Return a new non-blocking stream of the GPU."""
         return _DeviceStream(self.xp, self.device)
+
+    def free_bytes(self) -> int:
+        """Return the memory of all GPUs that are in use here which new arrays can have."""
+        free = 0
+        for device in self._devices:
+            with self.xp.cuda.Device(device) as own:
+                free += own.mem_info[0] + self.xp.get_default_memory_pool().free_bytes()
+        return free
 
     def synchronize(self) -> None:
         """Wait for all streams of the GPU."""

@@ -5,7 +5,8 @@
 // A matrix is a pointer to its first element and the number of elements from row to row (ld...).
 // Counts are long long, which is what CuPy makes of a Python int; a matrix has fewer than 2^31
 // elements, so that flat indices are 32 bits. Products and sums are not contracted to fused ones
-// (--fmad=false): what has no exp(), no tanh() and no long sum in it is NumPy's result bit for bit.
+// (--fmad=false): what has no exp(), no tanh() and no long sum in it is NumPy's result bit for bit,
+// but for numbers below 2^-126: CuPy compiles with -ftz=true, which makes them 0.
 
 typedef unsigned int uint32;
 typedef unsigned long long uint64;
@@ -131,8 +132,10 @@ extern "C" __global__ void draw_bernoulli(
     for (uint32 b = FIRST; b < (n + 7) / 8; b += STRIDE) {
         uint64 words[4];
         philox(at, b, words);
-        for (int k = 0; k < 8 && b * 8 + k < n; k++) {
+#pragma unroll  // so that the words are in registers
+        for (int k = 0; k < 8; k++) {
             uint32 i = b * 8 + k;
+            if (i >= n) break;
             float *input = x + place(i, width, ldx);
             float mean = sigmoid(*input + bias[i % width]);
             *input = mean;

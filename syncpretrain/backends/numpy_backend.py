@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from syncpretrain.backends.base import Draws, Stream
 from syncpretrain.data.blocks import StoredRows
+from syncpretrain.parallel.available_memory import available_bytes
 from syncpretrain.rng import Address
 
 __all__ = ["NumpyBackend"]
@@ -67,6 +68,10 @@ class NumpyBackend:
     def stream(self) -> Stream:
         """Return a null object."""
         return _NullStream()
+
+    def free_bytes(self) -> int:
+        """Return the memory of this machine that can be had."""
+        return available_bytes()
 
     def synchronize(self) -> None:
         """Return at once."""

@@ -20,7 +20,7 @@ from syncpretrain.settings.devices import (
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.shapes import ConvolutionShape, LayerShape, common_groups
 
-__all__ = ["STEPPING", "TuningOptions", "shared_out", "tuning_options"]
+__all__ = ["STEPPING", "TuningOptions", "shared_out", "tuning_options", "why_on_the_cpu"]
 
 OF_CONVOLUTIONS = ("filters", "hybrid", "columns")  # splits
 STEPPING = ("adam", "sgd")  # the others search along lines
@@ -114,11 +114,18 @@ def _split_of(options: TuningOptions, shapes: Sequence[LayerShape]) -> str:
     return options.split or "units"
 
 
+def why_on_the_cpu(
+    options: TuningOptions, shapes: Sequence[LayerShape], *, sparse: bool
+) -> str | None:
+    """Return why a GPU is not supported, None if it is."""
+    if sparse:
+        return "with a sparse matrix, expected numpy or auto, or X as a dense array"
+    return why_not_tuned_on_a_device(options) or too_large_for_a_device(shapes)
+
+
 def _backend_of(options: TuningOptions, shapes: Sequence[LayerShape], *, sparse: bool) -> str:
     """Return the name of the backend, resolved."""
-    lacks = why_not_tuned_on_a_device(options) or too_large_for_a_device(shapes)
-    if sparse:
-        lacks = "with a sparse matrix, expected numpy or auto, or X as a dense array"
+    lacks = why_on_the_cpu(options, shapes, sparse=sparse)
     if options.backend.startswith("cupy") and lacks:
         raise SettingsError(f"backend: got {options.backend} {lacks}")
     return resolve_backend(options.backend, lacks)

@@ -13,7 +13,7 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-from syncpretrain.backends.choice import backend_for
+from syncpretrain.backends.choice import backend_for, why_no_gpu
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
@@ -27,7 +27,7 @@ from syncpretrain.finetuning.asynchronous import (
 from syncpretrain.finetuning.judged import continued, judged
 from syncpretrain.finetuning.memory import finetuning_bytes
 from syncpretrain.finetuning.optimizers import optimizer_for, optimizer_vectors
-from syncpretrain.finetuning.options import TuningOptions, shared_out
+from syncpretrain.finetuning.options import TuningOptions, shared_out, why_on_the_cpu
 from syncpretrain.finetuning.parts import Form, Part, check_targets, chosen_rows, targets_of
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.tasks import (
@@ -108,6 +108,9 @@ class Finetuning:
             options, self.by_data = finetune_by_data(options, given, self.facts, form.shapes)
         parts = [train.X] if validation is None else [train.X, validation.X]
         is_sparse = any(isinstance(X, SparseRows) for X in parts)
+        self._idle_gpu = why_no_gpu(
+            options.backend, why_on_the_cpu(options, form.shapes, sparse=is_sparse)
+        )
         self.options, self._threads = shared_out(options, form.shapes, sparse=is_sparse)
         self._optimizer = optimizer_for(self.options)
         self._backend = backend_for(self.options.backend)
@@ -252,17 +255,18 @@ class Finetuning:
         return own * (options.replicas or 1) + waiting
 
     def _announce(self, observers: Sequence[Observer]) -> None:
-        """Report validation examples whose class no training example has."""
-        if self._judged is None or not self._judged.others:
-            return
-        others, held_out = self._judged.others, len(self._judged.rows)
-        count = int((~self._judged.targets.any(axis=1)).sum())
-        message = (
-            f"warning: {count} of {held_out} labelled validation examples are of classes that no"
-            f" training example has ({', '.join(map(str, others))}); they count as wrong"
-        )
+        """Report a GPU that is not used, and validation examples whose class cannot be learned."""
+        messages = [self._idle_gpu] if self._idle_gpu else []
+        if self._judged is not None and self._judged.others:
+            others, held_out = self._judged.others, len(self._judged.rows)
+            count = int((~self._judged.targets.any(axis=1)).sum())
+            messages.append(
+                f"warning: {count} of {held_out} labelled validation examples are of classes that"
+                f" no training example has ({', '.join(map(str, others))}); they count as wrong"
+            )
         for observer in observers:
-            observer(Notice(time.monotonic(), message))
+            for message in messages:
+                observer(Notice(time.monotonic(), message))
 
 
 class AsyncTrainer(Trainer):

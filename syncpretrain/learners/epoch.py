@@ -73,7 +73,8 @@ def train_epoch(
             # On a device the sum is an array, and to look at it is to wait for all that is queued.
             looks = (step + 1) % between == 0 or step + 1 == steps
             if looks and not math.isfinite(total):
-                raise diverged(learner, epoch, f"the error is {total} after {step + 1} minibatches")
+                symptom = f"the error is {float(total)} after {step + 1} minibatches"
+                raise diverged(learner, epoch, symptom)
             progress((step + 1) / steps)
             if keep is not None:
                 keep(step + 1, total)

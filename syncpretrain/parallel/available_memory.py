@@ -29,18 +29,22 @@ def available_bytes() -> int:
     return max(0, min(free))
 
 
-def check_available(needed: int, what: str, examples: int) -> None:
+def check_available(
+    needed: int, what: str, examples: int, *, free: int | None = None, where: str = ""
+) -> None:
     """Refuse layers that need more bytes for this number of examples than are available.
+
+    ``free`` are the bytes of another memory than this machine's, and ``where`` that is.
 
     Raises
     ------
     SettingsError
         Naming what they need and what there is.
     """
-    available = available_bytes()
+    available = available_bytes() if free is None else free
     if needed > available:
         raise SettingsError(
             f"layers: {what} on {examples} examples need about"
-            f" {needed / 1e9:.1f} GB, and {available / 1e9:.1f} GB are free; take fewer units,"
-            " or fewer examples"
+            f" {needed / 1e9:.1f} GB, and {available / 1e9:.1f} GB are free{where}; take fewer"
+            " units, or fewer examples"
         )

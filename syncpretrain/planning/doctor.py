@@ -20,7 +20,7 @@ import numpy as np
 from threadpoolctl import threadpool_info
 
 import syncpretrain
-from syncpretrain.backends.cupy_backend import missing
+from syncpretrain.backends.gpu_check import missing
 from syncpretrain.kernels import native
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.parallel.blas import blas_limit, usable_cores

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
+from syncpretrain.backends.choice import backend_for, resolve_backend
 from syncpretrain.data.array_passes import ArrayPasses
 from syncpretrain.data.examples import as_examples, checked_rows, evenly_spaced
 from syncpretrain.data.file_rows import FileRows, rows_in_file
@@ -25,11 +26,17 @@ from syncpretrain.data.visible import (
     visible_examples,
 )
 from syncpretrain.errors import DataError, SettingsError
-from syncpretrain.pretraining.memory import check_memory, replica_bytes, streamed_rows
+from syncpretrain.pretraining.memory import (
+    check_device_memory,
+    check_memory,
+    replica_bytes,
+    streamed_rows,
+)
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.pretraining.schedule.names import ASYNC, UNTRAINED
 from syncpretrain.settings.architecture import check_width
+from syncpretrain.settings.devices import why_not_on_a_device
 from syncpretrain.settings.drift import parsed_waking
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.settings.visible_units import check_missing, check_sparse
@@ -43,7 +50,7 @@ def build_data(
 ) -> tuple[PretrainSettings, Split, Scaling | None]:
     """Return the examples as layer 1 is to see them, and how they were standardized, if they were.
 
-    The settings that come with them say whether values are missing.
+    The settings that come with them say whether values are missing, and which backend it is.
 
     Raises
     ------
@@ -54,23 +61,14 @@ def build_data(
     is_sparse = isinstance(data.train, SparseRows)
     if is_sparse:
         check_sparse(settings)
-    examples = sum(map(len, data))
-    streams = settings.handoff == "minibatch"
-    wakes = any(parsed_waking(text) is not None for text in settings.refresh_when[1:])
-    is_async = settings.schedule == ASYNC
-    steps = steps_per_epoch(len(data.train), settings.batch_size) if is_async else 0
-    check_memory(
-        settings.shapes,
-        examples=streamed_rows(settings.batch_size, len(data.validation)) if streams else examples,
-        batch_size=settings.batch_size,
-        processes=settings.runtime == "processes",
-        shared=examples if isinstance(data.train, np.ndarray) else 0,
-        sampled=PROBE_ROWS if wakes or any(settings.settle) else 0,
-        others=replica_bytes(settings, steps) if is_async else 0,
-    )
-    scaling = Scaling.for_units(data.train, settings.visible_units)
-    if any(map(has_missing, data)):
+    missing = any(map(has_missing, data))
+    if missing:
         check_missing(settings)
+    lacks = why_not_on_a_device(with_facts_of(settings, *data))
+    settings = msgspec.structs.replace(settings, backend=resolve_backend(settings.backend, lacks))
+    _check_memory(settings, data)
+    scaling = Scaling.for_units(data.train, settings.visible_units)
+    if missing:
         settings = msgspec.structs.replace(settings, missing=True)
         check_columns(data.train, "X")
         data = Split(*(marked(rows, scaling) for rows in data))
@@ -81,6 +79,29 @@ def build_data(
     if isinstance(data.train, ArrayPasses) and settings.visible_bias != "zero":
         data.train.measure()
     return settings, data, scaling
+
+
+def _check_memory(settings: PretrainSettings, data: Split) -> None:
+    examples = sum(map(len, data))
+    on_device = settings.backend != "numpy"
+    streams = settings.handoff == "minibatch"
+    wakes = any(parsed_waking(text) is not None for text in settings.refresh_when[1:])
+    is_async = settings.schedule == ASYNC
+    steps = steps_per_epoch(len(data.train), settings.batch_size) if is_async else 0
+    rows = streamed_rows(settings.batch_size, len(data.validation)) if streams else examples
+    check_memory(
+        settings.shapes,
+        examples=0 if on_device else rows,
+        batch_size=settings.batch_size,
+        processes=settings.runtime == "processes",
+        shared=examples if isinstance(data.train, np.ndarray) else 0,
+        sampled=PROBE_ROWS if wakes or any(settings.settle) else 0,
+        others=replica_bytes(settings, steps) if is_async else 0,
+    )
+    if on_device:
+        free = backend_for(settings.backend).free_bytes()
+        batch = settings.batch_size
+        check_device_memory(settings.shapes, free, examples=examples, batch_size=batch)
 
 
 def with_facts_of(settings: PretrainSettings, *parts: Any) -> PretrainSettings:

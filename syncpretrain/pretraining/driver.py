@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 from numpy.typing import ArrayLike
 
-from syncpretrain.backends.choice import backend_for, resolve_backend
+from syncpretrain.backends.choice import backend_for
 from syncpretrain.errors import RunInterrupted, StalledError, WorkerError
 from syncpretrain.events import (
     DriftJudged,
@@ -28,7 +28,7 @@ from syncpretrain.parallel.blas import blas_limit, blas_threads
 from syncpretrain.parallel.signals import StopRequest, stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build import build_learners, build_worker_factories
-from syncpretrain.pretraining.build_data import build_data, with_facts_of
+from syncpretrain.pretraining.build_data import build_data
 from syncpretrain.pretraining.build_schedule import build_schedule, rank_shares
 from syncpretrain.pretraining.runtime.base import Runtime
 from syncpretrain.pretraining.runtime.messages import Failed, Finished, Message
@@ -41,7 +41,6 @@ from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.pretraining.stall_watch import Watch
 from syncpretrain.pretraining.state import PretrainState
 from syncpretrain.pretraining.trained_layers import TrainedLayers
-from syncpretrain.settings.devices import why_not_on_a_device
 from syncpretrain.settings.sections import PretrainSettings
 
 __all__ = ["Pretraining"]
@@ -90,10 +89,7 @@ class Pretraining:
         self.observers = tuple(observers)
         check_runtime(settings.runtime)
         settings, data, self._scaling = build_data(settings, X, validation)
-        lacks = why_not_on_a_device(with_facts_of(settings, *data))
-        backend = resolve_backend(settings.backend, lacks)
-        settings = msgspec.structs.replace(settings, backend=backend)
-        self._backend = backend_for(backend)
+        self._backend = backend_for(settings.backend)
         self._workers = workers_of(settings)
         self.slots = min(self._workers, len(settings.layers) - 1)
         self._workers_per_layer: dict[int, int] = {}
@@ -120,7 +116,7 @@ class Pretraining:
                 if request():  # while the workers were joined
                     raise Stopped
             except WorkerError as error:
-                error.stack = self.stack()
+                error.stack = self._trained.salvaged(self._schedule.done, self._scaling)
                 raise
             except Stopped:
                 if self.save is not None:

@@ -10,7 +10,13 @@ from syncpretrain.settings.architecture import text_of
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.shapes import LayerShape
 
-__all__ = ["check_memory", "pretraining_bytes", "replica_bytes", "streamed_rows"]
+__all__ = [
+    "check_device_memory",
+    "check_memory",
+    "pretraining_bytes",
+    "replica_bytes",
+    "streamed_rows",
+]
 
 WAITING = 2  # minibatches between layers: VERSIONS times as many are more than any ring has
 VERSIONS = 3  # a layer's activations at a time, at most
@@ -83,3 +89,18 @@ def check_memory(
         needed += FLOAT_BYTES * (examples if shared is None else shared) * shapes[0].visible
         needed += PROCESS_BYTES * len(shapes)
     check_available(needed, text_of(shapes), examples)
+
+
+def check_device_memory(
+    shapes: Sequence[LayerShape], free: int, *, examples: int, batch_size: int
+) -> None:
+    """Refuse a stack that does not fit the devices with its data; ``free`` are their bytes.
+
+    Raises
+    ------
+    SettingsError
+        Naming what it needs and what there is.
+    """
+    needed = pretraining_bytes(shapes, examples=examples, batch_size=batch_size)
+    needed += FLOAT_BYTES * examples * shapes[0].visible
+    check_available(needed, text_of(shapes), examples, free=free, where=" on the GPU")

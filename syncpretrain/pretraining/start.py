@@ -8,6 +8,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from syncpretrain.backends.choice import why_no_gpu
 from syncpretrain.errors import SettingsError
 from syncpretrain.events import Notice, Observer
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
@@ -18,6 +19,7 @@ from syncpretrain.pretraining.schedule.names import ASYNC, UNTRAINED
 from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.pretraining.untrained import Untrained
+from syncpretrain.settings.devices import why_not_on_a_device
 from syncpretrain.settings.sections import PretrainSettings
 
 __all__ = ["Driver", "driver_for"]
@@ -45,10 +47,12 @@ def driver_for(
         If the run is not possible.
     """
     driver = _driver(settings, X, validation, tuple(observers), replay, times, restarts)
-    if driver.settings.missing:
-        now, message = time.monotonic(), "missing values (NaN) are left out of gradients and errors"
+    own = driver.settings
+    idle = why_no_gpu(settings.backend, why_not_on_a_device(own))
+    missing = "missing values (NaN) are left out of gradients and errors" if own.missing else None
+    for message in filter(None, (idle, missing)):
         for observer in driver.observers:
-            observer(Notice(now, message))
+            observer(Notice(time.monotonic(), message))
     return driver
 
 

@@ -112,6 +112,13 @@ class TrainedLayers:
             scaling,
         )
 
+    def salvaged(self, epochs: Sequence[int], scaling: Scaling | None) -> Stack | None:
+        """Return the newest layers, None if a device that has failed does not give them back."""
+        try:
+            return self.stack(epochs, scaling)
+        except RuntimeError:
+            return None
+
     def state(self, past: Past, computed: list[tuple[int, int]]) -> PretrainState:
         """Return all that the rest of the run depends on."""
         snapshots = {

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.backends.choice import resolve_backend
+from syncpretrain.backends.choice import resolve_backend, why_no_gpu
 from syncpretrain.data import load_dataset, located
 from syncpretrain.data.columns import Columns, takes_categories
 from syncpretrain.data.dataset import Dataset, is_labelled
@@ -145,12 +145,20 @@ def resolve(settings: Settings, data: Dataset | None = None) -> Settings:
     Without ``data`` the backend is that of dense examples without missing values.
     """
     threads = blas_threads(settings.pretrain.blas_threads)
-    parts = () if data is None else (data.train, data.validation)
-    unless = why_not_on_a_device(with_facts_of(settings.pretrain, *parts))
-    unless = unless or why_not_tuned_on_a_device(settings.finetune)
-    backend = resolve_backend(settings.pretrain.backend, unless)
+    backend = resolve_backend(settings.pretrain.backend, _why_on_the_cpu(settings, data))
     pretrain = msgspec.structs.replace(settings.pretrain, blas_threads=threads, backend=backend)
     return msgspec.structs.replace(settings, pretrain=pretrain)
+
+
+def idle_gpu(settings: Settings, data: Dataset) -> str | None:
+    """Return a notice of a GPU that is there and not taken, before settings are resolved."""
+    return why_no_gpu(settings.pretrain.backend, _why_on_the_cpu(settings, data))
+
+
+def _why_on_the_cpu(settings: Settings, data: Dataset | None) -> str | None:
+    parts = () if data is None else (data.train, data.validation)
+    lacks = why_not_on_a_device(with_facts_of(settings.pretrain, *parts))
+    return lacks or why_not_tuned_on_a_device(settings.finetune)
 
 
 def with_absolute_path(settings: Settings) -> Settings:

@@ -43,7 +43,13 @@ from syncpretrain.runs.identity import (
     read_identity,
 )
 from syncpretrain.runs.lock import owned
-from syncpretrain.runs.prepare import load_data, resolve, settled, with_absolute_path
+from syncpretrain.runs.prepare import (
+    idle_gpu,
+    load_data,
+    resolve,
+    settled,
+    with_absolute_path,
+)
 from syncpretrain.runs.stages import Stages
 from syncpretrain.settings import Settings, moved_elsewhere, read_settings, write_settings
 from syncpretrain.settings.by_data import Given
@@ -131,9 +137,10 @@ def prepared_run(
     resolve(settings)  # refuses a device that is not there before the data are read
     data = load_data(settings, given=given) if data is None else data
     settings, notice = settled(settings, given, data)
+    notices = filter(None, (notice, idle_gpu(settings, data)))
     settings = resolve(settings, data)
     run = Stages(settings, data, observers, started, replay, start)
-    run.notices += [notice] if notice else []
+    run.notices += notices
     return run
 
 

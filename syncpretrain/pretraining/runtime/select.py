@@ -84,11 +84,15 @@ def versions_for(settings: PretrainSettings, data: Split, backend: Backend) -> V
 
 
 def workers_of(settings: PretrainSettings) -> int:
-    """Return the number of workers of all layers together; on ranks as many as they can use."""
+    """Return the number of workers of all layers together.
+
+    By default as many as there are cores; as they can use on ranks, and on a device, for which a
+    worker only waits.
+    """
     if settings.runtime == "serial":
         return 1
-    usual = sum(settings.replicas) if settings.runtime == "mpi" else usable_cores()
-    return settings.workers or usual
+    elsewhere = settings.runtime == "mpi" or settings.backend.startswith("cupy")
+    return settings.workers or (sum(settings.replicas) if elsewhere else usable_cores())
 
 
 def runtime_for(
