@@ -28,6 +28,7 @@ from syncpretrain.errors import (
 )
 from syncpretrain.events import EpochFinished, LayerFinished, RunFinished
 from syncpretrain.pretraining.build import build_learners
+from syncpretrain.pretraining.runtime.mailbox import Mailbox
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.pretraining.streamed.state import read_stream_state, write_stream_state
 from syncpretrain.settings import read_settings, settings_from
@@ -134,6 +135,19 @@ def test_errors_are_those_of_the_minibatches(bits, runtime):
         assert first.train_error == pytest.approx(second.train_error, rel=0.05)
         if layer == 1:  # above, sampled states differ from means as much as examples do
             assert first.validation_error == pytest.approx(first.train_error, rel=0.1)
+
+
+def test_an_epoch_is_reported_before_its_block_is_done(bits, monkeypatch):
+    """Who sees that nothing runs any more has every result."""
+    run, put, running = streamed(bits, "rbm", runtime="threads"), Mailbox.put, []
+
+    def look_and_put(mailbox, item):
+        running.append(item.layer in run._schedule.running)
+        put(mailbox, item)
+
+    monkeypatch.setattr(Mailbox, "put", look_and_put)
+    run.run()
+    assert running == [True] * 6
 
 
 @pytest.mark.parametrize("layer", [1, 2, 3])

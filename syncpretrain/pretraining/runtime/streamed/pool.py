@@ -162,14 +162,13 @@ class StreamPool(Closing):
         layer, sharing = self._layers[block.layer - 1], self._sharing[block.layer - 1]
         try:
             results = layer.process(block, self._should_stop, sharing.run if sharing else in_turn)
+            for result in results:
+                self.results.put(result)  # before anyone sees that the block is done
             with self._changed:
                 self._schedule.done(block, layer.plan)
                 self._call_all()
         except BaseException as error:  # the driver raises it
             self._fail(block.layer, layer.epoch, error)
-            return
-        for result in results:
-            self.results.put(result)
 
     def _help(self, layer: int, sharing: Sharing, calls: int) -> bool:
         try:
