@@ -22,6 +22,7 @@ EXTRAS = {
         "mpi4py>=4",
         "mpich>=4; platform_system == 'Linux'",
         "mypy>=1.13",
+        "nvidia-cuda-nvrtc>=13; platform_system == 'Linux' and platform_machine == 'x86_64'",
         "pandas>=2.1",
         "psutil>=5.9",
         "pytest>=8",

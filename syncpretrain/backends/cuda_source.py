@@ -1,6 +1,6 @@
 """The CUDA source of this folder: compiled for each device at its first use, launched by name.
 
-The source was compiled by NVRTC 12 and nvcc 13, and is run on the CPU by the tests. It has never
+The tests compile the source by NVRTC for several architectures, and run it on the CPU. It has never
 run on a GPU.
 """
 

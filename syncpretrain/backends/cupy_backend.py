@@ -1,7 +1,8 @@
 """CuPy on one NVIDIA GPU.
 
 Never run on a GPU so far: tested with a stand-in for CuPy that runs the same kernels' source on the
-CPU, and that refuses to mix arrays of host and device.
+CPU, refuses to mix arrays of host and device, and can do the work of each stream as late as its
+waits permit.
 
 A step is not captured as a CUDA graph: CuPy refuses cuBLAS while it captures (its issue 6290), and
 a product of our own is not to be written unmeasured. Launches go one by one onto the layer's
