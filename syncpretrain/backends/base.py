@@ -127,8 +127,8 @@ class Backend(Protocol):
         """Return a new stream; on NumPy, whose work is done when a call returns, a null object."""
         ...
 
-    def free_bytes(self) -> int:
-        """Return the memory that new arrays can have, on all devices together."""
+    def free_bytes(self) -> int | None:
+        """Return the memory that its devices have for new arrays; None if it is the machine's."""
         ...
 
     def synchronize(self) -> None:

@@ -11,7 +11,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from syncpretrain.backends.base import Draws, Stream
 from syncpretrain.data.blocks import StoredRows
-from syncpretrain.parallel.available_memory import available_bytes
 from syncpretrain.rng import Address
 
 __all__ = ["NumpyBackend"]
@@ -69,9 +68,8 @@ class NumpyBackend:
         """Return a null object."""
         return _NullStream()
 
-    def free_bytes(self) -> int:
-        """Return the memory of this machine that can be had."""
-        return available_bytes()
+    def free_bytes(self) -> None:
+        """Return None: arrays are in the memory of the machine."""
 
     def synchronize(self) -> None:
         """Return at once."""

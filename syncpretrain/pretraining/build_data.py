@@ -83,7 +83,7 @@ def build_data(
 
 def _check_memory(settings: PretrainSettings, data: Split) -> None:
     examples = sum(map(len, data))
-    on_device = settings.backend != "numpy"
+    free = backend_for(settings.backend).free_bytes()
     streams = settings.handoff == "minibatch"
     wakes = any(parsed_waking(text) is not None for text in settings.refresh_when[1:])
     is_async = settings.schedule == ASYNC
@@ -91,15 +91,14 @@ def _check_memory(settings: PretrainSettings, data: Split) -> None:
     rows = streamed_rows(settings.batch_size, len(data.validation)) if streams else examples
     check_memory(
         settings.shapes,
-        examples=0 if on_device else rows,
+        examples=rows if free is None else 0,
         batch_size=settings.batch_size,
         processes=settings.runtime == "processes",
         shared=examples if isinstance(data.train, np.ndarray) else 0,
         sampled=PROBE_ROWS if wakes or any(settings.settle) else 0,
         others=replica_bytes(settings, steps) if is_async else 0,
     )
-    if on_device:
-        free = backend_for(settings.backend).free_bytes()
+    if free is not None:
         batch = settings.batch_size
         check_device_memory(settings.shapes, free, examples=examples, batch_size=batch)
 
