@@ -57,6 +57,25 @@ def test_csv(tmp_path, delimiter, header):
     assert labels is None
 
 
+@pytest.mark.parametrize("name", ["x.csv.gz", "x.TSV.GZ", "x.csv"])
+def test_packed_csv(tmp_path, name):
+    """Numbers alone, and a table with text, which is read otherwise."""
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(b"\xef\xbb\xbfa,b\r\n0.5,1\r\n0.25,0\r\n"))
+    assert read_file(path)[0].tolist() == [[0.5, 1], [0.25, 0]]
+    path.write_bytes(gzip.compress(b"a,colour\n0.5,red\n0.25,blue\n0.75,red\n"))
+    data = load_dataset(path, target="colour", validation=0)
+    assert data.train.tolist() == [[0.5], [0.25], [0.75]]
+    assert data.train_labels.tolist() == ["red", "blue", "red"]
+
+
+@pytest.mark.parametrize("damage", [slice(0, 40), slice(0, 12)])
+def test_packed_csv_that_is_cut_off(tmp_path, damage):
+    lines = "".join(f"{i / 997:.9f},{i * i / 999_999:.9f}\n" for i in range(200))
+    (tmp_path / "x.csv.gz").write_bytes(gzip.compress(lines.encode())[damage])
+    refused(tmp_path / "x.csv.gz", "damaged gzip data", "pack it again")
+
+
 def test_csv_with_a_byte_order_mark_and_quoted_numbers(tmp_path):
     (tmp_path / "x.csv").write_bytes(b'\xef\xbb\xbf"0.5","1"\r\n"0.25","0"\r\n')
     assert read_file(tmp_path / "x.csv")[0].tolist() == [[0.5, 1], [0.25, 0]]

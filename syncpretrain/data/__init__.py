@@ -48,7 +48,7 @@ def load_dataset(
     name : str or path
         ``mnist`` (784 pixels), ``digits`` (64 pixels), or ``fashion-mnist``, ``kmnist``,
         ``cifar10`` and ``20newsgroups``, which ``syncpretrain data fetch`` fetches; or a ``.npy``,
-        ``.npz``, IDX (gzipped or not), ``.csv`` or ``.parquet`` file of examples in rows, with
+        ``.npz``, IDX, ``.csv``, ``.csv.gz`` or ``.parquet`` file of examples in rows, with
         values in [0, 1] or bytes, or a folder of images. A name goes before a file that is called
         the same.
     validation : float, optional

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import gzip
+import io
 import re
 import warnings
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +16,7 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.data.idx import GZIP_MAGIC
 from syncpretrain.errors import DataError
 
 __all__ = ["Head", "is_number", "opened", "read_head", "read_numbers"]
@@ -36,7 +40,7 @@ class Head(NamedTuple):
 
 @contextmanager
 def opened(path: Path) -> Iterator[TextIO]:
-    """Open a file of text, while it is read.
+    """Open a file of text, gzipped or not, while it is read.
 
     Raises
     ------
@@ -44,12 +48,18 @@ def opened(path: Path) -> Iterator[TextIO]:
         If it cannot be read, or is no text.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            yield file
+        with path.open("rb") as raw:
+            is_packed = raw.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+            raw.seek(0)
+            stream = gzip.GzipFile(fileobj=raw) if is_packed else raw
+            with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as file:
+                yield file
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path}: got bytes that are no text in UTF-8, expected CSV; save it in that encoding"
         ) from error
+    except (EOFError, zlib.error) as error:
+        raise DataError(f"{path}: got damaged gzip data: {error}; pack it again") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 

@@ -43,7 +43,8 @@ __all__ = [
     "read_rows",
 ]
 
-FORMATS = ".npy, .npz, IDX (gzipped or not), .csv or .parquet"
+FORMATS = ".npy, .npz, IDX or .csv (gzipped or not), or .parquet"
+CSV_SUFFIXES = (".csv", ".tsv")
 COLOUR_CHANNELS = (3, 4)  # channels of an image in colour
 COLOURS_LAST = (  # of a path and a shape
     "{}: got images of shape {} with their colours last, which pictures and convolutions read"
@@ -64,10 +65,10 @@ def read_file(
     Parameters
     ----------
     path : str or path
-        A ``.npy``, ``.npz``, IDX (gzipped or not) or ``.csv`` file. In ``.npz`` the examples are
-        under ``X``, ``x``, ``data`` or ``images``, or the only array of two dimensions or more,
-        and the labels under ``y``, ``labels`` or ``target``. A CSV file has commas, semicolons
-        or tabs, and a line of names or none; see
+        A ``.npy``, ``.npz``, IDX or ``.csv`` file, the last two gzipped or not. In ``.npz`` the
+        examples are under ``X``, ``x``, ``data`` or ``images``, or the only array of two dimensions
+        or more, and the labels under ``y``, ``labels`` or ``target``. A CSV file has commas,
+        semicolons or tabs, and a line of names or none; see
         :func:`syncpretrain.data.csvfile.read_head` for names that are numbers.
     bounded : bool
         False permits values outside [0, 1].
@@ -103,7 +104,9 @@ def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
         return _checked(Rows(*read_image_folder(path)), path, wanted)
     head = check_file(path)
     suffix = path.suffix.lower()
-    if suffix in (".csv", ".tsv"):
+    if suffix in CSV_SUFFIXES or (
+        suffix == ".gz" and Path(path.stem).suffix.lower() in CSV_SUFFIXES
+    ):
         return _of_table(read_csv_table(path, exact=wanted.target is not None), wanted)
     if suffix == ".parquet":
         return _of_table(read_parquet(path), wanted)
