@@ -66,7 +66,7 @@ def test_packed_csv(tmp_path, name):
     path.write_bytes(gzip.compress(b"a,colour\n0.5,red\n0.25,blue\n0.75,red\n"))
     data = load_dataset(path, target="colour", validation=0)
     assert data.train.tolist() == [[0.5], [0.25], [0.75]]
-    assert data.train_labels.tolist() == ["red", "blue", "red"]
+    assert data.train_labels.tolist() == [1, 0, 1]
 
 
 @pytest.mark.parametrize("damage", [slice(0, 40), slice(0, 12)])

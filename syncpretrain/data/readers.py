@@ -104,9 +104,8 @@ def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
         return _checked(Rows(*read_image_folder(path)), path, wanted)
     head = check_file(path)
     suffix = path.suffix.lower()
-    if suffix in CSV_SUFFIXES or (
-        suffix == ".gz" and Path(path.stem).suffix.lower() in CSV_SUFFIXES
-    ):
+    unpacked = Path(path.stem).suffix.lower() if suffix == ".gz" else suffix
+    if unpacked in CSV_SUFFIXES:
         return _of_table(read_csv_table(path, exact=wanted.target is not None), wanted)
     if suffix == ".parquet":
         return _of_table(read_parquet(path), wanted)
