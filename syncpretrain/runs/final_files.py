@@ -49,6 +49,7 @@ class FinalFiles:
                 return path
             except OSError as error:
                 self._reason = f"{path} could not be written: {error.strerror or error}"
+        reason = self._reason if self.elsewhere is None else f"{name} goes with it"
         try:
             if self.elsewhere is None:
                 self.elsewhere = Path(tempfile.mkdtemp(prefix=f"syncpretrain-{self.folder.name}-"))
@@ -60,7 +61,7 @@ class FinalFiles:
                 f" {error.strerror or error}. Its checkpoints are in {self.folder}: make room and"
                 " go on with --resume"
             ) from error
-        self._report(f"warning: {self._reason}; it is in {self.elsewhere / name}")
+        self._report(f"warning: {reason}; it is in {self.elsewhere / name}")
         return self.elsewhere / name
 
     def _leave_empty(self) -> None:
