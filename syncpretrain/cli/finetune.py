@@ -60,6 +60,7 @@ def command(
       syncpretrain finetune runs/NAME --data labelled.csv --target class --finetune-epochs 20
     """
     from syncpretrain.cli.output import announce, print_run
+    from syncpretrain.cli.ranks import check_runtime_of
     from syncpretrain.models.stack import load
     from syncpretrain.runs.folder import check_folder
     from syncpretrain.runs.run import train_run
@@ -69,6 +70,7 @@ def command(
     check_folder(out)
     stack = load(run)
     settings, data = _settled(run, stack, options)
+    check_runtime_of(settings)
     given = Given(
         frozenset(PretrainSettings.__struct_fields__),
         frozenset(OPTIONS[name].field for name in options if options[name] is not None),

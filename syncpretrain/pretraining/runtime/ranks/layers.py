@@ -22,6 +22,7 @@ from syncpretrain.pretraining.runtime.ranks.messages import (
     RunJob,
     ServerPlace,
     StreamLayer,
+    TunerPlace,
     port,
 )
 from syncpretrain.pretraining.runtime.ranks.sent_data import SentSplit, received
@@ -29,7 +30,7 @@ from syncpretrain.pretraining.runtime.ranks.sent_data import SentSplit, received
 __all__ = ["HeldLayer", "HeldLayers"]
 
 SHARED_ENDS = (Stopped, DivergedError, DataError)  # on every rank of a group in the same place
-PlaceT = TypeVar("PlaceT", EpochLayer, StreamLayer, ReplicaPlace, ServerPlace)
+PlaceT = TypeVar("PlaceT", EpochLayer, StreamLayer, ReplicaPlace, ServerPlace, TunerPlace)
 
 
 class HeldLayer(ABC, Generic[PlaceT]):
@@ -39,7 +40,7 @@ class HeldLayer(ABC, Generic[PlaceT]):
     ----------
     transport : Transport
     job : RunJob
-    place : EpochLayer, StreamLayer, ReplicaPlace or ServerPlace
+    place : EpochLayer, StreamLayer, ReplicaPlace, ServerPlace or TunerPlace
     should_stop : callable
         Asked between minibatches.
 

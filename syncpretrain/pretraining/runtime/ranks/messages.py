@@ -20,7 +20,9 @@ from syncpretrain.pretraining.schedule.machine import Train
 __all__ = [
     "CONTROL",
     "DUMP",
+    "AnyPlace",
     "EpochLayer",
+    "GiveShare",
     "HandedUp",
     "Place",
     "RankOrder",
@@ -38,6 +40,9 @@ __all__ = [
     "SliceOf",
     "StreamLayer",
     "TakeChange",
+    "TakeShare",
+    "TrainShare",
+    "TunerPlace",
     "port",
 ]
 
@@ -123,6 +128,36 @@ class ServerPlace(Place):
 
 
 @dataclass(frozen=True, slots=True)
+class TunerPlace(Place):
+    """A share of a fine-tuning: what builds a :class:`Tuner`, and its threads on each rank."""
+
+    factory: Callable[..., Any]
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainShare:
+    """Message to a tuner: share the steps of an epoch, from the ``first`` on."""
+
+    epoch: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveShare:
+    """Message to a tuner: send the first rank what this one remembers of its slice."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeShare:
+    """Message to a tuner: go on from a state of ``steps`` steps."""
+
+    parameters: Array
+    optimizer: Mapping[str, Array]
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class SetSlice:
     """Message to a server: its parameters, and what the compensation remembers of them."""
 
@@ -176,6 +211,9 @@ class ReplicaAnswer:
     change: Array | None = None
 
 
+AnyPlace = EpochLayer | StreamLayer | ReplicaPlace | ServerPlace | TunerPlace
+
+
 @dataclass(frozen=True, slots=True)
 class RunJob:
     """Message to a rank: the layers that it holds in a run, and the data if it needs them.
@@ -184,7 +222,7 @@ class RunJob:
     """
 
     run: int
-    layers: tuple[EpochLayer | StreamLayer | ReplicaPlace | ServerPlace, ...]
+    layers: tuple[AnyPlace, ...]
     data: Split | SentSplit | None
     blas_threads: int
     times: Timeouts
