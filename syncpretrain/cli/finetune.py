@@ -97,7 +97,7 @@ def _settled(run: Path, stack: Stack, options: dict[str, Any]) -> tuple[Settings
     from syncpretrain.data.columns import columns_in
     from syncpretrain.runs.folder import CONFIG_NAME
     from syncpretrain.runs.prepare import load_data
-    from syncpretrain.settings import read_settings, replaced
+    from syncpretrain.settings import off_ranks, read_settings, replaced
 
     config = (run if run.is_dir() else run.parent) / CONFIG_NAME
     if not config.is_file():
@@ -121,9 +121,12 @@ def _settled(run: Path, stack: Stack, options: dict[str, Any]) -> tuple[Settings
     objective = wanted or _objective(data)
     old = before.finetune
     kept = {} if old.objective == objective else {"loss": options.get("finetune_loss")}
-    return replaced(
-        settings, finetune=replaced(settings.finetune, objective=objective, **kept)
-    ), data
+    tuning = replaced(settings.finetune, objective=objective, **kept)
+    if options["finetune_runtime"] is None:  # the ranks of the earlier run are not these
+        tuning = off_ranks(tuning)
+    is_on_ranks = settings.pretrain.runtime == "mpi"
+    pretrain = replaced(settings.pretrain, runtime="threads") if is_on_ranks else settings.pretrain
+    return replaced(settings, pretrain=pretrain, finetune=tuning), data
 
 
 def _objective(data: Dataset) -> str:

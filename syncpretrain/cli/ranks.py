@@ -78,7 +78,7 @@ def check_runtime_of(settings: Settings, runtime: str | None = None) -> None:
         got = runtime or pretrained
         raise SettingsError(
             f"runtime: got {got} on {place.size} ranks, which would be {place.size} runs in one"
-            " folder; add --runtime mpi, or start it without mpiexec"
+            " folder; add --runtime mpi, or --finetune-runtime mpi, or start it without mpiexec"
         )
 
 
