@@ -96,6 +96,10 @@ class RunRanks:
         for rank in self.groups[layer]:
             self.transport.send(rank, port(self.run, name, layer), thing)
 
+    def send_first(self, layer: int, name: str, thing: Any) -> None:
+        """Send something to a port of a layer, on the rank that answers for it."""
+        self.transport.send(self.groups[layer][0], port(self.run, name, layer), thing)
+
     def take(self, name: str, timeout: float, layer: int = 0) -> tuple[int, Any] | None:
         """Return the next thing that came to a port of this rank, and its sender; or None."""
         return self.transport.take(port(self.run, name, layer), timeout)
