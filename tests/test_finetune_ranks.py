@@ -8,6 +8,7 @@ import signal
 import numpy as np
 import pytest
 from localranks import local_ranks
+from scipy import sparse
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.cluster.peers import last_beat
@@ -194,8 +195,6 @@ def test_what_ranks_do_not_share_is_refused(options, told):
 
 def test_what_only_the_data_or_the_stack_show_is_refused_on_every_rank(bits, stack):
     images = pretrain(bits, layers="1x4x4,conv:3x2,5", epochs=1, batch_size=30, warn=False)
-    from scipy import sparse
-
     with local_ranks(2) as ranks:
         with pytest.raises(SettingsError, match=r"^finetune_runtime: got mpi for layers"):
             finetune(images, bits, runtime="mpi", replicas=2)

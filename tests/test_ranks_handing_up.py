@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from localranks import local_ranks
+from scipy import sparse
 
+from syncpretrain import pretrain
 from syncpretrain.cluster.transport import Transport
 from syncpretrain.errors import ScheduleError, WorkerError
 from syncpretrain.events import EpochFinished
@@ -96,6 +98,16 @@ def test_few_rows_go_up_as_activations(bits, sent):
         assert run(few, **own).run().parameters_sha256 == alone
     ways = {layer: {way for n, _, way in sent if n == layer} for layer in (1, 2, 3)}
     assert ways == {1: {"there"}, 2: {"chain"}, 3: {"activations"}}
+
+
+@pytest.mark.usefixtures("always")
+def test_sparse_rows_go_up_as_activations(bits, sent):
+    rows = sparse.csr_matrix(bits)
+    own = {"layers": LAYERS, "epochs": 2, "batch_size": 30, "warn": False}
+    alone = pretrain(rows, runtime="serial", **own).parameters_sha256
+    with local_ranks(4):
+        assert pretrain(rows, runtime="mpi", **own).parameters_sha256 == alone
+    assert {way for layer, _, way in sent if layer > 1} == {"activations"}
 
 
 @pytest.mark.usefixtures("always")
