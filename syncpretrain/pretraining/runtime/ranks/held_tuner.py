@@ -10,6 +10,7 @@ import numpy as np
 
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import Phases
+from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.pretraining.runtime.child_loop import sendable
 from syncpretrain.pretraining.runtime.ranks.layers import HeldLayer
@@ -45,7 +46,8 @@ class HeldTuner(HeldLayer[TunerPlace]):
     def work(self) -> None:
         """Obey orders until there are no more; report every failure."""
         try:
-            workers = WorkerPool(self._place.threads, "syncpretrain-finetune", self._times)
+            threads = min(self._place.threads, usable_cores())  # more only wait for each other
+            workers = WorkerPool(threads, "syncpretrain-finetune", self._times)
             with closing(workers) as pool, np.errstate(over="ignore", invalid="ignore"):
                 self._obey(pool)
         except BaseException as error:
