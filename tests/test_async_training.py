@@ -17,7 +17,7 @@ from syncpretrain.events import (
     Progress,
     RunStarted,
 )
-from syncpretrain.finetuning.asynchronous import TunedReplica
+from syncpretrain.finetuning.tuned_replica import TunedReplica
 from syncpretrain.pretraining.asynchronous.driver import AsyncPretraining
 from syncpretrain.pretraining.asynchronous.state import read_async_state, write_async_state
 from syncpretrain.pretraining.memory import replica_bytes

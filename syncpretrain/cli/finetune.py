@@ -60,6 +60,7 @@ def command(
       syncpretrain finetune runs/NAME --data labelled.csv --target class --finetune-epochs 20
     """
     from syncpretrain.cli.output import announce, print_run
+    from syncpretrain.cli.ranks import check_runtime_of
     from syncpretrain.models.stack import load
     from syncpretrain.runs.folder import check_folder
     from syncpretrain.runs.run import train_run
@@ -69,6 +70,7 @@ def command(
     check_folder(out)
     stack = load(run)
     settings, data = _settled(run, stack, options)
+    check_runtime_of(settings)
     given = Given(
         frozenset(PretrainSettings.__struct_fields__),
         frozenset(OPTIONS[name].field for name in options if options[name] is not None),
@@ -95,7 +97,7 @@ def _settled(run: Path, stack: Stack, options: dict[str, Any]) -> tuple[Settings
     from syncpretrain.data.columns import columns_in
     from syncpretrain.runs.folder import CONFIG_NAME
     from syncpretrain.runs.prepare import load_data
-    from syncpretrain.settings import read_settings, replaced
+    from syncpretrain.settings import off_ranks, read_settings, replaced
 
     config = (run if run.is_dir() else run.parent) / CONFIG_NAME
     if not config.is_file():
@@ -119,9 +121,12 @@ def _settled(run: Path, stack: Stack, options: dict[str, Any]) -> tuple[Settings
     objective = wanted or _objective(data)
     old = before.finetune
     kept = {} if old.objective == objective else {"loss": options.get("finetune_loss")}
-    return replaced(
-        settings, finetune=replaced(settings.finetune, objective=objective, **kept)
-    ), data
+    tuning = replaced(settings.finetune, objective=objective, **kept)
+    if options["finetune_runtime"] is None:  # the ranks of the earlier run are not these
+        tuning = off_ranks(tuning)
+    is_on_ranks = settings.pretrain.runtime == "mpi"
+    pretrain = replaced(settings.pretrain, runtime="threads") if is_on_ranks else settings.pretrain
+    return replaced(settings, pretrain=pretrain, finetune=tuning), data
 
 
 def _objective(data: Dataset) -> str:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from syncpretrain.cluster.launched import launched
 from syncpretrain.errors import SettingsError
 
+if TYPE_CHECKING:
+    from syncpretrain.settings import Settings
+
 __all__ = ["check_command", "check_runtime_of", "follow", "is_follower", "leading"]
 
-COMMAND = "train"  # the only one for several ranks
+COMMANDS_ON_RANKS = ("train", "finetune")
 WRONG_USE, LOST_RANK = 2, 1
 
 
@@ -30,7 +33,7 @@ def follow(arguments: Sequence[str]) -> int:
     from syncpretrain.pretraining.on_ranks import follow_command
 
     names = [argument for argument in arguments if not argument.startswith("-")]
-    if names[:1] != [COMMAND]:
+    if not names or names[0] not in COMMANDS_ON_RANKS:
         return WRONG_USE if names else 0
     try:
         return follow_command()
@@ -51,7 +54,7 @@ def check_command(name: str) -> None:
     place = launched()
     if place is None:
         return
-    if name != COMMAND:
+    if name not in COMMANDS_ON_RANKS:
         raise SettingsError(
             f"{name}: got {place.size} ranks, which would all do the same; start it without mpiexec"
         )
@@ -60,18 +63,22 @@ def check_command(name: str) -> None:
     joined()
 
 
-def check_runtime_of(runtime: str | None) -> None:
+def check_runtime_of(settings: Settings, runtime: str | None = None) -> None:
     """Refuse several ranks that would each be a run of its own.
+
+    ``runtime`` is where a run goes on, if that is given.
 
     Raises
     ------
     SettingsError
     """
     place = launched()
-    if place is not None and runtime != "mpi":
+    pretrained, tuned = settings.pretrain.runtime, settings.finetune.runtime
+    if place is not None and "mpi" not in ([runtime] if runtime else [pretrained, tuned]):
+        got = runtime or pretrained
         raise SettingsError(
-            f"runtime: got {runtime} on {place.size} ranks, which would be {place.size} runs in one"
-            " folder; add --runtime mpi, or start it without mpiexec"
+            f"runtime: got {got} on {place.size} ranks, which would be {place.size} runs in one"
+            " folder; add --runtime mpi, or --finetune-runtime mpi, or start it without mpiexec"
         )
 
 

@@ -170,7 +170,7 @@ def _new_run(
             f"replay: got {replay}, a streamed run, which depends on its seed alone; repeat it"
             f" with --config {replay / CONFIG_NAME}"
         )
-    check_runtime_of(settings.pretrain.runtime)
+    check_runtime_of(settings)
     reads = read_reads(replay / EVENTS_NAME) if replay else None
     given = given_by(preset, config, options)
     return _NewRun(settings, options["schedule"] == AUTO, given, data, reads, out)
@@ -262,10 +262,8 @@ def _resume(
     from syncpretrain.settings import read_settings
 
     config = folder / CONFIG_NAME
-    if options["runtime"] is not None:
-        check_runtime_of(options["runtime"])
-    elif config.is_file():
-        check_runtime_of(read_settings(config).pretrain.runtime)
+    if config.is_file():
+        check_runtime_of(read_settings(config), options["runtime"])
     elsewhere = {name: options[name] for name in ELSEWHERE if options[name] is not None}
     return resume_run(folder, observers=observers, inexact=inexact, loggers=loggers, **elsewhere)
 

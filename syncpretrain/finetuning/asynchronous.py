@@ -14,112 +14,24 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from syncpretrain.backends.numpy_backend import NumpyBackend
-from syncpretrain.data.order import minibatches, steps_per_epoch
 from syncpretrain.events import Event, Notice, Progress
-from syncpretrain.finetuning.chain import Dropout, Link
-from syncpretrain.finetuning.data_parallel import network_of
-from syncpretrain.finetuning.optimizers import LEARNING_RATES, optimizer_for, scheduled
+from syncpretrain.finetuning.optimizers import optimizer_vectors
 from syncpretrain.finetuning.options import TuningOptions
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.trainable import Trainable
-from syncpretrain.finetuning.weights import ExampleWeights
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.cursor import Cursor
 from syncpretrain.parallel.replicas.rules import AsyncRules
 from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import Fleet, ReplicaFactory, Task, tasks_of
 from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.pretraining.runtime.ranks.replicas import RankReplicas
 from syncpretrain.pretraining.runtime.replicas import replicas_in
+from syncpretrain.pretraining.schedule.names import ASYNC
 
-__all__ = ["OptimizersOfReplicas", "Training", "TunedReplica", "async_epoch", "fleet_of"]
+__all__ = ["OptimizersOfReplicas", "Training", "async_epoch", "copies_of_replicas", "fleet_of"]
 
-STEPS = "steps"
-STEPS_BASE = 1 << 20  # of the two digits in which float32 keeps a number of steps
 REPORT_SECONDS = 0.2
-
-
-class TunedReplica:
-    """A network that trains on its own; see :class:`syncpretrain.parallel.replicas.steps.Replica`.
-
-    Parameters
-    ----------
-    chain : sequence of Link
-    loss : str
-    options : TuningOptions
-    weights : ndarray of shape (n_examples, 1) or None
-    data : sequence of ndarray
-        The inputs, and the targets if they are others.
-    """
-
-    def __init__(
-        self,
-        chain: Sequence[Link],
-        loss: str,
-        options: TuningOptions,
-        weights: Array | None,
-        data: Sequence[Any],
-    ) -> None:
-        self._options, self._backend = options, NumpyBackend()
-        self._inputs, self._targets = data[0], data[-1]
-        self.network = network_of(
-            chain,
-            split="units",
-            loss=loss,
-            batch_size=options.batch_size,
-            dropout=Dropout(options.input_dropout, options.dropout, options.seed),
-            shards=1,
-            backend=self._backend,
-        )
-        self.optimizer = optimizer_for(options)(self.network)
-        widths = (self._inputs.shape[1], self._targets.shape[1])
-        self._batch = [np.empty((options.batch_size, n), np.float32) for n in widths]
-        self._weights = ExampleWeights(weights, self.network, self._batch[1].shape)
-        self._rate = options.learning_rate or LEARNING_RATES[options.optimizer]
-        self._steps = steps_per_epoch(len(self._inputs), options.batch_size)
-        self._trained = 0
-        self._order: tuple[int, list[Any]] = (0, [])
-
-    @property
-    def parameters(self) -> list[Array]:
-        """The flat vector of the network."""
-        return [self.network.parameters]
-
-    def train(self, epoch: int, step: int) -> tuple[float]:
-        """Train on a minibatch of an epoch; return its summed error."""
-        rows = self._rows(epoch)[step]
-        self._weights.take(rows)
-        x = target = self._backend.gather(self._inputs, rows, out=self._batch[0][: len(rows)])
-        if self._targets is not self._inputs:
-            target = self._backend.gather(self._targets, rows, out=self._batch[1][: len(rows)])
-        options = self._options
-        done = ((epoch - 1) * self._steps + step) / (options.epochs * self._steps)
-        rate = self._rate * scheduled(options.rate_schedule, done)
-        self._trained += 1
-        return (
-            float(self.optimizer.train(self.network, x, target, rate=rate, epoch=epoch, step=step)),
-        )
-
-    def state(self) -> dict[str, Array]:
-        """Return what the optimizer remembers."""
-        digits = np.array(divmod(self._trained, STEPS_BASE), np.float32)
-        return {**self.optimizer.state(), STEPS: digits}
-
-    def load_state(self, state: Mapping[str, Array]) -> None:
-        """Go back to what :meth:`state` held."""
-        self._trained = 0
-        for digit in state[STEPS]:  # an older state has a single one, the number
-            self._trained = self._trained * STEPS_BASE + int(digit)
-        self.optimizer.load_state(state, steps=self._trained)
-
-    def _rows(self, epoch: int) -> list[Any]:
-        if self._order[0] != epoch:
-            own = self._options
-            order = minibatches(
-                len(self._inputs), own.batch_size, seed=own.seed, layer=0, epoch=epoch
-            )
-            self._order = (epoch, list(order))
-        return self._order[1]
 
 
 class OptimizersOfReplicas:
@@ -220,6 +132,21 @@ def fleet_of(
         replicas=options.replicas or 1,
         delay=options.simulate_staleness,
         trims=options.trim_replicas,
+        on_ranks=RankReplicas,
         report=lambda message: emit(Notice(time.monotonic(), message)),
         times=times,
     )
+
+
+def copies_of_replicas(options: TuningOptions, examples: int) -> int:
+    """Return how many vectors of the parameters' size asynchronous replicas hold here."""
+    if options.schedule != ASYNC:
+        return 0
+    replicas = options.replicas or 1
+    if options.runtime == "mpi":
+        return 2 * replicas  # the fetched parameters and the change
+    own = 4 + optimizer_vectors(options)  # parameters, gradients, fetched ones and the change
+    late = max(options.simulate_staleness or 0, replicas)
+    tasks = -(-examples // (options.batch_size * options.push_every))  # of an epoch
+    waiting = min(late, tasks) * 2 if options.runtime == "serial" else 0
+    return own * replicas + waiting

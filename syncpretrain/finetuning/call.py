@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -21,6 +22,7 @@ from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.verbose import observing
+from syncpretrain.pretraining.on_ranks import on_every_rank
 from syncpretrain.settings.by_data import in_words
 from syncpretrain.settings.convert import check_names
 from syncpretrain.units.kinds import kind_of
@@ -100,7 +102,7 @@ def finetune(
         :class:`syncpretrain.settings.PretrainSettings`, on one GPU). ``objective`` follows from y
         unless it is given, ``epochs`` and ``batch_size`` from the number of rows with a target (see
         the page "Choosing settings"). ``learning_rate`` is 0.001 for adam and 0.1 for sgd unless it
-        is given.
+        is given. With ``runtime="mpi"`` every rank makes the same call, and gets the same stack.
 
     Returns
     -------
@@ -130,6 +132,40 @@ def finetune(
         whole minibatch.
     """
     check_names(settings, (*TuningOptions.__struct_fields__, *TUNING_ARGUMENTS))
+    work = partial(
+        _finetuned,
+        stack,
+        X,
+        y,
+        weights=weights,
+        validation=validation,
+        validation_y=validation_y,
+        verbose=verbose,
+        warn=warn,
+        observers=observers,
+        stop=stop,
+        save=save,
+        resume=resume,
+        stall_seconds=stall_seconds,
+        settings=settings,
+    )
+    return on_every_rank(work) if settings.get("runtime") == "mpi" else work()
+
+
+def _finetuned(
+    stack: Stack,
+    X: ArrayLike,
+    y: ArrayLike | None,
+    *,
+    weights: ArrayLike | None,
+    validation: ArrayLike | None,
+    validation_y: ArrayLike | None,
+    verbose: bool,
+    warn: bool,
+    observers: Sequence[Observer],
+    settings: dict[str, Any],
+    **how: Any,
+) -> Stack:
     options = tuning_options({"objective": _objective(y), **settings})
     held_out = None
     if validation is not None:
@@ -144,16 +180,9 @@ def finetune(
             notice = f"fine-tuning: {in_words(tuning.facts, tuning.by_data)}"
             for observer in watching:
                 observer(Notice(time.monotonic(), notice))
-        tuned = tuning.run(
-            stack,
-            observers=watching,
-            stop=stop,
-            save=save,
-            resume=resume,
-            stall_seconds=stall_seconds,
-        )
+        tuned = tuning.run(stack, observers=watching, **how)
     for sentence in tuned.info.get("verdict", ()) if warn else ():
-        warnings.warn(sentence, PoorResultWarning, stacklevel=2)
+        warnings.warn(sentence, PoorResultWarning, stacklevel=3)
     return tuned
 
 

@@ -8,22 +8,34 @@ from typing import Any
 import numpy as np
 
 from syncpretrain.backends.base import Backend
+from syncpretrain.cluster.group import AgreedStop
 from syncpretrain.finetuning.chain import Link
 from syncpretrain.finetuning.linked_network import LinkedNetwork
 from syncpretrain.finetuning.network import Network
+from syncpretrain.finetuning.network_on_ranks import NetworkOnRanks
 from syncpretrain.finetuning.trainable import Move, Trainable
-from syncpretrain.kernels.arrays import LONG_BLOCK, Array, slices_of
+from syncpretrain.kernels.arrays import LONG_BLOCK, Array, blocks_in, slices_of
 from syncpretrain.kernels.averaging import add_tree
 from syncpretrain.kernels.program import Phase, PhaseRunner, in_turn
 
 __all__ = ["DataParallelNetwork", "network_of"]
 
 
-def network_of(chain: Sequence[Link], *, split: str, backend: Backend, **options: Any) -> Trainable:
+def network_of(
+    chain: Sequence[Link],
+    *,
+    split: str,
+    backend: Backend,
+    shared: AgreedStop | None = None,
+    **options: Any,
+) -> Trainable:
     """Return the network of a chain; the options are those of all networks.
 
-    Dense chains alone are split by ``units`` or ``examples``; a device splits nothing.
+    Dense chains alone are split by ``units`` or ``examples``; a device splits nothing. With the
+    ranks of ``shared`` a dense chain is split by examples.
     """
+    if shared is not None:
+        return NetworkOnRanks(DataParallelNetwork(chain, backend=backend, **options), shared)
     if any(link.is_local for link in chain):
         return LinkedNetwork(chain, split=split, backend=backend, **options)
     parallel = split == "examples" and backend.name == "numpy"
@@ -44,9 +56,10 @@ class DataParallelNetwork(Network):
         super().__init__(chain, batch_size=batch_size, **options)
         self.shards = shards
         part_size = -(-batch_size // shards)
-        self._parts = [Network(chain, batch_size=part_size, **options) for _ in range(shards)]
-        for number, part in enumerate(self._parts):
+        self.parts = [Network(chain, batch_size=part_size, **options) for _ in range(shards)]
+        for number, part in enumerate(self.parts):
             part.parameters, part.chain, part.shard_number = self.parameters, self.chain, number
+        self.errors = [0.0] * shards
         self._blocks = self._cut()
 
     def _cut(self) -> list[list[tuple[slice, bool]]]:
@@ -56,11 +69,8 @@ class DataParallelNetwork(Network):
         for array in (array for pair in self.chain for array in pair):
             for shard, own in enumerate(slices_of(array.size, self.shards)):
                 blocks[shard] += [
-                    (
-                        slice(at + start, min(at + start + LONG_BLOCK, at + own.stop)),
-                        array.ndim == 2,
-                    )
-                    for start in range(own.start, own.stop, LONG_BLOCK)
+                    (slice(at + block.start, at + block.stop), array.ndim == 2)
+                    for block in blocks_in(own, LONG_BLOCK)
                 ]
             at += array.size
         return blocks
@@ -77,25 +87,38 @@ class DataParallelNetwork(Network):
         examples: int | None = None,
     ) -> float:
         """Fill the gradients, shard by shard, and let them be followed; see :class:`Network`."""
-        rows, errors = slices_of(len(x), self.shards), [0.0] * self.shards
-
-        def gradient(shard: int) -> None:
-            own, part = rows[shard], self._parts[shard]
-            if own.start == own.stop:  # the last minibatch may be smaller than the shards are many
-                part.gradients.fill(0)
-                return
-            part.weights = None if self.weights is None else self.weights[own]
-            errors[shard] = part.step(
-                x[own], target[own], epoch=epoch, step=step, examples=examples or len(x)
-            )
+        self.begin(x, target, epoch=epoch, step=step, examples=examples)
 
         def follow(shard: int) -> None:
             for block, is_weight in self._blocks[shard]:
-                total = add_tree([part.gradients[block] for part in self._parts])
+                total = add_tree([part.gradients[block] for part in self.parts])
                 np.copyto(self.gradients[block], total)
                 if move is not None:
                     move(shard, block, is_weight)
 
-        phases: tuple[Phase, ...] = (gradient, follow)
+        phases: tuple[Phase, ...] = (self.shard_gradient, follow)
         run(phases, self.shards)
-        return sum(errors)
+        return sum(self.errors)
+
+    def begin(
+        self, x: Array, target: Array, *, epoch: int, step: int, examples: int | None = None
+    ) -> None:
+        """Take a minibatch, of which :meth:`shard_gradient` is to be called for every shard."""
+        self._x, self._target, self._epoch, self._number = x, target, epoch, step
+        self._rows, self._examples = slices_of(len(x), self.shards), examples or len(x)
+
+    def shard_gradient(self, shard: int) -> None:
+        """Fill the gradient of a shard, as its part of that of the whole minibatch."""
+        own, part = self._rows[shard], self.parts[shard]
+        self.errors[shard] = 0.0
+        if own.start == own.stop:  # the last minibatch may be smaller than the shards are many
+            part.gradients.fill(0)
+            return
+        part.weights = None if self.weights is None else self.weights[own]
+        self.errors[shard] = part.step(
+            self._x[own],
+            self._target[own],
+            epoch=self._epoch,
+            step=self._number,
+            examples=self._examples,
+        )

@@ -104,14 +104,20 @@ def _split_of(options: TuningOptions, shapes: Sequence[LayerShape]) -> str:
             "finetune_split: got columns for layers without them, expected convolutions in groups,"
             " as --columns 2 makes them; or take hybrid"
         )
+    on_ranks = options.runtime == "mpi" and options.schedule != ASYNC
     if _has_convolutions(shapes):
+        if on_ranks:
+            raise SettingsError(
+                "finetune_runtime: got mpi for layers with convolutions, whose minibatches ranks do"
+                " not share; take threads"
+            )
         return options.split or "hybrid"
     if options.split in OF_CONVOLUTIONS:
         raise SettingsError(
             f"finetune_split: got {options.split} for layers without convolutions, expected units"
             " or examples"
         )
-    return options.split or "units"
+    return options.split or ("examples" if on_ranks else "units")
 
 
 def why_on_the_cpu(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from syncpretrain.data.blocks import StoredRows
@@ -9,10 +10,21 @@ from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.finetuning.classes import Classes
 from syncpretrain.finetuning.tasks import Labels, labels_of, numbers_of
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.stack import Stack
+from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.shapes import LayerShape
 
-__all__ = ["Form", "Part", "check_targets", "chosen_rows", "targets_of"]
+__all__ = [
+    "Examples",
+    "Form",
+    "Part",
+    "check_sizes",
+    "check_targets",
+    "chosen_rows",
+    "targets_of",
+    "unknown_classes",
+]
 
 
 class Form(NamedTuple):
@@ -50,6 +62,18 @@ class Part(NamedTuple):
     weights: Any = None
 
 
+class Examples(NamedTuple):
+    """Rows as the lowest layer sees them, and what is to come out for each."""
+
+    inputs: Array
+    targets: Array
+
+    def to(self, device: Callable[[Any], Any]) -> Examples:
+        """Return both moved by ``device``; one array stays one."""
+        inputs = device(self.inputs)
+        return Examples(inputs, inputs if self.targets is self.inputs else device(self.targets))
+
+
 def chosen_rows(X: Any, rows: Any) -> Any:
     """Return some rows; those of a file stay there."""
     return X.subset(rows) if isinstance(X, StoredRows) else X[rows]
@@ -83,6 +107,28 @@ def check_targets(objective: str, train: Part, validation: Part | None) -> None:
         )
 
 
+def check_sizes(
+    options: FinetuneSettings, examples: int, has_judges: bool, *, with_targets: bool
+) -> None:
+    """Refuse a minibatch larger than the examples, and patience with nothing to judge by.
+
+    Raises
+    ------
+    SettingsError
+    """
+    if options.batch_size > examples:
+        raise SettingsError(
+            f"finetune_batch_size: got {options.batch_size}, expected at most {examples},"
+            " the examples to train on"
+        )
+    if options.patience is not None and not has_judges:
+        targets = " that have a target" if with_targets else ""
+        raise SettingsError(
+            f"finetune_patience: got a number without validation examples{targets}, expected"
+            " some to judge by; hold out a larger part for validation"
+        )
+
+
 def targets_of(
     objective: str, part: Part, *, usual: Classes = (), like: Labels | None = None
 ) -> Labels:
@@ -92,3 +138,14 @@ def targets_of(
         return labels_of(part.y, len(part.X), part.name, classes, usual=usual)
     outputs = None if like is None else like.targets.shape[1]
     return numbers_of(part.y, len(part.X), part.name, outputs)
+
+
+def unknown_classes(judged: Labels | None) -> str:
+    """Return a warning of validation examples whose class no training example has, or nothing."""
+    if judged is None or not judged.others:
+        return ""
+    count = int((~judged.targets.any(axis=1)).sum())
+    return (
+        f"warning: {count} of {len(judged.rows)} labelled validation examples are of classes that"
+        f" no training example has ({', '.join(map(str, judged.others))}); they count as wrong"
+    )

@@ -14,21 +14,33 @@ from functools import partial
 from typing import Any
 
 from syncpretrain.backends.choice import backend_for, why_no_gpu
+from syncpretrain.cluster.group import AgreedStop
+from syncpretrain.cluster.job import check_ranks
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
 from syncpretrain.events import Notice, Observer
 from syncpretrain.finetuning.asynchronous import (
     OptimizersOfReplicas,
-    TunedReplica,
     async_epoch,
+    copies_of_replicas,
     fleet_of,
 )
 from syncpretrain.finetuning.judged import continued, judged
 from syncpretrain.finetuning.memory import finetuning_bytes
+from syncpretrain.finetuning.on_ranks import OptimizerOnRanks
 from syncpretrain.finetuning.optimizers import optimizer_for, optimizer_vectors
 from syncpretrain.finetuning.options import TuningOptions, shared_out, why_on_the_cpu
-from syncpretrain.finetuning.parts import Form, Part, check_targets, chosen_rows, targets_of
+from syncpretrain.finetuning.parts import (
+    Examples,
+    Form,
+    Part,
+    check_sizes,
+    check_targets,
+    chosen_rows,
+    targets_of,
+    unknown_classes,
+)
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.tasks import (
     Reconstruction,
@@ -37,7 +49,8 @@ from syncpretrain.finetuning.tasks import (
     reconstruction_loss,
 )
 from syncpretrain.finetuning.trainable import Trainable
-from syncpretrain.finetuning.trainer import Examples, Trainer
+from syncpretrain.finetuning.trainer import Trainer
+from syncpretrain.finetuning.tuned_replica import TunedReplica, TunedShare
 from syncpretrain.finetuning.weights import checked_weights
 from syncpretrain.kernels.compiled import compiled_program
 from syncpretrain.learners.cursor import Cursor
@@ -47,6 +60,7 @@ from syncpretrain.parallel.blas import blas_limit, usable_cores
 from syncpretrain.parallel.signals import stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
+from syncpretrain.pretraining.runtime.ranks.tuning import TuningRanks
 from syncpretrain.pretraining.schedule.names import ASYNC
 from syncpretrain.settings.by_data import Facts, finetune_by_data
 from syncpretrain.units.kinds import kind_of
@@ -114,13 +128,14 @@ class Finetuning:
         self.options, self._threads = shared_out(options, form.shapes, sparse=is_sparse)
         self._optimizer = optimizer_for(self.options)
         self._backend = backend_for(self.options.backend)
-        remote = self.options.schedule == ASYNC and self.options.runtime == "processes"
-        if remote and isinstance(train.X, StoredRows):
+        check_ranks(self.options.runtime)
+        if self.options.runtime in ("processes", "mpi") and isinstance(train.X, StoredRows):
             raise SettingsError(
-                "finetune_runtime: got processes with rows that are not all in memory, expected"
-                " threads or serial, or X as a dense array"
+                f"finetune_runtime: got {self.options.runtime} with rows that are sparse or not all"
+                " in memory, expected threads or serial, or X as a dense array"
             )
-        self._check_sizes()
+        judges = validation is not None and (self._judged is None or bool(len(self._judged.rows)))
+        check_sizes(self.options, self.examples, judges, with_targets=self._labels is not None)
         self._check_memory(copies)
 
     @property
@@ -144,12 +159,9 @@ class Finetuning:
         if form[:2] != self._form[:2]:
             raise DataError(f"stack: got {form}, expected {self._form}, as it was prepared for")
         backend = self._backend.for_layer(1)
-        is_synchronous = self.options.schedule != ASYNC
         times = Timeouts(stall=stall_seconds or TIMEOUTS.stall)
-        # More threads than cores only wait for each other; the bits depend on the shards.
-        count = min(self.options.replicas or 1, THREADS_PER_CORE * usable_cores())
-        build = Trainer if is_synchronous else partial(AsyncTrainer, times=times)
-        workers = WorkerPool(count if is_synchronous else 1, "syncpretrain-finetune", times)
+        build, count = self._trainer(times)
+        workers = WorkerPool(count, "syncpretrain-finetune", times)
         with stop_on_signals() as request:  # outermost: an interrupt leaves no BLAS limit behind
             with blas_limit(self._threads), closing(workers) as pool, backend.stream():
                 task, train, held_out = self._task(stack)
@@ -166,7 +178,9 @@ class Finetuning:
                     backend=backend,
                     weights=self._weights,
                 )
-                self._announce(observers)
+                for notice in filter(None, (self._idle_gpu, unknown_classes(self._judged))):
+                    for observer in observers:
+                        observer(Notice(time.monotonic(), notice))
                 record = {"seed": self.options.seed, "blas_threads": self._threads}
                 try:
                     tuned = trainer.train(record, resume)
@@ -179,6 +193,17 @@ class Finetuning:
                 )
         targets = train.targets if self._labels is None else self._labels.targets
         return judged(tuned, self.options.objective, history, targets)
+
+    def _trainer(self, times: Timeouts) -> tuple[Callable[..., Trainer], int]:
+        """Return what builds the trainer, and how many threads work its steps."""
+        options = self.options
+        if options.schedule == ASYNC:
+            return partial(AsyncTrainer, times=times), 1
+        # More threads than cores only wait for each other; the bits depend on the shards.
+        count = min(options.replicas or 1, THREADS_PER_CORE * usable_cores())
+        if options.runtime == "mpi":
+            return partial(RanksTrainer, times=times, blas_threads=self._threads), count
+        return Trainer, count
 
     def _task(self, stack: Stack) -> tuple[Reconstruction | Supervised, Examples, Examples | None]:
         """Return what a stack is tuned for, and the examples as its lowest layer sees them."""
@@ -196,22 +221,6 @@ class Finetuning:
         if V is None or judged is None or not len(judged.rows):
             return task, train, None
         return task, train, Examples(chosen_rows(V, judged.rows), task.targets(judged.targets))
-
-    def _check_sizes(self) -> None:
-        """Refuse a minibatch larger than the examples, and patience with nothing to judge by."""
-        options, judged = self.options, self._judged
-        if options.batch_size > self.examples:
-            raise SettingsError(
-                f"finetune_batch_size: got {options.batch_size}, expected at most {self.examples},"
-                " the examples to train on"
-            )
-        without = self._validation is None or (judged is not None and not len(judged.rows))
-        if options.patience is not None and without:
-            targets = "" if self._labels is None else " that have a target"
-            raise SettingsError(
-                f"finetune_patience: got a number without validation examples{targets}, expected"
-                " some to judge by; hold out a larger part for validation"
-            )
 
     def _check_memory(self, copies: int) -> None:
         """Refuse what cannot fit into the memory; a device has its own."""
@@ -237,36 +246,11 @@ class Finetuning:
             split=options.split or "units",
             shards=options.shards,
             dropout=bool(options.dropout or options.input_dropout),
-            copies=copies + self._copies_of_replicas(),
+            copies=copies + copies_of_replicas(options, self.examples),
         )
         widths = (form.shapes[0].visible, *(shape.hidden for shape in form.shapes))
         self.bytes = needed
         check_available(needed, f"fine-tuning {','.join(map(str, widths))}", sum(sizes))
-
-    def _copies_of_replicas(self) -> int:
-        """Return how many vectors of the parameters' size asynchronous replicas hold."""
-        options = self.options
-        if options.schedule != ASYNC:
-            return 0
-        own = 4 + optimizer_vectors(options)  # parameters, gradients, fetched ones and the change
-        late = max(options.simulate_staleness or 0, options.replicas or 1)
-        tasks = -(-self.examples // (options.batch_size * options.push_every))  # of an epoch
-        waiting = min(late, tasks) * 2 if options.runtime == "serial" else 0
-        return own * (options.replicas or 1) + waiting
-
-    def _announce(self, observers: Sequence[Observer]) -> None:
-        """Report a GPU that is not used, and validation examples whose class cannot be learned."""
-        messages = [self._idle_gpu] if self._idle_gpu else []
-        if self._judged is not None and self._judged.others:
-            others, held_out = self._judged.others, len(self._judged.rows)
-            count = int((~self._judged.targets.any(axis=1)).sum())
-            messages.append(
-                f"warning: {count} of {held_out} labelled validation examples are of classes that"
-                f" no training example has ({', '.join(map(str, others))}); they count as wrong"
-            )
-        for observer in observers:
-            for message in messages:
-                observer(Notice(time.monotonic(), message))
 
 
 class AsyncTrainer(Trainer):
@@ -295,3 +279,25 @@ class AsyncTrainer(Trainer):
         data = (inputs,) if targets is inputs else (inputs, targets)
         self.fleet = fleet_of(build, network, own, data, self.emit, self._times)
         return OptimizersOfReplicas(self.fleet)
+
+
+class RanksTrainer(Trainer):
+    """The training of one fine-tuning whose minibatches ranks share; as :class:`Trainer`.
+
+    ``times`` is how long they wait for each other, ``blas_threads`` those of each.
+    """
+
+    def __init__(self, *arguments: Any, times: Timeouts, blas_threads: int, **options: Any) -> None:
+        task, examples, held_out, own, build = arguments
+        factory = partial(TunedShare, task.chain(), task.loss, own, options["weights"])
+        self._ranks = ranks = TuningRanks(own.replicas, factory, examples, blas_threads, times)
+        run, agreed = options["run_in_pool"], AgreedStop(ranks.group, options["stop"])
+        options |= {"stop": agreed, "shared": agreed}
+        options["run_in_pool"] = lambda phases, shards, _: run(phases, shards, ranks.threads)
+        optimizer = partial(OptimizerOnRanks, build, ranks)
+        super().__init__(task, examples, held_out, own, optimizer, **options)
+
+    def train(self, record: Mapping[str, Any], resume: FinetuneState | None = None) -> Stack:
+        """Train with the other ranks; see :meth:`Trainer.train`."""
+        with self._ranks:
+            return super().train(record, resume)

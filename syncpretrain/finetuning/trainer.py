@@ -6,22 +6,24 @@ import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.backends.base import Backend
+from syncpretrain.cluster.group import AgreedStop
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.order import minibatches, steps_per_epoch
 from syncpretrain.data.scaling import spread
-from syncpretrain.errors import CheckpointError, DivergedError, RunInterrupted
+from syncpretrain.errors import CheckpointError, DivergedError, RunInterrupted, WorkerError
 from syncpretrain.events import Event, FinetuneEpochFinished, FinetuneStarted, Observer, Progress
 from syncpretrain.finetuning.chain import Dropout
 from syncpretrain.finetuning.data_parallel import network_of
 from syncpretrain.finetuning.optimizers import LEARNING_RATES, Optimizer, scheduled
 from syncpretrain.finetuning.options import STEPPING, TuningOptions
+from syncpretrain.finetuning.parts import Examples
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.tasks import Reconstruction, Supervised
 from syncpretrain.finetuning.trainable import Trainable
@@ -31,23 +33,11 @@ from syncpretrain.kernels.program import Phases
 from syncpretrain.learners.cursor import Cursor
 from syncpretrain.models.stack import Stack
 
-__all__ = ["Examples", "Trainer"]
+__all__ = ["Trainer"]
 
 VALIDATION_ROWS = 1000
 PROGRESS_SECONDS = 0.2
 EXPLODED = 2.0  # times the error before the first update
-
-
-class Examples(NamedTuple):
-    """Rows as the lowest layer sees them, and what is to come out for each."""
-
-    inputs: Array
-    targets: Array
-
-    def to(self, device: Callable[[Any], Any]) -> Examples:
-        """Return both moved by ``device``; one array stays one."""
-        inputs = device(self.inputs)
-        return Examples(inputs, inputs if self.targets is self.inputs else device(self.targets))
 
 
 class Trainer:
@@ -67,6 +57,7 @@ class Trainer:
         run_in_pool: Callable[[Phases, int, int], None],
         backend: Backend,
         weights: Array | None = None,
+        shared: AgreedStop | None = None,
     ) -> None:
         self._run_in_pool, self.backend = run_in_pool, backend
         self.task, self.options, self.seed = task, options, options.seed
@@ -90,6 +81,7 @@ class Trainer:
             dropout=Dropout(options.input_dropout, options.dropout, options.seed),
             shards=options.shards or 1,
             backend=backend,
+            shared=shared,
         )
         self.optimizer = optimizer(self.network)
         batch = options.batch_size
@@ -113,7 +105,11 @@ class Trainer:
             self.load_state(resume)
         for epoch in range(first, epochs + 1):
             started = time.monotonic()
-            train_error = self.train_epoch(epoch, begin)
+            try:
+                train_error = self.train_epoch(epoch, begin)
+            except WorkerError as error:
+                error.stack = error.stack or self.last_good(epoch)
+                raise
             begin = Cursor()
             self.check_epoch(epoch, train_error)
             np.copyto(self.good, self.network.parameters)
@@ -259,17 +255,20 @@ class Trainer:
 
     def diverged(self, epoch: int, cause: str) -> DivergedError:
         """Return the error, with the stack of the last good epoch."""
-        stack = self.task.stack
-        if epoch > 1:
-            np.copyto(self.network.parameters, self.good)
-            stack = self.result(epochs=epoch - 1)
         searches = self.options.optimizer not in STEPPING
         remedy = "a smaller weight decay" if searches else f"a learning rate below {self.rate:g}"
         return DivergedError(
             f"fine-tuning diverged in epoch {epoch}: {cause}; try {remedy}, and inputs scaled to"
             " [0, 1]",
-            stack=stack,
+            stack=self.last_good(epoch),
         )
+
+    def last_good(self, epoch: int) -> Stack:
+        """Return the stack of the epoch before."""
+        if epoch == 1:
+            return self.task.stack
+        np.copyto(self.network.parameters, self.good)
+        return self.result(epochs=epoch - 1)
 
     def interrupted(self, epoch: int, step: int) -> RunInterrupted:
         """Return the error, with the stack as it is."""

@@ -18,19 +18,43 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.cluster.group import AgreedStop
 from syncpretrain.kernels.arrays import LONG_BLOCK, Array, blocks_in, slices_of
 from syncpretrain.kernels.averaging import add_subtrees, add_tree, subtrees
 from syncpretrain.kernels.program import Phase, PhaseRunner, in_turn
-from syncpretrain.learners.by_examples import ByExamples
 from syncpretrain.learners.step_on_ranks import StepOnRanks
 
-__all__ = ["ByExamplesOnRanks"]
+__all__ = ["ByExamplesOnRanks", "Part", "ShardsOfExamples"]
+
+
+class Part(Protocol):
+    """What computes the gradient of a shard, an array for each parameter."""
+
+    @property
+    def gradients(self) -> Sequence[Array]: ...  # noqa: D102 - above
+    def own_state(self) -> dict[str, Array]: ...  # noqa: D102
+
+
+class ShardsOfExamples(Protocol):
+    """All shards of a step, of which a rank works some.
+
+    Its attributes and methods are those of :class:`~syncpretrain.learners.by_examples.ByExamples`.
+    """
+
+    learner: Any
+    errors: list[float]
+
+    @property
+    def parts(self) -> Sequence[Part]: ...  # noqa: D102 - above
+    def begin(self, X: Any, rows: Any, *, epoch: int, step: int) -> None: ...  # noqa: D102
+    def gradient(self, shard: int) -> None: ...  # noqa: D102
+    def hidden_means(self, shard: int) -> Array | None: ...  # noqa: D102
+    def state(self) -> dict[str, Array]: ...  # noqa: D102
+    def restart(self) -> None: ...  # noqa: D102
 
 
 class Share(NamedTuple):
@@ -52,14 +76,16 @@ class ByExamplesOnRanks(StepOnRanks):
 
     Parameters
     ----------
-    whole : ByExamples
+    whole : ShardsOfExamples
     stop : AgreedStop
         As of :class:`StepOnRanks`.
     hands_up : bool
         Whether :meth:`copy_hidden` is called, so that hidden means are exchanged too.
     """
 
-    def __init__(self, whole: ByExamples, stop: AgreedStop, *, hands_up: bool = False) -> None:
+    def __init__(
+        self, whole: ShardsOfExamples, stop: AgreedStop, *, hands_up: bool = False
+    ) -> None:
         shards = len(whole.parts)
         slices = [slices_of(p.size, shards) for p in whole.learner.parameters]
         super().__init__(whole.learner, whole, slices, stop)
@@ -71,13 +97,15 @@ class ByExamplesOnRanks(StepOnRanks):
         self._shares: Sequence[Share] = ()
 
     def train_step(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
+        self, X: Any, rows: Any, *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error."""
         self._epoch, self._rows = epoch, len(rows)
         self._examples.begin(X, rows, epoch=epoch, step=step)
         run(self._phases, len(self.own))
-        shares: list[Share] = self.group.exchange([self._share(shards) for shards in self.ranks])
+        stops = self.stop.asked()  # once: all ranks are to be told the same
+        given = [self._share(shards, stops) for shards in self.ranks]
+        shares: list[Share] = self.group.exchange(given)
         self._shares = shares
         self.stop.record(share.stops for share in shares)
         run((self._move,), len(self.own))
@@ -113,7 +141,7 @@ class ByExamplesOnRanks(StepOnRanks):
         flat: Array = self._examples.parts[shard].gradients[k].reshape(-1)
         return flat
 
-    def _share(self, shards: range) -> Share:
+    def _share(self, shards: range, stops: bool) -> Share:
         """Return the message to the rank of some shards."""
         whole, pieces = self._examples, self.slices_of_rank(shards)
         return Share(
@@ -123,7 +151,7 @@ class ByExamplesOnRanks(StepOnRanks):
             ],
             [whole.errors[shard] for shard in self.own],
             [whole.hidden_means(shard) if self._hands_up else None for shard in self.own],
-            self.stop.asked(),
+            stops,
         )
 
     def _move(self, i: int) -> None:
@@ -138,4 +166,8 @@ class ByExamplesOnRanks(StepOnRanks):
                     for subtree, own in zip(trees, share.sums, strict=True)
                 }
                 total = add_subtrees(sums, range(self.shards))
-                self.learner.move(k, block, total, epoch=self._epoch)
+                self.follow(self.own[i], k, block, total)
+
+    def follow(self, shard: int, k: int, block: slice, total: Array) -> None:
+        """Move a block of the slice that a shard has of the k-th parameter along its gradient."""
+        self.learner.move(k, block, total, epoch=self._epoch)

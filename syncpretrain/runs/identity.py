@@ -21,7 +21,7 @@ from syncpretrain.data.record import DataRecord, record_of
 from syncpretrain.errors import CheckpointError, SettingsError
 from syncpretrain.kernels.native import available
 from syncpretrain.pretraining.schedule.reads import Reads
-from syncpretrain.settings import ELSEWHERE, Settings
+from syncpretrain.settings import ELSEWHERE, Settings, off_ranks
 from syncpretrain.settings.defaults import PER_LAYER
 from syncpretrain.storage import write_atomically
 
@@ -98,7 +98,10 @@ class Difference(msgspec.Struct, frozen=True):
 
 def identity_of(settings: Settings, data: Dataset, replay: Reads | None = None) -> RunIdentity:
     """Return the identity of a run that starts now."""
-    sections = msgspec.json.decode(msgspec.json.encode(settings))
+    tuning = off_ranks(settings.finetune)
+    sections = msgspec.json.decode(
+        msgspec.json.encode(msgspec.structs.replace(settings, finetune=tuning))
+    )
     return RunIdentity(
         settings={
             "pretrain": {k: v for k, v in sections["pretrain"].items() if k not in ELSEWHERE},

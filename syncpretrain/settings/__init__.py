@@ -16,7 +16,7 @@ from syncpretrain.settings.files import (
 )
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.settings.momentum import MomentumSchedule
-from syncpretrain.settings.replacing import ELSEWHERE, moved_elsewhere, replaced
+from syncpretrain.settings.replacing import ELSEWHERE, moved_elsewhere, off_ranks, replaced
 from syncpretrain.settings.running import RunSettings
 from syncpretrain.settings.sections import (
     DataSettings,
@@ -35,6 +35,7 @@ __all__ = [
     "checked",
     "moved_elsewhere",
     "names_in",
+    "off_ranks",
     "preset_names",
     "preset_path",
     "read_settings",

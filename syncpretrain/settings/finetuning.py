@@ -58,7 +58,8 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
     schedule, runtime : str
         ``synchronous``, or ``async``: each replica trains on minibatches of its own, and a server
         adds up their changes. Where its replicas are: in ``threads``, ``processes`` or turns
-        (``serial``).
+        (``serial``). With ``mpi`` they are on the ranks of a job, on either schedule;
+        ranks share minibatches by examples.
     push_every, fetch_every, async_rate, delay_compensation, max_staleness, simulate_staleness
         Of schedule ``async``, as are ``trim_replicas`` and ``servers``: see
         :class:`syncpretrain.settings.asynchronous.AsyncFields`.
@@ -83,7 +84,7 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
     split: Literal["units", "examples", "filters", "hybrid", "columns"] | None = None
     shards: Shards = 0
     schedule: Literal["synchronous", "async"] = "synchronous"
-    runtime: Literal["threads", "processes", "serial"] = "threads"
+    runtime: Literal["threads", "processes", "serial", "mpi"] = "threads"
     push_every: Steps = 1
     fetch_every: Steps | None = None
     async_rate: AsyncRate = "staleness"
@@ -139,11 +140,7 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
             prefix="finetune_",
         )
         if self.schedule != ASYNC:
-            if self.runtime != "threads":
-                raise SettingsError(
-                    f"finetune_runtime: got {self.runtime} with schedule {self.schedule}, expected"
-                    f" threads; take finetune_schedule {ASYNC}"
-                )
+            self._check_synchronous()
             return
         refused = {
             "optimizer": self.optimizer if self.optimizer not in ("adam", "sgd") else None,
@@ -157,3 +154,23 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
                     f"finetune_{name}: got {value} with schedule {ASYNC}, whose replicas share no"
                     f" minibatch, expected {expected}"
                 )
+
+    def _check_synchronous(self) -> None:
+        """Refuse runtimes that share no minibatch, and what ranks do not share."""
+        if self.runtime not in ("threads", "mpi"):
+            raise SettingsError(
+                f"finetune_runtime: got {self.runtime} with schedule {self.schedule}, expected"
+                f" threads or mpi; or take finetune_schedule {ASYNC}"
+            )
+        if self.runtime != "mpi":
+            return
+        if (self.replicas or 1) == 1:
+            raise SettingsError(
+                f"finetune_replicas: got {self.replicas or 'none'} with runtime mpi, expected 2 or"
+                " more, which the ranks share"
+            )
+        if self.split not in (None, "examples"):
+            raise SettingsError(
+                f"finetune_split: got {self.split} with runtime mpi, expected examples; or take"
+                " finetune_runtime threads"
+            )

@@ -7,10 +7,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from syncpretrain.errors import SettingsError
+from syncpretrain.pretraining.schedule.names import ASYNC
 from syncpretrain.settings.convert import checked
+from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.settings.sections import Settings
 
-__all__ = ["ELSEWHERE", "moved_elsewhere", "replaced"]
+__all__ = ["ELSEWHERE", "moved_elsewhere", "off_ranks", "replaced"]
 
 S = TypeVar("S", bound=msgspec.Struct)
 ELSEWHERE = ("runtime", "workers", "backend")  # settings that may differ at a resume
@@ -53,4 +55,15 @@ def moved_elsewhere(settings: Settings, **elsewhere: Any) -> Settings:
                 f"{name}: got a value for a run that goes on, which decides it; only"
                 f" {', '.join(ELSEWHERE)} can be others"
             )
-    return replaced(settings, pretrain=replaced(settings.pretrain, **elsewhere))
+    pretrain, tuning = replaced(settings.pretrain, **elsewhere), settings.finetune
+    if elsewhere.get("runtime", "mpi") != "mpi":
+        tuning = off_ranks(tuning)
+    return replaced(settings, pretrain=pretrain, finetune=tuning)
+
+
+def off_ranks(tuning: FinetuneSettings) -> FinetuneSettings:
+    """Return settings of the same bits in threads; those of ranks that share minibatches."""
+    if tuning.runtime != "mpi":
+        return tuning
+    split = tuning.split if tuning.schedule == ASYNC else "examples"
+    return replaced(tuning, runtime="threads", split=split)

@@ -79,8 +79,12 @@ def versions_for(settings: PretrainSettings, data: Split, backend: Backend) -> V
         If it is MPI, and there are no ranks.
     """
     check_ranks(settings.runtime)
-    kind = ChainVersions if settings.runtime == "mpi" else Versions
-    return kind(data, settings.layers[1:], backend=backend)
+    hidden = settings.layers[1:]
+    if settings.runtime != "mpi":
+        return Versions(data, hidden, backend=backend)
+    matrices = 1 if settings.tied else 2
+    numbers = [matrices * shape.weights + sum(shape.biases) for shape in settings.shapes]
+    return ChainVersions(data, hidden, parameters=numbers, backend=backend)
 
 
 def workers_of(settings: PretrainSettings) -> int:

@@ -1,8 +1,8 @@
-"""Versions whose activations are computed on other ranks, from the data through snapshots."""
+"""Versions whose activations are on other ranks alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from syncpretrain.errors import ScheduleError
 from syncpretrain.models.layer import Layer
@@ -16,11 +16,23 @@ class ChainVersions(Versions):
     """Versions of which only the snapshots are here.
 
     The reader of a version gets the chain of snapshots, one a layer, through which the data become
-    its activations: fewer bytes than these have.
+    its activations; or these themselves, where they are fewer bytes.
+
+    Parameters
+    ----------
+    parameters : sequence of int
+        Numbers of each layer's parameters.
+
+    Attributes
+    ----------
+    on_release : callable or None
+        Called with layer and version as that is released.
     """
 
-    def __init__(self, *arguments: object, **options: object) -> None:
+    def __init__(self, *arguments: object, parameters: Sequence[int], **options: object) -> None:
         super().__init__(*arguments, **options)  # type: ignore[arg-type]
+        self.parameters = parameters
+        self.on_release: Callable[[int, int], None] | None = None
         self._chains: dict[tuple[int, int], tuple[Layer, ...]] = {}
 
     def chain(self, layer: int, version: int, below: int) -> tuple[Layer, ...]:
@@ -58,3 +70,5 @@ class ChainVersions(Versions):
         """Drop a version."""
         super().release(layer, version)
         self._chains.pop((layer, version), None)
+        if self.on_release is not None:
+            self.on_release(layer, version)

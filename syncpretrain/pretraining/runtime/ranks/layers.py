@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from syncpretrain.cluster.group import AgreedStop, Group, GroupError
-from syncpretrain.cluster.transport import Transport
+from syncpretrain.cluster.transport import Port, Transport
 from syncpretrain.errors import DataError, DivergedError
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.parallel.blas import blas_limit
@@ -22,6 +22,7 @@ from syncpretrain.pretraining.runtime.ranks.messages import (
     RunJob,
     ServerPlace,
     StreamLayer,
+    TunerPlace,
     port,
 )
 from syncpretrain.pretraining.runtime.ranks.sent_data import SentSplit, received
@@ -29,7 +30,7 @@ from syncpretrain.pretraining.runtime.ranks.sent_data import SentSplit, received
 __all__ = ["HeldLayer", "HeldLayers"]
 
 SHARED_ENDS = (Stopped, DivergedError, DataError)  # on every rank of a group in the same place
-PlaceT = TypeVar("PlaceT", EpochLayer, StreamLayer, ReplicaPlace, ServerPlace)
+PlaceT = TypeVar("PlaceT", EpochLayer, StreamLayer, ReplicaPlace, ServerPlace, TunerPlace)
 
 
 class HeldLayer(ABC, Generic[PlaceT]):
@@ -39,7 +40,7 @@ class HeldLayer(ABC, Generic[PlaceT]):
     ----------
     transport : Transport
     job : RunJob
-    place : EpochLayer, StreamLayer, ReplicaPlace or ServerPlace
+    place : EpochLayer, StreamLayer, ReplicaPlace, ServerPlace or TunerPlace
     should_stop : callable
         Asked between minibatches.
 
@@ -80,7 +81,11 @@ class HeldLayer(ABC, Generic[PlaceT]):
 
     def next_order(self) -> Any:
         """Return the next order, None at the end of the run."""
-        while (found := self._transport.take(self._orders, self._times.sleep)) is None:
+        return self._next(self._orders)
+
+    def _next(self, own: Port) -> Any:
+        """Return what comes next to a port of this rank, None at the end of the run."""
+        while (found := self._transport.take(own, self._times.sleep)) is None:
             pass  # rank 0 ends the run, and the loop of this rank looks after rank 0
         return found[1]
 

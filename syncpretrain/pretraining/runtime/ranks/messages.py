@@ -20,7 +20,11 @@ from syncpretrain.pretraining.schedule.machine import Train
 __all__ = [
     "CONTROL",
     "DUMP",
+    "AnyPlace",
+    "DropVersion",
     "EpochLayer",
+    "GiveShare",
+    "HandUp",
     "HandedUp",
     "Place",
     "RankOrder",
@@ -38,6 +42,9 @@ __all__ = [
     "SliceOf",
     "StreamLayer",
     "TakeChange",
+    "TakeShare",
+    "TrainShare",
+    "TunerPlace",
     "port",
 ]
 
@@ -49,7 +56,8 @@ def port(run: int, name: str, layer: int = 0) -> Port:
     """Return a port of a run.
 
     To the ranks: ``orders`` of a layer, ``workers`` of a layer, ``minibatches`` of the layer below
-    it, ``group`` of a layer from the others that hold it, and ``stop``; to rank 0: ``reports`` or
+    it, ``activations`` of the layer below it, ``versions`` of a layer, to be handed up or dropped,
+    ``group`` of a layer from the others that hold it, and ``stop``; to rank 0: ``reports`` or
     ``answers`` of a layer, ``failures`` in minibatches that were answered for, ``progress``, and
     ``left``.
     Replicas and servers of an asynchronous run have ports as layers have: ``slices`` of a replica
@@ -71,9 +79,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class EpochLayer(Place):
-    """A layer that trains on versions: its number and its ``WorkerFactory``."""
+    """A layer that trains on versions: its number and its ``WorkerFactory``.
+
+    ``ranks_above`` have the layer above, if that gets activations from here.
+    """
 
     worker_factory: Callable[..., Any]
+    ranks_above: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +132,36 @@ class ServerPlace(Place):
 
     rules: AsyncRules
     replicas: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TunerPlace(Place):
+    """A share of a fine-tuning: what builds a :class:`Tuner`, and its threads on each rank."""
+
+    factory: Callable[..., Any]
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainShare:
+    """Message to a tuner: share the steps of an epoch, from the ``first`` on."""
+
+    epoch: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveShare:
+    """Message to a tuner: send the first rank what this one remembers of its slice."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeShare:
+    """Message to a tuner: go on from a state of ``steps`` steps."""
+
+    parameters: Array
+    optimizer: Mapping[str, Array]
+    steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +218,9 @@ class ReplicaAnswer:
     change: Array | None = None
 
 
+AnyPlace = EpochLayer | StreamLayer | ReplicaPlace | ServerPlace | TunerPlace
+
+
 @dataclass(frozen=True, slots=True)
 class RunJob:
     """Message to a rank: the layers that it holds in a run, and the data if it needs them.
@@ -184,7 +229,7 @@ class RunJob:
     """
 
     run: int
-    layers: tuple[EpochLayer | StreamLayer | ReplicaPlace | ServerPlace, ...]
+    layers: tuple[AnyPlace, ...]
     data: Split | SentSplit | None
     blas_threads: int
     times: Timeouts
@@ -194,11 +239,28 @@ class RunJob:
 class RankOrder:
     """An epoch to train, on what the data become through a chain of snapshots.
 
-    ``chain`` is None where the layer's rank has computed that already, or the layer reads the data.
+    ``chain`` is None where the layer's rank has computed that already, or the layer reads the data,
+    or where the activations ``are_sent`` by the rank of the layer below.
     """
 
     command: Train
     chain: tuple[Layer, ...] | None
+    are_sent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HandUp:
+    """Message to a layer's rank: send the activations of a version to the layer above."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropVersion:
+    """Message to a layer's rank: nobody needs a version of a layer, this one or that below."""
+
+    layer: int
+    version: int
 
 
 @dataclass(frozen=True, slots=True)

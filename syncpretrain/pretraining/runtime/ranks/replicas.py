@@ -125,7 +125,7 @@ class RankReplicas(StartedReplicas):
         ]
         if servers is not None:
             places += servers.places(ranks)
-        ranks.begin(places, lambda layers: None, 1, what="replica")
+        ranks.begin(places, lambda layers: None, 1, called="replica {} failed: ")
         if servers is not None:  # which know replicas by their numbers
             return [(channel, n, n) for n, channel in zip(numbers, channels, strict=True)]
         return [(channel, channel.fetched, channel.change) for channel in channels]

@@ -19,12 +19,9 @@ from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime.ranks.messages import (
     CONTROL,
     DUMP,
-    EpochLayer,
-    ReplicaPlace,
+    AnyPlace,
     RunJob,
     RunOver,
-    ServerPlace,
-    StreamLayer,
     port,
 )
 from syncpretrain.pretraining.runtime.ranks.placement import UNSHARED, RankShares, groups_of_layers
@@ -71,12 +68,15 @@ class RunRanks:
 
     def begin(
         self,
-        layers: Sequence[EpochLayer | StreamLayer | ReplicaPlace | ServerPlace],
+        layers: Sequence[AnyPlace],
         data: Callable[[Sequence[int]], Split | None],
         blas_threads: int,
-        what: str = "layer",
+        called: str = "layer {} failed: ",
     ) -> None:
-        """Send each rank its layers, which are ``what``, and what ``data`` returns for them."""
+        """Send each rank its layers, and what ``data`` returns for them.
+
+        ``called`` is what the witness says before a rank that dies, with the layers' numbers.
+        """
         known: Split | None = None
         sent: SentSplit | None = None
         for rank in sorted({rank for group in self.groups.values() for rank in group}):
@@ -88,13 +88,17 @@ class RunRanks:
             job = RunJob(self.run, own, own_data, blas_threads, self._times)
             self._begun.append(rank)
             numbers = ", ".join(str(layer.layer) for layer in own)
-            self._own.describe(rank, f"{what} {numbers} failed: ")
+            self._own.describe(rank, called.format(numbers))
             self.transport.send(rank, CONTROL, job)
 
     def send(self, layer: int, name: str, thing: Any) -> None:
         """Send something to a port of a layer, on every rank that holds it."""
         for rank in self.groups[layer]:
             self.transport.send(rank, port(self.run, name, layer), thing)
+
+    def send_first(self, layer: int, name: str, thing: Any) -> None:
+        """Send something to a port of a layer, on the rank that answers for it."""
+        self.transport.send(self.groups[layer][0], port(self.run, name, layer), thing)
 
     def take(self, name: str, timeout: float, layer: int = 0) -> tuple[int, Any] | None:
         """Return the next thing that came to a port of this rank, and its sender; or None."""

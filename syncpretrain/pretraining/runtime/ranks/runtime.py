@@ -4,7 +4,8 @@ Guarantees:
 
 * A rank with nothing to do sleeps. It gets an order, and answers with a report, in messages.
 * The reader of a version computes its activations from the data, through one snapshot a layer: the
-  same bits, and 3 MB to send where activations have 200.
+  same bits, and 3 MB to send where activations have 200. Where activations are fewer, the rank of
+  the layer below sends them.
 * A rank that dies is a failure of its layer, reported within a tick of the driver.
 """
 
@@ -26,7 +27,13 @@ from syncpretrain.pretraining.runtime.layer_process import RemoteTraceback
 from syncpretrain.pretraining.runtime.messages import Failed, Finished, Message
 from syncpretrain.pretraining.runtime.process_messages import Report
 from syncpretrain.pretraining.runtime.ranks.chain_versions import ChainVersions
-from syncpretrain.pretraining.runtime.ranks.messages import EpochLayer, RankOrder
+from syncpretrain.pretraining.runtime.ranks.handing_up import layers_sent_activations
+from syncpretrain.pretraining.runtime.ranks.messages import (
+    DropVersion,
+    EpochLayer,
+    HandUp,
+    RankOrder,
+)
 from syncpretrain.pretraining.runtime.ranks.placement import UNSHARED, RankShares
 from syncpretrain.pretraining.runtime.ranks.run import RunRanks
 from syncpretrain.pretraining.runtime.worker import WorkerFactory
@@ -71,14 +78,23 @@ class RanksRuntime(Closing):
         self._busy: set[int] = set()
         self._looked = 0.0  # for ranks that were lost
         self._there: dict[int, int] = {}  # the version whose activations each layer's rank has
+        rows = sum(map(len, versions.data))
+        self._sent = layers_sent_activations(rows, versions.hidden, versions.parameters)
+        self._kept = {layer - 1: set[int]() for layer in self._sent}  # versions, on their rank
 
     def _open(self) -> None:
         self._ranks.listen("progress", self._record_progress)
         layers = [
-            EpochLayer(layer, factory, group=self._ranks.groups[layer])
+            EpochLayer(
+                layer,
+                factory,
+                self._ranks.groups[layer + 1] if layer + 1 in self._sent else (),
+                group=self._ranks.groups[layer],
+            )
             for layer, factory in enumerate(self._worker_factories, start=1)
         ]
         self._ranks.begin(layers, lambda layers: self._versions.data, self._blas_threads)
+        self._versions.on_release = self._released
 
     def submit(self, command: Train) -> None:
         """Send the layer's rank an epoch."""
@@ -88,9 +104,13 @@ class RanksRuntime(Closing):
         self._progress[layer] = 0.0
         self._commands[layer] = command
         self._busy.add(layer)
-        order = RankOrder(command, chain if chain and has != reads else None)
+        lacks = bool(chain) and has != reads
+        are_sent = lacks and reads in self._kept.get(layer - 1, ())
+        if are_sent:
+            self._ranks.send_first(layer - 1, "versions", HandUp(reads))
+        order = RankOrder(command, chain if lacks and not are_sent else None, are_sent)
         self._ranks.send(layer, "orders", order)
-        if order.chain is None:
+        if not lacks:
             self._there[layer] = reads
 
     def set_workers(self, layer: int, workers: int) -> None:
@@ -122,6 +142,14 @@ class RanksRuntime(Closing):
                     return self._lost(layer, how)
         return None if found is None else self._received(found[0], *found[1])
 
+    def _released(self, layer: int, version: int) -> None:
+        """Have the ranks that keep a version drop it: its own, and that of the layer above."""
+        if version in self._kept.get(layer, ()):
+            self._kept[layer].discard(version)
+            self._ranks.send_first(layer, "versions", DropVersion(layer, version))
+        if layer + 1 in self._kept:
+            self._ranks.send_first(layer + 1, "versions", DropVersion(layer, version))
+
     def _record_progress(self, source: int, progress: Mapping[int, float]) -> None:
         for layer, fraction in progress.items():
             self._progress[layer] = fraction
@@ -134,6 +162,8 @@ class RanksRuntime(Closing):
             self._there[layer] = message.command.reads
         offset = self._ranks.offset(layer)
         if isinstance(message, Finished):
+            if layer in self._kept:
+                self._kept[layer].add(message.command.epoch)
             times = (message.started, message.trained_from, message.ended)
             started, trained_from, ended = (moment + offset for moment in times)
             return replace(message, started=started, trained_from=trained_from, ended=ended)
@@ -157,4 +187,5 @@ class RanksRuntime(Closing):
         return Failed(command, WorkerError(f"layer {layer} failed {moment}: {how}"))
 
     def _close(self) -> list[str]:
+        self._versions.on_release = None
         return self._ranks.end()

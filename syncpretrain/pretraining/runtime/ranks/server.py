@@ -15,6 +15,7 @@ from syncpretrain.pretraining.runtime.base import STDERR
 from syncpretrain.pretraining.runtime.ranks.epochs import HeldEpochs
 from syncpretrain.pretraining.runtime.ranks.held_replica import HeldReplica
 from syncpretrain.pretraining.runtime.ranks.held_server import HeldServer
+from syncpretrain.pretraining.runtime.ranks.held_tuner import HeldTuner
 from syncpretrain.pretraining.runtime.ranks.layers import HeldLayer, HeldLayers
 from syncpretrain.pretraining.runtime.ranks.messages import (
     CONTROL,
@@ -26,6 +27,7 @@ from syncpretrain.pretraining.runtime.ranks.messages import (
     RunOver,
     ServerPlace,
     StreamLayer,
+    TunerPlace,
     port,
 )
 from syncpretrain.pretraining.runtime.ranks.streamed import HeldStream
@@ -38,6 +40,7 @@ HELD: dict[type, type[HeldLayer[Any]]] = {
     StreamLayer: HeldStream,
     ReplicaPlace: HeldReplica,
     ServerPlace: HeldServer,
+    TunerPlace: HeldTuner,
 }
 
 

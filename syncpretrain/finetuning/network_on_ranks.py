@@ -1,0 +1,211 @@
+"""The network that ranks fine-tune together: each has some shards of every minibatch.
+
+Every rank has the whole network. A step is that of
+:class:`~syncpretrain.learners.by_examples_on_ranks.ByExamplesOnRanks`, so that its bits are those
+of as many shards in one process: sums of gradients are exchanged, each rank moves a slice of the
+parameters with what its optimizer remembers of them, and the slices go to all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import Any, Protocol
+
+import numpy as np
+
+from syncpretrain.backends.base import Backend
+from syncpretrain.cluster.group import AgreedStop
+from syncpretrain.finetuning.trainable import Follow, Move
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.backprop import Pair
+from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
+from syncpretrain.learners.by_examples_on_ranks import ByExamplesOnRanks
+
+__all__ = ["NetworkOnRanks"]
+
+
+class _Part(Protocol):
+    """What computes the gradient of a shard."""
+
+    chain_gradients: list[Pair]
+
+
+class _Whole(Protocol):
+    """The network with all shards, of which a rank works some: ``DataParallelNetwork``."""
+
+    backend: Backend
+    shards: int
+    parameters: Array
+    gradients: Array
+    chain: list[Pair]
+    chain_gradients: list[Pair]
+    weights: Array | None
+    errors: list[float]
+
+    @property
+    def parts(self) -> Sequence[_Part]: ...
+    def begin(self, x: Array, target: Array, *, epoch: int, step: int) -> None: ...
+    def shard_gradient(self, shard: int) -> None: ...
+    def step(
+        self, x: Array, target: Array, *, epoch: int, step: int, move: Move | None, run: PhaseRunner
+    ) -> float: ...
+    def gradient(self, x: Array, target: Array, *, epoch: int, step: int) -> float: ...
+    def loss_of(self, x: Array, target: Array, *, epoch: int, step: int) -> float: ...
+    def error(self, X: Array, target: Array) -> float: ...
+
+
+class NetworkOnRanks:
+    """A network as one rank of a group sees it, on which all call :meth:`step` at the same time.
+
+    As :class:`syncpretrain.finetuning.trainable.Trainable`; what is not a step concerns this rank
+    alone.
+
+    Parameters
+    ----------
+    whole : DataParallelNetwork
+    stop : AgreedStop
+        Of the group, of at most as many ranks as there are shards; agreed on in every step.
+    """
+
+    def __init__(self, whole: _Whole, stop: AgreedStop) -> None:
+        self._whole = whole
+        self.backend, self.shards = whole.backend, whole.shards
+        self.parameters, self.gradients = whole.parameters, whole.gradients
+        self.chain, self.chain_gradients = whole.chain, whole.chain_gradients
+        self._sharing = _Sharing(_Shards(whole), stop)
+        self._group = stop.group
+
+    @property
+    def weights(self) -> Array | None:
+        """What the loss of a minibatch is weighted by."""
+        return self._whole.weights
+
+    @weights.setter
+    def weights(self, weights: Array | None) -> None:
+        self._whole.weights = weights
+
+    def gradient(self, x: Array, target: Array, *, epoch: int = 0, step: int = 0) -> float:
+        """Fill the gradients; return the error summed over the examples."""
+        return self._whole.gradient(x, target, epoch=epoch, step=step)
+
+    def step(
+        self,
+        x: Array,
+        target: Array,
+        *,
+        epoch: int,
+        step: int,
+        move: Move | None = None,
+        run: PhaseRunner = in_turn,
+    ) -> float:
+        """Compute the gradients of this rank's shards, and move its slice of the parameters."""
+        if move is None:  # which is no step of the group
+            return self._whole.step(x, target, epoch=epoch, step=step, move=None, run=run)
+        self._sharing.mover = move
+        return self._sharing.train_step((x, target), range(len(x)), epoch=epoch, step=step, run=run)
+
+    def program(self, x: Array, target: Array, follow: Follow) -> Program | None:
+        """Return None: a step that ranks share is no program."""
+        return None
+
+    def stepwise(
+        self, program: Program, *, epoch: int, step: int, run: PhaseRunner = in_turn
+    ) -> float:
+        """Raise an error: there are no programs."""
+        raise AssertionError("a step that ranks share is no program")
+
+    def loss_of(self, x: Array, target: Array, *, epoch: int = 0, step: int = 0) -> float:
+        """Return the loss that :meth:`gradient` differentiates."""
+        return self._whole.loss_of(x, target, epoch=epoch, step=step)
+
+    def error(self, X: Array, target: Array) -> float:
+        """Return the mean error of rows."""
+        return self._whole.error(X, target)
+
+    def collect(self, vectors: Iterable[Array]) -> None:
+        """Fill vectors of the parameters' size on the first rank, of which each rank has a slice.
+
+        Shorter ones stay as they are: they hold nothing of the parameters.
+        """
+        whole = [vector for vector in vectors if len(vector) == len(self.parameters)]
+        own = self._sharing.flat_slices(self._sharing.own)
+        found = self._group.gather([[vector[part].copy() for part in own] for vector in whole])
+        if found is None:
+            return
+        for shards, slices in zip(self._sharing.ranks, found, strict=True):
+            for vector, new in zip(whole, slices, strict=True):
+                for part, values in zip(self._sharing.flat_slices(shards), new, strict=True):
+                    np.copyto(vector[part], values)
+
+
+class _Shard:
+    """The gradient of a shard, an array for each parameter."""
+
+    def __init__(self, part: _Part) -> None:
+        self.gradients = [array for pair in part.chain_gradients for array in pair]
+
+    def own_state(self) -> dict[str, Array]:
+        """Return nothing: the next gradient depends on the parameters alone."""
+        return {}
+
+
+class _Parameters:
+    """The parameters of a network, an array for each weight and bias."""
+
+    def __init__(self, network: _Whole) -> None:
+        self.parameters = [array for pair in network.chain for array in pair]
+
+
+class _Shards:
+    """All shards of a network, for ``ByExamplesOnRanks``; what is remembered is the optimizer's."""
+
+    def __init__(self, network: _Whole) -> None:
+        self.network, self.learner = network, _Parameters(network)
+        self.parts = [_Shard(part) for part in network.parts]
+        self.errors = network.errors
+
+    def begin(self, X: tuple[Array, Array], rows: Any, *, epoch: int, step: int) -> None:
+        """Take a minibatch and its targets."""
+        self.network.begin(*X, epoch=epoch, step=step)
+
+    def gradient(self, shard: int) -> None:
+        """Fill the gradient of a shard."""
+        self.network.shard_gradient(shard)
+
+    def hidden_means(self, shard: int) -> Array | None:
+        """Return None: nothing is handed up."""
+        return None
+
+    def state(self) -> dict[str, Array]:
+        """Return nothing."""
+        return {}
+
+    def restart(self) -> None:
+        """Do nothing."""
+
+
+class _Sharing(ByExamplesOnRanks):
+    """The step of this rank, whose optimizer follows the gradients."""
+
+    mover: Move
+
+    def __init__(self, shards: _Shards, stop: AgreedStop) -> None:
+        super().__init__(shards, stop)
+        self._network, arrays = shards.network, shards.learner.parameters
+        self._starts = list(accumulate((array.size for array in arrays), initial=0))
+        self._are_weights = [array.ndim == 2 for array in arrays]
+
+    def flat_slices(self, shards: range) -> list[slice]:
+        """Return the slices of the flat vector that a rank with these shards moves."""
+        slices = self.slices_of_rank(shards)
+        return [self._flat(k, own) for k, own in enumerate(slices)]
+
+    def follow(self, shard: int, k: int, block: slice, total: Array) -> None:
+        """Let the optimizer follow the gradient of a block."""
+        own = self._flat(k, block)
+        np.copyto(self._network.gradients[own], total)
+        self.mover(shard, own, self._are_weights[k])
+
+    def _flat(self, k: int, own: slice) -> slice:
+        return slice(self._starts[k] + own.start, self._starts[k] + own.stop)

@@ -1,0 +1,79 @@
+"""The optimizer of a trainer whose minibatches ranks share; it leads the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from syncpretrain.cluster.group import GroupError
+from syncpretrain.finetuning.network_on_ranks import NetworkOnRanks
+from syncpretrain.finetuning.optimizers import Optimizer
+from syncpretrain.finetuning.trainable import Trainable
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.program import PhaseRunner, in_turn
+from syncpretrain.pretraining.runtime.ranks.messages import GiveShare, TakeShare, TrainShare
+from syncpretrain.pretraining.runtime.ranks.tuning import TuningRanks
+
+__all__ = ["OptimizerOnRanks"]
+
+
+class OptimizerOnRanks:
+    """An optimizer of which each rank remembers a slice; see ``Optimizer``.
+
+    The other ranks get an order an epoch. They leave it where all agree on a stop, so that no order
+    but the next epoch's ends one.
+
+    Parameters
+    ----------
+    build : callable
+        Returns the optimizer of this rank.
+    ranks : TuningRanks
+    network : NetworkOnRanks
+    """
+
+    def __init__(
+        self, build: Callable[[Trainable], Optimizer], ranks: TuningRanks, network: Trainable
+    ) -> None:
+        assert isinstance(network, NetworkOnRanks)
+        self._own, self._ranks, self._network = build(network), ranks, network
+        self._epoch = 0  # that was ordered last
+
+    def train(
+        self,
+        network: Trainable,
+        x: Array,
+        target: Array,
+        *,
+        rate: float,
+        epoch: int,
+        step: int,
+        run: PhaseRunner = in_turn,
+    ) -> float:
+        """Move the parameters, on every rank; return the error before that."""
+        with self._told():
+            if epoch != self._epoch:
+                self._epoch = epoch
+                self._ranks.order(TrainShare(epoch, step))
+            return self._own.train(network, x, target, rate=rate, epoch=epoch, step=step, run=run)
+
+    def state(self) -> dict[str, Array]:
+        """Return what the ranks remember, each of its slice."""
+        found = self._own.state()
+        with self._told():
+            self._ranks.order(GiveShare())
+            self._network.collect(found.values())
+        return found
+
+    def load_state(self, state: Mapping[str, Array], *, steps: int) -> None:
+        """Go back to what :meth:`state` held, and have the others do so with its parameters."""
+        self._own.load_state(state, steps=steps)
+        with self._told():
+            self._ranks.order(TakeShare(self._network.parameters.copy(), state, steps))
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Raise what went wrong on another rank."""
+        try:
+            yield
+        except GroupError as error:
+            raise self._ranks.failure(error, self._epoch) from None
