@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -50,11 +50,12 @@ class _Probes:
     sharded: dict[tuple[str, int], dict[int, Probe]] = field(default_factory=dict)
     transform: dict[int, Probe] = field(default_factory=dict)
     blas: dict[str, Probe] = field(default_factory=dict)
+    parts: dict[int, Probe] = field(default_factory=dict)
 
     def all(self) -> list[Probe]:
         cut = [probe for sizes in self.sharded.values() for probe in sizes.values()]
         busy = [self.busy] if self.busy is not None else []
-        rest = [*cut, *self.transform.values(), *self.blas.values()]
+        rest = [*cut, *self.transform.values(), *self.blas.values(), *self.parts.values()]
         return [self.step, *busy, self.products, self.validation, *rest]
 
 
@@ -65,6 +66,7 @@ def measure(
     examples: int = 50_000,
     held_out: int = PROBE_ROWS,
     seconds: float = 7.0,
+    parts: Sequence[int] = (),
 ) -> Timings:
     """Time every layer at every allocation of up to ``workers`` workers.
 
@@ -80,6 +82,8 @@ def measure(
     seconds : float
         About how long to measure. One round of everything is made in any case, which may take
         longer for wide layers and large minibatches.
+    parts : sequence of int
+        Numbers of rows, fewer than a minibatch has, to time steps of one worker on too.
 
     Raises
     ------
@@ -98,7 +102,7 @@ def measure(
     )
     pool = WorkerPool(workers, "syncpretrain-plan")
     try:
-        bench = _Bench(plain, pool, workers, threads, min(held_out, PROBE_ROWS))
+        bench = _Bench(plain, pool, workers, threads, min(held_out, PROBE_ROWS), parts)
         kinds = bench.layers(examples)
         once = list({id(probes): probes for probes in kinds}.values())
         measured([probe for probes in once for probe in probes.all()], seconds=seconds)
@@ -118,8 +122,9 @@ class _Bench:
         workers: int,
         threads: int,
         held_out: int,
+        parts: Sequence[int],
     ) -> None:
-        self._settings, self._pool = settings, pool
+        self._settings, self._pool, self._parts = settings, pool, parts
         self._workers, self._threads, self._held_out = workers, threads, held_out
         self._steps: list[Steps] = []
         others = min(workers, len(settings.layers) - 1) - 1
@@ -162,6 +167,7 @@ class _Bench:
             validation=Probe(validation),
             busy=self._busy(i),
             rows=0,
+            parts={rows: Probe(steps.work(rows=rows)) for rows in self._parts},
         )
         for split, cut in self._cuts(i).items():
             for shards in sizes(self._workers):
@@ -246,4 +252,5 @@ def _timings(probes: _Probes, crowd: float, threads: int) -> LayerTimings:
         blas_step=on_blas("step", step),
         blas_transform=on_blas("transform", transform.get(1, 0.0), rows),
         blas_validation=on_blas("validation", validation),
+        parts={rows: step * p.relative_to(probes.step) for rows, p in probes.parts.items()},
     )

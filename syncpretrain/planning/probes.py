@@ -104,23 +104,26 @@ class Steps:
         self._order = np.random.default_rng(0).permutation(len(X))
         self._step = 0
 
-    def work(self, sharded: Step | None = None, run: PhaseRunner = in_turn) -> Work:
-        """Return the steps as work, in shards if they have any."""
+    def work(
+        self, sharded: Step | None = None, run: PhaseRunner = in_turn, rows: int | None = None
+    ) -> Work:
+        """Return the steps as work, in shards if they have any, on minibatches or on fewer rows."""
         train_step = (sharded or self._whole).train_step
+        count = self.learner.batch_size if rows is None else rows
 
         def work(times: int) -> float:
             started = perf_counter()
             for _ in range(times):
-                train_step(self.X, self._rows(), epoch=1, step=self._step, run=run)
+                train_step(self.X, self._rows(count), epoch=1, step=self._step, run=run)
             return perf_counter() - started
 
         return work
 
-    def _rows(self) -> NDArray[np.intp]:
+    def _rows(self, count: int) -> NDArray[np.intp]:
         batch = self.learner.batch_size
         start = self._step * batch % max(1, len(self._order) - batch + 1)
         self._step += 1
-        return self._order[start : start + batch]
+        return self._order[start : start + count]
 
 
 def beside(own: Work, others: Sequence[Work], pool: WorkerPool) -> Work:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["Exchange", "LayerTimings", "Timings", "no_faster_than_linear", "sizes"]
 
@@ -29,6 +29,8 @@ class LayerTimings:
         What ends an epoch: the copy of the layer that is published, and its validation error.
     blas_step, blas_transform, blas_validation : float or None
         The same by one worker, whose BLAS has all cores; None where it has but one.
+    parts : mapping of int to float
+        ``step`` on fewer rows, by their number, as far as that was asked for.
     """
 
     step: float
@@ -40,6 +42,7 @@ class LayerTimings:
     blas_step: float | None = None
     blas_transform: float | None = None
     blas_validation: float | None = None
+    parts: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
