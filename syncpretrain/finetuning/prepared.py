@@ -177,6 +177,12 @@ class Finetuning:
         targets = train.targets if self._labels is None else self._labels.targets
         return judged(tuned, self.options.objective, history, targets)
 
+    def replica(self, stack: Stack) -> TunedReplica:
+        """Return a network of the stack that trains on its own, as one of asynchronous replicas."""
+        task, (inputs, targets), _ = self._task(stack)
+        data = (inputs,) if targets is inputs else (inputs, targets)
+        return TunedReplica(task.chain(), task.loss, self.options, self._weights, data)
+
     def _task(self, stack: Stack) -> tuple[Reconstruction | Supervised, Examples, Examples | None]:
         """Return what a stack is tuned for, and the examples as its lowest layer sees them."""
         labels, judged, held_out = self._labels, self._judged, self._validation

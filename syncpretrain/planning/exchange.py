@@ -14,8 +14,9 @@ from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import LocalSteps, Task
 from syncpretrain.planning.timings import Exchange
 from syncpretrain.settings import PretrainSettings
+from syncpretrain.settings.asynchronous import AsyncFields
 
-__all__ = ["exchanges"]
+__all__ = ["exchange_of", "exchanges"]
 
 EXCHANGE_ROUNDS = 5
 
@@ -44,11 +45,12 @@ def exchanges(settings: PretrainSettings) -> tuple[Exchange, ...]:
     counts = [shape.weights + sum(shape.biases) for shape in settings.shapes]
     for size in counts:
         if size not in found:
-            found[size] = _exchange(size, settings)
+            found[size] = exchange_of(size, settings)
     return tuple(found[size] for size in counts)
 
 
-def _exchange(size: int, settings: PretrainSettings) -> Exchange:
+def exchange_of(size: int, settings: AsyncFields) -> Exchange:
+    """Measure the exchange of a number of parameters, by the rules of some settings."""
     rules = AsyncRules(rate=settings.async_rate, compensation=settings.delay_compensation)
     server = ParameterServer(np.zeros(size, np.float32), rules, settings.servers)
     fetched, change = (np.zeros(size, np.float32) for _ in range(2))

@@ -33,7 +33,7 @@ from syncpretrain.pretraining.runtime.activations import CHUNK_ROWS, CHUNKS_AT_O
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.settings import PretrainSettings
 
-__all__ = ["measure"]
+__all__ = ["check_measuring", "measure"]
 
 MOST_NUMBERS = 4_000_000  # of a layer's rows: more than caches hold, and soon drawn
 
@@ -91,7 +91,7 @@ def measure(
         If the stack does not fit the memory, or another run in this process holds BLAS at a number
         of threads.
     """
-    check_memory(settings.shapes, examples=0, batch_size=settings.batch_size)
+    check_measuring(settings, workers=workers)
     started = perf_counter()
     threads = min(workers, blas_threads(settings.blas_threads))
     plain = msgspec.structs.replace(
@@ -110,6 +110,16 @@ def measure(
         pool.close()
     layers = tuple(_timings(probes, bench.crowd, threads) for probes in kinds)
     return Timings(layers, workers, threads, perf_counter() - started)
+
+
+def check_measuring(settings: PretrainSettings, *, workers: int) -> None:
+    """Refuse a stack whose layers cannot be timed in the memory that is free.
+
+    Raises
+    ------
+    SettingsError
+    """
+    check_memory(settings.shapes, examples=0, batch_size=settings.batch_size)
 
 
 class _Bench:

@@ -1,0 +1,249 @@
+"""Fine-tuning on this machine, predicted: synchronous, and asynchronous by the number of replicas.
+
+Some minibatches of random examples are trained on an untrained stack, which is thrown away. Of
+asynchronous fine-tuning one replica is timed alone and beside others, and its exchange with the
+server; what follows for a number of replicas is in ``planning/async_stages.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from syncpretrain.data.order import steps_per_epoch
+from syncpretrain.errors import RunInterrupted, SettingsError
+from syncpretrain.finetuning.asynchronous import TunedReplica
+from syncpretrain.finetuning.options import STEPPING, TuningOptions, tuning_options
+from syncpretrain.finetuning.parts import Form, Part
+from syncpretrain.finetuning.prepared import Finetuning
+from syncpretrain.learners.first_stack import untrained_stack
+from syncpretrain.models.stack import Stack
+from syncpretrain.parallel.worker_pool import WorkerPool
+from syncpretrain.planning.async_stages import (
+    AsyncPlan,
+    AsyncStage,
+    exchange_seconds,
+    predict_stages,
+)
+from syncpretrain.planning.exchange import exchange_of
+from syncpretrain.planning.probes import Probe, Work, beside, measured
+from syncpretrain.pretraining.schedule.names import ASYNC
+from syncpretrain.settings import FinetuneSettings, PretrainSettings
+from syncpretrain.settings.asynchronous import ASYNC_DEFAULTS
+
+__all__ = ["TuningPlan", "async_stage", "minibatch_seconds", "plan_tuning"]
+
+WARM_UP = 2  # minibatches that are not counted
+CLASSES = 10  # of random targets, as of MNIST
+TUNED_NUMBERS = 4_000_000  # of the random rows
+
+
+@dataclass(frozen=True, slots=True)
+class TuningPlan:
+    """Predicted fine-tuning.
+
+    Attributes
+    ----------
+    options : TuningOptions
+        As asked for.
+    synchronous : float or None
+        Seconds of an epoch whose minibatches the workers share; None where steps differ in length.
+    replicas : int
+        The workers that share a minibatch there.
+    asynchronous : AsyncPlan or None
+        Of one epoch, by the number of replicas; None where the optimizer permits none.
+    """
+
+    options: TuningOptions
+    synchronous: float | None
+    replicas: int
+    asynchronous: AsyncPlan | None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is left open of the asynchronous fine-tuning that was asked for, as options."""
+        if self.options.schedule != ASYNC or self.asynchronous is None or self.options.replicas:
+            return {}
+        return {"finetune_replicas": self.asynchronous.paying.replicas}
+
+    @property
+    def sentences(self) -> list[str]:
+        """All of it in sentences."""
+        own = self.options
+        found = []
+        if self.synchronous is None:
+            found.append(f"fine-tuning by {own.optimizer}, whose steps differ, is not predicted")
+        else:
+            shared = "one worker" if self.replicas == 1 else f"{self.replicas} workers"
+            found.append(
+                f"fine-tuning for {own.objective}: {self.synchronous:.1f} s an epoch, {shared}"
+            )
+        if self.asynchronous is not None:
+            rows = ", ".join(
+                f"{way.replicas}: {way.seconds:.1f} s and {way.useful:.3g} useful updates a second"
+                for way in self.asynchronous.ways
+            )
+            pays = self.asynchronous.paying.replicas
+            found.append(
+                f"asynchronous fine-tuning, an epoch by the number of replicas: {rows}; {pays} pay"
+            )
+        return found
+
+    def report(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        return {
+            "objective": self.options.objective,
+            "schedule": self.options.schedule,
+            "epochs": self.options.epochs,
+            "epoch_seconds": self.synchronous,
+            "replicas": self.replicas,
+            "asynchronous": self.asynchronous and self.asynchronous.report(),
+        }
+
+
+def plan_tuning(
+    pretrain: PretrainSettings,
+    finetune: FinetuneSettings,
+    *,
+    workers: int,
+    examples: int,
+    seconds: float = 3.0,
+) -> TuningPlan:
+    """Measure the fine-tuning of a stack here, and predict an epoch of each kind.
+
+    Parameters
+    ----------
+    pretrain : PretrainSettings
+        Of the stack.
+    finetune : FinetuneSettings
+        With an objective. Targets are random: of 10 classes, or one number.
+    workers : int
+        The most there may be.
+    examples : int
+        To train on.
+    seconds : float
+        About how long to measure.
+
+    Raises
+    ------
+    SettingsError
+        If the settings do not fit the stack, or the memory does not suffice.
+    """
+    options = tuning_options(finetune, seed=pretrain.seed, backend="numpy", patience=None)
+    plain = {"schedule": "synchronous", "runtime": "threads", **ASYNC_DEFAULTS}
+    shared = options if options.schedule != ASYNC else _with(options, replicas=None, **plain)
+    stack = untrained_stack(
+        pretrain.shapes, pretrain.hidden_units, pretrain.visible_units, seed=pretrain.seed
+    )
+    train = _random_part(pretrain, options, examples)
+    steps = steps_per_epoch(examples, options.batch_size)
+    tuning = Finetuning(Form.of(stack), _limited(shared, workers), train)
+    minibatch = minibatch_seconds(tuning, stack, seconds=seconds / 2)
+    epoch = None if minibatch is None else steps * minibatch
+    if options.optimizer not in STEPPING:
+        return TuningPlan(options, epoch, tuning.options.replicas or 1, None)
+    given = {name: getattr(options, name) for name in ASYNC_DEFAULTS}
+    given |= {"schedule": ASYNC, "replicas": workers, "split": None, "shards": 0}
+    given |= {"simulate_staleness": None, "runtime": "threads"}
+    replicas = Finetuning(Form.of(stack), _with(options, **given), train)
+    stage = async_stage(replicas, stack, workers=workers, steps=steps, seconds=seconds / 2)
+    ways = predict_stages([stage], workers=workers, rate=options.async_rate)
+    return TuningPlan(options, epoch, tuning.options.replicas or 1, ways)
+
+
+def minibatch_seconds(tuning: Finetuning, stack: Stack, *, seconds: float) -> float | None:
+    """Return the seconds of a minibatch of synchronous fine-tuning; None for cg and lbfgs.
+
+    The stack is trained for about so many seconds, and stays as it is.
+    """
+    if tuning.options.optimizer not in STEPPING:
+        return None
+    started: list[float] = []  # when each minibatch began
+
+    def stop() -> bool:
+        started.append(perf_counter())
+        return len(started) > WARM_UP + 1 and started[-1] - started[WARM_UP] > seconds
+
+    began = perf_counter()
+    try:
+        tuning.run(stack, stop=stop)
+    except RunInterrupted:
+        return (started[-1] - started[WARM_UP]) / (len(started) - 1 - WARM_UP)
+    return (perf_counter() - began) / max(1, len(started))  # all of it was over before
+
+
+def async_stage(
+    tuning: Finetuning, stack: Stack, *, workers: int, steps: int, seconds: float
+) -> AsyncStage:
+    """Measure the tasks of an epoch of asynchronous fine-tuning, of ``steps`` minibatches."""
+    options = tuning.options
+    replicas = [tuning.replica(stack) for _ in range(workers)]
+    works = [_training(replica, tuning) for replica in replicas]
+    alone, contention = Probe(works[0]), 1.0
+    pool = WorkerPool(workers, "syncpretrain-plan")
+    try:
+        probes = [alone]
+        if workers > 1:
+            probes.append(Probe(beside(works[0], works[1:], pool), cores=workers))
+        measured(probes, seconds=seconds)
+        contention = max(1.0, probes[-1].relative_to(alone))
+    finally:
+        pool.close()
+    exchange = exchange_of(sum(array.size for array in replicas[0].parameters), options)
+    return AsyncStage(
+        tasks=math.ceil(steps / options.push_every),
+        computing=options.push_every * alone.seconds,
+        contention=contention,
+        local=exchange.local,
+        server=exchange_seconds(options, exchange),
+    )
+
+
+def _training(replica: TunedReplica, tuning: Finetuning) -> Work:
+    """Return the minibatches of a replica as work."""
+    steps, done = steps_per_epoch(tuning.examples, tuning.options.batch_size), 0
+
+    def work(times: int) -> float:
+        nonlocal done
+        started = perf_counter()
+        for _ in range(times):
+            replica.train(1, done % steps)
+            done += 1
+        return perf_counter() - started
+
+    return work
+
+
+def _limited(options: TuningOptions, workers: int) -> TuningOptions:
+    """Return options that leave to a machine of so many workers what they leave open."""
+    if options.replicas is not None or options.optimizer not in STEPPING:
+        return options
+    return _with(options, blas_threads=min(workers, options.blas_threads or workers))
+
+
+def _random_part(pretrain: PretrainSettings, options: TuningOptions, examples: int) -> Part:
+    """Return random examples, with targets if the objective has some."""
+    width = pretrain.layers[0]
+    if options.batch_size > examples:
+        raise SettingsError(
+            f"finetune_batch_size: got {options.batch_size}, expected at most {examples}, the"
+            " examples to train on"
+        )
+    rows = max(options.batch_size, min(examples, TUNED_NUMBERS // width))
+    draws = np.random.default_rng(0)
+    X = draws.random((rows, width), dtype=np.float32)
+    targets: Any = None
+    if options.objective == "classification":
+        targets = np.arange(rows) % CLASSES
+    elif options.objective == "regression":
+        targets = draws.random(rows)
+    return Part(X, targets, "y")
+
+
+def _with(options: TuningOptions, **others: Any) -> TuningOptions:
+    return msgspec.structs.replace(options, **others)
