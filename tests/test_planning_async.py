@@ -9,7 +9,7 @@ import pytest
 
 from syncpretrain.cli.settings_from_options import settings_from_options
 from syncpretrain.errors import SettingsError
-from syncpretrain.planning import plan
+from syncpretrain.planning import plan, tuning
 from syncpretrain.planning.async_stages import AsyncStage, predict_stages
 from syncpretrain.planning.asynchronous import predict_async
 from syncpretrain.planning.candidates import Task
@@ -170,12 +170,22 @@ class TestTuning:
         pytest.importorskip("scipy", reason="cg is SciPy's")
         found = self.tuned(optimizer="cg")
         assert found.synchronous is found.asynchronous is None
-        assert "is not predicted" in found.sentences[0]
+        expected = "fine-tuning for reconstruction is not predicted: steps by cg differ in length"
+        assert found.sentences == [expected]
+
+    @pytest.mark.parametrize(("operations", "rows"), [(1e5, 10), (2000.0, 2), (1.0, 0)])
+    def test_large_stacks_are_timed_on_some_rows_or_not_at_all(self, monkeypatch, operations, rows):
+        monkeypatch.setattr(tuning, "TIMED_OPERATIONS", operations)
+        monkeypatch.setattr(tuning, "MOST_OPERATIONS", 5 * operations)
+        found = self.tuned(schedule="async")
+        assert (found.synchronous is None) == (rows == 0)
+        timed = {10: "", 2: "; timed on 2 of the 10 examples of a minibatch", 0: ""}
+        assert found.note == timed[rows]
 
     def test_the_command_line_prints_what_trains(self, call):
         given = ("--layers", "16,8", "--batch-size", 10, "--examples", 100, "--seconds", 0)
-        tuning = ("--finetune", "reconstruction", "--finetune-schedule", "async")
-        out, _ = call("plan", *given, *tuning, "--finetune-batch-size", 10, "--workers", 2)
+        asked = ("--finetune", "reconstruction", "--finetune-schedule", "async")
+        out, _ = call("plan", *given, *asked, "--finetune-batch-size", 10, "--workers", 2)
         assert "\nfine-tuning for reconstruction: " in out
         assert "\nasynchronous fine-tuning, an epoch by the number of replicas: 1: " in out
         words = out.splitlines()[-1].removeprefix("train it: syncpretrain ").split()

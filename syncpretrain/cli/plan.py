@@ -25,7 +25,7 @@ __all__ = ["command"]
 TRAIN_PER_HELD_OUT = 5  # examples, as of MNIST's
 OF_ASYNC = ("push_every", "fetch_every", "async_rate")
 PLANNED_OF = ("layers", "model", "epochs", "batch_size", "workers", "handoff", "delay")
-OF_TUNING = ("batch_size", "optimizer", "replicas", "schedule", *OF_ASYNC)
+OF_TUNING = ("epochs", "batch_size", "optimizer", "replicas", "schedule", *OF_ASYNC)
 NOT_OF_TUNING = [
     name
     for name in OPTIONS
@@ -170,7 +170,8 @@ def print_plan(plan: Plan, tuned: TuningPlan | None, line: str, file: IO[str]) -
     )
     if any(task.settle) or any(text != "always" for text in task.refresh_when):
         say("the times are upper bounds: drift, which cannot be predicted, may save epochs")
-    for sentence in (plan.asynchronous.sentence, *(tuned.sentences if tuned is not None else ())):
+    tuning = () if tuned is None else tuned.sentences
+    for sentence in (*plan.timings.notes, plan.asynchronous.sentence, *tuning):
         say(sentence)
     if task.schedule == ASYNC:
         paying = plan.asynchronous.paying.replicas

@@ -131,6 +131,7 @@ class Plan:
             "candidates": [self._row(candidate) for candidate in self.candidates],
             "measured": [_milliseconds(layer) for layer in self.timings.layers],
             "measuring_seconds": self.timings.seconds,
+            "notes": list(self.timings.notes),
         }
 
     def _row(self, candidate: Candidate) -> dict[str, Any]:

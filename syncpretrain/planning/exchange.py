@@ -18,7 +18,7 @@ from syncpretrain.settings.asynchronous import AsyncFields
 
 __all__ = ["exchange_of", "exchanges"]
 
-EXCHANGE_ROUNDS = 5
+EXCHANGE_ROUNDS, EXCHANGE_SECONDS = 5, 0.3  # of each piece, at most
 
 
 class _Still:
@@ -68,11 +68,15 @@ def exchange_of(size: int, settings: AsyncFields) -> Exchange:
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """Return the median of the seconds of some calls, the first of which touches the memory."""
+    """Return the median of the seconds of some calls; the first one touches the memory."""
+    first = _timed(work)
+    times: list[float] = []
+    while len(times) < EXCHANGE_ROUNDS and first + sum(times) < EXCHANGE_SECONDS:
+        times.append(_timed(work))
+    return median(times or [first])
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began = perf_counter()
     work()
-    times = []
-    for _ in range(EXCHANGE_ROUNDS):
-        began = perf_counter()
-        work()
-        times.append(perf_counter() - began)
-    return median(times)
+    return perf_counter() - began

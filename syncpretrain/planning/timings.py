@@ -62,7 +62,8 @@ class Timings:
     """The layers' timings, from the lowest up.
 
     ``seconds`` is what measuring took, ``handover`` what a minibatch of a layer in a stream takes
-    beside its step, ``exchanges`` what each layer's replicas do beside theirs.
+    beside its step, ``exchanges`` what each layer's replicas do beside theirs. ``notes`` say what
+    was measured in part only, in sentences.
     """
 
     layers: tuple[LayerTimings, ...]
@@ -71,6 +72,7 @@ class Timings:
     seconds: float = 0.0
     handover: float = 0.0
     exchanges: tuple[Exchange, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def no_faster_than_linear(seconds: Mapping[int, float]) -> dict[int, float]:

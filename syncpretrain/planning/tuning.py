@@ -8,7 +8,7 @@ server; what follows for a number of replicas is in ``planning/async_stages.py``
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -41,6 +41,8 @@ __all__ = ["TuningPlan", "async_stage", "minibatch_seconds", "plan_tuning"]
 WARM_UP = 2  # minibatches that are not counted
 CLASSES = 10  # of random targets, as of MNIST
 TUNED_NUMBERS = 4_000_000  # of the random rows
+PASS_OPERATIONS = 6  # for a weight and a position: forward, error, gradient
+TIMED_OPERATIONS, MOST_OPERATIONS = 1e10, 4e10  # of a minibatch that is timed: about a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +59,18 @@ class TuningPlan:
         The workers that share a minibatch there.
     asynchronous : AsyncPlan or None
         Of one epoch, by the number of replicas; None where the optimizer permits none.
+    reason : str
+        Of what is not predicted.
+    note : str
+        On what was timed of it, if not all.
     """
 
     options: TuningOptions
     synchronous: float | None
     replicas: int
     asynchronous: AsyncPlan | None
+    reason: str = ""
+    note: str = ""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -77,11 +85,12 @@ class TuningPlan:
         own = self.options
         found = []
         if self.synchronous is None:
-            found.append(f"fine-tuning by {own.optimizer}, whose steps differ, is not predicted")
+            found.append(f"fine-tuning for {own.objective} is not predicted: {self.reason}")
         else:
             shared = "one worker" if self.replicas == 1 else f"{self.replicas} workers"
             found.append(
                 f"fine-tuning for {own.objective}: {self.synchronous:.1f} s an epoch, {shared}"
+                f"{self.note}"
             )
         if self.asynchronous is not None:
             rows = ", ".join(
@@ -103,6 +112,7 @@ class TuningPlan:
             "epoch_seconds": self.synchronous,
             "replicas": self.replicas,
             "asynchronous": self.asynchronous and self.asynchronous.report(),
+            "reason": self.reason,
         }
 
 
@@ -133,27 +143,51 @@ def plan_tuning(
     ------
     SettingsError
         If the settings do not fit the stack, or the memory does not suffice.
+
+    Notes
+    -----
+    Of large stacks a part of a minibatch is timed, and scaled up.
     """
     options = tuning_options(finetune, seed=pretrain.seed, backend="numpy", patience=None)
     plain = {"schedule": "synchronous", "runtime": "threads", **ASYNC_DEFAULTS}
     shared = options if options.schedule != ASYNC else _with(options, replicas=None, **plain)
+    if options.optimizer not in STEPPING:
+        reason = f"steps by {options.optimizer} differ in length"
+        return TuningPlan(options, None, options.replicas or 1, None, reason)
+    rows = _timed_rows(pretrain, options, workers)
+    if rows == 0:
+        reason = "a minibatch of a few examples takes too long to be timed"
+        return TuningPlan(options, None, options.replicas or 1, None, reason)
+    B, steps = options.batch_size, steps_per_epoch(examples, options.batch_size)
     stack = untrained_stack(
         pretrain.shapes, pretrain.hidden_units, pretrain.visible_units, seed=pretrain.seed
     )
     train = _random_part(pretrain, options, examples)
-    steps = steps_per_epoch(examples, options.batch_size)
-    tuning = Finetuning(Form.of(stack), _limited(shared, workers), train)
-    minibatch = minibatch_seconds(tuning, stack, seconds=seconds / 2)
-    epoch = None if minibatch is None else steps * minibatch
-    if options.optimizer not in STEPPING:
-        return TuningPlan(options, epoch, tuning.options.replicas or 1, None)
+    tuning = Finetuning(Form.of(stack), _with(_limited(shared, workers), batch_size=rows), train)
     given = {name: getattr(options, name) for name in ASYNC_DEFAULTS}
     given |= {"schedule": ASYNC, "replicas": workers, "split": None, "shards": 0}
-    given |= {"simulate_staleness": None, "runtime": "threads"}
+    given |= {"simulate_staleness": None, "runtime": "threads", "batch_size": rows}
     replicas = Finetuning(Form.of(stack), _with(options, **given), train)
+    minibatch = minibatch_seconds(tuning, stack, seconds=seconds / 2)
     stage = async_stage(replicas, stack, workers=workers, steps=steps, seconds=seconds / 2)
-    ways = predict_stages([stage], workers=workers, rate=options.async_rate)
-    return TuningPlan(options, epoch, tuning.options.replicas or 1, ways)
+    whole = replace(stage, computing=stage.computing * B / rows)
+    return TuningPlan(
+        options,
+        None if minibatch is None else steps * minibatch * B / rows,
+        tuning.options.replicas or 1,
+        predict_stages([whole], workers=workers, rate=options.async_rate),
+        note="" if rows == B else f"; timed on {rows} of the {B} examples of a minibatch",
+    )
+
+
+def _timed_rows(pretrain: PretrainSettings, options: TuningOptions, workers: int) -> int:
+    """Return how many examples of a minibatch are timed; 0 where even a few take too long."""
+    both = 2 if options.objective == "reconstruction" else 1  # encoder and decoder
+    operations = both * PASS_OPERATIONS * sum(shape.products for shape in pretrain.shapes)
+    least = min(options.batch_size, max(workers, options.replicas or 1, options.shards))
+    if least * operations > MOST_OPERATIONS:
+        return 0
+    return min(options.batch_size, max(least, int(TIMED_OPERATIONS // operations)))
 
 
 def minibatch_seconds(tuning: Finetuning, stack: Stack, *, seconds: float) -> float | None:

@@ -123,4 +123,5 @@ def _forward_together(
     """Return the seconds of a minibatch's hidden means, made by a number of cores."""
     if reader is None:
         return (cost.forward or 0.0) / devices
-    return reader.transform[devices] * batch_size
+    alone = reader.transform.get(1, 0.0) / devices
+    return reader.transform.get(devices, alone) * batch_size
