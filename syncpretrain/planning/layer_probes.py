@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from syncpretrain.planning.probes import Probe
 from syncpretrain.planning.samples import Sample
 from syncpretrain.planning.timings import LayerTimings, no_faster_than_linear
 
-__all__ = ["PASSES", "LayerProbes"]
+__all__ = ["PASSES", "LayerProbes", "notes_on"]
 
 PASSES = 5  # as long as a step: what stands in for a pass that there was no time to measure
 
@@ -102,3 +103,22 @@ class LayerProbes:
             return own * sample.scale_to(rows)
         is_measured = probe.is_measured and self.step.is_measured
         return own * (probe.relative_to(self.step) if is_measured else rows / sample.rows)
+
+
+def notes_on(kinds: Sequence[LayerProbes], most: float) -> tuple[str, ...]:
+    """Return what was timed in part only, in sentences; ``most`` seconds were for all of it."""
+    samples = [own.sample for own in kinds if own.sample.is_part]
+    rows = sorted({sample.rows for sample in samples})
+    notes = []
+    if rows:
+        counts = f"{rows[0]} to {rows[-1]}" if len(rows) > 1 else f"{rows[0]}"
+        notes.append(
+            f"a step takes long: timed on {counts} of the {samples[0].batch_size} examples of a"
+            " minibatch, and scaled up"
+        )
+    if not all(own.is_whole() for own in kinds):
+        notes.append(
+            f"not all was timed in {most:.0f} s: what is missing is left out, or taken from the"
+            " steps"
+        )
+    return tuple(notes)

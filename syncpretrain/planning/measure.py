@@ -16,7 +16,7 @@ from syncpretrain.learners.select import is_plain
 from syncpretrain.learners.steps import Step
 from syncpretrain.parallel.blas import blas_limit, blas_threads
 from syncpretrain.parallel.worker_pool import WorkerPool
-from syncpretrain.planning.layer_probes import PASSES, LayerProbes
+from syncpretrain.planning.layer_probes import PASSES, LayerProbes, notes_on
 from syncpretrain.planning.probes import (
     Probe,
     Steps,
@@ -27,8 +27,14 @@ from syncpretrain.planning.probes import (
     transforming,
     validating,
 )
-from syncpretrain.planning.samples import MOST_SECONDS, PROBES, Sample, sampled
-from syncpretrain.planning.timings import LayerTimings, Timings, sizes
+from syncpretrain.planning.samples import (
+    MOST_SECONDS,
+    PROBES,
+    PROBES_OF_SIZE,
+    Sample,
+    sampled,
+)
+from syncpretrain.planning.timings import Timings, sizes
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.memory import check_memory
 from syncpretrain.pretraining.runtime.activations import CHUNK_ROWS, CHUNKS_AT_ONCE
@@ -95,9 +101,9 @@ def measure(
     finally:
         pool.close()
     layers = tuple(own.timings(bench.crowd, threads) for own in kinds)
-    if any(layer.blas_step is None or _lacks_pass(layer) for layer in layers):
+    if not all(layer.has_blas for layer in layers):
         threads = 1  # what BLAS takes with more was not measured
-    notes = _notes(once, settings.batch_size)
+    notes = notes_on(once, MOST_SECONDS)
     return Timings(layers, workers, threads, perf_counter() - started, notes=notes)
 
 
@@ -151,7 +157,8 @@ class _Bench:
             rows = _rows(batch, width, examples)
             self._steps.append(Steps(learner, draw((rows, width), dtype=np.float32)))
         kinds = [self._kind(i) for i in range(len(self._steps))]
-        each = seconds / (PROBES * len(set(kinds)))
+        count = PROBES + PROBES_OF_SIZE * len(sizes(self._workers))
+        each = seconds / (count * len(set(kinds)))
         samples: dict[object, Sample] = {}
         for i, kind in enumerate(kinds):
             if kind not in samples:
@@ -266,25 +273,3 @@ def _rows(batch_size: int, width: int, examples: int) -> int:
     """Return how many random rows a layer is timed on; of wide ones fewer than a minibatch has."""
     usual = max(batch_size, min(examples, max(MOST_NUMBERS // width, CHUNK_ROWS * CHUNKS_AT_ONCE)))
     return min(usual, max(1, WIDE_NUMBERS // width))
-
-
-def _lacks_pass(layer: LayerTimings) -> bool:
-    return bool(layer.transform) and layer.blas_transform is None
-
-
-def _notes(kinds: Sequence[LayerProbes], batch_size: int) -> tuple[str, ...]:
-    """Return what was measured in part only, in sentences."""
-    rows = sorted({own.sample.rows for own in kinds} - {batch_size})
-    notes = []
-    if rows:
-        counts = f"{rows[0]} to {rows[-1]}" if len(rows) > 1 else f"{rows[0]}"
-        notes.append(
-            f"a step takes long: timed on {counts} of the {batch_size} examples of a minibatch, and"
-            " scaled up"
-        )
-    if not all(own.is_whole() for own in kinds):
-        notes.append(
-            f"not all was timed in {MOST_SECONDS:.0f} s: what is missing is left out, or taken from"
-            " the steps"
-        )
-    return tuple(notes)

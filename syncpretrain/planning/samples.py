@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["MOST_SECONDS", "PROBES", "Sample", "sampled"]
+__all__ = ["MOST_SECONDS", "PROBES", "PROBES_OF_SIZE", "Sample", "sampled"]
 
-MOST_SECONDS = 16.0  # of measuring a stack
-PROBES = 30  # timings of a kind of layer in a round, most of them shorter than a step
+MOST_SECONDS = 18.0  # of measuring a stack
+PROBES, PROBES_OF_SIZE = 24, 6  # timings of a layer in a round, and more for a number of workers
 USUAL_SPEED = 1e10  # operations a second that a core makes, so that most steps need no trial
 UPDATE_OPERATIONS = 100  # in the time in which a parameter is read and written by an update
 SLOW_START = 1.0  # seconds of a step on one row after which two are not tried

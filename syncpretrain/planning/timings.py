@@ -44,6 +44,11 @@ class LayerTimings:
     blas_validation: float | None = None
     parts: Mapping[int, float] = field(default_factory=dict)
 
+    @property
+    def has_blas(self) -> bool:
+        """Whether all was measured of a BLAS with all cores."""
+        return self.blas_step is not None and not (self.transform and self.blas_transform is None)
+
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
