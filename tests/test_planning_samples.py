@@ -40,19 +40,19 @@ class TestSamples:
 
     def test_rows_are_doubled_until_a_step_takes_long(self):
         found, tried = chosen(lambda rows: 0.1 * rows)
-        assert tried == [1, 2, 4, 8]
+        assert tried == [1, 1, 2, 4, 8]
         assert (found.rows, found.is_part) == (8, True)
         assert found.scale == pytest.approx(100 / 8)
 
     def test_an_update_counts_once(self):
-        found, _ = chosen(lambda rows: 0.4 + 0.01 * rows)
-        assert found.rows == 16
-        assert found.scale * found.seconds == pytest.approx(1.4)
-        assert found.scale_to(50) * found.seconds == pytest.approx(0.9)
+        found, _ = chosen(lambda rows: 0.1 * rows, parameters=8 * 10**7)
+        assert found.rows == 8
+        assert found.scale == pytest.approx(1 + 92 / 16), "it takes as long as the 8 rows"
+        assert found.scale_to(40) == pytest.approx(1 + 32 / 16)
 
     def test_whole_minibatches_are_taken_where_they_are_fast(self):
         found, tried = chosen(lambda rows: 1e-3 * rows, batch_size=10, operations=1e10)
-        assert tried == [1, 2, 4, 8, 10]
+        assert tried == [1, 1, 2, 4, 8, 10]
         assert (found.rows, found.is_part, found.scale) == (10, False, 1.0)
 
     def test_after_one_row_that_takes_seconds_no_other_is_tried(self):

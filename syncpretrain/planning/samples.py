@@ -10,8 +10,8 @@ __all__ = ["MOST_SECONDS", "PROBES", "PROBES_OF_SIZE", "Sample", "sampled"]
 MOST_SECONDS = 18.0  # of measuring a stack
 PROBES, PROBES_OF_SIZE = 24, 6  # timings of a layer in a round, and more for a number of workers
 USUAL_SPEED = 1e10  # operations a second that a core makes, so that most steps need no trial
-UPDATE_OPERATIONS = 100  # in the time in which a parameter is read and written by an update
-SLOW_START = 1.0  # seconds of a step on one row after which two are not tried
+UPDATE_OPERATIONS = 100  # that a core makes while an update moves a parameter; 83 measured
+SLOW_START = 1.0  # seconds of a step on one row, which is not repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +70,17 @@ def sampled(
 
     Notes
     -----
-    The rows are doubled as long as a step takes less than half of the seconds. A whole minibatch is
-    taken to lie on the line through the last two steps, so that an update of many parameters, which
-    takes as long on any number of rows, is not counted for each. After a single step on one row the
-    update's share is taken from the number of parameters.
+    The rows are doubled as long as a step takes less than half of the seconds. What of a step grows
+    with its rows follows from the numbers of operations and of parameters: two timings, each as
+    disturbed as any, would not tell.
     """
     if operations * batch_size <= seconds * USUAL_SPEED:
         return Sample(batch_size, batch_size)
-    tried = [(1, step(1))]
-    while tried[-1][0] < batch_size and tried[-1][1] < (
-        SLOW_START if len(tried) == 1 else seconds / 2
-    ):
-        rows = min(2 * tried[-1][0], batch_size)
-        tried.append((rows, step(rows)))
-    rows, longest = tried[-1]
-    slope = longest / rows
-    if len(tried) == 1:
-        slope *= operations / (operations + UPDATE_OPERATIONS * parameters)
-    else:
-        few, shorter = tried[-2]
-        slope = min(slope, max(0.0, longest - shorter) / (rows - few))
-    longest = max(longest, 1e-9)
-    return Sample(rows, batch_size, slope / longest, longest)
+    rows, longest = 1, step(1)
+    if longest < SLOW_START:
+        longest = step(1)  # the first one touched the memory
+    while rows < batch_size and longest < seconds / 2:
+        rows = min(2 * rows, batch_size)
+        longest = step(rows)
+    growing = operations / (operations * rows + UPDATE_OPERATIONS * parameters)
+    return Sample(rows, batch_size, growing, max(longest, 1e-9))
