@@ -171,6 +171,11 @@ class TestDryRun:
             ("--layers", "6,4,3", "--schedule", "greedy", "--finetune", "classification"),
             ("--layers", "6,4,3", "--handoff", "minibatch", "--finetune", "reconstruction"),
             ("--hidden", "4", "--schedule", "none", "--finetune", "classification"),
+            ("--layers", "6,4,3", "--schedule", "async", "--replicas", "2,1"),
+            (
+                *("--layers", "6,4", "--schedule", "async", "--runtime", "serial"),
+                *("--finetune", "reconstruction", "--finetune-schedule", "async"),
+            ),
         ],
     )
     def test_memory_and_time_without_a_run(self, call, folder, options):
@@ -186,9 +191,12 @@ class TestDryRun:
         assert [path.name for path in folder.iterdir()] == ["x.npz"]
 
     def test_what_is_not_predicted_is_named(self, call, folder):
-        report = self.predicted(call, "--layers", "6,4,3", "--schedule", "async")
-        assert report["seconds"]["pretrain"] is report["seconds"]["total"] is None
-        assert report["reason"] == "the schedule async"
+        pytest.importorskip("scipy", reason="cg is SciPy's")
+        own = ("--finetune", "reconstruction", "--finetune-optimizer", "cg")
+        own += ("--finetune-batch-size", 10)
+        report = self.predicted(call, "--layers", "6,4,3", *own)
+        assert report["seconds"]["finetune"] is report["seconds"]["total"] is None
+        assert report["reason"] == "fine-tuning by cg or lbfgs"
 
     def test_text(self, call, folder):
         own = ("--data", "x.npz", "--layers", "6,4", "--finetune", "classification")

@@ -8,8 +8,10 @@ import math
 import pytest
 
 from syncpretrain.cli.simulate import ALL_REDUCE_WORDS, SCHEDULE_WORDS
+from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.planning.scaling.curves import ASYNCHRONOUS, WAYS
 from syncpretrain.planning.scaling.network import ALL_REDUCES
+from syncpretrain.planning.timings import sizes
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.runs.report.speedup import save_speedup_curves
 
@@ -90,6 +92,17 @@ def test_the_costs_are_measured_without_any(call):
     assert all(cost["step"] > 0 for cost in json.loads(out)["costs"])
 
 
+def test_cores_of_this_machine_are_measured_together(call):
+    given = (*STACK[:-2], "--seconds", 0, "--schedule", "greedy", "--replicas", "all", "--cores")
+    report = json.loads(call(*given, "--json")[0])
+    assert report["bandwidth"] is None
+    assert report["latency"] == 0
+    devices = [run["devices"] for run in report["curves"][0]["runs"]]
+    assert devices == [1, *sizes(usable_cores())]
+    measured = {own["devices"] for cost in report["costs"] for own in cost["shared"]}
+    assert measured <= set(devices)
+
+
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
     """A picture that was drawn before: Matplotlib leaves its fonts open."""
@@ -125,6 +138,8 @@ def test_the_picture_is_a_png(drawn, call, tmp_path):
         (("--schedule", "greedy", "--replicas", "x"), "--replicas: got 'x', expected auto"),
         (("--schedule", "async", "--handoff", "minibatch"), "--handoff: got minibatch"),
         (("--schedule", "async", "--replicas", "2"), "--replicas: got some"),
+        (("--cores", "--latency", "0s"), "--latency: got 0s with --cores, whose messages take no"),
+        (("--cores", "--devices", "9999"), "--devices: got 9999 with --cores, expected at most"),
         (("--out", "curves.jpg"), "--out: got curves.jpg, expected a name that ends with .png"),
         (("--out", "nowhere/curves.png"), "--out: the folder nowhere does not exist"),
         (("--epochs", "1,2,3"), "--epochs: got 3 values"),

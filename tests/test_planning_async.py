@@ -9,10 +9,13 @@ import pytest
 
 from syncpretrain.cli.settings_from_options import settings_from_options
 from syncpretrain.errors import SettingsError
+from syncpretrain.planning import plan, tuning
+from syncpretrain.planning.async_stages import AsyncStage, predict_stages
 from syncpretrain.planning.asynchronous import predict_async
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.exchange import exchanges
 from syncpretrain.planning.timings import Exchange, LayerTimings, Timings
+from syncpretrain.planning.tuning import plan_tuning
 from syncpretrain.settings import settings_from
 
 STEPS = 100
@@ -115,6 +118,87 @@ def test_the_plan_of_an_asynchronous_file_prints_a_command_that_trains(call, tmp
     assert json.loads(trained)["schedule"] == "async"
     out, _ = call("plan", "--config", "own.toml", "--seconds", 0, "--examples", 100)
     assert "choice: asynchronous, " in out
+
+
+def test_workers_are_the_most_replicas_of_an_asynchronous_plan(call):
+    given = ("--layers", "16,8", "--batch-size", 10, "--examples", 100, "--seconds", 0)
+    async_ = ("--schedule", "async", "--push-every", 2, "--workers", 3)
+    report = json.loads(call("plan", *given, *async_, "--json")[0])
+    assert [way["replicas"] for way in report["asynchronous"]["ways"]] == [1, 2, 3]
+    words = report["command"].split()
+    assert "--workers" not in words
+    assert words[words.index("--push-every") + 1] == "2"
+    call(*words[1:], "--epochs", 1, "--data", "x.npy", "--json")
+    found = plan((16, 8), schedule="async", workers=3, batch_size=10, measure_seconds=0)
+    assert [way.replicas for way in found.asynchronous.ways] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("workers", [0, 1025, 1.5])
+def test_workers_that_no_machine_has_are_refused(workers):
+    with pytest.raises(SettingsError, match=f"^workers: got {workers}, expected a whole number"):
+        plan((16, 8), workers=workers)
+
+
+class TestTuning:
+    def tuned(self, workers=2, **finetune):
+        own = {"objective": "reconstruction", "batch_size": 10, **finetune}
+        settings = settings_from((16, 8, 4), finetune=own)
+        pretrain, finetune = settings.pretrain, settings.finetune
+        return plan_tuning(pretrain, finetune, workers=workers, examples=100, seconds=0)
+
+    def test_stages_are_predicted_by_the_number_of_replicas(self):
+        stage = AsyncStage(tasks=10, computing=0.9, contention=1.5, local=0.1, server=0.5, rest=2)
+        found = predict_stages([stage], workers=2, rate="staleness")
+        assert [way.seconds for way in found.ways] == pytest.approx([17.0, 11.75])
+        assert [way.useful for way in found.ways] == pytest.approx([10 / 15, 10 / 9.75])
+        assert stage.training(2, 4) == stage.training(2, 2), "more replicas than cores share them"
+
+    @pytest.mark.parametrize("objective", ["reconstruction", "classification", "regression"])
+    def test_both_schedules_of_fine_tuning_are_measured(self, objective):
+        found = self.tuned(objective=objective)
+        assert found.synchronous > 0
+        assert [way.replicas for way in found.asynchronous.ways] == [1, 2]
+        assert min(way.seconds for way in found.asynchronous.ways) > 0
+        assert found.settings == {}, "synchronous fine-tuning was asked for"
+
+    def test_replicas_left_open_are_those_that_pay(self):
+        found = self.tuned(schedule="async", push_every=4)
+        assert found.settings == {"finetune_replicas": found.asynchronous.paying.replicas}
+        assert self.tuned(schedule="async", replicas=2).settings == {}
+
+    def test_optimizers_along_lines_are_not_predicted(self):
+        pytest.importorskip("scipy", reason="cg is SciPy's")
+        found = self.tuned(optimizer="cg")
+        assert found.synchronous is found.asynchronous is None
+        expected = "fine-tuning for reconstruction is not predicted: steps by cg differ in length"
+        assert found.sentences == [expected]
+
+    @pytest.mark.parametrize(("operations", "rows"), [(1e5, 10), (2000.0, 2), (1.0, 0)])
+    def test_large_stacks_are_timed_on_some_rows_or_not_at_all(self, monkeypatch, operations, rows):
+        monkeypatch.setattr(tuning, "TIMED_OPERATIONS", operations)
+        monkeypatch.setattr(tuning, "MOST_OPERATIONS", 5 * operations)
+        found = self.tuned(schedule="async")
+        assert (found.synchronous is None) == (rows == 0)
+        timed = {10: "", 2: "; timed on 2 of the 10 examples of a minibatch", 0: ""}
+        assert found.note == timed[rows]
+
+    def test_the_command_line_prints_what_trains(self, call):
+        given = ("--layers", "16,8", "--batch-size", 10, "--examples", 100, "--seconds", 0)
+        asked = ("--finetune", "reconstruction", "--finetune-schedule", "async")
+        out, _ = call("plan", *given, *asked, "--finetune-batch-size", 10, "--workers", 2)
+        assert "\nfine-tuning for reconstruction: " in out
+        assert "\nasynchronous fine-tuning, an epoch by the number of replicas: 1: " in out
+        words = out.splitlines()[-1].removeprefix("train it: syncpretrain ").split()
+        assert "--finetune-replicas" in words
+        options = ("--epochs", 1, "--data", "x.npy", "--finetune-epochs", 1, "--json")
+        trained = json.loads(call(*words, *options)[0])
+        assert trained["schedule"] in ("greedy", "synchronized")
+
+    def test_what_fine_tuning_refuses_is_refused_before_measuring(self, call, monkeypatch):
+        monkeypatch.setattr("syncpretrain.planning.choice.measure", None)
+        given = ("--layers", "16,8", "--finetune", "reconstruction", "--examples", 50)
+        _, err = call("plan", *given, "--finetune-batch-size", 51, status=2)
+        assert err.startswith("Error: --finetune-batch-size: got 51, expected at most 50, the ex")
 
 
 def settings_of(preset=None, config=None, **options):

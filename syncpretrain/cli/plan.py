@@ -11,20 +11,37 @@ import click
 
 from syncpretrain.cli.options import json_option, measuring_options
 from syncpretrain.cli.settings_from_options import settings_from_options
-from syncpretrain.cli.train_options import setting_options, source_options
+from syncpretrain.cli.train_options import FINETUNE, OPTIONS, setting_options, source_options
 from syncpretrain.pretraining.schedule.names import ASYNC
 
 if TYPE_CHECKING:
     from syncpretrain.planning.choice import Plan
+    from syncpretrain.planning.tuning import TuningPlan
+    from syncpretrain.settings import Settings
     from syncpretrain.settings.sections import PretrainSettings
 
 __all__ = ["command"]
 
 TRAIN_PER_HELD_OUT = 5  # examples, as of MNIST's
+OF_ASYNC = ("push_every", "fetch_every", "async_rate")
+PLANNED_OF = ("layers", "model", "epochs", "batch_size", "workers", "handoff", "delay")
+OF_TUNING = ("epochs", "batch_size", "optimizer", "replicas", "schedule", *OF_ASYNC)
+NOT_OF_TUNING = [
+    name
+    for name in OPTIONS
+    if name.startswith(FINETUNE) and name.removeprefix(FINETUNE) not in OF_TUNING
+]
 
 
 @click.command("plan")
-@setting_options(only=("layers", "model", "epochs", "batch_size", "workers", "handoff", "delay"))
+@setting_options(only=PLANNED_OF)
+@click.option(
+    "--schedule",
+    type=click.Choice((ASYNC,)),
+    help="Choose among asynchronous runs, by their replicas.",
+)
+@setting_options(only=OF_ASYNC)
+@setting_options(only=("finetune",), without=NOT_OF_TUNING)
 @source_options
 @measuring_options
 @json_option
@@ -47,27 +64,66 @@ def command(
       syncpretrain plan --layers 784,1000,500,250,30
       syncpretrain plan --layers 784,2000,2000,2000 --batch-size 1000 --workers 4
       syncpretrain plan --preset hinton2006 --json
+      syncpretrain plan --layers 784,500,250 --schedule async --finetune reconstruction
     """
-    from syncpretrain.planning.candidates import Task, granted
-    from syncpretrain.planning.choice import option_text, plan_for
+    from syncpretrain.planning.candidates import Task
+    from syncpretrain.planning.choice import check_workers, plan_for
 
+    workers = options.pop("workers")  # which asynchronous settings do not have
+    check_workers(workers)
     settings = settings_from_options(preset, config, options)
     task = Task(settings.pretrain, examples, examples // TRAIN_PER_HELD_OUT)
-    found = plan_for(task, measure_seconds=seconds)
-    line = found.command
-    if preset is not None or config is not None:
-        source = {"preset": preset, "config": config}
-        own = {name: value for name, value in (source | options).items() if value is not None}
-        is_async = settings.pretrain.schedule == ASYNC
-        if not is_async:
-            plain = granted(found.settings)
-            own |= {n: v for n, v in plain.items() if _differs(settings.pretrain, n, v)}
-        chosen = found.asynchronous.settings if is_async else found.settings
-        line = f"syncpretrain train {option_text(own | chosen)}"
+    tuned = _tuned(settings, workers, examples, seconds)
+    found = plan_for(task, workers=workers, measure_seconds=seconds)
+    own = {name: value for name, value in options.items() if value is not None}
+    line = _line(found, tuned, {"preset": preset, "config": config}, own)
     if as_json:
-        click.echo(json.dumps(found.report() | {"command": line}))
+        report = found.report() | {"finetune": tuned and tuned.report(), "command": line}
+        click.echo(json.dumps(report))
     else:
-        print_plan(found, line, sys.stdout)
+        print_plan(found, tuned, line, sys.stdout)
+
+
+def _tuned(
+    settings: Settings, workers: int | None, examples: int, seconds: float
+) -> TuningPlan | None:
+    """Return the prediction of a fine-tuning, if the settings ask for any."""
+    if settings.finetune.objective == "none":
+        return None
+    from syncpretrain.parallel.blas import usable_cores
+    from syncpretrain.planning.measure import check_measuring
+    from syncpretrain.planning.tuning import plan_tuning
+
+    workers = workers or settings.pretrain.workers or usable_cores()
+    check_measuring(settings.pretrain, workers=workers)
+    return plan_tuning(
+        settings.pretrain,
+        settings.finetune,
+        workers=workers,
+        examples=examples,
+        seconds=seconds / 2,
+    )
+
+
+def _line(
+    found: Plan, tuned: TuningPlan | None, source: dict[str, Any], own: dict[str, Any]
+) -> str:
+    """Return the command that trains as planned."""
+    from syncpretrain.planning.candidates import granted
+    from syncpretrain.planning.choice import option_text
+
+    pretrain = found.task.settings
+    is_async = pretrain.schedule == ASYNC
+    more = {} if tuned is None else tuned.settings
+    given = {name: value for name, value in source.items() if value is not None} | own
+    if is_async:
+        return f"syncpretrain train {option_text(given | found.asynchronous.settings | more)}"
+    if given == own:
+        more = {name: own[name] for name in own if name.startswith(FINETUNE[:-1])} | more
+        return f"{found.command} {option_text(more)}".rstrip()
+    plain = granted(found.settings)
+    given |= {n: v for n, v in plain.items() if _differs(pretrain, n, v)}
+    return f"syncpretrain train {option_text(given | found.settings | more)}"
 
 
 def _differs(pretrain: PretrainSettings, name: str, value: Any) -> bool:
@@ -76,7 +132,7 @@ def _differs(pretrain: PretrainSettings, name: str, value: Any) -> bool:
     return any(x != value for x in (found if isinstance(found, tuple) else (found,)))
 
 
-def print_plan(plan: Plan, line: str, file: IO[str]) -> None:
+def print_plan(plan: Plan, tuned: TuningPlan | None, line: str, file: IO[str]) -> None:
     """Print the candidates for training a stack, the bound, the choice and its command."""
     from rich import box
     from rich.console import Console
@@ -114,7 +170,9 @@ def print_plan(plan: Plan, line: str, file: IO[str]) -> None:
     )
     if any(task.settle) or any(text != "always" for text in task.refresh_when):
         say("the times are upper bounds: drift, which cannot be predicted, may save epochs")
-    say(plan.asynchronous.sentence)
+    tuning = () if tuned is None else tuned.sentences
+    for sentence in (*plan.timings.notes, plan.asynchronous.sentence, *tuning):
+        say(sentence)
     if task.schedule == ASYNC:
         paying = plan.asynchronous.paying.replicas
         say(f"choice: asynchronous, {paying} replicas; the settings ask for schedule {ASYNC}")

@@ -13,9 +13,12 @@ from syncpretrain.cli.options import at_least, json_option, measuring_options
 from syncpretrain.cli.train_options import setting_options
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from syncpretrain.planning.scaling.costs import LayerCosts
     from syncpretrain.planning.scaling.curves import Options, Way
+    from syncpretrain.planning.scaling.network import Network
+    from syncpretrain.settings import PretrainSettings
 
 __all__ = ["command"]
 
@@ -23,6 +26,7 @@ SCHEDULE_WORDS = ("synchronized", "greedy", "rounds", "async")
 ALL_REDUCE_WORDS = ("auto", "ring", "tree", "star")
 OF_SCHEDULE = ("group_size", "pace", "delay", "refresh_epochs", "finish")
 OF_STACK = ("model", "epochs", "batch_size", *OF_SCHEDULE)
+DEVICES, BANDWIDTH, LATENCY = (1, 2, 4, 8), "10Gb/s", "20us"
 HELD_OUT_SHARE = 5  # training examples to one held out, as of MNIST's
 
 
@@ -30,9 +34,14 @@ HELD_OUT_SHARE = 5  # training examples to one held out, as of MNIST's
 @setting_options(only=("layers", "model", "epochs", "batch_size"))
 @click.option(
     "--devices",
-    default="1,2,4,8",
     metavar="N[,N...]",
     help="Numbers of devices; 1,2,4,...,1024 goes on by the same factor. Default 1,2,4,8.",
+)
+@click.option(
+    "--cores",
+    is_flag=True,
+    help="The devices are cores of this machine: steps are measured with cores that share them too,"
+    " and messages take no time.",
 )
 @click.option(
     "--schedule",
@@ -63,14 +72,11 @@ HELD_OUT_SHARE = 5  # training examples to one held out, as of MNIST's
 )
 @click.option(
     "--bandwidth",
-    default="10Gb/s",
     metavar="X",
     help="Of a device's link in each direction: bits, as 10Gb/s (default), bytes, as 1.2GB/s, or"
     " inf.",
 )
-@click.option(
-    "--latency", default="20us", metavar="T", help="Of a message, such as 20us (default) or 1ms."
-)
+@click.option("--latency", metavar="T", help="Of a message, such as 20us (default) or 1ms.")
 @click.option(
     "--all-reduce",
     type=click.Choice(ALL_REDUCE_WORDS),
@@ -112,25 +118,19 @@ def command(out: Path | None, as_json: bool, **options: Any) -> None:
       syncpretrain simulate --layers 784,1000,500 --schedule synchronized --handoff minibatch
       syncpretrain simulate --layers 784,1000,500 --schedule greedy --replicas all --bandwidth 1Gb/s
       syncpretrain simulate --layers 784,1000,500 --schedule async --costs 0.008,0.005 --json
+      syncpretrain simulate --layers 784,1000,500 --cores
     """
     from syncpretrain.cli.simulate_output import draw, print_curves, report
-    from syncpretrain.planning.scaling.costs import costs_from, measured_costs, works_of
     from syncpretrain.planning.scaling.curves import GREEDY, check_way, curve
-    from syncpretrain.planning.scaling.texts import devices_from
 
     if out is not None:
         _check_picture(out)
-    devices = devices_from(options["devices"])
+    devices = _devices(options)
     ways, common = _asked(options)
     for way in ways.values():
         check_way(way, common, devices)
     stack = common.plain().settings(GREEDY)
-    if options["costs"] is not None:
-        costs = costs_from(options["costs"])
-        works_of(stack, costs)  # refuses another number of layers
-    else:
-        seconds, rows = options["seconds"], {"examples": common.examples}
-        costs = measured_costs(stack, **rows, held_out=common.held_out, seconds=seconds)
+    costs = _costs(options, stack, common)
     curves = [curve(name, way, common, costs, devices) for name, way in ways.items()]
     if out is not None:
         draw(curves, stack, out)
@@ -140,28 +140,79 @@ def command(out: Path | None, as_json: bool, **options: Any) -> None:
         print_curves(curves, common, stack, sys.stdout)
 
 
+def _devices(options: dict[str, Any]) -> Sequence[int]:
+    """Return the numbers of devices; of cores up to those that there are."""
+    from syncpretrain.errors import SettingsError
+    from syncpretrain.parallel.blas import usable_cores
+    from syncpretrain.planning.scaling.texts import devices_from
+    from syncpretrain.planning.timings import sizes
+
+    text, cores = options["devices"], usable_cores()
+    if text is None:
+        return (1, *sizes(cores)) if options["cores"] else DEVICES
+    devices = devices_from(text)
+    if options["cores"] and max(devices) > cores:
+        raise SettingsError(
+            f"devices: got {text} with --cores, expected at most {cores}, the cores that this"
+            " process may use"
+        )
+    return devices
+
+
+def _costs(options: dict[str, Any], stack: PretrainSettings, common: Options) -> list[LayerCosts]:
+    """Return the costs that the options name, or measure them."""
+    from syncpretrain.parallel.blas import usable_cores
+    from syncpretrain.planning.scaling.costs import costs_from, works_of
+    from syncpretrain.planning.scaling.measured import machine_costs, measured_costs
+
+    if options["costs"] is not None:
+        costs = costs_from(options["costs"])
+        works_of(stack, costs)  # refuses another number of layers
+        return costs
+    rows = {"examples": common.examples, "held_out": common.held_out}
+    if options["cores"]:
+        return machine_costs(stack, workers=usable_cores(), **rows, seconds=options["seconds"])
+    return measured_costs(stack, **rows, seconds=options["seconds"])
+
+
+def _network(options: dict[str, Any]) -> Network:
+    """Return the network that the options ask for; between cores messages take no time."""
+    from syncpretrain.errors import SettingsError
+    from syncpretrain.planning.scaling.network import Network
+    from syncpretrain.planning.scaling.texts import bandwidth_from, latency_from
+
+    if options["cores"]:
+        for name in ("bandwidth", "latency"):
+            if options[name] is not None:
+                raise SettingsError(
+                    f"{name}: got {options[name]} with --cores, whose messages take no time; leave"
+                    " one of them out"
+                )
+        return Network()
+    bandwidth, latency = (options[name] for name in ("bandwidth", "latency"))
+    return Network(
+        bandwidth_from(BANDWIDTH if bandwidth is None else bandwidth),
+        latency_from(LATENCY if latency is None else latency),
+        options["all_reduce"],
+    )
+
+
 def _asked(options: dict[str, Any]) -> tuple[Mapping[str, Way], Options]:
     """Return the ways to train that the options ask for, and what they have in common."""
     from syncpretrain.errors import SettingsError
     from syncpretrain.planning.scaling.curves import ASYNCHRONOUS, WAYS, Options, Way
-    from syncpretrain.planning.scaling.network import Network
-    from syncpretrain.planning.scaling.texts import bandwidth_from, latency_from, replicas_from
+    from syncpretrain.planning.scaling.texts import replicas_from
 
     if options["layers"] is None:
         raise SettingsError(
             "layers: got nothing, expected the units of the input and of each layer, such as"
             " --layers 784,1000,500,250,30"
         )
-    network = Network(
-        bandwidth_from(options["bandwidth"]),
-        latency_from(options["latency"]),
-        options["all_reduce"],
-    )
     stack = {name: options[name] for name in OF_STACK if options[name] is not None}
     common = Options(
         layers=options["layers"],
         stack=stack,
-        network=network,
+        network=_network(options),
         examples=options["examples"],
         held_out=options["examples"] // HELD_OUT_SHARE,
         split=options["split"],

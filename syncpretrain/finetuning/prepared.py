@@ -8,27 +8,20 @@ fine-tuning would refuse.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
 
 from syncpretrain.backends.choice import backend_for, why_no_gpu
-from syncpretrain.cluster.group import AgreedStop
 from syncpretrain.cluster.job import check_ranks
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
 from syncpretrain.events import Notice, Observer
-from syncpretrain.finetuning.asynchronous import (
-    OptimizersOfReplicas,
-    async_epoch,
-    copies_of_replicas,
-    fleet_of,
-)
+from syncpretrain.finetuning.asynchronous import copies_of_replicas
 from syncpretrain.finetuning.judged import continued, judged
 from syncpretrain.finetuning.memory import finetuning_bytes
-from syncpretrain.finetuning.on_ranks import OptimizerOnRanks
 from syncpretrain.finetuning.optimizers import optimizer_for, optimizer_vectors
 from syncpretrain.finetuning.options import TuningOptions, shared_out, why_on_the_cpu
 from syncpretrain.finetuning.parts import (
@@ -48,19 +41,17 @@ from syncpretrain.finetuning.tasks import (
     Supervised,
     reconstruction_loss,
 )
-from syncpretrain.finetuning.trainable import Trainable
 from syncpretrain.finetuning.trainer import Trainer
-from syncpretrain.finetuning.tuned_replica import TunedReplica, TunedShare
+from syncpretrain.finetuning.trainers import AsyncTrainer, RanksTrainer
+from syncpretrain.finetuning.tuned_replica import TunedReplica
 from syncpretrain.finetuning.weights import checked_weights
 from syncpretrain.kernels.compiled import compiled_program
-from syncpretrain.learners.cursor import Cursor
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.available_memory import check_available
 from syncpretrain.parallel.blas import blas_limit, usable_cores
 from syncpretrain.parallel.signals import stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
-from syncpretrain.pretraining.runtime.ranks.tuning import TuningRanks
 from syncpretrain.pretraining.schedule.names import ASYNC
 from syncpretrain.settings.by_data import Facts, finetune_by_data
 from syncpretrain.units.kinds import kind_of
@@ -205,6 +196,12 @@ class Finetuning:
             return partial(RanksTrainer, times=times, blas_threads=self._threads), count
         return Trainer, count
 
+    def replica(self, stack: Stack) -> TunedReplica:
+        """Return a network of the stack that trains on its own, as one of asynchronous replicas."""
+        task, (inputs, targets), _ = self._task(stack)
+        data = (inputs,) if targets is inputs else (inputs, targets)
+        return TunedReplica(task.chain(), task.loss, self.options, self._weights, data)
+
     def _task(self, stack: Stack) -> tuple[Reconstruction | Supervised, Examples, Examples | None]:
         """Return what a stack is tuned for, and the examples as its lowest layer sees them."""
         labels, judged, held_out = self._labels, self._judged, self._validation
@@ -251,53 +248,3 @@ class Finetuning:
         widths = (form.shapes[0].visible, *(shape.hidden for shape in form.shapes))
         self.bytes = needed
         check_available(needed, f"fine-tuning {','.join(map(str, widths))}", sum(sizes))
-
-
-class AsyncTrainer(Trainer):
-    """The training of one asynchronous fine-tuning; its parameters are those of :class:`Trainer`.
-
-    ``times`` is how long the server waits for the replicas.
-    """
-
-    def __init__(self, *arguments: Any, times: Timeouts, **options: Any) -> None:
-        self._times, self._given = times, options.get("weights")
-        task, examples, validation, own = arguments[:4]
-        super().__init__(task, examples, validation, own, self._fleet_of, **options)
-
-    def train(self, record: Mapping[str, Any], resume: FinetuneState | None = None) -> Stack:
-        """Train with the replicas, which live as long; see :meth:`Trainer.train`."""
-        with self.fleet:
-            return super().train(record, resume)
-
-    def train_epoch(self, epoch: int, begin: Cursor) -> float:
-        """Train on every minibatch once; return their mean error, each before its update."""
-        return async_epoch(self, self.fleet, epoch, begin) / len(self.examples.inputs)
-
-    def _fleet_of(self, network: Trainable) -> OptimizersOfReplicas:
-        task, own, (inputs, targets) = self.task, self.options, self.examples
-        build = partial(TunedReplica, task.chain(), task.loss, own, self._given)
-        data = (inputs,) if targets is inputs else (inputs, targets)
-        self.fleet = fleet_of(build, network, own, data, self.emit, self._times)
-        return OptimizersOfReplicas(self.fleet)
-
-
-class RanksTrainer(Trainer):
-    """The training of one fine-tuning whose minibatches ranks share; as :class:`Trainer`.
-
-    ``times`` is how long they wait for each other, ``blas_threads`` those of each.
-    """
-
-    def __init__(self, *arguments: Any, times: Timeouts, blas_threads: int, **options: Any) -> None:
-        task, examples, held_out, own, build = arguments
-        factory = partial(TunedShare, task.chain(), task.loss, own, options["weights"])
-        self._ranks = ranks = TuningRanks(own.replicas, factory, examples, blas_threads, times)
-        run, agreed = options["run_in_pool"], AgreedStop(ranks.group, options["stop"])
-        options |= {"stop": agreed, "shared": agreed}
-        options["run_in_pool"] = lambda phases, shards, _: run(phases, shards, ranks.threads)
-        optimizer = partial(OptimizerOnRanks, build, ranks)
-        super().__init__(task, examples, held_out, own, optimizer, **options)
-
-    def train(self, record: Mapping[str, Any], resume: FinetuneState | None = None) -> Stack:
-        """Train with the other ranks; see :meth:`Trainer.train`."""
-        with self._ranks:
-            return super().train(record, resume)

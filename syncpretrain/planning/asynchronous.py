@@ -1,122 +1,62 @@
-"""Asynchronous runs of a stack on this machine, predicted: their time, and the replicas that pay.
-
-Pure: no threads, clocks or arrays. R replicas share the cores; each fetches, trains and pushes, and
-the server, one thread, copies parameters and adds changes for one of them at a time. So a task
-takes as long as all of it does one after the other, over R, or as long as the server takes for it,
-if that is more. What a change is worth is what the rules leave of it, as in
-``parallel/replicas/paying.py``.
-"""
+"""Asynchronous pretraining of a stack on this machine, predicted from the layers' timings."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
 
-import msgspec
-
-from syncpretrain.parallel.replicas.paying import WORTH
-from syncpretrain.parallel.replicas.rules import AsyncRules
+from syncpretrain.planning.async_stages import (
+    AsyncPlan,
+    AsyncStage,
+    exchange_seconds,
+    predict_stages,
+)
 from syncpretrain.planning.candidates import Task
-from syncpretrain.planning.timings import Exchange, Timings, sizes
+from syncpretrain.planning.timings import Exchange, Timings
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
-from syncpretrain.pretraining.schedule.names import ASYNC
 
-__all__ = ["AsyncPlan", "AsyncWay", "predict_async"]
-
-ALL_TRIED = 8  # numbers of replicas up to this, beyond it fewer
-
-
-@dataclass(frozen=True, slots=True)
-class AsyncWay:
-    """One number of replicas.
-
-    Attributes
-    ----------
-    replicas : int
-    seconds : float
-        Of pretraining.
-    staleness : int
-        Of a change, where all replicas are equally fast.
-    useful : float
-        Useful updates a second: the changes, each as the share of it that is taken.
-    """
-
-    replicas: int
-    seconds: float
-    staleness: int
-    useful: float
-
-
-@dataclass(frozen=True, slots=True)
-class AsyncPlan:
-    """Asynchronous runs by the number of replicas, from one up."""
-
-    ways: tuple[AsyncWay, ...]
-
-    @property
-    def paying(self) -> AsyncWay:
-        """The fewest replicas that make nearly as many useful updates a second as any."""
-        least = max(way.useful for way in self.ways) * (1 - WORTH)
-        return next(way for way in self.ways if way.useful >= least)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The run that pays as keyword arguments of :func:`syncpretrain.pretrain`."""
-        return {"schedule": ASYNC, "replicas": self.paying.replicas}
-
-    @property
-    def sentence(self) -> str:
-        """All of it in a sentence."""
-        rows = ", ".join(
-            f"{way.replicas}: {way.seconds:.1f} s and {way.useful:.3g} useful updates a second"
-            for way in self.ways
-        )
-        return f"asynchronous, by the number of replicas: {rows}; {self.paying.replicas} pay"
-
-    def report(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
-        ways = [msgspec.to_builtins(way) for way in self.ways]
-        return {"replicas": self.paying.replicas, "ways": ways}
+__all__ = ["async_seconds", "predict_async"]
 
 
 def predict_async(task: Task, timings: Timings) -> AsyncPlan:
     """Return the predicted asynchronous runs of a task, with its settings of such runs."""
-    most = timings.workers
-    tried = sorted({*range(1, min(most, ALL_TRIED) + 1), *sizes(most)} - {0})
-    return AsyncPlan(tuple(_way(task, timings, replicas) for replicas in tried))
+    return predict_stages(
+        _stages(task, timings), workers=timings.workers, rate=task.settings.async_rate
+    )
 
 
-def _way(task: Task, timings: Timings, replicas: int) -> AsyncWay:
-    s = task.settings
-    share = AsyncRules(rate=s.async_rate).share(replicas - 1)
-    depth = range(len(timings.layers))
-    stages = [[i] for i in depth] if s.handoff == "epoch" else [list(depth)]
+def async_seconds(task: Task, timings: Timings) -> float:
+    """Return the seconds of an asynchronous run with the replicas of its settings."""
+    s, stages = task.settings, _stages(task, timings)
+    counts = s.replicas if s.handoff == "epoch" else s.replicas[:1]
+    return sum(
+        stage.training(timings.workers, 1 if s.runtime == "serial" else replicas) + stage.rest
+        for stage, replicas in zip(stages, counts, strict=True)
+    )
+
+
+def _stages(task: Task, timings: Timings) -> list[AsyncStage]:
+    """Return a stage for each layer, or one of all layers where each task trains them."""
+    s, depth = task.settings, range(len(timings.layers))
     tasks = math.ceil(task.examples / s.batch_size / s.push_every)
-    seconds = training = updates = 0.0
-    for layers in stages:
-        count = tasks * max(s.epochs[i] for i in layers)
-        own = count * _task_seconds(task, timings, layers, replicas)
-        training += own
-        seconds += own + _others(task, timings, layers)
-        updates += count
-    return AsyncWay(replicas, seconds, replicas - 1, share * updates / max(training, 1e-9))
-
-
-def _task_seconds(task: Task, timings: Timings, layers: list[int], replicas: int) -> float:
-    """Return the seconds from one push to the next, of all replicas together."""
-    s = task.settings
-    exchanges = [timings.exchanges[i] if timings.exchanges else Exchange() for i in layers]
-    fetches = s.push_every / (s.fetch_every or s.push_every)
-    server = sum(fetches * x.fetch + x.push for x in exchanges)
-    computing = sum(x.local for x in exchanges)
-    most = max(s.epochs[i] for i in layers)
-    for i in layers:
-        layer = timings.layers[i]
-        busy = (replicas - 1) / max(1, timings.workers - 1)
-        slower = 1 + (layer.contention - 1) * busy
-        computing += s.push_every * slower * layer.step * s.epochs[i] / most
-    return max((computing + server) / replicas, server)
+    found = []
+    for layers in [[i] for i in depth] if s.handoff == "epoch" else [list(depth)]:
+        most = max(s.epochs[i] for i in layers)
+        steps = [s.push_every * timings.layers[i].step * s.epochs[i] / most for i in layers]
+        crowded = sum(
+            own * timings.layers[i].contention for own, i in zip(steps, layers, strict=True)
+        )
+        exchanges = [timings.exchanges[i] if timings.exchanges else Exchange() for i in layers]
+        found.append(
+            AsyncStage(
+                tasks=tasks * most,
+                computing=sum(steps),
+                contention=crowded / sum(steps) if sum(steps) else 1.0,
+                local=sum(exchange.local for exchange in exchanges),
+                server=sum(exchange_seconds(s, exchange) for exchange in exchanges),
+                rest=_others(task, timings, layers),
+            )
+        )
+    return found
 
 
 def _others(task: Task, timings: Timings, layers: list[int]) -> float:

@@ -9,8 +9,10 @@ from typing import Any
 
 import msgspec
 
+from syncpretrain.errors import SettingsError
 from syncpretrain.parallel.blas import usable_cores
-from syncpretrain.planning.asynchronous import AsyncPlan, predict_async
+from syncpretrain.planning.async_stages import AsyncPlan
+from syncpretrain.planning.asynchronous import predict_async
 from syncpretrain.planning.candidates import (
     Candidate,
     Task,
@@ -23,8 +25,9 @@ from syncpretrain.planning.handover import handover_seconds
 from syncpretrain.planning.measure import measure
 from syncpretrain.planning.timings import LayerTimings, Timings
 from syncpretrain.settings import PretrainSettings, settings_from
+from syncpretrain.settings.kinds import MAX_WORKERS
 
-__all__ = ["LEARNS", "Plan", "limited", "option_text", "plan", "plan_for"]
+__all__ = ["LEARNS", "Plan", "check_workers", "limited", "option_text", "plan", "plan_for"]
 
 NEARLY_FASTEST = 1.01  # times the shortest prediction; of those the simplest is taken
 LEARNS = (
@@ -128,6 +131,7 @@ class Plan:
             "candidates": [self._row(candidate) for candidate in self.candidates],
             "measured": [_milliseconds(layer) for layer in self.timings.layers],
             "measuring_seconds": self.timings.seconds,
+            "notes": list(self.timings.notes),
         }
 
     def _row(self, candidate: Candidate) -> dict[str, Any]:
@@ -176,20 +180,41 @@ def plan(
     SettingsError
         For a wrong setting.
     """
-    wanted = settings_from(layers, workers=workers, **settings).pretrain
+    check_workers(workers)
+    wanted = settings_from(layers, **settings).pretrain
     task = Task(wanted, examples, held_out)
-    return plan_for(task, measure_seconds=measure_seconds)
+    return plan_for(task, workers=workers, measure_seconds=measure_seconds)
 
 
-def plan_for(task: Task, *, timings: Timings | None = None, measure_seconds: float = 7.0) -> Plan:
+def check_workers(workers: int | None) -> None:
+    """Refuse a number of workers that no machine has.
+
+    Raises
+    ------
+    SettingsError
+    """
+    if workers is not None and workers not in range(1, MAX_WORKERS + 1):
+        raise SettingsError(
+            f"workers: got {workers!r}, expected a whole number from 1 to {MAX_WORKERS}"
+        )
+
+
+def plan_for(
+    task: Task,
+    *,
+    workers: int | None = None,
+    timings: Timings | None = None,
+    measure_seconds: float = 7.0,
+) -> Plan:
     """Return the plan of a task, measured now or with timings that were.
 
+    ``workers`` are the most there may be, by default those of the settings, or the usable cores.
     With handoff minibatch only streamed candidates can be the choice.
     """
     if timings is None:
         timings = measure(
             task.settings,
-            workers=task.settings.workers or usable_cores(),
+            workers=workers or task.settings.workers or usable_cores(),
             examples=task.examples,
             held_out=task.held_out,
             seconds=measure_seconds,

@@ -6,20 +6,21 @@ with them (``planning/simulate.py``). Of fine-tuning some minibatches are traine
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
-from time import perf_counter
 from typing import Any
 
 from syncpretrain.data.dataset import PARTS, Dataset
-from syncpretrain.errors import RunInterrupted
+from syncpretrain.data.order import steps_per_epoch
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.available_memory import available_bytes
 from syncpretrain.parallel.blas import usable_cores
+from syncpretrain.planning.asynchronous import async_seconds
 from syncpretrain.planning.candidates import Task, simulated
+from syncpretrain.planning.exchange import exchanges
 from syncpretrain.planning.handover import handover_seconds
 from syncpretrain.planning.measure import measure
+from syncpretrain.planning.tuning import async_stage, minibatch_seconds
 from syncpretrain.pretraining.memory import pretraining_bytes, streamed_rows
 from syncpretrain.pretraining.schedule.names import ASYNC, UNTRAINED
 from syncpretrain.pretraining.start import Driver
@@ -29,8 +30,6 @@ __all__ = ["DryRun", "dry_run"]
 
 MEASURED_SECONDS = 3.0
 TUNED_SECONDS = 1.0
-WARM_UP = 2  # minibatches of fine-tuning that are not counted
-BY_LARGE_BATCHES = ("cg", "lbfgs")  # whose steps differ in length
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +136,8 @@ def _pretraining(
         held_out=task.held_out,
         seconds=measure_seconds,
     )
+    if settings.schedule == ASYNC:
+        return async_seconds(task, replace(timings, exchanges=exchanges(settings))), ""
     if settings.handoff == "minibatch":
         timings = replace(timings, handover=handover_seconds())
     try:
@@ -147,8 +148,6 @@ def _pretraining(
 
 def _not_predicted(settings: PretrainSettings) -> str:
     """Return what of the settings is not predicted, or nothing."""
-    if settings.schedule == ASYNC:
-        return "the schedule async"
     if settings.runtime == "mpi":
         return "the runtime mpi; see syncpretrain simulate"
     if settings.backend != "numpy":
@@ -161,21 +160,14 @@ def _not_predicted(settings: PretrainSettings) -> str:
 def _finetuning(tuning: Finetuning, stack: Stack) -> float | None:
     """Return the seconds of fine-tuning, by some minibatches of a stack that is thrown away."""
     options = tuning.options
-    if options.optimizer in BY_LARGE_BATCHES:
-        return None
-    started: list[float] = []  # when each minibatch began
-
-    def stop() -> bool:
-        started.append(perf_counter())
-        return len(started) > WARM_UP + 1 and started[-1] - started[WARM_UP] > TUNED_SECONDS
-
-    began = perf_counter()
-    try:
-        tuning.run(stack, stop=stop)
-    except RunInterrupted:
-        minibatch = (started[-1] - started[WARM_UP]) / (len(started) - 1 - WARM_UP)
-        return minibatch * math.ceil(tuning.examples / options.batch_size) * options.epochs
-    return perf_counter() - began  # all of it was over before
+    steps = steps_per_epoch(tuning.examples, options.batch_size)
+    if options.schedule == ASYNC:
+        workers = usable_cores()
+        stage = async_stage(tuning, stack, workers=workers, steps=steps, seconds=TUNED_SECONDS)
+        at_once = 1 if options.runtime == "serial" else options.replicas or 1
+        return options.epochs * stage.training(workers, at_once)
+    minibatch = minibatch_seconds(tuning, stack, seconds=TUNED_SECONDS)
+    return None if minibatch is None else minibatch * steps * options.epochs
 
 
 def _bytes(settings: PretrainSettings, data: Dataset) -> int:

@@ -14,10 +14,11 @@ from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import LocalSteps, Task
 from syncpretrain.planning.timings import Exchange
 from syncpretrain.settings import PretrainSettings
+from syncpretrain.settings.asynchronous import AsyncFields
 
-__all__ = ["exchanges"]
+__all__ = ["exchange_of", "exchanges"]
 
-EXCHANGE_ROUNDS = 5
+EXCHANGE_ROUNDS, EXCHANGE_SECONDS = 5, 0.3  # of each piece, at most
 
 
 class _Still:
@@ -44,11 +45,12 @@ def exchanges(settings: PretrainSettings) -> tuple[Exchange, ...]:
     counts = [shape.weights + sum(shape.biases) for shape in settings.shapes]
     for size in counts:
         if size not in found:
-            found[size] = _exchange(size, settings)
+            found[size] = exchange_of(size, settings)
     return tuple(found[size] for size in counts)
 
 
-def _exchange(size: int, settings: PretrainSettings) -> Exchange:
+def exchange_of(size: int, settings: AsyncFields) -> Exchange:
+    """Measure the exchange of a number of parameters, by the rules of some settings."""
     rules = AsyncRules(rate=settings.async_rate, compensation=settings.delay_compensation)
     server = ParameterServer(np.zeros(size, np.float32), rules, settings.servers)
     fetched, change = (np.zeros(size, np.float32) for _ in range(2))
@@ -66,11 +68,15 @@ def _exchange(size: int, settings: PretrainSettings) -> Exchange:
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """Return the median of the seconds of some calls, the first of which touches the memory."""
+    """Return the median of the seconds of some calls; the first one touches the memory."""
+    first = _timed(work)
+    times: list[float] = []
+    while len(times) < EXCHANGE_ROUNDS and first + sum(times) < EXCHANGE_SECONDS:
+        times.append(_timed(work))
+    return median(times or [first])
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began = perf_counter()
     work()
-    times = []
-    for _ in range(EXCHANGE_ROUNDS):
-        began = perf_counter()
-        work()
-        times.append(perf_counter() - began)
-    return median(times)
+    return perf_counter() - began

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import msgspec
 import numpy as np
 
+from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.kernels.program import PhaseRunner, Phases
 from syncpretrain.learners.by_examples import ByExamples
 from syncpretrain.learners.by_units import ByUnits
 from syncpretrain.learners.select import is_plain
 from syncpretrain.learners.steps import Step
-from syncpretrain.parallel.blas import blas_threads
+from syncpretrain.parallel.blas import blas_limit, blas_threads
 from syncpretrain.parallel.worker_pool import WorkerPool
+from syncpretrain.planning.layer_probes import PASSES, LayerProbes, notes_on
 from syncpretrain.planning.probes import (
     Probe,
     Steps,
@@ -26,36 +27,24 @@ from syncpretrain.planning.probes import (
     transforming,
     validating,
 )
-from syncpretrain.planning.timings import LayerTimings, Timings, no_faster_than_linear, sizes
+from syncpretrain.planning.samples import (
+    MOST_SECONDS,
+    PROBES,
+    PROBES_OF_SIZE,
+    Sample,
+    sampled,
+)
+from syncpretrain.planning.timings import Timings, sizes
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.memory import check_memory
 from syncpretrain.pretraining.runtime.activations import CHUNK_ROWS, CHUNKS_AT_ONCE
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.settings import PretrainSettings
 
-__all__ = ["measure"]
+__all__ = ["check_measuring", "measure"]
 
 MOST_NUMBERS = 4_000_000  # of a layer's rows: more than caches hold, and soon drawn
-
-
-@dataclass(slots=True)
-class _Probes:
-    """What is timed of one layer."""
-
-    step: Probe
-    products: Probe
-    validation: Probe
-    busy: Probe | None
-    rows: int  # that a transform makes
-    sharded: dict[tuple[str, int], dict[int, Probe]] = field(default_factory=dict)
-    transform: dict[int, Probe] = field(default_factory=dict)
-    blas: dict[str, Probe] = field(default_factory=dict)
-
-    def all(self) -> list[Probe]:
-        cut = [probe for sizes in self.sharded.values() for probe in sizes.values()]
-        busy = [self.busy] if self.busy is not None else []
-        rest = [*cut, *self.transform.values(), *self.blas.values()]
-        return [self.step, *busy, self.products, self.validation, *rest]
+WIDE_NUMBERS = 40_000_000  # of the rows of a wide layer
 
 
 def measure(
@@ -65,6 +54,7 @@ def measure(
     examples: int = 50_000,
     held_out: int = PROBE_ROWS,
     seconds: float = 7.0,
+    parts: Sequence[int] = (),
 ) -> Timings:
     """Time every layer at every allocation of up to ``workers`` workers.
 
@@ -80,6 +70,8 @@ def measure(
     seconds : float
         About how long to measure. One round of everything is made in any case, which may take
         longer for wide layers and large minibatches.
+    parts : sequence of int
+        Numbers of rows, fewer than a minibatch has, to time steps of one worker on too.
 
     Raises
     ------
@@ -87,7 +79,7 @@ def measure(
         If the stack does not fit the memory, or another run in this process holds BLAS at a number
         of threads.
     """
-    check_memory(settings.shapes, examples=0, batch_size=settings.batch_size)
+    check_measuring(settings, workers=workers)
     started = perf_counter()
     threads = min(workers, blas_threads(settings.blas_threads))
     plain = msgspec.structs.replace(
@@ -98,14 +90,38 @@ def measure(
     )
     pool = WorkerPool(workers, "syncpretrain-plan")
     try:
-        bench = _Bench(plain, pool, workers, threads, min(held_out, PROBE_ROWS))
-        kinds = bench.layers(examples)
+        bench = _Bench(plain, pool, workers, threads, min(held_out, PROBE_ROWS), parts)
+        kinds = bench.layers(examples, max(MOST_SECONDS, seconds))
         once = list({id(probes): probes for probes in kinds}.values())
-        measured([probe for probes in once for probe in probes.all()], seconds=seconds)
+        probes = [x for own in once for x in own.needed()] + [
+            x for own in once for x in own.others()
+        ]
+        left = max(MOST_SECONDS, seconds) - (perf_counter() - started)
+        measured(probes, seconds=seconds, most=left)
     finally:
         pool.close()
-    layers = tuple(_timings(probes, bench.crowd, threads) for probes in kinds)
-    return Timings(layers, workers, threads, perf_counter() - started)
+    layers = tuple(own.timings(bench.crowd, threads) for own in kinds)
+    if not all(layer.has_blas for layer in layers):
+        threads = 1  # what BLAS takes with more was not measured
+    notes = notes_on(once, MOST_SECONDS)
+    return Timings(layers, workers, threads, perf_counter() - started, notes=notes)
+
+
+def check_measuring(settings: PretrainSettings, *, workers: int) -> None:
+    """Refuse a stack whose layers cannot be timed in the memory that is free.
+
+    Raises
+    ------
+    SettingsError
+    """
+    shapes, batch = settings.shapes, settings.batch_size
+    rows = [_rows(batch, shape.visible, MOST_NUMBERS) for shape in shapes]
+    read = sum(n * shape.visible for n, shape in zip(rows, shapes, strict=True))
+    made = sum(n * shape.hidden for n, shape in zip(rows, shapes[:-1], strict=False))
+    shards = sum(sizes(workers)) * sum(shape.weights + sum(shape.biases) for shape in shapes)
+    products_of = sum(2 * (shape.weights + sum(shape.biases)) for shape in shapes)
+    others = FLOAT_BYTES * (read + made + shards + products_of)
+    check_memory(shapes, examples=0, batch_size=batch, others=others)
 
 
 class _Bench:
@@ -118,30 +134,52 @@ class _Bench:
         workers: int,
         threads: int,
         held_out: int,
+        parts: Sequence[int],
     ) -> None:
-        self._settings, self._pool = settings, pool
+        self._settings, self._pool, self._parts = settings, pool, parts
         self._workers, self._threads, self._held_out = workers, threads, held_out
         self._steps: list[Steps] = []
+        self._samples: list[Sample] = []
         others = min(workers, len(settings.layers) - 1) - 1
         # A layer's step is slowed by what else is at work; a line through one count gives others.
         self.crowd = (workers - 1) / others if others else 0.0
 
-    def layers(self, examples: int) -> list[_Probes]:
-        """Return the probes of each layer; layers that are alike share theirs."""
+    def layers(self, examples: int, seconds: float) -> list[LayerProbes]:
+        """Return the probes of each layer; layers that are alike share theirs.
+
+        ``seconds`` are those of a round of all of them, about.
+        """
         draw = np.random.default_rng(0).random
         batch = self._settings.batch_size
         for learner, width in zip(
             build_learners(self._settings), self._settings.layers[:-1], strict=True
         ):
-            rows = max(
-                batch, min(examples, max(MOST_NUMBERS // width, CHUNK_ROWS * CHUNKS_AT_ONCE))
-            )
+            rows = _rows(batch, width, examples)
             self._steps.append(Steps(learner, draw((rows, width), dtype=np.float32)))
-        found: dict[object, _Probes] = {}
-        for i in range(len(self._steps)):
-            if self._kind(i) not in found:
-                found[self._kind(i)] = self._probes(i)
-        return [found[self._kind(i)] for i in range(len(self._steps))]
+        kinds = [self._kind(i) for i in range(len(self._steps))]
+        count = PROBES + PROBES_OF_SIZE * len(sizes(self._workers))
+        each = seconds / (count * len(set(kinds)))
+        samples: dict[object, Sample] = {}
+        for i, kind in enumerate(kinds):
+            if kind not in samples:
+                samples[kind] = self._sample(i, each)
+        self._samples = [samples[kind] for kind in kinds]
+        found: dict[object, LayerProbes] = {}
+        for i, kind in enumerate(kinds):
+            if kind not in found:
+                found[kind] = self._probes(i)
+        return [found[kind] for kind in kinds]
+
+    def _sample(self, i: int, seconds: float) -> Sample:
+        s = self._settings
+        with blas_limit(1), np.errstate(all="ignore"):
+            return sampled(
+                lambda rows: self._steps[i].work(rows=rows)(1),
+                batch_size=s.batch_size,
+                operations=2 * s.shapes[i].products * (2 * s.cd_steps[i] + 3),
+                parameters=s.shapes[i].weights,
+                seconds=seconds,
+            )
 
     def _kind(self, i: int) -> object:
         """Return what two layers share that take the same time."""
@@ -151,48 +189,56 @@ class _Bench:
         below = s.shapes[max(0, i - 1) : i + 1]
         return (i > 0, below, s.visible_units_of(i + 1), *(x[i] for x in (*options, *more)))
 
-    def _probes(self, i: int) -> _Probes:
-        steps, settings = self._steps[i], self._settings
-        shape, cd_steps = settings.shapes[i], settings.cd_steps[i]
-        bare = products(shape, batch_size=settings.batch_size, cd_steps=cd_steps)
-        validation = validating(steps.learner, steps.X[: self._held_out])
-        probes = _Probes(
-            step=Probe(steps.work()),
-            products=Probe(bare),
+    def _probes(self, i: int) -> LayerProbes:
+        steps, settings, sample = self._steps[i], self._settings, self._samples[i]
+        rows, held_out = sample.rows, steps.X[: self._held_out]
+        if sample.is_part:
+            held_out = held_out[: PASSES * rows]
+        validation = validating(steps.learner, held_out)
+        probes = LayerProbes(
+            sample=sample,
+            step=Probe(steps.work(rows=rows)),
+            products=Probe(
+                products(settings.shapes[i], batch_size=rows, cd_steps=settings.cd_steps[i])
+            ),
             validation=Probe(validation),
             busy=self._busy(i),
-            rows=0,
+            held_out=len(held_out) / self._held_out if self._held_out else 1.0,
+            parts={n: Probe(steps.work(rows=min(n, rows))) for n in self._parts},
         )
         for split, cut in self._cuts(i).items():
             for shards in sizes(self._workers):
                 sharded = cut(shards)
                 if sharded is not None:
                     probes.sharded[split, shards] = {
-                        workers: Probe(steps.work(sharded, self._run(workers)), cores=workers)
+                        workers: Probe(steps.work(sharded, self._run(workers), rows), cores=workers)
                         for workers in {1, max(1, shards // 2), shards}
                     }
         if self._threads > 1:
-            probes.blas["step"] = Probe(steps.work(), blas_threads=self._threads)
+            probes.blas["step"] = Probe(steps.work(rows=rows), blas_threads=self._threads)
             probes.blas["validation"] = Probe(validation, blas_threads=self._threads)
         if i:
-            self._add_transform(probes, self._steps[i - 1])
+            self._add_transform(probes, i - 1)
         return probes
 
     def _busy(self, i: int) -> Probe | None:
         """Return the layer's step while others train; None if there are none."""
         depth = len(self._steps)
-        others = [self._steps[(i + k) % depth].work() for k in range(1, min(self._workers, depth))]
+        works = [
+            steps.work(rows=sample.rows)
+            for steps, sample in zip(self._steps, self._samples, strict=True)
+        ]
+        others = [works[(i + k) % depth] for k in range(1, min(self._workers, depth))]
         if not others:
             return None
-        work = beside(self._steps[i].work(), others, self._pool)
-        return Probe(work, cores=len(others) + 1)
+        return Probe(beside(works[i], others, self._pool), cores=len(others) + 1)
 
     def _cuts(self, i: int) -> dict[str, Callable[[int], Step | None]]:
         """Return how a layer's step is cut into shards, as far as it can be."""
-        settings, learner = self._settings, self._steps[i].learner
+        learner, rows = self._steps[i].learner, self._samples[i].rows
 
         def by_examples(shards: int) -> Step | None:
-            return ByExamples(learner, shards) if shards <= settings.batch_size else None
+            return ByExamples(learner, shards) if shards <= rows else None
 
         def by_units(shards: int) -> Step | None:
             if not is_plain(learner):
@@ -207,10 +253,12 @@ class _Bench:
 
         return run
 
-    def _add_transform(self, probes: _Probes, below: Steps) -> None:
-        rows = below.X[: CHUNK_ROWS * min(CHUNKS_AT_ONCE, max(2, self._workers))]
+    def _add_transform(self, probes: LayerProbes, below: int) -> None:
+        rows = self._steps[below].X[: CHUNK_ROWS * min(CHUNKS_AT_ONCE, max(2, self._workers))]
+        if self._samples[below].is_part:
+            rows = rows[: PASSES * self._samples[below].rows]
         probes.rows = len(rows)
-        layer = below.learner.snapshot()
+        layer = self._steps[below].learner.snapshot()
 
         def work(workers: int) -> Work:
             return transforming(layer, rows, self._run(workers))
@@ -221,29 +269,7 @@ class _Bench:
             probes.blas["transform"] = Probe(work(1), blas_threads=self._threads)
 
 
-def _timings(probes: _Probes, crowd: float, threads: int) -> LayerTimings:
-    step, validation = probes.step.seconds, probes.validation.seconds
-    slower = probes.busy.relative_to(probes.step) - 1 if probes.busy is not None else 0.0
-    rows = probes.rows
-    transform = no_faster_than_linear({n: p.seconds / rows for n, p in probes.transform.items()})
-
-    def on_blas(name: str, alone: float, share: int = 1) -> float | None:
-        if name not in probes.blas:
-            return None
-        both = {1: alone, threads: probes.blas[name].seconds / share}
-        return no_faster_than_linear(both)[threads]
-
-    return LayerTimings(
-        step=step,
-        products=probes.products.seconds,
-        sharded={
-            cut: no_faster_than_linear({n: probe.seconds for n, probe in by_size.items()})
-            for cut, by_size in probes.sharded.items()
-        },
-        transform=transform,
-        validation=validation,
-        contention=1 + max(0.0, slower) * crowd,
-        blas_step=on_blas("step", step),
-        blas_transform=on_blas("transform", transform.get(1, 0.0), rows),
-        blas_validation=on_blas("validation", validation),
-    )
+def _rows(batch_size: int, width: int, examples: int) -> int:
+    """Return how many random rows a layer is timed on; of wide ones fewer than a minibatch has."""
+    usual = max(batch_size, min(examples, max(MOST_NUMBERS // width, CHUNK_ROWS * CHUNKS_AT_ONCE)))
+    return min(usual, max(1, WIDE_NUMBERS // width))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from statistics import median
 from time import perf_counter, sleep
@@ -25,6 +26,7 @@ __all__ = ["Probe", "Steps", "beside", "measured", "products", "transforming", "
 
 Work = Callable[[int], float]  # does something a number of times; returns the seconds
 BLOCK_SECONDS = 0.02  # of one timing: long beside a thread's waking, short beside a drift
+SLOW_SECONDS = 0.25  # after which a core is warm
 MOST_AT_ONCE = 100
 MOST_ROUNDS = 25
 LOWERED_AT_ONCE = 1 << 18  # numbers, 1 MB: what a core's cache holds
@@ -38,20 +40,32 @@ class Probe:
         self.cores, self.blas_threads = cores, blas_threads
         self._work, self._times = work, 1
         self._seconds: list[float] = []
+        self._is_slow = self._is_warm = False
 
     def warm_up(self) -> None:
-        """Touch all memory, and find how often is enough for a timing."""
-        self._work(1)
+        """Touch all memory, and find how often is enough for a timing; what is slow is timed."""
+        first, self._is_warm = self._work(1), True
+        if first >= SLOW_SECONDS:
+            self._is_slow = True
+            self._seconds.append(first)
+            return
         once = max(self._work(1), 1e-7)
         self._times = max(1, min(MOST_AT_ONCE, round(BLOCK_SECONDS / once)))
 
     def lead_in(self) -> None:
         """Work for a moment without timing: a core that rested is slow at first."""
-        self._work(self._times)
+        if self._is_warm and not self._is_slow:
+            self._work(self._times)
 
-    def time(self) -> None:
-        """Take one timing."""
-        self._seconds.append(self._work(self._times) / self._times)
+    def time(self, index: int) -> None:
+        """Take the timing of a round, unless the warm-up was it or there was none."""
+        if self._is_warm and not (self._is_slow and index == 0):
+            self._seconds.append(self._work(self._times) / self._times)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there was time for a timing."""
+        return bool(self._seconds)
 
     @property
     def seconds(self) -> float:
@@ -60,31 +74,35 @@ class Probe:
 
     def relative_to(self, other: Probe) -> float:
         """Return how many times as long as another's it takes, timing by timing of a round."""
-        pairs = zip(self._seconds, other._seconds, strict=True)
+        pairs = zip(self._seconds, other._seconds, strict=False)  # the last round may end early
         return median(own / others for own, others in pairs)
 
 
-def measured(probes: Sequence[Probe], *, seconds: float) -> None:
+def measured(probes: Sequence[Probe], *, seconds: float, most: float = math.inf) -> None:
     """Time all probes, round after round, so that a drift of the machine hits all alike.
 
-    It ends after the round in which ``seconds`` are over. In a round those that keep the same
-    number of cores busy come together.
+    It ends after the round in which ``seconds`` are over; after ``most`` seconds nothing more is
+    begun, and what comes last may not be measured. In a round those that keep the same number of
+    cores busy come together, those of one core and one BLAS thread first.
     """
     groups: dict[tuple[int, bool], list[Probe]] = {}
     for probe in probes:
         groups.setdefault((probe.blas_threads, probe.cores > 1), []).append(probe)
-    deadline = perf_counter() + seconds
+    deadline, end = perf_counter() + seconds, perf_counter() + most
     for index in range(MOST_ROUNDS):
         for (threads, _), group in sorted(groups.items(), key=lambda item: item[0]):
             with blas_limit(threads), np.errstate(all="ignore"):
                 for probe in () if index else group:
-                    probe.warm_up()
-                group[0].lead_in()
+                    if perf_counter() < end:
+                        probe.warm_up()
+                if perf_counter() < end:
+                    group[0].lead_in()
                 for probe in group:
-                    probe.time()
+                    if perf_counter() < end:
+                        probe.time(index)
             if threads > 1:
                 sleep(BLAS_SPIN_SECONDS)
-        if perf_counter() >= deadline:
+        if perf_counter() >= min(deadline, end):
             return
 
 
@@ -101,26 +119,30 @@ class Steps:
         self.learner, self.X = learner, X
         self._whole = step_for(learner, 1, "examples")
         learner.learning_rate = 1e-9  # the weights stay where they are, however often it is timed
-        self._order = np.random.default_rng(0).permutation(len(X))
+        order = np.random.default_rng(0).permutation(len(X))
+        self._order = np.resize(order, max(len(X), learner.batch_size))  # again, if rows are few
         self._step = 0
 
-    def work(self, sharded: Step | None = None, run: PhaseRunner = in_turn) -> Work:
-        """Return the steps as work, in shards if they have any."""
+    def work(
+        self, sharded: Step | None = None, run: PhaseRunner = in_turn, rows: int | None = None
+    ) -> Work:
+        """Return the steps as work, in shards if they have any, on minibatches or on fewer rows."""
         train_step = (sharded or self._whole).train_step
+        count = self.learner.batch_size if rows is None else rows
 
         def work(times: int) -> float:
             started = perf_counter()
             for _ in range(times):
-                train_step(self.X, self._rows(), epoch=1, step=self._step, run=run)
+                train_step(self.X, self._rows(count), epoch=1, step=self._step, run=run)
             return perf_counter() - started
 
         return work
 
-    def _rows(self) -> NDArray[np.intp]:
+    def _rows(self, count: int) -> NDArray[np.intp]:
         batch = self.learner.batch_size
         start = self._step * batch % max(1, len(self._order) - batch + 1)
         self._step += 1
-        return self._order[start : start + batch]
+        return self._order[start : start + count]
 
 
 def beside(own: Work, others: Sequence[Work], pool: WorkerPool) -> Work:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["Exchange", "LayerTimings", "Timings", "no_faster_than_linear", "sizes"]
 
@@ -29,6 +29,8 @@ class LayerTimings:
         What ends an epoch: the copy of the layer that is published, and its validation error.
     blas_step, blas_transform, blas_validation : float or None
         The same by one worker, whose BLAS has all cores; None where it has but one.
+    parts : mapping of int to float
+        ``step`` on fewer rows, by their number, as far as that was asked for.
     """
 
     step: float
@@ -40,6 +42,12 @@ class LayerTimings:
     blas_step: float | None = None
     blas_transform: float | None = None
     blas_validation: float | None = None
+    parts: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def has_blas(self) -> bool:
+        """Whether all was measured of a BLAS with all cores."""
+        return self.blas_step is not None and not (self.transform and self.blas_transform is None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +67,8 @@ class Timings:
     """The layers' timings, from the lowest up.
 
     ``seconds`` is what measuring took, ``handover`` what a minibatch of a layer in a stream takes
-    beside its step, ``exchanges`` what each layer's replicas do beside theirs.
+    beside its step, ``exchanges`` what each layer's replicas do beside theirs. ``notes`` say what
+    was measured in part only, in sentences.
     """
 
     layers: tuple[LayerTimings, ...]
@@ -68,6 +77,7 @@ class Timings:
     seconds: float = 0.0
     handover: float = 0.0
     exchanges: tuple[Exchange, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def no_faster_than_linear(seconds: Mapping[int, float]) -> dict[int, float]:

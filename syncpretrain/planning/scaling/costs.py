@@ -10,16 +10,17 @@ from typing import Annotated, Any
 import msgspec
 
 from syncpretrain.errors import DataError, SettingsError
-from syncpretrain.planning.measure import measure
-from syncpretrain.planning.scaling.work import PRODUCTS, LayerWork
-from syncpretrain.planning.timings import Timings
+from syncpretrain.planning.scaling.work import (
+    PRODUCTS,
+    LayerWork,
+    PartCost,
+    Seconds,
+    SharedCost,
+)
 from syncpretrain.settings import PretrainSettings
 from syncpretrain.settings.convert import checked
 
-__all__ = ["LayerCosts", "costs_from", "measured_costs", "measured_crowding", "works_of"]
-
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-SMALLER = 4  # a minibatch of a fourth shows what does not shrink with it
+__all__ = ["LayerCosts", "costs_from", "works_of"]
 
 
 class LayerCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,7 +30,10 @@ class LayerCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     fixed: Seconds = 0.0
     forward: Seconds | None = None  # a fifth of the step, as of CD-1
     end: Seconds = 0.0
+    parts: tuple[PartCost, ...] = ()
     crowding: Seconds = 0.0
+    shared: tuple[SharedCost, ...] = ()
+    handover: Seconds = 0.0
 
     def __post_init__(self) -> None:
         if self.fixed > self.step:
@@ -66,34 +70,6 @@ def costs_from(text: str) -> list[LayerCosts]:
     return [_cost(row) for row in rows]
 
 
-def measured_costs(
-    settings: PretrainSettings, *, examples: int, held_out: int, seconds: float = 7.0
-) -> list[LayerCosts]:
-    """Return the costs of a stack's layers on one core of this machine.
-
-    What a minibatch of a fourth takes shows how much of a step does not shrink with it.
-    """
-    B = settings.batch_size
-    few = max(1, B // SMALLER)
-    small = msgspec.structs.replace(settings, batch_size=few)
-    options = {"workers": 1, "examples": examples, "held_out": held_out}
-    whole = measure(settings, seconds=seconds / 2, **options)
-    if few == B:
-        return _costs(whole, [layer.step for layer in whole.layers], B)
-    part = measure(small, seconds=seconds / 2, **options)
-    fixed = [
-        min(a.step, max(0.0, (B * b.step - few * a.step) / (B - few)))
-        for a, b in zip(whole.layers, part.layers, strict=True)
-    ]
-    return _costs(whole, fixed, B)
-
-
-def measured_crowding(timings: Timings) -> list[float]:
-    """Return by which share of itself each layer's step grows for each other core at work."""
-    others = max(1, timings.workers - 1)
-    return [(layer.contention - 1) / others for layer in timings.layers]
-
-
 def works_of(settings: PretrainSettings, costs: Sequence[LayerCosts]) -> tuple[LayerWork, ...]:
     """Return the work of each layer of a stack.
 
@@ -113,23 +89,16 @@ def works_of(settings: PretrainSettings, costs: Sequence[LayerCosts]) -> tuple[L
             fixed=cost.fixed,
             forward=cost.step / PRODUCTS if cost.forward is None else cost.forward,
             end=cost.end,
+            parts=cost.parts,
             crowding=cost.crowding,
+            shared=cost.shared,
+            handover=cost.handover,
             visible=shape.visible,
             hidden=shape.hidden,
             parameters=shape.weights + sum(shape.biases),
         )
         for cost, shape in zip(costs, shapes, strict=True)
     )
-
-
-def _costs(timings: Timings, fixed: Sequence[float], batch_size: int) -> list[LayerCosts]:
-    layers = timings.layers
-    above = [layer.transform.get(1, 0.0) * batch_size for layer in layers[1:]]
-    forward = [*above, layers[-1].step / PRODUCTS]  # no layer reads the last one
-    return [
-        LayerCosts(step=layer.step, fixed=own, forward=up, end=layer.validation)
-        for layer, own, up in zip(layers, fixed, forward, strict=True)
-    ]
 
 
 def _cost(values: Mapping[str, Any]) -> LayerCosts:

@@ -138,7 +138,8 @@ def _streamed(placed: Placed) -> _Played:
                 layer_of.append(None)
         end = work.end + _passes(job, group, min(job.held_out, PROBE_ROWS))
         crowd = _crowding(placed, work.crowding, group.devices)
-        stages.append((own[i], StreamCost({1: group.step}, group.forward, end, crowd)))
+        cost = StreamCost({1: group.step}, group.forward, end, crowd, work.handover)
+        stages.append((own[i], cost))
         layer_of.append(i)
         moved += group.bytes_moved * own[i].steps
     run = play_stream(

@@ -118,8 +118,9 @@ def scaled_by_server(job: Job, devices: int) -> Scaled:
     for i, work in enumerate(job.works):
         # The last push of an epoch is of what is left.
         turns = job.settings.epochs[i] * math.ceil(steps / job.push_every)
+        crowd = 1 + work.crowding * (devices - 1)
         exchange = Exchange(
-            computing=work.step * steps * job.settings.epochs[i] / turns,
+            computing=crowd * work.step * steps * job.settings.epochs[i] / turns,
             size=float(FLOAT_BYTES * work.parameters),
             applying=work.fixed,
             servers=job.servers,

@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
+
+import msgspec
 
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.planning.scaling.network import Network
+from syncpretrain.settings.kinds import Count
 
-__all__ = ["SPLITS", "GroupWork", "LayerWork"]
+__all__ = ["SPLITS", "GroupWork", "LayerWork", "PartCost", "Seconds", "SharedCost", "SplitName"]
 
-SPLITS = ("examples", "units")
+SplitName = Literal["examples", "units"]
+SPLITS = get_args(SplitName)
 PRODUCTS = 5  # of a step of CD-1, one of which computes the hidden means
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+
+
+class PartCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds of a step of one device on fewer rows than a minibatch has."""
+
+    rows: Count
+    step: Seconds
+
+
+class SharedCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds of a minibatch that cores of one machine share: of a step, and of the hidden means.
+
+    What the cores take from each other is in it: memory, caches, the interpreter, and the waits
+    between the phases of a step.
+    """
+
+    devices: Count
+    split: SplitName
+    step: Seconds
+    forward: Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +51,8 @@ class LayerWork:
         A training step on a minibatch.
     fixed : float
         The part of ``step`` that does not shrink with the minibatch: the update of the parameters.
+    parts : tuple of PartCost
+        Steps on fewer rows; between two of them, and down to ``fixed`` at none, a line is taken.
     forward : float
         The hidden means of a minibatch.
     end : float
@@ -30,6 +60,10 @@ class LayerWork:
     crowding : float
         By which share of itself a step grows for each other device at work; 0 unless the devices
         are the cores of one machine.
+    shared : tuple of SharedCost
+        Minibatches that cores of one machine share, for a network that takes no time.
+    handover : float
+        Of a minibatch that is handed up in the memory of one machine, beside its step.
     visible, hidden : int
         Units.
     parameters : int
@@ -40,10 +74,26 @@ class LayerWork:
     fixed: float = 0.0
     forward: float = 0.0
     end: float = 0.0
+    parts: tuple[PartCost, ...] = ()
     crowding: float = 0.0
+    shared: tuple[SharedCost, ...] = ()
+    handover: float = 0.0
     visible: int
     hidden: int
     parameters: int
+
+    def step_on(self, rows: int, batch_size: int) -> float:
+        """Return the seconds of a step on some rows of a minibatch."""
+        points = [(0, self.fixed), *sorted((part.rows, part.step) for part in self.parts)]
+        points = [point for point in points if point[0] < batch_size] + [(batch_size, self.step)]
+        above = bisect_left([point[0] for point in points], rows)
+        (low, less), (high, more) = points[max(0, above - 1)], points[above]
+        return less + (more - less) * (rows - low) / (high - low) if rows < high else more
+
+    def shared_by(self, devices: int, split: str) -> SharedCost | None:
+        """Return the measured minibatch of a number of cores that share it, None without one."""
+        found = (own for own in self.shared if (own.devices, own.split) == (devices, split))
+        return next(found, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +119,8 @@ class GroupWork:
 
         By examples the largest share counts, and the gradients are summed. By units each device
         computes its units of all examples, and gets the means and states of all others: the
-        hidden ones twice, the visible ones once (CD-1).
+        hidden ones twice, the visible ones once (CD-1). Of cores that were measured together the
+        measured seconds count.
         """
         crowd = 1 + work.crowding * (devices - 1)
         if split == "units":
@@ -80,20 +131,17 @@ class GroupWork:
             moved = (2 * up + down) * (devices - 1)
             step, forward = work.step / devices, work.forward / devices
         else:
-            share = -(-batch_size // devices) / batch_size
+            rows = -(-batch_size // devices)
             gradient = float(FLOAT_BYTES * work.parameters)
             waits, forward_waits = network.reduce(gradient, devices), 0.0
             moved = network.reduced_bytes(gradient, devices)
-            step = work.fixed + (work.step - work.fixed) * share
-            forward = work.forward * share
-        return cls(
-            devices,
-            crowd * step + waits,
-            crowd * forward + forward_waits,
-            waits,
-            forward_waits,
-            moved,
-        )
+            step, forward = work.step_on(rows, batch_size), work.forward * rows / batch_size
+        together = work.shared_by(devices, split) if network.is_free else None
+        if together is None:
+            step, forward = crowd * step + waits, crowd * forward + forward_waits
+        else:
+            step, forward = together.step, together.forward
+        return cls(devices, step, forward, waits, forward_waits, moved)
 
     @classmethod
     def most(cls, work: LayerWork, *, batch_size: int, split: str) -> int:

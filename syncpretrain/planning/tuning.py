@@ -1,0 +1,283 @@
+"""Fine-tuning on this machine, predicted: synchronous, and asynchronous by the number of replicas.
+
+Some minibatches of random examples are trained on an untrained stack, which is thrown away. Of
+asynchronous fine-tuning one replica is timed alone and beside others, and its exchange with the
+server; what follows for a number of replicas is in ``planning/async_stages.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from syncpretrain.data.order import steps_per_epoch
+from syncpretrain.errors import RunInterrupted, SettingsError
+from syncpretrain.finetuning.options import STEPPING, TuningOptions, tuning_options
+from syncpretrain.finetuning.parts import Form, Part
+from syncpretrain.finetuning.prepared import Finetuning
+from syncpretrain.finetuning.tuned_replica import TunedReplica
+from syncpretrain.learners.first_stack import untrained_stack
+from syncpretrain.models.stack import Stack
+from syncpretrain.parallel.worker_pool import WorkerPool
+from syncpretrain.planning.async_stages import (
+    AsyncPlan,
+    AsyncStage,
+    exchange_seconds,
+    predict_stages,
+)
+from syncpretrain.planning.exchange import exchange_of
+from syncpretrain.planning.probes import Probe, Work, beside, measured
+from syncpretrain.pretraining.schedule.names import ASYNC
+from syncpretrain.settings import FinetuneSettings, PretrainSettings
+from syncpretrain.settings.asynchronous import ASYNC_DEFAULTS
+
+__all__ = ["TuningPlan", "async_stage", "minibatch_seconds", "plan_tuning"]
+
+WARM_UP = 2  # minibatches that are not counted
+CLASSES = 10  # of random targets, as of MNIST
+TUNED_NUMBERS = 4_000_000  # of the random rows
+PASS_OPERATIONS = 6  # for a weight and a position: forward, error, gradient
+TIMED_OPERATIONS, MOST_OPERATIONS = 1e10, 4e10  # of a minibatch that is timed: about a second
+
+
+@dataclass(frozen=True, slots=True)
+class TuningPlan:
+    """Predicted fine-tuning.
+
+    Attributes
+    ----------
+    options : TuningOptions
+        As asked for.
+    synchronous : float or None
+        Seconds of an epoch whose minibatches the workers share; None where steps differ in length.
+    replicas : int
+        The workers that share a minibatch there.
+    asynchronous : AsyncPlan or None
+        Of one epoch, by the number of replicas; None where the optimizer permits none.
+    reason : str
+        Of what is not predicted.
+    note : str
+        On what was timed of it, if not all.
+    """
+
+    options: TuningOptions
+    synchronous: float | None
+    replicas: int
+    asynchronous: AsyncPlan | None
+    reason: str = ""
+    note: str = ""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is left open of the asynchronous fine-tuning that was asked for, as options."""
+        if self.options.schedule != ASYNC or self.asynchronous is None or self.options.replicas:
+            return {}
+        return {"finetune_replicas": self.asynchronous.paying.replicas}
+
+    @property
+    def sentences(self) -> list[str]:
+        """All of it in sentences."""
+        own = self.options
+        found = []
+        if self.synchronous is None:
+            found.append(f"fine-tuning for {own.objective} is not predicted: {self.reason}")
+        else:
+            shared = "one worker" if self.replicas == 1 else f"{self.replicas} workers"
+            found.append(
+                f"fine-tuning for {own.objective}: {self.synchronous:.1f} s an epoch, {shared}"
+                f"{self.note}"
+            )
+        if self.asynchronous is not None:
+            rows = ", ".join(
+                f"{way.replicas}: {way.seconds:.1f} s and {way.useful:.3g} useful updates a second"
+                for way in self.asynchronous.ways
+            )
+            pays = self.asynchronous.paying.replicas
+            found.append(
+                f"asynchronous fine-tuning, an epoch by the number of replicas: {rows}; {pays} pay"
+            )
+        return found
+
+    def report(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        return {
+            "objective": self.options.objective,
+            "schedule": self.options.schedule,
+            "epochs": self.options.epochs,
+            "epoch_seconds": self.synchronous,
+            "replicas": self.replicas,
+            "asynchronous": self.asynchronous and self.asynchronous.report(),
+            "reason": self.reason,
+        }
+
+
+def plan_tuning(
+    pretrain: PretrainSettings,
+    finetune: FinetuneSettings,
+    *,
+    workers: int,
+    examples: int,
+    seconds: float = 3.0,
+) -> TuningPlan:
+    """Measure the fine-tuning of a stack here, and predict an epoch of each kind.
+
+    Parameters
+    ----------
+    pretrain : PretrainSettings
+        Of the stack.
+    finetune : FinetuneSettings
+        With an objective. Targets are random: of 10 classes, or one number.
+    workers : int
+        The most there may be.
+    examples : int
+        To train on.
+    seconds : float
+        About how long to measure.
+
+    Raises
+    ------
+    SettingsError
+        If the settings do not fit the stack, or the memory does not suffice.
+
+    Notes
+    -----
+    Of large stacks a part of a minibatch is timed, and scaled up.
+    """
+    options = tuning_options(finetune, seed=pretrain.seed, backend="numpy", patience=None)
+    plain = {"schedule": "synchronous", "runtime": "threads", **ASYNC_DEFAULTS}
+    shared = options if options.schedule != ASYNC else _with(options, replicas=None, **plain)
+    if options.optimizer not in STEPPING:
+        reason = f"steps by {options.optimizer} differ in length"
+        return TuningPlan(options, None, options.replicas or 1, None, reason)
+    rows = _timed_rows(pretrain, options, workers)
+    if rows == 0:
+        reason = "a minibatch of a few examples takes too long to be timed"
+        return TuningPlan(options, None, options.replicas or 1, None, reason)
+    B, steps = options.batch_size, steps_per_epoch(examples, options.batch_size)
+    stack = untrained_stack(
+        pretrain.shapes, pretrain.hidden_units, pretrain.visible_units, seed=pretrain.seed
+    )
+    train = _random_part(pretrain, options, examples)
+    tuning = Finetuning(Form.of(stack), _with(_limited(shared, workers), batch_size=rows), train)
+    given = {name: getattr(options, name) for name in ASYNC_DEFAULTS}
+    given |= {"schedule": ASYNC, "replicas": workers, "split": None, "shards": 0}
+    given |= {"simulate_staleness": None, "runtime": "threads", "batch_size": rows}
+    replicas = Finetuning(Form.of(stack), _with(options, **given), train)
+    minibatch = minibatch_seconds(tuning, stack, seconds=seconds / 2)
+    stage = async_stage(replicas, stack, workers=workers, steps=steps, seconds=seconds / 2)
+    whole = replace(stage, computing=stage.computing * B / rows)
+    return TuningPlan(
+        options,
+        None if minibatch is None else steps * minibatch * B / rows,
+        tuning.options.replicas or 1,
+        predict_stages([whole], workers=workers, rate=options.async_rate),
+        note="" if rows == B else f"; timed on {rows} of the {B} examples of a minibatch",
+    )
+
+
+def _timed_rows(pretrain: PretrainSettings, options: TuningOptions, workers: int) -> int:
+    """Return how many examples of a minibatch are timed; 0 where even a few take too long."""
+    both = 2 if options.objective == "reconstruction" else 1  # encoder and decoder
+    operations = both * PASS_OPERATIONS * sum(shape.products for shape in pretrain.shapes)
+    least = min(options.batch_size, max(workers, options.replicas or 1, options.shards))
+    if least * operations > MOST_OPERATIONS:
+        return 0
+    return min(options.batch_size, max(least, int(TIMED_OPERATIONS // operations)))
+
+
+def minibatch_seconds(tuning: Finetuning, stack: Stack, *, seconds: float) -> float | None:
+    """Return the seconds of a minibatch of synchronous fine-tuning; None for cg and lbfgs.
+
+    The stack is trained for about so many seconds, and stays as it is.
+    """
+    if tuning.options.optimizer not in STEPPING:
+        return None
+    started: list[float] = []  # when each minibatch began
+
+    def stop() -> bool:
+        started.append(perf_counter())
+        return len(started) > WARM_UP + 1 and started[-1] - started[WARM_UP] > seconds
+
+    began = perf_counter()
+    try:
+        tuning.run(stack, stop=stop)
+    except RunInterrupted:
+        return (started[-1] - started[WARM_UP]) / (len(started) - 1 - WARM_UP)
+    return (perf_counter() - began) / max(1, len(started))  # all of it was over before
+
+
+def async_stage(
+    tuning: Finetuning, stack: Stack, *, workers: int, steps: int, seconds: float
+) -> AsyncStage:
+    """Measure the tasks of an epoch of asynchronous fine-tuning, of ``steps`` minibatches."""
+    options = tuning.options
+    replicas = [tuning.replica(stack) for _ in range(workers)]
+    works = [_training(replica, tuning) for replica in replicas]
+    alone, contention = Probe(works[0]), 1.0
+    pool = WorkerPool(workers, "syncpretrain-plan")
+    try:
+        probes = [alone]
+        if workers > 1:
+            probes.append(Probe(beside(works[0], works[1:], pool), cores=workers))
+        measured(probes, seconds=seconds)
+        contention = max(1.0, probes[-1].relative_to(alone))
+    finally:
+        pool.close()
+    exchange = exchange_of(sum(array.size for array in replicas[0].parameters), options)
+    return AsyncStage(
+        tasks=math.ceil(steps / options.push_every),
+        computing=options.push_every * alone.seconds,
+        contention=contention,
+        local=exchange.local,
+        server=exchange_seconds(options, exchange),
+    )
+
+
+def _training(replica: TunedReplica, tuning: Finetuning) -> Work:
+    """Return the minibatches of a replica as work."""
+    steps, done = steps_per_epoch(tuning.examples, tuning.options.batch_size), 0
+
+    def work(times: int) -> float:
+        nonlocal done
+        started = perf_counter()
+        for _ in range(times):
+            replica.train(1, done % steps)
+            done += 1
+        return perf_counter() - started
+
+    return work
+
+
+def _limited(options: TuningOptions, workers: int) -> TuningOptions:
+    """Return options that leave to a machine of so many workers what they leave open."""
+    if options.replicas is not None or options.optimizer not in STEPPING:
+        return options
+    return _with(options, blas_threads=min(workers, options.blas_threads or workers))
+
+
+def _random_part(pretrain: PretrainSettings, options: TuningOptions, examples: int) -> Part:
+    """Return random examples, with targets if the objective has some."""
+    width = pretrain.layers[0]
+    if options.batch_size > examples:
+        raise SettingsError(
+            f"finetune_batch_size: got {options.batch_size}, expected at most {examples}, the"
+            " examples to train on"
+        )
+    rows = max(options.batch_size, min(examples, TUNED_NUMBERS // width))
+    draws = np.random.default_rng(0)
+    X = draws.random((rows, width), dtype=np.float32)
+    targets: Any = None
+    if options.objective == "classification":
+        targets = np.arange(rows) % CLASSES
+    elif options.objective == "regression":
+        targets = draws.random(rows)
+    return Part(X, targets, "y")
+
+
+def _with(options: TuningOptions, **others: Any) -> TuningOptions:
+    return msgspec.structs.replace(options, **others)
