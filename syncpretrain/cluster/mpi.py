@@ -1,8 +1,9 @@
 """The engine on MPI, through mpi4py: two-sided messages on a communicator of our own.
 
-Large arrays are sent from where they are, in pieces that any MPI library can count. One thread
-makes all calls after the start. MPI is asked for ``MPI_THREAD_MULTIPLE`` nevertheless, since a
-script may use MPI itself; without, ``MPI_THREAD_SERIALIZED`` will do for scripts that do not.
+Large arrays are sent from where they are, in pieces that any MPI library can count. Windows are in
+``cluster/mpi_window.py``. One thread makes all calls after the start. MPI is asked for
+``MPI_THREAD_MULTIPLE`` nevertheless, since a script may use MPI itself; without,
+``MPI_THREAD_SERIALIZED`` will do for scripts that do not.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from syncpretrain.cluster.bells import MARK_BYTES, Bells, machine_mark
-from syncpretrain.cluster.engine import Engine
+from syncpretrain.cluster.engine import Engine, Window
+from syncpretrain.cluster.mpi_window import MPIWindow
 from syncpretrain.cluster.packing import Buffer, sizes_in
 from syncpretrain.errors import SettingsError
 
@@ -92,6 +94,10 @@ class MPIEngine(Engine):
                 kept.append(item)
         self._coming = kept
         return found
+
+    def open_window(self, lengths: Sequence[int], kind: str) -> Window:
+        """Open a window, with all other ranks."""
+        return MPIWindow(self._mpi, self._comm, lengths, kind)
 
     @property
     def library(self) -> str:
