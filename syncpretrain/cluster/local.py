@@ -13,6 +13,8 @@ from syncpretrain.cluster.packing import Buffer
 
 __all__ = ["LocalEngine", "local_engines"]
 
+MEETING_SECONDS = 20.0  # until all ranks have opened or closed a window
+
 Letter = tuple[int, list[Buffer]]
 
 
@@ -30,6 +32,11 @@ class LocalWindow(Window):
     def __init__(self, lengths: Sequence[int], kind: str) -> None:
         self._vectors: list[WindowValues] = [np.empty(length, kind) for length in lengths]
         self._lock = threading.Lock()
+        self._meeting = threading.Barrier(len(lengths))
+
+    def meet(self) -> None:
+        """Wait until every rank has come here, as MPI's ranks do."""
+        self._meeting.wait(MEETING_SECONDS)
 
     def get(self, rank: int, at: int, out: WindowValues) -> None:
         """Copy elements of a rank's vector from ``at`` on to ``out``."""
@@ -55,7 +62,8 @@ class LocalWindow(Window):
         return found
 
     def close(self) -> None:
-        """Do nothing: there is nothing to give back."""
+        """Wait for the others; there is nothing to give back."""
+        self.meet()
 
     def _own(self, rank: int, at: int, values: WindowValues) -> WindowValues:
         return self._vectors[rank][at : at + values.size]
@@ -107,12 +115,14 @@ class LocalEngine(Engine):
         return found
 
     def open_window(self, lengths: Sequence[int], kind: str) -> Window:
-        """Open a window, which is there as soon as one rank has."""
+        """Open a window, with all other ranks."""
         self._opened += 1
         with self._lock:
             if len(self._windows) < self._opened:
                 self._windows.append(LocalWindow(lengths, kind))
-            return self._windows[self._opened - 1]
+            window = self._windows[self._opened - 1]
+        window.meet()
+        return window
 
     def abort(self, status: int) -> None:
         """Record it: threads cannot be ended."""

@@ -184,7 +184,8 @@ class Windows:
                     raise StalledError(f"{otherwise} within {self._times.stall:g} s")
 
     def _send_all(self, message: OpenWindow | CloseWindow) -> None:
-        for rank in range(self._engine.size):
+        own = self._engine.rank  # last, since it waits for the others at once
+        for rank in sorted(range(self._engine.size), key=lambda rank: rank == own):
             self._send(rank, WINDOWS_PORT, message)
 
 
