@@ -88,6 +88,10 @@ class Engine(ABC):
     def arrived(self) -> list[tuple[int, list[Buffer]]]:
         """Return the messages that are complete, each with the rank that sent it."""
 
+    def lacks_windows(self) -> str | None:
+        """Return where it has no windows that can be relied on, None if they can be opened here."""
+        return None
+
     @abstractmethod
     def open_window(self, lengths: Sequence[int], kind: str) -> Window:
         """Open a window of vectors of float32 or int64, as long as ``lengths`` says, by rank.

@@ -93,6 +93,10 @@ class Windows:
         """Whether other ranks reach into memory of this one."""
         return bool(self._owned)
 
+    def lacking(self) -> str | None:
+        """Return where there are no windows that can be relied on, None if they can be opened."""
+        return self._engine.lacks_windows()
+
     def follow(self, source: int, message: OpenWindow | CloseWindow) -> None:
         """Open or close a window, in the communication thread."""
         if isinstance(message, CloseWindow):

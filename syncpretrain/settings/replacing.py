@@ -13,7 +13,7 @@ from syncpretrain.settings.sections import Settings
 __all__ = ["ELSEWHERE", "moved_elsewhere", "replaced"]
 
 S = TypeVar("S", bound=msgspec.Struct)
-ELSEWHERE = ("runtime", "workers", "backend")  # settings that may differ at a resume
+ELSEWHERE = ("runtime", "workers", "backend", "exchange")  # settings that may differ at a resume
 
 
 def replaced(settings: S, **changes: Any) -> S:
@@ -40,7 +40,7 @@ def replaced(settings: S, **changes: Any) -> S:
 
 
 def moved_elsewhere(settings: Settings, **elsewhere: Any) -> Settings:
-    """Return the settings of a run that is resumed with another runtime, workers or backend.
+    """Return the settings of a run that is resumed with another of what :data:`ELSEWHERE` has.
 
     Raises
     ------
@@ -53,4 +53,6 @@ def moved_elsewhere(settings: Settings, **elsewhere: Any) -> Settings:
                 f"{name}: got a value for a run that goes on, which decides it; only"
                 f" {', '.join(ELSEWHERE)} can be others"
             )
+    if elsewhere.get("runtime", "mpi") != "mpi":
+        elsewhere.setdefault("exchange", "messages")  # other exchanges need ranks
     return replaced(settings, pretrain=replaced(settings.pretrain, **elsewhere))
