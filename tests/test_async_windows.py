@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from localranks import WAIT, local_ranks
 
 from syncpretrain import pretrain
-from syncpretrain.cluster.local import local_engines
+from syncpretrain.cluster.local import LocalEngine, local_engines
+from syncpretrain.cluster.mpi import MPIEngine
 from syncpretrain.cluster.peers import last_beat
 from syncpretrain.cluster.transport import Transport
 from syncpretrain.errors import SettingsError, StalledError, WorkerError
@@ -30,7 +31,7 @@ from syncpretrain.pretraining.runtime.ranks.parameter_windows import (
 )
 from syncpretrain.pretraining.runtime.ranks.replicas import WindowReplicas
 from syncpretrain.pretraining.runtime.replicas import replicas_in
-from syncpretrain.settings import settings_from
+from syncpretrain.settings import moved_elsewhere, settings_from
 
 STEPS = 40
 DATA = (np.ones((2, 3), np.float32),)
@@ -292,3 +293,47 @@ class TestWindows:
 def test_what_windows_cannot_do_is_refused(own, told):
     with pytest.raises(SettingsError, match=f"^exchange: {told}"):
         settings_from((16, 8), exchange="windows", **own)
+
+
+class Library(MPIEngine):
+    library = ""
+
+    def __init__(self, library, are_all_near):
+        self.library, self._are_all_near = library, are_all_near
+
+
+@pytest.mark.parametrize(
+    ("library", "are_all_near", "fabrics", "lacks"),
+    [
+        ("MPICH Version: 5.0.2", False, "ofi", False),
+        ("Open MPI v5.0.11", False, "ofi", False),
+        ("Intel(R) MPI Library 2021.18", True, "shm:ofi", False),
+        ("Intel(R) MPI Library 2021.18", False, "shm:ofi", True),
+        ("Intel(R) MPI Library 2021.18", True, "ofi", True),
+    ],
+)
+def test_intel_mpi_has_windows_where_ranks_share_memory(
+    monkeypatch, library, are_all_near, fabrics, lacks
+):
+    monkeypatch.setenv("I_MPI_FABRICS", fabrics)
+    found = Library(library, are_all_near).lacks_windows()
+    assert found == (f"{library} where ranks share no memory" if lacks else None)
+
+
+def test_windows_that_cannot_be_relied_on_are_refused(bits, monkeypatch):
+    monkeypatch.setattr(LocalEngine, "lacks_windows", lambda self: "a library")
+    own = {"layers": (16, 8), "schedule": "async", "runtime": "mpi", "warn": False}
+    told = "^exchange: got windows with a library, whose one-sided calls crash there, expected mess"
+    with local_ranks(2):
+        with pytest.raises(SettingsError, match=told):
+            pretrain(bits, exchange="windows", **own)
+        pretrain(bits, **own)
+
+
+def test_a_run_that_is_moved_from_its_ranks_leaves_the_windows():
+    settings = settings_from((16, 8), schedule="async", runtime="mpi", exchange="windows")
+    assert moved_elsewhere(settings, runtime="threads").pretrain.exchange == "messages"
+    assert moved_elsewhere(settings, exchange="messages").pretrain.runtime == "mpi"
+    assert moved_elsewhere(settings, runtime="mpi").pretrain.exchange == "windows"
+    with pytest.raises(SettingsError, match=r"^exchange: got windows with runtime serial"):
+        moved_elsewhere(settings, runtime="serial", exchange="windows")

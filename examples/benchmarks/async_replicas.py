@@ -155,27 +155,32 @@ def exchanged(options: argparse.Namespace) -> list[str]:
     """Return two tables of both exchanges: idle replicas, and a pretraining."""
     idle = []
     for size in options.sizes:
-        times: dict[str, list[float]] = {name: [] for name in ON_RANKS}
+        found: dict[str, list[tuple[float, ...]]] = {name: [] for name in ON_RANKS}
         for _ in range(options.rounds):
-            for name, own in times.items():
-                own.append(_idle_update(name, size, options))
-        idle.append([f"{size:,}", *(spread(own) for own in times.values())])
-    head = ["parameters", *(f"{name}, ms an update" for name in ON_RANKS)]
+            for name, runs in found.items():
+                runs.append(_idle(name, size, options))
+        idle += [[f"{size:,}", *row] for row in _rows(found)]
     digits = load_dataset("mnist")
-    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ON_RANKS}
+    trained: dict[str, list[tuple[float, ...]]] = {name: [] for name in ON_RANKS}
     for seed in range(options.rounds):
-        for name, runs in found.items():
+        for name, runs in trained.items():
             runs.append(_pretrained(name, seed, digits, options))
-    rows = [
-        [name, *(spread(list(values)) for values in zip(*runs, strict=True))]
+    update = "ms an update"
+    return [
+        rst_table(["parameters", "exchange", update, "staleness"], idle),
+        rst_table(["exchange", update, "error of layer 1", "accuracy"], _rows(trained)),
+    ]
+
+
+def _rows(found: Mapping[str, Sequence[tuple[float, ...]]]) -> list[list[str]]:
+    return [
+        [name, *(spread(values) for values in zip(*runs, strict=True))]
         for name, runs in found.items()
     ]
-    trained = ["exchange", "ms an update", "error of layer 1", "accuracy"]
-    return [rst_table(head, idle), rst_table(trained, rows)]
 
 
-def _idle_update(exchange: str, size: int, options: argparse.Namespace) -> float:
-    """Return the milliseconds of an update, all of which must add up."""
+def _idle(exchange: str, size: int, options: argparse.Namespace) -> tuple[float, float]:
+    """Return milliseconds of an update, all of which must add up, and their mean staleness."""
     rules = AsyncRules(rate="constant")
     server = ParameterServer(np.zeros(size, np.float32), rules, options.servers)
     fleet = replicas_in(
@@ -189,17 +194,18 @@ def _idle_update(exchange: str, size: int, options: argparse.Namespace) -> float
         report=print,
         times=TIMEOUTS,
     )
+    stale: list[int] = []
     with fleet:
         began = perf_counter()
-        fleet.train(tasks_of(1, 0, UPDATES, 1), lambda: False, lambda *of: None)
+        fleet.train(tasks_of(1, 0, UPDATES, 1), lambda: False, lambda *of: stale.append(of[2]))
         seconds = perf_counter() - began
     assert (server.parameters == UPDATES).all()
-    return 1e3 * seconds / UPDATES
+    return 1e3 * seconds / UPDATES, sum(stale) / UPDATES
 
 
 def _pretrained(
     exchange: str, seed: int, digits: Any, options: argparse.Namespace
-) -> tuple[float, float, float]:
+) -> tuple[float, ...]:
     """Return milliseconds of an update, the last error of layer 1, and the accuracy in per cent."""
     settings = settings_from(
         [int(x) for x in options.layers.split(",")],

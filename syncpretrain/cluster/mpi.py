@@ -102,7 +102,7 @@ class MPIEngine(Engine):
         shares = self._are_all_near and "shm" in os.environ.get(INTEL_FABRICS, "shm")
         if not self.library.startswith("Intel") or shares:
             return None
-        return f"{self.library} on several machines"
+        return f"{self.library} where ranks share no memory"
 
     def open_window(self, lengths: Sequence[int], kind: str) -> Window:
         """Open a window, with all other ranks."""
