@@ -65,6 +65,7 @@ COMMON = {
     "--trim-replicas": Option([FLAG]),
     "--no-trim-replicas": Option([FLAG]),
     "--servers": Option(["1", "2", "3"], ["1025", HUGE]),
+    "--exchange": Option(["messages"] * 3 + ["windows"]),
     "--runtime": Option(["serial", "threads"] * 4 + ["processes"]),
     "--backend": Option(["auto", "numpy"], ["cupy", "cupy:0", "cupy:x", "cupy:" + HUGE]),
     "--workers": Option(["1", "2", "4"], ["1024", "1025", "1000000000"]),

@@ -117,6 +117,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         " examples of convolutions, units of others.",
         "shards": "Parts of a minibatch, on which the result depends. Default as many as replicas.",
         "servers": "Of async: slices of its parameters, each with a thread or rank.",
+        "exchange": "Of async with mpi: by messages (default), or one-sided in windows.",
         "blas_threads": "For greedy and fine-tuning; parallel layers take one each. Default the"
         " usable cores.",
     },

@@ -21,7 +21,7 @@ __all__ = ["given_by", "planned", "settings_from_options"]
 PLANNED = ("group_size", "replicas", "split", "shards")
 # Replicas are a layer's workers, or have minibatches of their own: one schedule's say nothing of
 # the other's.
-OF_OTHER_WORKERS = (*PLANNED, "workers", "finish", "refresh_epochs", "delay", "shuffle")
+OF_OTHER_WORKERS = (*PLANNED, "workers", "finish", "refresh_epochs", "delay", "shuffle", "exchange")
 
 
 def settings_from_options(

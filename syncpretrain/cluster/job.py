@@ -18,7 +18,7 @@ from syncpretrain.cluster.witness import Witness, be_seen, notify_witness
 from syncpretrain.errors import SettingsError, WorkerError
 from syncpretrain.parallel.timeouts import TIMEOUTS
 
-__all__ = ["Membership", "check_ranks", "is_member", "joined", "member", "using"]
+__all__ = ["Membership", "check_ranks", "check_windows", "is_member", "joined", "member", "using"]
 
 ABORT_STATUS = 1
 PASS_ON_SECONDS = 0.2
@@ -189,6 +189,20 @@ def check_ranks(name: str) -> None:
         raise SettingsError(
             f"runtime: got mpi on rank {rank}, where only pretrain() may be called; start a whole"
             f" run with: {START_HINT}"
+        )
+
+
+def check_windows(exchange: str) -> None:
+    """Refuse windows where those of the job's MPI library cannot be relied on.
+
+    Raises
+    ------
+    SettingsError
+    """
+    if exchange == "windows" and (where := joined().windows.lacking()):
+        raise SettingsError(
+            f"exchange: got windows with {where}, whose one-sided calls crash there, expected"
+            " messages; or take MPICH or Open MPI"
         )
 
 

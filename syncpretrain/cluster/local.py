@@ -2,15 +2,71 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from syncpretrain.cluster.engine import Engine
+import numpy as np
+
+from syncpretrain.cluster.engine import Engine, Window, WindowValues
 from syncpretrain.cluster.packing import Buffer
 
 __all__ = ["LocalEngine", "local_engines"]
 
+MEETING_SECONDS = 20.0  # until all ranks have opened or closed a window
+
 Letter = tuple[int, list[Buffer]]
+
+
+class LocalWindow(Window):
+    """A window of vectors in this process.
+
+    Parameters
+    ----------
+    lengths : sequence of int
+        Elements of each rank.
+    kind : str
+        ``float32`` or ``int64``.
+    """
+
+    def __init__(self, lengths: Sequence[int], kind: str) -> None:
+        self._vectors: list[WindowValues] = [np.empty(length, kind) for length in lengths]
+        self._lock = threading.Lock()
+        self._meeting = threading.Barrier(len(lengths))
+
+    def meet(self) -> None:
+        """Wait until every rank has come here, as MPI's ranks do."""
+        self._meeting.wait(MEETING_SECONDS)
+
+    def get(self, rank: int, at: int, out: WindowValues) -> None:
+        """Copy elements of a rank's vector from ``at`` on to ``out``."""
+        with self._lock:
+            np.copyto(out, self._own(rank, at, out))
+
+    def put(self, rank: int, at: int, values: WindowValues) -> None:
+        """Set elements of a rank's vector from ``at`` on."""
+        with self._lock:
+            np.copyto(self._own(rank, at, values), values)
+
+    def add(self, rank: int, at: int, values: WindowValues) -> None:
+        """Add to elements of a rank's vector from ``at`` on."""
+        with self._lock:
+            own = self._own(rank, at, values)
+            np.add(own, values, out=own)
+
+    def fetch_and_add(self, rank: int, at: int, value: int) -> int:
+        """Add to an element of whole numbers; return what it was before."""
+        with self._lock:
+            found = int(self._vectors[rank][at])
+            self._vectors[rank][at] += value
+        return found
+
+    def close(self) -> None:
+        """Wait for the others; there is nothing to give back."""
+        self.meet()
+
+    def _own(self, rank: int, at: int, values: WindowValues) -> WindowValues:
+        return self._vectors[rank][at : at + values.size]
 
 
 class LocalEngine(Engine):
@@ -25,9 +81,12 @@ class LocalEngine(Engine):
         The statuses with which the job was aborted, by any rank.
     others : list of LocalEngine
         All engines of the job, by rank, once it has begun.
+    windows : list of LocalWindow
+        All windows of the job so far.
     """
 
     rings = True
+    _lock = threading.Lock()  # guards the windows of all jobs
 
     def __init__(
         self,
@@ -35,10 +94,12 @@ class LocalEngine(Engine):
         boxes: Sequence[deque[Letter]],
         aborted: list[int],
         others: list[LocalEngine],
+        windows: list[LocalWindow],
     ) -> None:
         super().__init__()
         self.rank, self.size = rank, len(boxes)
         self._boxes, self.aborted, self._others = boxes, aborted, others
+        self._windows, self._opened = windows, 0
 
     def start(self, to: int, parts: Sequence[Buffer]) -> Callable[[], bool]:
         """Put a copy into the other's box, and wake it."""
@@ -53,6 +114,16 @@ class LocalEngine(Engine):
             found.append(own.popleft())
         return found
 
+    def open_window(self, lengths: Sequence[int], kind: str) -> Window:
+        """Open a window, with all other ranks."""
+        self._opened += 1
+        with self._lock:
+            if len(self._windows) < self._opened:
+                self._windows.append(LocalWindow(lengths, kind))
+            window = self._windows[self._opened - 1]
+        window.meet()
+        return window
+
     def abort(self, status: int) -> None:
         """Record it: threads cannot be ended."""
         self.aborted.append(status)
@@ -66,5 +137,6 @@ def local_engines(size: int) -> list[LocalEngine]:
     boxes: list[deque[Letter]] = [deque() for _ in range(size)]
     aborted: list[int] = []
     engines: list[LocalEngine] = []
-    engines += [LocalEngine(rank, boxes, aborted, engines) for rank in range(size)]
+    windows: list[LocalWindow] = []
+    engines += [LocalEngine(rank, boxes, aborted, engines, windows) for rank in range(size)]
     return engines

@@ -1,13 +1,15 @@
 """The engine on MPI, through mpi4py: two-sided messages on a communicator of our own.
 
-Large arrays are sent from where they are, in pieces that any MPI library can count. One thread
-makes all calls after the start. MPI is asked for ``MPI_THREAD_MULTIPLE`` nevertheless, since a
-script may use MPI itself; without, ``MPI_THREAD_SERIALIZED`` will do for scripts that do not.
+Large arrays are sent from where they are, in pieces that any MPI library can count. Windows are in
+``cluster/mpi_window.py``. One thread makes all calls after the start. MPI is asked for
+``MPI_THREAD_MULTIPLE`` nevertheless, since a script may use MPI itself; without,
+``MPI_THREAD_SERIALIZED`` will do for scripts that do not.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from syncpretrain.cluster.bells import MARK_BYTES, Bells, machine_mark
-from syncpretrain.cluster.engine import Engine
+from syncpretrain.cluster.engine import Engine, Window
+from syncpretrain.cluster.mpi_window import MPIWindow
 from syncpretrain.cluster.packing import Buffer, sizes_in
 from syncpretrain.errors import SettingsError
 
@@ -25,6 +28,7 @@ __all__ = ["MPIEngine", "import_mpi"]
 ENVELOPE_TAG, PIECE_TAG = 1, 2
 LOOKS = 8  # at less than 1 us each; the first ones only move on what is about to arrive
 LARGEST_PIECE = 1 << 30  # MPI before version 4 counts in 32 bits
+INTEL_FABRICS = "I_MPI_FABRICS"  # by which it may be told to share none
 INSTALL_MPI = "pip install 'syncpretrain[mpi]' mpich"
 
 _Coming = tuple[int, list[Buffer], list[Any]]  # sender, bytes, and the requests that fill them
@@ -54,7 +58,7 @@ class MPIEngine(Engine):
         self._marks = np.zeros((self.size, 2 * MARK_BYTES), dtype=np.uint8)  # of all ranks
         self._has_marks = False  # or they are on their way
         self._bells: Bells | None = None
-        self._all_ring = False
+        self._all_ring = self._are_all_near = False
         self._waiting: list[tuple[int, Sequence[Buffer], list[Any]]] = []  # for the communicator
         self._coming: deque[_Coming] = deque()
 
@@ -92,6 +96,17 @@ class MPIEngine(Engine):
                 kept.append(item)
         self._coming = kept
         return found
+
+    def lacks_windows(self) -> str | None:
+        """Return Intel MPI where ranks do not share memory: its one-sided calls crash there."""
+        shares = self._are_all_near and "shm" in os.environ.get(INTEL_FABRICS, "shm")
+        if not self.library.startswith("Intel") or shares:
+            return None
+        return f"{self.library} where ranks share no memory"
+
+    def open_window(self, lengths: Sequence[int], kind: str) -> Window:
+        """Open a window, with all other ranks."""
+        return MPIWindow(self._mpi, self._comm, lengths, kind)
 
     @property
     def library(self) -> str:
@@ -145,11 +160,12 @@ class MPIEngine(Engine):
         machines = [row[:MARK_BYTES].tobytes() for row in self._marks]
         own = machines[self.rank]
         near = {rank for rank, machine in enumerate(machines) if machine == own}
+        self._are_all_near = any(own) and len(near) == self.size
         if any(own) and len(near) > 1:
             with contextlib.suppress(OSError):  # else it looks for messages now and then
                 job = self._marks[0, MARK_BYTES:].tobytes()
                 self._bells = Bells(job, self.rank, near)
-                self._all_ring = len(near) == self.size
+                self._all_ring = self._are_all_near
 
     def _send(self, to: int, parts: Sequence[Buffer], requests: list[Any]) -> None:
         byte = self._mpi.BYTE

@@ -28,6 +28,7 @@ from syncpretrain.cluster.link import Link
 from syncpretrain.cluster.naps import Naps
 from syncpretrain.cluster.packing import Buffer, Envelope, pack, unpack
 from syncpretrain.cluster.peers import BEAT_SECONDS, Peers, last_beat, own_beat
+from syncpretrain.cluster.windows import WINDOWS_PORT, Windows
 from syncpretrain.errors import WorkerError
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 
@@ -57,6 +58,8 @@ class Transport:
         core.
     link : Link or None
         Over which all that comes to this rank is delayed.
+    windows : Windows
+        The windows that are open.
     """
 
     def __init__(
@@ -75,7 +78,11 @@ class Transport:
         self._arrived = threading.RLock()  # guards the boxes and handlers
         self._takers: dict[Port, threading.Condition] = {}
         self._boxes: dict[Port, deque[tuple[int, Any]]] = defaultdict(deque)
-        self._handlers: dict[Port, Handler] = {BEATS: self.peers.record}
+        self.windows = Windows(engine, self.send, self._wake, self._check, times)
+        self._handlers: dict[Port, Handler] = {
+            BEATS: self.peers.record,
+            WINDOWS_PORT: self.windows.follow,
+        }
         self._first_run = 0  # what is for an earlier one is dropped
         self._late: list[tuple[float, int, int, Envelope, Any]] = []  # on the emulated link
         self._count = itertools.count()
@@ -171,19 +178,19 @@ class Transport:
     def _exchange(self) -> None:
         naps = Naps(time.monotonic())
         while True:
-            moved = self._post() | self._deliver()
+            moved = self._post() | self._deliver() | self.windows.turn()
             now = time.monotonic()
             nap = naps.after(
                 now,
                 moved=moved,
                 rings=self._engine.rings,
-                is_eager=self.is_eager,
+                is_eager=self.is_eager or self.windows.has_own,
                 is_sending=bool(self._sending),
             )
             if self._late:
                 nap = min(nap, max(self._late[0][0] - now, 0.0))
             with self._changed:
-                if self._outbox:
+                if self._outbox or self.windows.has_calls:
                     continue
                 if self._closing and not self._sending:
                     return

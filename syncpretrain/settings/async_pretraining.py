@@ -10,6 +10,7 @@ from syncpretrain.settings.kinds import MAX_WORKERS
 
 __all__ = ["check_async_pretraining", "check_blas_threads"]
 
+MESSAGES = "messages"
 NOT_SUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {  # values that are, and why not others
     "split": (("examples",), "replicas share no minibatch"),
     "shards": ((0,), "replicas share no minibatch"),
@@ -53,6 +54,7 @@ def check_async_pretraining(settings: PretrainFields) -> None:
         runtime=settings.runtime,
         has_momentum=any(text.strip("0.") for text in settings.momentum),
     )
+    _check_exchange(settings)
     if settings.schedule != ASYNC:
         return
     if max(settings.replicas) > MAX_WORKERS:
@@ -70,4 +72,23 @@ def check_async_pretraining(settings: PretrainFields) -> None:
         raise SettingsError(
             f"replicas: got {','.join(map(str, settings.replicas))} with schedule {ASYNC} and"
             " handoff minibatch, whose replicas train all layers, expected one number"
+        )
+
+
+def _check_exchange(settings: PretrainFields) -> None:
+    """Refuse windows where replicas have no ranks, or changes are not only added."""
+    if settings.exchange == MESSAGES:
+        return
+    if settings.schedule != ASYNC or settings.runtime != "mpi":
+        name = "schedule" if settings.schedule != ASYNC else "runtime"
+        raise SettingsError(
+            f"exchange: got {settings.exchange} with {name} {getattr(settings, name)}, expected"
+            f" {MESSAGES}; windows are memory of ranks that replicas share: take schedule {ASYNC}"
+            " and runtime mpi"
+        )
+    if settings.delay_compensation:
+        raise SettingsError(
+            f"exchange: got {settings.exchange} with delay_compensation"
+            f" {settings.delay_compensation:g}, expected {MESSAGES}; MPI only adds to a window, and"
+            " a compensation needs the parameters at that moment"
         )

@@ -108,6 +108,9 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     push_every, fetch_every, async_rate, delay_compensation, max_staleness, simulate_staleness
         Of schedule ``async``, as are ``trim_replicas`` and ``servers``: see
         :class:`syncpretrain.settings.asynchronous.AsyncFields`.
+    exchange : str
+        Of schedule ``async`` on ranks, how replicas get parameters and give back changes: in
+        ``messages`` from and to servers, or through ``windows``, memory of other ranks.
     seed : int
         Of everything that is drawn.
     """
@@ -164,6 +167,7 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     simulate_staleness: Staleness | None = None
     trim_replicas: bool = False
     servers: Workers = 1
+    exchange: Literal["messages", "windows"] = "messages"
     blas_threads: Workers | None = None
     seed: NonNegativeInt = 0
 

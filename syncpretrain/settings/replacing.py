@@ -15,7 +15,7 @@ from syncpretrain.settings.sections import Settings
 __all__ = ["ELSEWHERE", "moved_elsewhere", "off_ranks", "replaced"]
 
 S = TypeVar("S", bound=msgspec.Struct)
-ELSEWHERE = ("runtime", "workers", "backend")  # settings that may differ at a resume
+ELSEWHERE = ("runtime", "workers", "backend", "exchange")  # settings that may differ at a resume
 
 
 def replaced(settings: S, **changes: Any) -> S:
@@ -42,7 +42,7 @@ def replaced(settings: S, **changes: Any) -> S:
 
 
 def moved_elsewhere(settings: Settings, **elsewhere: Any) -> Settings:
-    """Return the settings of a run that is resumed with another runtime, workers or backend.
+    """Return the settings of a run that is resumed with another of what :data:`ELSEWHERE` has.
 
     Raises
     ------
@@ -55,9 +55,11 @@ def moved_elsewhere(settings: Settings, **elsewhere: Any) -> Settings:
                 f"{name}: got a value for a run that goes on, which decides it; only"
                 f" {', '.join(ELSEWHERE)} can be others"
             )
-    pretrain, tuning = replaced(settings.pretrain, **elsewhere), settings.finetune
+    pretrain_changes, tuning = dict(elsewhere), settings.finetune
     if elsewhere.get("runtime", "mpi") != "mpi":
+        pretrain_changes.setdefault("exchange", "messages")  # other exchanges need ranks
         tuning = off_ranks(tuning)
+    pretrain = replaced(settings.pretrain, **pretrain_changes)
     return replaced(settings, pretrain=pretrain, finetune=tuning)
 
 

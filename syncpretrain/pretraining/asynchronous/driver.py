@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from syncpretrain import __version__
-from syncpretrain.cluster.job import check_ranks
+from syncpretrain.cluster.job import check_ranks, check_windows
 from syncpretrain.data.file_rows import FileRows
 from syncpretrain.data.order import steps_per_epoch
 from syncpretrain.errors import CheckpointError, RunInterrupted, SettingsError, WorkerError
@@ -74,6 +74,7 @@ class AsyncPretraining:
         settings = msgspec.structs.replace(settings, backend="numpy")
         check_runtime(settings.runtime)
         check_ranks(settings.runtime)
+        check_windows(settings.exchange)
         self.observers, self._times = tuple(observers), times
         self.settings, data, self._scaling = build_data(settings, X, validation)
         if not isinstance(data.train, (np.ndarray, FileRows)):

@@ -14,13 +14,14 @@ from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import ReplicaFactory, part_of
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.asynchronous.state import AsyncState
-from syncpretrain.pretraining.runtime.ranks.replicas import RankReplicas
+from syncpretrain.pretraining.runtime.ranks.replicas import RankReplicas, WindowReplicas
 from syncpretrain.pretraining.runtime.replicas import replicas_in
 from syncpretrain.settings.sections import PretrainSettings
 
 __all__ = ["Stage"]
 
 FLEET = "fleet."
+ON_RANKS = {"messages": RankReplicas, "windows": WindowReplicas}
 
 
 class Stage:
@@ -77,7 +78,7 @@ class Stage:
             replicas=s.replicas[self.layers[0] - 1],
             delay=s.simulate_staleness,
             trims=s.trim_replicas,
-            on_ranks=RankReplicas,
+            on_ranks=ON_RANKS[s.exchange],
             report=report,
             times=times,
         )

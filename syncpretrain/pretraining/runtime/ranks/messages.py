@@ -10,8 +10,10 @@ from syncpretrain.cluster.transport import Port
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.replicas.rules import AsyncRules
+from syncpretrain.parallel.replicas.server import Push
 from syncpretrain.parallel.replicas.steps import Load, ReplicaFactory, Save, Work
 from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.pretraining.runtime.ranks.parameter_windows import WindowPlaces
 from syncpretrain.pretraining.runtime.ranks.sent_data import SentSplit
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.streamed.rings import Passes, RingSize
@@ -108,13 +110,13 @@ class StreamLayer(Place):
 class ReplicaPlace(Place):
     """A replica of an asynchronous run: its number, what builds it, and what it trains on.
 
-    ``size`` is the number of its parameters, which the ``servers`` have if there are any.
+    ``size`` is the number of its parameters. The ``servers`` have them, or windows; else rank 0.
     """
 
     factory: ReplicaFactory
     data: tuple[Array, ...]
     size: int
-    servers: tuple[ServerRank, ...] = ()
+    servers: tuple[ServerRank, ...] | WindowPlaces = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +213,15 @@ class ReplicaOrder:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAnswer:
-    """Message of a replica: its answer, or how it failed, with the change if it trained."""
+    """Message of a replica: its answer, or how it failed.
+
+    If it trained, the ``change`` is here, unless servers have it, or a ``push`` to windows.
+    """
 
     number: int
     answer: Any
     change: Array | None = None
+    push: Push | None = None
 
 
 AnyPlace = EpochLayer | StreamLayer | ReplicaPlace | ServerPlace | TunerPlace

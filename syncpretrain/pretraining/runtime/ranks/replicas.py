@@ -1,7 +1,8 @@
 """Replicas of asynchronous training on the ranks of a job, of which rank 0 is the server.
 
 What goes to and fro are the parameters with an order that fetches, and the change with an answer;
-with several servers they have ranks too, and replicas exchange slices of both with them. A rank
+with several servers they have ranks too, and replicas exchange slices of both with them. With
+windows, replicas reach into the memory where the parameters are, and nobody serves them. A rank
 that is lost ends the run, as MPI ends the job; its checkpoint goes on.
 """
 
@@ -29,8 +30,9 @@ from syncpretrain.pretraining.runtime.ranks.messages import (
 )
 from syncpretrain.pretraining.runtime.ranks.run import RunRanks
 from syncpretrain.pretraining.runtime.ranks.servers import RankServers
+from syncpretrain.pretraining.runtime.ranks.window_server import WindowServer
 
-__all__ = ["RankReplicas"]
+__all__ = ["RankReplicas", "WindowReplicas"]
 
 
 class _RankChannel:
@@ -102,7 +104,7 @@ class RankReplicas(StartedReplicas):
         super().__init__(server, *arguments)
         self._ranks: RunRanks | None = None
         self._channels: list[_RankChannel] = []
-        self._servers: RankServers | None = None
+        self._servers: RankServers | WindowServer | None = None
         if len(server.slices) > 1:
             self._servers = RankServers(server, self._replicas, self._times)
 
@@ -114,18 +116,15 @@ class RankReplicas(StartedReplicas):
     def start(self) -> Started:
         """Start them; return channel of each, and its vectors or twice its number."""
         numbers, servers = range(1, self._replicas + 1), self._servers
-        count = self._replicas + (0 if servers is None else len(self._parameters.slices))
+        slices = len(self._parameters.slices)
+        count = self._replicas + (slices if slices > 1 else 0)
         ranks = self._ranks = RunRanks(member(), (1,) * (count + 1), self._times)
         size = self._size if servers is None else 0
         channels = self._channels = [_RankChannel(n, size, ranks) for n in numbers]
         ranks.listen("answers", lambda source, found: self._record(found))
-        known = () if servers is None else servers.seen_by_replicas(ranks)
-        places: list[ReplicaPlace | ServerPlace] = [
-            ReplicaPlace(n, self._factory, self._data, self._size, known) for n in numbers
-        ]
-        if servers is not None:
-            places += servers.places(ranks)
-        ranks.begin(places, lambda layers: None, 1, called="replica {} failed: ")
+        known, others = ((), list[ServerPlace]()) if servers is None else servers.begin(ranks)
+        places = [ReplicaPlace(n, self._factory, self._data, self._size, known) for n in numbers]
+        ranks.begin([*places, *others], lambda layers: None, 1, called="replica {} failed: ")
         if servers is not None:  # which know replicas by their numbers
             return [(channel, n, n) for n, channel in zip(numbers, channels, strict=True)]
         return [(channel, channel.fetched, channel.change) for channel in channels]
@@ -144,7 +143,21 @@ class RankReplicas(StartedReplicas):
         if found.number <= self._replicas:
             self._channels[found.number - 1].record(found)
             return
-        if self._servers is not None and isinstance(found.answer, Failed):
+        if isinstance(self._servers, RankServers) and isinstance(found.answer, Failed):
             self._servers.fail(found.answer.error)
         for channel in self._channels:
             channel.record(found)
+
+
+class WindowReplicas(RankReplicas):
+    """Replicas on ranks that exchange parameters through windows."""
+
+    def __init__(self, server: ParameterServer, *arguments: Any) -> None:
+        super().__init__(server, *arguments)
+        self._servers = self._windows = WindowServer(server, self._replicas)
+
+    def _record(self, found: ReplicaAnswer) -> None:
+        """Keep an answer, and what became of a push."""
+        if found.push is not None:
+            self._windows.record(found.number, found.push)
+        super()._record(found)

@@ -81,6 +81,8 @@ class RunRanks:
         sent: SentSplit | None = None
         for rank in sorted({rank for group in self.groups.values() for rank in group}):
             own = tuple(layer for layer in layers if rank in self.groups[layer.layer])
+            if not own:  # it only has memory, in a window
+                continue
             given = data([layer.layer for layer in own])
             if given is not None and given is not known:
                 known, sent = given, to_send(given)
@@ -138,6 +140,11 @@ class RunRanks:
     def give_up(self) -> None:
         """Record that a rank does not answer: the job is aborted in the end."""
         self._own.broken = True
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether a rank does not answer."""
+        return self._own.broken
 
     def located(self, error: BaseException, layer: int, epoch: int, rank: int) -> BaseException:
         """Return an error of a layer with the name of its rank."""

@@ -68,18 +68,15 @@ class RankServers:
         self._ranks: Ranks | None = None
         self._failure: BaseException | None = None
 
-    def places(self, ranks: Ranks) -> list[ServerPlace]:
-        """Return what the ranks are sent; the servers are on these from now on."""
+    def begin(self, ranks: Ranks) -> tuple[tuple[ServerRank, ...], list[ServerPlace]]:
+        """Return the servers as replicas have to know them, and what their ranks are sent."""
         self._ranks = ranks
         where = {number: ranks.groups[number][0] for number in self._replicas}
-        return [ServerPlace(number, self._own.rules, where) for number in self._slices]
-
-    def seen_by_replicas(self, ranks: Ranks) -> tuple[ServerRank, ...]:
-        """Return the servers as replicas have to know them."""
-        return tuple(
+        known = tuple(
             ServerRank(number, ranks.groups[number][0], (own.start, own.stop))
             for number, own in self._slices.items()
         )
+        return known, [ServerPlace(number, self._own.rules, where) for number in self._slices]
 
     def fail(self, error: BaseException) -> None:
         """Keep the error of a server, in the thread of the transport; :meth:`settle` raises it."""

@@ -1,0 +1,197 @@
+"""Windows of a job: vectors on some ranks, which all ranks read and change by themselves.
+
+Rank 0 opens and closes them. The communication thread of each rank makes the calls, in pieces, so
+that messages are not kept waiting; who asks for one waits until it is done.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from syncpretrain.cluster.engine import Engine, Window, WindowValues
+from syncpretrain.errors import StalledError
+from syncpretrain.parallel.timeouts import Timeouts
+
+__all__ = ["WINDOWS_PORT", "CloseWindow", "OpenWindow", "Windows"]
+
+WINDOWS_PORT = (0, "windows")  # OpenWindow and CloseWindow, to every rank
+PIECE = 1 << 18  # elements of one call, which takes a millisecond or so
+TURN_SECONDS = 1e-3  # of calls, before the thread looks for messages
+
+
+@dataclass(frozen=True, slots=True)
+class OpenWindow:
+    """Message to a rank: open a window with all others; as of :meth:`Windows.open`."""
+
+    name: str
+    lengths: tuple[int, ...]
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloseWindow:
+    """Message to a rank: close a window with all others."""
+
+    name: str
+
+
+class _Asked:
+    """Calls that a thread waits for; their last value, when they are done."""
+
+    def __init__(self, calls: Iterator[Any]) -> None:
+        self.calls, self.value, self.is_done = calls, None, False
+
+
+class Windows:
+    """The windows of a job, as one rank has them.
+
+    Parameters
+    ----------
+    engine : Engine
+    send : callable
+        Given a rank, a port and a message to it.
+    wake : callable
+        Wakes the communication thread.
+    check : callable
+        Raises WorkerError where that thread has failed.
+    times : Timeouts
+        Of which ``stall`` is how long a call is waited for.
+
+    Raises
+    ------
+    WorkerError, StalledError
+        By every method for other threads than that of communication.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        send: Callable[[int, tuple[Any, ...], Any], None],
+        wake: Callable[[], None],
+        check: Callable[[], None],
+        times: Timeouts,
+    ) -> None:
+        self._engine, self._send, self._times = engine, send, times
+        self._wake, self._check = wake, check
+        self._windows: dict[str, Window] = {}
+        self._owned: set[str] = set()  # those with elements on this rank
+        self._asked: deque[_Asked] = deque()
+        self._changed = threading.Condition()  # guards which windows there are, and what is done
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether there is something for :meth:`turn` to do."""
+        return bool(self._asked)
+
+    @property
+    def has_own(self) -> bool:
+        """Whether other ranks reach into memory of this one."""
+        return bool(self._owned)
+
+    def lacking(self) -> str | None:
+        """Return where there are no windows that can be relied on, None if they can be opened."""
+        return self._engine.lacks_windows()
+
+    def follow(self, source: int, message: OpenWindow | CloseWindow) -> None:
+        """Open or close a window, in the communication thread."""
+        if isinstance(message, CloseWindow):
+            self._owned.discard(message.name)
+            self._windows[message.name].close()
+            with self._changed:
+                del self._windows[message.name]
+                self._changed.notify_all()
+            return
+        window = self._engine.open_window(message.lengths, message.kind)
+        if message.lengths[self._engine.rank]:
+            self._owned.add(message.name)
+        with self._changed:
+            self._windows[message.name] = window
+            self._changed.notify_all()
+
+    def turn(self) -> bool:
+        """Make calls for about a millisecond, in the communication thread; return whether any."""
+        if not self._asked:
+            return False
+        end = time.monotonic() + TURN_SECONDS
+        while self._asked and time.monotonic() < end:
+            asked = self._asked[0]
+            try:
+                asked.value = next(asked.calls)
+            except StopIteration:
+                self._asked.popleft()
+                with self._changed:
+                    asked.is_done = True
+                    self._changed.notify_all()
+        return True
+
+    def open(self, name: str, lengths: Sequence[int], kind: str) -> None:
+        """Have every rank open a window, whose elements are not set; return when this one has.
+
+        What is sent from now on arrives where it is open.
+
+        Parameters
+        ----------
+        name : str
+        lengths : sequence of int
+            Elements of each rank.
+        kind : str
+            ``float32`` or ``int64``.
+        """
+        self._send_all(OpenWindow(name, tuple(lengths), kind))
+        self._wait(lambda: name in self._windows, f"window {name} was not opened")
+
+    def close(self, name: str) -> None:
+        """Have every rank close a window, which none uses any more; return when this one has."""
+        self._send_all(CloseWindow(name))
+        self._wait(lambda: name not in self._windows, f"window {name} was not closed")
+
+    def get(self, name: str, rank: int, at: int, out: WindowValues) -> None:
+        """Copy elements of a rank's vector from ``at`` on to ``out``."""
+        window = self._windows[name]
+        self._ask(window.get(rank, at + i, out[i : i + PIECE]) for i in _pieces(out))
+
+    def put(self, name: str, rank: int, at: int, values: WindowValues) -> None:
+        """Set elements of a rank's vector from ``at`` on, which no other rank uses meanwhile."""
+        window = self._windows[name]
+        self._ask(window.put(rank, at + i, values[i : i + PIECE]) for i in _pieces(values))
+
+    def add(self, name: str, rank: int, at: int, values: WindowValues) -> None:
+        """Add to elements of a rank's vector from ``at`` on."""
+        window = self._windows[name]
+        self._ask(window.add(rank, at + i, values[i : i + PIECE]) for i in _pieces(values))
+
+    def fetch_and_add(self, name: str, rank: int, at: int, value: int) -> int:
+        """Add to an element of whole numbers; return what it was before."""
+        window = self._windows[name]
+        found: int = self._ask(window.fetch_and_add(rank, at, value) for _ in range(1))
+        return found
+
+    def _ask(self, calls: Iterator[Any]) -> Any:
+        """Have the communication thread make calls; return what the last one returned."""
+        asked = _Asked(calls)
+        self._asked.append(asked)
+        self._wake()
+        self._wait(lambda: asked.is_done, "a call of a window did not end")
+        return asked.value
+
+    def _wait(self, is_so: Callable[[], bool], otherwise: str) -> None:
+        deadline = time.monotonic() + self._times.stall
+        with self._changed:
+            while not self._changed.wait_for(is_so, self._times.tick):
+                self._check()
+                if time.monotonic() > deadline:
+                    raise StalledError(f"{otherwise} within {self._times.stall:g} s")
+
+    def _send_all(self, message: OpenWindow | CloseWindow) -> None:
+        own = self._engine.rank  # last, since it waits for the others at once
+        for rank in sorted(range(self._engine.size), key=lambda rank: rank == own):
+            self._send(rank, WINDOWS_PORT, message)
+
+
+def _pieces(values: WindowValues) -> Sequence[int]:
+    return range(0, values.size, PIECE)
