@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from syncpretrain import pretrain
 from syncpretrain.kernels import native
 from syncpretrain.kernels.binary_products import binary_product
 
@@ -83,3 +84,30 @@ def test_a_number_that_is_not_finite_stays_where_it_counts():
     assert compiled(states, weight, out) is None
     np.testing.assert_array_equal(np.isnan(out[:, 3]), states[:, 4] == 1)
     assert np.isfinite(np.delete(out, 3, axis=1)).all()
+
+
+COUNTS = np.random.default_rng(1).poisson(0.1, (96, 50)).astype(np.float32)
+TRAINED = {"hidden": [20, 5], "visible_units": "counts", "batch_size": 48, "epochs": 2, "seed": 3}
+
+
+def trained(X, **options):
+    stack = pretrain(X, **TRAINED, warn=False, **options)
+    return stack.layers[0].weight
+
+
+@pytest.fixture(name="rows")
+def sparse_rows():
+    return pytest.importorskip("scipy.sparse").csr_matrix(COUNTS)
+
+
+def test_layers_are_those_of_dense_rows(rows):
+    sparse = trained(rows, runtime="serial")
+    np.testing.assert_allclose(sparse, trained(COUNTS, runtime="serial"), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("more", [{}, {"replicas": 2}])
+def test_the_bits_are_those_of_every_runtime_and_number_of_workers(rows, more):
+    first = trained(rows, runtime="serial", **more)
+    for options in ({"workers": 1}, {"workers": 4}, {"runtime": "processes", "workers": 2}):
+        found = trained(rows, **options, **more)
+        np.testing.assert_array_equal(found, first)
