@@ -51,8 +51,8 @@ NATIVE = Extension(
     depends=[
         f"syncpretrain/kernels/_{name}.h"
         for name in (
-            *("convolution", "counters", "documents", "loops", "patches", "philox", "products"),
-            *("program", "sparse", "tiles", "vectors", "windows"),
+            *("binary", "convolution", "counters", "documents", "loops", "patches", "philox"),
+            *("products", "program", "sparse", "tiles", "vectors", "windows"),
         )
     ],
     extra_compile_args=["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"],

@@ -156,6 +156,8 @@ class TestOthers:
         call("encode", "gaussian", "--data", "wide.npy", "--out", z)
         stack, X = syncpretrain.load(folder / "gaussian"), np.load("wide.npy")
         assert np.array_equal(np.load(z), stack.encode(X))
+        call("encode", "gaussian", "--data", "wide.npy", "--log-odds", "--out", z)
+        assert np.array_equal(np.load(z), stack.encode(X, log_odds=True))
         call("reconstruct", "gaussian", "--out", tmp_path / "r.png")
         with Image.open(tmp_path / "r.png") as image:
             image.load()

@@ -138,6 +138,22 @@ class TestAll:
 
 
 class TestTransformers:
+    def test_codes_may_be_log_odds(self):
+        rbm = clone(TRANSFORMERS[0]).fit(BLOBS)
+        means = rbm.transform(BLOBS)
+        odds = rbm.set_params(log_odds=True).transform(BLOBS)
+        np.testing.assert_allclose(1 / (1 + np.exp(-odds)), means, rtol=1e-5)
+        back = rbm.inverse_transform(odds)
+        expected = rbm.set_params(log_odds=False).inverse_transform(means)
+        np.testing.assert_allclose(back, expected, rtol=1e-5)
+
+    @pytest.mark.parametrize("method", ["fit", "partial_fit"])
+    def test_log_odds_that_there_are_not_are_refused_before_training(self, method):
+        rbm = StackedRBM(**SMALL, log_odds=True, settings={"hidden_units": "relu"})
+        with pytest.raises(DataError, match="log_odds: got relu units"):
+            getattr(rbm, method)(BLOBS)
+        assert not hasattr(rbm, "stack_")
+
     def test_codes_and_scores_are_those_of_the_stack(self):
         rbm = clone(TRANSFORMERS[0]).fit(BLOBS)
         rows = BLOBS.astype(np.float32)

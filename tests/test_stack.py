@@ -49,6 +49,26 @@ def test_encode_equals_plain_numpy(X, tied, layer):
     np.testing.assert_allclose(codes, encoded(stack, X, layer or 3), atol=1e-6)
 
 
+@pytest.mark.parametrize("layer", [None, 1, 2])
+def test_log_odds_equal_plain_numpy(X, layer):
+    stack = make_stack()
+    codes = stack.encode(X, layer=layer, log_odds=True)
+    top, below = stack.layers[(layer or 3) - 1], encoded(stack, X, (layer or 3) - 1)
+    np.testing.assert_allclose(codes, below @ top.weight + top.hidden_bias, atol=1e-6)
+    np.testing.assert_allclose(1 / (1 + np.exp(-codes)), stack.encode(X, layer=layer), atol=1e-6)
+    assert stack.units == ("bernoulli",) * 4, "the stack stays as it is"
+
+
+@pytest.mark.parametrize("units", ["gaussian", "relu", "tanh"])
+def test_units_without_log_odds(X, units):
+    stack = make_stack()
+    odd = replace(stack.layers[1], hidden_units=units)
+    stack = Stack((stack.layers[0], odd, stack.layers[2]))
+    with pytest.raises(DataError, match=f"log_odds: got {units} units .* expected bernoulli"):
+        stack.encode(X, layer=2, log_odds=True)
+    assert stack.encode(X, log_odds=True).shape == (9, 3)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_decode_and_reconstruct_equal_plain_numpy(X, tied):
     stack = make_stack(tied=tied)

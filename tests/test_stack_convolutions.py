@@ -46,6 +46,19 @@ def mixed_stack():
 
 
 class TestPasses:
+    @pytest.mark.parametrize("layer", [1, 2, 3])
+    def test_log_odds_of_pooled_maps(self, X, layer):
+        stack = convolutional_stack(TEXT)
+        odds = stack.encode(X, layer=layer, log_odds=True)
+        expected = stack.encode(X, layer=layer)
+        np.testing.assert_allclose(1 / (1 + np.exp(-odds)), expected, atol=1e-6)
+
+    def test_units_that_exclude_each_other_have_no_log_odds(self, X):
+        shape = ConvolutionShape(2, 8, 6, 4, 3, pool=2, pooling="prob")
+        stack = Stack((random_layer(shape),))
+        with pytest.raises(DataError, match=r"log_odds: got probabilistic pooling .* max or mean"):
+            stack.encode(X, log_odds=True)
+
     def test_layer_after_layer(self, X):
         stack = convolutional_stack(TEXT)
         assert stack.widths == WIDTHS

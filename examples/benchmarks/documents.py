@@ -18,14 +18,18 @@ the training documents, drawn at random, stands for the test documents.
 ``precision``
     Documents that were not trained on are queries among those that were: the precision, in per
     cent, at the rank where a share of all documents of the query's class was found, by the cosine
-    of codes, averaged over the queries. LSA is TruncatedSVD of tf-idf or of log(1 + count): both
-    are printed.
+    of codes, averaged over the queries. Codes of the replicated softmax are probabilities, or the
+    log-odds of the hidden units; ``for search`` is trained with SEARCH and writes log-odds, and
+    ``weighted`` multiplies the words of a document by their idf before. LSA is TruncatedSVD of
+    tf-idf or of log(1 + count): both are printed.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -38,16 +42,18 @@ from scipy.special import gammaln, logsumexp, psi
 from sklearn.decomposition import LatentDirichletAllocation, TruncatedSVD
 from sklearn.feature_extraction.text import TfidfTransformer
 
-from syncpretrain import pretrain
+from syncpretrain import Stack, pretrain
 from syncpretrain.models.perplexity import perplexity
 
 Array = NDArray[Any]
 RECALLS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5)
 QUERIES_AT_ONCE = 500
+SEARCH = {"cd_steps": 1, "learning_rate": 0.01}
 WIDER = 4.0  # times less sure than the variational posterior
 
 
-class Corpus(NamedTuple):
+@dataclass(frozen=True, eq=False)  # found again by itself
+class Corpus:
     """Counts of words as sparse matrices, and the class of each document."""
 
     train: Any
@@ -77,14 +83,35 @@ def read(path: Path, *, validation: bool) -> Corpus:
     return Corpus(train[kept], train[held], classes[0][kept], classes[0][held])
 
 
-def replicated_softmax(corpus: Corpus, hidden: int, seed: int, options: dict[str, Any]) -> Result:
-    """Train a replicated softmax with the defaults, or with options of pretraining."""
-    train, test = (part.toarray().astype(np.float32) for part in (corpus.train, corpus.test))
-    stack = pretrain(train, hidden=[hidden], visible_units="counts", seed=seed, **options)
-    found = perplexity(stack, test, seed=seed)
-    note = f"{found.low:.1f} to {found.high:.1f}, 3 standard errors of log Z"
-    figures = {"": (found.value, found.of_all_words)}
-    return Result(stack.encode(train), stack.encode(test), figures, note)
+class ReplicatedSoftmax:
+    """A replicated softmax with the defaults, or with options of pretraining."""
+
+    def __init__(self, hidden: int, **options: Any) -> None:
+        self._hidden, self._options = hidden, options
+        self._trained = cache(self._train)
+
+    def probabilities(self, corpus: Corpus, seed: int) -> Result:
+        """Return the probabilities of the hidden units, and the perplexity."""
+        stack = self._trained(corpus, seed)
+        found = perplexity(stack, corpus.test, seed=seed)
+        note = f"{found.low:.1f} to {found.high:.1f}, 3 standard errors of log Z"
+        figures = {"": (found.value, found.of_all_words)}
+        return Result(stack.encode(corpus.train), stack.encode(corpus.test), figures, note)
+
+    def log_odds(self, corpus: Corpus, seed: int) -> Result:
+        """Return the log-odds of the hidden units."""
+        stack = self._trained(corpus, seed)
+        return Result(*(stack.encode(X, log_odds=True) for X in (corpus.train, corpus.test)))
+
+    def weighted(self, corpus: Corpus, seed: int) -> Result:
+        """Return the log-odds, without the biases, of documents whose words count by their idf."""
+        weight = self._trained(corpus, seed).layers[0].weight
+        weigh = TfidfTransformer(norm=None).fit(corpus.train)
+        return Result(*(weigh.transform(X) @ weight for X in (corpus.train, corpus.test)))
+
+    def _train(self, corpus: Corpus, seed: int) -> Stack:
+        options = {"hidden": [self._hidden], "visible_units": "counts", **self._options}
+        return pretrain(corpus.train, seed=seed, **options)
 
 
 def lda(corpus: Corpus, hidden: int, seed: int, iterations: int) -> Result:
@@ -182,8 +209,13 @@ def methods(
     hidden: int, iterations: int, options: dict[str, Any]
 ) -> dict[str, Callable[[Corpus, int], Result]]:
     """Return what each method makes of a corpus and a seed."""
+    usual = ReplicatedSoftmax(hidden, **options)
+    search = ReplicatedSoftmax(hidden, **SEARCH | options)
     return {
-        "replicated softmax": lambda c, seed: replicated_softmax(c, hidden, seed, options),
+        "replicated softmax": usual.probabilities,
+        "replicated softmax, log-odds": usual.log_odds,
+        "replicated softmax, for search": search.log_odds,
+        "replicated softmax, for search, weighted": search.weighted,
         "LDA": lambda c, seed: lda(c, hidden, seed, iterations),
         "LSA, tf-idf": lambda c, seed: lsa(c, hidden, seed, "tf-idf"),
         "LSA, log counts": lambda c, seed: lsa(c, hidden, seed, "log"),

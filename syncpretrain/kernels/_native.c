@@ -587,6 +587,7 @@ static PyObject *visible_means(PyObject *module, PyObject *const *args, Py_ssize
 /* ------------------------------------------------------------------------------ sparse products */
 
 #include "_sparse.h"
+#include "_binary.h"
 #include "_documents.h"
 
 /* ------------------------------------------------------------------------------------ programs */
@@ -601,8 +602,8 @@ static PyMethodDef methods[] = {
     METHOD(momentum_step), METHOD(sgd_step), METHOD(adam_step), METHOD(squared_error),
     METHOD(times_derivative), METHOD(wait_for_counters), METHOD(store_counter), METHOD(arrive_and_wait),
     METHOD(convolve), METHOD(convolve_gradient), METHOD(convolve_back), METHOD(visible_means),
-    METHOD(sparse_product), METHOD(transposed_product), METHOD(csr_product), METHOD(draw_documents),
-    METHOD(reconstruct_documents),
+    METHOD(binary_product), METHOD(sparse_product), METHOD(transposed_product), METHOD(csr_product),
+    METHOD(draw_documents), METHOD(reconstruct_documents),
     METHOD(program), METHOD(run_program), METHOD(share_program),
     {NULL, NULL, 0, NULL},
 };

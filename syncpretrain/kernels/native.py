@@ -208,6 +208,10 @@ def _visible_means(x: Array, bias: Array, shape: ConvolutionShape, units: str) -
     return x if result is None else result
 
 
+def _binary_product(states: Array, weight: Array, *, out: Array) -> Any:
+    return extension.binary_product(states, weight, out)
+
+
 def _sparse_product(v: Array, weight: Array, *, out: Array) -> Any:
     return extension.sparse_product(v, weight, out)
 
@@ -244,6 +248,7 @@ if extension is not None:
             "convolve_gradient": _convolve_gradient,
             "convolve_back": _convolve_back,
             "visible_means": _visible_means,
+            "binary_product": _binary_product,
             "sparse_product": _sparse_product,
             "transposed_product": _transposed_product,
             "csr_product": _csr_product,

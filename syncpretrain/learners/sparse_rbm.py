@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.binary_products import binary_product
 from syncpretrain.kernels.sparse_products import sparse_product, transposed_product
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.units.kinds import kind_of
@@ -18,7 +19,8 @@ class SparseRBM(RBM):
 
     A minibatch is a dense array, but two of its five products, those with the data, are sparse.
     Documents, which are drawn, reconstructions that are sampled, and the states of persistent
-    chains are sparse too: then only the product down to the visible units is dense.
+    chains are sparse too: then only the product down to the visible units is dense. Of hidden
+    states that are 0 or 1 it is a sum of weights, which are added several at once.
     """
 
     _reads_data = False  # the product up that comes next
@@ -47,6 +49,10 @@ class SparseRBM(RBM):
         if not (reads_data or self._draws_states):
             return super()._up(v, out=out)
         sparse_product(v, self.weight, out=out)
+        return out
+
+    def _down(self, h: Array, *, out: Array) -> Array:
+        binary_product(h, self.weight, out=out)
         return out
 
     def _correlate(self, v: Array, h: Array, *, out: Array) -> None:

@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from syncpretrain.data.blocks import BITS
-from syncpretrain.data.examples import check_examples
+from syncpretrain.data.examples import as_examples, check_examples
 from syncpretrain.data.file_rows import FileRows
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.data.visible import has_missing, marked, visible_examples
 from syncpretrain.errors import DataError
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import DenseLayer, Layer
 
-__all__ = ["checked_width", "prepared_examples"]
+__all__ = ["checked_codes", "checked_width", "prepared_examples"]
 
 
 class _Shaped(Protocol):
@@ -79,3 +81,17 @@ def checked_width(X: S, width: int, name: str) -> S:
     if X.shape[1] != width:
         raise DataError(f"{name}: got shape {X.shape}, expected (examples, {width})")
     return X
+
+
+def checked_codes(codes: ArrayLike, width: int) -> Array:
+    """Return codes as float32, once they are finite and as wide as the top layer.
+
+    Raises
+    ------
+    DataError
+    """
+    with np.errstate(over="ignore"):  # what overflows is found below
+        array = np.ascontiguousarray(as_examples(codes, "codes"), dtype=np.float32)
+    if not np.isfinite(array).all():
+        raise DataError("codes: holds NaN or infinite values")
+    return checked_width(array, width, "codes")

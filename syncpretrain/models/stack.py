@@ -19,8 +19,9 @@ from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.models.convolution import ConvolutionalLayer
 from syncpretrain.models.export.methods import Exports
 from syncpretrain.models.imputation import imputed
-from syncpretrain.models.inputs import checked_width, prepared_examples
+from syncpretrain.models.inputs import checked_codes, prepared_examples
 from syncpretrain.models.layer import DenseLayer, Head, Layer, parameters_sha256
+from syncpretrain.models.log_odds import with_log_odds
 from syncpretrain.models.model_file import Model, read_model, write_model
 from syncpretrain.models.passes import down_through, up_through
 from syncpretrain.models.sampling import sampled
@@ -104,7 +105,7 @@ class Stack(Exports):
         bounded = kind_of(self.units[0]).is_unit_interval
         return array_of(X, self.info, self.units[0], name, bounded=bounded)
 
-    def encode(self, X: ArrayLike, *, layer: int | None = None) -> Array:
+    def encode(self, X: ArrayLike, *, layer: int | None = None, log_odds: bool = False) -> Array:
         """Return the code of each example.
 
         Parameters
@@ -114,6 +115,8 @@ class Stack(Exports):
             which is left out.
         layer : int, optional
             Stop at this layer, counted from 1; default the top one.
+        log_odds : bool
+            Return the log-odds of its binary units instead of their probabilities.
 
         Returns
         -------
@@ -125,12 +128,13 @@ class Stack(Exports):
         Raises
         ------
         DataError
-            If the width is not the stack's, or a value is not finite or outside [0, 1].
+            If X does not fit, there is no such layer, or its units have no log-odds.
         """
         depth = len(self.layers) if layer is None else layer
         if not 1 <= depth <= len(self.layers):
             raise DataError(f"layer: got {layer}, expected 1 to {len(self.layers)}")
-        return self.up(self.prepared(X, missing=True), layer=depth)
+        layers = with_log_odds(self.layers[:depth]) if log_odds else self.layers[:depth]
+        return up_through(layers, self.prepared(X, missing=True))
 
     def decode(self, codes: ArrayLike) -> Array:
         """Return the input that each code of the top layer stands for.
@@ -149,11 +153,7 @@ class Stack(Exports):
         DataError
             If the width is not that of the top layer, or a value is not finite.
         """
-        with np.errstate(over="ignore"):  # what overflows is found below
-            array = np.ascontiguousarray(as_examples(codes, "codes"), dtype=np.float32)
-        if not np.isfinite(array).all():
-            raise DataError("codes: holds NaN or infinite values")
-        down = self.down(checked_width(array, self.widths[-1], "codes"))
+        down = self.down(checked_codes(codes, self.widths[-1]))
         return down if self.scaling is None else self.scaling.invert(down)
 
     def down(self, codes: Array, *, layer: int | None = None) -> Array:

@@ -17,6 +17,7 @@ from sklearn.utils import gen_batches
 from syncpretrain.data.visible import has_missing, marked
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.models.likelihood import free_energy
+from syncpretrain.models.log_odds import with_log_odds
 from syncpretrain.models.passes import rows_at_once
 from syncpretrain.models.stack import Stack
 
@@ -35,8 +36,10 @@ ROWS_TOGETHER = 2000
 LEAST_VARIANCE = 0.01  # as a share of the mean one
 
 
-def codes_of(stack: Stack, X: Matrix) -> Matrix:
-    """Return the codes of examples, of shape (n_examples, top units)."""
+def codes_of(stack: Stack, X: Matrix, *, log_odds: bool = False) -> Matrix:
+    """Return the codes of examples, of shape (n_examples, top units), or their log-odds."""
+    if log_odds:
+        stack = replace(stack, layers=with_log_odds(stack.layers))
     return _by_rows(X, stack, lambda own, rows: _up(own, _prepared(own, rows)))
 
 

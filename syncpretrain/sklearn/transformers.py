@@ -12,9 +12,12 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_array, check_is_fitted
 
 from syncpretrain.errors import DataError, PoorResultWarning, SettingsError
+from syncpretrain.kernels.activations import activate
+from syncpretrain.models.log_odds import check_have_odds
 from syncpretrain.pretraining.online import OnlineStack
 from syncpretrain.sklearn.base import StackEstimator, single
 from syncpretrain.sklearn.passes import Matrix, codes_of, decoded, energies, reconstruction_errors
+from syncpretrain.units.kinds import UNITS
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -25,6 +28,7 @@ __all__ = ["StackTransformer", "StackedAutoencoder", "StackedRBM"]
 class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackEstimator):
     """Base of the transformers: codes of the top layer, and the way back."""
 
+    log_odds: bool
     _online: OnlineStack | None
 
     def fit(self, X: Any, y: Any = None) -> Self:
@@ -36,6 +40,7 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
             NaN stands for a missing value, which is left out.
         y : ignored
         """
+        self._check_odds()
         rows = self._rows(X, reset=True)
         self._fit(rows, self._seed())
         self._online = None
@@ -53,6 +58,7 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
         y : ignored
         """
         begun = hasattr(self, "stack_")
+        self._check_odds()
         rows = self._rows(X, reset=not begun)
         if getattr(self, "_online", None) is None:
             options = self._pretraining(rows, self._seed())
@@ -66,16 +72,24 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
         for sentence in self.stack_.info.get("verdict", ()):
             warnings.warn(sentence, PoorResultWarning, stacklevel=3)
 
+    def _check_odds(self) -> None:
+        """Refuse, before anything is trained, log-odds of units that have none."""
+        units = self._others(tuning=False).get("hidden_units") or "bernoulli"
+        top = units if isinstance(units, str) else units[-1]
+        if self.log_odds and top in UNITS:  # another is refused as a setting
+            check_have_odds(top)
+
     def transform(self, X: Any) -> Matrix:
         """Return the codes of the top layer.
 
         Returns
         -------
         ndarray of shape (n_examples, top units)
-            Of the type of X, float32 or float64.
+            Of the type of X, float32 or float64. With ``log_odds`` the log-odds of binary units,
+            not their probabilities.
         """
         check_is_fitted(self)
-        return codes_of(self.stack_, self._rows(X, reset=False))
+        return codes_of(self.stack_, self._rows(X, reset=False), log_odds=self.log_odds)
 
     def inverse_transform(self, X: Any) -> Matrix:
         """Return the examples that codes of shape (n_examples, top units) stand for."""
@@ -84,6 +98,8 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
         width = self.stack_.widths[-1]
         if codes.shape[1] != width:
             raise DataError(f"X: got {codes.shape[1]} columns, expected codes of {width} units")
+        if self.log_odds:
+            codes = activate(codes.copy(), self.stack_.units[-1])
         return decoded(self.stack_, codes)
 
     def impute(self, X: Any) -> Matrix:
@@ -120,6 +136,8 @@ class StackedRBM(StackTransformer):
     random_state : int, RandomState instance or None
     verbose : int
         1 prints a line after each epoch.
+    log_odds : bool
+        Whether codes are the log-odds of binary units, instead of their probabilities.
     settings : dict, optional
         Any other setting of :func:`syncpretrain.pretrain`, such as ``{"cd_steps": 5}``.
 
@@ -151,6 +169,7 @@ class StackedRBM(StackTransformer):
         workers: int | None = None,
         random_state: Any = None,
         verbose: int = 0,
+        log_odds: bool = False,
         settings: dict[str, Any] | None = None,
     ) -> None:
         self.hidden = hidden
@@ -161,6 +180,7 @@ class StackedRBM(StackTransformer):
         self.workers = workers
         self.random_state = random_state
         self.verbose = verbose
+        self.log_odds = log_odds
         self.settings = settings
 
     def score_samples(self, X: Any) -> NDArray[np.float64]:
@@ -177,7 +197,9 @@ class StackedAutoencoder(StackTransformer):
 
     Parameters
     ----------
-    hidden, epochs, batch_size, learning_rate, visible_units, workers, random_state, verbose
+    hidden, epochs, batch_size, learning_rate, visible_units, workers, random_state
+        As of :class:`StackedRBM`.
+    verbose, log_odds
         As of :class:`StackedRBM`.
     model : str
         ``denoising``, ``autoencoder`` or ``contractive``.
@@ -212,6 +234,7 @@ class StackedAutoencoder(StackTransformer):
         workers: int | None = None,
         random_state: Any = None,
         verbose: int = 0,
+        log_odds: bool = False,
         settings: dict[str, Any] | None = None,
     ) -> None:
         self.hidden = hidden
@@ -224,6 +247,7 @@ class StackedAutoencoder(StackTransformer):
         self.workers = workers
         self.random_state = random_state
         self.verbose = verbose
+        self.log_odds = log_odds
         self.settings = settings
 
     @property
