@@ -25,7 +25,6 @@ from syncpretrain.runs.folder import CONFIG_NAME, IDENTITY_NAME
 from syncpretrain.runs.identity import read_identity
 from syncpretrain.runs.prepare import of_tables
 from syncpretrain.settings import DataSettings, Settings, read_settings
-from syncpretrain.units.kinds import kind_of
 
 __all__ = ["Examples", "dataset_of", "examples_of"]
 
@@ -128,7 +127,7 @@ def _loaded(settings: DataSettings, stack: Stack, run: Path | None = None) -> Da
         columns=_columns(stack),
         encode=takes_categories(stack.units[0]),
         validation=settings.validation,
-        bounded=_is_bounded(stack),
+        bounded=stack.is_bounded,
         mapped=mapped,
         known=known,
     )
@@ -167,7 +166,7 @@ def _rows(name: str, stack: Stack) -> Rows:
     if not Path(name).expanduser().exists():
         load_dataset(name)  # refuses it, and says which data sets there are
     encode, columns = takes_categories(stack.units[0]), _columns(stack)
-    rows = read_rows(name, Wanted(_is_bounded(stack), encode=encode, columns=columns))
+    rows = read_rows(name, Wanted(stack.is_bounded, encode=encode, columns=columns))
     _check_width(name, rows.X.shape[1], stack.widths[0])
     return rows
 
@@ -175,10 +174,6 @@ def _rows(name: str, stack: Stack) -> Rows:
 def _columns(stack: Stack) -> Columns | None:
     """Return the columns that the stack was trained on, if it was a table."""
     return columns_in(stack.info)
-
-
-def _is_bounded(stack: Stack) -> bool:
-    return kind_of(stack.units[0]).is_unit_interval
 
 
 def _check_width(name: str, got: int, expected: int) -> None:

@@ -14,6 +14,7 @@ from syncpretrain.data.scaling import Scaling
 from syncpretrain.data.visible import has_missing, marked, visible_examples
 from syncpretrain.errors import DataError
 from syncpretrain.models.layer import DenseLayer, Layer
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["checked_width", "prepared_examples"]
 
@@ -62,7 +63,9 @@ def prepared_examples(
         return X if scaling is None else scaling.apply(X)
     if info.get("bytes") == BITS and getattr(X, "dtype", None) == np.uint8:
         X = check_examples(X, name, bits=True)
-    examples = visible_examples(X, name, lowest.visible_units, missing=missing)
+    is_open = scaling is not None and kind_of(lowest.visible_units).is_unit_interval
+    units = "gaussian" if is_open else lowest.visible_units  # [0, 1] is where they are scaled to
+    examples = visible_examples(X, name, units, missing=missing)
     checked_width(examples, width, name)
     if missing and has_missing(examples):
         return marked(examples, scaling)

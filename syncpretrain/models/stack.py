@@ -43,7 +43,8 @@ class Stack(Exports):
     info : dict
         What made it (JSON values): the epochs each layer trained, the settings, the version.
     scaling : Scaling or None
-        How Gaussian visible units see the input; decoding takes it back.
+        How Gaussian visible units see the input, or binary ones an input that is not in [0, 1];
+        decoding takes it back.
     head : Head or None
         What predicts from the code, once fine-tuning gave the stack one.
     history : ErrorHistory or None
@@ -83,6 +84,11 @@ class Stack(Exports):
         """The kind of units of the input and of each layer."""
         return (self.layers[0].visible_units, *(layer.hidden_units for layer in self.layers))
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether examples have to be in [0, 1], and are not scaled to it."""
+        return self.scaling is None and kind_of(self.units[0]).is_unit_interval
+
     def prepared(self, X: ArrayLike, name: str = "X", *, missing: bool = False) -> Array:
         """Return examples as the lowest layer sees them: checked, and standardized if it is so.
 
@@ -101,8 +107,7 @@ class Stack(Exports):
 
     def rows_of(self, X: ArrayLike, name: str = "X") -> Any:
         """Return a data frame as an array of the columns trained on, and all else as it is."""
-        bounded = kind_of(self.units[0]).is_unit_interval
-        return array_of(X, self.info, self.units[0], name, bounded=bounded)
+        return array_of(X, self.info, self.units[0], name, bounded=self.is_bounded)
 
     def encode(self, X: ArrayLike, *, layer: int | None = None) -> Array:
         """Return the code of each example.

@@ -1,0 +1,110 @@
+"""Training on few labels: pretraining of tables of 0 and 1, and a head before fine-tuning.
+
+A code that tells classes apart is worth keeping, and long fine-tuning with a random head moves the
+weights below further than a few labels justify (Kumar et al. 2022, arXiv:2202.10054). So a logistic
+regression on the codes is the head to begin with, and fine-tuning is slow and short. Where the
+columns themselves tell the classes apart better, all layers are fine-tuned as usual.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import StratifiedKFold
+
+from syncpretrain import Stack
+from syncpretrain.models.stack import Head
+from syncpretrain.settings.by_data import (
+    BATCH_SHARE,
+    FEW_LABELS,
+    OF_FEW_LABELS,
+    OF_FEW_ROWS,
+    SMALLEST_MINIBATCH,
+)
+from syncpretrain.settings.defaults import PER_LAYER
+from syncpretrain.settings.finetuning import FinetuneSettings
+from syncpretrain.sklearn.passes import Matrix, codes_of
+from syncpretrain.units.kinds import kind_of
+
+__all__ = ["are_few", "head_first", "of_bits"]
+
+# Layer 1 learns noise by heart from zeros and ones by contrastive divergence. Persistent chains
+# (Tieleman 2008), which need a lower rate, and more weight decay leave what columns have in common.
+OF_BITS = {"persistent": True, "learning_rate": 0.01, "weight_decay": 0.01}
+SLOW = 0.001  # the learning rate
+UPDATES = 1000
+FOLDS, TURNS = 5, 3
+MOST_ITERATIONS = 1000
+
+
+def are_few(rows: int, labels: int) -> bool:
+    """Return whether labels are few, and few of the rows have one."""
+    return labels < min(FEW_LABELS * rows, BATCH_SHARE * FinetuneSettings().batch_size)
+
+
+def of_bits(layers: int) -> dict[str, list[Any]]:
+    """Return settings of pretraining on zeros and ones, a value a layer: of layer 1 other ones."""
+    return {name: [value] + [PER_LAYER[name]] * (layers - 1) for name, value in OF_BITS.items()}
+
+
+def head_first(
+    stack: Stack, X: Matrix, y: NDArray[Any], weights: Matrix | None, seed: int
+) -> tuple[Stack, dict[str, Any]]:
+    """Return a stack with a head for its codes, and settings of a short fine-tuning.
+
+    Without settings, and with the stack as it was, if the codes tell no more than the columns, or
+    the visible units have no limits: codes of these need the usual fine-tuning.
+
+    Parameters
+    ----------
+    stack : Stack
+    X, y, weights : array of shape (n_labelled, n_features), and of shape (n_labelled,)
+        The classes from 0.
+    seed : int
+        Of the folds.
+    """
+    if not kind_of(stack.units[0]).is_unit_interval:
+        return stack, {}
+    codes = codes_of(stack, X)
+    columns = np.nan_to_num(stack.prepared(X, missing=True))
+    if _right(codes, y, weights, seed) < _right(columns, y, weights, seed):
+        return stack, {}
+    own = _regression(codes, y, weights)
+    steps = max(min(len(y) // SMALLEST_MINIBATCH, BATCH_SHARE), 1)
+    epochs = min(math.ceil(UPDATES / steps), 100)
+    settings = {**OF_FEW_ROWS, **OF_FEW_LABELS, "learning_rate": SLOW, "epochs": epochs}
+    return replace(stack, head=_as_head(own)), settings
+
+
+def _regression(codes: Matrix, y: NDArray[Any], weights: Matrix | None) -> LogisticRegression:
+    return LogisticRegression(max_iter=MOST_ITERATIONS).fit(codes, y, sample_weight=weights)
+
+
+def _right(inputs: Matrix, y: NDArray[Any], weights: Matrix | None, seed: int) -> float:
+    """Return the share of held-out labels that a logistic regression predicts, over all turns."""
+    folds = min(FOLDS, int(np.bincount(y).min()))
+    if folds < 2:
+        return 0.0
+    right = 0.0
+    for turn in range(TURNS):
+        split = StratifiedKFold(folds, shuffle=True, random_state=(seed + turn) % 2**32)
+        for trained, held_out in split.split(inputs, y):
+            own = None if weights is None else weights[trained]
+            correct = _regression(inputs[trained], y[trained], own).predict(inputs[held_out])
+            hits = (correct == y[held_out]).astype(np.float64)
+            right += float((hits if weights is None else hits * weights[held_out]).sum())
+    return right
+
+
+def _as_head(own: LogisticRegression) -> Head:
+    """Return the same as a head, which has an output a class with two classes too."""
+    weight, bias = own.coef_.T, own.intercept_
+    if weight.shape[1] == 1:
+        weight, bias = np.hstack([-weight, weight]) / 2, np.hstack([-bias, bias]) / 2
+    weight, bias = (np.ascontiguousarray(x, dtype=np.float32) for x in (weight, bias))
+    return Head(weight, bias, "classification", tuple(own.classes_.tolist()))
