@@ -19,6 +19,7 @@ from syncpretrain.data.readers import divided, read_rows
 from syncpretrain.data.record import record_in, record_of
 from syncpretrain.data.table_rows import Rows, Wanted
 from syncpretrain.errors import CheckpointError, DataError, SettingsError
+from syncpretrain.models.inputs import is_bounded
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
 from syncpretrain.runs.folder import CONFIG_NAME, IDENTITY_NAME
@@ -127,7 +128,7 @@ def _loaded(settings: DataSettings, stack: Stack, run: Path | None = None) -> Da
         columns=_columns(stack),
         encode=takes_categories(stack.units[0]),
         validation=settings.validation,
-        bounded=stack.is_bounded,
+        bounded=_is_bounded(stack),
         mapped=mapped,
         known=known,
     )
@@ -166,7 +167,7 @@ def _rows(name: str, stack: Stack) -> Rows:
     if not Path(name).expanduser().exists():
         load_dataset(name)  # refuses it, and says which data sets there are
     encode, columns = takes_categories(stack.units[0]), _columns(stack)
-    rows = read_rows(name, Wanted(stack.is_bounded, encode=encode, columns=columns))
+    rows = read_rows(name, Wanted(_is_bounded(stack), encode=encode, columns=columns))
     _check_width(name, rows.X.shape[1], stack.widths[0])
     return rows
 
@@ -174,6 +175,10 @@ def _rows(name: str, stack: Stack) -> Rows:
 def _columns(stack: Stack) -> Columns | None:
     """Return the columns that the stack was trained on, if it was a table."""
     return columns_in(stack.info)
+
+
+def _is_bounded(stack: Stack) -> bool:
+    return is_bounded(stack.units[0], stack.scaling)
 
 
 def _check_width(name: str, got: int, expected: int) -> None:

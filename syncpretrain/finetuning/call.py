@@ -19,6 +19,7 @@ from syncpretrain.finetuning.options import TuningOptions, tuning_options
 from syncpretrain.finetuning.parts import Form, Part
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
+from syncpretrain.models.inputs import is_bounded
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.verbose import observing
 from syncpretrain.settings.by_data import in_words
@@ -162,12 +163,13 @@ def _examples(X: ArrayLike, stack: Stack, options: TuningOptions) -> Any:
     rows = rows_in_file(X) if options.backend == "numpy" else None
     if rows is None:
         return as_examples(X, "X")
-    return checked_rows(rows, bounded=stack.is_bounded)
+    return checked_rows(rows, bounded=is_bounded(stack.units[0], stack.scaling))
 
 
 def _as_array(X: ArrayLike, stack: Stack, name: str) -> Any:
     """Return a data frame as an array, by the columns of the stack, and all else as it is."""
-    return array_of(X, stack.info, stack.units[0], name, bounded=stack.is_bounded)
+    units = stack.units[0]
+    return array_of(X, stack.info, units, name, bounded=is_bounded(units, stack.scaling))
 
 
 def _objective(y: ArrayLike | None) -> str:

@@ -16,7 +16,7 @@ from syncpretrain.errors import DataError
 from syncpretrain.models.layer import DenseLayer, Layer
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["checked_width", "prepared_examples"]
+__all__ = ["checked_width", "is_bounded", "prepared_examples"]
 
 
 class _Shaped(Protocol):
@@ -63,13 +63,19 @@ def prepared_examples(
         return X if scaling is None else scaling.apply(X)
     if info.get("bytes") == BITS and getattr(X, "dtype", None) == np.uint8:
         X = check_examples(X, name, bits=True)
-    is_open = scaling is not None and kind_of(lowest.visible_units).is_unit_interval
-    units = "gaussian" if is_open else lowest.visible_units  # [0, 1] is where they are scaled to
+    units = lowest.visible_units
+    if scaling is not None and kind_of(units).is_unit_interval:
+        units = "gaussian"  # any number, which is scaled to [0, 1]
     examples = visible_examples(X, name, units, missing=missing)
     checked_width(examples, width, name)
     if missing and has_missing(examples):
         return marked(examples, scaling)
     return examples if scaling is None else scaling.apply(examples)
+
+
+def is_bounded(units: str, scaling: Scaling | None) -> bool:
+    """Return whether examples have to be in [0, 1]: visible units are, and nothing is scaled."""
+    return scaling is None and kind_of(units).is_unit_interval
 
 
 def checked_width(X: S, width: int, name: str) -> S:

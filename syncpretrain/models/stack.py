@@ -19,7 +19,7 @@ from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.models.convolution import ConvolutionalLayer
 from syncpretrain.models.export.methods import Exports
 from syncpretrain.models.imputation import imputed
-from syncpretrain.models.inputs import checked_width, prepared_examples
+from syncpretrain.models.inputs import checked_width, is_bounded, prepared_examples
 from syncpretrain.models.layer import DenseLayer, Head, Layer, parameters_sha256
 from syncpretrain.models.model_file import Model, read_model, write_model
 from syncpretrain.models.passes import down_through, up_through
@@ -27,7 +27,6 @@ from syncpretrain.models.sampling import sampled
 from syncpretrain.models.table import html_table, table_rows
 from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.rng import Purpose, generator
-from syncpretrain.units.kinds import kind_of
 
 __all__ = ["ConvolutionalLayer", "DenseLayer", "Head", "Stack", "load"]
 
@@ -43,8 +42,7 @@ class Stack(Exports):
     info : dict
         What made it (JSON values): the epochs each layer trained, the settings, the version.
     scaling : Scaling or None
-        How Gaussian visible units see the input, or binary ones an input that is not in [0, 1];
-        decoding takes it back.
+        How visible units see an input that is not in [0, 1]; decoding takes it back.
     head : Head or None
         What predicts from the code, once fine-tuning gave the stack one.
     history : ErrorHistory or None
@@ -84,11 +82,6 @@ class Stack(Exports):
         """The kind of units of the input and of each layer."""
         return (self.layers[0].visible_units, *(layer.hidden_units for layer in self.layers))
 
-    @property
-    def is_bounded(self) -> bool:
-        """Whether examples have to be in [0, 1], and are not scaled to it."""
-        return self.scaling is None and kind_of(self.units[0]).is_unit_interval
-
     def prepared(self, X: ArrayLike, name: str = "X", *, missing: bool = False) -> Array:
         """Return examples as the lowest layer sees them: checked, and standardized if it is so.
 
@@ -107,7 +100,8 @@ class Stack(Exports):
 
     def rows_of(self, X: ArrayLike, name: str = "X") -> Any:
         """Return a data frame as an array of the columns trained on, and all else as it is."""
-        return array_of(X, self.info, self.units[0], name, bounded=self.is_bounded)
+        bounded = is_bounded(self.units[0], self.scaling)
+        return array_of(X, self.info, self.units[0], name, bounded=bounded)
 
     def encode(self, X: ArrayLike, *, layer: int | None = None) -> Array:
         """Return the code of each example.

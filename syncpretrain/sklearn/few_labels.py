@@ -3,21 +3,24 @@
 A code that tells classes apart is worth keeping, and long fine-tuning with a random head moves the
 weights below further than a few labels justify (Kumar et al. 2022, arXiv:2202.10054). So a logistic
 regression on the codes is the head to begin with, and fine-tuning is slow and short. Where the
-columns themselves tell the classes apart better, all layers are fine-tuned as usual.
+columns themselves tell the classes apart better than the codes, all layers are fine-tuned as usual.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 
 from syncpretrain import Stack
+from syncpretrain.data.visible import has_missing
 from syncpretrain.models.stack import Head
 from syncpretrain.settings.by_data import (
     BATCH_SHARE,
@@ -29,6 +32,7 @@ from syncpretrain.settings.by_data import (
 from syncpretrain.settings.defaults import PER_LAYER
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.sklearn.passes import Matrix, codes_of
+from syncpretrain.sklearn.ranges import in_shared_range
 from syncpretrain.units.kinds import kind_of
 
 __all__ = ["are_few", "head_first", "of_bits"]
@@ -37,8 +41,9 @@ __all__ = ["are_few", "head_first", "of_bits"]
 # (Tieleman 2008), which need a lower rate, and more weight decay leave what columns have in common.
 OF_BITS = {"persistent": True, "learning_rate": 0.01, "weight_decay": 0.01}
 SLOW = 0.001  # the learning rate
-UPDATES = 1000
-FOLDS, TURNS = 5, 3
+UPDATES_WITH_A_HEAD = 1000
+EPOCHS_WITH_A_HEAD = 100
+LABEL_PARTS, TURNS = 5, 3
 MOST_ITERATIONS = 1000
 
 
@@ -57,8 +62,9 @@ def head_first(
 ) -> tuple[Stack, dict[str, Any]]:
     """Return a stack with a head for its codes, and settings of a short fine-tuning.
 
-    Without settings, and with the stack as it was, if the codes tell no more than the columns, or
-    the visible units have no limits: codes of these need the usual fine-tuning.
+    Without settings, and with the stack as it was, if a logistic regression on the columns is right
+    for more of the labels left out than one on the codes, by more than a standard error; or if the
+    visible units have no limits: codes of these need the usual fine-tuning.
 
     Parameters
     ----------
@@ -66,39 +72,43 @@ def head_first(
     X, y, weights : array of shape (n_labelled, n_features), and of shape (n_labelled,)
         The classes from 0.
     seed : int
-        Of the folds.
+        Of the parts.
     """
     if not kind_of(stack.units[0]).is_unit_interval:
         return stack, {}
-    codes = codes_of(stack, X)
-    columns = np.nan_to_num(stack.prepared(X, missing=True))
-    if _right(codes, y, weights, seed) < _right(columns, y, weights, seed):
+    columns = X.astype(np.float32, copy=False)  # the same for examples of either precision
+    codes = codes_of(stack, columns).astype(np.float64)
+    if stack.scaling is not None:
+        columns = in_shared_range(columns, stack.scaling)
+    if has_missing(columns):
+        columns = np.nan_to_num(columns)
+    apart = _right(columns, y, weights, seed) - _right(codes, y, weights, seed)
+    if apart.sum() > math.sqrt((apart**2).sum()):  # a standard error
         return stack, {}
     own = _regression(codes, y, weights)
     steps = max(min(len(y) // SMALLEST_MINIBATCH, BATCH_SHARE), 1)
-    epochs = min(math.ceil(UPDATES / steps), 100)
+    epochs = min(math.ceil(UPDATES_WITH_A_HEAD / steps), EPOCHS_WITH_A_HEAD)
     settings = {**OF_FEW_ROWS, **OF_FEW_LABELS, "learning_rate": SLOW, "epochs": epochs}
     return replace(stack, head=_as_head(own)), settings
 
 
-def _regression(codes: Matrix, y: NDArray[Any], weights: Matrix | None) -> LogisticRegression:
-    return LogisticRegression(max_iter=MOST_ITERATIONS).fit(codes, y, sample_weight=weights)
+def _regression(inputs: Any, y: NDArray[Any], weights: Matrix | None) -> LogisticRegression:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # it is a beginning
+        return LogisticRegression(max_iter=MOST_ITERATIONS).fit(inputs, y, sample_weight=weights)
 
 
-def _right(inputs: Matrix, y: NDArray[Any], weights: Matrix | None, seed: int) -> float:
-    """Return the share of held-out labels that a logistic regression predicts, over all turns."""
-    folds = min(FOLDS, int(np.bincount(y).min()))
-    if folds < 2:
-        return 0.0
-    right = 0.0
-    for turn in range(TURNS):
-        split = StratifiedKFold(folds, shuffle=True, random_state=(seed + turn) % 2**32)
+def _right(inputs: Any, y: NDArray[Any], weights: Matrix | None, seed: int) -> NDArray[np.float64]:
+    """Return how often a logistic regression on other rows predicts each label, by its weight."""
+    right = np.zeros(len(y))
+    parts = min(LABEL_PARTS, int(np.bincount(y).min()))
+    for turn in range(TURNS if parts > 1 else 0):
+        split = StratifiedKFold(parts, shuffle=True, random_state=(seed + turn) % 2**32)
         for trained, held_out in split.split(inputs, y):
             own = None if weights is None else weights[trained]
-            correct = _regression(inputs[trained], y[trained], own).predict(inputs[held_out])
-            hits = (correct == y[held_out]).astype(np.float64)
-            right += float((hits if weights is None else hits * weights[held_out]).sum())
-    return right
+            predicted = _regression(inputs[trained], y[trained], own).predict(inputs[held_out])
+            right[held_out] += (predicted == y[held_out]) / TURNS
+    return right if weights is None else right * weights
 
 
 def _as_head(own: LogisticRegression) -> Head:

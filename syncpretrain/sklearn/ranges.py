@@ -20,10 +20,10 @@ __all__ = ["are_bits", "in_shared_range", "shared_range"]
 
 FEWEST_COLUMNS = 8  # fewer may share a range by chance
 SHARING = 0.5  # of the columns that vary, at least
-TOLERANCE = 0.1  # of the range, at both of its ends
+END_SHARE = 0.1  # of the range, at both of its ends
 # Of the variance of zeros and ones with the same means: 1/12 against 1/4 for even values, and less
 # than a tenth for Gaussian ones, of which only the outermost reach the ends.
-LEAST_VARIANCE = 0.25
+LEAST_SPREAD = 0.25
 
 
 def shared_range(X: Any) -> Scaling | None:
@@ -37,30 +37,32 @@ def shared_range(X: Any) -> Scaling | None:
     X : array or sparse matrix of shape (n_examples, n_features)
     """
     low, high = _ends(X)
+    if not (np.isfinite(low) & np.isfinite(high)).all():
+        return None
     least, most = low.min(), high.max()
     varying = low < high
-    if not np.isfinite(most - least) or (least >= 0 and most <= 1):
+    if least == most or (least >= 0 and most <= 1):
         return None
     if X.shape[1] < FEWEST_COLUMNS or (least < 0 and hasattr(X, "toarray")):
         return None
-    near = TOLERANCE * (most - least)
+    near = END_SHARE * (most - least)
     shares = (low <= least + near) & (high >= most - near)
     if shares.sum() < SHARING * varying.sum():
         return None
     means, squares = _moments(X, least, most - least)
-    if (squares - means**2).sum() < LEAST_VARIANCE * (means - means**2).sum():
+    if (squares - means**2).sum() < LEAST_SPREAD * (means - means**2).sum():
         return None
     shift, scale = np.full((2, X.shape[1]), [[least], [most - least]], dtype=np.float32)
     return Scaling(shift, scale)
 
 
 def in_shared_range(X: Any, scaling: Scaling) -> Any:
-    """Return examples in [0, 1]; a sparse matrix stays sparse."""
+    """Return examples in [0, 1] of float32; a sparse matrix stays sparse."""
     if hasattr(X, "toarray"):
-        sparse = X.copy()
-        sparse.data = np.clip(X.data / scaling.scale[0], 0, 1)
+        sparse = X.astype(np.float32)
+        sparse.data = np.clip(sparse.data / scaling.scale[0], 0, 1)
         return sparse
-    scaled: Matrix = np.clip(scaling.apply(X), 0, 1)
+    scaled: Matrix = np.clip(scaling.apply(X.astype(np.float32, copy=False)), 0, 1)
     return scaled
 
 
@@ -93,4 +95,5 @@ def _moments(X: Any, shift: float, scale: float) -> tuple[NDArray[Any], NDArray[
         known += (~np.isnan(scaled)).sum(axis=0)
         sums += np.nansum(scaled, axis=0)
         squares += np.nansum(scaled * scaled, axis=0)
+    known = np.maximum(known, 1)
     return sums / known, squares / known
