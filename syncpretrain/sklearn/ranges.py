@@ -24,6 +24,7 @@ END_SHARE = 0.1  # of the range, at both of its ends
 # Of the variance of zeros and ones with the same means: 1/12 against 1/4 for even values, and less
 # than a tenth for Gaussian ones, of which only the outermost reach the ends.
 LEAST_SPREAD = 0.25
+MOST_RANGE = float(np.finfo(np.float32).max)
 
 
 def shared_range(X: Any) -> Scaling | None:
@@ -39,9 +40,9 @@ def shared_range(X: Any) -> Scaling | None:
     low, high = _ends(X)
     if not (np.isfinite(low) & np.isfinite(high)).all():
         return None
-    least, most = low.min(), high.max()
+    least, most = float(low.min()), float(high.max())
     varying = low < high
-    if least == most or (least >= 0 and most <= 1):
+    if least == most or (least >= 0 and most <= 1) or most - least > MOST_RANGE:
         return None
     if X.shape[1] < FEWEST_COLUMNS or (least < 0 and hasattr(X, "toarray")):
         return None
