@@ -62,9 +62,9 @@ def head_first(
 ) -> tuple[Stack, dict[str, Any]]:
     """Return a stack with a head for its codes, and settings of a short fine-tuning.
 
-    Without settings, and with the stack as it was, if a logistic regression on the columns is right
-    for more of the labels left out than one on the codes, by more than a standard error; or if the
-    visible units have no limits: codes of these need the usual fine-tuning.
+    The stack as it was and no settings, if it has a head already; if its visible units have no
+    limits, whose codes need the usual fine-tuning; or if a logistic regression on the columns is
+    right for more of the labels left out than one on the codes, by more than a standard error.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def head_first(
     seed : int
         Of the parts.
     """
-    if not kind_of(stack.units[0]).is_unit_interval:
+    if stack.head is not None or not kind_of(stack.units[0]).is_unit_interval:
         return stack, {}
     columns = X.astype(np.float32, copy=False)  # the same for examples of either precision
     codes = codes_of(stack, columns).astype(np.float64)

@@ -110,8 +110,9 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
     def _pretrained_for(self, X: Matrix, targets: int, seed: int) -> Stack:
         scaling = shared_range(X) if self.visible_units == "auto" else None
         seen, suited = X if scaling is None else in_shared_range(X, scaling), {}
-        decides = self.learning_rate is not None or self._others(tuning=False)
-        if not decides and are_few(X.shape[0], targets) and are_bits(seen):
+        is_open = self.visible_units in ("auto", "bernoulli") and self.learning_rate is None
+        is_open = is_open and not self._others(tuning=False)  # which may not go together with it
+        if is_open and are_few(X.shape[0], targets) and are_bits(seen):
             suited = of_bits(len(self._widths(X.shape[1])))
         stack = self._pretrained_on(seen, seed, **suited)
         return stack if scaling is None else replace(stack, scaling=scaling)
