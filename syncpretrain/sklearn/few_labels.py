@@ -1,9 +1,9 @@
 """Training on few labels: pretraining of tables of 0 and 1, and a head before fine-tuning.
 
-A code that tells classes apart is worth keeping, and long fine-tuning with a random head moves the
-weights below further than a few labels justify (Kumar et al. 2022, arXiv:2202.10054). So a logistic
-regression on the codes is the head to begin with, and fine-tuning is slow and short. Where the
-columns themselves tell the classes apart better than the codes, all layers are fine-tuned as usual.
+A code that tells classes apart better than the columns do is worth keeping, and long fine-tuning
+with a random head moves the weights below further than a few labels justify (Kumar et al. 2022,
+arXiv:2202.10054). There a logistic regression on the codes is the head to begin with, and
+fine-tuning is slow and short. Elsewhere all layers are fine-tuned as usual.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def head_first(
     """Return a stack with a head for its codes, and settings of a short fine-tuning.
 
     The stack as it was and no settings, if it has a head already; if its visible units have no
-    limits, whose codes need the usual fine-tuning; or if a logistic regression on the columns is
-    right for more of the labels left out than one on the codes, by more than a standard error.
+    limits, whose codes need the usual fine-tuning; or unless a logistic regression on the codes is
+    right for more of the labels left out than one on the columns, by more than a standard error.
 
     Parameters
     ----------
@@ -82,8 +82,8 @@ def head_first(
         columns = in_shared_range(columns, stack.scaling)
     if has_missing(columns):
         columns = np.nan_to_num(columns)
-    apart = _right(columns, y, weights, seed) - _right(codes, y, weights, seed)
-    if apart.sum() > math.sqrt((apart**2).sum()):  # a standard error
+    apart = _right(codes, y, weights, seed) - _right(columns, y, weights, seed)
+    if apart.sum() <= math.sqrt((apart**2).sum()):  # a standard error
         return stack, {}
     own = _regression(codes, y, weights)
     steps = max(min(len(y) // SMALLEST_MINIBATCH, BATCH_SHARE), 1)

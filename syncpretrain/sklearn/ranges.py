@@ -18,7 +18,7 @@ from syncpretrain.sklearn.passes import Matrix
 
 __all__ = ["are_bits", "in_shared_range", "shared_range"]
 
-FEWEST_COLUMNS = 8  # fewer may share a range by chance
+FEWEST_COLUMNS = 25  # fewer are no picture
 SHARING = 0.5  # of the columns that vary, at least
 END_SHARE = 0.1  # of the range, at both of its ends
 # Of the variance of zeros and ones with the same means: 1/12 against 1/4 for even values, and less
