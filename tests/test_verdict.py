@@ -103,6 +103,11 @@ class TestSentences:
         assert len(found) == (start is not None)
         assert all(sentence.startswith(start) for sentence in found)
 
+    @pytest.mark.parametrize(("examples", "expected"), [(0, 1), (60, 0), (6000, 1)])
+    def test_few_wrong_classes_more_are_chance(self, examples, expected):
+        curve = ErrorCurve([0.1, 0.15])
+        assert len(on_tuning("classification", curve, 0.5, examples=examples)) == expected
+
 
 class TestInPython:
     def test_a_result_that_learned_warns_of_nothing(self):

@@ -19,13 +19,13 @@ from syncpretrain.data.readers import divided, read_rows
 from syncpretrain.data.record import record_in, record_of
 from syncpretrain.data.table_rows import Rows, Wanted
 from syncpretrain.errors import CheckpointError, DataError, SettingsError
+from syncpretrain.models.inputs import is_bounded
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
 from syncpretrain.runs.folder import CONFIG_NAME, IDENTITY_NAME
 from syncpretrain.runs.identity import read_identity
 from syncpretrain.runs.prepare import of_tables
 from syncpretrain.settings import DataSettings, Settings, read_settings
-from syncpretrain.units.kinds import kind_of
 
 __all__ = ["Examples", "dataset_of", "examples_of"]
 
@@ -178,7 +178,7 @@ def _columns(stack: Stack) -> Columns | None:
 
 
 def _is_bounded(stack: Stack) -> bool:
-    return kind_of(stack.units[0]).is_unit_interval
+    return is_bounded(stack.units[0], stack.scaling)
 
 
 def _check_width(name: str, got: int, expected: int) -> None:

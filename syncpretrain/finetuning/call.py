@@ -20,12 +20,12 @@ from syncpretrain.finetuning.options import TuningOptions, tuning_options
 from syncpretrain.finetuning.parts import Form, Part
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
+from syncpretrain.models.inputs import is_bounded
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.verbose import observing
 from syncpretrain.pretraining.on_ranks import on_every_rank
 from syncpretrain.settings.by_data import in_words
 from syncpretrain.settings.convert import check_names
-from syncpretrain.units.kinds import kind_of
 
 __all__ = ["finetune"]
 
@@ -192,13 +192,13 @@ def _examples(X: ArrayLike, stack: Stack, options: TuningOptions) -> Any:
     rows = rows_in_file(X) if options.backend == "numpy" else None
     if rows is None:
         return as_examples(X, "X")
-    return checked_rows(rows, bounded=kind_of(stack.units[0]).is_unit_interval)
+    return checked_rows(rows, bounded=is_bounded(stack.units[0], stack.scaling))
 
 
 def _as_array(X: ArrayLike, stack: Stack, name: str) -> Any:
     """Return a data frame as an array, by the columns of the stack, and all else as it is."""
     units = stack.units[0]
-    return array_of(X, stack.info, units, name, bounded=kind_of(units).is_unit_interval)
+    return array_of(X, stack.info, units, name, bounded=is_bounded(units, stack.scaling))
 
 
 def _objective(y: ArrayLike | None) -> str:

@@ -31,7 +31,7 @@ def judged(tuned: Stack, objective: str, history: ErrorHistory, targets: Any) ->
         constant = mean_error(evenly_spaced(targets, MOST_ROWS_JUDGED))
     info = dict(tuned.info)
     before = info.pop("verdict", [])  # of pretraining: a cause, if the result is poor
-    sentences = on_tuning(objective, history.finetune, constant)
+    sentences = on_tuning(objective, history.finetune, constant, examples=len(targets))
     if sentences:
         info["verdict"] = [*before, *sentences]
     return replace(tuned, info=info, history=history)

@@ -16,8 +16,9 @@ from syncpretrain.data.visible import has_missing, marked, visible_examples
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import DenseLayer, Layer
+from syncpretrain.units.kinds import kind_of
 
-__all__ = ["checked_codes", "checked_width", "prepared_examples"]
+__all__ = ["checked_codes", "checked_width", "is_bounded", "prepared_examples"]
 
 
 class _Shaped(Protocol):
@@ -64,11 +65,19 @@ def prepared_examples(
         return X if scaling is None else scaling.apply(X)
     if info.get("bytes") == BITS and getattr(X, "dtype", None) == np.uint8:
         X = check_examples(X, name, bits=True)
-    examples = visible_examples(X, name, lowest.visible_units, missing=missing)
+    units = lowest.visible_units
+    if scaling is not None and kind_of(units).is_unit_interval:
+        units = "gaussian"  # any number, which is scaled to [0, 1]
+    examples = visible_examples(X, name, units, missing=missing)
     checked_width(examples, width, name)
     if missing and has_missing(examples):
         return marked(examples, scaling)
     return examples if scaling is None else scaling.apply(examples)
+
+
+def is_bounded(units: str, scaling: Scaling | None) -> bool:
+    """Return whether examples have to be in [0, 1]: visible units are, and nothing is scaled."""
+    return scaling is None and kind_of(units).is_unit_interval
 
 
 def checked_width(X: S, width: int, name: str) -> S:

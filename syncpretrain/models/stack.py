@@ -19,7 +19,7 @@ from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.models.convolution import ConvolutionalLayer
 from syncpretrain.models.export.methods import Exports
 from syncpretrain.models.imputation import imputed
-from syncpretrain.models.inputs import checked_codes, prepared_examples
+from syncpretrain.models.inputs import checked_codes, is_bounded, prepared_examples
 from syncpretrain.models.layer import DenseLayer, Head, Layer, parameters_sha256
 from syncpretrain.models.log_odds import with_log_odds
 from syncpretrain.models.model_file import Model, read_model, write_model
@@ -28,7 +28,6 @@ from syncpretrain.models.sampling import sampled
 from syncpretrain.models.table import html_table, table_rows
 from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.rng import Purpose, generator
-from syncpretrain.units.kinds import kind_of
 
 __all__ = ["ConvolutionalLayer", "DenseLayer", "Head", "Stack", "load"]
 
@@ -44,7 +43,7 @@ class Stack(Exports):
     info : dict
         What made it (JSON values): the epochs each layer trained, the settings, the version.
     scaling : Scaling or None
-        How Gaussian visible units see the input; decoding takes it back.
+        How visible units see an input that is not in [0, 1]; decoding takes it back.
     head : Head or None
         What predicts from the code, once fine-tuning gave the stack one.
     history : ErrorHistory or None
@@ -102,7 +101,7 @@ class Stack(Exports):
 
     def rows_of(self, X: ArrayLike, name: str = "X") -> Any:
         """Return a data frame as an array of the columns trained on, and all else as it is."""
-        bounded = kind_of(self.units[0]).is_unit_interval
+        bounded = is_bounded(self.units[0], self.scaling)
         return array_of(X, self.info, self.units[0], name, bounded=bounded)
 
     def encode(self, X: ArrayLike, *, layer: int | None = None, log_odds: bool = False) -> Array:

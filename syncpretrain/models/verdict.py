@@ -6,6 +6,7 @@ mean, and a share of right classes with that of the most frequent one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ __all__ = ["Baseline", "baselines", "mean_error", "on_layers", "on_tuning", "sha
 MOST_CONSTANT = 0.5  # of a layer's units
 LEAST_CHANGE = 0.05  # between examples, of a unit that says anything about them
 GROWN = 1.05  # times the first epoch's error: less is noise
+DEVIATIONS = 2.0  # by which the shares of wrong classes of two epochs have to differ
 
 
 class Baseline(NamedTuple):
@@ -134,15 +136,20 @@ def on_layers(found: Sequence[Baseline], curves: Sequence[ErrorCurve]) -> list[s
     return sentences
 
 
-def on_tuning(objective: str, curve: ErrorCurve, baseline: float) -> list[str]:
+def on_tuning(
+    objective: str, curve: ErrorCurve, baseline: float, *, examples: int = 0
+) -> list[str]:
     """Return sentences about a fine-tuning.
 
     ``baseline`` is the error of a constant: the mean's, or of classes the share of all but the most
-    frequent one.
+    frequent one. Of classes, ``examples`` says how many of them chance may decide.
     """
     if curve.last is None or not baseline:
         return []
     grew = _grew(curve)
+    if grew and examples and objective == "classification":
+        variance = (curve.train[0] + curve.train[-1]) / examples  # of the difference, at most
+        grew = curve.train[-1] - curve.train[0] > DEVIATIONS * math.sqrt(variance)
     remedy = "a lower finetune learning_rate" if grew else "more epochs of fine-tuning"
     if curve.last >= baseline and objective == "classification":
         return [

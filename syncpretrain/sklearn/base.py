@@ -73,9 +73,12 @@ class StackEstimator(BaseEstimator):
     def _seed(self) -> int:
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
 
-    def _pretrained_on(self, X: Matrix, seed: int) -> Stack:
-        """Return a stack pretrained on examples; without epochs its weights are random."""
-        options = self._pretraining(X, seed)
+    def _pretrained_on(self, X: Matrix, seed: int, **suited: Any) -> Stack:
+        """Return a stack pretrained on examples; without epochs its weights are random.
+
+        ``suited`` are settings that the estimator chose.
+        """
+        options = self._pretraining(X, seed) | suited
         if not self._trains(self.epochs):
             options |= {"epochs": None, "schedule": "none"}
         return pretrain(single(X), observers=self._observers(), warn=False, **options)

@@ -3,83 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import ClassifierMixin, RegressorMixin, clone
+from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.extmath import softmax
-from sklearn.utils.validation import check_is_fitted
 
 from syncpretrain import Stack
-from syncpretrain.data.dataset import UNLABELLED
-from syncpretrain.errors import SettingsError
-from syncpretrain.sklearn.base import StackEstimator
-from syncpretrain.sklearn.passes import Matrix, outputs_of
+from syncpretrain.sklearn.few_labels import are_few, head_first, of_bits
+from syncpretrain.sklearn.passes import Matrix
+from syncpretrain.sklearn.ranges import are_bits, in_shared_range, shared_range
+from syncpretrain.sklearn.stack_predictor import StackPredictor
 from syncpretrain.sklearn.targets import classes_of, numbers_of_rows, weights_of
 from syncpretrain.sklearn.weight_decay import chosen_decay, is_for_choice
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["DBNClassifier", "DBNRegressor", "StackPredictor"]
-
-
-class StackPredictor(StackEstimator):
-    """Base of the predictors: pretraining on all rows, fine-tuning on those with a target."""
-
-    pretrained: Any
-    finetune_epochs: int | None
-
-    def _start(self, X: Matrix, seed: int) -> Stack:
-        """Return the stack to fine-tune: the one given, or one pretrained on all rows."""
-        given = self.pretrained
-        if given is None:
-            return self._pretrained_on(X, seed)
-        if not isinstance(given, (Stack, StackEstimator)) and not hasattr(given, "stack_"):
-            raise SettingsError(
-                f"pretrained: got a {type(given).__name__}, expected a Stack, a StackedRBM or a"
-                " StackedAutoencoder"
-            )
-        if not isinstance(given, Stack):
-            given = given if hasattr(given, "stack_") else clone(given).fit(X)
-        stack: Stack = given if isinstance(given, Stack) else given.stack_
-        self._check_width(stack, X, "pretrained")
-        return stack
-
-    def _train(
-        self, X: Matrix, rows: NDArray[np.intp], y: Matrix, weights: Matrix | None, objective: str
-    ) -> None:
-        """Train on examples of which some rows have the targets y, and weights."""
-        seed = self._seed()
-        stack = self._start(X, seed)
-        options: dict[str, Any] = {"objective": objective}
-        options |= self._chosen(stack, X, rows, y, weights, seed)
-        if self.batch_size is not None:
-            options["batch_size"] = min(self.batch_size, len(rows))
-        if len(rows) < X.shape[0]:  # what suits few targets follows from the number of all rows
-            none = UNLABELLED if objective == "classification" else np.nan
-            y = _spread_out(y, rows, X.shape[0], none)
-            weights = None if weights is None else _spread_out(weights, rows, X.shape[0], 0)
-        options["weights"] = weights
-        self.stack_ = self._finetuned(stack, X, y, seed, self.finetune_epochs, **options)
-
-    def _chosen(self, *data: Any) -> dict[str, Any]:
-        """Return settings of fine-tuning that are chosen by trying, for the data of ``_train``."""
-        return {}
-
-    def _outputs(self, X: Any) -> Matrix:
-        check_is_fitted(self)
-        return outputs_of(self.stack_, self._rows(X, reset=False))
-
-
-def _spread_out(values: Matrix, rows: NDArray[np.intp], length: int, fill: float) -> Matrix:
-    """Return an array for all rows, with values at some and ``fill`` at the others."""
-    spread: Matrix = np.full((length, *values.shape[1:]), fill, dtype=values.dtype)
-    spread[rows] = values
-    return spread
+__all__ = ["DBNClassifier", "DBNRegressor"]
 
 
 class DBNClassifier(ClassifierMixin, StackPredictor):
@@ -161,6 +106,30 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
             weights = by_class if weights is None else weights * by_class
         self._train(rows, classes.rows, classes.places, weights, "classification")
         return self
+
+    def _pretrained_for(self, X: Matrix, targets: int, seed: int) -> Stack:
+        scaling = shared_range(X) if self.visible_units == "auto" else None
+        seen, suited = X if scaling is None else in_shared_range(X, scaling), {}
+        is_open = self.visible_units in ("auto", "bernoulli") and self.learning_rate is None
+        is_open = is_open and not self._others(tuning=False)  # which may not go together with it
+        if is_open and are_few(X.shape[0], targets) and are_bits(seen):
+            suited = of_bits(len(self._widths(X.shape[1])))
+        stack = self._pretrained_on(seen, seed, **suited)
+        return stack if scaling is None else replace(stack, scaling=scaling)
+
+    def _chosen(
+        self,
+        stack: Stack,
+        X: Matrix,
+        rows: NDArray[np.intp],
+        y: Matrix,
+        weights: Matrix | None,
+        seed: int,
+    ) -> tuple[Stack, dict[str, Any]]:
+        is_trained = self.pretrained is not None or self._trains(self.epochs)
+        if self._given_tuning() or not is_trained or not are_few(X.shape[0], len(rows)):
+            return stack, {}
+        return head_first(stack, X[rows], y, weights, seed)
 
     def predict_proba(self, X: Any) -> Matrix:
         """Return the probability of each class, of shape (n_examples, n_classes)."""
@@ -262,16 +231,13 @@ class DBNRegressor(RegressorMixin, StackPredictor):
         y: Matrix,
         weights: Matrix | None,
         seed: int,
-    ) -> dict[str, Any]:
-        given = dict(self._others(tuning=True))
-        if self.finetune_epochs is not None:
-            given["epochs"] = self.finetune_epochs
-        if not is_for_choice(X.shape[0], len(rows), given):
+    ) -> tuple[Stack, dict[str, Any]]:
+        if not is_for_choice(X.shape[0], len(rows), self._given_tuning()):
             self.weight_decay_ = None
-            return {}
+            return stack, {}
         finetuned = partial(self._finetuned, stack, seed=seed, objective="regression")
         self.weight_decay_ = chosen_decay(finetuned, X[rows], y, weights, seed)
-        return {"weight_decay": self.weight_decay_}
+        return stack, {"weight_decay": self.weight_decay_}
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Return the numbers of each row, of the shape of y."""

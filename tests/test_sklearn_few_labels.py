@@ -1,0 +1,203 @@
+"""Few labels: columns that share a range, tables of 0 and 1, and a head before fine-tuning."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn", minversion="1.6", reason="the estimators are scikit-learn's")
+
+from scipy import sparse
+from sklearn.base import clone
+from sklearn.linear_model import LogisticRegression
+
+from syncpretrain import load
+from syncpretrain.sklearn import DBNClassifier, StackedRBM
+from syncpretrain.sklearn import few_labels as module
+from syncpretrain.sklearn.few_labels import are_few, head_first, of_bits
+from syncpretrain.sklearn.passes import codes_of, outputs_of
+from syncpretrain.sklearn.ranges import are_bits, in_shared_range, shared_range
+
+RNG = np.random.default_rng(0)
+SMALL = {"hidden": (12, 6), "workers": 1, "random_state": 0}
+
+
+def kinds(rows=200, columns=30, seed=0):
+    """Return zeros and ones of two kinds of rows, half of whose columns tell them apart."""
+    draw = np.random.default_rng(seed)
+    y = draw.integers(2, size=rows)
+    shares = np.where(np.arange(columns) % 2, 0.5, np.where(y[:, None], 0.9, 0.1))
+    return (draw.random((rows, columns)) < shares).astype(float), y
+
+
+def some(y, step=10):
+    return np.where(np.arange(len(y)) % step == 0, y, -1)
+
+
+BITS, KINDS = kinds()
+PIXELS = np.round(BITS * 16 * RNG.random(BITS.shape) ** 0.2)
+
+
+class TestSharedRange:
+    def test_it_is_that_of_the_table(self):
+        scaling = shared_range(PIXELS - 3)
+        assert set(scaling.shift.tolist()) == {-3.0}
+        assert set(scaling.scale.tolist()) == {16.0}
+        scaled = in_shared_range(PIXELS - 3, scaling)
+        np.testing.assert_allclose(scaled, PIXELS / 16, atol=1e-6)
+
+    @pytest.mark.parametrize(
+        "X",
+        [
+            BITS,  # are in [0, 1]
+            RNG.normal(size=(500, 30)),  # lie in the middle of their range
+            PIXELS * np.arange(1, 31),  # have a range each
+            PIXELS[:, :24],  # are few
+            PIXELS * 0,
+            np.where(PIXELS > 8, np.inf, PIXELS),
+            np.where(PIXELS > 8, np.nan, 2.0),
+            sparse.csr_matrix(PIXELS - 3),  # whose zeros would not stay zeros
+        ],
+    )
+    def test_none(self, X):
+        assert shared_range(X) is None
+
+    def test_a_sparse_matrix_and_missing_values_have_the_same(self):
+        expected = shared_range(PIXELS)
+        matrix = sparse.csr_matrix(PIXELS)
+        holes = np.where(RNG.random(PIXELS.shape) < 0.1, np.nan, PIXELS)
+        for X in (matrix, holes, PIXELS.astype(np.float32)):
+            np.testing.assert_array_equal(shared_range(X).scale, expected.scale)
+        scaled = in_shared_range(matrix, expected)
+        np.testing.assert_allclose(scaled.toarray(), in_shared_range(PIXELS, expected), rtol=1e-6)
+
+    def test_columns_that_never_vary_have_no_part(self):
+        assert shared_range(np.hstack([PIXELS, np.zeros_like(PIXELS)])) is not None
+
+    def test_what_lies_beyond_is_cut_off(self):
+        far = in_shared_range(np.full((1, 30), 40.0), shared_range(PIXELS))
+        np.testing.assert_array_equal(far, 1)
+
+
+@pytest.mark.parametrize(
+    ("X", "expected"),
+    [(BITS, True), (BITS * 2, False), (np.where(BITS > 0, np.nan, 0), False)],
+)
+def test_zeros_and_ones(X, expected):
+    assert are_bits(X) is expected
+    assert are_bits(sparse.csr_matrix(X)) is expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "labels", "expected"),
+    [(100, 19, True), (100, 20, False), (10**6, 9_999, True), (10**6, 10_000, False)],
+)
+def test_when_labels_are_few(rows, labels, expected):
+    assert are_few(rows, labels) is expected
+
+
+@pytest.fixture
+def better_codes(monkeypatch):
+    """Make the codes, which have fewer columns, right for every label, and the columns for none."""
+    monkeypatch.setattr(
+        module, "_right", lambda X, y, *rest: np.full(len(y), float(X.shape[1] < BITS.shape[1]))
+    )
+
+
+class TestClassifier:
+    def test_pixels_are_binary_units_with_a_scaling(self, tmp_path):
+        fitted = DBNClassifier(**SMALL, epochs=2, finetune_epochs=2).fit(PIXELS, KINDS)
+        stack = fitted.stack_
+        assert stack.units[0] == "bernoulli"
+        assert set(stack.scaling.scale.tolist()) == {16.0}
+        stack.save(tmp_path / "model.safetensors")
+        read = load(tmp_path / "model.safetensors")
+        np.testing.assert_array_equal(read.encode(PIXELS), stack.encode(PIXELS))
+        decoded = stack.decode(stack.encode(PIXELS))
+        assert 1 < decoded.max() <= 16
+        np.testing.assert_array_equal(read.predict(PIXELS), fitted.predict(PIXELS))
+
+    def test_pixels_train_as_what_the_user_scales(self):
+        own = DBNClassifier(**SMALL, epochs=2, finetune_epochs=20)
+        ours, by_hand = (clone(own).fit(X, some(KINDS)) for X in (PIXELS, PIXELS / 16))
+        np.testing.assert_allclose(
+            ours.predict_proba(PIXELS), by_hand.predict_proba(PIXELS / 16), atol=1e-5
+        )
+
+    @pytest.mark.parametrize("form", [sparse.csr_matrix, lambda X: X.astype(np.float32)])
+    @pytest.mark.parametrize("X", [BITS, PIXELS], ids=["bits", "pixels"])
+    def test_other_forms_of_the_rows_train_the_same(self, form, X):
+        X, y = X[:60], some(KINDS[:60])
+        dense, other = (DBNClassifier(**SMALL, epochs=2).fit(rows, y) for rows in (X, form(X)))
+        np.testing.assert_allclose(
+            dense.predict_proba(X), other.predict_proba(form(X)), rtol=1e-3, atol=1e-4
+        )
+
+    def test_units_that_are_given_stay(self):
+        own = DBNClassifier(**SMALL, epochs=1, finetune_epochs=1, visible_units="gaussian")
+        assert own.fit(PIXELS, KINDS).stack_.units[0] == "gaussian"
+
+    @pytest.mark.parametrize(
+        ("own", "y", "persistent"),
+        [
+            ({}, some(KINDS), [True, False]),
+            ({}, KINDS, [False, False]),
+            ({"learning_rate": 0.1}, some(KINDS), [False, False]),
+            ({"visible_units": "gaussian"}, some(KINDS), [False, False]),
+            ({"settings": {"cd_steps": 2}}, some(KINDS), [False, False]),
+            ({"settings": {"finetune_dropout": 0.1}}, some(KINDS), [True, False]),
+        ],
+    )
+    def test_settings_of_zeros_and_ones(self, own, y, persistent):
+        stack = DBNClassifier(**SMALL, epochs=1, finetune_epochs=1, **own).fit(BITS, y).stack_
+        assert stack.info["pretrain"]["persistent"] == persistent
+
+    def test_the_head_begins_as_a_logistic_regression(self, better_codes):
+        stack = StackedRBM(**SMALL, epochs=20).fit(BITS).stack_
+        rows = np.flatnonzero(some(KINDS) >= 0)
+        headed, settings = head_first(stack, BITS[rows], KINDS[rows], None, 0)
+        codes = codes_of(stack, BITS)
+        own = LogisticRegression().fit(codes[rows], KINDS[rows])
+        outputs = outputs_of(headed, BITS)
+        np.testing.assert_allclose(
+            outputs[:, 1] - outputs[:, 0], own.decision_function(codes), atol=1e-3
+        )
+        assert settings["learning_rate"] < 0.003
+        assert settings["epochs"] == 100
+
+    def test_codes_that_tell_nothing_get_no_head(self):
+        stack = DBNClassifier(**SMALL, epochs=0, finetune_epochs=1).fit(BITS, KINDS).stack_
+        layer = stack.layers[0]
+        blind = type(stack)((layer.to(np.zeros_like), *stack.layers[1:]))
+        assert head_first(blind, BITS, KINDS, None, 0) == (blind, {})
+
+    def test_a_head_that_is_there_stays(self, better_codes):
+        stack = StackedRBM(**SMALL, epochs=1).fit(BITS).stack_
+        headed, _ = head_first(stack, BITS, KINDS, None, 0)
+        assert head_first(headed, BITS, KINDS, None, 0) == (headed, {})
+
+    @pytest.mark.parametrize("weights", [None, np.full(200, 0.5)])
+    def test_labels_left_out_are_predicted(self, weights):
+        right = module._right(KINDS[:, None] - 0.5, KINDS, weights, 0)
+        np.testing.assert_allclose(right, 1 if weights is None else weights)
+        assert module._right(np.zeros((200, 1)), KINDS, None, 0).mean() < 0.7
+
+    def test_settings_of_the_user_leave_it_out(self, better_codes):
+        y = some(KINDS)
+        usual = DBNClassifier(**SMALL, epochs=20).fit(BITS, y)
+        given = DBNClassifier(**SMALL, epochs=20, settings={"finetune_dropout": 0.3}).fit(BITS, y)
+        rates = [own.stack_.info["finetune"][-1]["learning_rate"] for own in (usual, given)]
+        assert rates == [0.001, 0.003]
+        assert usual.score(BITS, KINDS) > 0.85
+
+    def test_weights_and_rare_classes(self):
+        y = some(KINDS)
+        y[0] = 2  # one row alone
+        fitted = DBNClassifier(**SMALL, epochs=2, class_weight="balanced").fit(BITS, y)
+        assert fitted.classes_.tolist() == [0, 1, 2]
+        assert np.isfinite(fitted.predict_proba(BITS)).all()
+
+
+def test_settings_have_a_value_a_layer():
+    assert of_bits(2)["weight_decay"] == [0.01, 0.0002]
+    assert {len(values) for values in of_bits(3).values()} == {3}
