@@ -29,7 +29,13 @@ from syncpretrain.pretraining.runtime.ranks.replicas import RankReplicas
 from syncpretrain.pretraining.runtime.replicas import replicas_in
 from syncpretrain.pretraining.schedule.names import ASYNC
 
-__all__ = ["OptimizersOfReplicas", "Training", "async_epoch", "copies_of_replicas", "fleet_of"]
+__all__ = [
+    "OptimizersOfReplicas",
+    "Training",
+    "async_epoch",
+    "copies_of_replicas",
+    "fleet_of",
+]
 
 REPORT_SECONDS = 0.2
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from syncpretrain.backends.base import Backend
-from syncpretrain.cluster.group import AgreedStop
 from syncpretrain.finetuning.chain import Link
 from syncpretrain.finetuning.linked_network import LinkedNetwork
 from syncpretrain.finetuning.network import Network
-from syncpretrain.finetuning.network_on_ranks import NetworkOnRanks
 from syncpretrain.finetuning.trainable import Move, Trainable
 from syncpretrain.kernels.arrays import LONG_BLOCK, Array, blocks_in, slices_of
 from syncpretrain.kernels.averaging import add_tree
@@ -26,16 +24,16 @@ def network_of(
     *,
     split: str,
     backend: Backend,
-    shared: AgreedStop | None = None,
+    share: Callable[[DataParallelNetwork], Trainable] | None = None,
     **options: Any,
 ) -> Trainable:
     """Return the network of a chain; the options are those of all networks.
 
-    Dense chains alone are split by ``units`` or ``examples``; a device splits nothing. With the
-    ranks of ``shared`` a dense chain is split by examples.
+    Dense chains alone are split by ``units`` or ``examples``; a device splits nothing. Where others
+    ``share`` a network, of a dense chain, it is split by examples.
     """
-    if shared is not None:
-        return NetworkOnRanks(DataParallelNetwork(chain, backend=backend, **options), shared)
+    if share is not None:
+        return share(DataParallelNetwork(chain, backend=backend, **options))
     if any(link.is_local for link in chain):
         return LinkedNetwork(chain, split=split, backend=backend, **options)
     parallel = split == "examples" and backend.name == "numpy"

@@ -1,20 +1,26 @@
-"""The optimizer of a trainer whose minibatches ranks share; it leads the others."""
+"""The trainer whose minibatches ranks share, and its optimizer, which leads the others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
-from syncpretrain.cluster.group import GroupError
+from syncpretrain.cluster.group import AgreedStop, GroupError
 from syncpretrain.finetuning.network_on_ranks import NetworkOnRanks
 from syncpretrain.finetuning.optimizers import Optimizer
+from syncpretrain.finetuning.options import TuningOptions
+from syncpretrain.finetuning.state import FinetuneState
 from syncpretrain.finetuning.trainable import Trainable
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import PhaseRunner, in_turn
+from syncpretrain.models.stack import Stack
+from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime.ranks.messages import GiveShare, TakeShare, TrainShare
 from syncpretrain.pretraining.runtime.ranks.tuning import TuningRanks
 
-__all__ = ["OptimizerOnRanks"]
+__all__ = ["OptimizerOnRanks", "TrainerOnRanks"]
 
 
 class OptimizerOnRanks:
@@ -77,3 +83,49 @@ class OptimizerOnRanks:
             yield
         except GroupError as error:
             raise self._ranks.failure(error, self._epoch) from None
+
+
+class TrainerOnRanks:
+    """The training of one fine-tuning whose minibatches ranks share.
+
+    Parameters
+    ----------
+    build, share : callable
+        The trainer, as ``Trainer``, and what builds the share of another rank, as ``TunedShare``.
+    task, examples, validation, options, optimizer, others
+        As of the trainer.
+    times : Timeouts
+        How long the ranks wait for each other.
+    blas_threads : int
+        Of each rank.
+    """
+
+    def __init__(
+        self,
+        build: Callable[..., Any],
+        share: Callable[..., Any],
+        task: Any,
+        examples: Any,
+        validation: Any,
+        options: TuningOptions,
+        optimizer: Callable[[Trainable], Optimizer],
+        *,
+        times: Timeouts,
+        blas_threads: int,
+        **others: Any,
+    ) -> None:
+        factory = partial(share, task.chain(), task.loss, options, others["weights"])
+        self._ranks = ranks = TuningRanks(
+            options.replicas or 1, factory, examples, blas_threads, times
+        )
+        run, agreed = others["run_in_pool"], AgreedStop(ranks.group, others["stop"])
+        others |= {"stop": agreed, "share": partial(NetworkOnRanks, stop=agreed)}
+        others["run_in_pool"] = lambda phases, shards, _: run(phases, shards, ranks.threads)
+        leading = partial(OptimizerOnRanks, optimizer, ranks)
+        self._trainer = build(task, examples, validation, options, leading, **others)
+
+    def train(self, record: Mapping[str, Any], resume: FinetuneState | None = None) -> Stack:
+        """Train with the other ranks; see ``Trainer.train``."""
+        with self._ranks:
+            tuned: Stack = self._trainer.train(record, resume)
+        return tuned

@@ -8,7 +8,7 @@ fine-tuning would refuse.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -19,9 +19,15 @@ from syncpretrain.data.blocks import StoredRows
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
 from syncpretrain.events import Notice, Observer
-from syncpretrain.finetuning.asynchronous import copies_of_replicas
+from syncpretrain.finetuning.asynchronous import (
+    OptimizersOfReplicas,
+    async_epoch,
+    copies_of_replicas,
+    fleet_of,
+)
 from syncpretrain.finetuning.judged import continued, judged
 from syncpretrain.finetuning.memory import finetuning_bytes
+from syncpretrain.finetuning.on_ranks import TrainerOnRanks
 from syncpretrain.finetuning.optimizers import optimizer_for, optimizer_vectors
 from syncpretrain.finetuning.options import TuningOptions, shared_out, why_on_the_cpu
 from syncpretrain.finetuning.parts import (
@@ -41,11 +47,12 @@ from syncpretrain.finetuning.tasks import (
     Supervised,
     reconstruction_loss,
 )
+from syncpretrain.finetuning.trainable import Trainable
 from syncpretrain.finetuning.trainer import Trainer
-from syncpretrain.finetuning.trainers import AsyncTrainer, RanksTrainer
-from syncpretrain.finetuning.tuned_replica import TunedReplica
+from syncpretrain.finetuning.tuned_replica import TunedReplica, TunedShare
 from syncpretrain.finetuning.weights import checked_weights
 from syncpretrain.kernels.compiled import compiled_program
+from syncpretrain.learners.cursor import Cursor
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.available_memory import check_available
 from syncpretrain.parallel.blas import blas_limit, usable_cores
@@ -185,7 +192,7 @@ class Finetuning:
         targets = train.targets if self._labels is None else self._labels.targets
         return judged(tuned, self.options.objective, history, targets)
 
-    def _trainer(self, times: Timeouts) -> tuple[Callable[..., Trainer], int]:
+    def _trainer(self, times: Timeouts) -> tuple[Callable[..., Trainer | TrainerOnRanks], int]:
         """Return what builds the trainer, and how many threads work its steps."""
         options = self.options
         if options.schedule == ASYNC:
@@ -193,7 +200,8 @@ class Finetuning:
         # More threads than cores only wait for each other; the bits depend on the shards.
         count = min(options.replicas or 1, THREADS_PER_CORE * usable_cores())
         if options.runtime == "mpi":
-            return partial(RanksTrainer, times=times, blas_threads=self._threads), count
+            on_ranks = partial(TrainerOnRanks, Trainer, TunedShare)
+            return partial(on_ranks, times=times, blas_threads=self._threads), count
         return Trainer, count
 
     def replica(self, stack: Stack) -> TunedReplica:
@@ -248,3 +256,31 @@ class Finetuning:
         widths = (form.shapes[0].visible, *(shape.hidden for shape in form.shapes))
         self.bytes = needed
         check_available(needed, f"fine-tuning {','.join(map(str, widths))}", sum(sizes))
+
+
+class AsyncTrainer(Trainer):
+    """The training of one asynchronous fine-tuning; its parameters are those of :class:`Trainer`.
+
+    ``times`` is how long the server waits for the replicas.
+    """
+
+    def __init__(self, *arguments: Any, times: Timeouts, **options: Any) -> None:
+        self._times, self._given = times, options.get("weights")
+        task, examples, validation, own = arguments[:4]
+        super().__init__(task, examples, validation, own, self._fleet_of, **options)
+
+    def train(self, record: Mapping[str, Any], resume: FinetuneState | None = None) -> Stack:
+        """Train with the replicas, which live as long; see :meth:`Trainer.train`."""
+        with self.fleet:
+            return super().train(record, resume)
+
+    def train_epoch(self, epoch: int, begin: Cursor) -> float:
+        """Train on every minibatch once; return their mean error, each before its update."""
+        return async_epoch(self, self.fleet, epoch, begin) / len(self.examples.inputs)
+
+    def _fleet_of(self, network: Trainable) -> OptimizersOfReplicas:
+        task, own, (inputs, targets) = self.task, self.options, self.examples
+        build = partial(TunedReplica, task.chain(), task.loss, own, self._given)
+        data = (inputs,) if targets is inputs else (inputs, targets)
+        self.fleet = fleet_of(build, network, own, data, self.emit, self._times)
+        return OptimizersOfReplicas(self.fleet)

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.backends.base import Backend
-from syncpretrain.cluster.group import AgreedStop
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.order import minibatches, steps_per_epoch
 from syncpretrain.data.scaling import spread
@@ -57,7 +56,7 @@ class Trainer:
         run_in_pool: Callable[[Phases, int, int], None],
         backend: Backend,
         weights: Array | None = None,
-        shared: AgreedStop | None = None,
+        share: Callable[[Any], Trainable] | None = None,
     ) -> None:
         self._run_in_pool, self.backend = run_in_pool, backend
         self.task, self.options, self.seed = task, options, options.seed
@@ -81,7 +80,7 @@ class Trainer:
             dropout=Dropout(options.input_dropout, options.dropout, options.seed),
             shards=options.shards or 1,
             backend=backend,
-            shared=shared,
+            share=share,
         )
         self.optimizer = optimizer(self.network)
         batch = options.batch_size

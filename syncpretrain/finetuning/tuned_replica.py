@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from syncpretrain.finetuning.data_parallel import network_of
 from syncpretrain.finetuning.network_on_ranks import NetworkOnRanks
 from syncpretrain.finetuning.optimizers import LEARNING_RATES, optimizer_for, scheduled
 from syncpretrain.finetuning.options import TuningOptions
+from syncpretrain.finetuning.trainable import Trainable
 from syncpretrain.finetuning.weights import ExampleWeights
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import PhaseRunner, in_turn
@@ -36,8 +38,8 @@ class TunedReplica:
     weights : ndarray of shape (n_examples, 1) or None
     data : sequence of ndarray
         The inputs, and the targets if they are others.
-    shared : AgreedStop, optional
-        Of the ranks that share each minibatch.
+    share : callable, optional
+        As of :func:`~syncpretrain.finetuning.data_parallel.network_of`.
     run : callable
         Works the phases of a step.
     """
@@ -50,7 +52,7 @@ class TunedReplica:
         weights: Array | None,
         data: Sequence[Any],
         *,
-        shared: AgreedStop | None = None,
+        share: Callable[[Any], Trainable] | None = None,
         run: PhaseRunner = in_turn,
     ) -> None:
         self._options, self._backend, self._run = options, NumpyBackend(), run
@@ -63,7 +65,7 @@ class TunedReplica:
             dropout=Dropout(options.input_dropout, options.dropout, options.seed),
             shards=options.shards or 1,
             backend=self._backend,
-            shared=shared,
+            share=share,
         )
         self.optimizer = optimizer_for(options)(self.network)
         widths = (self._inputs.shape[1], self._targets.shape[1])
@@ -129,7 +131,7 @@ class TunedShare(TunedReplica):
     """
 
     def __init__(self, *arguments: Any, shared: AgreedStop, run: PhaseRunner) -> None:
-        super().__init__(*arguments, shared=shared, run=run)
+        super().__init__(*arguments, share=partial(NetworkOnRanks, stop=shared), run=run)
         self._stop = shared
 
     def train_epoch(self, epoch: int, first: int) -> None:
