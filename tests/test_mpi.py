@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ from syncpretrain.cluster.peers import last_beat
 from syncpretrain.errors import CheckpointError, DivergedError, SettingsError, WorkerError
 from syncpretrain.events import EpochFinished, EpochStarted, Progress
 from syncpretrain.observers.history import History
+from syncpretrain.parallel.timeouts import TIMEOUTS
 from syncpretrain.pretraining import build as building
 from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.pretraining.runtime.ranks.runtime import RanksRuntime
 from syncpretrain.pretraining.state import read_pretrain_state, write_pretrain_state
 from syncpretrain.pretraining.streamed import build as stream_build
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
@@ -206,3 +209,17 @@ def test_an_iterable_stays_where_it_is(bits):
     stream = Minibatches(lambda number: iter([bits]))
     with local_ranks(2), pytest.raises(SettingsError, match="runtime: got mpi with an iterable"):
         pretrain(stream, layers=LAYERS, handoff="minibatch", runtime="mpi", epochs=1)
+
+
+def test_a_report_that_comes_as_a_rank_is_lost_is_not_lost_with_it():
+    reports = iter([(1, (1, "report of layer 1")), None])
+    runtime = RanksRuntime.__new__(RanksRuntime)
+    runtime._ranks = SimpleNamespace(
+        take=lambda port, seconds: next(reports),
+        lost=lambda layer: "is gone" if layer == 2 else None,
+    )
+    runtime._received = lambda rank, layer, report: report
+    runtime._worker_factories, runtime._times = [None, None], TIMEOUTS
+    runtime._later, runtime._looked, runtime._commands, runtime._busy = None, 0.0, {}, {1, 2}
+    assert "layer 2 failed in epoch 0: is gone" in str(runtime.wait(0.0).error)
+    assert runtime.wait(0.0) == "report of layer 1"

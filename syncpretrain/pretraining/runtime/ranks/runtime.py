@@ -77,6 +77,7 @@ class RanksRuntime(Closing):
         self._commands: dict[int, Train] = {}  # the newest of each layer
         self._busy: set[int] = set()
         self._looked = 0.0  # for ranks that were lost
+        self._later: Message | None = None  # that came as a rank was found to be lost
         self._there: dict[int, int] = {}  # the version whose activations each layer's rank has
         rows = sum(map(len, versions.data))
         self._sent = layers_sent_activations(rows, versions.hidden, versions.parameters)
@@ -132,15 +133,20 @@ class RanksRuntime(Closing):
 
     def wait(self, timeout: float) -> Message | None:
         """Return the next message of any rank, or how one was lost, or None."""
+        later, self._later = self._later, None
+        if later is not None:
+            return later
         found = self._ranks.take("reports", timeout)
+        message = None if found is None else self._received(found[0], *found[1])
         now = time.monotonic()
         if now - self._looked >= self._times.tick:  # though others may go on reporting
             self._looked = now
             for layer in range(1, len(self._worker_factories) + 1):
                 how = self._ranks.lost(layer)
                 if how is not None:
+                    self._later = message
                     return self._lost(layer, how)
-        return None if found is None else self._received(found[0], *found[1])
+        return message
 
     def _released(self, layer: int, version: int) -> None:
         """Have the ranks that keep a version drop it: its own, and that of the layer above."""
