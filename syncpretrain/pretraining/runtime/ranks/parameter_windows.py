@@ -73,9 +73,8 @@ class ParameterWindows:
         """Add a share of a change of parameters fetched at ``then``; use it up."""
         rules, refused = self._places.rules, 0
         if rules.max_staleness is not None:
-            refused = self._count(
-                REFUSED_CHANGES, 0
-            )  # before the other: rather too stale than too fresh
+            # Before the other number: rather too stale than too fresh.
+            refused = self._count(REFUSED_CHANGES, 0)
             staleness = self._count(DRAWN_CHANGES, 0) - refused - then
             if not rules.takes(staleness):
                 return Push(staleness, is_taken=False)

@@ -8,9 +8,7 @@ from typing import Protocol
 from syncpretrain.cluster.transport import Transport
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.parallel.replicas.server import ParameterServer, Push
-from syncpretrain.pretraining.runtime.ranks.messages import (
-    ServerPlace,
-)
+from syncpretrain.pretraining.runtime.ranks.messages import ServerPlace
 from syncpretrain.pretraining.runtime.ranks.parameter_windows import (
     CLOCK_RANK,
     CLOCK_SIZE,
