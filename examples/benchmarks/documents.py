@@ -101,13 +101,15 @@ class ReplicatedSoftmax:
     def log_odds(self, corpus: Corpus, seed: int) -> Result:
         """Return the log-odds of the hidden units."""
         stack = self._trained(corpus, seed)
-        return Result(*(stack.encode(X, log_odds=True) for X in (corpus.train, corpus.test)))
+        train, test = (stack.encode(X, log_odds=True) for X in (corpus.train, corpus.test))
+        return Result(train, test)
 
     def weighted(self, corpus: Corpus, seed: int) -> Result:
         """Return the log-odds, without the biases, of documents whose words count by their idf."""
         weight = self._trained(corpus, seed).layers[0].weight
         weigh = TfidfTransformer(norm=None).fit(corpus.train)
-        return Result(*(weigh.transform(X) @ weight for X in (corpus.train, corpus.test)))
+        train, test = (weigh.transform(X) @ weight for X in (corpus.train, corpus.test))
+        return Result(train, test)
 
     def _train(self, corpus: Corpus, seed: int) -> Stack:
         options = {"hidden": [self._hidden], "visible_units": "counts", **self._options}

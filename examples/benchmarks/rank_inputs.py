@@ -19,12 +19,13 @@ from syncpretrain.cluster.link import Link
 from syncpretrain.data import load_dataset
 from syncpretrain.pretraining.on_ranks import on_every_rank
 from syncpretrain.pretraining.runtime.ranks import runtime
+from syncpretrain.pretraining.runtime.ranks.handing_up import layers_sent_activations
 from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import settings_from
 
 WAYS = {
     "parameters": lambda rows, hidden, parameters: frozenset[int](),
-    "activations": runtime.layers_sent_activations,
+    "activations": layers_sent_activations,
 }
 
 
@@ -72,7 +73,7 @@ def main() -> None:
 
 def timed(way: str, options: argparse.Namespace) -> tuple[float, str]:
     """Return the seconds of a run, and the bits."""
-    runtime.layers_sent_activations = WAYS[way]
+    setattr(runtime, layers_sent_activations.__name__, WAYS[way])
     layers = tuple(map(int, options.layers.split(",")))
     settings = settings_from(layers, epochs=options.epochs, runtime="mpi").pretrain
     data = load_dataset("mnist").train[: options.examples]
