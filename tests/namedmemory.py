@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-OTHERS = ("mpich_", "sem.")  # of jobs and of process pools in tests that run at the same time
+OTHERS = (
+    "mpich_",
+    "sem.",
+    "joblib_",
+)  # of jobs and of process pools in tests that run at the same time
 
 
 def named_memory() -> set[str]:

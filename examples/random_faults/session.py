@@ -23,6 +23,7 @@ __all__ = ["SHARED", "left_shared", "play_random"]
 
 JOBS = 2
 SHARED = Path("/dev/shm")
+OTHERS = ("mpich_", "sem.", "joblib_")
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,10 @@ def play_one(seed: int, folder: Path, mounts: bool) -> Outcome:
 def left_shared(before: set[Path]) -> set[Path]:
     """Return the new names of shared memory that nobody uses; others may be another program's.
 
-    Those of MPICH are left out: a job of it that was killed, anywhere on the machine, leaves them.
+    Those of MPICH and joblib are left out: what of these is killed, anywhere on the machine, leaves
+    them.
     """
-    new = {path for path in set(SHARED.iterdir()) - before if not path.name.startswith("mpich_")}
+    new = {path for path in set(SHARED.iterdir()) - before if not path.name.startswith(OTHERS)}
     return {path for path in new if not _is_used(path)}
 
 
