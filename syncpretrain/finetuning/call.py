@@ -16,7 +16,7 @@ from syncpretrain.data.frames import array_of
 from syncpretrain.errors import PoorResultWarning
 from syncpretrain.events import Notice, Observer
 from syncpretrain.finetuning.classes import objective_of
-from syncpretrain.finetuning.options import TuningOptions, tuning_options
+from syncpretrain.finetuning.options import TUNING_ARGUMENTS, TuningOptions, tuning_options
 from syncpretrain.finetuning.parts import Form, Part
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
@@ -28,9 +28,6 @@ from syncpretrain.settings.by_data import in_words
 from syncpretrain.settings.convert import check_names
 
 __all__ = ["finetune"]
-
-# Beside the settings.
-TUNING_ARGUMENTS = ("validation", "validation_y", "verbose", "warn", "observers")
 
 
 def finetune(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,13 +17,16 @@ from syncpretrain.data.examples import as_examples
 from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.events import Observer
+from syncpretrain.finetuning.options import TUNING_ARGUMENTS, TuningOptions, tuning_options
 from syncpretrain.observers.plain_progress import PlainProgress
+from syncpretrain.settings.convert import check_names
 from syncpretrain.sklearn.limits import parallel_limits
 from syncpretrain.sklearn.passes import Matrix
 
 __all__ = ["StackEstimator", "single"]
 
 TUNING = "finetune_"  # what settings of fine-tuning begin with
+OF_LONG_RUNS = ("stop", "save", "resume", "stall_seconds")  # other arguments of finetune()
 
 
 class StackEstimator(BaseEstimator):
@@ -137,7 +141,11 @@ class StackEstimator(BaseEstimator):
 
     def _others(self, *, tuning: bool) -> dict[str, Any]:
         """Return the settings one level down, of fine-tuning or of pretraining."""
-        given = self.settings or {}
+        given = {} if self.settings is None else self.settings
+        if not isinstance(given, Mapping):
+            raise SettingsError(
+                f"settings: got {given!r}, expected names and values, such as {{'cd_steps': 5}}"
+            )
         parameters = self.get_params(deep=False).keys() | {"layers", "seed"}
         if taken := sorted(given.keys() & parameters):
             raise SettingsError(
@@ -149,6 +157,16 @@ class StackEstimator(BaseEstimator):
             for name, value in given.items()
             if name.startswith(TUNING) is tuning
         }
+
+    def _check_tuning(self, objective: str, epochs: int | None) -> None:
+        """Refuse settings of fine-tuning that are wrong, before anything is trained."""
+        given = self._others(tuning=True)
+        options = TuningOptions.__struct_fields__
+        check_names(given, (*options, *TUNING_ARGUMENTS, *OF_LONG_RUNS))
+        wanted = {"epochs": epochs, "batch_size": self.batch_size}
+        wanted |= {name: value for name, value in given.items() if name in options}
+        own = {name: value for name, value in wanted.items() if value is not None}
+        tuning_options({"objective": objective} | own)
 
     def _observers(self) -> list[Observer]:
         return [PlainProgress(Console())] if self.verbose else []

@@ -259,8 +259,11 @@ class StackedAutoencoder(StackTransformer):
         return self.model
 
     def _fit(self, X: Matrix, seed: int) -> None:
+        is_tuned = self._trains(self.finetune_epochs)
+        if is_tuned:
+            self._check_tuning("reconstruction", self.finetune_epochs)
         stack = self._pretrained_on(X, seed)
-        if self._trains(self.finetune_epochs):
+        if is_tuned:
             stack = self._finetuned(stack, X, None, seed, self.finetune_epochs)
         self.stack_ = stack
 
