@@ -1,0 +1,117 @@
+"""Stacks of the estimators on their own: what they predict, go on from, and read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn", minversion="1.6", reason="the estimators are scikit-learn's")
+
+from sklearn.datasets import make_blobs
+
+from syncpretrain import load
+from syncpretrain.errors import SettingsError
+from syncpretrain.sklearn import (
+    DBNClassifier,
+    DBNRegressor,
+    StackAnomalyDetector,
+    StackedAutoencoder,
+    base,
+)
+
+SMALL = {"hidden": (8,), "epochs": 2, "batch_size": 10, "workers": 1, "random_state": 0}
+TUNED = {**SMALL, "finetune_epochs": 40, "settings": {"finetune_learning_rate": 0.02}}
+BLOBS, PLACES = make_blobs(90, 4, centers=3, cluster_std=0.5, random_state=1)
+NAMES = np.array(["oak", "ash", "elm"])
+CLASSES = {
+    "texts": NAMES[PLACES],
+    "objects": NAMES.astype(object)[PLACES],
+    "numbers": 3 + 2 * PLACES,
+    "floats": 3.0 + PLACES,
+    "truth values": PLACES > 0,
+    "minus one": np.where(PLACES > 0, 1, -1),
+    "some": np.where(np.arange(90) % 3 == 0, NAMES.astype(object)[PLACES], None),
+}
+FAR = 1e6 + 1000 * BLOBS[:, 0]
+
+
+def saved(stack, tmp_path):
+    stack.save(tmp_path / "model.safetensors")
+    return load(tmp_path / "model.safetensors")
+
+
+class TestPredictions:
+    @pytest.mark.parametrize("y", CLASSES.values(), ids=CLASSES)
+    def test_a_saved_classifier_predicts_the_labels(self, y, tmp_path):
+        fitted = DBNClassifier(**TUNED).fit(BLOBS, y)
+        stack = saved(fitted.stack_, tmp_path)
+        assert stack.predict(BLOBS).tolist() == fitted.predict(BLOBS).tolist()
+
+    @pytest.mark.parametrize("y", [FAR, np.column_stack([FAR, BLOBS[:, 1]])], ids=["1", "2"])
+    def test_a_saved_regressor_predicts_the_numbers(self, y, tmp_path):
+        fitted = DBNRegressor(**TUNED).fit(BLOBS, y)
+        stack = saved(fitted.stack_, tmp_path)
+        assert stack.predict(BLOBS).shape == y.shape
+        np.testing.assert_allclose(
+            stack.predict(BLOBS), fitted.predict(BLOBS), rtol=1e-6, atol=1e-5
+        )
+
+
+class TestWarmStart:
+    @pytest.mark.parametrize("y", CLASSES.values(), ids=CLASSES)
+    def test_the_head_goes_on(self, y):
+        fitted = DBNClassifier(**TUNED).fit(BLOBS, y)
+        options = {"finetune_learning_rate": 1e-9}
+        again = DBNClassifier(pretrained=fitted, finetune_epochs=1, settings=options)
+        again.fit(BLOBS, y)
+        np.testing.assert_allclose(
+            again.predict_proba(BLOBS), fitted.predict_proba(BLOBS), atol=1e-4
+        )
+
+    def test_of_some_classes_in_another_order(self):
+        fitted = DBNClassifier(**TUNED).fit(BLOBS, CLASSES["texts"])
+        some = PLACES != 1
+        options = {"finetune_learning_rate": 1e-9}
+        again = DBNClassifier(pretrained=fitted, finetune_epochs=1, settings=options)
+        again.fit(BLOBS[some], CLASSES["texts"][some])
+        assert again.classes_.tolist() == ["elm", "oak"]
+        assert again.predict_proba(BLOBS).shape == (90, 2)
+        assert again.score(BLOBS[some], CLASSES["texts"][some]) > 0.9
+
+    def test_of_other_classes(self):
+        fitted = DBNClassifier(**TUNED).fit(BLOBS, CLASSES["numbers"])
+        again = DBNClassifier(**TUNED, pretrained=fitted).fit(BLOBS, CLASSES["texts"])
+        assert again.stack_.head.classes == ("ash", "elm", "oak")
+        assert again.score(BLOBS, CLASSES["texts"]) > 0.9
+
+    def test_of_numbers(self):
+        fitted = DBNRegressor(**TUNED).fit(BLOBS, FAR)
+        options = {"finetune_learning_rate": 1e-9, "finetune_weight_decay": 0.0}
+        again = DBNRegressor(pretrained=fitted, finetune_epochs=1, settings=options)
+        again.fit(BLOBS[:50], FAR[:50])
+        np.testing.assert_allclose(again.predict(BLOBS), fitted.predict(BLOBS), rtol=1e-5)
+        classes = DBNClassifier(**TUNED, pretrained=fitted).fit(BLOBS, PLACES)
+        assert classes.score(BLOBS, PLACES) > 0.9
+
+    def test_of_a_predictor_that_is_not_fitted(self):
+        with pytest.raises(SettingsError, match="got a DBNClassifier that is not fitted"):
+            DBNClassifier(pretrained=DBNClassifier()).fit(BLOBS, PLACES)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [DBNClassifier, DBNRegressor, StackedAutoencoder, StackAnomalyDetector],
+)
+@pytest.mark.parametrize(
+    ("own", "match"),
+    [
+        ({"finetune_epochs": -1}, "epochs: got -1"),
+        ({"settings": {"finetune_foo": 1}}, "foo: there is no such setting"),
+        ({"settings": {"finetune_dropout": 2}}, "dropout: got 2"),
+        ({"settings": 3}, "settings: got 3, expected names and values"),
+    ],
+)
+def test_fine_tuning_is_refused_before_pretraining(estimator, own, match, monkeypatch):
+    monkeypatch.setattr(base, "pretrain", None)
+    with pytest.raises(SettingsError, match=match):
+        estimator(**SMALL, **own).fit(BLOBS, PLACES)
