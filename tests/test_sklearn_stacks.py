@@ -9,13 +9,15 @@ pytest.importorskip("sklearn", minversion="1.6", reason="the estimators are scik
 
 from sklearn.datasets import make_blobs
 
-from syncpretrain import load
+from syncpretrain import finetune, load, pretrain
+from syncpretrain.cli import main
 from syncpretrain.errors import SettingsError
 from syncpretrain.sklearn import (
     DBNClassifier,
     DBNRegressor,
     StackAnomalyDetector,
     StackedAutoencoder,
+    StackedRBM,
     base,
 )
 
@@ -115,3 +117,57 @@ def test_fine_tuning_is_refused_before_pretraining(estimator, own, match, monkey
     monkeypatch.setattr(base, "pretrain", None)
     with pytest.raises(SettingsError, match=match):
         estimator(**SMALL, **own).fit(BLOBS, PLACES)
+
+
+BYTES = np.random.default_rng(0).choice([0, 1, 15, 16], (120, 30)).astype(np.uint8)
+LABELS = (BYTES[:, 0] > 8).astype(int)
+CODED = {**SMALL, "hidden": (6,)}
+
+
+class TestBytes:
+    @pytest.mark.parametrize("X", [BYTES, BYTES * 15, BYTES // 15], ids=["16", "240", "1"])
+    def test_are_numbers_to_the_stack_too(self, X, tmp_path):
+        fitted = DBNClassifier(**CODED, finetune_epochs=2).fit(X, LABELS)
+        expected = fitted.predict_proba(X.astype(float))
+        np.testing.assert_array_equal(fitted.predict_proba(X), expected)
+        np.save(tmp_path / "rows.npy", X)
+        for rows in (X, X.astype(float), np.load(tmp_path / "rows.npy", mmap_mode="r")):
+            own = saved(fitted.stack_, tmp_path).predict_proba(rows)
+            np.testing.assert_allclose(own, expected, atol=1e-6)
+
+    @pytest.mark.parametrize("method", ["fit", "partial_fit"])
+    def test_of_standardized_columns(self, method):
+        X = BYTES[:, :10]
+        fitted = getattr(StackedRBM(**CODED), method)(X)
+        np.testing.assert_allclose(fitted.stack_.encode(X), fitted.transform(X), atol=1e-6)
+
+    def test_fine_tuning_goes_on(self, tmp_path):
+        fitted = DBNClassifier(**CODED, finetune_epochs=2).fit(BYTES, LABELS)
+        np.save(tmp_path / "rows.npy", BYTES)
+        mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+        tuned = [
+            finetune(fitted.stack_, rows, LABELS, epochs=1, batch_size=10, blas_threads=1)
+            for rows in (BYTES, BYTES.astype(float), mapped)
+        ]
+        assert len({stack.parameters_sha256 for stack in tuned}) == 1
+
+    def test_on_the_command_line(self, tmp_path):
+        fitted = DBNClassifier(**CODED, finetune_epochs=2).fit(BYTES, LABELS)
+        fitted.stack_.save(tmp_path / "model.safetensors")
+        np.save(tmp_path / "rows.npy", BYTES)
+        names = (tmp_path / name for name in ("model.safetensors", "rows.npy", "codes.npy"))
+        model, rows, codes = map(str, names)
+        main(["encode", model, "--data", rows, "--out", codes], standalone_mode=False)
+        np.testing.assert_array_equal(np.load(codes), fitted.stack_.encode(BYTES.astype(float)))
+
+
+def test_bytes_of_0_and_1_in_a_mapped_file_are_fine_tuned_as_in_memory(tmp_path):
+    X = BYTES // 15
+    stack = pretrain(X, hidden=[4], epochs=1, batch_size=10, warn=False)
+    np.save(tmp_path / "rows.npy", X)
+    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+    tuned = [
+        finetune(stack, rows, LABELS, epochs=1, batch_size=10, blas_threads=1)
+        for rows in (X, mapped)
+    ]
+    assert len({stack.parameters_sha256 for stack in tuned}) == 1

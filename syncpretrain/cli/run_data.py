@@ -19,7 +19,7 @@ from syncpretrain.data.readers import divided, read_rows
 from syncpretrain.data.record import record_in, record_of
 from syncpretrain.data.table_rows import Rows, Wanted
 from syncpretrain.errors import CheckpointError, DataError, SettingsError
-from syncpretrain.models.inputs import is_bounded
+from syncpretrain.models.inputs import by_meaning, is_bounded
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
 from syncpretrain.runs.folder import CONFIG_NAME, IDENTITY_NAME
@@ -169,7 +169,7 @@ def _rows(name: str, stack: Stack) -> Rows:
     encode, columns = takes_categories(stack.units[0]), _columns(stack)
     rows = read_rows(name, Wanted(_is_bounded(stack), encode=encode, columns=columns))
     _check_width(name, rows.X.shape[1], stack.widths[0])
-    return rows
+    return rows._replace(X=by_meaning(rows.X, stack.info, name))
 
 
 def _columns(stack: Stack) -> Columns | None:

@@ -20,7 +20,7 @@ from syncpretrain.finetuning.options import TUNING_ARGUMENTS, TuningOptions, tun
 from syncpretrain.finetuning.parts import Form, Part
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
-from syncpretrain.models.inputs import is_bounded
+from syncpretrain.models.inputs import by_meaning, is_bounded
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.verbose import observing
 from syncpretrain.pretraining.on_ranks import on_every_rank
@@ -185,7 +185,7 @@ def _finetuned(
 
 def _examples(X: ArrayLike, stack: Stack, options: TuningOptions) -> Any:
     """Return examples to train on; those in a mapped file stay there."""
-    X = _as_array(X, stack, "X")
+    X = by_meaning(_as_array(X, stack, "X"), stack.info)
     rows = rows_in_file(X) if options.backend == "numpy" else None
     if rows is None:
         return as_examples(X, "X")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,6 +14,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
 from syncpretrain import Stack, finetune, pretrain
+from syncpretrain.data.blocks import PLAIN
 from syncpretrain.data.examples import as_examples
 from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import DataError, SettingsError
@@ -23,7 +25,7 @@ from syncpretrain.settings.convert import check_names
 from syncpretrain.sklearn.limits import parallel_limits
 from syncpretrain.sklearn.passes import Matrix
 
-__all__ = ["StackEstimator", "single"]
+__all__ = ["StackEstimator", "of_numbers", "single"]
 
 TUNING = "finetune_"  # what settings of fine-tuning begin with
 OF_LONG_RUNS = ("stop", "save", "resume", "stall_seconds")  # other arguments of finetune()
@@ -85,7 +87,7 @@ class StackEstimator(BaseEstimator):
         options = self._pretraining(X, seed) | suited
         if not self._trains(self.epochs):
             options |= {"epochs": None, "schedule": "none"}
-        return pretrain(single(X), observers=self._observers(), warn=False, **options)
+        return of_numbers(pretrain(single(X), observers=self._observers(), warn=False, **options))
 
     def _pretraining(self, X: Matrix, seed: int) -> dict[str, Any]:
         """Return the settings of pretraining on examples; None follows from the data."""
@@ -182,6 +184,11 @@ class StackEstimator(BaseEstimator):
     def _trains(epochs: Any) -> bool:
         """Return whether there is any epoch to train; None stands for the default."""
         return epochs is None or bool(np.any(np.asarray(epochs) != 0))
+
+
+def of_numbers(stack: Stack) -> Stack:
+    """Return a stack that takes bytes as the numbers they are, as scikit-learn's estimators do."""
+    return replace(stack, info=stack.info | {"bytes": PLAIN})
 
 
 def single(X: Matrix) -> NDArray[np.float32]:
