@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,9 @@ from sklearn.datasets import make_blobs
 
 from syncpretrain import finetune, load, pretrain
 from syncpretrain.cli import main
+from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import SettingsError
+from syncpretrain.models.scores import scores
 from syncpretrain.sklearn import (
     DBNClassifier,
     DBNRegressor,
@@ -121,6 +125,7 @@ def test_fine_tuning_is_refused_before_pretraining(estimator, own, match, monkey
 
 BYTES = np.random.default_rng(0).choice([0, 1, 15, 16], (120, 30)).astype(np.uint8)
 LABELS = (BYTES[:, 0] > 8).astype(int)
+IMAGES = np.random.default_rng(1).integers(17, size=(100, 36)) / 16
 CODED = {**SMALL, "hidden": (6,)}
 
 
@@ -171,3 +176,47 @@ def test_bytes_of_0_and_1_in_a_mapped_file_are_fine_tuned_as_in_memory(tmp_path)
         for rows in (X, mapped)
     ]
     assert len({stack.parameters_sha256 for stack in tuned}) == 1
+
+
+@pytest.fixture
+def scaled():
+    """Return a stack of RBMs that reads values from -3 to 13 as shares of this range."""
+    stack = StackedRBM(**CODED).fit(IMAGES).stack_
+    return replace(stack, scaling=Scaling(*np.float32([[-3] * 36, [16] * 36])))
+
+
+class TestSharedRange:
+    def test_images_are_drawn_as_shares_of_it(self, scaled, tmp_path):
+        image = pytest.importorskip("PIL.Image", reason="a PNG needs Pillow")
+        plain = replace(scaled, scaling=None)
+        drawn = []
+        for name, stack, rows in (("a", scaled, 16 * IMAGES - 3), ("b", plain, IMAGES)):
+            stack.save(tmp_path / f"{name}.safetensors")
+            np.save(tmp_path / f"{name}.npy", rows)
+            model, data = (str(tmp_path / f"{name}.{suffix}") for suffix in ("safetensors", "npy"))
+            for command in (["reconstruct", "--data", data], ["sample", "--steps", "2"]):
+                out = str(tmp_path / "out.png")
+                words = [command[0], model, *command[1:], "--out", out]
+                main(words, standalone_mode=False)
+                drawn.append(np.asarray(image.open(out)).astype(int))
+        for ours, expected in zip(drawn[:2], drawn[2:], strict=True):
+            assert np.abs(ours - expected).max() <= 1
+            assert len(np.unique(ours)) > 5
+
+    def test_scores_and_codes_are_those_of_the_shares(self, scaled):
+        plain, X = replace(scaled, scaling=None), 16 * IMAGES - 3
+        np.testing.assert_allclose(scaled.encode(X), plain.encode(IMAGES), atol=1e-6)
+        for by in ("reconstruction", "free-energy"):
+            found, expected = scores(scaled, X, by=by), scores(plain, IMAGES, by=by)
+            np.testing.assert_allclose(found, expected, rtol=1e-4)
+        holes = np.where(BYTES[:100, :1] > 8, np.nan, X[:100])
+        filled = plain.impute((holes + 3) / 16, steps=2, samples=2)
+        np.testing.assert_allclose(
+            scaled.impute(holes, steps=2, samples=2), 16 * filled - 3, atol=1e-4
+        )
+
+    def test_a_perceptron_cannot_take_it_back(self, scaled):
+        with pytest.raises(SettingsError, match="cannot take probabilities back to the range"):
+            scaled.to_sklearn(part="decoder")
+        codes = scaled.to_sklearn().predict(16 * IMAGES - 3)
+        np.testing.assert_allclose(codes, scaled.encode(16 * IMAGES - 3), atol=1e-5)
