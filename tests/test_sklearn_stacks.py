@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("sklearn", minversion="1.6", reason="the estimators are scikit-learn's")
 
+from commandline import exit_status
 from sklearn.datasets import make_blobs
 
 from syncpretrain import finetune, load, pretrain
-from syncpretrain.cli import main
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import SettingsError
 from syncpretrain.models.scores import scores
@@ -162,7 +162,7 @@ class TestBytes:
         np.save(tmp_path / "rows.npy", BYTES)
         names = (tmp_path / name for name in ("model.safetensors", "rows.npy", "codes.npy"))
         model, rows, codes = map(str, names)
-        main(["encode", model, "--data", rows, "--out", codes], standalone_mode=False)
+        assert exit_status("encode", model, "--data", rows, "--out", codes) == 0
         np.testing.assert_array_equal(np.load(codes), fitted.stack_.encode(BYTES.astype(float)))
 
 
@@ -197,7 +197,7 @@ class TestSharedRange:
             for command in (["reconstruct", "--data", data], ["sample", "--steps", "2"]):
                 out = str(tmp_path / "out.png")
                 words = [command[0], model, *command[1:], "--out", out]
-                main(words, standalone_mode=False)
+                assert exit_status(*words) == 0
                 drawn.append(np.asarray(image.open(out)).astype(int))
         for ours, expected in zip(drawn[:2], drawn[2:], strict=True):
             assert np.abs(ours - expected).max() <= 1
@@ -220,3 +220,12 @@ class TestSharedRange:
             scaled.to_sklearn(part="decoder")
         codes = scaled.to_sklearn().predict(16 * IMAGES - 3)
         np.testing.assert_allclose(codes, scaled.encode(16 * IMAGES - 3), atol=1e-5)
+
+
+def test_scores_on_the_command_line_need_the_training_examples(scaled, tmp_path, capsys):
+    scaled.save(tmp_path / "model.safetensors")
+    np.save(tmp_path / "rows.npy", IMAGES)
+    names = (str(tmp_path / name) for name in ("model.safetensors", "rows.npy", "out.npy"))
+    model, rows, out = names
+    assert exit_status("score", model, "--data", rows, "--out", out) == 2
+    assert "names no training examples" in capsys.readouterr().err

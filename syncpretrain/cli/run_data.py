@@ -27,7 +27,7 @@ from syncpretrain.runs.identity import read_identity
 from syncpretrain.runs.prepare import of_tables
 from syncpretrain.settings import DataSettings, Settings, read_settings
 
-__all__ = ["Examples", "dataset_of", "examples_of"]
+__all__ = ["Examples", "check_names_data", "dataset_of", "examples_of"]
 
 
 class Examples(NamedTuple):
@@ -81,6 +81,20 @@ def examples_of(run: Path, data: str | None, part: str | None, *, stack: Stack) 
     if not len(found):
         raise DataError(f"part: got {part}, but {name} has no such part; leave --part out")
     return Examples(found, f"the {part} part of {name}")
+
+
+def check_names_data(run: Path) -> None:
+    """Refuse a model file alone, of which is not known what it was trained on.
+
+    Raises
+    ------
+    SettingsError
+    """
+    if _data_settings(run) is None:
+        raise SettingsError(
+            f"run: got {run}, which names no training examples, whose scores are the threshold;"
+            " expected the folder of a run, or from Python take syncpretrain.models.scores.scores"
+        )
 
 
 def _data_settings(run: Path) -> DataSettings | None:
