@@ -13,6 +13,7 @@ from randomstacks import normal_stack
 import syncpretrain.runs.run as run_module
 from syncpretrain.cli import main
 from syncpretrain.data.dataset import Dataset
+from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.events import FinetuneEpochFinished, Notice
 from syncpretrain.finetuning import finetune
@@ -257,3 +258,15 @@ class TestMemory:
             tracemalloc.stop()
         assert peak < needed[-1] + 500_000, "and some hundred kB of objects"
         assert needed[-1] < 3 * peak, "nor is it far away"
+
+    @pytest.mark.parametrize("units", ["bernoulli", "gaussian"])
+    def test_rows_that_are_scaled_are_copied(self, units):
+        X = np.random.default_rng(0).random((80, WIDTHS[0]), dtype=np.float32)
+        scaling = Scaling(*np.ones((2, WIDTHS[0]), dtype=np.float32))
+        stack = normal_stack(WIDTHS, units=[units, "bernoulli", "bernoulli"], scaling=scaling)
+        options = tuning_options({"objective": "reconstruction", "batch_size": 10})
+        needed = [
+            Finetuning(Form.of(own), options, Part(X, None, "y")).bytes
+            for own in (normal_stack(WIDTHS), stack)
+        ]
+        assert needed[1] - needed[0] == X.nbytes

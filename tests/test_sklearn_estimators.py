@@ -278,6 +278,8 @@ class TestClassifier:
             (NUMBERS.astype(float), np.nan),
             (NAMES.astype(object), None),
             (NAMES.astype(object), np.nan),
+            (NAMES.astype(object), -1),
+            (NUMBERS.astype(object), -1),
         ],
         ids=str,
     )
@@ -285,7 +287,7 @@ class TestClassifier:
         some = np.where(np.arange(90) % 3 == 0, y, nothing)
         fitted = DBNClassifier(**TUNED).fit(BLOBS, some)
         assert fitted.classes_.tolist() == sorted(set(y.tolist()))
-        assert fitted.score(BLOBS, y) > 0.9
+        assert fitted.score(BLOBS, np.array(y.tolist())) > 0.9
         alone = DBNClassifier(**TUNED).fit(BLOBS[::3], y[::3])
         scales = (fitted.stack_.scaling.shift, alone.stack_.scaling.shift)
         assert not np.array_equal(*scales)  # all rows were seen

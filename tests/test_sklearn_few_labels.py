@@ -66,7 +66,7 @@ class TestSharedRange:
         expected = shared_range(PIXELS)
         matrix = sparse.csr_matrix(PIXELS)
         holes = np.where(RNG.random(PIXELS.shape) < 0.1, np.nan, PIXELS)
-        for X in (matrix, holes, PIXELS.astype(np.float32)):
+        for X in (matrix, sparse.csr_array(PIXELS), holes, PIXELS.astype(np.float32)):
             np.testing.assert_array_equal(shared_range(X).scale, expected.scale)
         scaled = in_shared_range(matrix, expected)
         np.testing.assert_allclose(scaled.toarray(), in_shared_range(PIXELS, expected), rtol=1e-6)

@@ -58,7 +58,7 @@ def command(
     from syncpretrain.cli.run_data import examples_of
     from syncpretrain.errors import DataError
     from syncpretrain.models.stack import load
-    from syncpretrain.runs.report.images import image_grid, image_shape, save_png
+    from syncpretrain.runs.report.images import image_grid, image_shape, save_png, shades
 
     target = out or (run if run.is_dir() else run.parent) / "reconstructions.png"
     stack = load(run)
@@ -72,6 +72,7 @@ def command(
     examples = examples_of(run, data, part, stack=stack)
     X = examples.rows
     rows = np.random.default_rng(seed).choice(len(X), size=min(count, len(X)), replace=False)
-    grid = image_grid(X[rows], stack.reconstruct(X[rows]), shape=images)
+    drawn = (shades(stack, part) for part in (X[rows], stack.reconstruct(X[rows])))
+    grid = image_grid(*drawn, shape=images)
     save_png(grid, target)
     click.echo(f"{target}: {len(rows)} examples of {examples.name} above their reconstructions")

@@ -19,7 +19,7 @@ from syncpretrain.data.readers import divided, read_rows
 from syncpretrain.data.record import record_in, record_of
 from syncpretrain.data.table_rows import Rows, Wanted
 from syncpretrain.errors import CheckpointError, DataError, SettingsError
-from syncpretrain.models.inputs import is_bounded
+from syncpretrain.models.inputs import by_meaning, is_bounded
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
 from syncpretrain.runs.folder import CONFIG_NAME, IDENTITY_NAME
@@ -27,7 +27,7 @@ from syncpretrain.runs.identity import read_identity
 from syncpretrain.runs.prepare import of_tables
 from syncpretrain.settings import DataSettings, Settings, read_settings
 
-__all__ = ["Examples", "dataset_of", "examples_of"]
+__all__ = ["Examples", "check_names_data", "dataset_of", "examples_of"]
 
 
 class Examples(NamedTuple):
@@ -81,6 +81,20 @@ def examples_of(run: Path, data: str | None, part: str | None, *, stack: Stack) 
     if not len(found):
         raise DataError(f"part: got {part}, but {name} has no such part; leave --part out")
     return Examples(found, f"the {part} part of {name}")
+
+
+def check_names_data(run: Path) -> None:
+    """Refuse a model file alone, of which is not known what it was trained on.
+
+    Raises
+    ------
+    SettingsError
+    """
+    if _data_settings(run) is None:
+        raise SettingsError(
+            f"run: got {run}, which names no training examples, whose scores are the threshold;"
+            " expected the folder of a run, or from Python take syncpretrain.models.scores.scores"
+        )
 
 
 def _data_settings(run: Path) -> DataSettings | None:
@@ -169,7 +183,7 @@ def _rows(name: str, stack: Stack) -> Rows:
     encode, columns = takes_categories(stack.units[0]), _columns(stack)
     rows = read_rows(name, Wanted(_is_bounded(stack), encode=encode, columns=columns))
     _check_width(name, rows.X.shape[1], stack.widths[0])
-    return rows
+    return rows._replace(X=by_meaning(rows.X, stack.info, name))
 
 
 def _columns(stack: Stack) -> Columns | None:

@@ -59,7 +59,7 @@ def command(
     from syncpretrain.cli.files import check_target
     from syncpretrain.cli.run_data import examples_of
     from syncpretrain.models.stack import load
-    from syncpretrain.runs.report.images import image_grid, image_shape, save_png
+    from syncpretrain.runs.report.images import image_grid, image_shape, save_png, shades
 
     if start == "noise" and (data or part):
         raise click.UsageError("--data and --part say where chains start; add --start data")
@@ -74,5 +74,5 @@ def command(
         first = X[np.random.default_rng(seed).choice(len(X), size=count, replace=False)]
         shown.append(first)
     shown.append(stack.sample(count, steps=steps, seed=seed, start=first))
-    save_png(image_grid(*shown, shape=images), target)
+    save_png(image_grid(*(shades(stack, rows) for rows in shown), shape=images), target)
     click.echo(f"{target}: {count} samples after {steps} steps from {start}")

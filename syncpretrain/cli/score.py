@@ -52,7 +52,7 @@ def command(
     import numpy as np
 
     from syncpretrain.cli.files import check_target
-    from syncpretrain.cli.run_data import dataset_of, examples_of
+    from syncpretrain.cli.run_data import check_names_data, dataset_of, examples_of
     from syncpretrain.data.output_file import check_output, write_output
     from syncpretrain.errors import SettingsError
     from syncpretrain.models.scores import check_scores, feature_names, feature_scores, scores
@@ -69,6 +69,7 @@ def command(
         )
     stack = load(run)
     check_scores(stack, by)
+    check_names_data(run)
     examples = examples_of(run, data, part, stack=stack)
     usual = scores(stack, dataset_of(run, None, stack=stack).train, by=by)
     threshold = float(np.quantile(usual, quantile))

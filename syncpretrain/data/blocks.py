@@ -9,11 +9,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BITS", "Prepare", "StoredRows", "as_bits", "as_float32", "blocks_of", "chunks"]
+__all__ = [
+    "BITS",
+    "PLAIN",
+    "Prepare",
+    "StoredRows",
+    "as_bits",
+    "as_float32",
+    "blocks_of",
+    "chunks",
+]
 
 Prepare = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 CHUNK_VALUES = 1 << 20
-BITS = "0 and 1"  # what bytes were, in the info of a stack that was trained on such ones
+# What bytes were to a stack, in its info; without it they are shares of 255.
+BITS, PLAIN = "0 and 1", "numbers"
 
 
 def chunks(shape: tuple[int, ...]) -> Iterator[slice]:

@@ -16,11 +16,11 @@ from syncpretrain.data.frames import array_of
 from syncpretrain.errors import PoorResultWarning
 from syncpretrain.events import Notice, Observer
 from syncpretrain.finetuning.classes import objective_of
-from syncpretrain.finetuning.options import TuningOptions, tuning_options
+from syncpretrain.finetuning.options import TUNING_ARGUMENTS, TuningOptions, tuning_options
 from syncpretrain.finetuning.parts import Form, Part
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
-from syncpretrain.models.inputs import is_bounded
+from syncpretrain.models.inputs import by_meaning, is_bounded
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.verbose import observing
 from syncpretrain.pretraining.on_ranks import on_every_rank
@@ -28,9 +28,6 @@ from syncpretrain.settings.by_data import in_words
 from syncpretrain.settings.convert import check_names
 
 __all__ = ["finetune"]
-
-# Beside the settings.
-TUNING_ARGUMENTS = ("validation", "validation_y", "verbose", "warn", "observers")
 
 
 def finetune(
@@ -188,7 +185,7 @@ def _finetuned(
 
 def _examples(X: ArrayLike, stack: Stack, options: TuningOptions) -> Any:
     """Return examples to train on; those in a mapped file stay there."""
-    X = _as_array(X, stack, "X")
+    X = by_meaning(_as_array(X, stack, "X"), stack.info)
     rows = rows_in_file(X) if options.backend == "numpy" else None
     if rows is None:
         return as_examples(X, "X")

@@ -20,9 +20,18 @@ from syncpretrain.settings.devices import (
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.shapes import ConvolutionShape, LayerShape, common_groups
 
-__all__ = ["STEPPING", "TuningOptions", "shared_out", "tuning_options", "why_on_the_cpu"]
+__all__ = [
+    "STEPPING",
+    "TUNING_ARGUMENTS",
+    "TuningOptions",
+    "shared_out",
+    "tuning_options",
+    "why_on_the_cpu",
+]
 
 OF_CONVOLUTIONS = ("filters", "hybrid", "columns")  # splits
+# Arguments of finetune() beside the settings.
+TUNING_ARGUMENTS = ("validation", "validation_y", "verbose", "warn", "observers")
 STEPPING = ("adam", "sgd")  # the others search along lines
 WORTH_SHARING = 10**7  # examples of a minibatch times weights: some tenths of a ms a step
 

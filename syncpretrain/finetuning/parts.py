@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from syncpretrain.data.blocks import StoredRows
+from syncpretrain.data.scaling import Scaling
 from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.finetuning.classes import Classes
@@ -31,12 +32,13 @@ class Form(NamedTuple):
     """Shape of a stack, known before it is trained.
 
     ``shapes`` are those of its layers, ``units`` those of the input and of each layer, ``classes``
-    those of its head, if it has one.
+    those of its head, if it has one, and ``scaling`` is what is known of that of the input.
     """
 
     shapes: tuple[LayerShape, ...]
     units: tuple[str, ...]
     classes: Classes = ()
+    scaling: Scaling | None = None
 
     def __str__(self) -> str:
         """Return the layers and their units."""
@@ -47,7 +49,7 @@ class Form(NamedTuple):
         """Return the form of a stack."""
         classes: Classes = () if stack.head is None else stack.head.classes
         shapes = tuple(layer.shape for layer in stack.layers)
-        return cls(shapes, stack.units, classes)
+        return cls(shapes, stack.units, classes, stack.scaling)
 
 
 class Part(NamedTuple):

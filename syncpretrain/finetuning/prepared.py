@@ -53,6 +53,7 @@ from syncpretrain.finetuning.tuned_replica import TunedReplica, TunedShare
 from syncpretrain.finetuning.weights import checked_weights
 from syncpretrain.kernels.compiled import compiled_program
 from syncpretrain.learners.cursor import Cursor
+from syncpretrain.models.inputs import is_bounded
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.available_memory import check_available
 from syncpretrain.parallel.blas import blas_limit, usable_cores
@@ -61,7 +62,6 @@ from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.pretraining.schedule.names import ASYNC
 from syncpretrain.settings.by_data import Facts, finetune_by_data
-from syncpretrain.units.kinds import kind_of
 
 __all__ = ["Finetuning"]
 
@@ -236,7 +236,7 @@ class Finetuning:
         parts = [part for part in (self._train, self._validation) if part is not None]
         sizes = [len(part.X) for part in parts]
         copied = [len(part.X) for part in parts if not isinstance(part.X, StoredRows)]
-        scaled = 0 if kind_of(form.units[0]).is_unit_interval else sum(copied)
+        scaled = 0 if is_bounded(form.units[0], form.scaling) else sum(copied)
         chosen = self.examples if self.examples < len(self._train.X) else 0
         if self._judged is not None:
             chosen += len(self._judged.rows)

@@ -18,7 +18,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import DenseLayer, Layer
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["checked_codes", "checked_width", "is_bounded", "prepared_examples"]
+__all__ = ["by_meaning", "checked_codes", "checked_width", "is_bounded", "prepared_examples"]
 
 
 class _Shaped(Protocol):
@@ -50,7 +50,7 @@ def prepared_examples(
         The lowest layer.
     scaling : Scaling or None
     info : mapping
-        Of the stack: what bytes of 0 and 1 mean.
+        Of the stack: what bytes mean.
     missing : bool
         Whether NaN is permitted, which no convolution can leave out.
 
@@ -63,8 +63,7 @@ def prepared_examples(
     if isinstance(X, FileRows):
         checked_width(X, width, name)
         return X if scaling is None else scaling.apply(X)
-    if info.get("bytes") == BITS and getattr(X, "dtype", None) == np.uint8:
-        X = check_examples(X, name, bits=True)
+    X = by_meaning(X, info, name)
     units = lowest.visible_units
     if scaling is not None and kind_of(units).is_unit_interval:
         units = "gaussian"  # any number, which is scaled to [0, 1]
@@ -73,6 +72,20 @@ def prepared_examples(
     if missing and has_missing(examples):
         return marked(examples, scaling)
     return examples if scaling is None else scaling.apply(examples)
+
+
+def by_meaning(X: Any, info: Mapping[str, Any], name: str = "X") -> Any:
+    """Return bytes as numbers if they were something else than shares of 255 to the stack.
+
+    Raises
+    ------
+    DataError
+        If they were 0 and 1, and are not.
+    """
+    meaning = info.get("bytes")
+    if meaning is None or getattr(X, "dtype", None) != np.uint8 or isinstance(X, FileRows):
+        return X
+    return check_examples(X, name, bits=True) if meaning == BITS else X.astype(np.float32)
 
 
 def is_bounded(units: str, scaling: Scaling | None) -> bool:

@@ -130,9 +130,12 @@ class StackAnomalyDetector(OutlierMixin, StackEstimator):
                 f"epochs: got {self.epochs!r} with by free-energy, expected one or more, since"
                 " random weights find no row improbable; or take by reconstruction"
             )
+        is_tuned = self.by == "reconstruction" and self._trains(self.finetune_epochs)
+        if is_tuned:
+            self._check_tuning("reconstruction", self.finetune_epochs)
         rows, seed = self._rows(X, reset=True), self._seed()
         self.stack_ = self._pretrained_on(rows, seed)
-        if self.by == "reconstruction" and self._trains(self.finetune_epochs):
+        if is_tuned:
             self.stack_ = self._finetuned(self.stack_, rows, None, seed, self.finetune_epochs)
         if self.by == "reconstruction":
             self._usual = Usual.of(self.stack_, rows)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,17 +14,21 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
 from syncpretrain import Stack, finetune, pretrain
+from syncpretrain.data.blocks import PLAIN
 from syncpretrain.data.examples import as_examples
 from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.events import Observer
+from syncpretrain.finetuning.options import TUNING_ARGUMENTS, TuningOptions, tuning_options
 from syncpretrain.observers.plain_progress import PlainProgress
+from syncpretrain.settings.convert import check_names
 from syncpretrain.sklearn.limits import parallel_limits
 from syncpretrain.sklearn.passes import Matrix
 
-__all__ = ["StackEstimator", "single"]
+__all__ = ["StackEstimator", "of_numbers", "single"]
 
 TUNING = "finetune_"  # what settings of fine-tuning begin with
+OF_LONG_RUNS = ("stop", "save", "resume", "stall_seconds")  # other arguments of finetune()
 
 
 class StackEstimator(BaseEstimator):
@@ -81,7 +87,7 @@ class StackEstimator(BaseEstimator):
         options = self._pretraining(X, seed) | suited
         if not self._trains(self.epochs):
             options |= {"epochs": None, "schedule": "none"}
-        return pretrain(single(X), observers=self._observers(), warn=False, **options)
+        return of_numbers(pretrain(single(X), observers=self._observers(), warn=False, **options))
 
     def _pretraining(self, X: Matrix, seed: int) -> dict[str, Any]:
         """Return the settings of pretraining on examples; None follows from the data."""
@@ -137,7 +143,11 @@ class StackEstimator(BaseEstimator):
 
     def _others(self, *, tuning: bool) -> dict[str, Any]:
         """Return the settings one level down, of fine-tuning or of pretraining."""
-        given = self.settings or {}
+        given = {} if self.settings is None else self.settings
+        if not isinstance(given, Mapping):
+            raise SettingsError(
+                f"settings: got {given!r}, expected names and values, such as {{'cd_steps': 5}}"
+            )
         parameters = self.get_params(deep=False).keys() | {"layers", "seed"}
         if taken := sorted(given.keys() & parameters):
             raise SettingsError(
@@ -149,6 +159,16 @@ class StackEstimator(BaseEstimator):
             for name, value in given.items()
             if name.startswith(TUNING) is tuning
         }
+
+    def _check_tuning(self, objective: str, epochs: int | None) -> None:
+        """Refuse settings of fine-tuning that are wrong, before anything is trained."""
+        given = self._others(tuning=True)
+        options = TuningOptions.__struct_fields__
+        check_names(given, (*options, *TUNING_ARGUMENTS, *OF_LONG_RUNS))
+        wanted = {"epochs": epochs, "batch_size": self.batch_size}
+        wanted |= {name: value for name, value in given.items() if name in options}
+        own = {name: value for name, value in wanted.items() if value is not None}
+        tuning_options({"objective": objective} | own)
 
     def _observers(self) -> list[Observer]:
         return [PlainProgress(Console())] if self.verbose else []
@@ -164,6 +184,11 @@ class StackEstimator(BaseEstimator):
     def _trains(epochs: Any) -> bool:
         """Return whether there is any epoch to train; None stands for the default."""
         return epochs is None or bool(np.any(np.asarray(epochs) != 0))
+
+
+def of_numbers(stack: Stack) -> Stack:
+    """Return a stack that takes bytes as the numbers they are, as scikit-learn's estimators do."""
+    return replace(stack, info=stack.info | {"bytes": PLAIN})
 
 
 def single(X: Matrix) -> NDArray[np.float32]:

@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.extmath import softmax
+from sklearn.utils.validation import check_is_fitted
 
 from syncpretrain import Stack
 from syncpretrain.sklearn.few_labels import are_few, head_first, of_bits
-from syncpretrain.sklearn.passes import Matrix
+from syncpretrain.sklearn.heads import for_labels, for_numbers, for_places, for_standardized
+from syncpretrain.sklearn.passes import Matrix, outputs_of
 from syncpretrain.sklearn.ranges import are_bits, in_shared_range, shared_range
 from syncpretrain.sklearn.stack_predictor import StackPredictor
 from syncpretrain.sklearn.targets import classes_of, numbers_of_rows, weights_of
@@ -105,7 +107,11 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
             by_class = compute_sample_weight(self.class_weight, classes.labels[classes.places])
             weights = by_class if weights is None else weights * by_class
         self._train(rows, classes.rows, classes.places, weights, "classification")
+        self.stack_ = for_labels(self.stack_, classes.labels)
         return self
+
+    def _to_train(self, stack: Stack) -> Stack:
+        return for_places(stack, self.classes_)
 
     def _pretrained_for(self, X: Matrix, targets: int, seed: int) -> Stack:
         scaling = shared_range(X) if self.visible_units == "auto" else None
@@ -221,7 +227,12 @@ class DBNRegressor(RegressorMixin, StackPredictor):
         self._one_dimensional = targets.dimensions == 1
         scaled = (targets.values - self.target_mean_) / self.target_scale_
         self._train(rows, targets.rows, scaled, weights, "regression")
+        self._head = self.stack_.head
+        self.stack_ = for_numbers(self.stack_, self.target_mean_, self.target_scale_)
         return self
+
+    def _to_train(self, stack: Stack) -> Stack:
+        return for_standardized(stack, self.target_mean_, self.target_scale_)
 
     def _chosen(
         self,
@@ -241,6 +252,8 @@ class DBNRegressor(RegressorMixin, StackPredictor):
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Return the numbers of each row, of the shape of y."""
-        outputs = self._outputs(X)
+        check_is_fitted(self)
+        rows = self._rows(X, reset=False)  # with the precision of these, not that of the head
+        outputs = outputs_of(replace(self.stack_, head=self._head), rows)
         numbers: NDArray[np.float64] = outputs * self.target_scale_ + self.target_mean_
         return numbers[:, 0] if self._one_dimensional else numbers

@@ -89,7 +89,9 @@ def _ends(X: Any) -> tuple[NDArray[Any], NDArray[Any]]:
 def _moments(X: Any, shift: float, scale: float) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the means of scaled columns, and those of their squares."""
     if hasattr(X, "toarray"):  # whose shift is 0
-        return X.mean(axis=0).A1 / scale, X.multiply(X).mean(axis=0).A1 / scale**2
+        means = X.mean(axis=0), X.multiply(X).mean(axis=0)
+        mean, square = (np.asarray(row).ravel() for row in means)  # a matrix of one row, or a row
+        return mean / scale, square / scale**2
     known, sums, squares = np.zeros((3, X.shape[1]))
     for part in _parts(X):
         scaled = (part - shift) / scale

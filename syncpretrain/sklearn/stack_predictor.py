@@ -34,6 +34,11 @@ class StackPredictor(StackEstimator):
                 f"pretrained: got a {type(given).__name__}, expected a Stack, a StackedRBM or a"
                 " StackedAutoencoder"
             )
+        if isinstance(given, StackPredictor) and not hasattr(given, "stack_"):
+            raise SettingsError(
+                f"pretrained: got a {type(given).__name__} that is not fitted, expected a fitted"
+                " one, or a transformer, which is fitted on X"
+            )
         if not isinstance(given, Stack):
             given = given if hasattr(given, "stack_") else clone(given).fit(X)
         stack: Stack = given if isinstance(given, Stack) else given.stack_
@@ -48,8 +53,9 @@ class StackPredictor(StackEstimator):
         self, X: Matrix, rows: NDArray[np.intp], y: Matrix, weights: Matrix | None, objective: str
     ) -> None:
         """Train on examples of which some rows have the targets y, and weights."""
+        self._check_tuning(objective, self.finetune_epochs)
         seed = self._seed()
-        stack = self._start(X, len(rows), seed)
+        stack = self._to_train(self._start(X, len(rows), seed))
         stack, options = self._chosen(stack, X, rows, y, weights, seed)
         options["objective"] = objective
         if self.batch_size is not None:
@@ -61,6 +67,10 @@ class StackPredictor(StackEstimator):
         options["weights"] = weights
         epochs = options.pop("epochs", self.finetune_epochs)
         self.stack_ = self._finetuned(stack, X, y, seed, epochs, **options)
+
+    def _to_train(self, stack: Stack) -> Stack:
+        """Return a stack whose head, if it has one, is for targets as they are trained on."""
+        raise NotImplementedError
 
     def _chosen(
         self,

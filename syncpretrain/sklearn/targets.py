@@ -56,10 +56,12 @@ def classes_of(y: Any, X: NDArray[Any]) -> Classes:
     values = _one_column(y)
     check_consistent_length(X, values)
     missing = _missing(values)
-    if values.dtype.kind in "if":
-        others = np.unique(values[~missing & (values != UNLABELLED)])
-        if len(others) > 1:
-            missing |= values == UNLABELLED
+    if values.dtype.kind in "ifO":
+        unlabelled = np.zeros(len(values), dtype=bool)
+        unlabelled[~missing] = values[~missing] == UNLABELLED  # NA of pandas cannot be compared
+        others = set(values[~missing & ~unlabelled].tolist())
+        if len(others) > 1 or any(isinstance(label, str) for label in others):
+            missing |= unlabelled
     rows = np.flatnonzero(~missing)
     known = values[rows]
     if known.dtype == object:

@@ -15,7 +15,7 @@ from syncpretrain.errors import DataError, PoorResultWarning, SettingsError
 from syncpretrain.kernels.activations import activate
 from syncpretrain.models.log_odds import check_have_odds
 from syncpretrain.pretraining.online import OnlineStack
-from syncpretrain.sklearn.base import StackEstimator, single
+from syncpretrain.sklearn.base import StackEstimator, of_numbers, single
 from syncpretrain.sklearn.passes import Matrix, codes_of, decoded, energies, reconstruction_errors
 from syncpretrain.units.kinds import UNITS
 
@@ -64,7 +64,7 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
             options = self._pretraining(rows, self._seed())
             self._online = OnlineStack(single(rows), self.stack_ if begun else None, **options)
         assert self._online is not None
-        self.stack_ = self._online.train(single(rows))
+        self.stack_ = of_numbers(self._online.train(single(rows)))
         return self
 
     def _fit(self, X: Matrix, seed: int) -> None:
@@ -259,8 +259,11 @@ class StackedAutoencoder(StackTransformer):
         return self.model
 
     def _fit(self, X: Matrix, seed: int) -> None:
+        is_tuned = self._trains(self.finetune_epochs)
+        if is_tuned:
+            self._check_tuning("reconstruction", self.finetune_epochs)
         stack = self._pretrained_on(X, seed)
-        if self._trains(self.finetune_epochs):
+        if is_tuned:
             stack = self._finetuned(stack, X, None, seed, self.finetune_epochs)
         self.stack_ = stack
 

@@ -148,6 +148,8 @@ def _layers(network: Network) -> Iterator[_Layer]:
 def _why_not(network: Network, step: kinds.Step) -> str:
     """Return why a step cannot be part of a perceptron, and what to take."""
     others = "take onnx, torch, keras or npz"
+    if isinstance(step, kinds.Restore) and isinstance(network.steps[-2], kinds.Activate):
+        return f"whose MLP cannot take probabilities back to the range of the columns; {others}"
     if isinstance(step, (kinds.ActivateBlocks, kinds.Restore)):
         return (
             "whose MLP has one function for all outputs, and the rows have columns of several"

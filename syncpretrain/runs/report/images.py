@@ -6,6 +6,7 @@ import io
 import math
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +14,12 @@ from numpy.typing import NDArray
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.shapes import ConvolutionShape, ImageShape, LayerShape
 from syncpretrain.storage import write_atomically
+from syncpretrain.units.kinds import kind_of
 
-__all__ = ["image_grid", "image_shape", "png_bytes", "save_png"]
+if TYPE_CHECKING:
+    from syncpretrain.models.stack import Stack
+
+__all__ = ["image_grid", "image_shape", "png_bytes", "save_png", "shades"]
 
 COLUMNS = 10
 MARGIN = 2  # pixels between images; twice as many between pairs
@@ -46,6 +51,13 @@ def image_shape(read: LayerShape, text: str | None) -> ImageShape:
     if shape is None or shape.values != units:
         raise SettingsError(f"shape: got {text!r}, {wanted}")
     return shape
+
+
+def shades(stack: Stack, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return rows as they are drawn: as shares of their range if binary units see them so."""
+    if stack.scaling is None or not kind_of(stack.units[0]).is_unit_interval:
+        return rows
+    return stack.scaling.apply(rows)
 
 
 def image_grid(*images: NDArray[np.float32], shape: ImageShape) -> NDArray[np.float32]:

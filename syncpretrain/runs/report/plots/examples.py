@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.examples import evenly_spaced, scale_examples
 from syncpretrain.errors import DataError
+from syncpretrain.models.inputs import by_meaning
 from syncpretrain.models.stack import Stack
-from syncpretrain.runs.report.images import image_grid
+from syncpretrain.runs.report.images import image_grid, shades
 from syncpretrain.runs.report.plots.canvas import new_axes
 from syncpretrain.runs.report.plots.features import draw_bars, images_of, names_of
 from syncpretrain.runs.report.plots.weights import draw_grid
@@ -70,8 +71,11 @@ def reconstructions(
         axes = new_axes(axes)
         draw_bars(axes, names_of(stack), shares, label=SHARE_LABEL)
         return axes
-    rows = evenly_spaced(scale_examples(np.asarray(stack.rows_of(X))), count)
-    grid = image_grid(rows, stack.reconstruct(rows), shape=images)
+    rows = evenly_spaced(
+        scale_examples(by_meaning(np.asarray(stack.rows_of(X)), stack.info)), count
+    )
+    drawn = (shades(stack, part) for part in (rows, stack.reconstruct(rows)))
+    grid = image_grid(*drawn, shape=images)
     axes = new_axes(axes)
     draw_grid(axes, grid, title=f"{len(rows)} examples above their reconstructions")
     return axes
@@ -95,7 +99,7 @@ def error_shares(stack: Stack, X: Any) -> NDArray[np.float64]:
 
     Missing values are left out. A value that is constant has 0, or 100 where it is not met.
     """
-    rows = scale_examples(np.asarray(stack.rows_of(X)))
+    rows = scale_examples(by_meaning(np.asarray(stack.rows_of(X)), stack.info))
     lost = np.isnan(rows)
     known = np.maximum((~lost).sum(axis=0), 1)
     mean = np.where(lost, 0, rows).sum(axis=0, dtype=np.float64) / known

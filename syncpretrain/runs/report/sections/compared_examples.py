@@ -11,7 +11,7 @@ from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.errors import SyncpretrainError
 from syncpretrain.models.stack import Stack
 from syncpretrain.runs.record import RunRecord
-from syncpretrain.runs.report.images import image_grid
+from syncpretrain.runs.report.images import image_grid, shades
 from syncpretrain.runs.report.plots.examples import check_decoder, error_shares
 from syncpretrain.runs.report.plots.features import MOST_BARS_SHOWN, names_of
 from syncpretrain.runs.report.sections.examples import DRAWN_EXAMPLES, Shown
@@ -74,8 +74,8 @@ def _grid(
     rows = evenly_spaced(shown.rows, DRAWN_EXAMPLES)
     by = ", then by ".join(names)
     text = f"{len(rows)} examples of {shown.name}, and below each its reconstruction by {by}"
-    made = [stack.reconstruct(rows) for stack in stacks]
-    return figure(image(image_grid(rows, *made, shape=images), text), text)
+    made = [shades(stack, stack.reconstruct(rows)) for stack in stacks]
+    return figure(image(image_grid(shades(stacks[0], rows), *made, shape=images), text), text)
 
 
 def _shares(stacks: Sequence[Stack], names: Sequence[str], shown: Shown) -> str:

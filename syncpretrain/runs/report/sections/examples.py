@@ -15,7 +15,7 @@ from syncpretrain.data.dataset import PARTS, Dataset
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.errors import DataError, SyncpretrainError
 from syncpretrain.models.stack import Stack
-from syncpretrain.runs.report.images import image_grid
+from syncpretrain.runs.report.images import image_grid, shades
 from syncpretrain.runs.report.plots.examples import SHARE_LABEL, check_decoder, error_shares
 from syncpretrain.runs.report.plots.features import (
     MOST_BARS_SHOWN,
@@ -117,7 +117,8 @@ def _reconstructions(stack: Stack, images: ImageShape | None, shown: Shown) -> s
     if images is not None:
         rows = evenly_spaced(shown.rows, DRAWN_EXAMPLES)
         text = f"{len(rows)} examples of {shown.name}, each above its reconstruction"
-        return figure(image(image_grid(rows, stack.reconstruct(rows), shape=images), text), text)
+        drawn_rows = (shades(stack, part) for part in (rows, stack.reconstruct(rows)))
+        return figure(image(image_grid(*drawn_rows, shape=images), text), text)
     shares = error_shares(stack, shown.rows)
     text = (
         f"The error of each value's reconstructions on {shown.name}, in percent of that of its"
@@ -186,7 +187,8 @@ def _codes(stack: Stack, shown: Shown) -> str:
 
 def _samples(stack: Stack, images: ImageShape | None) -> str:
     if images is not None:
-        grid = image_grid(stack.sample(SAMPLES, steps=SAMPLE_STEPS), shape=images)
+        made = shades(stack, stack.sample(SAMPLES, steps=SAMPLE_STEPS))
+        grid = image_grid(made, shape=images)
         text = f"{SAMPLES} samples of the top RBM, after {SAMPLE_STEPS} steps from noise"
         return figure(image(grid, text), text)
     columns = columns_in(stack.info)

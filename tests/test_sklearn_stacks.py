@@ -1,0 +1,231 @@
+"""Stacks of the estimators on their own: what they predict, go on from, and read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn", minversion="1.6", reason="the estimators are scikit-learn's")
+
+from commandline import exit_status
+from sklearn.datasets import make_blobs
+
+from syncpretrain import finetune, load, pretrain
+from syncpretrain.data.scaling import Scaling
+from syncpretrain.errors import SettingsError
+from syncpretrain.models.scores import scores
+from syncpretrain.sklearn import (
+    DBNClassifier,
+    DBNRegressor,
+    StackAnomalyDetector,
+    StackedAutoencoder,
+    StackedRBM,
+    base,
+)
+
+SMALL = {"hidden": (8,), "epochs": 2, "batch_size": 10, "workers": 1, "random_state": 0}
+TUNED = {**SMALL, "finetune_epochs": 40, "settings": {"finetune_learning_rate": 0.02}}
+BLOBS, PLACES = make_blobs(90, 4, centers=3, cluster_std=0.5, random_state=1)
+NAMES = np.array(["oak", "ash", "elm"])
+CLASSES = {
+    "texts": NAMES[PLACES],
+    "objects": NAMES.astype(object)[PLACES],
+    "numbers": 3 + 2 * PLACES,
+    "floats": 3.0 + PLACES,
+    "truth values": PLACES > 0,
+    "minus one": np.where(PLACES > 0, 1, -1),
+    "some": np.where(np.arange(90) % 3 == 0, NAMES.astype(object)[PLACES], None),
+}
+FAR = 1e6 + 1000 * BLOBS[:, 0]
+
+
+def saved(stack, tmp_path):
+    stack.save(tmp_path / "model.safetensors")
+    return load(tmp_path / "model.safetensors")
+
+
+class TestPredictions:
+    @pytest.mark.parametrize("y", CLASSES.values(), ids=CLASSES)
+    def test_a_saved_classifier_predicts_the_labels(self, y, tmp_path):
+        fitted = DBNClassifier(**TUNED).fit(BLOBS, y)
+        stack = saved(fitted.stack_, tmp_path)
+        assert stack.predict(BLOBS).tolist() == fitted.predict(BLOBS).tolist()
+
+    @pytest.mark.parametrize("y", [FAR, np.column_stack([FAR, BLOBS[:, 1]])], ids=["1", "2"])
+    def test_a_saved_regressor_predicts_the_numbers(self, y, tmp_path):
+        fitted = DBNRegressor(**TUNED).fit(BLOBS, y)
+        stack = saved(fitted.stack_, tmp_path)
+        assert stack.predict(BLOBS).shape == y.shape
+        np.testing.assert_allclose(
+            stack.predict(BLOBS), fitted.predict(BLOBS), rtol=1e-6, atol=1e-5
+        )
+
+
+class TestWarmStart:
+    @pytest.mark.parametrize("y", CLASSES.values(), ids=CLASSES)
+    def test_the_head_goes_on(self, y):
+        fitted = DBNClassifier(**TUNED).fit(BLOBS, y)
+        options = {"finetune_learning_rate": 1e-9}
+        again = DBNClassifier(pretrained=fitted, finetune_epochs=1, settings=options)
+        again.fit(BLOBS, y)
+        np.testing.assert_allclose(
+            again.predict_proba(BLOBS), fitted.predict_proba(BLOBS), atol=1e-4
+        )
+
+    def test_of_some_classes_in_another_order(self):
+        fitted = DBNClassifier(**TUNED).fit(BLOBS, CLASSES["texts"])
+        some = PLACES != 1
+        options = {"finetune_learning_rate": 1e-9}
+        again = DBNClassifier(pretrained=fitted, finetune_epochs=1, settings=options)
+        again.fit(BLOBS[some], CLASSES["texts"][some])
+        assert again.classes_.tolist() == ["elm", "oak"]
+        assert again.predict_proba(BLOBS).shape == (90, 2)
+        assert again.score(BLOBS[some], CLASSES["texts"][some]) > 0.9
+
+    def test_of_other_classes(self):
+        fitted = DBNClassifier(**TUNED).fit(BLOBS, CLASSES["numbers"])
+        again = DBNClassifier(**TUNED, pretrained=fitted).fit(BLOBS, CLASSES["texts"])
+        assert again.stack_.head.classes == ("ash", "elm", "oak")
+        assert again.score(BLOBS, CLASSES["texts"]) > 0.9
+
+    def test_of_numbers(self):
+        fitted = DBNRegressor(**TUNED).fit(BLOBS, FAR)
+        options = {"finetune_learning_rate": 1e-9, "finetune_weight_decay": 0.0}
+        again = DBNRegressor(pretrained=fitted, finetune_epochs=1, settings=options)
+        again.fit(BLOBS[:50], FAR[:50])
+        np.testing.assert_allclose(again.predict(BLOBS), fitted.predict(BLOBS), rtol=1e-5)
+        classes = DBNClassifier(**TUNED, pretrained=fitted).fit(BLOBS, PLACES)
+        assert classes.score(BLOBS, PLACES) > 0.9
+
+    def test_of_a_predictor_that_is_not_fitted(self):
+        with pytest.raises(SettingsError, match="got a DBNClassifier that is not fitted"):
+            DBNClassifier(pretrained=DBNClassifier()).fit(BLOBS, PLACES)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [DBNClassifier, DBNRegressor, StackedAutoencoder, StackAnomalyDetector],
+)
+@pytest.mark.parametrize(
+    ("own", "match"),
+    [
+        ({"finetune_epochs": -1}, "epochs: got -1"),
+        ({"settings": {"finetune_foo": 1}}, "foo: there is no such setting"),
+        ({"settings": {"finetune_dropout": 2}}, "dropout: got 2"),
+        ({"settings": 3}, "settings: got 3, expected names and values"),
+    ],
+)
+def test_fine_tuning_is_refused_before_pretraining(estimator, own, match, monkeypatch):
+    monkeypatch.setattr(base, "pretrain", None)
+    with pytest.raises(SettingsError, match=match):
+        estimator(**SMALL, **own).fit(BLOBS, PLACES)
+
+
+BYTES = np.random.default_rng(0).choice([0, 1, 15, 16], (120, 30)).astype(np.uint8)
+LABELS = (BYTES[:, 0] > 8).astype(int)
+IMAGES = np.random.default_rng(1).integers(17, size=(100, 36)) / 16
+CODED = {**SMALL, "hidden": (6,)}
+
+
+class TestBytes:
+    @pytest.mark.parametrize("X", [BYTES, BYTES * 15, BYTES // 15], ids=["16", "240", "1"])
+    def test_are_numbers_to_the_stack_too(self, X, tmp_path):
+        fitted = DBNClassifier(**CODED, finetune_epochs=2).fit(X, LABELS)
+        expected = fitted.predict_proba(X.astype(float))
+        np.testing.assert_array_equal(fitted.predict_proba(X), expected)
+        np.save(tmp_path / "rows.npy", X)
+        for rows in (X, X.astype(float), np.load(tmp_path / "rows.npy", mmap_mode="r")):
+            own = saved(fitted.stack_, tmp_path).predict_proba(rows)
+            np.testing.assert_allclose(own, expected, atol=1e-6)
+
+    @pytest.mark.parametrize("method", ["fit", "partial_fit"])
+    def test_of_standardized_columns(self, method):
+        X = BYTES[:, :10]
+        fitted = getattr(StackedRBM(**CODED), method)(X)
+        np.testing.assert_allclose(fitted.stack_.encode(X), fitted.transform(X), atol=1e-6)
+
+    def test_fine_tuning_goes_on(self, tmp_path):
+        fitted = DBNClassifier(**CODED, finetune_epochs=2).fit(BYTES, LABELS)
+        np.save(tmp_path / "rows.npy", BYTES)
+        mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+        tuned = [
+            finetune(fitted.stack_, rows, LABELS, epochs=1, batch_size=10, blas_threads=1)
+            for rows in (BYTES, BYTES.astype(float), mapped)
+        ]
+        assert len({stack.parameters_sha256 for stack in tuned}) == 1
+
+    def test_on_the_command_line(self, tmp_path):
+        fitted = DBNClassifier(**CODED, finetune_epochs=2).fit(BYTES, LABELS)
+        fitted.stack_.save(tmp_path / "model.safetensors")
+        np.save(tmp_path / "rows.npy", BYTES)
+        names = (tmp_path / name for name in ("model.safetensors", "rows.npy", "codes.npy"))
+        model, rows, codes = map(str, names)
+        assert exit_status("encode", model, "--data", rows, "--out", codes) == 0
+        np.testing.assert_array_equal(np.load(codes), fitted.stack_.encode(BYTES.astype(float)))
+
+
+def test_bytes_of_0_and_1_in_a_mapped_file_are_fine_tuned_as_in_memory(tmp_path):
+    X = BYTES // 15
+    stack = pretrain(X, hidden=[4], epochs=1, batch_size=10, warn=False)
+    np.save(tmp_path / "rows.npy", X)
+    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+    tuned = [
+        finetune(stack, rows, LABELS, epochs=1, batch_size=10, blas_threads=1)
+        for rows in (X, mapped)
+    ]
+    assert len({stack.parameters_sha256 for stack in tuned}) == 1
+
+
+@pytest.fixture
+def scaled():
+    """Return a stack of RBMs that reads values from -3 to 13 as shares of this range."""
+    stack = StackedRBM(**CODED).fit(IMAGES).stack_
+    return replace(stack, scaling=Scaling(*np.float32([[-3] * 36, [16] * 36])))
+
+
+class TestSharedRange:
+    def test_images_are_drawn_as_shares_of_it(self, scaled, tmp_path):
+        image = pytest.importorskip("PIL.Image", reason="a PNG needs Pillow")
+        plain = replace(scaled, scaling=None)
+        drawn = []
+        for name, stack, rows in (("a", scaled, 16 * IMAGES - 3), ("b", plain, IMAGES)):
+            stack.save(tmp_path / f"{name}.safetensors")
+            np.save(tmp_path / f"{name}.npy", rows)
+            model, data = (str(tmp_path / f"{name}.{suffix}") for suffix in ("safetensors", "npy"))
+            for command in (["reconstruct", "--data", data], ["sample", "--steps", "2"]):
+                out = str(tmp_path / "out.png")
+                words = [command[0], model, *command[1:], "--out", out]
+                assert exit_status(*words) == 0
+                drawn.append(np.asarray(image.open(out)).astype(int))
+        for ours, expected in zip(drawn[:2], drawn[2:], strict=True):
+            assert np.abs(ours - expected).max() <= 1
+            assert len(np.unique(ours)) > 5
+
+    def test_scores_and_codes_are_those_of_the_shares(self, scaled):
+        plain, X = replace(scaled, scaling=None), 16 * IMAGES - 3
+        np.testing.assert_allclose(scaled.encode(X), plain.encode(IMAGES), atol=1e-6)
+        for by in ("reconstruction", "free-energy"):
+            found, expected = scores(scaled, X, by=by), scores(plain, IMAGES, by=by)
+            np.testing.assert_allclose(found, expected, rtol=1e-4)
+        holes = np.where(BYTES[:100, :1] > 8, np.nan, X[:100])
+        filled = plain.impute((holes + 3) / 16, steps=2, samples=2)
+        np.testing.assert_allclose(
+            scaled.impute(holes, steps=2, samples=2), 16 * filled - 3, atol=1e-4
+        )
+
+    def test_a_perceptron_cannot_take_it_back(self, scaled):
+        with pytest.raises(SettingsError, match="cannot take probabilities back to the range"):
+            scaled.to_sklearn(part="decoder")
+        codes = scaled.to_sklearn().predict(16 * IMAGES - 3)
+        np.testing.assert_allclose(codes, scaled.encode(16 * IMAGES - 3), atol=1e-5)
+
+
+def test_scores_on_the_command_line_need_the_training_examples(scaled, tmp_path, capsys):
+    scaled.save(tmp_path / "model.safetensors")
+    np.save(tmp_path / "rows.npy", IMAGES)
+    names = (str(tmp_path / name) for name in ("model.safetensors", "rows.npy", "out.npy"))
+    model, rows, out = names
+    assert exit_status("score", model, "--data", rows, "--out", out) == 2
+    assert "names no training examples" in capsys.readouterr().err
