@@ -193,7 +193,7 @@ def _timed_rows(pretrain: PretrainSettings, options: TuningOptions, workers: int
 def minibatch_seconds(tuning: Finetuning, stack: Stack, *, seconds: float) -> float | None:
     """Return the seconds of a minibatch of synchronous fine-tuning; None for cg and lbfgs.
 
-    The stack is trained for about so many seconds, and stays as it is.
+    The stack is trained for about that many seconds, and stays as it is.
     """
     if tuning.options.optimizer not in STEPPING:
         return None
@@ -254,7 +254,7 @@ def _training(replica: TunedReplica, tuning: Finetuning) -> Work:
 
 
 def _limited(options: TuningOptions, workers: int) -> TuningOptions:
-    """Return options that leave to a machine of so many workers what they leave open."""
+    """Return options that leave to the workers of this machine what they leave open."""
     if options.replicas is not None or options.optimizer not in STEPPING:
         return options
     return _with(options, blas_threads=min(workers, options.blas_threads or workers))

@@ -44,7 +44,7 @@ from syncpretrain.settings.sections import PretrainSettings
 __all__ = ["LayerPlace", "build_streamed_layer", "stream_runtime"]
 
 # Minibatches that the process which replaces another finds in its ring: a state is copied at least
-# once in so many, so that it should be many, and few where they are large.
+# once in that many, so that it should be many, and few where they are large.
 REREAD_MINIBATCHES, MOST_REREAD = 64, 1024
 REREAD_BYTES = 1 << 24
 FROM_THE_DATA = 1 << 62  # is never overwritten
