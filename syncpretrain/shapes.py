@@ -49,6 +49,7 @@ class DenseShape:
     positions: ClassVar[int] = 1
     lowered: ClassVar[int] = 0
     groups: ClassVar[int] = 1
+    images: ClassVar[None] = None
 
     visible: int
     hidden: int

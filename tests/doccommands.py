@@ -17,6 +17,7 @@ CAPS = {  # of the numbers that an option is given
     "--layers": 12,
     "--hidden": 12,
     "--epochs": 2,
+    "--batch-size": 100,
     "--refresh-epochs": 1,
     "--finetune-epochs": 1,
     "--labels": 100,

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 import pytest
 
-JOB_SECONDS = 90
+JOB_SECONDS, BEGIN_SECONDS = 90, 60
 
 
 @functools.cache
@@ -59,6 +62,27 @@ def start(ranks: int, *command: object) -> subprocess.Popen[str]:
         env=environment,
         start_new_session=True,
     )
+
+
+def ranks_of(
+    started: subprocess.Popen[str], number: int, has_begun: Callable[[], bool]
+) -> dict[int, psutil.Process]:
+    """Return the processes of a job by rank, once its work has begun."""
+    deadline = time.monotonic() + BEGIN_SECONDS
+    while not has_begun():
+        assert started.poll() is None, "the job has ended"
+        assert time.monotonic() < deadline, "the job does not begin"
+        time.sleep(0.02)
+    found = {}
+    for process in psutil.Process(started.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # a helper of the launcher that has ended
+            is_rank = "-m syncpretrain" in " ".join(process.cmdline())
+            environment = process.environ() if is_rank and process.name() != "mpiexec" else {}
+            rank = environment.get("PMI_RANK", environment.get("OMPI_COMM_WORLD_RANK"))
+            if rank is not None:
+                found[int(rank)] = process
+    assert sorted(found) == list(range(number))
+    return found
 
 
 def finished(job: subprocess.Popen[str], seconds: float = JOB_SECONDS) -> tuple[int, str, str]:

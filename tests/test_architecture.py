@@ -205,8 +205,8 @@ def test_the_learners_know_of_no_threads():
     assert not imported_from(within("learners"), INPUT_OUTPUT | THREADS | {"time"})
 
 
-# The doctor runs concurrent products to see whether they are right.
-WORKERS = {*within("parallel", "cluster", "pretraining.runtime"), "planning.doctor"}
+# The products that doctor looks at are concurrent ones.
+WORKERS = {*within("parallel", "cluster", "pretraining.runtime"), "planning.products"}
 
 
 def test_only_the_runtime_starts_or_waits_for_workers():

@@ -60,7 +60,7 @@ def test_whole_numbers_add_up_exactly_in_slices_on_ranks(size, servers, push, fe
 def test_an_error_of_a_replica_is_raised(tmp_path):
     rules = AsyncRules()
     server = ParameterServer(np.zeros(SIZE, np.float32), rules)
-    told = r"replica \d failed: ArithmeticError: a step went wrong"
+    told = r"^replica \d failed on rank [12] on \S+: ArithmeticError: a step went wrong"
     fleet = fleet_of(server, rules, fails=str(tmp_path / "failed"))
     with local_ranks(3), pytest.raises(WorkerError, match=told), fleet:
         fleet.train(tasks_of(1, 0, STEPS, 1), lambda: False, lambda *of: None)
@@ -95,7 +95,7 @@ def test_an_error_of_a_server_is_raised(monkeypatch, steps):
     monkeypatch.setattr("syncpretrain.parallel.replicas.server.ServerSlice.add", fail)
     rules = AsyncRules()
     server = ParameterServer(np.zeros(SIZE, np.float32), rules, 2)
-    raised = r"a parameter server failed: ArithmeticError: a slice went wrong"
+    raised = r"a parameter server failed on rank [12] on \S+: ArithmeticError: a slice went wrong"
     with local_ranks(3), pytest.raises(WorkerError, match=raised), fleet_of(server, rules) as own:
         own.train(tasks_of(1, 0, steps, 1), lambda: False, lambda *of: None)
 

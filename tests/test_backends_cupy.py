@@ -195,7 +195,12 @@ class TestSelect:
     def test_a_notice_needs_a_gpu_that_is_not_taken(self, cupy, monkeypatch):
         assert why_no_gpu("auto") is None
         assert why_no_gpu("numpy", "a reason") is why_no_gpu("cupy", "a reason") is None
-        assert why_no_gpu("auto", "why") == "there is a GPU, but backend auto is numpy: why"
+        notice = "there is a GPU, but backend auto is numpy: why"
+        assert why_no_gpu("auto", "why") == notice
+        for value, found in (("cupy:1", notice), ("numpy", None)):
+            monkeypatch.setenv(USUAL_BACKEND, value)
+            assert why_no_gpu("auto", "why") == found
+        monkeypatch.delenv(USUAL_BACKEND)
         fakecupy.install(monkeypatch, devices=0)
         assert why_no_gpu("auto", "a reason") is None
         without_import(monkeypatch, ModuleNotFoundError("No module named 'cupy'", name="cupy"))

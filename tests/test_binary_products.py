@@ -39,6 +39,16 @@ def test_both_forms_agree(rows, hidden, visible, data):
         assert (wide[:, [0, -1]] == 7).all()
 
 
+@pytest.mark.parametrize("visible", [32, 64, 96])
+def test_whole_slabs_write_nothing_behind_them(visible):
+    states, weight = drawn(ROWS, 12, visible)
+    expected = states.astype(float) @ weight.T
+    room = np.full((ROWS + 2, visible), 7, dtype=np.float32)
+    binary_product(states, weight, out=room[1:-1])
+    np.testing.assert_allclose(room[1:-1], expected, rtol=1e-5, atol=1e-4)
+    assert (room[[0, -1]] == 7).all()
+
+
 @needs_extension
 def test_a_sum_depends_on_its_own_row_alone():
     states, weight = drawn(90, 70, 77)

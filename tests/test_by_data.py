@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncpretrain import finetune, pretrain
+from syncpretrain.data.array_columns import units_of_array
 from syncpretrain.data.blocks import as_bits
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.data.facts import look_at
@@ -270,6 +271,32 @@ class TestBits:
         X = np.eye(3, dtype=np.uint8)
         assert np.shares_memory(as_bits(X), X)
         assert as_bits(X * 2).dtype == np.uint8
+
+    @pytest.mark.parametrize(
+        ("X", "spread"),
+        [
+            ([[0.0], [1.0]], 1.0),
+            ([[0.4, 0.7], [0.6, 0.7]], 0.04),  # 0.01 of 0.25; what is constant has no part
+            ([[0.4, 0.0], [0.6, 1.0], [np.nan, np.nan]], 0.52),
+            ([[0.5], [0.5]], 1.0),
+        ],
+    )
+    def test_the_variance_is_a_share_of_that_of_zeros_and_ones(self, X, spread):
+        assert look_at(np.array(X)).facts.spread == pytest.approx(spread, rel=1e-6)
+
+    def test_a_sparse_matrix_has_the_spread_of_the_dense_one(self):
+        sparse = pytest.importorskip("scipy.sparse")
+        X = table(30) * (table(30) > 0.5)
+        dense, rows = (look_at(form).facts.spread for form in (X, sparse.csr_array(X)))
+        assert 0 < dense == pytest.approx(rows, rel=1e-6)
+
+    def test_values_that_hardly_vary_are_no_probabilities(self):
+        X = table(low=0.5, high=0.51)
+        assert look_at(X).facts.is_unit_interval
+        assert chosen(look_at(X).facts, (4, 2))["visible_units"] == "gaussian"
+        assert "visible_units" not in chosen(look_at(table()).facts, (4, 2))
+        assert units_of_array(X) == "gaussian"
+        assert units_of_array(table()) == "bernoulli"
 
     @pytest.mark.parametrize("X", [np.eye(3) * 1.0000000001, np.eye(3, dtype=bool), [[0, 1]]])
     def test_what_rounds_to_1_is_a_probability(self, X):

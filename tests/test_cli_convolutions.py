@@ -158,3 +158,23 @@ def test_a_sparsity_cost_that_was_asked_for_stays(call, tmp_path):
     call("train", *TRAIN, "--layers", TEXT, "--sparsity-cost", "2,1,0", "--out", tmp_path / "a")
     call("train", *TRAIN, "--config", tmp_path / "a" / "config.toml", "--out", tmp_path / "b")
     assert read_settings(tmp_path / "b" / "config.toml").pretrain.sparsity_cost == (2.0, 1.0, 0.0)
+
+
+def test_a_file_of_other_axes_is_refused_by_all_commands(call):
+    np.save("turned.npy", np.load("colours.npy").reshape(-1, 3, 6, 8))
+    given = ("--data", "turned.npy")
+    for command in (
+        ("train", "--layers", TEXT, "--out", "turned", *given),
+        ("encode", "rbm", "--out", "codes.npy", *given),
+        ("finetune", "rbm", "--finetune", "reconstruction", "--out", "turned", *given),
+    ):
+        _, err = call(*command, status=2)
+        assert "turned.npy: got examples of 3x6x8, expected images of 3x8x6" in err
+
+
+def test_a_comparison_names_the_text(call, tmp_path):
+    given = ("--layers", TEXT, "--model", "denoising", "--epochs", 1, "--batch-size", 10)
+    tuned = ("--finetune", "reconstruction", "--finetune-epochs", 1, "--seeds", 1)
+    data = ("--data", "colours.npy", "--test", 0.2, "--starts", "random")
+    out, _ = call("compare", *data, *given, *tuned, "--out", tmp_path / "compared")
+    assert f"\n{TEXT} on " in f"\n{out}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -295,6 +296,31 @@ class TestOthers:
         line = refusal(capsys, *arguments.replace("RUN", str(trained)).split())
         assert line.startswith(f"Error: {message}")
         assert sorted(folder.rglob("*")) == before
+
+    @pytest.mark.parametrize(
+        ("command", "name"),
+        [
+            ("export", "model.safetensors"),
+            ("report", "config.toml"),
+            ("reconstruct", "README.md"),
+        ],
+    )
+    def test_a_file_of_the_run(self, folder, capsys, trained, command, name):
+        before = (trained / name).read_bytes()
+        line = refusal(capsys, command, trained, "--out", trained / name)
+        assert line == (
+            f"Error: --out: {trained / name} is a file of the run in {trained}; name another file"
+        )
+        assert (trained / name).read_bytes() == before
+
+    def test_a_file_that_is_read(self, folder, capsys, trained):
+        before = Path("x.npy").read_bytes()
+        line = refusal(capsys, "encode", trained, "--data", "x.npy", "--out", folder / "x.npy")
+        assert line == f"Error: --out: {folder / 'x.npy'} is a file that is read; name another one"
+        assert Path("x.npy").read_bytes() == before
+        alone = shutil.copy(trained / "model.safetensors", folder / "net.safetensors")
+        line = refusal(capsys, "export", alone, "--out", "net.safetensors")
+        assert line == "Error: --out: net.safetensors is a file that is read; name another one"
 
     def test_a_damaged_model(self, folder, capsys, trained):
         content = bytearray((trained / "model.safetensors").read_bytes())

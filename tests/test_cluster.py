@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import select
+import socket
 import subprocess
 import sys
 import threading
@@ -242,6 +243,43 @@ def test_a_word_behind_the_first_look_explains_an_end(monkeypatch, word, said):
         seen.close()
 
 
+def test_the_witness_names_a_process_that_ended_before_another_ends_the_job():
+    """Both are seen in one look: the second could not communicate with the first any more."""
+    own = watch.Witness(f"syncpretrain-{secrets.token_hex(8)}")
+    address = f"@{own._listener.getsockname()[1:].decode()}"
+    for name, word in (("first", ""), ("second", "a")):
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", SEEN, address],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        )
+        process.communicate(f"{word}\n", timeout=WAIT)
+        own._names[process.pid] = name
+    assert own.wait() == "first was killed or has crashed"
+    for seen in (own._listener, *own._sockets.values()):
+        seen.close()
+
+
+def test_a_rank_that_ends_the_job_waits_for_the_last_look_of_the_witness():
+    def answer():
+        other, _ = listener.accept()
+        with other:
+            looked.append(other.recv(1))
+
+    looked, address = [], f"\0syncpretrain-{secrets.token_hex(8)}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        looking = threading.Thread(target=answer)
+        looking.start()
+        witness.be_seen(address)
+        witness.notify_witness(watch.ABORTS)
+        assert looked == [watch.ABORTS]
+        looking.join(WAIT)
+    witness._seen.pop().close()
+
+
 @pytest.mark.skipif(not witness._has_pidfd(), reason="needs descriptors of processes")
 def test_the_witness_names_a_process_that_ended_before_it_was_named(capfd):
     process = subprocess.Popen([sys.executable, "-I", "-S", "-c", ""])
@@ -268,6 +306,9 @@ def test_a_launcher_of_another_mpi_library_is_told_from_none(monkeypatch):
     monkeypatch.setattr(job, "MPIEngine", Alone)
     with pytest.raises(SettingsError, match=r"^runtime: got mpi in a single process, expected two"):
         member()
+    tuning = r"^finetune_runtime: got mpi in a single .* train \.\.\. --finetune-runtime mpi$"
+    with pytest.raises(SettingsError, match=tuning):
+        check_ranks("mpi", "finetune_runtime")
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("PMI_SIZE", "3")
     told = r"got mpi in 3 processes that do not know each other.* loads \(Open MPI v5.0.11\)"

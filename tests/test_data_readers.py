@@ -337,6 +337,9 @@ def test_a_cell_without_a_number_is_a_missing_value(tmp_path, cell):
         ("0,1\n0,1e300\n", "got inf at row 1, column 1"),
         ("0,255\n", "got 255 at row 0, column 1"),
         ("0,5;1\n", "column '1' holds numbers with commas, such as '0,5'"),
+        ('a,b\n"1,200.5",0\n"2,300.5",1\n', "column 'a' holds numbers with commas, such as '1,2"),
+        ("a;b\n1.200,5;0\n2.300,5;1\n", "column 'a' holds numbers with commas, such as '1.2"),
+        ("a;b\n1,200,300;0\n2,300,400;1\n", "column 'a' holds numbers with commas, such as '1,"),
     ],
 )
 def test_csv_files_that_do_not_fit(tmp_path, text, words):

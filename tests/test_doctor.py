@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
-from syncpretrain.planning import doctor
+from syncpretrain.planning import doctor, products
 from syncpretrain.planning.doctor import diagnose
 from syncpretrain.planning.gpu import driver_version
 
@@ -21,8 +21,9 @@ TOPICS = ["versions", "platform", "cores", "blas", "kernels", "products", "speed
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(doctor, "SECONDS", 0.01)
-    monkeypatch.setattr(doctor, "REPEATS", 3)
+    monkeypatch.delenv(doctor.CORE_VARIABLE, raising=False)
+    monkeypatch.setattr(products, "SECONDS", 0.01)
+    monkeypatch.setattr(products, "REPEATS", 3)
 
 
 def blas():
@@ -99,6 +100,20 @@ def test_blas(monkeypatch, threads, status, words):
     assert words in finding.advice
 
 
+@pytest.mark.parametrize(
+    ("width", "core", "status"),
+    [(16, "Haswell", "warning"), (16, "SkylakeX", "ok"), (16, None, "ok"), (8, "Haswell", "ok")],
+)
+def test_a_variable_that_holds_blas_back_is_named(monkeypatch, width, core, status):
+    monkeypatch.setattr(doctor, "usable_cores", lambda: 1)
+    monkeypatch.setattr(doctor.native, "extension", SimpleNamespace(WIDTH=width))
+    if core is not None:
+        monkeypatch.setenv(doctor.CORE_VARIABLE, core)
+    finding = doctor._blas()
+    assert finding.status == status
+    assert ("Unset OPENBLAS_CORETYPE" in finding.advice) == (status == "warning")
+
+
 @pytest.mark.parametrize(("there", "status"), [(True, "ok"), (False, "warning")])
 def test_kernels_are_compiled_or_not(monkeypatch, there, status):
     monkeypatch.setattr(doctor.native, "extension", object() if there else None)
@@ -118,7 +133,7 @@ def test_a_wrong_product_is_noticed(monkeypatch):
         np.matmul(a, b, out=out)
         out[3, 5] = np.nan
 
-    monkeypatch.setattr(doctor, "_multiply", wrong)
+    monkeypatch.setattr(products, "_multiply", wrong)
     finding = doctor._products()
     assert finding.status == "problem"
     assert finding.facts["one_blas_thread"] == 1.0
@@ -136,7 +151,7 @@ def test_a_wrong_product_is_noticed(monkeypatch):
 )
 def test_products(monkeypatch, limited, default, status, words):
     deviations = iter([limited, default])
-    monkeypatch.setattr(doctor, "_deviation", lambda pairs: next(deviations))
+    monkeypatch.setattr(products, "deviation", lambda pairs: next(deviations))
     finding = doctor._products()
     assert finding.status == status
     assert words in finding.found
@@ -149,7 +164,7 @@ def test_products(monkeypatch, limited, default, status, words):
 )  # fmt: skip
 def test_scaling(monkeypatch, cores, together, status, words):
     monkeypatch.setattr(doctor, "usable_cores", lambda: cores)
-    monkeypatch.setattr(doctor, "_rate", lambda pairs: together if len(pairs) > 1 else 100.0)
+    monkeypatch.setattr(products, "rate", lambda pairs: together if len(pairs) > 1 else 100.0)
     finding = doctor._speed()
     assert finding.status == status
     assert finding.facts["scaling"] == (together / 100 if cores > 1 else 1)
@@ -157,9 +172,9 @@ def test_scaling(monkeypatch, cores, together, status, words):
 
 
 def test_rate_counts_two_operations_a_weight(monkeypatch):
-    monkeypatch.setattr(doctor, "_trial", lambda pairs, outs, repeats: 0.001 * repeats)
-    pairs = doctor._pairs(2)
-    assert doctor._rate(pairs) == pytest.approx(2 * 2 * 100 * 784 * 1000 / 1e6)
+    monkeypatch.setattr(products, "_trial", lambda pairs, outs, repeats: 0.001 * repeats)
+    pairs = products.factors(2)
+    assert products.rate(pairs) == pytest.approx(2 * 2 * 100 * 784 * 1000 / 1e6)
 
 
 @pytest.mark.parametrize(

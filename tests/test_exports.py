@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 
 import pytest
 from exportcases import CASES, HEADS, case, close, expected, inputs_of, parts_of_case
@@ -77,6 +78,13 @@ class TestFormats:
                     write_export(tmp_path / f"x{kind.suffix}", name, describe(case("dense")))
         assert not list(tmp_path.iterdir())
 
+    def test_a_backend_that_keras_does_not_know(self, tmp_path, monkeypatch):
+        (tmp_path / "keras.py").write_text('raise ValueError("Unable to import backend : no")')
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "keras", raising=False)
+        with pytest.raises(SettingsError, match=r"backend : no\); .* in KERAS_BACKEND"):
+            case("dense").to_keras()
+
     def test_modules_for_pytorch_are_all_known(self):
         text = OWN_MODULES.read_text(encoding="utf-8")
         assert {line.split("(")[0][6:] for line in text.splitlines() if line[:6] == "class "} == OWN
@@ -87,6 +95,7 @@ class TestFormats:
         for name, message in (
             ("train", "another file of that name"),
             ("my-net", "no Python module"),
+            ("class", "no Python module"),
         ):
             with pytest.raises(SettingsError, match=f"^out: .*{message}"):
                 write_export(tmp_path / f"{name}.safetensors", "torch", network)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import re
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-from mpijobs import finished, job, needs_mpiexec, start
+from mpijobs import finished, job, needs_mpiexec, ranks_of, start
 
 pytestmark = needs_mpiexec
-TUNE = ["-m", "syncpretrain", "train", "--layers", "16,12,5", "--epochs", 1, "--batch-size", 20]
-TUNE += ["--finetune", "reconstruction", "--finetune-batch-size", 30, "--finetune-replicas", 3]
-TUNE += ["--finetune-split", "examples", "--data", "X.npy", "--json", "--quiet", "--out", "run"]
+LAYERS = {"dense": "16,12,5", "convolutions": "1x4x4,conv:3x3:same,pool:2,conv:4x2,6"}
+TUNE = ["-m", "syncpretrain", "train", "--layers", LAYERS["dense"], "--epochs", 1]
+TUNE += ["--batch-size", 20, "--finetune", "reconstruction", "--finetune-batch-size", 30]
+TUNE += ["--finetune-replicas", 3, "--finetune-split", "examples", "--data", "X.npy", "--json"]
+TUNE += ["--quiet", "--out", "run"]
 ON_RANKS = ["--finetune-runtime", "mpi"]
 SHORT = ["--finetune-epochs", 2]
 LONG = ["--finetune-epochs", 1_000_000, "--checkpoint-every", "1000s"]
@@ -35,22 +36,14 @@ def epochs_done() -> int:
 
 def tuned_ranks(started, number) -> dict[int, psutil.Process]:
     """Return the processes of a job by rank, once it fine-tunes."""
-    before, deadline = epochs_done(), time.monotonic() + 60
-    while epochs_done() <= before:
-        assert started.poll() is None, "the job has ended"
-        assert time.monotonic() < deadline, "the job does not begin"
-        time.sleep(0.02)
-    found = {}
-    for process in psutil.Process(started.pid).children(recursive=True):
-        rank = process.environ().get("PMI_RANK", process.environ().get("OMPI_COMM_WORLD_RANK"))
-        if rank is not None and "-m syncpretrain" in " ".join(process.cmdline()):
-            found[int(rank)] = process
-    assert sorted(found) == list(range(number))
-    return found
+    before = epochs_done()
+    return ranks_of(started, number, lambda: epochs_done() > before)
 
 
-def test_a_run_and_its_further_tuning_have_the_bits_of_one_process(call):
-    status, out, err = finished(start(3, *TUNE, *ON_RANKS, *SHORT, "--runtime", "mpi"))
+@pytest.mark.parametrize("layers", LAYERS.values(), ids=LAYERS)
+def test_a_run_and_its_further_tuning_have_the_bits_of_one_process(call, layers):
+    tune = [layers if part == LAYERS["dense"] else part for part in TUNE]
+    status, out, err = finished(start(3, *tune, *ON_RANKS, *SHORT, "--runtime", "mpi"))
     assert (status, err) == (0, "")
     found = json.loads(out)["parameters_sha256"]  # exactly one object
     again = ["finetune", "run", "--finetune-epochs", 1, "--json", "--quiet", "--out"]
@@ -59,7 +52,7 @@ def test_a_run_and_its_further_tuning_have_the_bits_of_one_process(call):
     alone, _ = call(*again, "alone")
     assert json.loads(alone)["parameters_sha256"] == json.loads(out)["parameters_sha256"]
     Path("run").rename("first")
-    alone, _ = call(*TUNE[2:], *SHORT)
+    alone, _ = call(*tune[2:], *SHORT)
     assert json.loads(alone)["parameters_sha256"] == found
 
 
@@ -82,6 +75,6 @@ def test_a_killed_rank_ends_the_job_and_is_named(killed):
         status, _, err = finished(started, 30)
     assert status not in (0, None)
     place = rf"rank {killed} on .* \(process {ranks[killed].pid}\) was killed"
-    assert re.search(rf"Error: (fine-tuning failed: )?{place}", err), err
+    assert re.search(rf"Error: .*{place}", err), err  # all, where all were dead at the first look
     _, alive = psutil.wait_procs(list(ranks.values()), timeout=30)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]

@@ -28,12 +28,14 @@ VARIANTS = {
     "dropout": {"replicas": 4, "dropout": 0.3, "input_dropout": 0.1, "weight_decay": 0.01},
     "small rest": {"replicas": 5, "shards": 8, "batch_size": 66},  # of 200 examples
     "early": {"replicas": 2, "patience": 1, "epochs": 4},
+    "rest without rows": {"replicas": 7, "shards": 11, "batch_size": 65},  # 5 examples
 }
+CONVOLUTIONS = "1x4x4,conv:3x3:same,pool:2,conv:4x2,6"
 
 
-@pytest.fixture(scope="module")
-def stack(bits):
-    return pretrain(bits, layers=(16, 12, 5), epochs=1, batch_size=30, seed=1, warn=False)
+@pytest.fixture(scope="module", params=[(16, 12, 5), CONVOLUTIONS], ids=["dense", "convolutions"])
+def stack(request, bits):
+    return pretrain(bits, layers=request.param, epochs=1, batch_size=30, seed=1, warn=False)
 
 
 def tune(stack, bits, runtime="mpi", y=None, **options):
@@ -183,7 +185,10 @@ def test_divergence_is_that_of_one_process(stack, bits):
         ({}, "finetune_replicas: got none with runtime mpi, expected 2 or more"),
         ({"replicas": 1}, "finetune_replicas: got 1 with runtime mpi"),
         ({"replicas": 2, "optimizer": "cg"}, "finetune_replicas: got more than 1 with optimizer"),
-        ({"replicas": 2, "split": "units"}, "finetune_split: got units with runtime mpi"),
+        *(
+            ({"replicas": 2, "split": split}, f"finetune_split: got {split} with runtime mpi")
+            for split in ("units", "filters", "hybrid", "columns")
+        ),
         ({"replicas": 2, "shards": 1}, "finetune_replicas: got 2 for 1 shards"),
         ({"replicas": 40, "split": "examples", "batch_size": 30}, "finetune_shards: got more than"),
     ],
@@ -193,14 +198,11 @@ def test_what_ranks_do_not_share_is_refused(options, told):
         tuning_options({"runtime": "mpi", **options})
 
 
-def test_what_only_the_data_or_the_stack_show_is_refused_on_every_rank(bits, stack):
-    images = pretrain(bits, layers="1x4x4,conv:3x2,5", epochs=1, batch_size=30, warn=False)
-    with local_ranks(2) as ranks:
-        with pytest.raises(SettingsError, match=r"^finetune_runtime: got mpi for layers"):
-            finetune(images, bits, runtime="mpi", replicas=2)
-        with pytest.raises((SettingsError, DataError), match="mpi with rows that are sparse"):
-            finetune(stack, sparse.csr_matrix(bits), runtime="mpi", replicas=2)
-    assert [type(ended.error) for ended in ranks.told[0]] == [SettingsError] * 2
+def test_what_only_the_data_show_is_refused_on_every_rank(bits, stack):
+    told = pytest.raises((SettingsError, DataError), match="mpi with rows that are sparse")
+    with local_ranks(2) as ranks, told:
+        finetune(stack, sparse.csr_matrix(bits), runtime="mpi", replicas=2)
+    assert [type(ended.error) for ended in ranks.told[0]] == [SettingsError]
 
 
 def test_a_run_that_leaves_the_ranks_keeps_its_bits():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import numpy as np
 import pytest
 
@@ -172,3 +174,11 @@ def test_units_by_what_the_values_are(frame):
     X = np.asarray(frame["a"])[:, None] * [3, 5]
     stack = pretrain(X, visible_units="auto", **SMALL)
     assert stack.units[0] == "gaussian"
+
+
+def test_decimals_in_a_data_frame_are_numbers():
+    pandas = pytest.importorskip("pandas")
+    cells = [Decimal("1.25"), None, Decimal("-3"), Decimal("NaN")]
+    found = table_of(pandas.DataFrame({"price": pandas.Series(cells, dtype=object)}))
+    assert found.refused == found.mixed == {}
+    np.testing.assert_array_equal(found.columns[0], [1.25, np.nan, -3, np.nan])

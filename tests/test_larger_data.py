@@ -369,10 +369,10 @@ class TestWrittenTo:
     def test_all_rows_of_a_minibatch_are_counted(self, tmp_path):
         X = mapped(tmp_path, example_rows("float64"))
         observers = [self.damaged(tmp_path / "x.npy", slice(500, 600), np.nan)]
-        options = {**STREAM, "epochs": 100, "shuffle": "blocks:40", "observers": observers}
+        options = {**STREAM, "runtime": "serial", "epochs": 9, "shuffle": "blocks:40"}
         message = r"got nan at row 5\d\d, column 4 \(counted from 0\), and bad values in \d+ more"
         with pytest.raises(WorkerError, match=message):
-            pretrain(X, **options)
+            pretrain(X, observers=observers, **options)
 
     def test_so_is_one_that_only_layers_above_train_on(self, tmp_path):
         X = mapped(tmp_path, example_rows("float32"))
@@ -867,3 +867,26 @@ def test_a_number_of_examples_that_is_none_is_refused(count):
 def test_a_function_of_something_else_than_a_number_is_refused(function):
     with pytest.raises(DataError, match="expected a function of the number of the pass"):
         Minibatches(function)
+
+
+@pytest.mark.parametrize("X", [lambda number: [], Minibatches([np.zeros((2, 3))])])
+def test_units_that_suit_the_columns_of_an_iterable_are_refused(X):
+    with pytest.raises(SettingsError, match=r"^visible_units: got auto with an iterable, "):
+        pretrain(X, layers=[3, 2], handoff="minibatch", visible_units="auto")
+
+
+def test_masked_values_are_not_taken_for_numbers():
+    X = np.ma.masked_array(np.full((8, 3), 0.5), mask=False)
+    options = {
+        "layers": [3, 2],
+        "handoff": "minibatch",
+        "epochs": 1,
+        "batch_size": 4,
+        "warn": False,
+    }
+    plain = pretrain(Minibatches([X]), **options).parameters_sha256
+    assert plain == pretrain(Minibatches([X.data]), **options).parameters_sha256
+    X[2, 1] = np.ma.masked
+    for hidden in (X, Minibatches([X])):
+        with pytest.raises(DataError, match="got a masked array with 1 masked values, expected"):
+            pretrain(hidden, **options)

@@ -170,7 +170,7 @@ def test_the_loss_of_a_rank_ends_the_run(bits, handoff, moment):
 
         told = r"^layer 3 failed .*: rank 3 on .* \(process \d+\) has left$"
         with pytest.raises(WorkerError, match=told):
-            run(bits, handoff=handoff, observers=[lose], epochs=50).run()
+            run(bits, handoff=handoff, observers=[lose], epochs=5000).run()
         assert ranks.own.broken, "the others are not left waiting"
 
 

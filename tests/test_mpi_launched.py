@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-from mpijobs import finished, job, needs_mpiexec, start
+from mpijobs import finished, job, needs_mpiexec, ranks_of, start
 
 from syncpretrain import pretrain
 
@@ -32,21 +30,9 @@ def data(bits, tmp_path, monkeypatch):
 
 def layer_ranks(started, number) -> dict[int, psutil.Process]:
     """Return the processes of a job by rank, once the layers are trained."""
-    deadline = time.monotonic() + 60
-    while not (EVENTS.exists() and "EpochFinished" in EVENTS.read_text()):
-        assert started.poll() is None, "the job has ended"
-        assert time.monotonic() < deadline, "the job does not begin"
-        time.sleep(0.02)
-    found = {}
-    for process in psutil.Process(started.pid).children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # a helper of the launcher that has ended
-            is_rank = "-m syncpretrain" in " ".join(process.cmdline())
-            environment = process.environ() if is_rank and process.name() != "mpiexec" else {}
-            rank = environment.get("PMI_RANK", environment.get("OMPI_COMM_WORLD_RANK"))
-            if rank is not None:
-                found[int(rank)] = process
-    assert sorted(found) == list(range(number))
-    return found
+    return ranks_of(
+        started, number, lambda: EVENTS.exists() and "EpochFinished" in EVENTS.read_text()
+    )
 
 
 def test_train_has_the_bits_of_one_thread_and_only_rank_0_prints(data, call):
@@ -135,7 +121,7 @@ def test_a_killed_rank_ends_the_job_and_is_named(data, handoff, killed):
         status, _, err = finished(started, 30)
     assert status not in (0, None)
     place = rf"rank {killed} on .* \(process {ranks[killed].pid}\) was killed"
-    assert re.search(rf"Error: (layer [123, ]+ failed: )?{place}", err), err
+    assert re.search(rf"Error: .*{place}", err), err  # all, where all were dead at the first look
     _, alive = psutil.wait_procs(list(ranks.values()), timeout=30)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 

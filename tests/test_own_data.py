@@ -340,6 +340,11 @@ class TestImages:
         with pytest.raises(DataError, match="2 x 2 pixels, expected 4 x 3"):
             load_dataset(folder)
 
+    @pytest.mark.parametrize("option", [{"target": "class"}, {"drop": "1"}])
+    def test_they_have_no_columns(self, folder, option):
+        with pytest.raises(DataError, match=r"no named columns; its subfolders are the classes"):
+            load_dataset(folder, **option)
+
     def test_no_image(self, folder):
         (folder / "dog" / "2.png").write_text("no image")
         with pytest.raises(DataError, match=r"2.png: got no image that can be read"):

@@ -123,6 +123,15 @@ class TestChoice:
         assert held["streamed"] == pytest.approx(0.4 * minibatches, rel=0.01)
         assert held["pipeline"] == free["pipeline"]
 
+    def test_noise_takes_a_forward_pass_beside_each_step_of_a_stream(self):
+        stack = (layer(), layer(transform={1: 0.01}))
+        task = Task(
+            settings((8, 8, 8), model="denoising", delay=0.0, handoff="minibatch"), EXAMPLES, 0
+        )
+        found = seconds(plan_for(task, timings=Timings(stack, 2, 1)))
+        batch = task.settings.batch_size
+        assert found["streamed, one core"] == pytest.approx((2 + 0.01 * batch) * 10 * STEPS)
+
     def test_only_layers_that_gain_take_replicas(self):
         found = by_epochs(planned([layer(4.0, examples=2.1), layer(0.1, examples=0.5)]))
         candidates = {candidate.name: candidate for candidate in found.candidates}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from syncpretrain.cli.settings_from_options import settings_from_options
-from syncpretrain.errors import SettingsError
+from syncpretrain.errors import RunInterrupted, SettingsError
 from syncpretrain.planning import plan, tuning
 from syncpretrain.planning.async_stages import AsyncStage, predict_stages
 from syncpretrain.planning.asynchronous import predict_async
@@ -181,6 +182,21 @@ class TestTuning:
         assert (found.synchronous is None) == (rows == 0)
         timed = {10: "", 2: "; timed on 2 of the 10 examples of a minibatch", 0: ""}
         assert found.note == timed[rows]
+
+    def test_minibatches_for_ranks_are_timed_in_threads(self):
+        found = self.tuned(runtime="mpi", replicas=2)
+        assert found.synchronous > 0
+        assert (found.replicas, found.options.runtime) == (2, "mpi")
+        assert self.tuned(runtime="mpi", schedule="async").asynchronous is not None
+
+    def test_an_interrupt_is_no_end_of_the_measuring(self):
+        def run(stack, *, stop):
+            assert not stop()
+            raise RunInterrupted("by a signal")
+
+        timed = SimpleNamespace(options=SimpleNamespace(optimizer="adam"), run=run)
+        with pytest.raises(RunInterrupted, match="by a signal"):
+            tuning.minibatch_seconds(timed, None, seconds=9.0)
 
     def test_the_command_line_prints_what_trains(self, call):
         given = ("--layers", "16,8", "--batch-size", 10, "--examples", 100, "--seconds", 0)

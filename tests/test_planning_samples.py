@@ -9,6 +9,7 @@ import pytest
 from syncpretrain.errors import SettingsError
 from syncpretrain.parallel import available_memory
 from syncpretrain.planning import measure as measure_module
+from syncpretrain.planning import probes, samples
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.choice import plan_for
 from syncpretrain.planning.measure import check_measuring, measure
@@ -62,6 +63,11 @@ class TestSamples:
         updated, _ = chosen(lambda rows: 5.0, operations=1e9, parameters=10**8)
         assert updated.scale == pytest.approx(1 + 99 / 11), "the update takes ten elevenths"
 
+    def test_a_row_of_too_many_operations_is_not_tried(self):
+        found, tried = chosen(lambda rows: 9.0, operations=1e12)
+        assert (tried, found.rows, found.is_tried, found.seconds) == ([], 1, False, 100.0)
+        assert found.scale == pytest.approx(100)
+
 
 class TestProbes:
     def test_what_is_slow_is_timed_once_in_a_round(self):
@@ -105,10 +111,26 @@ class TestMeasuring:
         found = plan_for(Task(settings(IMAGES), 100, 20), workers=2, measure_seconds=0)
         assert [layer.step for layer in found.timings.layers] == pytest.approx([5e-3] * 3)
         assert found.timings.blas_threads == 1
-        assert found.timings.notes[-1].startswith("not all was timed in ")
+        assert found.timings.notes[-1].startswith("not all was timed in 0 s: ")
         assert "greedy, one core" in {candidate.name for candidate in found.candidates}
         assert not [candidate for candidate in found.candidates if "split" in candidate.options]
         assert json.loads(json.dumps(found.report()))["notes"] == list(found.timings.notes)
+
+    def test_a_note_names_the_seconds_that_were_asked_for(self, monkeypatch):
+        monkeypatch.setattr(measure_module, "measured", lambda *probes, **seconds: None)
+        found = measure(settings((12, 8)), workers=1, examples=100, seconds=60)
+        assert found.notes[-1].startswith("not all was timed in 60 s: ")
+
+    def test_nothing_is_timed_where_one_row_takes_too_long(self, monkeypatch):
+        monkeypatch.setattr(samples, "USUAL_SPEED", 1e-3)
+        monkeypatch.setattr(probes.Probe, "warm_up", None)
+        found = measure(settings(IMAGES), workers=2, examples=100, seconds=0)
+        operations = 2 * 5 * 10 * 10 * 4 * 9
+        update = 100 * 4 * 9
+        rest = 19 * operations / (operations + update)
+        assert found.layers[0].step == pytest.approx(operations / 1e-3 * (1 + rest))
+        assert len(found.notes) == 1
+        assert "too long to be timed: nothing was measured" in found.notes[0]
 
     def test_what_does_not_fit_is_refused_before_it_is_allocated(self, monkeypatch):
         own = settings("3x100x100,conv:50x5,6")
@@ -131,3 +153,9 @@ class TestMeasuring:
         found = measure(settings((100, 4)), workers=1, examples=90, seconds=0)
         assert found.layers[0].step > 0
         assert not found.notes
+
+
+def test_a_minibatch_of_more_examples_than_there_are_is_refused_before_anything_is_timed():
+    task = Task(settings((8, 4), batch_size=20), 19, 0)
+    with pytest.raises(SettingsError, match=r"^batch_size: got 20, expected at most 19, the ex"):
+        plan_for(task, workers=1)

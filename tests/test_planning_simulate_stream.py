@@ -80,6 +80,13 @@ def test_a_long_stream_takes_as_much_longer():
     assert long == pytest.approx(100 * short, rel=0.01)
 
 
+@pytest.mark.parametrize("steps", [2, 7, 500])
+def test_a_long_stream_has_no_more_epochs_than_it_has(steps):
+    epochs = 84_000 // steps
+    found = run([cost(1.0, epoch_end=3.0)], epochs=epochs, steps=steps, workers=1)
+    assert found == pytest.approx(epochs * (steps + 3.0), rel=1e-3)
+
+
 @given(
     seconds=st.lists(st.floats(0.1, 3), min_size=1, max_size=4),
     workers=st.integers(1, 4),

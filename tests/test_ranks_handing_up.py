@@ -176,7 +176,7 @@ def test_the_loss_of_the_rank_below_ends_the_run(bits):
                 peers.record(1, last_beat(peers.beats[1]))
 
         with pytest.raises(WorkerError, match=r"^layer 1 failed .*: rank 1 on .* has left$"):
-            run(bits, observers=[lose], epochs=50).run()
+            run(bits, observers=[lose], epochs=5000).run()
 
 
 def test_what_is_not_held_is_not_handed_up():

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
+from syncpretrain.runs.report.page import report_page
 from syncpretrain.runs.report.plots.canvas import MARKERS, colour_of
+from syncpretrain.runs.report.plots.learning import POINTS_OF_A_LINE, Curve, draw_curve
+from syncpretrain.runs.report.sections.course import course_section
 from syncpretrain.runs.report.sections.learning import MARKS_OF_RUNS, learning_section
-from syncpretrain.runs.report.sections.section import table
+from syncpretrain.runs.report.sections.section import paragraph, table, unordered
 from syncpretrain.runs.timeline import EpochSpan, Timeline
 
 pytestmark = pytest.mark.usefixtures("fonts")
@@ -45,3 +50,43 @@ def test_a_cell_breaks_at_commas_and_not_before_a_unit():
     body = table(("", "text", "number"), [("layer 1", "a,b", "14.8, 28 %")], caption="c", left=2)
     assert ">layer&nbsp;1</th><td>a,<wbr>b</td>" in body
     assert ">14.8, 28&nbsp;%</td>" in body
+
+
+def test_a_cell_and_a_command_keep_their_words_whole():
+    body = table(("", "text"), [("data", "(1,000 train, 10,000 test)")], caption="c", left=2)
+    assert "(1,000 train,<wbr> 10,000 test)" in body
+    option = '<span class="option">--max-restarts</span>'
+    assert paragraph("train --max-restarts 5") == f"<p>train {option} 5</p>"
+    assert unordered(["a & b", "train --max-restarts 5"]) == (
+        f"<ul><li>a &amp; b</li><li>train {option} 5</li></ul>"
+    )
+
+
+def test_a_long_curve_keeps_its_ends_and_its_extremes():
+    errors = np.random.default_rng(0).random(5000)
+    errors[[0, 1234, 3333, 4999]] = 5, 9, -9, 4
+    held_out = np.where(np.arange(5000) % 10, np.nan, errors)
+    axes = Figure().add_subplot()
+    draw_curve(axes, Curve("long", np.arange(1.0, 5001), errors, held_out))
+    for line, known in zip(axes.lines, (errors, held_out), strict=True):
+        x, y = line.get_data()
+        assert len(x) <= POINTS_OF_A_LINE
+        assert (np.diff(x) > 0).all()
+        assert np.array_equal(known[x.astype(int) - 1], y, equal_nan=True)
+        assert (np.nanmin(y), np.nanmax(y), x[0]) == (np.nanmin(known), np.nanmax(known), 1)
+    few = Figure().add_subplot()
+    draw_curve(few, Curve("short", np.arange(3.0), errors[:3], errors[:3]))
+    assert (few.lines[0].get_ydata() == errors[:3]).all()
+
+
+def test_a_critical_path_of_thousands_of_epochs_is_a_few_lines():
+    spans = [EpochSpan(1, e, 0, e + 0.1 * (e % 2), e + 1.0, 0.0, 1.0, 2.0) for e in range(1, 1001)]
+    timeline = Timeline(layers=(4, 4), spans=(*spans,), began=1.0, ended=1001.0, busy=(950.0,))
+    body = course_section([SimpleNamespace(name="long", timeline=timeline)]).body
+    assert body.count("<path") < 3 * 450
+
+
+def test_a_folder_whose_name_is_no_text(tmp_path):
+    alone = SimpleNamespace(name="bad\udcff", folder=tmp_path)
+    (tmp_path / "file").touch()
+    assert b"<h1>bad?</h1>" in report_page([alone], [])

@@ -117,8 +117,8 @@ def test_progress_is_told_across_processes(bits):
         if isinstance(event, Progress):
             shares.append(event.fraction)
 
-    X = np.random.default_rng(0).random((4000, 200)).astype(np.float32)
-    run(X, layers=(200, 300), epochs=4, batch_size=10, observers=[observe])
+    X = np.random.default_rng(0).random((40_000, 200), dtype=np.float32)
+    run(X, layers=(200, 300), epochs=2, batch_size=10, observers=[observe])
     assert any(0 < share < 1 for share in shares)
 
 

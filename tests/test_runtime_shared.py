@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -87,3 +88,14 @@ def test_a_system_without_such_memory_is_told_to_take_threads(bits, monkeypatch)
     monkeypatch.delattr(os, "memfd_create")
     with pytest.raises(SettingsError, match=r"^runtime: got processes, which .* take threads$"):
         pretrain(bits, layers=(16, 4), runtime="processes")
+
+
+@pytest.mark.parametrize("handoff", ["epoch", "minibatch"])
+def test_memory_that_the_system_refuses_is_named(bits, monkeypatch, handoff):
+    def refuse(descriptor, size):
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+    options = {"layers": (16, 4, 2), "epochs": 1, "handoff": handoff, "runtime": "processes"}
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    with pytest.raises(SettingsError, match=r"^runtime: got processes, but .*File too large"):
+        pretrain(bits, warn=False, **options)

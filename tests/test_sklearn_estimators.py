@@ -483,6 +483,7 @@ class TestAnomalies:
             ({"by": "distance"}, "by: got 'distance', expected reconstruction or free-energy"),
             ({"contamination": 0}, "contamination: got 0, expected a share"),
             ({"contamination": 0.6}, "contamination: got 0.6"),
+            ({"contamination": "auto"}, "contamination: got 'auto', expected a share"),
             ({"by": "free-energy", "epochs": 0}, "epochs: got 0 with by free-energy, expected one"),
         ],
     )

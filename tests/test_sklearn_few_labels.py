@@ -16,7 +16,7 @@ from syncpretrain.sklearn import DBNClassifier, StackedRBM
 from syncpretrain.sklearn import few_labels as module
 from syncpretrain.sklearn.few_labels import are_few, head_first, of_bits
 from syncpretrain.sklearn.passes import codes_of, outputs_of
-from syncpretrain.sklearn.ranges import are_bits, in_shared_range, shared_range
+from syncpretrain.sklearn.ranges import _inner_ends, are_bits, in_shared_range, shared_range
 
 RNG = np.random.default_rng(0)
 SMALL = {"hidden": (12, 6), "workers": 1, "random_state": 0}
@@ -57,6 +57,7 @@ class TestSharedRange:
             np.where(PIXELS > 8, np.inf, PIXELS),
             np.where(PIXELS > 8, np.nan, 2.0),
             sparse.csr_matrix(PIXELS - 3),  # whose zeros would not stay zeros
+            sparse.csr_matrix(PIXELS + 1),  # which has none
         ],
     )
     def test_none(self, X):
@@ -73,6 +74,35 @@ class TestSharedRange:
 
     def test_columns_that_never_vary_have_no_part(self):
         assert shared_range(np.hstack([PIXELS, np.zeros_like(PIXELS)])) is not None
+
+    @pytest.mark.parametrize("far", [40.0, 1e6, -500.0])
+    @pytest.mark.parametrize("X", [PIXELS, PIXELS.astype(np.float32), BITS])
+    def test_one_value_far_away_has_no_part(self, X, far):
+        X = X.copy()
+        X[3, 7] = far
+        scaling = shared_range(X)
+        assert set(scaling.shift.tolist()) == {0.0}
+        assert set(scaling.scale.tolist()) == {X.max(where=far != X, initial=0)}
+        scaled = in_shared_range(X, scaling)
+        assert scaled[3, 7] == (far > 0)
+
+    @pytest.mark.parametrize("chunk", [30, 1 << 20])
+    def test_the_inner_ends_leave_out_one_value_in_ten_thousand(self, monkeypatch, chunk):
+        monkeypatch.setattr("syncpretrain.data.blocks.CHUNK_VALUES", chunk)
+        X = RNG.permutation(30_000.0 - np.arange(30_000)).reshape(1000, 30)
+        assert _inner_ends(X) == (4.0, 29_997.0)  # three beyond either
+        X[X == 2] = np.nan
+        assert _inner_ends(X) == (5.0, 29_997.0)
+
+    def test_more_values_far_away_have_a_part(self):
+        X = PIXELS.copy()
+        X[:5, 7] = 40
+        assert shared_range(X) is None
+
+    def test_counts_of_words_stay_counts(self):
+        X = RNG.poisson(0.2, (200, 40)).astype(float)
+        X[3, 7] = 60
+        assert shared_range(X) is None
 
     def test_what_lies_beyond_is_cut_off(self):
         far = in_shared_range(np.full((1, 30), 40.0), shared_range(PIXELS))

@@ -512,3 +512,26 @@ def test_no_state_is_saved_while_a_minibatch_runs(bits, monkeypatch):
         timer.join(60)
     assert busy.is_set()
     assert True not in states
+
+
+CONVOLUTIONS = "1x8x8,conv:3x3,pool:2{},4"
+
+
+@pytest.mark.parametrize(
+    ("layers", "options"),
+    [
+        *(
+            ((8, 6, 4), {"model": name})
+            for name in ("rbm", "autoencoder", "denoising", "contractive")
+        ),
+        ((8, 6, 4), {"hidden_dropout": (0.0, 0.5)}),
+        *((CONVOLUTIONS.format(pooling), {}) for pooling in ("", ":mean", ":prob")),
+        *((CONVOLUTIONS.format(pooling), {"model": "autoencoder"}) for pooling in ("", ":mean")),
+        (CONVOLUTIONS.format(":prob"), {"hidden_dropout": 0.0, "persistent": True}),
+    ],
+)
+def test_settings_say_which_layers_make_a_forward_pass_beside_each_step(layers, options):
+    settings = settings_from(layers, **options).pretrain
+    learners = build_learners(settings)
+    again = [settings.passes_up_again(learner.layer) for learner in learners]
+    assert again == [learner.hidden_means(0) is None for learner in learners]

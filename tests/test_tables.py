@@ -93,6 +93,21 @@ class TestReading:
         found = table(tmp_path, f'"a;1","b, 2"\n{rest}')
         assert (found.names, found.named, len(found)) == (("a;1", "b, 2"), True, 1)
 
+    @pytest.mark.parametrize("rest", ["1,2\n", "1,x\n"])
+    @pytest.mark.parametrize("end", ["\n", "\r\n"])
+    def test_a_name_may_have_several_lines(self, tmp_path, rest, end):
+        found = table(tmp_path, f'\na,"b{end}(in{end}cm)"{end}{rest}')
+        assert (found.names, len(found)) == (("a", f"b{end}(in{end}cm)"), 1)
+        assert cells(found.column("a")) == [1]
+
+    def test_a_quote_that_does_not_end_is_a_part_of_a_name(self, tmp_path):
+        found = table(tmp_path, 'height 5",b\n1,2\n3,4\n')
+        assert (found.names, len(found)) == (('height 5"', "b"), 2)
+
+    def test_lines_are_counted_below_a_name_of_several(self, tmp_path):
+        with pytest.raises(DataError, match="got width 3 in line 4 after lines of width 2"):
+            table(tmp_path, 'a,"b\nc"\n1,x\n2,y,z\n')
+
     def test_empty_lines_above_the_names(self, tmp_path):
         for rest in ("1,2\n", "1,x\n"):
             found = table(tmp_path, f"\n\na,b\n{rest}")

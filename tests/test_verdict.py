@@ -93,6 +93,7 @@ class TestSentences:
         [
             ("classification", ErrorCurve([0.4], [0.3]), None),
             ("classification", ErrorCurve([0.1], [0.37]), "classifier: 37.0 % wrong, as by always"),
+            ("classification", ErrorCurve([0.5]), "classifier: 50.0 % wrong, more than by always"),
             ("reconstruction", ErrorCurve([0.5]), "reconstruction: the error is 135 % of the mean"),
             ("regression", ErrorCurve([0.1, 0.2]), "fine-tuning: the error grew from 0.1 to 0.2"),
             ("regression", ErrorCurve(), None),

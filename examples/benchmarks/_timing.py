@@ -131,8 +131,9 @@ def rst_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def machine(packages: Sequence[str]) -> str:
-    """Return the kind of machine, NumPy's BLAS, versions and the date; nothing that names it."""
-    blas = {f"{x['internal_api']} {x['version']}" for x in threadpool_info() if _is_blas(x)}
+    """Return the kind of machine, NumPy's BLAS and the CPU it has kernels for, versions, date."""
+    found = [x for x in threadpool_info() if _is_blas(x)]
+    blas = {f"{x['internal_api']} {x['version']} for {x.get('architecture')}" for x in found}
     return ", ".join(
         [
             f"{usable_cores()} cores",

@@ -51,9 +51,9 @@ class SharedSteps:
         return {
             "whole": Probe(self._whole.work()),
             "share": Probe(self._whole.work(rows=share)),
-            "gradient by one": Probe(self._alone(lambda: gradient(0))),
+            "gradient by one": Probe(self._timed(lambda: gradient(0))),
             "by all": Probe(self._together([gradient]), cores=cores),
-            "update by one": Probe(self._alone(lambda: move(0))),
+            "update by one": Probe(self._timed(lambda: move(0))),
             "by all ": Probe(self._together([move]), cores=cores),
             "phases": Probe(self._together([_nothing, _nothing]), cores=cores),
             "shared": Probe(self._whole.work(self._cut, self._run), cores=cores),
@@ -67,9 +67,6 @@ class SharedSteps:
         start = self._step * self._batch % (ROWS - self._batch)
         rows = self._order[start : start + self._batch]
         self._cut.begin(self._rows, rows, epoch=1, step=self._step)
-
-    def _alone(self, phase: Callable[[], object]) -> Work:
-        return self._timed(phase)
 
     def _together(self, phases: list[Phase]) -> Work:
         return self._timed(lambda: self._run(phases, self._cores))

@@ -80,7 +80,7 @@ def play_one(seed: int, folder: Path, mounts: bool) -> Outcome:
 
 
 def left_shared(before: set[Path]) -> set[Path]:
-    """Return the new names of shared memory that nobody uses; others may be another program's.
+    """Return the new names of shared memory that no process uses; others may be another program's.
 
     Those of MPICH and joblib are left out: what of these is killed, anywhere on the machine, leaves
     them.

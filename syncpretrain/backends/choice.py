@@ -91,7 +91,7 @@ def why_no_gpu(name: str, unless: str | None = None) -> str | None:
 
     The parameters are those of :func:`resolve_backend`.
     """
-    if name != "auto" or _usual() != "auto":
+    if name != "auto" or _usual() == "numpy":
         return None
     from syncpretrain.backends.gpu_check import has_gpu, missing
 

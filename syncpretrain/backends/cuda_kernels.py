@@ -253,7 +253,7 @@ class CudaKernels:
         """Copy rows of X, whose numbers are int64 on the device; return whether that was done."""
         if X.ndim != 2 or rows.dtype != np.int64 or not rows.flags.c_contiguous:
             return False
-        of_x, of_out = layout(X[:1]), layout(out)  # of X more elements are possible than of a form
+        of_x, of_out = layout(X[:1]), layout(out)  # X may be larger than what other kernels index
         if of_x is None or of_out is None or out.shape != (len(rows), X.shape[1]):
             return False
         args = (X, of_x[2], len(X) - 1, rows, out, of_out[2], len(rows), X.shape[1])

@@ -46,6 +46,7 @@ def as_report(
     """Return what ``--json`` prints."""
     return {
         "layers": list(settings.pretrain.layers),
+        "architecture": settings.pretrain.architecture,
         "objective": settings.finetune.objective,
         "data": {"name": data.name, "source": data.source, "train": len(data.train)},
         "table": [asdict(row) for row in summarized(outcomes)],
@@ -57,7 +58,7 @@ def as_report(
 def print_comparison(report: dict[str, Any], file: IO[str]) -> None:
     """Print a row for each start and number of labels: mean, spread, and what it gains."""
     console = Console(file=file, highlight=False)
-    layers = "-".join(map(str, report["layers"]))
+    layers = report["architecture"] or "-".join(map(str, report["layers"]))
     data = report["data"]
     classes = report["objective"] == "classification"
     head = f"{layers} on {data['source']}, {report['objective']}, on the test examples:"

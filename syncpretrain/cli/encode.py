@@ -43,7 +43,7 @@ def command(
     from syncpretrain.models.log_odds import with_log_odds
     from syncpretrain.models.stack import load
 
-    check_target(out)
+    check_target(out, run, data)
     check_output(out)
     stack = load(run)
     if layer is not None and not 1 <= layer <= len(stack.layers):

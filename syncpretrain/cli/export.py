@@ -49,7 +49,7 @@ def command(run: Path, file_format: str | None, part: str | None, out: Path) -> 
     from syncpretrain.models.export.formats import check_installed, format_for, write_export
     from syncpretrain.models.stack import load
 
-    check_target(out)
+    check_target(out, run)
     chosen = format_for(file_format, out)
     check_installed(chosen)
     network = describe(load(run), part)

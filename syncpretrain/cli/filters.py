@@ -52,7 +52,7 @@ def command(run: Path, layer: int, count: int, shape: str | None, out: Path | No
 
     target = out or (run if run.is_dir() else run.parent) / "filters.png"
     stack = load(run)
-    check_target(target)
+    check_target(target, run)
     lowest = stack.layers[0].shape
     pixels = layer == 1 and isinstance(lowest, DenseShape)
     images = image_shape(lowest, shape) if pixels else None

@@ -149,7 +149,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "simulate_staleness": "In turns: N changes late.",
         "trim_replicas": "Stop what does not pay.",
         "finetune_schedule": "",
-        "finetune_runtime": "Of async; or mpi.",
+        "finetune_runtime": "Of async; or mpi, by examples.",
         "finetune_push_every": "As above.",
         "finetune_fetch_every": "",
         "finetune_async_rate": "Default staleness.",

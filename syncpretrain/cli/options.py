@@ -14,6 +14,7 @@ from syncpretrain.observers.loggers import LOGGERS
 __all__ = [
     "LAYERS",
     "RUN",
+    "TRAIN_PER_HELD_OUT",
     "at_least",
     "data_option",
     "epoch_counts",
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
+TRAIN_PER_HELD_OUT = 5  # examples of what is predicted, as of MNIST's
 
 
 def at_least(least: int) -> Callable[[str], int]:

@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.options import json_option, measuring_options
+from syncpretrain.cli.options import TRAIN_PER_HELD_OUT, json_option, measuring_options
 from syncpretrain.cli.settings_from_options import settings_from_options
 from syncpretrain.cli.train_options import FINETUNE, OPTIONS, setting_options, source_options
 from syncpretrain.pretraining.schedule.names import ASYNC
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-TRAIN_PER_HELD_OUT = 5  # examples, as of MNIST's
 OF_ASYNC = ("push_every", "fetch_every", "async_rate")
 PLANNED_OF = ("layers", "model", "epochs", "batch_size", "workers", "handoff", "delay")
 OF_TUNING = ("epochs", "batch_size", "optimizer", "replicas", "schedule", *OF_ASYNC)

@@ -37,7 +37,7 @@ def command(run: Path, data: str | None, part: str | None, proba: bool, out: Pat
     from syncpretrain.errors import DataError, SettingsError
     from syncpretrain.models.stack import load
 
-    check_target(out)
+    check_target(out, run, data)
     check_output(out)
     stack = load(run)
     if stack.head is None:

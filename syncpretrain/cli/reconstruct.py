@@ -67,7 +67,7 @@ def command(
             f"{run}: was fine-tuned as a classifier and has no decoder; reconstruct a run without"
             " --finetune classification"
         )
-    check_target(target)
+    check_target(target, run, data)
     images = image_shape(stack.layers[0].shape, shape)
     examples = examples_of(run, data, part, stack=stack)
     X = examples.rows

@@ -63,7 +63,7 @@ def command(
     if len({record.name for record in runs}) < len(runs):  # of two folders, each in its own
         runs = [read_run(path, name=str(path)) for path in (run, other) if path is not None]
     target = out or runs[0].folder / REPORT_NAME
-    check_target(target)
+    check_target(target, data)
     examples = _shown(runs[0], data, part, shape)
     sections = compared(runs, **examples) if other else sections_of(runs[0], **examples)
     write_atomically(target, report_page(runs, sections))

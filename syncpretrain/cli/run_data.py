@@ -84,7 +84,7 @@ def examples_of(run: Path, data: str | None, part: str | None, *, stack: Stack) 
 
 
 def check_names_data(run: Path) -> None:
-    """Refuse a model file alone, of which is not known what it was trained on.
+    """Refuse a model file alone, which does not name the data it was trained on.
 
     Raises
     ------
@@ -145,6 +145,7 @@ def _loaded(settings: DataSettings, stack: Stack, run: Path | None = None) -> Da
         bounded=_is_bounded(stack),
         mapped=mapped,
         known=known,
+        images=stack.layers[0].shape.images,
     )
     for notice in dataset.notices:
         click.echo(notice, err=True)
@@ -181,7 +182,13 @@ def _rows(name: str, stack: Stack) -> Rows:
     if not Path(name).expanduser().exists():
         load_dataset(name)  # refuses it, and says which data sets there are
     encode, columns = takes_categories(stack.units[0]), _columns(stack)
-    rows = read_rows(name, Wanted(_is_bounded(stack), encode=encode, columns=columns))
+    wanted = Wanted(
+        _is_bounded(stack),
+        encode=encode,
+        columns=columns,
+        images=stack.layers[0].shape.images,
+    )
+    rows = read_rows(name, wanted)
     _check_width(name, rows.X.shape[1], stack.widths[0])
     return rows._replace(X=by_meaning(rows.X, stack.info, name))
 

@@ -109,7 +109,9 @@ def show_command(ctx: click.Context, run: str, as_json: bool) -> None:
         click.echo(json.dumps({**_plain(found), "metrics": report, "files": files}))
         return
     click.echo(f"{found.folder}: {_state_text(found)}")
-    click.echo(f"began {found.when}, {found.layers or '-'}, {found.schedule or '-'}, {found.data}")
+    click.echo(
+        f"began {found.when}, {found.layers or '-'}, {found.schedule or '-'}, {found.data or '-'}"
+    )
     if report is not None:
         from syncpretrain.cli.output import print_run
 
@@ -135,7 +137,7 @@ def rm_command(ctx: click.Context, runs: tuple[str, ...], yes: bool) -> None:
     from syncpretrain.runs.shelf import check_run, remove_run
 
     named = [_folder_of(ctx, run) for run in runs]
-    folders = list({folder.resolve(): folder for folder in reversed(named)}.values())[::-1]
+    folders = list({folder.resolve(): folder for folder in named}.values())  # each once
     for folder in folders:
         found = check_run(folder)
         if found.state == "running":
@@ -193,6 +195,7 @@ def _print_table(runs: list[ShelvedRun], folder: Path, file: IO[str]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     if not runs:
         click.echo(f"no runs in {folder} that are asked for", file=file)
@@ -206,12 +209,15 @@ def _print_table(runs: list[ShelvedRun], folder: Path, file: IO[str]) -> None:
         table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
     for run in runs:
         cells = _cells(run)
-        table.add_row(*(cells[name] for name in names))
+        table.add_row(*(Text(cells[name]) for name in names))  # no markup in a name
     console.print(table)
     for run in runs:
         if run.state in ("damaged", "failed"):
             console.print(
-                f"{run.name}: {_state_text(run)}", markup=False, emoji=False, soft_wrap=True
+                f"{_in_one_line(run.name)}: {_state_text(run)}",
+                markup=False,
+                emoji=False,
+                soft_wrap=True,
             )
 
 
@@ -219,7 +225,7 @@ def _cells(run: ShelvedRun) -> dict[str, str]:
     """Return the cells of a run by the names of their columns."""
     return {
         "when": run.when.replace("T", " ")[: len("2026-01-02 03:04")],
-        "run": run.name,
+        "run": _in_one_line(run.name),
         "layers": run.layers,
         "schedule": run.schedule,
         "data": Path(run.data).name,
@@ -228,6 +234,11 @@ def _cells(run: ShelvedRun) -> dict[str, str]:
         "test": _error(run, run.test),
         "seconds": "-" if run.seconds is None else f"{run.seconds:.0f}",
     }
+
+
+def _in_one_line(name: str) -> str:
+    """Return a name whose control characters are escapes, and do nothing to a terminal."""
+    return "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in name)
 
 
 def _state_text(run: ShelvedRun) -> str:

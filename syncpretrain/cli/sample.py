@@ -65,7 +65,7 @@ def command(
         raise click.UsageError("--data and --part say where chains start; add --start data")
     target = out or (run if run.is_dir() else run.parent) / "samples.png"
     stack = load(run)
-    check_target(target)
+    check_target(target, run)
     images = image_shape(stack.layers[0].shape, shape)
     shown, first = [], None
     if start == "data":

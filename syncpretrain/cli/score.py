@@ -58,7 +58,7 @@ def command(
     from syncpretrain.models.scores import check_scores, feature_names, feature_scores, scores
     from syncpretrain.models.stack import load
 
-    check_target(out)
+    check_target(out, run, data)
     check_output(out)
     if not 0 <= quantile <= 1:
         raise SettingsError(f"quantile: got {quantile}, expected a number from 0 to 1")

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.options import at_least, json_option, measuring_options
+from syncpretrain.cli.options import (
+    TRAIN_PER_HELD_OUT,
+    at_least,
+    json_option,
+    measuring_options,
+)
 from syncpretrain.cli.train_options import setting_options
 
 if TYPE_CHECKING:
@@ -27,7 +32,6 @@ ALL_REDUCE_WORDS = ("auto", "ring", "tree", "star")
 OF_SCHEDULE = ("group_size", "pace", "delay", "refresh_epochs", "finish")
 OF_STACK = ("model", "epochs", "batch_size", *OF_SCHEDULE)
 DEVICES, BANDWIDTH, LATENCY = (1, 2, 4, 8), "10Gb/s", "20us"
-HELD_OUT_SHARE = 5  # training examples to one held out, as of MNIST's
 
 
 @click.command("simulate")
@@ -214,7 +218,7 @@ def _asked(options: dict[str, Any]) -> tuple[Mapping[str, Way], Options]:
         stack=stack,
         network=_network(options),
         examples=options["examples"],
-        held_out=options["examples"] // HELD_OUT_SHARE,
+        held_out=options["examples"] // TRAIN_PER_HELD_OUT,
         split=options["split"],
         servers=options["servers"],
         push_every=options["push_every"],

@@ -75,10 +75,10 @@ class Membership:
 
     def _wait_for_others(self, seconds: float) -> None:
         missing = set(range(1, self.transport.size))
-        started, is_told = time.monotonic(), False
+        started, is_reported = time.monotonic(), False
         while missing:
             waited = time.monotonic() - started
-            limit = seconds if is_told else min(seconds, MISSING_SECONDS)
+            limit = seconds if is_reported else min(seconds, MISSING_SECONDS)
             found = self.transport.take(HELLO, max(0.0, limit - waited))
             name = f"rank {min(missing)}"
             if found is not None:
@@ -86,7 +86,7 @@ class Membership:
             elif limit == seconds:
                 raise WorkerError(f"{name} did not come within {seconds:g} s, to the same call")
             else:
-                is_told = True
+                is_reported = True
                 sys.stderr.write(f"waiting for {name}: every rank has to make the same call\n")
 
     def describe(self, rank: int, holds: str = "") -> None:
@@ -178,18 +178,28 @@ def is_member() -> bool:
     return bool(_members)
 
 
-def check_ranks(name: str) -> None:
+def check_ranks(name: str, setting: str = "runtime") -> None:
     """Refuse the runtime mpi where there are no ranks for it, or this one does not lead them.
+
+    ``setting`` is the one that has this ``name`` of a runtime.
 
     Raises
     ------
     SettingsError
     """
-    if name == "mpi" and (rank := joined().rank):
-        raise SettingsError(
-            f"runtime: got mpi on rank {rank}, where only pretrain() may be called; start a whole"
-            f" run with: {START_HINT}"
-        )
+    if name != "mpi":
+        return
+    try:
+        rank = joined().rank
+        if rank:
+            raise SettingsError(
+                f"runtime: got mpi on rank {rank}, where only pretrain() and finetune() may be"
+                f" called; start a whole run with: {START_HINT}"
+            )
+    except SettingsError as error:
+        text = str(error).replace("runtime:", f"{setting}:", 1)
+        option = setting.replace("_", "-")
+        raise SettingsError(text.replace("--runtime", f"--{option}")) from None
 
 
 def check_windows(exchange: str) -> None:

@@ -28,7 +28,7 @@ __all__ = ["MPIEngine", "import_mpi"]
 ENVELOPE_TAG, PIECE_TAG = 1, 2
 LOOKS = 8  # at less than 1 us each; the first ones only move on what is about to arrive
 LARGEST_PIECE = 1 << 30  # MPI before version 4 counts in 32 bits
-INTEL_FABRICS = "I_MPI_FABRICS"  # by which it may be told to share none
+INTEL_FABRICS = "I_MPI_FABRICS"  # the variable by which shared memory may be turned off
 INSTALL_MPI = "pip install 'syncpretrain[mpi]' mpich"
 
 _Coming = tuple[int, list[Buffer], list[Any]]  # sender, bytes, and the requests that fill them
@@ -98,7 +98,7 @@ class MPIEngine(Engine):
         return found
 
     def lacks_windows(self) -> str | None:
-        """Return Intel MPI where ranks do not share memory: its one-sided calls crash there."""
+        """Return Intel MPI's name where ranks share no memory: its one-sided calls crash there."""
         shares = self._are_all_near and "shm" in os.environ.get(INTEL_FABRICS, "shm")
         if not self.library.startswith("Intel") or shares:
             return None

@@ -41,7 +41,7 @@ class MPIWindow(Window):
         self._type = {"float32": mpi.FLOAT, "int64": mpi.INT64_T}[kind]
         width = np.dtype(kind).itemsize
         self._win = mpi.Win.Allocate(lengths[comm.Get_rank()] * width, width, comm=comm)
-        self._win.Lock_all(mpi.MODE_NOCHECK)  # nobody ever locks a rank for itself alone
+        self._win.Lock_all(mpi.MODE_NOCHECK)  # no rank is ever locked exclusively
 
     def get(self, rank: int, at: int, out: WindowValues) -> None:
         """Copy elements of a rank's vector from ``at`` on to ``out``."""

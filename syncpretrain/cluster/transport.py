@@ -37,6 +37,7 @@ __all__ = ["Handler", "Port", "Transport"]
 Port = tuple[Any, ...]
 Handler = Callable[[int, Any], None]
 BEATS: Port = (0, "beat")
+LOST_SECONDS = 0.3  # in which the launcher ends this rank, and the witness names who died
 STOPPED_SECONDS = 5.0  # between two looks: the whole job was stopped, as by a batch system
 
 
@@ -170,6 +171,7 @@ class Transport:
             self._exchange()
             self._engine.close()
         except BaseException as error:  # the waiting thread raises it
+            time.sleep(LOST_SECONDS)  # its cause may be the death of another rank
             self._failure = error
         with self._arrived:
             for taker in self._takers.values():

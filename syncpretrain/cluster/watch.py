@@ -57,7 +57,7 @@ class Witness:
                 self._accept()
                 continue
             if any(self._hear(own) == ABORTS for own in found if own in self._sockets):
-                return None
+                is_over = True  # but who has ended before is why
             if 0 in found and not self._read():
                 is_over = True
             ended = {self._pids[own] for own in found if own in self._pids} | self._missed
@@ -83,9 +83,10 @@ class Witness:
             word = self._sockets[descriptor].recv(1)
         except OSError:  # reset
             word = b""
-        if word == LEAVES:
-            pid = self._pids[descriptor]
+        pid = self._pids[descriptor]
+        if word in (LEAVES, ABORTS):
             self._gone.add(pid)
+        if word == LEAVES:
             for own in [own for own, other in self._pids.items() if other == pid]:
                 self._looks.unregister(own)
                 del self._pids[own]

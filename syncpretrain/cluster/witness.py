@@ -16,11 +16,13 @@ from multiprocessing import spawn
 from pathlib import Path
 
 from syncpretrain.cluster import watch
+from syncpretrain.cluster.watch import ABORTS
 from syncpretrain.parallel.descriptors import standard_stream
 
 __all__ = ["Witness", "be_seen", "notify_witness"]
 
 START_SECONDS = 5.0  # of the witness
+LAST_LOOK_SECONDS = 1.0  # of its last look
 _seen: list[socket.socket] = []  # open as long as this process lives
 
 
@@ -40,10 +42,16 @@ def be_seen(address: str) -> None:
 
 
 def notify_witness(word: bytes) -> None:
-    """Say that this process is about to end, or to end the job, so that it is not reported."""
+    """Say that this process is about to end, or to end the job, so that it is not reported.
+
+    Before it ends the job, wait until the witness has looked for the last time.
+    """
     for own in _seen:
-        with contextlib.suppress(OSError):  # the witness has ended
+        with contextlib.suppress(OSError):  # the witness has ended, or is stopped
             own.send(word)
+            if word == ABORTS:
+                own.settimeout(LAST_LOOK_SECONDS)
+                own.recv(1)
 
 
 class Witness:

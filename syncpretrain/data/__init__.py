@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from syncpretrain.data.columns import Columns
     from syncpretrain.data.dataset import Dataset
     from syncpretrain.data.mapped_file import KnownFile
+    from syncpretrain.shapes import ImageShape
 
 __all__ = ["DATASETS", "check_whole", "load_dataset", "located"]
 
 DATASETS = ("mnist", "digits", *(name for name in CATALOGUE if name != "mnist"))
+DIGIT_AXES = (8, 8)  # of an example of digits
 
 
 def load_dataset(
@@ -40,6 +42,7 @@ def load_dataset(
     examples: int | None = None,
     encode: bool = False,
     columns: Columns | None = None,
+    images: ImageShape | None = None,
 ) -> Dataset:
     """Load a data set by name, or a file, and divide it into train, validation and test.
 
@@ -82,6 +85,8 @@ def load_dataset(
         Make categories of columns of text, with a value of 0 or 1 for each text.
     columns : Columns, optional
         Those of an earlier data set, by whose names tables are read.
+    images : ImageShape, optional
+        What the layers read. Examples that have other axes are refused.
 
     Raises
     ------
@@ -91,6 +96,7 @@ def load_dataset(
     given = {"target": target, "drop": drop, "test": test, "unlabelled": unlabelled}
     given = {option: value for option, value in given.items() if value not in (None, "", ())}
     if name in DATASETS:
+        _check_axes(str(name), images)
         data = _published(str(name), given, bounded, validation=validation, seed=seed)
     else:
         from syncpretrain.data.mapped_file import is_mapped_file, load_mapped
@@ -103,10 +109,17 @@ def load_dataset(
         _check_there("test", None if share else test)
         if mapped and is_mapped_file(name):
             _refuse(given, f"{name} with handoff minibatch, which leaves it on the disk")
-            data = load_mapped(name, validation=validation, seed=seed, bounded=bounded, known=known)
+            data = load_mapped(
+                name,
+                validation=validation,
+                seed=seed,
+                bounded=bounded,
+                known=known,
+                images=images,
+            )
         else:
             named = None if target is None else str(target)
-            wanted = Wanted(bounded, named, _names(drop), task, encode, columns)
+            wanted = Wanted(bounded, named, _names(drop), task, encode, columns, images)
             data = load_own(
                 name, wanted, validation=validation, seed=seed, test=test, unlabelled=unlabelled
             )
@@ -125,6 +138,14 @@ def check_whole(name: str | None) -> None:
         from syncpretrain.data.mnist import check_mnist
 
         check_mnist()
+
+
+def _check_axes(name: str, images: ImageShape | None) -> None:
+    """Refuse a published data set whose examples have other axes than the images of the layers."""
+    from syncpretrain.data.image_shape import check_image_shape
+
+    axes = CATALOGUE[name].axes if name in CATALOGUE else DIGIT_AXES
+    check_image_shape(axes, images, name)
 
 
 def _published(

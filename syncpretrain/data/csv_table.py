@@ -109,7 +109,7 @@ def _chunks(path: Path, head: Head, passed: list[int] | None = None) -> Iterator
     """
     with opened(path) as file:
         reader = csv.reader(file, delimiter=head.delimiter, skipinitialspace=True)
-        for _ in range(head.lines):
+        while reader.line_num < head.lines:  # a name may have several
             next(reader, None)
         width = None
         try:

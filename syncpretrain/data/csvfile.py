@@ -22,6 +22,7 @@ from syncpretrain.errors import DataError
 __all__ = ["Head", "is_number", "opened", "read_head", "read_numbers"]
 
 MAX_LINE = 1 << 24
+MOST_LINES = 20  # of a name of a column
 QUOTED = re.compile(r'"[^"]*"')
 
 
@@ -83,9 +84,11 @@ def read_head(path: Path) -> Head:
         lines, first = 1, file.readline(MAX_LINE)
         while first and not first.strip():
             lines, first = lines + 1, file.readline(MAX_LINE)
-        second = file.readline(MAX_LINE)
+        ahead = [first, *(file.readline(MAX_LINE) for _ in range(MOST_LINES))]
     unquoted = QUOTED.sub("", first)
     delimiter = next((mark for mark in ";\t" if mark in unquoted), ",")
+    more = _lines_of_first(ahead, delimiter) - 1
+    lines, first, second = lines + more, "".join(ahead[: more + 1]), ahead[more + 1]
     has_names, guess = _header(first, second, delimiter)
     names = None
     if has_names:
@@ -133,6 +136,16 @@ def _header(first: str, second: str, delimiter: str) -> tuple[bool, str | None]:
     return False, (
         f"its first line, {shown}, was read as an example; if it holds names of columns, delete it"
     )
+
+
+def _lines_of_first(ahead: list[str], delimiter: str) -> int:
+    """Return how many lines the first row takes, whose quotes may hold line breaks."""
+    reader = csv.reader(ahead, delimiter=delimiter, skipinitialspace=True)
+    try:
+        next(reader, None)
+    except csv.Error:
+        return 1
+    return reader.line_num if 0 < reader.line_num < len(ahead) else 1
 
 
 def _fields(line: str, delimiter: str) -> list[str]:

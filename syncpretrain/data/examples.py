@@ -154,6 +154,11 @@ def as_examples(X: ArrayLike, name: str) -> NDArray[Any]:
     if isinstance(X, SparseRows) or hasattr(X, "toarray"):
         rows: Any = X if isinstance(X, SparseRows) else rows_of_matrix(X, name)
         return rows  # type: ignore[no-any-return]
+    if isinstance(X, np.ma.MaskedArray) and (hidden := np.sum(X.mask)):
+        raise DataError(
+            f"{name}: got a masked array with {hidden} masked values, expected plain numbers; mark"
+            " them as missing by X.astype(float).filled(np.nan), or fill in others"
+        )
     try:
         array = np.asarray(X)
     except (ValueError, TypeError, RuntimeError) as error:  # the last from a tensor of PyTorch

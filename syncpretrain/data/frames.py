@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -220,7 +221,7 @@ class _Columns:
 def _kind(cell: Any) -> str | None:
     if isinstance(cell, (bool, np.bool_)):
         return "truth"
-    if isinstance(cell, Real):
+    if isinstance(cell, (Real, Decimal)):
         return "number"
     return "text" if isinstance(cell, str) else None
 
@@ -229,7 +230,7 @@ def _is_missing(cell: Any) -> bool:
     """Return whether a cell is None, NaN, or the missing value of pandas."""
     if cell is None or type(cell).__name__ in ("NAType", "NaTType"):
         return True
-    return isinstance(cell, (float, np.floating)) and bool(cell != cell)
+    return isinstance(cell, (float, np.floating, Decimal)) and bool(cell != cell)
 
 
 def _text(cell: Any) -> str | None:
@@ -238,4 +239,4 @@ def _text(cell: Any) -> str | None:
         return None
     if isinstance(cell, (str, bool)):
         return str(cell)
-    return f"{float(cell):.9g}" if isinstance(cell, Real) else str(cell)
+    return f"{float(cell):.9g}" if isinstance(cell, (Real, Decimal)) else str(cell)

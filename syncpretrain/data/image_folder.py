@@ -33,9 +33,8 @@ def read_image_folder(
 
     Returns
     -------
-    X : uint8 array of shape (n_images, channels * height * width)
-        Channel by channel, as the first layer of convolutions takes them: one channel where all
-        images are grey, else red, green and blue.
+    X : uint8 array of shape (n_images, channels, height, width)
+        One channel where all images are grey, else red, green and blue.
     labels : int64 array of shape (n_images,), or None
         The numbers of the subfolders, where there are any.
     notices : tuple of str
@@ -68,16 +67,15 @@ def read_image_folder(
         image[...] = pixels.reshape(size[1], size[0], channels).transpose(2, 0, 1)
     notice = f"{path}: {len(files):,} images of {channels}x{size[1]}x{size[0]}"
     classes = sorted({file.parent.name for file in files if file.parent != path})
-    flat = X.reshape(len(X), -1)
     if not classes:
-        return flat, None, (notice,), None
+        return X, None, (notice,), None
     if any(file.parent == path for file in files):
         raise DataError(
             f"{path}: got images beside subfolders of images; put each into the folder of its class"
         )
     labels = np.array([classes.index(file.parent.name) for file in files], dtype=np.int64)
     target = Target("class", "classification", tuple(classes))
-    return flat, labels, (notice,), Columns((), False, target)
+    return X, labels, (notice,), Columns((), False, target)
 
 
 def _is_grey(image: Any) -> bool:

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from syncpretrain.data.dataset import Dataset, hold_out
 from syncpretrain.data.examples import as_examples, checked_rows, watched_rows
 from syncpretrain.data.file_rows import FileRows, rows_in_file
+from syncpretrain.data.image_shape import check_image_shape
 from syncpretrain.data.readers import ALL_ONES, check_file, colours_last, load_file, map_npy
+from syncpretrain.shapes import ImageShape
 
 __all__ = ["FileStamp", "KnownFile", "is_mapped_file", "load_mapped"]
 
@@ -51,6 +53,7 @@ def load_mapped(
     seed: int = 0,
     bounded: bool = True,
     known: KnownFile | None = None,
+    images: ImageShape | None = None,
 ) -> Dataset:
     """Return what :func:`syncpretrain.data.readers.load_file` does, with all parts in the file.
 
@@ -69,6 +72,7 @@ def load_mapped(
     check_file(path)
     stamp = _stamp_of(path)
     X = map_npy(path)
+    check_image_shape(X.shape[1:], images, str(path))
     notices = [*colours_last(X.shape, path)]
     if X.size and not X.flags.c_contiguous:
         return _in_memory(path, validation=validation, seed=seed, bounded=bounded)

@@ -23,6 +23,7 @@ from syncpretrain.data.examples import as_examples, check_examples, check_values
 from syncpretrain.data.frames import read_parquet
 from syncpretrain.data.idx import GZIP_MAGIC, is_idx, read_idx
 from syncpretrain.data.image_folder import is_image_folder, read_image_folder
+from syncpretrain.data.image_shape import COLOUR_CHANNELS, check_image_shape
 from syncpretrain.data.npy_header import npy_claim, reason_of
 from syncpretrain.data.npz_file import read_npz
 from syncpretrain.data.split import stratified_split
@@ -45,11 +46,12 @@ __all__ = [
 
 FORMATS = ".npy, .npz, IDX or .csv (gzipped or not), or .parquet"
 CSV_SUFFIXES = (".csv", ".tsv")
-COLOUR_CHANNELS = (3, 4)  # channels of an image in colour
 COLOURS_LAST = (  # of a path and a shape
     "{}: got images of shape {} with their colours last, which pictures and convolutions read"
     " channel by channel; save X.transpose(0, 3, 1, 2)"
 )
+ARRAY_LABELS = "expected a .csv or .parquet file, or labels beside the examples (.npz with X and y)"
+FOLDER_LABELS = "its subfolders are the classes, so leave it out"
 AS_BITS = "{}: its bytes are all 0 or 1, and were not divided by 255"
 ALL_ONES = (  # of a path
     "{}: its bytes are all 0 or 1, and like all bytes of a stream they were scaled by 1/255, so"
@@ -101,6 +103,7 @@ def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
     """
     path = Path(path).expanduser()
     if is_image_folder(path):
+        _refuse_columns(path, wanted, FOLDER_LABELS)
         return _checked(Rows(*read_image_folder(path)), path, wanted)
     head = check_file(path)
     suffix = path.suffix.lower()
@@ -138,6 +141,7 @@ def _of_table(table: Table, wanted: Wanted) -> Rows:
 
 def _checked(rows: Rows, path: Path, wanted: Wanted) -> Rows:
     """Return rows of two dimensions whose values can be trained on."""
+    check_image_shape(rows.X.shape[1:], wanted.images, str(path))
     X = rows.X.reshape(len(rows.X), -1) if rows.X.ndim > 2 and rows.X.size else rows.X
     X = as_examples(X, str(path))
     check_values(X, str(path), bounded=wanted.bounded, missing=True)
@@ -153,12 +157,11 @@ def colours_last(shape: tuple[int, ...], path: Path) -> tuple[str, ...]:
     return (COLOURS_LAST.format(path, shape),)
 
 
-def _refuse_columns(path: Path, wanted: Wanted) -> None:
+def _refuse_columns(path: Path, wanted: Wanted, expected: str = ARRAY_LABELS) -> None:
     for name, value in (("target", wanted.target), ("drop", ",".join(wanted.drop))):
         if value:
             raise DataError(
-                f"{name}: got {value!r} for {path}, which has no named columns; expected a .csv or"
-                " .parquet file, or labels beside the examples (.npz with X and y)"
+                f"{name}: got {value!r} for {path}, which has no named columns; {expected}"
             )
 
 

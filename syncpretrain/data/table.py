@@ -27,7 +27,8 @@ __all__ = [
 
 MISSING = frozenset({"", "nan", "na", "n/a", "null", "none", "<na>"})  # in lower case
 LISTED = 8  # names in a message
-DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+# 1,5 and 1,234; 1,234.5 and 1,234,567; 1.234,5
+DECIMAL_COMMA = re.compile(r"[+-]?(\d+,\d+|\d{1,3}(,\d{3})+(\.\d+)?|\d{1,3}(\.\d{3})+,\d+)")
 
 
 @dataclass(frozen=True, eq=False)

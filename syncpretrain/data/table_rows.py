@@ -12,6 +12,7 @@ from syncpretrain.data.columns import Columns, Target
 from syncpretrain.data.labels import labels_in, single_numbers, target_of, whole_labels
 from syncpretrain.data.table import Table, texts_of
 from syncpretrain.errors import DataError
+from syncpretrain.shapes import ImageShape
 
 __all__ = ["Rows", "Wanted", "array_labels", "rows_of_table"]
 
@@ -23,7 +24,8 @@ class Wanted(NamedTuple):
 
     ``target`` and ``drop`` name columns, or number them from 1. ``task`` is None where the labels
     decide it. ``encode`` permits categories, ``bounded`` refuses values outside [0, 1].
-    ``columns`` are those of an earlier run, by whose names the file is read.
+    ``columns`` are those of an earlier run, by whose names the file is read. ``images`` is what the
+    layers read, if it is images.
     """
 
     bounded: bool = True
@@ -32,6 +34,7 @@ class Wanted(NamedTuple):
     task: str | None = None
     encode: bool = False
     columns: Columns | None = None
+    images: ImageShape | None = None
 
 
 class Rows(NamedTuple):

@@ -1,4 +1,4 @@
-"""Networks whose minibatches are shared: which there are, and one with shards of examples."""
+"""Networks whose minibatches are shared: which there are, and those with shards of examples."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import numpy as np
 from syncpretrain.backends.base import Backend
 from syncpretrain.finetuning.chain import Link
 from syncpretrain.finetuning.linked_network import LinkedNetwork
+from syncpretrain.finetuning.linked_program import shard_gradients
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.trainable import Move, Trainable
 from syncpretrain.kernels.arrays import LONG_BLOCK, Array, blocks_in, slices_of
 from syncpretrain.kernels.averaging import add_tree
-from syncpretrain.kernels.program import Phase, PhaseRunner, in_turn
+from syncpretrain.kernels.program import Phase, PhaseRunner, Program, in_turn
 
-__all__ = ["DataParallelNetwork", "network_of"]
+__all__ = ["DataParallelNetwork", "LinkedByExamples", "network_of"]
 
 
 def network_of(
@@ -24,17 +25,19 @@ def network_of(
     *,
     split: str,
     backend: Backend,
-    share: Callable[[DataParallelNetwork], Trainable] | None = None,
+    share: Callable[[Any], Trainable] | None = None,
     **options: Any,
 ) -> Trainable:
     """Return the network of a chain; the options are those of all networks.
 
     Dense chains alone are split by ``units`` or ``examples``; a device splits nothing. Where others
-    ``share`` a network, of a dense chain, it is split by examples.
+    ``share`` a network, it is split by examples.
     """
+    has_links = any(link.is_local for link in chain)
     if share is not None:
-        return share(DataParallelNetwork(chain, backend=backend, **options))
-    if any(link.is_local for link in chain):
+        whole = LinkedByExamples if has_links else DataParallelNetwork
+        return share(whole(chain, backend=backend, **options))
+    if has_links:
         return LinkedNetwork(chain, split=split, backend=backend, **options)
     parallel = split == "examples" and backend.name == "numpy"
     build = DataParallelNetwork if parallel else Network
@@ -57,7 +60,8 @@ class DataParallelNetwork(Network):
         self.parts = [Network(chain, batch_size=part_size, **options) for _ in range(shards)]
         for number, part in enumerate(self.parts):
             part.parameters, part.chain, part.shard_number = self.parameters, self.chain, number
-        self.errors = [0.0] * shards
+        self.shard_gradients = [part.chain_gradients for part in self.parts]
+        self.errors, self.added = [0.0] * shards, range(shards)
         self._blocks = self._cut()
 
     def _cut(self) -> list[list[tuple[slice, bool]]]:
@@ -96,7 +100,11 @@ class DataParallelNetwork(Network):
 
         phases: tuple[Phase, ...] = (self.shard_gradient, follow)
         run(phases, self.shards)
-        return sum(self.errors)
+        return self.total(self.errors)
+
+    def total(self, errors: list[float]) -> float:
+        """Return the error of a minibatch from those of all shards."""
+        return sum(errors)
 
     def begin(
         self, x: Array, target: Array, *, epoch: int, step: int, examples: int | None = None
@@ -120,3 +128,64 @@ class DataParallelNetwork(Network):
             step=self._number,
             examples=self._examples,
         )
+
+
+class LinkedByExamples(LinkedNetwork):
+    """A network of links by examples whose shards can be worked one by one.
+
+    Each has the operations that it has in a step of the whole network, so that its gradient has
+    the same bits.
+
+    Parameters
+    ----------
+    chain, options
+        As of :class:`LinkedNetwork`, but ``split``.
+
+    Attributes
+    ----------
+    shard_gradients : list of list of (weight, bias)
+        The gradients of each shard; those of the first are ``chain_gradients``.
+    errors : list of float
+        Of each shard in the last minibatch.
+    added : tuple of int
+        The shards that have rows of the minibatch. The others' gradients are old.
+    """
+
+    def __init__(self, chain: Sequence[Link], **options: Any) -> None:
+        super().__init__(chain, split="examples", **options)
+        self.shard_gradients = self._buffers.gradients
+        self.errors = [0.0] * self.shards
+        self.added: tuple[int, ...] = ()
+        self._by_shard: dict[int, list[Program]] = {}  # by the rows of the minibatch
+
+    def begin(self, x: Array, target: Array, *, epoch: int, step: int) -> None:
+        """Take a minibatch, of which :meth:`shard_gradient` is to be called for every shard."""
+        n = len(x)
+        if n not in self._by_shard:
+            self._by_shard[n] = self._programs(n)
+        self._given, self._rows = (x, target), slices_of(n, self.shards)
+        self.added = tuple(i for i, own in enumerate(self._rows) if own.start < own.stop)
+        self._draw_masks(epoch, step)
+
+    def shard_gradient(self, shard: int) -> None:
+        """Fill the gradient of a shard, as its part of that of the whole minibatch."""
+        own, (x, target) = self._rows[shard], self._given
+        self.errors[shard] = 0.0
+        if own.start == own.stop:
+            return
+        np.copyto(self._x[own], x[own])
+        np.copyto(self._target[own], target[own])
+        program = self._by_shard[len(x)][shard]
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller checks the error
+            in_turn(program, 1)
+        self.errors[shard] = self._error_of(program.results)
+
+    def total(self, errors: list[float]) -> float:
+        """Return the error of a minibatch from those of all shards."""
+        return float(np.sum(errors))
+
+    def _programs(self, n: int) -> list[Program]:
+        """Return the gradient of each shard of a minibatch of ``n`` examples."""
+        x, target, slots = self._x[:n], self._target[:n], 2 * self.shards
+        dealt = shard_gradients(self._buffers, x, target, self.weights)
+        return [Program([[operations]], slots) for operations in dealt]

@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.numpy_backend import NumpyBackend
@@ -139,11 +140,7 @@ class LinkedNetwork:
         self._draw_masks(epoch, step)
         with np.errstate(over="ignore", invalid="ignore"):  # the caller checks the error
             run(program, self.shards)
-            squared, is_wrong = np.split(program.results, 2)
-            error: float = squared.sum()
-            if self._is_exclusive:
-                error = is_wrong.sum() + 0 * error  # NaN where the output is not finite
-        return error
+            return self._error_of(program.results)
 
     def loss_of(self, x: Array, target: Array, *, epoch: int = 0, step: int = 0) -> float:
         """Return the loss that :meth:`gradient` differentiates, with the same units left out."""
@@ -215,6 +212,13 @@ class LinkedNetwork:
         np.copyto(self._x[:n], x)
         in_turn(self._forward[n, drops], 1)
         return self._buffers.activations[-1][:n]
+
+    def _error_of(self, results: NDArray[np.float64]) -> float:
+        """Return the error that the results of a program's shards make up."""
+        squared, is_wrong = np.split(results, 2)
+        error: float = squared.sum()
+        # NaN where the output is not finite
+        return is_wrong.sum() + 0 * error if self._is_exclusive else error
 
     def _move(self, move: Move, shard: int) -> None:
         """Let a shard's part of the gradients be followed."""

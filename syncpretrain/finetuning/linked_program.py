@@ -23,7 +23,7 @@ from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.output_operations import output_operations
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["forward_phases", "step_phases"]
+__all__ = ["forward_phases", "shard_gradients", "step_phases"]
 
 Dealt = list[list[Operation]]  # the operations of a phase
 
@@ -43,15 +43,20 @@ def step_phases(
     :class:`syncpretrain.finetuning.trainable.Trainable`. Slots of the results: the squared error of
     each shard, then the number of classes that are wrong in each.
     """
-    step, sections = _Step(buffers, x, target, weights), buffers.sections
-    up = [phase for section in sections for phase in step.section_up(section)]
-    down = [phase for section in reversed(sections) for phase in step.section_down(section, follow)]
-    if sections[-1].columns == 1:  # a shard turns round without waiting for others
-        turn = [a + b for a, b in zip(up.pop(), down.pop(0), strict=True)]
-        down = [turn, *down]
+    step = _Step(buffers, x, target, weights)
     last = [step.last(shard, follow) for shard in range(buffers.shards)]
-    phases = [*up, *down, last]
-    return [phase for phase in phases if any(phase)]
+    return [phase for phase in (*step.gradient(follow), last) if any(phase)]
+
+
+def shard_gradients(
+    buffers: Buffers, x: Array, target: Array, weights: Array | None = None
+) -> Dealt:
+    """Return what fills the gradients of each shard, all of them by examples, with no sum.
+
+    Parameters and slots of the results are those of :func:`step_phases`.
+    """
+    (phase,) = _Step(buffers, x, target, weights).gradient(lambda part, is_weight: [])
+    return phase
 
 
 class _Step:
@@ -69,6 +74,16 @@ class _Step:
         self.weights = weights
         self.buffers, self.x, self.target, self.drops = buffers, x, target, drops
         self.all = slice(0, len(x))
+
+    def gradient(self, follow: Follow) -> list[Dealt]:
+        """Return the phases up through all sections, and down again."""
+        sections = self.buffers.sections
+        up = [phase for section in sections for phase in self.section_up(section)]
+        down = [p for section in reversed(sections) for p in self.section_down(section, follow)]
+        if sections[-1].columns == 1:  # a shard turns round without waiting for others
+            turn = [a + b for a, b in zip(up.pop(), down.pop(0), strict=True)]
+            down = [turn, *down]
+        return [*up, *down]
 
     def section_up(self, section: Section) -> Iterator[Dealt]:
         """Yield the phases up through a section."""

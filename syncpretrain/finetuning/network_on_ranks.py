@@ -25,14 +25,13 @@ from syncpretrain.learners.by_examples_on_ranks import ByExamplesOnRanks
 __all__ = ["NetworkOnRanks"]
 
 
-class _Part(Protocol):
-    """What computes the gradient of a shard."""
-
-    chain_gradients: list[Pair]
-
-
 class _Whole(Protocol):
-    """The network with all shards, of which a rank works some: ``DataParallelNetwork``."""
+    """The network with all shards of examples, of which a rank works some.
+
+    ``shard_gradients`` are the gradients of each shard, and ``errors`` its error in the last
+    minibatch, of which :meth:`total` makes that of the whole; ``added`` is as that of
+    :class:`~syncpretrain.learners.by_examples_on_ranks.ShardsOfExamples`.
+    """
 
     backend: Backend
     shards: int
@@ -42,11 +41,13 @@ class _Whole(Protocol):
     chain_gradients: list[Pair]
     weights: Array | None
     errors: list[float]
+    shard_gradients: list[list[Pair]]
 
     @property
-    def parts(self) -> Sequence[_Part]: ...
+    def added(self) -> Sequence[int]: ...
     def begin(self, x: Array, target: Array, *, epoch: int, step: int) -> None: ...
     def shard_gradient(self, shard: int) -> None: ...
+    def total(self, errors: list[float]) -> float: ...
     def step(
         self, x: Array, target: Array, *, epoch: int, step: int, move: Move | None, run: PhaseRunner
     ) -> float: ...
@@ -63,7 +64,7 @@ class NetworkOnRanks:
 
     Parameters
     ----------
-    whole : DataParallelNetwork
+    whole : DataParallelNetwork or LinkedByExamples
     stop : AgreedStop
         Of the group, of at most as many ranks as there are shards; agreed on in every step.
     """
@@ -142,8 +143,8 @@ class NetworkOnRanks:
 class _Shard:
     """The gradient of a shard, an array for each parameter."""
 
-    def __init__(self, part: _Part) -> None:
-        self.gradients = [array for pair in part.chain_gradients for array in pair]
+    def __init__(self, pairs: list[Pair]) -> None:
+        self.gradients = [array for pair in pairs for array in pair]
 
     def own_state(self) -> dict[str, Array]:
         """Return nothing: the next gradient depends on the parameters alone."""
@@ -162,8 +163,13 @@ class _Shards:
 
     def __init__(self, network: _Whole) -> None:
         self.network, self.learner = network, _Parameters(network)
-        self.parts = [_Shard(part) for part in network.parts]
+        self.parts = [_Shard(pairs) for pairs in network.shard_gradients]
         self.errors = network.errors
+
+    @property
+    def added(self) -> Sequence[int]:
+        """The shards whose gradients are added up."""
+        return self.network.added
 
     def begin(self, X: tuple[Array, Array], rows: Any, *, epoch: int, step: int) -> None:
         """Take a minibatch and its targets."""
@@ -200,6 +206,10 @@ class _Sharing(ByExamplesOnRanks):
         """Return the slices of the flat vector that a rank with these shards moves."""
         slices = self.slices_of_rank(shards)
         return [self._flat(k, own) for k, own in enumerate(slices)]
+
+    def total(self, errors: list[float]) -> float:
+        """Return the error of a minibatch from those of all shards."""
+        return self._network.total(errors)
 
     def follow(self, shard: int, k: int, block: slice, total: Array) -> None:
         """Let the optimizer follow the gradient of a block."""

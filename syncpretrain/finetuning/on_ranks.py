@@ -56,7 +56,7 @@ class OptimizerOnRanks:
         run: PhaseRunner = in_turn,
     ) -> float:
         """Move the parameters, on every rank; return the error before that."""
-        with self._told():
+        with self._failures_elsewhere():
             if epoch != self._epoch:
                 self._epoch = epoch
                 self._ranks.order(TrainShare(epoch, step))
@@ -65,7 +65,7 @@ class OptimizerOnRanks:
     def state(self) -> dict[str, Array]:
         """Return what the ranks remember, each of its slice."""
         found = self._own.state()
-        with self._told():
+        with self._failures_elsewhere():
             self._ranks.order(GiveShare())
             self._network.collect(found.values())
         return found
@@ -73,11 +73,11 @@ class OptimizerOnRanks:
     def load_state(self, state: Mapping[str, Array], *, steps: int) -> None:
         """Go back to what :meth:`state` held, and have the others do so with its parameters."""
         self._own.load_state(state, steps=steps)
-        with self._told():
+        with self._failures_elsewhere():
             self._ranks.order(TakeShare(self._network.parameters.copy(), state, steps))
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _failures_elsewhere(self) -> Iterator[None]:
         """Raise what went wrong on another rank."""
         try:
             yield

@@ -115,12 +115,7 @@ def _split_of(options: TuningOptions, shapes: Sequence[LayerShape]) -> str:
         )
     on_ranks = options.runtime == "mpi" and options.schedule != ASYNC
     if _has_convolutions(shapes):
-        if on_ranks:
-            raise SettingsError(
-                "finetune_runtime: got mpi for layers with convolutions, whose minibatches ranks do"
-                " not share; take threads"
-            )
-        return options.split or "hybrid"
+        return options.split or ("examples" if on_ranks else "hybrid")
     if options.split in OF_CONVOLUTIONS:
         raise SettingsError(
             f"finetune_split: got {options.split} for layers without convolutions, expected units"

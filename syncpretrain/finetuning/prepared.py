@@ -126,14 +126,16 @@ class Finetuning:
         self.options, self._threads = shared_out(options, form.shapes, sparse=is_sparse)
         self._optimizer = optimizer_for(self.options)
         self._backend = backend_for(self.options.backend)
-        check_ranks(self.options.runtime)
+        check_ranks(self.options.runtime, "finetune_runtime")
         if self.options.runtime in ("processes", "mpi") and isinstance(train.X, StoredRows):
+            expected = "threads or serial" if self.options.schedule == ASYNC else "threads"
             raise SettingsError(
                 f"finetune_runtime: got {self.options.runtime} with rows that are sparse or not all"
-                " in memory, expected threads or serial, or X as a dense array"
+                f" in memory, expected {expected}, or X as a dense array"
             )
-        judges = validation is not None and (self._judged is None or bool(len(self._judged.rows)))
-        check_sizes(self.options, self.examples, judges, with_targets=self._labels is not None)
+        has_judges = validation is not None and (self._judged is None or len(self._judged.rows) > 0)
+        with_targets = self._labels is not None
+        check_sizes(self.options, self.examples, has_judges, with_targets=with_targets)
         self._check_memory(copies)
 
     @property

@@ -70,21 +70,16 @@ static void turn_weights(const Matrix *weight, Py_ssize_t first, Py_ssize_t widt
                                           Py_ssize_t stride, float *out, Py_ssize_t out_stride,     \
                                           Py_ssize_t rows)                                          \
     {                                                                                               \
-        const Py_ssize_t lane = sizeof(Lane) / sizeof(float);                                       \
+        enum { LANE = sizeof(Lane) / sizeof(float), LANES = SLAB / LANE < 4 ? SLAB / LANE : 4 };    \
         for (Py_ssize_t i = 0; i < rows; i++, numbers += stride, out += out_stride)                 \
-            for (Py_ssize_t j = 0; j < SLAB; j += 4 * lane) {                                       \
-                float *to = out + j;                                                                \
-                Lane a = AT(Lane, to), b = AT(Lane, to + lane);                                     \
-                Lane c = AT(Lane, to + 2 * lane), d = AT(Lane, to + 3 * lane);                      \
+            for (Py_ssize_t j = 0; j < SLAB; j += LANES * LANE) {                                   \
+                Lane sums[LANES];                                                                   \
+                for (int m = 0; m < LANES; m++) sums[m] = AT(Lane, out + j + m * LANE);             \
                 for (Py_ssize_t k = 0; k < n; k++) {                                                \
                     const float *from = t[k][numbers[k]] + j;                                       \
-                    a += CONST_AT(Lane, from);                                                      \
-                    b += CONST_AT(Lane, from + lane);                                               \
-                    c += CONST_AT(Lane, from + 2 * lane);                                           \
-                    d += CONST_AT(Lane, from + 3 * lane);                                           \
+                    for (int m = 0; m < LANES; m++) sums[m] += CONST_AT(Lane, from + m * LANE);     \
                 }                                                                                   \
-                AT(Lane, to) = a, AT(Lane, to + lane) = b;                                          \
-                AT(Lane, to + 2 * lane) = c, AT(Lane, to + 3 * lane) = d;                           \
+                for (int m = 0; m < LANES; m++) AT(Lane, out + j + m * LANE) = sums[m];             \
             }                                                                                       \
     }
 

@@ -609,8 +609,8 @@ static PyMethodDef methods[] = {
 };
 
 /* UNITS has the number of each kind of units that has a compiled form, DRAWN the names of those whose
- * states sample_states draws. */
-static int add_units(PyObject *module)
+ * states sample_states draws; WIDTH are the floats of the widest vectors of this CPU that have a form. */
+static int add_constants(PyObject *module)
 {
     PyObject *numbers = PyDict_New(), *drawn = Py_BuildValue("(s)", UNIT_NAMES[BERNOULLI]);
     int added = numbers != NULL && drawn != NULL;
@@ -620,14 +620,15 @@ static int add_units(PyObject *module)
         Py_XDECREF(number);
     }
     added = added && !PyObject_SetAttrString(module, "UNITS", numbers)
-            && !PyObject_SetAttrString(module, "DRAWN", drawn);
+            && !PyObject_SetAttrString(module, "DRAWN", drawn)
+            && !PyModule_AddIntConstant(module, "WIDTH", widest());
     Py_XDECREF(numbers);
     Py_XDECREF(drawn);
     return added ? 0 : -1;
 }
 
 static PyModuleDef_Slot slots[] = {
-    {Py_mod_exec, (void *)add_units},
+    {Py_mod_exec, (void *)add_constants},
     {0, NULL},
 };
 

@@ -32,12 +32,14 @@ class ByExamples:
         What computes the gradient of each shard.
     errors : list of float
         Squared error of each shard in the last minibatch.
+    added : range
+        The shards whose gradients are added up: all, those without rows as zeros.
     """
 
     def __init__(self, learner: Learner, shards: int) -> None:
         self.learner = learner
         self.parts = [learner.part(shard, shards) for shard in range(shards)]
-        self.errors = [0.0] * shards
+        self.errors, self.added = [0.0] * shards, range(shards)
         self._phases: tuple[Phase, ...] = (self.gradient, self._move)
 
     def train_step(

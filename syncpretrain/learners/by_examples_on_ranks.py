@@ -17,6 +17,7 @@ Guarantees:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -43,6 +44,8 @@ class ShardsOfExamples(Protocol):
     """All shards of a step, of which a rank works some.
 
     Its attributes and methods are those of :class:`~syncpretrain.learners.by_examples.ByExamples`.
+    ``added`` are the shards of the minibatch whose gradients are added up, in their order: the
+    leaves of the tree.
     """
 
     learner: Any
@@ -50,6 +53,8 @@ class ShardsOfExamples(Protocol):
 
     @property
     def parts(self) -> Sequence[Part]: ...  # noqa: D102 - above
+    @property
+    def added(self) -> Sequence[int]: ...  # noqa: D102
     def begin(self, X: Any, rows: Any, *, epoch: int, step: int) -> None: ...  # noqa: D102
     def gradient(self, shard: int) -> None: ...  # noqa: D102
     def hidden_means(self, shard: int) -> Array | None: ...  # noqa: D102
@@ -90,10 +95,9 @@ class ByExamplesOnRanks(StepOnRanks):
         slices = [slices_of(p.size, shards) for p in whole.learner.parameters]
         super().__init__(whole.learner, whole, slices, stop)
         self._examples, self._hands_up = whole, hands_up
-        self._subtrees = [subtrees(own, range(shards)) for own in self.ranks]
-        self._phases: list[Phase] = [self._gradient]
-        if any(len(subtree) > 1 for subtree in self._subtrees[self.group.number]):
-            self._phases.append(self._add_up)
+        self._added: Sequence[int] = ()
+        self._subtrees: list[list[range]] = []  # of each rank, of places among those added
+        self._phases: list[Phase] = []
         self._shares: Sequence[Share] = ()
 
     def train_step(
@@ -102,15 +106,16 @@ class ByExamplesOnRanks(StepOnRanks):
         """Train on some rows of X; return their summed squared reconstruction error."""
         self._epoch, self._rows = epoch, len(rows)
         self._examples.begin(X, rows, epoch=epoch, step=step)
+        self._plan(self._examples.added)
         run(self._phases, len(self.own))
-        stops = self.stop.asked()  # once: all ranks are to be told the same
+        stops = self.stop.asked()  # once, so that all ranks get the same answer
         given = [self._share(shards, stops) for shards in self.ranks]
         shares: list[Share] = self.group.exchange(given)
         self._shares = shares
         self.stop.record(share.stops for share in shares)
         run((self._move,), len(self.own))
         self.share_parameters()
-        return sum(error for share in shares for error in share.errors)
+        return self.total([error for share in shares for error in share.errors])
 
     def copy_hidden(self, out: Array) -> bool:
         """Copy the hidden means of the last minibatch, where they are those of the plain input."""
@@ -126,6 +131,23 @@ class ByExamplesOnRanks(StepOnRanks):
         """Return what the next gradient of a shard depends on; live arrays."""
         return self._examples.parts[shard].own_state()
 
+    def total(self, errors: list[float]) -> float:
+        """Return the error of a minibatch from those of all shards."""
+        return sum(errors)
+
+    def _plan(self, added: Sequence[int]) -> None:
+        """Cut the tree over the shards that are added up into subtrees of each rank."""
+        if added == self._added:
+            return
+        self._added, every = added, range(len(added))
+        places = (
+            range(*(bisect_left(added, end) for end in (o.start, o.stop))) for o in self.ranks
+        )
+        self._subtrees = [subtrees(own, every) for own in places]
+        self._phases = [self._gradient]
+        if any(len(subtree) > 1 for subtree in self._subtrees[self.group.number]):
+            self._phases.append(self._add_up)
+
     def _gradient(self, i: int) -> None:
         self._examples.gradient(self.own[i])
 
@@ -133,12 +155,13 @@ class ByExamplesOnRanks(StepOnRanks):
         """Add up the gradients of each subtree of this rank's shards, in a part of the numbers."""
         for subtree in self._subtrees[self.group.number]:
             for k, parameter in enumerate(self.learner.parameters):
-                leaves = [self._gradient_of(shard, k) for shard in subtree]
+                leaves = [self._gradient_of(place, k) for place in subtree]
                 for block in blocks_in(slices_of(parameter.size, len(self.own))[i], LONG_BLOCK):
                     add_tree([leaf[block] for leaf in leaves])
 
-    def _gradient_of(self, shard: int, k: int) -> Array:
-        flat: Array = self._examples.parts[shard].gradients[k].reshape(-1)
+    def _gradient_of(self, place: int, k: int) -> Array:
+        """Return the k-th gradient of a shard, given its place among those added up."""
+        flat: Array = self._examples.parts[self._added[place]].gradients[k].reshape(-1)
         return flat
 
     def _share(self, shards: range, stops: bool) -> Share:
@@ -165,7 +188,7 @@ class ByExamplesOnRanks(StepOnRanks):
                     for trees, share in zip(self._subtrees, self._shares, strict=True)
                     for subtree, own in zip(trees, share.sums, strict=True)
                 }
-                total = add_subtrees(sums, range(self.shards))
+                total = add_subtrees(sums, range(len(self._added)))
                 self.follow(self.own[i], k, block, total)
 
     def follow(self, shard: int, k: int, block: slice, total: Array) -> None:

@@ -142,7 +142,8 @@ def on_tuning(
     """Return sentences about a fine-tuning.
 
     ``baseline`` is the error of a constant: the mean's, or of classes the share of all but the most
-    frequent one. Of classes, ``examples`` says how many of them chance may decide.
+    frequent one. Of classes, with the number of ``examples``, the error grew only if it grew by
+    more than chance explains.
     """
     if curve.last is None or not baseline:
         return []
@@ -152,8 +153,9 @@ def on_tuning(
         grew = curve.train[-1] - curve.train[0] > DEVIATIONS * math.sqrt(variance)
     remedy = "a lower finetune learning_rate" if grew else "more epochs of fine-tuning"
     if curve.last >= baseline and objective == "classification":
+        by = "more than" if curve.last > 1.01 * baseline else "as"
         return [
-            f"classifier: {100 * curve.last:.1f} % wrong, as by always naming the most frequent"
+            f"classifier: {100 * curve.last:.1f} % wrong, {by} by always naming the most frequent"
             f" class ({100 * baseline:.1f} % wrong); try {remedy}, or more labels"
         ]
     if curve.last >= baseline:

@@ -184,7 +184,7 @@ def read_reads(path: str | Path) -> tuple[tuple[int, ...], ...]:
 
 
 class _Line(msgspec.Struct):
-    """What a replay wants to know of a line; other fields are ignored."""
+    """What a replay reads of a line; other fields are ignored."""
 
     event: str
     layers: tuple[Annotated[int, msgspec.Meta(ge=1)], ...] = ()

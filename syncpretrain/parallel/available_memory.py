@@ -34,7 +34,8 @@ def check_available(
 ) -> None:
     """Refuse layers that need more bytes for this number of examples than are available.
 
-    ``free`` are the bytes of another memory than this machine's, and ``where`` that is.
+    ``free`` are the bytes that are free in another memory than this machine's, whose name for the
+    message is ``where``.
 
     Raises
     ------

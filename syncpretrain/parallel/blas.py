@@ -2,7 +2,7 @@
 
 BLAS limits belong to the whole process. Overlapping limits from two threads would leave it capped
 for good (threadpoolctl issue 205), so there is one limit at a time: it is set before any worker
-starts, shared by runs that want the same, refused to one that wants another, and restored when
+starts, shared by runs that need the same, refused to one that needs another, and restored when
 the last of them ends.
 
 From version 3.7 on, threadpoolctl lets only the thread that set a limit last change it, as long as

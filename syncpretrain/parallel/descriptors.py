@@ -10,7 +10,9 @@ import fcntl
 import os
 import subprocess
 
-__all__ = ["above_standard", "nameless_memory", "standard_stream"]
+from syncpretrain.errors import SettingsError
+
+__all__ = ["above_standard", "nameless_memory", "size_memory", "standard_stream"]
 
 FIRST_FREE = 3  # behind stdin, stdout and stderr
 
@@ -28,6 +30,24 @@ def above_standard(descriptor: int) -> int:
 def nameless_memory() -> int:
     """Return the descriptor of new memory without a name, of size 0."""
     return above_standard(os.memfd_create("syncpretrain"))
+
+
+def size_memory(descriptor: int, size: int) -> None:
+    """Give new memory a size in bytes; its pages are yet to be allocated.
+
+    Raises
+    ------
+    SettingsError
+        If the system refuses it: the limit of the size of files holds for it, too.
+    """
+    try:
+        os.ftruncate(descriptor, size)
+    except OSError as error:
+        raise SettingsError(
+            f"runtime: got processes, but the system refuses {size / 1e6:.3g} MB of shared memory"
+            f" ({error.strerror or error}); raise the limit of the size of files (ulimit -f), or"
+            " take threads"
+        ) from error
 
 
 def standard_stream(number: int) -> int | None:

@@ -97,13 +97,18 @@ class AsyncPlan:
         return {"schedule": ASYNC, "replicas": self.paying.replicas}
 
     @property
-    def sentence(self) -> str:
-        """All of it in a sentence."""
+    def by_replicas(self) -> str:
+        """All of it in words: each number of replicas, and which of them pays."""
         rows = ", ".join(
             f"{way.replicas}: {way.seconds:.1f} s and {way.useful:.3g} useful updates a second"
             for way in self.ways
         )
-        return f"asynchronous, by the number of replicas: {rows}; {self.paying.replicas} pay"
+        return f"{rows}; {self.paying.replicas} pay"
+
+    @property
+    def sentence(self) -> str:
+        """All of it in a sentence."""
+        return f"asynchronous, by the number of replicas: {self.by_replicas}"
 
     def report(self) -> dict[str, Any]:
         """Return all of it as plain values."""

@@ -248,6 +248,8 @@ def _simulated_stream(task: Task, settings: PretrainSettings, timings: Timings) 
         train = {workers: seconds / steps for workers, seconds in cost.train.items()}
         end = cost.validation + rows * min(task.held_out, PROBE_ROWS)
         forward = rows * settings.batch_size
+        if settings.passes_up_again(i + 1):
+            train = {workers: seconds + forward for workers, seconds in train.items()}
         costs.append(StreamCost(train, forward, end, cost.contention, timings.handover))
     seconds = simulate_stream(
         plans(settings.epochs, delay=settings.delay, steps=steps),

@@ -210,8 +210,18 @@ def plan_for(
 
     ``workers`` are the most there may be, by default those of the settings, or the usable cores.
     With handoff minibatch only streamed candidates can be the choice.
+
+    Raises
+    ------
+    SettingsError
+        If a minibatch has more examples than there are.
     """
     if timings is None:
+        if task.settings.batch_size > task.examples:
+            raise SettingsError(
+                f"batch_size: got {task.settings.batch_size}, expected at most {task.examples}, the"
+                " examples to train on"
+            )
         timings = measure(
             task.settings,
             workers=workers or task.settings.workers or usable_cores(),

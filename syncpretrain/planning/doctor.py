@@ -10,34 +10,32 @@ import os
 import platform
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
-import numpy as np
 from threadpoolctl import threadpool_info
 
 import syncpretrain
 from syncpretrain.backends.gpu_check import missing
 from syncpretrain.kernels import native
-from syncpretrain.kernels.arrays import Array
 from syncpretrain.parallel.blas import blas_limit, usable_cores
+from syncpretrain.planning import products
 from syncpretrain.planning.gpu import described_devices, driver_version
 
 __all__ = ["Finding", "Status", "diagnose"]
 
-Factors = tuple[Array, Array]
 Status = Literal["ok", "warning", "problem"]
 
 REQUIRED = ("numpy", "msgspec", "click", "rich", "safetensors", "threadpoolctl")
 OPTIONAL = ("mlxtend", "pooch", "scikit-learn", "pillow")
-BATCH, VISIBLE, HIDDEN = 100, 784, 1000  # the widest product of the paper's stack
 MAX_THREADS = 16  # enough for a verdict, and 5 MB each
-REPEATS = 12  # of each concurrent product
 TOLERANCE = 1e-5  # of float32 sums over 784 terms, relative to the largest
-SECONDS, TRIALS = 0.1, 4  # of each measurement; fewer trials on a busy machine
+TRIALS = 4  # of each measurement; fewer on a busy machine
+CORE_VARIABLE = "OPENBLAS_CORETYPE"  # the CPU whose kernels OpenBLAS is to use
+NARROW_CORES = {"haswell", "zen"}  # their kernels have no AVX-512
+AVX512_FLOATS = 16  # of a vector
 FAIR_SHARE = 0.45  # of the usable cores; two hyper-threads of one core are worth half each
 
 
@@ -121,12 +119,21 @@ def _blas() -> Finding:
         )
         return Finding("blas", "warning", "no BLAS that can be limited", advice, facts)
     found = ", ".join(
-        f"{x['internal_api']} {x['version']} with {x['num_threads']} threads" for x in libraries
+        f"{x['internal_api']} {x['version']} with {x['num_threads']} threads"
+        + (f" and kernels for {x['architecture']}" if x["architecture"] else "")
+        for x in libraries
     )
     if usable_cores() > 1 and min(x["num_threads"] for x in libraries) == 1:
         advice = (
             "Unset OMP_NUM_THREADS, OPENBLAS_NUM_THREADS and MKL_NUM_THREADS, where one of them"
             " is 1: pretraining does not need it, and fine-tuning gets only one core."
+        )
+        return Finding("blas", "warning", found, advice, facts)
+    is_wide = getattr(native.extension, "WIDTH", 0) == AVX512_FLOATS
+    if is_wide and os.environ.get(CORE_VARIABLE, "").lower() in NARROW_CORES:
+        advice = (
+            f"Unset {CORE_VARIABLE}, unless bits are to equal those of a CPU without AVX-512: it"
+            " keeps OpenBLAS from the faster kernels for this one."
         )
         return Finding("blas", "warning", found, advice, facts)
     return Finding("blas", "ok", found, facts=facts)
@@ -141,10 +148,10 @@ def _kernels() -> Finding:
 
 
 def _products() -> Finding:
-    pairs = _pairs(min(max(2, usable_cores()), MAX_THREADS))
+    pairs = products.factors(min(max(2, usable_cores()), MAX_THREADS))
     with blas_limit(1):
-        limited = _deviation(pairs)
-    default = _deviation(pairs)
+        limited = products.deviation(pairs)
+    default = products.deviation(pairs)
     facts = {"threads": len(pairs), "one_blas_thread": limited, "default_blas_threads": default}
     if limited > TOLERANCE:
         found = f"concurrent products are wrong (by {limited:.2g}) even with 1 BLAS thread each"
@@ -164,15 +171,15 @@ def _products() -> Finding:
 
 def _speed() -> Finding:
     threads = min(usable_cores(), MAX_THREADS)
-    pairs = _pairs(threads)
+    pairs = products.factors(threads)
     alone = together = all_cores = 0.0
-    deadline = time.monotonic() + TRIALS * 3 * SECONDS
+    deadline = time.monotonic() + TRIALS * 3 * products.SECONDS
     for _ in range(TRIALS):  # side by side, so that a noisy moment hits them alike
         with blas_limit(1):
-            alone = max(alone, _rate(pairs[:1]))
-            together = max(together, _rate(pairs))
+            alone = max(alone, products.rate(pairs[:1]))
+            together = max(together, products.rate(pairs))
         with blas_limit(threads):
-            all_cores = max(all_cores, _rate(pairs[:1]))
+            all_cores = max(all_cores, products.rate(pairs[:1]))
         if time.monotonic() > deadline:
             break
     ratio = together / alone
@@ -227,61 +234,6 @@ def _without_cupy(driver: int | None) -> Finding:
     extra = "cuda13" if driver >= 13000 else "cuda12"
     found = f"a driver for CUDA {driver // 1000}.{driver % 1000 // 10}, but CuPy is not installed"
     return Finding("gpu", "warning", found, f"Install syncpretrain[{extra}].", facts)
-
-
-def _pairs(threads: int) -> list[Factors]:
-    random, f4 = np.random.default_rng(0).standard_normal, np.float32
-    return [
-        (random((BATCH, VISIBLE), dtype=f4), random((VISIBLE, HIDDEN), dtype=f4))
-        for _ in range(threads)
-    ]
-
-
-def _deviation(pairs: Sequence[Factors]) -> float:
-    """Multiply the pairs in turn, then at once; return the worst relative error, 0 if equal."""
-    expected = [a @ b for a, b in pairs]
-    deadline = time.monotonic() + SECONDS
-
-    def worst(index: int) -> float:
-        right, error = expected[index], 0.0
-        out, peak = np.empty_like(right), float(np.abs(right).max())
-        for repeat in range(REPEATS):
-            _multiply(*pairs[index], out)
-            if not np.array_equal(out, right):
-                gap = np.nan_to_num(np.abs(out - right), nan=peak, posinf=peak).max()
-                error = max(error, float(gap) / peak)  # finite, to go into JSON
-            if repeat and time.monotonic() > deadline:
-                break
-        return error
-
-    with ThreadPoolExecutor(len(pairs)) as pool:
-        return max(pool.map(worst, range(len(pairs))))
-
-
-def _rate(pairs: Sequence[Factors]) -> float:
-    """Return the GFLOP/s of one thread a pair, over about SECONDS."""
-    outs = [np.empty((BATCH, HIDDEN), np.float32) for _ in pairs]
-    one = min(_trial(pairs[:1], outs, 1) for _ in range(3))
-    repeats = max(2, min(200, int(SECONDS / one)))
-    seconds = _trial(pairs, outs, repeats)
-    return 2e-9 * BATCH * VISIBLE * HIDDEN * repeats * len(pairs) / seconds
-
-
-def _trial(pairs: Sequence[Factors], outs: Sequence[Array], repeats: int) -> float:
-    """Return the seconds of ``repeats`` products of each pair, a thread a pair."""
-
-    def work(index: int) -> None:
-        for _ in range(repeats):
-            _multiply(*pairs[index], outs[index])
-
-    with ThreadPoolExecutor(len(pairs)) as pool:
-        start = time.perf_counter()
-        list(pool.map(work, range(len(pairs))))
-        return time.perf_counter() - start
-
-
-def _multiply(a: Array, b: Array, out: Array) -> None:
-    np.matmul(a, b, out=out)  # (B, V) @ (V, H) -> (B, H); releases the GIL
 
 
 CHECKS: dict[str, Callable[[], Finding]] = {

@@ -18,8 +18,8 @@ PASSES = 5  # as long as a step: what stands in for a pass that there was no tim
 class LayerProbes:
     """What is timed of one layer.
 
-    ``sample`` are the rows of its steps, ``below`` of those of the layer below; ``rows`` is how
-    many a transform makes, ``held_out`` the share of the validation rows that is timed.
+    ``sample`` has the rows of its steps, ``rows`` is how many a transform makes, and ``held_out``
+    the share of the validation rows that is timed.
     """
 
     sample: Sample
@@ -48,8 +48,8 @@ class LayerProbes:
     def timings(self, crowd: float, threads: int) -> LayerTimings:
         """Return the layer's timings, of whole minibatches; what was not measured is left out.
 
-        ``crowd`` is how many times the contention with the layers measured beside is that with all
-        workers, ``threads`` those of BLAS.
+        ``crowd`` is the contention with all workers over that with the layers measured beside,
+        ``threads`` the number of those of BLAS.
         """
         scale = self.sample.scale
         own = self.step.seconds if self.step.is_measured else self.sample.seconds or 0.0
@@ -107,6 +107,12 @@ class LayerProbes:
 
 def notes_on(kinds: Sequence[LayerProbes], most: float) -> tuple[str, ...]:
     """Return what was timed in part only, in sentences; ``most`` seconds were for all of it."""
+    untried = [own.sample.seconds or 0.0 for own in kinds if not own.sample.is_tried]
+    if untried:
+        return (
+            f"a step on one example takes about {max(untried):.0f} s, too long to be timed: nothing"
+            " was measured, and the times are those of the operations at the usual speed of a core",
+        )
     samples = [own.sample for own in kinds if own.sample.is_part]
     rows = sorted({sample.rows for sample in samples})
     notes = []

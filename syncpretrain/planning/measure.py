@@ -68,8 +68,8 @@ def measure(
         Rows to train on, and to validate on after an epoch; more than a few thousand change
         nothing.
     seconds : float
-        About how long to measure. One round of everything is made in any case, which may take
-        longer for wide layers and large minibatches.
+        About how long to measure. A round of everything may take longer, for wide layers and large
+        minibatches; after 18 s, or these seconds if they are more, nothing more is begun.
     parts : sequence of int
         Numbers of rows, fewer than a minibatch has, to time steps of one worker on too.
 
@@ -80,7 +80,7 @@ def measure(
         of threads.
     """
     check_measuring(settings, workers=workers)
-    started = perf_counter()
+    started, most = perf_counter(), max(MOST_SECONDS, seconds)
     threads = min(workers, blas_threads(settings.blas_threads))
     plain = msgspec.structs.replace(
         settings,
@@ -91,19 +91,19 @@ def measure(
     pool = WorkerPool(workers, "syncpretrain-plan")
     try:
         bench = _Bench(plain, pool, workers, threads, min(held_out, PROBE_ROWS), parts)
-        kinds = bench.layers(examples, max(MOST_SECONDS, seconds))
+        kinds = bench.layers(examples, most)
         once = list({id(probes): probes for probes in kinds}.values())
-        probes = [x for own in once for x in own.needed()] + [
-            x for own in once for x in own.others()
-        ]
-        left = max(MOST_SECONDS, seconds) - (perf_counter() - started)
-        measured(probes, seconds=seconds, most=left)
+        needed = [probe for own in once for probe in own.needed()]
+        others = [probe for own in once for probe in own.others()]
+        left = most - (perf_counter() - started)
+        is_tried = all(own.sample.is_tried for own in once)
+        measured([*needed, *others], seconds=seconds, most=left if is_tried else 0.0)
     finally:
         pool.close()
     layers = tuple(own.timings(bench.crowd, threads) for own in kinds)
     if not all(layer.has_blas for layer in layers):
         threads = 1  # what BLAS takes with more was not measured
-    notes = notes_on(once, MOST_SECONDS)
+    notes = notes_on(once, most)
     return Timings(layers, workers, threads, perf_counter() - started, notes=notes)
 
 
@@ -119,8 +119,8 @@ def check_measuring(settings: PretrainSettings, *, workers: int) -> None:
     read = sum(n * shape.visible for n, shape in zip(rows, shapes, strict=True))
     made = sum(n * shape.hidden for n, shape in zip(rows, shapes[:-1], strict=False))
     shards = sum(sizes(workers)) * sum(shape.weights + sum(shape.biases) for shape in shapes)
-    products_of = sum(2 * (shape.weights + sum(shape.biases)) for shape in shapes)
-    others = FLOAT_BYTES * (read + made + shards + products_of)
+    bare = sum(2 * (shape.weights + sum(shape.biases)) for shape in shapes)  # of the products
+    others = FLOAT_BYTES * (read + made + shards + bare)
     check_memory(shapes, examples=0, batch_size=batch, others=others)
 
 

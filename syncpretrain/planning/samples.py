@@ -12,6 +12,7 @@ PROBES, PROBES_OF_SIZE = 24, 6  # timings of a layer in a round, and more for a 
 USUAL_SPEED = 1e10  # operations a second that a core makes, so that most steps need no trial
 UPDATE_OPERATIONS = 100  # that a core makes while an update moves a parameter; 83 measured
 SLOW_START = 1.0  # seconds of a step on one row, which is not repeated
+MOST_TRIED = 30.0  # seconds that one row may take at the usual speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +26,15 @@ class Sample:
         Seconds of one row more, as a share of those of a step on these rows.
     seconds : float or None
         Of a step on these rows, as it was tried; None where no trial was needed.
+    is_tried : bool
+        False where one row would take too long, whose seconds are then those of its operations.
     """
 
     rows: int
     batch_size: int
     slope: float = 0.0
     seconds: float | None = None
+    is_tried: bool = True
 
     @property
     def is_part(self) -> bool:
@@ -72,15 +76,22 @@ def sampled(
     -----
     The rows are doubled as long as a step takes less than half of the seconds. What of a step grows
     with its rows follows from the numbers of operations and of parameters: two timings, each as
-    disturbed as any, would not tell.
+    disturbed as any, would not show it.
     """
     if operations * batch_size <= seconds * USUAL_SPEED:
         return Sample(batch_size, batch_size)
+    if operations > MOST_TRIED * USUAL_SPEED:
+        slope = _growing(operations, 1, parameters)
+        return Sample(1, batch_size, slope, operations / USUAL_SPEED, is_tried=False)
     rows, longest = 1, step(1)
     if longest < SLOW_START:
         longest = step(1)  # the first one touched the memory
     while rows < batch_size and longest < seconds / 2:
         rows = min(2 * rows, batch_size)
         longest = step(rows)
-    growing = operations / (operations * rows + UPDATE_OPERATIONS * parameters)
-    return Sample(rows, batch_size, growing, max(longest, 1e-9))
+    return Sample(rows, batch_size, _growing(operations, rows, parameters), max(longest, 1e-9))
+
+
+def _growing(operations: float, rows: int, parameters: int) -> float:
+    """Return the share of a step on some rows that one row more adds."""
+    return operations / (operations * rows + UPDATE_OPERATIONS * parameters)

@@ -100,7 +100,7 @@ def play_stream(
     longest = max(plan.delay + plan.steps for plan in plans)
     fewer = max(1, longest // MOST_MINIBATCHES)
     short = [StreamPlan(p.delay // fewer, max(1, p.steps // fewer)) for p in plans]
-    run = _Run(short, costs, max(1, steps // fewer), workers, replicas)
+    run = _Run(short, costs, steps, fewer, workers, replicas)
     schedule = StreamSchedule(short, ring=ring, block=block)
     clock, busy = 0.0, [0.0] * len(plans)
     while not schedule.is_finished:
@@ -134,10 +134,12 @@ class _Run:
         plans: Sequence[StreamPlan],
         costs: Sequence[StreamCost],
         steps: int,
+        each: int,
         workers: int,
         replicas: Sequence[int],
     ) -> None:
         self._plans, self._costs, self._steps = plans, costs, steps
+        self._each = each  # minibatches of the stream that one stands for
         self._workers, self._replicas = workers, replicas
         self.left: dict[Block, float] = {}
         self.handing_over = 0.0  # seconds of all blocks so far
@@ -170,7 +172,8 @@ class _Run:
     def _seconds(self, i: int, number: int) -> float:
         cost, own = self._costs[i], number - self._plans[i].delay
         is_trained = own <= self._plans[i].steps
-        end = cost.epoch_end if number % self._steps == 0 else 0.0
+        ends = number * self._each // self._steps - (number - 1) * self._each // self._steps
+        end = cost.epoch_end * ends / self._each
         return (cost.train[1] if is_trained else cost.forward) + cost.handover + end
 
     def _speed(self, block: Block, helping: int) -> tuple[float, int]:

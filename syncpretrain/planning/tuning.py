@@ -33,7 +33,7 @@ from syncpretrain.planning.async_stages import (
 from syncpretrain.planning.exchange import exchange_of
 from syncpretrain.planning.probes import Probe, Work, beside, measured
 from syncpretrain.pretraining.schedule.names import ASYNC
-from syncpretrain.settings import FinetuneSettings, PretrainSettings
+from syncpretrain.settings import FinetuneSettings, PretrainSettings, off_ranks
 from syncpretrain.settings.asynchronous import ASYNC_DEFAULTS
 
 __all__ = ["TuningPlan", "async_stage", "minibatch_seconds", "plan_tuning"]
@@ -93,14 +93,8 @@ class TuningPlan:
                 f"{self.note}"
             )
         if self.asynchronous is not None:
-            rows = ", ".join(
-                f"{way.replicas}: {way.seconds:.1f} s and {way.useful:.3g} useful updates a second"
-                for way in self.asynchronous.ways
-            )
-            pays = self.asynchronous.paying.replicas
-            found.append(
-                f"asynchronous fine-tuning, an epoch by the number of replicas: {rows}; {pays} pay"
-            )
+            rows = self.asynchronous.by_replicas
+            found.append(f"asynchronous fine-tuning, an epoch by the number of replicas: {rows}")
         return found
 
     def report(self) -> dict[str, Any]:
@@ -150,7 +144,8 @@ def plan_tuning(
     """
     options = tuning_options(finetune, seed=pretrain.seed, backend="numpy", patience=None)
     plain = {"schedule": "synchronous", "runtime": "threads", **ASYNC_DEFAULTS}
-    shared = options if options.schedule != ASYNC else _with(options, replicas=None, **plain)
+    is_async = options.schedule == ASYNC
+    shared = _with(options, replicas=None, **plain) if is_async else off_ranks(options)
     if options.optimizer not in STEPPING:
         reason = f"steps by {options.optimizer} differ in length"
         return TuningPlan(options, None, options.replicas or 1, None, reason)
@@ -194,19 +189,29 @@ def minibatch_seconds(tuning: Finetuning, stack: Stack, *, seconds: float) -> fl
     """Return the seconds of a minibatch of synchronous fine-tuning; None for cg and lbfgs.
 
     The stack is trained for about that many seconds, and stays as it is.
+
+    Raises
+    ------
+    RunInterrupted
+        If a signal asked for it.
     """
     if tuning.options.optimizer not in STEPPING:
         return None
     started: list[float] = []  # when each minibatch began
 
+    def is_over() -> bool:
+        return len(started) > WARM_UP + 1 and started[-1] - started[WARM_UP] > seconds
+
     def stop() -> bool:
         started.append(perf_counter())
-        return len(started) > WARM_UP + 1 and started[-1] - started[WARM_UP] > seconds
+        return is_over()
 
     began = perf_counter()
     try:
         tuning.run(stack, stop=stop)
     except RunInterrupted:
+        if not is_over():
+            raise
         return (started[-1] - started[WARM_UP]) / (len(started) - 1 - WARM_UP)
     return (perf_counter() - began) / max(1, len(started))  # all of it was over before
 
@@ -255,7 +260,7 @@ def _training(replica: TunedReplica, tuning: Finetuning) -> Work:
 
 def _limited(options: TuningOptions, workers: int) -> TuningOptions:
     """Return options that leave to the workers of this machine what they leave open."""
-    if options.replicas is not None or options.optimizer not in STEPPING:
+    if options.replicas is not None:
         return options
     return _with(options, blas_threads=min(workers, options.blas_threads or workers))
 

@@ -11,6 +11,8 @@ from syncpretrain.data.array_columns import units_of_array
 from syncpretrain.data.columns import Columns
 from syncpretrain.data.examples import as_examples, check_values
 from syncpretrain.data.frames import check_bernoulli, encoded, is_frame
+from syncpretrain.data.minibatches import is_iterable_of_arrays
+from syncpretrain.errors import SettingsError
 from syncpretrain.models.stack import Stack
 from syncpretrain.units.blocks import visible_kind
 
@@ -41,8 +43,15 @@ def rows_by_columns(X: Any, validation: Any, units: str | None) -> Taken:
     ------
     DataError
         Naming the column that cannot be trained on.
+    SettingsError
+        For the units ``auto`` with an iterable.
     """
     if not is_frame(X):
+        if units == AUTO_UNITS and is_iterable_of_arrays(X):
+            raise SettingsError(
+                "visible_units: got auto with an iterable, whose columns are not known beforehand,"
+                " expected bernoulli or gaussian, or kinds by columns, such as gaussian:5,softmax:3"
+            )
         if units == AUTO_UNITS:
             units = units_of_array(as_examples(X, "X"))
         return Taken(X, validation, units)

@@ -6,6 +6,7 @@ from shlex import quote
 from typing import Any
 
 from syncpretrain.data.dataset import PARTS
+from syncpretrain.pretraining.schedule.names import UNTRAINED
 from syncpretrain.runs.folder import CONFIG_NAME
 from syncpretrain.runs.identity import RunIdentity
 from syncpretrain.settings import Settings
@@ -47,7 +48,7 @@ def _shape(settings: Settings) -> str:
 
 def _summary(report: dict[str, Any], settings: Settings) -> str:
     pretrain, tuned = settings.pretrain, settings.finetune
-    if pretrain.schedule == "none":
+    if pretrain.schedule == UNTRAINED:
         words = ["Not pretrained: trained from random weights by syncpretrain"]
     else:
         words = [f"Pretrained by syncpretrain, schedule {pretrain.schedule}"]

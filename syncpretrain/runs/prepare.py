@@ -35,6 +35,7 @@ from syncpretrain.units.kinds import kind_of
 
 __all__ = [
     "check_finetuning",
+    "idle_gpu",
     "load_data",
     "of_tables",
     "resolve",
@@ -77,6 +78,7 @@ def load_data(
         known=known,
         encode=encode or takes_categories(units),
         columns=columns,
+        images=settings.pretrain.shapes[0].images,
     )
     if settings.data.labels is not None:
         data = data.with_labels(settings.data.labels, seed=settings.pretrain.seed)

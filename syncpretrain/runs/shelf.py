@@ -131,8 +131,10 @@ def read_run(folder: Path) -> ShelvedRun:
             figures, _ = read_figures(folder / METRICS_NAME)
     except (SettingsError, DataError) as error:
         damage, seconds = str(error), None
-    is_told = last is not None and last.event == "RunStopped"
-    state = state_of(folder, (last.failed, last.reason) if last and is_told else None, damage)
+    stopped = None
+    if last is not None and last.event == "RunStopped":
+        stopped = (last.failed, last.reason)
+    state = state_of(folder, stopped, damage)
     errors: dict[str, Any] = _errors(figures) if figures is not None else {"seconds": seconds}
     return ShelvedRun(**common, **errors, state=state.name, reason=state.reason)
 

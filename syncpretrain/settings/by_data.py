@@ -37,6 +37,8 @@ OF_FEW_ROWS = {"learning_rate": 0.003, "rate_schedule": "cosine", "weight_decay"
 # units and a fifth of the inputs are left out (Hinton et al. 2012).
 OF_FEW_LABELS = {"dropout": 0.5, "input_dropout": 0.2}
 FEW_LABELS = 0.2  # of the rows
+# Columns whose deviations are a fifth of those of zeros and ones hardly move a binary unit.
+ENOUGH_SPREAD = 0.04
 WORDED = {
     "batch_size": "batch size {}",
     "epochs": "{} epochs",
@@ -78,6 +80,8 @@ class Facts(NamedTuple):
         Whether the values are how often words occur.
     row_sum : float
         The mean sum of a row, of documents their mean length; 0 or NaN where it is not known.
+    spread : float
+        The variance of the values as a share of that of zeros and ones with the same means.
     """
 
     rows: int
@@ -87,11 +91,17 @@ class Facts(NamedTuple):
     unlabelled: int = 0
     are_counts: bool = False
     row_sum: float = 0.0
+    spread: float = 1.0
 
     @property
     def is_unit_interval(self) -> bool:
         """Whether all values can be probabilities."""
         return self.low >= 0 and self.high <= 1
+
+    @property
+    def are_probabilities(self) -> bool:
+        """Whether they also differ as probabilities do, not by a few hundredths."""
+        return self.is_unit_interval and self.spread >= ENOUGH_SPREAD
 
     @property
     def has_few_labels(self) -> bool:
@@ -119,7 +129,7 @@ def pretrain_by_data(
     """
     given = set(given)
     found: dict[str, Any] = {}
-    if "visible_units" not in given and not facts.is_unit_interval:
+    if "visible_units" not in given and not facts.are_probabilities:
         by_blocks = why_not_in_blocks(settings) is None and not settings.backend.startswith("cupy")
         units = f"counts:{facts.columns}" if facts.are_counts and by_blocks else "gaussian"
         found["visible_units"] = units

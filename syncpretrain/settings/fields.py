@@ -17,7 +17,7 @@ from syncpretrain.settings.kinds import (
     PositiveFloat,
     Workers,
 )
-from syncpretrain.shapes import LayerShape
+from syncpretrain.shapes import ConvolutionShape, LayerShape
 from syncpretrain.units.kinds import UNITS, kind_of
 
 __all__ = ["MODELS", "DataSettings", "PretrainFields", "Units"]
@@ -199,3 +199,15 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
         if layer == 1:
             return self.visible_units
         return kind_of(self.hidden_units[layer - 2]).above
+
+    def passes_up_again(self, layer: int) -> bool:
+        """Whether a streamed layer, counted from 1, makes a forward pass beside each of its steps.
+
+        It does where the hidden means of its step are not those of the plain input: with dropout,
+        with noise on the input, or where an RBM pools by the mean.
+        """
+        if self.model == "rbm":
+            shape = self.shapes[layer - 1]
+            pools_by_mean = isinstance(shape, ConvolutionShape) and shape.pooling == "mean"
+            return self.hidden_dropout[layer - 1] > 0 or pools_by_mean
+        return self.model == "denoising"

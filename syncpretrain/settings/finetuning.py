@@ -54,7 +54,8 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
         this number of shards, on which the last bits depend; 0 for as many as there are replicas.
         ``filters`` are the units of convolutions, and ``hybrid`` splits these by examples and
         dense layers by units (Krizhevsky 2014); ``columns`` does so with the columns of the
-        convolutions dealt out too. None takes hybrid with convolutions, else units.
+        convolutions dealt out too. None takes hybrid with convolutions, else units; with
+        runtime ``mpi`` it takes examples, the only split of ranks.
     schedule, runtime : str
         ``synchronous``, or ``async``: each replica trains on minibatches of its own, and a server
         adds up their changes. Where its replicas are: in ``threads``, ``processes`` or turns

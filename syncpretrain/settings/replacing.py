@@ -15,6 +15,7 @@ from syncpretrain.settings.sections import Settings
 __all__ = ["ELSEWHERE", "moved_elsewhere", "off_ranks", "replaced"]
 
 S = TypeVar("S", bound=msgspec.Struct)
+T = TypeVar("T", bound=FinetuneSettings)
 ELSEWHERE = ("runtime", "workers", "backend", "exchange")  # settings that may differ at a resume
 
 
@@ -63,8 +64,8 @@ def moved_elsewhere(settings: Settings, **elsewhere: Any) -> Settings:
     return replaced(settings, pretrain=pretrain, finetune=tuning)
 
 
-def off_ranks(tuning: FinetuneSettings) -> FinetuneSettings:
-    """Return settings of the same bits in threads; those of ranks that share minibatches."""
+def off_ranks(tuning: T) -> T:
+    """Return settings that give the same bits in threads, if these are for ranks."""
     if tuning.runtime != "mpi":
         return tuning
     split = tuning.split if tuning.schedule == ASYNC else "examples"

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from rich.console import Console
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import validate_data
 
 from syncpretrain import Stack, finetune, pretrain
 from syncpretrain.data.blocks import PLAIN
@@ -22,6 +21,7 @@ from syncpretrain.events import Observer
 from syncpretrain.finetuning.options import TUNING_ARGUMENTS, TuningOptions, tuning_options
 from syncpretrain.observers.plain_progress import PlainProgress
 from syncpretrain.settings.convert import check_names
+from syncpretrain.sklearn.inputs import rows_for
 from syncpretrain.sklearn.limits import parallel_limits
 from syncpretrain.sklearn.passes import Matrix
 
@@ -29,6 +29,9 @@ __all__ = ["StackEstimator", "of_numbers", "single"]
 
 TUNING = "finetune_"  # what settings of fine-tuning begin with
 OF_LONG_RUNS = ("stop", "save", "resume", "stall_seconds")  # other arguments of finetune()
+# Settings that parameters of another name stand for, or none.
+DECIDED = {"layers", "seed", "finetune_seed", "observers"}
+FIXED = {"finetune_objective", "warn"}
 
 
 class StackEstimator(BaseEstimator):
@@ -66,15 +69,8 @@ class StackEstimator(BaseEstimator):
 
     def _rows(self, X: Any, *, reset: bool) -> Matrix:
         """Return examples as an array, in which NaN is missing, or as a matrix in CSR format."""
-        rows = validate_data(
-            self,
-            X,
-            reset=reset,
-            accept_sparse="csr",
-            dtype=(np.float64, np.float32),
-            ensure_all_finite=True if hasattr(X, "toarray") else "allow-nan",
-        )
-        return rows if hasattr(rows, "toarray") else np.asarray(rows)
+        rows: Matrix = rows_for(self, X, reset=reset)
+        return rows
 
     def _seed(self) -> int:
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
@@ -148,11 +144,17 @@ class StackEstimator(BaseEstimator):
             raise SettingsError(
                 f"settings: got {given!r}, expected names and values, such as {{'cd_steps': 5}}"
             )
-        parameters = self.get_params(deep=False).keys() | {"layers", "seed"}
-        if taken := sorted(given.keys() & parameters):
+        parameters = self.get_params(deep=False).keys() | DECIDED
+        if taken := sorted(name for name in given if name in parameters):
             raise SettingsError(
                 f"settings: got {taken[0]}, which a parameter decides; set hidden for layers,"
-                " random_state for seed, or the parameter of that name"
+                " random_state for seed, verbose for observers, or the parameter of that name"
+            )
+        if odd := [name for name in given if not isinstance(name, str)]:
+            raise SettingsError(f"settings: got the name {odd[0]!r}, expected text")
+        if fixed := sorted(given.keys() & FIXED):
+            raise SettingsError(
+                f"settings: got {fixed[0]}, which {type(self).__name__} decides; leave it out"
             )
         return {
             name.removeprefix(TUNING): value
@@ -182,8 +184,20 @@ class StackEstimator(BaseEstimator):
 
     @staticmethod
     def _trains(epochs: Any) -> bool:
-        """Return whether there is any epoch to train; None stands for the default."""
-        return epochs is None or bool(np.any(np.asarray(epochs) != 0))
+        """Return whether there is any epoch to train; None stands for the default.
+
+        Raises
+        ------
+        SettingsError
+            If some layers have none, and others have some.
+        """
+        none = np.atleast_1d(np.asarray(epochs, dtype=object) == 0)
+        if none.any() and not none.all():
+            raise SettingsError(
+                f"epochs: got {epochs!r}, expected 0 for all layers, which leaves out pretraining,"
+                " or at least 1 for each; give the layers that should stay nearly as they were 1"
+            )
+        return not none.all()
 
 
 def of_numbers(stack: Stack) -> Stack:

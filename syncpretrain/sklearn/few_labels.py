@@ -1,6 +1,6 @@
 """Training on few labels: pretraining of tables of 0 and 1, and a head before fine-tuning.
 
-A code that tells classes apart better than the columns do is worth keeping, and long fine-tuning
+A code that separates classes better than the columns do is worth keeping, and long fine-tuning
 with a random head moves the weights below further than a few labels justify (Kumar et al. 2022,
 arXiv:2202.10054). There a logistic regression on the codes is the head to begin with, and
 fine-tuning is slow and short. Elsewhere all layers are fine-tuned as usual.

@@ -21,7 +21,7 @@ __all__ = ["for_labels", "for_numbers", "for_places", "for_standardized"]
 
 
 def for_places(stack: Stack, labels: NDArray[np.generic]) -> Stack:
-    """Return a stack whose head is for the places of labels, without one if it knows others."""
+    """Return a stack whose head is for the places of labels; without it if a label is new to it."""
     head, names = stack.head, _names(labels)
     if head is None:
         return stack

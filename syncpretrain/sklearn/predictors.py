@@ -38,9 +38,10 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         As of :class:`StackedRBM`; ``epochs=0`` leaves out pretraining.
     finetune_epochs : int, optional
         Passes over the labelled rows; None takes what suits their number.
-    pretrained : Stack, StackedRBM or StackedAutoencoder, optional
+    pretrained : Stack, StackedRBM, StackedAutoencoder or fitted predictor, optional
         What to begin with; a transformer that is not fitted is fitted on X. In a search give the
-        ``stack_``, for copies of a transformer are not fitted.
+        ``stack_``, for copies of a transformer are not fitted. A head that has all classes of y
+        goes on.
     class_weight : dict or "balanced", optional
         How much the rows of each class count; ``balanced`` gives all classes the same weight.
     settings : dict, optional
@@ -116,9 +117,10 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
     def _pretrained_for(self, X: Matrix, targets: int, seed: int) -> Stack:
         scaling = shared_range(X) if self.visible_units == "auto" else None
         seen, suited = X if scaling is None else in_shared_range(X, scaling), {}
-        is_open = self.visible_units in ("auto", "bernoulli") and self.learning_rate is None
-        is_open = is_open and not self._others(tuning=False)  # which may not go together with it
-        if is_open and are_few(X.shape[0], targets) and are_bits(seen):
+        # Settings of the user may not go together with those that suit zeros and ones.
+        is_free = self.learning_rate is None and not self._others(tuning=False)
+        is_binary = self.visible_units in ("auto", "bernoulli")
+        if is_free and is_binary and are_few(X.shape[0], targets) and are_bits(seen):
             suited = of_bits(len(self._widths(X.shape[1])))
         stack = self._pretrained_on(seen, seed, **suited)
         return stack if scaling is None else replace(stack, scaling=scaling)
@@ -147,6 +149,10 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         outputs = self._outputs(X)
         predicted: NDArray[Any] = self.classes_[outputs.argmax(axis=1)]
         return predicted
+
+    def _outputs(self, X: Any) -> Matrix:
+        check_is_fitted(self)
+        return outputs_of(self.stack_, self._rows(X, reset=False))
 
 
 class DBNRegressor(RegressorMixin, StackPredictor):

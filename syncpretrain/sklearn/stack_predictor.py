@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import clone
-from sklearn.utils.validation import check_is_fitted
 
 from syncpretrain import Stack
 from syncpretrain.data.dataset import UNLABELLED
 from syncpretrain.errors import SettingsError
 from syncpretrain.sklearn.base import StackEstimator
-from syncpretrain.sklearn.passes import Matrix, outputs_of
+from syncpretrain.sklearn.passes import Matrix
 
 __all__ = ["StackPredictor"]
 
@@ -31,8 +30,8 @@ class StackPredictor(StackEstimator):
             return self._pretrained_for(X, targets, seed)
         if not isinstance(given, (Stack, StackEstimator)) and not hasattr(given, "stack_"):
             raise SettingsError(
-                f"pretrained: got a {type(given).__name__}, expected a Stack, a StackedRBM or a"
-                " StackedAutoencoder"
+                f"pretrained: got a {type(given).__name__}, expected a Stack, a StackedRBM, a"
+                " StackedAutoencoder or a fitted predictor"
             )
         if isinstance(given, StackPredictor) and not hasattr(given, "stack_"):
             raise SettingsError(
@@ -88,10 +87,6 @@ class StackPredictor(StackEstimator):
         """Return the settings of fine-tuning that the user gave."""
         epochs = {} if self.finetune_epochs is None else {"epochs": self.finetune_epochs}
         return self._others(tuning=True) | epochs
-
-    def _outputs(self, X: Any) -> Matrix:
-        check_is_fitted(self)
-        return outputs_of(self.stack_, self._rows(X, reset=False))
 
 
 def _spread_out(values: Matrix, rows: NDArray[np.intp], length: int, fill: float) -> Matrix:

@@ -130,12 +130,19 @@ def _one_column(y: Any) -> NDArray[Any]:
     """Return labels as an array of one dimension; those of a table's column keep their type."""
     if str(getattr(y, "dtype", "")) == "boolean":  # of pandas, which would become 1.0, 0.0 and NaN
         y = np.asarray(y, dtype=object)
+    if isinstance(y, (list, tuple)) and not all(isinstance(label, str) for label in y):
+        y = _of_cells(y)
     values = np.asarray(column_or_1d(y, warn=True))
     if values.dtype.kind not in "biufUSO":  # dates, complex numbers
         raise DataError(f"y: got values of type {values.dtype}, expected labels")
     if values.dtype.kind == "f" and np.isinf(values).any():
         raise DataError("y: holds infinite values, expected labels")
     return values
+
+
+def _of_cells(y: Any) -> Any:
+    """Return a list, of which NumPy would make texts, as an array in which numbers stay numbers."""
+    return np.asarray(y, dtype=object) if np.asarray(y).dtype.kind == "U" else y
 
 
 def _missing(values: NDArray[Any]) -> NDArray[np.bool_]:
@@ -157,7 +164,11 @@ def _of_one_type(values: NDArray[Any]) -> NDArray[Any]:
     DataError
         If they are of several types, such as texts and numbers.
     """
-    kinds = sorted({type(value).__name__ for value in values.tolist()})
+    cells = values.tolist()
+    kinds = sorted({"str" if isinstance(x, str) else type(x).__name__ for x in cells})
     if "str" in kinds and len(kinds) > 1:
-        raise DataError(f"y: got labels of types {', '.join(kinds)}, expected one type")
-    return values if "str" in kinds else np.array(values.tolist())
+        raise DataError(
+            f"y: got labels of types {', '.join(kinds)}, expected one type; write all as"
+            " numbers, or all as text"
+        )
+    return values if "str" in kinds else np.array(cells)

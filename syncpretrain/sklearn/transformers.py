@@ -122,14 +122,14 @@ class StackedRBM(StackTransformer):
     hidden : sequence of int
         Units of each layer.
     epochs : int or sequence of int, optional
-        Of each layer; None takes what suits the number of rows.
+        Of each layer, or 0 for no pretraining of any; None takes what suits the number of rows.
     batch_size : int, optional
         Rows of a minibatch, at most all; None takes what suits the number of rows.
     learning_rate : float or sequence of float, optional
         Of each layer; None takes what suits its units.
     visible_units : str
-        ``auto`` takes ``bernoulli`` where all values are in [0, 1], else ``gaussian``, for which
-        columns are standardized.
+        ``auto`` takes ``bernoulli`` where all values are in [0, 1] and vary by more than a few
+        hundredths, else ``gaussian``, for which columns are standardized.
     workers : int, optional
         Layers trained at the same time; None takes all usable cores, and one inside a parallel job
         of joblib. The result does not depend on it.

@@ -54,6 +54,8 @@ class NamedData:
         Where it is described, and under which terms it is published.
     held_out : int
         One of this number of training examples is held out for validation.
+    axes : tuple of int
+        Of an example that is an image.
     """
 
     name: str
@@ -64,6 +66,7 @@ class NamedData:
     source: str
     licence: str
     held_out: int = 6
+    axes: tuple[int, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -160,6 +163,7 @@ CATALOGUE = {
             ),
             "http://yann.lecun.com/exdb/mnist/",
             "CC BY-SA 3.0",
+            axes=(28, 28),
         ),
         NamedData(
             "fashion-mnist",
@@ -169,6 +173,7 @@ CATALOGUE = {
             ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
             "https://github.com/zalandoresearch/fashion-mnist",
             "MIT",
+            axes=(28, 28),
         ),
         NamedData(
             "kmnist",
@@ -178,6 +183,7 @@ CATALOGUE = {
             ("http://codh.rois.ac.jp/kmnist/dataset/kmnist/",),
             "https://github.com/rois-codh/kmnist",
             "CC BY-SA 4.0",
+            axes=(28, 28),
         ),
         NamedData(
             "cifar10",
@@ -194,6 +200,7 @@ CATALOGUE = {
             "https://www.cs.toronto.edu/~kriz/cifar.html",
             "none stated; its authors ask to cite Krizhevsky (2009)",
             held_out=5,
+            axes=(3, 32, 32),
         ),
         NamedData(
             "20newsgroups",

@@ -36,7 +36,7 @@ def build(network: Network) -> Any:
     """
     try:
         import keras
-    except ImportError as error:
+    except (ImportError, ValueError) as error:  # the second of a backend that it does not know
         raise SettingsError(
             f"format: got keras, which cannot be imported ({error}); install keras and one of jax,"
             " torch and tensorflow, and name that in KERAS_BACKEND, or export to npz"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +101,10 @@ def write(path: Path, network: Network) -> list[Path]:
         If a file cannot be written.
     """
     text_path = path.with_suffix(".py")
-    if not path.stem.isidentifier():
+    if not path.stem.isidentifier() or iskeyword(path.stem):
         raise SettingsError(
             f"out: got {path}, beside which {text_path.name} is written, and no Python module can"
-            " have that name; take letters, digits and underscores"
+            " have that name; take letters, digits and underscores, and no word of the language"
         )
     own = OWN_MODULES.read_text(encoding="utf-8")
     if text_path.exists() and not _is_ours(text_path, own):

@@ -46,10 +46,14 @@ __all__ = ["Channel", "Failed", "ReplicaPool"]
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The error of a replica, with which it ends; ``trace`` is where, in another process."""
+    """The error of a replica, with which it ends.
+
+    ``trace`` is its traceback in another process, and ``place`` what to call a rank that has it.
+    """
 
     error: BaseException
     trace: str = ""
+    place: str = ""
 
 
 class Channel(Protocol):
@@ -284,7 +288,8 @@ class ReplicaPool:
         """Return an answer that is no failure."""
         if isinstance(found, Failed):
             number, error = self._running.index(running) + 1, found.error
-            text = f"replica {number} failed: {type(error).__name__}: {error}"
+            where = f" on {found.place}" if found.place else ""
+            text = f"replica {number} failed{where}: {type(error).__name__}: {error}"
             raise WorkerError(text) from error
         answer: Worked | Saved = found
         return answer

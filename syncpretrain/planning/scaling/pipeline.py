@@ -138,7 +138,9 @@ def _streamed(placed: Placed) -> _Played:
                 layer_of.append(None)
         end = work.end + _passes(job, group, min(job.held_out, PROBE_ROWS))
         crowd = _crowding(placed, work.crowding, group.devices)
-        cost = StreamCost({1: group.step}, group.forward, end, crowd, work.handover)
+        again = job.settings.passes_up_again(i + 1) and i + 1 < len(groups)
+        step = group.step + (group.forward if again else 0.0)
+        cost = StreamCost({1: step}, group.forward, end, crowd, work.handover)
         stages.append((own[i], cost))
         layer_of.append(i)
         moved += group.bytes_moved * own[i].steps
@@ -157,6 +159,8 @@ def _streamed(placed: Placed) -> _Played:
         if layer is not None:
             group, plan = groups[layer], own[layer]
             forwarded = ends[layer] - plan.delay - plan.steps
+            if job.settings.passes_up_again(layer + 1) and layer + 1 < len(groups):
+                forwarded += plan.steps
             waits = plan.steps * group.step_network + forwarded * group.forward_network
             computing += group.devices * (busy - waits)
     waiting = float(RING_MINIBATCHES * job.settings.batch_size)

@@ -90,8 +90,8 @@ def versions_for(settings: PretrainSettings, data: Split, backend: Backend) -> V
 def workers_of(settings: PretrainSettings) -> int:
     """Return the number of workers of all layers together.
 
-    By default as many as there are cores; as they can use on ranks, and on a device, for which a
-    worker only waits.
+    By default there are as many as cores. On ranks, and on a device, where a worker only waits,
+    there are as many as the layers can use.
     """
     if settings.runtime == "serial":
         return 1

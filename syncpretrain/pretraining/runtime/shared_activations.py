@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
-from syncpretrain.parallel.descriptors import nameless_memory
+from syncpretrain.parallel.descriptors import nameless_memory, size_memory
 from syncpretrain.parallel.gradient_memory import PAGE
 from syncpretrain.pretraining.runtime.split import Split
 
@@ -60,7 +60,7 @@ class SharedSplits:
         """Return new memory, whose pages are yet to be allocated."""
         shared = cls(nameless_memory(), rows, width, splits)
         try:
-            os.ftruncate(shared.descriptor, splits * sum(shared._sizes()))
+            size_memory(shared.descriptor, splits * sum(shared._sizes()))
         except BaseException:
             shared.close()
             raise
@@ -129,7 +129,11 @@ class SharedNumbers:
     def create(cls, count: int) -> SharedNumbers:
         """Return new numbers, all 0."""
         shared = cls(nameless_memory(), count)
-        os.ftruncate(shared.descriptor, 8 * count)
+        try:
+            size_memory(shared.descriptor, 8 * count)
+        except BaseException:
+            shared.close()
+            raise
         return shared
 
     def map(self) -> NDArray[np.float64]:

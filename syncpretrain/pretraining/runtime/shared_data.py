@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.blocks import Prepare
 from syncpretrain.data.sparse_rows import SparseRows
-from syncpretrain.parallel.descriptors import nameless_memory
+from syncpretrain.parallel.descriptors import nameless_memory, size_memory
 from syncpretrain.parallel.gradient_memory import PAGE
 from syncpretrain.pretraining.runtime.shared_activations import SharedSplits, mapped, write_array
 from syncpretrain.pretraining.runtime.split import Split
@@ -48,7 +48,7 @@ class SharedSparse:
         kinds = tuple((array.dtype.str, array.shape) for array in arrays)
         shared = cls(nameless_memory(), kinds, rows.shape[1], rows.prepare)
         try:
-            os.ftruncate(shared.descriptor, shared._ends()[-1])
+            size_memory(shared.descriptor, shared._ends()[-1])
             for array, offset in zip(arrays, shared._ends(), strict=False):
                 write_array(shared.descriptor, array, offset)
         except BaseException:

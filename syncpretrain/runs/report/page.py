@@ -102,7 +102,7 @@ def report_page(runs: Sequence[RunRecord], sections: Sequence[Section]) -> bytes
         sections="".join(section.html() for section in sections),
         footer=escape(f"Made of the files in {', '.join(str(run.folder) for run in runs)}"),
     )
-    return text.encode()
+    return text.encode(errors="replace")  # a folder may have a name that is no text
 
 
 def _when(run: RunRecord) -> str:

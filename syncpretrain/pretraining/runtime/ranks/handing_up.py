@@ -66,7 +66,7 @@ class KeptVersions:
         self._snapshots: dict[int, tuple[Layer, int]] = {}  # with the version it was trained on
 
     def room(self, width: int) -> Split:
-        """Return arrays for an input, whose former values nobody needs."""
+        """Return arrays for an input; the values in them are no longer needed."""
         if self.newest is not None and not self._keeps:
             return self.newest
         return Split(*(np.empty((len(rows), width), dtype=np.float32) for rows in self._data))

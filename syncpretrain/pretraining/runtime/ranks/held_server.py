@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from syncpretrain.errors import WorkerError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.parallel.replicas.pool import Failed
 from syncpretrain.parallel.replicas.server import ServerSlice
@@ -40,8 +39,7 @@ class HeldServer(HeldLayer[ServerPlace]):
             while (order := self.next_order()) is not None:
                 self._obey(order)
         except BaseException as error:
-            text = f"a parameter server failed: {type(error).__name__}: {error}"
-            failed = Failed(WorkerError(text), sendable(error, 0, 0)[1])
+            failed = Failed(*sendable(error, 0, 0))
             self.send("answers", ReplicaAnswer(self.number, failed))
 
     def _obey(self, order: Any) -> None:

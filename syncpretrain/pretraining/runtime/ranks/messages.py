@@ -263,7 +263,7 @@ class HandUp:
 
 @dataclass(frozen=True, slots=True)
 class DropVersion:
-    """Message to a layer's rank: nobody needs a version of a layer, this one or that below."""
+    """Message to a layer's rank: nothing needs a version any more, of this layer or that below."""
 
     layer: int
     version: int

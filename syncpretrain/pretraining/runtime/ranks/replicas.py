@@ -2,14 +2,15 @@
 
 What goes to and fro are the parameters with an order that fetches, and the change with an answer;
 with several servers they have ranks too, and replicas exchange slices of both with them. With
-windows, replicas reach into the memory where the parameters are, and nobody serves them. A rank
-that is lost ends the run, as MPI ends the job; its checkpoint goes on.
+windows, replicas reach into the memory where the parameters are, without a server. A rank that is
+lost ends the run, as MPI ends the job; the run resumes from its checkpoint.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import queue
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -81,8 +82,6 @@ class _RankChannel:
         found = self._answers.get()
         if found.change is not None:
             np.copyto(self.change, found.change)
-        if isinstance(found.answer, Failed) and found.answer.trace:
-            found.answer.error.__cause__ = RemoteTraceback(found.answer.trace)
         return found.answer
 
     def ending(self) -> str:
@@ -140,13 +139,27 @@ class RankReplicas(StartedReplicas):
 
     def _record(self, found: ReplicaAnswer) -> None:
         """Keep an answer of a replica; the failure of a server is that of all."""
-        if found.number <= self._replicas:
+        is_server = found.number > self._replicas
+        if isinstance(found.answer, Failed):
+            found = replace(found, answer=self._placed(found.answer, found.number, is_server))
+        if not is_server:
             self._channels[found.number - 1].record(found)
             return
         if isinstance(self._servers, RankServers) and isinstance(found.answer, Failed):
             self._servers.fail(found.answer.error)
         for channel in self._channels:
             channel.record(found)
+
+    def _placed(self, failed: Failed, number: int, is_server: bool) -> Failed:
+        """Return a failure with the name of its rank, and the traceback that came with it."""
+        assert self._ranks is not None
+        error, rank = failed.error, self._ranks.groups[number][0]
+        place = self._ranks.transport.peers.name(rank)
+        if is_server:
+            kind = type(error).__name__
+            error = WorkerError(f"a parameter server failed on {place}: {kind}: {error}")
+        error.__cause__ = RemoteTraceback(failed.trace) if failed.trace else None
+        return replace(failed, error=error, place="" if is_server else place)
 
 
 class WindowReplicas(RankReplicas):

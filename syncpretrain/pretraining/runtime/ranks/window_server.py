@@ -1,4 +1,4 @@
-"""Windows as rank 0 sees them: a parameter server that serves nobody."""
+"""Windows as rank 0 sees them: a parameter server without requests to answer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class WindowRanks(Protocol):
 
 
 class WindowServer:
-    """A :class:`~syncpretrain.parallel.replicas.server.Server` that serves nobody.
+    """A :class:`~syncpretrain.parallel.replicas.server.Server` without requests to answer.
 
     Replicas fetch and push by themselves, and answer with what became of their pushes.
 

@@ -19,6 +19,7 @@ from syncpretrain.runs.timeline import EpochSpan, Timeline, read_timeline, timel
 __all__ = ["Curve", "curves_of", "draw_curve", "learning_curves"]
 
 FEW_EPOCHS = 40  # which have a mark each
+POINTS_OF_A_LINE = 600  # of a line; it has fewer pixels, and more make a large file
 SQUARED, WRONG = "squared error", "share of wrong classes"
 
 
@@ -117,6 +118,19 @@ def _of_spans(title: str, spans: Sequence[EpochSpan]) -> Curve:
     return Curve(title, column("epoch"), column("train_error"), column("validation_error"))
 
 
+def _shown(errors: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Return the places of the points that a line has: of many the least and greatest of a few."""
+    places = np.arange(len(errors))
+    if len(places) <= POINTS_OF_A_LINE:
+        return places
+    found = [places[:1], places[-1:]]
+    for few in np.array_split(places, (POINTS_OF_A_LINE - 2) // 2):
+        known = few[np.isfinite(errors[few])]
+        if len(known):
+            found.append(known[[errors[known].argmin(), errors[known].argmax()]])
+    return np.unique(np.concatenate(found))
+
+
 def draw_curve(axes: Any, curve: Curve, *, series: int = 0, legend: bool = True) -> None:
     """Draw a curve; ``series`` is the number of its colour and of its two markers."""
     marks = MARKERS[2 * series : 2 * series + 2] if len(curve.epochs) <= FEW_EPOCHS else ("", "")
@@ -126,7 +140,8 @@ def draw_curve(axes: Any, curve: Curve, *, series: int = 0, legend: bool = True)
         ("validation", curve.validation, "--", marks[1]),
     ):
         if np.isfinite(errors).any():
-            axes.plot(curve.epochs, errors, line, marker=mark, label=name, **style)
+            shown = _shown(errors)
+            axes.plot(curve.epochs[shown], errors[shown], line, marker=mark, label=name, **style)
     axes.set(title=curve.title, xlabel="epoch", ylabel=curve.label)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(visible=True, alpha=0.4)

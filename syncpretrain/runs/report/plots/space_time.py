@@ -7,6 +7,7 @@ time ->
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from syncpretrain.runs.critical_path import critical_path
 from syncpretrain.runs.report.plots.canvas import ASLEEP, colour_of, new_axes, text_on
 from syncpretrain.runs.timeline import EpochSpan, Timeline, read_timeline, timeline_of
 
-__all__ = ["TUNING_NAME", "draw_space_time", "first_second", "space_time"]
+__all__ = ["PIXELS_PER_INCH", "TUNING_NAME", "draw_space_time", "first_second", "space_time"]
 
 MOST_BARS = 360  # more are hard to see, and make a large file; epochs then share a bar
 HEIGHT = 0.72  # of a bar, where rows are 1 apart
@@ -27,6 +28,7 @@ TUNING_NAME = "fine-tuning"
 TUNING_COLOUR = "#777777"
 PALER = 0.84  # of every second bar, to see where one ends
 TRANSFORM = 0.45
+PIXELS_PER_INCH = 86  # at least: text of 11 pixels
 
 
 def space_time(run: Any, *, axes: Any = None) -> Any:
@@ -88,7 +90,6 @@ def draw_space_time(
     end = max(span.end for span in (*timeline.spans, *timeline.tuning))
     begin = first_second(timeline)
     end = max(end, begin + seconds)
-    on_path = frozenset(critical_path(timeline))
     titles: dict[str, str] = {}
     most = max(LEAST_BARS, MOST_BARS // max(1, len(rows)))
     numbered = NUMBER_INCHES / axes.figure.get_figwidth() * (end - begin)
@@ -98,9 +99,13 @@ def draw_space_time(
         for group in _grouped(spans, most):
             name = f"{prefix}bar{len(titles)}"
             titles[name] = _title(timeline, group)
-            _draw_bar(axes, group, place, name, on_path)
+            _draw_bar(axes, group, place, name)
             if len(group) == 1 and group[0].seconds - group[0].transform > numbered:
                 _number(axes, timeline, group[0], place)
+    pixel = (end - begin) / (axes.figure.get_figwidth() * PIXELS_PER_INCH)
+    path = critical_path(timeline)
+    for place, layer in enumerate(rows):
+        _draw_path(axes, [span for span in path if span.layer == layer], place, pixel)
     names = [f"layer {layer}" if layer else TUNING_NAME for layer in rows]
     axes.set_yticks(range(len(rows)), names)
     axes.set(xlim=(begin, end), ylim=(len(rows) - 0.5, -0.5), xlabel="seconds")
@@ -130,9 +135,7 @@ def _grouped(spans: Sequence[EpochSpan], most: int) -> list[tuple[EpochSpan, ...
     return [tuple(spans[i : i + size]) for i in range(0, len(spans), max(1, size))]
 
 
-def _draw_bar(
-    axes: Any, group: Sequence[EpochSpan], place: int, name: str, on_path: frozenset[EpochSpan]
-) -> None:
+def _draw_bar(axes: Any, group: Sequence[EpochSpan], place: int, name: str) -> None:
     first, last = group[0], group[-1]
     colour = colour_of(first.layer - 1) if first.layer else TUNING_COLOUR
     alpha = 1.0 if (first.epoch // len(group)) % 2 else PALER
@@ -144,10 +147,24 @@ def _draw_bar(
         axes.barh(
             place, first.transform, left=first.start, height=HEIGHT, color=ASLEEP, alpha=TRANSFORM
         )
-    for span in (span for span in group if span in on_path):
-        axes.hlines(
-            place - HEIGHT / 2, span.start, span.end, color=axes.xaxis.label.get_color(), lw=2.2
-        )
+
+
+def _draw_path(axes: Any, path: Sequence[EpochSpan], place: int, pixel: float) -> None:
+    """Draw the critical path above a row as one line, with gaps where they can be seen.
+
+    A line for each epoch makes a page of thousands of epochs too large.
+    """
+    if not path:
+        return
+    ends = [path[0].start, path[0].end]
+    for span in path[1:]:
+        if span.start - ends[-1] < pixel:
+            ends[-1] = max(ends[-1], span.end)
+        else:
+            ends += [math.nan, span.start, span.end]
+    colour = axes.xaxis.label.get_color()
+    heights = [place - HEIGHT / 2] * len(ends)
+    axes.plot(ends, heights, color=colour, linewidth=2.2, solid_capstyle="butt")
 
 
 def _number(axes: Any, timeline: Timeline, span: EpochSpan, place: int) -> None:

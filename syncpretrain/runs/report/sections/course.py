@@ -9,7 +9,12 @@ from typing import Any
 
 from syncpretrain.runs.critical_path import critical_path, path_seconds
 from syncpretrain.runs.record import RunRecord
-from syncpretrain.runs.report.plots.space_time import TUNING_NAME, draw_space_time, first_second
+from syncpretrain.runs.report.plots.space_time import (
+    PIXELS_PER_INCH,
+    TUNING_NAME,
+    draw_space_time,
+    first_second,
+)
 from syncpretrain.runs.report.sections.section import (
     Section,
     details,
@@ -36,7 +41,6 @@ STREAMED_LEGEND = (
     " minibatches, so that a bar is the time from the first of an epoch to the last. Point at a bar"
     " for its figures."
 )
-PIXELS_PER_INCH = 86  # at least: text of 11 pixels
 
 
 def course_section(runs: Sequence[RunRecord]) -> Section:

@@ -31,6 +31,8 @@ LEAST_SECONDS = 0.001  # of a stage that there was
 SHARP = 12  # times that a pixel of a small image is enlarged, at most
 IMAGE_WIDTH = 900  # at most, where pixels become squares
 NO_BREAK = "&nbsp;"
+LIST_COMMA = re.compile(r",(?!\d{3} )")  # none as of "10,000 test"
+OPTION = re.compile(r"--[a-z][a-z-]*")
 UNIT, ENDING = re.compile(r"(?<=\d) (?=\S)"), re.compile(r" (?=\d+(,|$))")  # as of "layer 1"
 
 
@@ -53,12 +55,17 @@ class Section:
 
 def paragraph(text: str, *, kind: str = "") -> str:
     """Return text as a paragraph, of a class if there is one."""
-    return f"<p{_of_class(kind)}>{escape(text)}</p>"
+    return f"<p{_of_class(kind)}>{_sentence(text)}</p>"
 
 
 def unordered(items: Iterable[str]) -> str:
     """Return texts as a list."""
-    return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
+    return "<ul>" + "".join(f"<li>{_sentence(item)}</li>" for item in items) + "</ul>"
+
+
+def _sentence(text: str) -> str:
+    """Return a text in which an option of a command does not break behind its hyphens."""
+    return OPTION.sub(r'<span class="option">\g<0></span>', escape(text))
 
 
 def table(
@@ -93,8 +100,8 @@ def _row(row: Sequence[object], kinds: Sequence[str]) -> str:
 
 
 def _text(cell: str) -> str:
-    """Return a text that may break after each comma, as long lists of settings do."""
-    return escape(cell).replace(",", ",<wbr>")
+    """Return a text that may break after the commas of a list, and not inside 10,000."""
+    return LIST_COMMA.sub(",<wbr>", escape(cell))
 
 
 def _number(cell: str) -> str:

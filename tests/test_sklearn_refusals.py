@@ -1,0 +1,117 @@
+"""What the estimators refuse, and in which words; what they take for no label."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn", minversion="1.6", reason="the estimators are scikit-learn's")
+
+from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.sklearn import (
+    DBNClassifier,
+    DBNRegressor,
+    StackAnomalyDetector,
+    StackedAutoencoder,
+    StackedRBM,
+)
+
+ROWS = np.random.default_rng(0).normal(size=(30, 3))
+TEXTS = np.where(ROWS[:, 0] > 0, "oui", "né").tolist()
+SMALL = {"hidden": (4, 3), "epochs": 1, "workers": 1, "random_state": 0}
+ALL = [DBNClassifier, DBNRegressor, StackAnomalyDetector, StackedAutoencoder, StackedRBM]
+
+
+def fitted(X=ROWS, y=TEXTS, **settings):
+    return DBNClassifier(**(SMALL | {"finetune_epochs": 1} | settings)).fit(X, y)
+
+
+@pytest.mark.parametrize("none", [-1, -1.0, np.int64(-1), None, float("nan"), np.nan])
+def test_a_list_of_texts_may_lack_some(none):
+    y = [none if row < 10 else text for row, text in enumerate(TEXTS)]
+    assert fitted(y=y).classes_.tolist() == ["né", "oui"]
+
+
+def test_texts_of_two_types_are_texts():
+    y = [np.str_(text) if row % 2 else text for row, text in enumerate(TEXTS)]
+    assert fitted(y=[*y[:-1], None]).classes_.tolist() == ["né", "oui"]
+
+
+def test_labels_that_are_all_texts_keep_their_type():
+    assert fitted(y=TEXTS).classes_.dtype.kind == "U"
+
+
+def test_a_list_of_texts_and_numbers_is_refused():
+    with pytest.raises(DataError, match=r"^y: got labels of types int, str, expected one type; "):
+        fitted(y=[7, *TEXTS[1:]])
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("epochs", [(0, 3), [3, 0], np.array([0, 3])])
+def test_epochs_of_some_layers_alone_are_refused(kind, epochs):
+    model = kind(**(SMALL | {"epochs": epochs}))
+    with pytest.raises(SettingsError, match=r"^epochs: got .*, expected 0 for all layers, which"):
+        model.fit(ROWS, ROWS[:, 0] if kind is DBNRegressor else TEXTS)
+
+
+@pytest.mark.parametrize("epochs", [0, (0, 0), np.zeros(2, dtype=int)])
+def test_no_epoch_of_any_layer_leaves_out_pretraining(epochs):
+    stacks = [fitted(epochs=own).stack_ for own in (epochs, 0)]
+    assert stacks[0].parameters_sha256 == stacks[1].parameters_sha256
+
+
+@pytest.mark.parametrize("name", ["observers", "warn", "finetune_objective", "finetune_seed"])
+def test_a_setting_that_the_estimator_decides_is_refused(name):
+    with pytest.raises(SettingsError, match=f"^settings: got {name}, which "):
+        fitted(settings={name: 1})
+
+
+def test_a_name_that_is_no_text_is_refused():
+    with pytest.raises(SettingsError, match=r"^settings: got the name 3, expected text"):
+        fitted(settings={3: 1})
+
+
+def frame_with(**columns):
+    frame = pytest.importorskip("pandas").DataFrame(ROWS, columns=list("abc"))
+    return frame.assign(**columns)
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        (TEXTS, "holds '(oui|né)' at row 0 .counted from 0., expected numbers; encode it"),
+        (np.array(["2020-01-01"] * 30, dtype="M8[s]"), "holds datetime64.s., expected numbers"),
+        (np.full(30, np.nan), "^X: got NaN in every row of column 'd', expected a number in one"),
+        ([1.0] * 4 + [np.inf] * 26, "holds infinity at row 4 .counted from 0., expected finite"),
+        ([1.0] * 4 + [None] * 25 + ["x"], "column 'd' holds 'x' at row 29 .counted from 0."),
+    ],
+)
+def test_the_column_of_a_data_frame_is_named(column, words):
+    with pytest.raises(DataError, match=words) as error:
+        fitted(frame_with(d=column))
+    assert "'d'" in str(error.value)
+
+
+def test_dates_alone_are_refused():
+    frame = frame_with(d=np.array(["2020-01-01"] * 30, dtype="M8[s]"))[["d"]]
+    with pytest.raises(DataError, match=r"^X: column 'd' holds datetime64.s., expected numbers"):
+        fitted(frame)
+
+
+def test_a_value_that_is_missing_at_a_prediction_may_be_a_whole_column():
+    model = fitted(frame_with())
+    assert model.predict(frame_with(a=np.nan)).shape == (30,)
+
+
+def test_nan_in_a_sparse_matrix_is_refused_with_its_place():
+    sparse = pytest.importorskip("scipy.sparse")
+    rows = np.where(np.abs(ROWS) > 0.5, ROWS, 0)
+    rows[7, 1] = np.nan
+    words = (
+        r"^X: got NaN at row 7, column 1 \(counted from 0\) of a sparse matrix, expected numbers"
+    )
+    with pytest.raises(DataError, match=words):
+        fitted(sparse.csr_matrix(rows))
+    model = fitted()
+    with pytest.raises(DataError, match=words):
+        model.predict(sparse.csr_array(rows))
