@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import os
-import secrets
-import select
-import socket
-import subprocess
 import sys
 import threading
 import time
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from syncpretrain.cluster import job, watch, witness
+from syncpretrain.cluster import job
 from syncpretrain.cluster.job import Membership, check_ranks, member, using
 from syncpretrain.cluster.launched import launched
 from syncpretrain.cluster.link import Link
@@ -160,135 +155,6 @@ def test_who_is_missing_is_told_and_then_an_error(monkeypatch, capsys):
         with pytest.raises(WorkerError, match=r"^rank 2 did not come within 0.1 s, to the same"):
             Membership(first).gather(0.1)
     assert "waiting for rank " in capsys.readouterr().err
-
-
-def test_without_descriptors_of_processes_there_is_no_witness(monkeypatch):
-    def refuse(pid):
-        raise OSError("not implemented")
-
-    monkeypatch.setattr(witness.os, "pidfd_open", refuse)
-    alone = witness.Witness()
-    assert alone.address is None, "so that no rank waits for it"
-    alone.watch(1, "nobody")
-    alone.close()
-
-
-SEEN = """
-import socket, sys
-own = socket.socket(socket.AF_UNIX)
-own.connect(sys.argv[1].replace("@", chr(0)))
-print(flush=True)
-own.send(sys.stdin.readline().strip().encode())
-"""
-
-
-@pytest.mark.skipif(not witness._has_pidfd(), reason="needs descriptors of processes")
-@pytest.mark.parametrize("last", ["", "l", "a"])
-def test_the_witness_tells_of_who_dies_and_not_of_who_leaves(capfd, last):
-    """The second process is killed, or leaves as well, or ends the job."""
-    own = witness.Witness()
-    # Connects as soon as the witness listens.
-    witness.be_seen(own.address)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", SEEN, own.address.replace("\0", "@")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    for name, process, word in zip(("first", "second"), processes, ("l", last), strict=True):
-        own.watch(process.pid, name)
-        process.stdout.readline()
-        if word:
-            process.stdin.write(f"{word}\n")
-            process.stdin.flush()
-        else:
-            process.kill()
-    if not last:
-        own._process.wait(WAIT)
-    own.close()
-    for process in processes:
-        process.communicate(timeout=WAIT)
-    witness._seen.pop().close()
-    told = capfd.readouterr().err
-    assert "first" not in told
-    assert ("Error: second was killed" in told) == (not last), told
-
-
-@pytest.mark.parametrize(("word", "said"), [("l", None), ("", "second was killed or has crashed")])
-def test_a_word_behind_the_first_look_explains_an_end(monkeypatch, word, said):
-    """A poll reads one descriptor after the other: the first one missed the word."""
-    own = watch.Witness(f"syncpretrain-{secrets.token_hex(8)}")
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", SEEN, f"@{own._listener.getsockname()[1:].decode()}"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    )
-    process.communicate(f"{word}\n", timeout=WAIT)
-    own._names[process.pid] = "second"
-    own._missed.add(process.pid)
-    looks, times = own._looks, []
-
-    def poll(wait):
-        times.append(wait)
-        return [(0, select.POLLIN), *looks.poll(0)] if len(times) > 1 else []
-
-    own._looks = SimpleNamespace(poll=poll, register=looks.register, unregister=looks.unregister)
-    monkeypatch.setattr(watch.os, "read", lambda *_: b"over\n")
-    assert own.wait() == said
-    for seen in (own._listener, *own._sockets.values()):
-        seen.close()
-
-
-def test_the_witness_names_a_process_that_ended_before_another_ends_the_job():
-    """Both are seen in one look: the second could not communicate with the first any more."""
-    own = watch.Witness(f"syncpretrain-{secrets.token_hex(8)}")
-    address = f"@{own._listener.getsockname()[1:].decode()}"
-    for name, word in (("first", ""), ("second", "a")):
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", SEEN, address],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-        )
-        process.communicate(f"{word}\n", timeout=WAIT)
-        own._names[process.pid] = name
-    assert own.wait() == "first was killed or has crashed"
-    for seen in (own._listener, *own._sockets.values()):
-        seen.close()
-
-
-def test_a_rank_that_ends_the_job_waits_for_the_last_look_of_the_witness():
-    def answer():
-        other, _ = listener.accept()
-        with other:
-            looked.append(other.recv(1))
-
-    looked, address = [], f"\0syncpretrain-{secrets.token_hex(8)}"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
-        listener.listen()
-        looking = threading.Thread(target=answer)
-        looking.start()
-        witness.be_seen(address)
-        witness.notify_witness(watch.ABORTS)
-        assert looked == [watch.ABORTS]
-        looking.join(WAIT)
-    witness._seen.pop().close()
-
-
-@pytest.mark.skipif(not witness._has_pidfd(), reason="needs descriptors of processes")
-def test_the_witness_names_a_process_that_ended_before_it_was_named(capfd):
-    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", ""])
-    process.wait(WAIT)
-    own = witness.Witness()
-    own.watch(process.pid, "rank 7")
-    own._process.wait(WAIT)
-    own.close()
-    assert capfd.readouterr().err == "Error: rank 7 was killed or has crashed\n"
 
 
 def test_only_rank_0_leads():

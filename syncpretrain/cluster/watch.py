@@ -26,30 +26,31 @@ PENDING = 4096  # connections
 
 
 class Witness:
-    """The processes that are watched."""
+    """The processes that are watched, whose names come from the descriptor of a pipe."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, pipe: int) -> None:
+        self._pipe = pipe
         self._names: dict[int, str] = {}
         self._pids: dict[int, int] = {}  # by descriptor
         self._ends: dict[int, int] = {}  # descriptor of a process by its identifier
         self._sockets: dict[int, socket.socket] = {}  # by descriptor
         self._gone: set[int] = set()  # processes that were about to end
-        self._missed: set[int] = set()  # that had ended before they were named
+        self._missed: list[int] = []  # that had ended before they were named
         self._rest = b""
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(f"\0{address}")
         self._listener.listen(PENDING)
-        self._looks = select.poll()
-        self._looks.register(0, select.POLLIN)
-        self._looks.register(self._listener, select.POLLIN)
+        self._looks = select.epoll()  # which reports in the order of the events
+        self._looks.register(pipe, select.EPOLLIN)
+        self._looks.register(self._listener, select.EPOLLIN)
 
     def wait(self) -> str | None:
-        """Return how a process ended, None if all is over before.
+        """Return how processes ended, in this order, None if all is over before.
 
         A look at many descriptors is not one moment: a process may speak and end while one looks,
         behind where the look is. So an end counts when the next look finds it without a word.
         """
-        suspects: set[int] = set()
+        suspects: list[int] = []
         is_over = False
         while True:
             found = [own for own, _ in self._looks.poll(0 if suspects else None)]
@@ -58,12 +59,13 @@ class Witness:
                 continue
             if any(self._hear(own) == ABORTS for own in found if own in self._sockets):
                 is_over = True  # but who has ended before is why
-            if 0 in found and not self._read():
+            if self._pipe in found and not self._read():
                 is_over = True
-            ended = {self._pids[own] for own in found if own in self._pids} | self._missed
-            ended -= self._gone
-            if ended & suspects:
-                return ", and ".join(self._ending(pid) for pid in sorted(ended & suspects))
+            seen = self._missed + [self._pids[own] for own in found if own in self._pids]
+            ended = [pid for pid in dict.fromkeys(seen) if pid not in self._gone]
+            both = [pid for pid in suspects if pid in ended]
+            if both:
+                return ", and ".join(self._ending(pid) for pid in both)
             if is_over and not ended:
                 return None
             suspects = ended
@@ -75,7 +77,7 @@ class Witness:
         if user == os.getuid():
             self._sockets[other.fileno()] = other
             self._pids[other.fileno()] = pid
-            self._looks.register(other, select.POLLIN | select.POLLHUP)
+            self._looks.register(other, select.EPOLLIN)
 
     def _hear(self, descriptor: int) -> bytes:
         """Return the word of a process, nothing if its socket is closed."""
@@ -95,12 +97,12 @@ class Witness:
 
     def _read(self) -> bool:
         """Read the names; return False when all is over."""
-        text = os.read(0, 1 << 16)
+        text = os.read(self._pipe, 1 << 16)
         *lines, self._rest = (self._rest + text).split(b"\n")
         if any(b"\t" not in line for line in lines):
             return False
         if not text:  # rank 0 has ended without a word, of which the system knows in a moment
-            self._looks.unregister(0)
+            self._looks.unregister(self._pipe)
         for line in lines:
             number, _, name = line.decode().partition("\t")
             pid = int(number)
@@ -109,10 +111,10 @@ class Witness:
                 try:
                     self._ends[pid] = descriptor = os.pidfd_open(pid)
                 except ProcessLookupError:
-                    self._missed.add(pid)
+                    self._missed.append(pid)
                     continue
                 self._pids[descriptor] = pid
-                self._looks.register(descriptor, select.POLLIN)
+                self._looks.register(descriptor, select.EPOLLIN)
         return True
 
     def _ending(self, pid: int) -> str:
@@ -126,7 +128,7 @@ class Witness:
 
 def main(address: str) -> None:
     """Wait; write on standard error which process has ended, if that is before all is over."""
-    found = Witness(address).wait()
+    found = Witness(address, 0).wait()
     if found is not None:
         sys.stderr.write(f"Error: {found}\n")
         sys.stderr.flush()

@@ -1,0 +1,176 @@
+"""The witness of a job: it names the processes that die, in the order of their ends."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from syncpretrain.cluster import watch, witness
+
+WAIT = 20.0
+
+
+def test_without_descriptors_of_processes_there_is_no_witness(monkeypatch):
+    def refuse(pid):
+        raise OSError("not implemented")
+
+    monkeypatch.setattr(witness.os, "pidfd_open", refuse)
+    alone = witness.Witness()
+    assert alone.address is None, "so that no rank waits for it"
+    alone.watch(1, "nobody")
+    alone.close()
+
+
+SEEN = """
+import socket, sys
+own = socket.socket(socket.AF_UNIX)
+own.connect(sys.argv[1].replace("@", chr(0)))
+print(flush=True)
+own.send(sys.stdin.readline().strip().encode())
+"""
+
+
+@contextmanager
+def watching():
+    """A witness in this process, and the end of the pipe to which names are written."""
+    reads, writes = os.pipe()
+    own = watch.Witness(f"syncpretrain-{secrets.token_hex(8)}", reads)
+    try:
+        yield own, writes
+    finally:
+        own._looks.close()
+        for seen in (own._listener, *own._sockets.values()):
+            seen.close()
+        os.close(reads)
+        os.close(writes)
+
+
+def speaker(own: watch.Witness) -> subprocess.Popen[str]:
+    """A process that connects to the witness, and sends it the line that is written to it."""
+    address = own._listener.getsockname()[1:].decode()
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", SEEN, f"@{address}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.skipif(not witness._has_pidfd(), reason="needs descriptors of processes")
+@pytest.mark.parametrize("last", ["", "l", "a"])
+def test_the_witness_tells_of_who_dies_and_not_of_who_leaves(capfd, last):
+    """The second process is killed, or leaves as well, or ends the job."""
+    own = witness.Witness()
+    # Connects as soon as the witness listens.
+    witness.be_seen(own.address)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", SEEN, own.address.replace("\0", "@")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for name, process, word in zip(("first", "second"), processes, ("l", last), strict=True):
+        own.watch(process.pid, name)
+        process.stdout.readline()
+        if word:
+            process.stdin.write(f"{word}\n")
+            process.stdin.flush()
+        else:
+            process.kill()
+    if not last:
+        own._process.wait(WAIT)
+    own.close()
+    for process in processes:
+        process.communicate(timeout=WAIT)
+    witness._seen.pop().close()
+    told = capfd.readouterr().err
+    assert "first" not in told
+    assert ("Error: second was killed" in told) == (not last), told
+
+
+@pytest.mark.parametrize(("word", "said"), [("l", None), ("", "second was killed or has crashed")])
+def test_a_word_behind_the_first_look_explains_an_end(word, said):
+    """A poll reads one descriptor after the other: the first one missed the word."""
+    with watching() as (own, names):
+        process = speaker(own)
+        process.communicate(f"{word}\n", timeout=WAIT)
+        own._names[process.pid] = "second"
+        own._missed.append(process.pid)
+        looks, times = own._looks, []
+
+        def poll(wait):
+            times.append(wait)
+            return looks.poll(0) if len(times) > 1 else []
+
+        own._looks = SimpleNamespace(
+            poll=poll, register=looks.register, unregister=looks.unregister
+        )
+        os.write(names, b"over\n")
+        assert own.wait() == said
+        own._looks = looks
+
+
+def test_the_witness_names_a_process_that_ended_before_another_ends_the_job():
+    """Both are seen in one look: the second could not communicate with the first any more."""
+    with watching() as (own, _):
+        for name, word in (("first", ""), ("second", "a")):
+            process = speaker(own)
+            process.communicate(f"{word}\n", timeout=WAIT)
+            own._names[process.pid] = name
+        assert own.wait() == "first was killed or has crashed"
+
+
+def test_the_witness_names_processes_in_the_order_of_their_ends():
+    """All have ended before it looks, where the launcher is faster than it."""
+    with watching() as (own, _):
+        processes = [speaker(own) for _ in range(3)]
+        for place, process in enumerate(processes):
+            process.stdout.readline()
+            own._names[process.pid] = str(place)
+            own._accept()
+        for place in (1, 2, 0):
+            processes[place].kill()
+            processes[place].communicate(timeout=WAIT)
+        said = own.wait()
+        assert [part.split()[0] for part in said.split(", and ")] == ["1", "2", "0"]
+
+
+def test_a_rank_that_ends_the_job_waits_for_the_last_look_of_the_witness():
+    def answer():
+        other, _ = listener.accept()
+        with other:
+            looked.append(other.recv(1))
+
+    looked, address = [], f"\0syncpretrain-{secrets.token_hex(8)}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        looking = threading.Thread(target=answer)
+        looking.start()
+        witness.be_seen(address)
+        witness.notify_witness(watch.ABORTS)
+        assert looked == [watch.ABORTS]
+        looking.join(WAIT)
+    witness._seen.pop().close()
+
+
+@pytest.mark.skipif(not witness._has_pidfd(), reason="needs descriptors of processes")
+def test_the_witness_names_a_process_that_ended_before_it_was_named(capfd):
+    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", ""])
+    process.wait(WAIT)
+    own = witness.Witness()
+    own.watch(process.pid, "rank 7")
+    own._process.wait(WAIT)
+    own.close()
+    assert capfd.readouterr().err == "Error: rank 7 was killed or has crashed\n"
