@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from operator import attrgetter
 
 from syncpretrain.runs.timeline import EpochSpan, Timeline
 
@@ -22,21 +24,23 @@ def critical_path(timeline: Timeline) -> tuple[EpochSpan, ...]:
     if timeline.is_streamed or not timeline.spans:
         return ()
     slack = CLOCK_ERROR * timeline.seconds
-    path = [max(timeline.spans, key=lambda span: (span.end, span.layer))]
-    while (before := _waited_for(path[-1], timeline.spans, slack)) is not None:
+    by_end = sorted(timeline.spans, key=lambda span: (span.end, span.layer))
+    path = [by_end[-1]]
+    while (before := _waited_for(path[-1], by_end, slack)) is not None:
         path.append(before)
     return tuple(reversed(path))
 
 
-def _waited_for(span: EpochSpan, spans: Sequence[EpochSpan], slack: float) -> EpochSpan | None:
+def _waited_for(span: EpochSpan, by_end: Sequence[EpochSpan], slack: float) -> EpochSpan | None:
     """Return the epoch that ended last before another began; of several the nearest related."""
-    able = [x for x in spans if x.end <= span.start + slack and x.start < span.start]
-    if not able:
-        return None
-    latest = max(x.end for x in able) - slack
-    return max(
-        (x for x in able if x.end >= latest), key=lambda x: (_relation(x, span), x.end, x.layer)
-    )
+    able: list[EpochSpan] = []
+    for place in reversed(range(bisect_right(by_end, span.start + slack, key=attrgetter("end")))):
+        before = by_end[place]
+        if able and before.end < able[0].end - slack:
+            break
+        if before.start < span.start:
+            able.append(before)
+    return max(able, key=lambda x: (_relation(x, span), x.end, x.layer), default=None)
 
 
 def _relation(before: EpochSpan, span: EpochSpan) -> int:
