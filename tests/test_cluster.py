@@ -121,6 +121,24 @@ def test_what_comes_for_a_run_that_is_over_is_dropped():
         assert first.take((1, "old"), 0.0) is None
 
 
+def test_a_run_is_forgotten_after_its_last_message_was_handled():
+    """What the handler uses is closed then, and an error of it would end all communication."""
+    begun, released, seen = threading.Event(), threading.Event(), []
+
+    def handle(source, thing):
+        begun.set()
+        assert released.wait(WAIT)
+        seen.append(thing)
+
+    with transports(2) as (first, second):
+        first.listen((1, "answers"), handle)
+        second.send(0, (1, "answers"), "late")
+        assert begun.wait(WAIT)
+        threading.Timer(0.05, released.set).start()
+        first.forget(1)
+        assert seen == ["late"]
+
+
 def test_a_failing_engine_breaks_every_wait_with_its_reason(monkeypatch):
     with transports(2) as (first, second):
 

@@ -85,6 +85,8 @@ class Transport:
             WINDOWS_PORT: self.windows.follow,
         }
         self._first_run = 0  # what is for an earlier one is dropped
+        self._handled: Port | None = None  # of the message that a handler has now
+        self._is_handled = threading.Condition(self._arrived)
         self._late: list[tuple[float, int, int, Envelope, Any]] = []  # on the emulated link
         self._count = itertools.count()
         self._next_beat = 0.0
@@ -135,9 +137,14 @@ class Transport:
             self._handlers[port] = handler
 
     def forget(self, run: int) -> None:
-        """Drop the ports of a run and of those before, and whatever still comes for them."""
+        """Drop the ports of a run and of those before, and whatever still comes for them.
+
+        A handler that has a message of theirs ends first: what it needs may then be closed.
+        """
         with self._arrived:
             self._first_run = max(self._first_run, run + 1)
+            if threading.current_thread() is not self._thread:
+                self._is_handled.wait_for(lambda: not self._handles(run), self._times.join)
             for ports in (self._boxes, self._handlers, self._takers):
                 for port in [port for port in ports if 0 < port[0] <= run]:
                     del ports[port]
@@ -272,5 +279,14 @@ class Transport:
                 self._boxes[port].append((source, thing))
                 if port in self._takers:
                     self._takers[port].notify_all()
-        if handler is not None:
+                return
+            self._handled = port
+        try:
             handler(source, thing)
+        finally:
+            with self._arrived:
+                self._handled = None
+                self._is_handled.notify_all()
+
+    def _handles(self, run: int) -> bool:
+        return self._handled is not None and 0 < self._handled[0] <= run
