@@ -25,7 +25,14 @@ __all__ = ["fail_ranks"]
 
 TOLD_SECONDS = 5.0
 JOB_SECONDS = 60.0
-TRAIN = ["train", "--layers", "64,48,32,16,8", "--epochs", "20", "--checkpoint-every", "1"]
+TRAIN = ["train", "--layers", "64,48,32,16,8", "--checkpoint-every", "1"]
+TUNE = ["--finetune", "reconstruction", "--finetune-epochs", "40", "--finetune-replicas", "2"]
+TUNE += ["--finetune-split", "examples", "--finetune-batch-size", "200"]
+WAYS = [  # in which an error is raised in all but the last
+    ["--epochs", "20", "--handoff", "epoch"],
+    ["--epochs", "20", "--handoff", "minibatch"],
+    ["--epochs", "1", *TUNE],
+]
 # Raises an error in a minibatch on one rank, after some seconds of training.
 RAISE = """
 import sys, time
@@ -53,23 +60,24 @@ main(arguments, prog_name="syncpretrain")
 def fail_ranks(times: int, draw: random.Random) -> None:
     """Kill a rank in some jobs, have one raise an error in as many; resume on other ranks.
 
-    The hand-overs take turns.
+    The hand-overs take turns, and fine-tuning on the ranks where they are killed.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         np.save(folder / "X.npy", np.random.default_rng(0).random((2000, 64)).astype("f4").round())
         trains, expected = [], []
-        for handoff in ("epoch", "minibatch"):
-            train = [*TRAIN, "--data", str(folder / "X.npy"), "--handoff", handoff, "--quiet"]
-            trains.append([*train, "--json", "--runtime"])
-            out = str(folder / f"whole-{handoff}")
-            whole = ended(start(1, ["-m", "syncpretrain", *trains[-1], "serial", "--out", out]))
+        for i, way in enumerate(WAYS):
+            train = [*TRAIN, *way, "--data", str(folder / "X.npy"), "--quiet", "--json"]
+            tunes = ["--finetune-runtime", "mpi"] if "--finetune" in train else []
+            trains.append([*train, "--runtime", "mpi", *tunes])
+            out = ["--out", str(folder / f"whole-{i}"), "--runtime", "serial"]
+            whole = ended(start(1, ["-m", "syncpretrain", *train, *out]))
             expected.append(json.loads(whole[1])["parameters_sha256"])
         for kills in (True, False):
-            found = []
+            found, ways = [], len(WAYS) if kills else len(WAYS) - 1
             for i in range(times):
-                train = [*trains[i % 2], "mpi"]
-                found.append(fail_one(train, folder / "run", expected[i % 2], kills, draw))
+                k = i % ways
+                found.append(fail_one(trains[k], folder / "run", expected[k], kills, draw))
                 print(f"\r{i + 1} of {times}", end="", file=sys.stderr, flush=True)
             seconds, statuses = zip(*found, strict=True)
             counts = ", ".join(f"{n} x {status}" for status, n in Counter(statuses).items())
