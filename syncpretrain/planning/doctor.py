@@ -133,7 +133,7 @@ def _blas() -> Finding:
     if is_wide and os.environ.get(CORE_VARIABLE, "").lower() in NARROW_CORES:
         advice = (
             f"Unset {CORE_VARIABLE}, unless bits are to equal those of a CPU without AVX-512: it"
-            " keeps OpenBLAS from the faster kernels for this one."
+            " keeps OpenBLAS from its kernels for AVX-512, which were up to 1.8 times as fast."
         )
         return Finding("blas", "warning", found, advice, facts)
     return Finding("blas", "ok", found, facts=facts)
