@@ -322,6 +322,11 @@ class TestOthers:
         line = refusal(capsys, "export", alone, "--out", "net.safetensors")
         assert line == "Error: --out: net.safetensors is a file that is read; name another one"
 
+    def test_a_file_that_is_read_from_the_home_folder(self, folder, capsys, trained, monkeypatch):
+        monkeypatch.setenv("HOME", str(folder))
+        line = refusal(capsys, "encode", trained, "--data", "~/x.npy", "--out", folder / "x.npy")
+        assert line == f"Error: --out: {folder / 'x.npy'} is a file that is read; name another one"
+
     def test_a_damaged_model(self, folder, capsys, trained):
         content = bytearray((trained / "model.safetensors").read_bytes())
         content[-5] ^= 1

@@ -39,6 +39,18 @@ def test_another_number_of_flat_values_is_for_the_layers_to_refuse(shape):
     check_image_shape(shape, ImageShape(1, 8, 8), "x")
 
 
+def refusal(shape, images):
+    """Return what to do with examples of a shape, by the error that refuses them."""
+    with pytest.raises(DataError) as caught:
+        check_image_shape(shape, images, "x.npy")
+    head, _, advice = str(caught.value).partition("; ")
+    assert head == (
+        f"x.npy: got examples of {'x'.join(map(str, shape))}, expected images of {images}, as the"
+        " layers read them"
+    )
+    return advice
+
+
 @pytest.mark.parametrize(
     ("shape", "advice"),
     [
@@ -48,12 +60,7 @@ def test_another_number_of_flat_values_is_for_the_layers_to_refuse(shape):
     ],
 )
 def test_images_of_another_number_of_values_say_how_layers_begin(shape, advice):
-    with pytest.raises(DataError) as caught:
-        check_image_shape(shape, ImageShape(1, 6, 8), "x.npy")
-    assert str(caught.value) == (
-        f"x.npy: got examples of {'x'.join(map(str, shape))}, expected images of 1x6x8, as the"
-        f" layers read them; {advice}"
-    )
+    assert refusal(shape, ImageShape(1, 6, 8)) == advice
 
 
 @pytest.mark.parametrize(
@@ -66,13 +73,8 @@ def test_images_of_another_number_of_values_say_how_layers_begin(shape, advice):
     ],
 )
 def test_it_says_what_to_do(shape, advice):
-    with pytest.raises(DataError) as caught:
-        check_image_shape(shape, ImageShape(3, 5, 4), "x.npy")
-    assert str(caught.value) == (
-        f"x.npy: got examples of {'x'.join(map(str, shape))}, expected images of 3x5x4, as the"
-        f" layers read them; {advice}save X.reshape(len(X), -1) if its rows are such images all"
-        " the same"
-    )
+    anyway = "save X.reshape(len(X), -1) if its rows are such images all the same"
+    assert refusal(shape, ImageShape(3, 5, 4)) == advice + anyway
 
 
 def test_a_test_part_and_a_folder_are_judged_too(tmp_path):

@@ -101,10 +101,19 @@ def test_blas(monkeypatch, threads, status, words):
 
 
 @pytest.mark.parametrize(
-    ("width", "core", "status"),
-    [(16, "Haswell", "warning"), (16, "SkylakeX", "ok"), (16, None, "ok"), (8, "Haswell", "ok")],
+    ("width", "core", "api", "status"),
+    [
+        (16, "Haswell", "openblas", "warning"),
+        (16, "Nehalem", "openblas", "warning"),
+        (16, "SkylakeX", "openblas", "ok"),
+        (16, None, "openblas", "ok"),
+        (16, "Haswell", "mkl", "ok"),
+        (8, "Haswell", "openblas", "ok"),
+    ],
 )
-def test_a_variable_that_holds_blas_back_is_named(monkeypatch, width, core, status):
+def test_a_variable_that_holds_blas_back_is_named(monkeypatch, width, core, api, status):
+    info = {"user_api": "blas", "internal_api": api, "version": "1", "num_threads": 1}
+    monkeypatch.setattr(doctor, "threadpool_info", lambda: [info])
     monkeypatch.setattr(doctor, "usable_cores", lambda: 1)
     monkeypatch.setattr(doctor.native, "extension", SimpleNamespace(WIDTH=width))
     if core is not None:

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-pytest.importorskip("sklearn", minversion="1.6", reason="the estimators are scikit-learn's")
+from estimatorkinds import ESTIMATORS, DBNClassifier, DBNRegressor
 
 from syncpretrain.errors import DataError, SettingsError
-from syncpretrain.sklearn import (
-    DBNClassifier,
-    DBNRegressor,
-    StackAnomalyDetector,
-    StackedAutoencoder,
-    StackedRBM,
-)
 
 ROWS = np.random.default_rng(0).normal(size=(30, 3))
 TEXTS = np.where(ROWS[:, 0] > 0, "oui", "né").tolist()
 SMALL = {"hidden": (4, 3), "epochs": 1, "workers": 1, "random_state": 0}
-ALL = [DBNClassifier, DBNRegressor, StackAnomalyDetector, StackedAutoencoder, StackedRBM]
 
 
 def fitted(X=ROWS, y=TEXTS, **settings):
@@ -46,7 +37,7 @@ def test_a_list_of_texts_and_numbers_is_refused():
         fitted(y=[7, *TEXTS[1:]])
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", ESTIMATORS)
 @pytest.mark.parametrize("epochs", [(0, 3), [3, 0], np.array([0, 3])])
 def test_epochs_of_some_layers_alone_are_refused(kind, epochs):
     model = kind(**(SMALL | {"epochs": epochs}))
@@ -95,6 +86,13 @@ def test_the_column_of_a_data_frame_is_named(column, words):
 def test_dates_alone_are_refused():
     frame = frame_with(d=np.array(["2020-01-01"] * 30, dtype="M8[s]"))[["d"]]
     with pytest.raises(DataError, match=r"^X: column 'd' holds datetime64.s., expected numbers"):
+        fitted(frame)
+
+
+def test_two_columns_of_one_name_are_refused():
+    frame = frame_with()
+    frame.columns = ["a", "b", "a"]
+    with pytest.raises(DataError, match=r"^X: got two columns of the name 'a'; rename one$"):
         fitted(frame)
 
 

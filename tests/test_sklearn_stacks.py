@@ -6,24 +6,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-pytest.importorskip("sklearn", minversion="1.6", reason="the estimators are scikit-learn's")
-
 from commandline import exit_status
+from estimatorkinds import (
+    DBNClassifier,
+    DBNRegressor,
+    StackAnomalyDetector,
+    StackedAutoencoder,
+    StackedRBM,
+)
 from sklearn.datasets import make_blobs
 
 from syncpretrain import finetune, load, pretrain
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import SettingsError
 from syncpretrain.models.scores import scores
-from syncpretrain.sklearn import (
-    DBNClassifier,
-    DBNRegressor,
-    StackAnomalyDetector,
-    StackedAutoencoder,
-    StackedRBM,
-    base,
-)
+from syncpretrain.sklearn import base
 
 SMALL = {"hidden": (8,), "epochs": 2, "batch_size": 10, "workers": 1, "random_state": 0}
 TUNED = {**SMALL, "finetune_epochs": 40, "settings": {"finetune_learning_rate": 0.02}}

@@ -525,6 +525,7 @@ CONVOLUTIONS = "1x8x8,conv:3x3,pool:2{},4"
             for name in ("rbm", "autoencoder", "denoising", "contractive")
         ),
         ((8, 6, 4), {"hidden_dropout": (0.0, 0.5)}),
+        ((8, 6, 4), {"model": "denoising", "corruption": ("none", "masking:0.3")}),
         *((CONVOLUTIONS.format(pooling), {}) for pooling in ("", ":mean", ":prob")),
         *((CONVOLUTIONS.format(pooling), {"model": "autoencoder"}) for pooling in ("", ":mean")),
         (CONVOLUTIONS.format(":prob"), {"hidden_dropout": 0.0, "persistent": True}),

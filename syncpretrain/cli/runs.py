@@ -228,7 +228,7 @@ def _cells(run: ShelvedRun) -> dict[str, str]:
         "run": _in_one_line(run.name),
         "layers": run.layers,
         "schedule": run.schedule,
-        "data": Path(run.data).name,
+        "data": _in_one_line(Path(run.data).name),
         "state": run.state,
         "valid.": _error(run, run.validation),
         "test": _error(run, run.test),

@@ -45,7 +45,7 @@ class Witness:
         self._looks.register(self._listener, select.EPOLLIN)
 
     def wait(self) -> str | None:
-        """Return how processes ended, in this order, None if all is over before.
+        """Return how processes ended, in the order of their ends; None if all is over before.
 
         A look at many descriptors is not one moment: a process may speak and end while one looks,
         behind where the look is. So an end counts when the next look finds it without a word.

@@ -20,9 +20,9 @@ __all__ = ["units_of_array"]
 def units_of_array(X: NDArray[Any], columns: Columns | None = None) -> str:
     """Return the kinds of units that suit the columns of an array, or encoded ``columns``.
 
-    Bytes, and values that are all in [0, 1] and do not vary by a few hundredths only, such as those
-    of images, are Bernoulli; otherwise each column is by what it holds. Whole numbers in a sparse
-    matrix are counts, and so are those of an array that look like it.
+    Bytes, and values that are all in [0, 1] and vary enough, such as those of images, are
+    Bernoulli; otherwise each column is by what it holds. Whole numbers in a sparse matrix are
+    counts, and so are those of an array that look like it.
     """
     if isinstance(X, SparseRows):
         if X.are_counts:

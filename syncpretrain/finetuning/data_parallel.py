@@ -178,7 +178,7 @@ class LinkedByExamples(LinkedNetwork):
         program = self._by_shard[len(x)][shard]
         with np.errstate(over="ignore", invalid="ignore"):  # the caller checks the error
             in_turn(program, 1)
-        self.errors[shard] = self._error_of(program.results)
+            self.errors[shard] = self._error_of(program.results)
 
     def total(self, errors: list[float]) -> float:
         """Return the error of a minibatch from those of all shards."""

@@ -25,6 +25,7 @@ __all__ = ["Baseline", "baselines", "mean_error", "on_layers", "on_tuning", "sha
 MOST_CONSTANT = 0.5  # of a layer's units
 LEAST_CHANGE = 0.05  # between examples, of a unit that says anything about them
 GROWN = 1.05  # times the first epoch's error: less is noise
+WORSE = 1.01  # times the share that the most frequent class has wrong: less prints alike
 DEVIATIONS = 2.0  # by which the shares of wrong classes of two epochs have to differ
 
 
@@ -153,7 +154,7 @@ def on_tuning(
         grew = curve.train[-1] - curve.train[0] > DEVIATIONS * math.sqrt(variance)
     remedy = "a lower finetune learning_rate" if grew else "more epochs of fine-tuning"
     if curve.last >= baseline and objective == "classification":
-        by = "more than" if curve.last > 1.01 * baseline else "as"
+        by = "more than" if curve.last > WORSE * baseline else "as"
         return [
             f"classifier: {100 * curve.last:.1f} % wrong, {by} by always naming the most frequent"
             f" class ({100 * baseline:.1f} % wrong); try {remedy}, or more labels"

@@ -34,7 +34,11 @@ MAX_THREADS = 16  # enough for a verdict, and 5 MB each
 TOLERANCE = 1e-5  # of float32 sums over 784 terms, relative to the largest
 TRIALS = 4  # of each measurement; fewer on a busy machine
 CORE_VARIABLE = "OPENBLAS_CORETYPE"  # the CPU whose kernels OpenBLAS is to use
-NARROW_CORES = {"haswell", "zen"}  # their kernels have no AVX-512
+NARROW_CORES = {  # as OpenBLAS names them; their kernels have no AVX-512
+    *("prescott", "atom", "core2", "penryn", "dunnington", "nehalem", "sandybridge", "haswell"),
+    *("athlon", "opteron", "barcelona", "bobcat", "bulldozer", "piledriver", "steamroller"),
+    *("excavator", "zen", "nano"),
+}
 AVX512_FLOATS = 16  # of a vector
 FAIR_SHARE = 0.45  # of the usable cores; two hyper-threads of one core are worth half each
 
@@ -130,10 +134,11 @@ def _blas() -> Finding:
         )
         return Finding("blas", "warning", found, advice, facts)
     is_wide = getattr(native.extension, "WIDTH", 0) == AVX512_FLOATS
-    if is_wide and os.environ.get(CORE_VARIABLE, "").lower() in NARROW_CORES:
+    reads = any(x["internal_api"] == "openblas" for x in libraries)
+    if is_wide and reads and os.environ.get(CORE_VARIABLE, "").lower() in NARROW_CORES:
         advice = (
             f"Unset {CORE_VARIABLE}, unless bits are to equal those of a CPU without AVX-512: it"
-            " keeps OpenBLAS from the faster kernels for this one."
+            " keeps OpenBLAS from its kernels for AVX-512, which were up to 1.8 times as fast."
         )
         return Finding("blas", "warning", found, advice, facts)
     return Finding("blas", "ok", found, facts=facts)

@@ -100,7 +100,7 @@ class Facts(NamedTuple):
 
     @property
     def are_probabilities(self) -> bool:
-        """Whether they also differ as probabilities do, not by a few hundredths."""
+        """Whether they also vary enough to move binary units."""
         return self.is_unit_interval and self.spread >= ENOUGH_SPREAD
 
     @property

@@ -210,4 +210,4 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
             shape = self.shapes[layer - 1]
             pools_by_mean = isinstance(shape, ConvolutionShape) and shape.pooling == "mean"
             return self.hidden_dropout[layer - 1] > 0 or pools_by_mean
-        return self.model == "denoising"
+        return self.corruption[layer - 1] != "none"

@@ -29,9 +29,8 @@ __all__ = ["StackEstimator", "of_numbers", "single"]
 
 TUNING = "finetune_"  # what settings of fine-tuning begin with
 OF_LONG_RUNS = ("stop", "save", "resume", "stall_seconds")  # other arguments of finetune()
-# Settings that parameters of another name stand for, or none.
-DECIDED = {"layers", "seed", "finetune_seed", "observers"}
-FIXED = {"finetune_objective", "warn"}
+DECIDED = {"layers", "seed", "finetune_seed", "observers"}  # by parameters of other names
+FIXED = {"finetune_objective", "warn"}  # by the estimator, whatever its parameters
 
 
 class StackEstimator(BaseEstimator):

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import validate_data
 
 from syncpretrain.data.frames import is_frame
+from syncpretrain.data.table import check_names
 from syncpretrain.errors import DataError
 
 __all__ = ["rows_for"]
@@ -30,13 +31,14 @@ def rows_for(estimator: Any, X: Any, *, reset: bool) -> Any:
     Raises
     ------
     DataError
-        If a column of a data frame holds no numbers, or no value at all, naming it; or if a sparse
-        matrix holds NaN.
+        If a column of a data frame holds no numbers, or no value at all, naming it; if two columns
+        have one name; or if a sparse matrix holds NaN.
     ValueError
         If X is of another shape or type.
     """
     is_named = is_frame(X)
     if is_named:
+        check_names("X", [str(name) for name in X.columns])
         _check_no_times(X)
     try:
         rows = validate_data(
@@ -103,7 +105,8 @@ def _check_present(rows: NDArray[Any], frame: Any) -> None:
 def _check_sparse(rows: Any) -> None:
     missing = np.isnan(rows.data)
     if missing.any():
-        row, column = (places[missing.argmax()] for places in rows.tocoo().coords)
+        cells, first = rows.tocoo(), missing.argmax()
+        row, column = cells.row[first], cells.col[first]
         raise DataError(
             f"X: got NaN at row {row}, column {column} (counted from 0) of a sparse matrix,"
             " expected numbers; fill it in, or pass X.toarray(), in which NaN is a missing value"

@@ -25,7 +25,7 @@ END_SHARE = 0.1  # of the range, at both of its ends
 # Of the variance of zeros and ones with the same means: 1/12 against 1/4 for even values, and less
 # than a tenth for Gaussian ones, of which only the outermost reach the ends.
 LEAST_SPREAD = 0.25
-OUTLIERS = 10_000  # one of so many values may lie beyond either end, a slip of a sensor
+OUTLIERS = 10_000  # values, of which one may lie beyond either end, as by a slip of a sensor
 MOST_RANGE = float(np.finfo(np.float32).max)
 
 
@@ -115,7 +115,7 @@ def _inner_ends(X: Matrix) -> tuple[float, float]:
 
 
 def _largest(values: Matrix, count: int) -> Matrix:
-    """Return so many of the largest values, in any order."""
+    """Return the ``count`` largest values, in any order."""
     return values if len(values) <= count else np.partition(values, -count)[-count:]
 
 

@@ -128,8 +128,8 @@ class StackedRBM(StackTransformer):
     learning_rate : float or sequence of float, optional
         Of each layer; None takes what suits its units.
     visible_units : str
-        ``auto`` takes ``bernoulli`` where all values are in [0, 1] and vary by more than a few
-        hundredths, else ``gaussian``, for which columns are standardized.
+        ``auto`` takes ``bernoulli`` where all values are in [0, 1], with deviations of at least a
+        fifth of those of zeros and ones, else ``gaussian``, for which columns are standardized.
     workers : int, optional
         Layers trained at the same time; None takes all usable cores, and one inside a parallel job
         of joblib. The result does not depend on it.

@@ -104,7 +104,7 @@ def write(path: Path, network: Network) -> list[Path]:
     if not path.stem.isidentifier() or iskeyword(path.stem):
         raise SettingsError(
             f"out: got {path}, beside which {text_path.name} is written, and no Python module can"
-            " have that name; take letters, digits and underscores, and no word of the language"
+            " have that name; take letters, digits and underscores, and no keyword of Python"
         )
     own = OWN_MODULES.read_text(encoding="utf-8")
     if text_path.exists() and not _is_ours(text_path, own):

@@ -19,7 +19,7 @@ from syncpretrain.runs.timeline import EpochSpan, Timeline, read_timeline, timel
 __all__ = ["Curve", "curves_of", "draw_curve", "learning_curves"]
 
 FEW_EPOCHS = 40  # which have a mark each
-POINTS_OF_A_LINE = 600  # of a line; it has fewer pixels, and more make a large file
+POINTS_OF_A_LINE = 600  # at most: it has fewer pixels, and more make a large file
 SQUARED, WRONG = "squared error", "share of wrong classes"
 
 
