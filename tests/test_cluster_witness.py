@@ -16,6 +16,9 @@ import pytest
 from syncpretrain.cluster import watch, witness
 
 WAIT = 20.0
+needs_pidfd = pytest.mark.skipif(
+    not witness._has_pidfd(), reason="needs descriptors of processes, which Linux has"
+)
 
 
 def test_without_descriptors_of_processes_there_is_no_witness(monkeypatch):
@@ -64,7 +67,7 @@ def speaker(own: watch.Witness) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.skipif(not witness._has_pidfd(), reason="needs descriptors of processes")
+@needs_pidfd
 @pytest.mark.parametrize("last", ["", "l", "a"])
 def test_the_witness_tells_of_who_dies_and_not_of_who_leaves(capfd, last):
     """The second process is killed, or leaves as well, or ends the job."""
@@ -99,6 +102,7 @@ def test_the_witness_tells_of_who_dies_and_not_of_who_leaves(capfd, last):
     assert ("Error: second was killed" in told) == (not last), told
 
 
+@needs_pidfd
 @pytest.mark.parametrize(("word", "said"), [("l", None), ("", "second was killed or has crashed")])
 def test_a_word_behind_the_first_look_explains_an_end(word, said):
     """A poll reads one descriptor after the other: the first one missed the word."""
@@ -121,6 +125,7 @@ def test_a_word_behind_the_first_look_explains_an_end(word, said):
         own._looks = looks
 
 
+@needs_pidfd
 def test_the_witness_names_a_process_that_ended_before_another_ends_the_job():
     """Both are seen in one look: the second could not communicate with the first any more."""
     with watching() as (own, _):
@@ -131,6 +136,7 @@ def test_the_witness_names_a_process_that_ended_before_another_ends_the_job():
         assert own.wait() == "first was killed or has crashed"
 
 
+@needs_pidfd
 def test_the_witness_names_processes_in_the_order_of_their_ends():
     """All have ended before it looks, where the launcher is faster than it."""
     with watching() as (own, _):
@@ -146,6 +152,7 @@ def test_the_witness_names_processes_in_the_order_of_their_ends():
         assert [part.split()[0] for part in said.split(", and ")] == ["1", "2", "0"]
 
 
+@needs_pidfd
 def test_a_rank_that_ends_the_job_waits_for_the_last_look_of_the_witness():
     def answer():
         other, _ = listener.accept()
@@ -165,7 +172,7 @@ def test_a_rank_that_ends_the_job_waits_for_the_last_look_of_the_witness():
     witness._seen.pop().close()
 
 
-@pytest.mark.skipif(not witness._has_pidfd(), reason="needs descriptors of processes")
+@needs_pidfd
 def test_the_witness_names_a_process_that_ended_before_it_was_named(capfd):
     process = subprocess.Popen([sys.executable, "-I", "-S", "-c", ""])
     process.wait(WAIT)
