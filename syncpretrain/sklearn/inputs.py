@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import validate_data
 
 from syncpretrain.data.frames import is_frame
+from syncpretrain.data.table import check_names
 from syncpretrain.errors import DataError
 
 __all__ = ["rows_for"]
@@ -30,14 +31,17 @@ def rows_for(estimator: Any, X: Any, *, reset: bool) -> Any:
     Raises
     ------
     DataError
-        If a column of a data frame holds no numbers, or no value at all, naming it; or if a sparse
-        matrix holds NaN.
+        If a column of a data frame holds no numbers, or no value at all, or has the name of
+        another, naming it; if an array holds dates; or if a sparse matrix holds NaN.
     ValueError
         If X is of another shape or type.
     """
     is_named = is_frame(X)
     if is_named:
+        check_names("X", tuple(map(str, X.columns)))
         _check_no_times(X)
+    elif isinstance(X, np.ndarray) and X.dtype.kind in "mM":
+        raise DataError(f"X: got values of type {X.dtype}, expected numbers; {FROM_DATES}")
     try:
         rows = validate_data(
             estimator,

@@ -15,6 +15,7 @@ from sklearn.utils.extmath import softmax
 from sklearn.utils.validation import check_is_fitted
 
 from syncpretrain import Stack
+from syncpretrain.errors import DataError
 from syncpretrain.sklearn.few_labels import are_few, head_first, of_bits
 from syncpretrain.sklearn.heads import for_labels, for_numbers, for_places, for_standardized
 from syncpretrain.sklearn.passes import Matrix, outputs_of
@@ -227,8 +228,14 @@ class DBNRegressor(RegressorMixin, StackPredictor):
         targets = numbers_of_rows(y, rows)
         weights = weights_of(sample_weight, rows, targets.rows)
         self.target_mean_ = np.average(targets.values, axis=0, weights=weights)
-        squares = np.square(targets.values - self.target_mean_)
-        spread = np.sqrt(np.average(squares, axis=0, weights=weights))
+        with np.errstate(over="ignore", invalid="ignore"):  # refused below
+            squares = np.square(targets.values - self.target_mean_)
+            spread = np.sqrt(np.average(squares, axis=0, weights=weights))
+        if not np.isfinite(spread).all():
+            raise DataError(
+                f"y: got numbers up to {np.abs(targets.values).max():g}, expected ones whose"
+                " squares are finite; divide by a larger unit"
+            )
         self.target_scale_ = np.where(spread > 0, spread, 1.0)
         self._one_dimensional = targets.dimensions == 1
         scaled = (targets.values - self.target_mean_) / self.target_scale_
