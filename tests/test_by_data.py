@@ -116,6 +116,11 @@ class TestRules:
     def test_an_optimizer_that_searches_keeps_its_large_minibatches(self):
         assert tuned(Facts(105, 16), objective="classification", optimizer="cg") == {}
 
+    def test_an_optimizer_that_searches_takes_all_of_few_rows_at_once(self):
+        options = {"objective": "classification", "optimizer": "cg"}
+        assert tuned(Facts(60, 16), **options) == {"batch_size": 60}
+        assert tuned(Facts(60, 16), **options, batch_size=100) == {}
+
     @given(st.integers(1, 10**7), st.integers(1, 2000), st.integers(1, 2000))
     def test_there_are_enough_updates_or_a_reason(self, rows, visible, hidden):
         settings = settings_from([visible, hidden]).pretrain

@@ -165,6 +165,12 @@ class TestTrain:
         given = (*TRAIN, "--data", "t.csv", "--layers", "4,3", "--out", "no", *options.split())
         assert refusal(call, *given).startswith(f"Error: {message}")
 
+    def test_the_option_is_named_where_a_refusal_begins_with_the_file(self, call, folder):
+        Path("empty.csv").write_text("a,b,c\n1,,0\n2,,1\n")
+        given = (*TRAIN, "--data", "empty.csv", "--hidden", 3, "--out", "no")
+        words = "Error: empty.csv: column 'b' has no value in any row; leave it out with --drop b"
+        assert refusal(call, *given).strip() == words
+
     @pytest.mark.parametrize("hidden", ["conv:4x3,5", "1x2x2,5", "-3", "5,"])
     def test_hidden_units_are_those_of_dense_layers(self, call, folder, hidden):
         given = (*TRAIN, "--data", "t.csv", f"--hidden={hidden}", "--out", "no")

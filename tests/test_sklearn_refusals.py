@@ -113,3 +113,19 @@ def test_nan_in_a_sparse_matrix_is_refused_with_its_place():
     model = fitted()
     with pytest.raises(DataError, match=words):
         model.predict(sparse.csr_array(rows))
+
+
+@pytest.mark.parametrize("kind", ["M8[s]", "m8[s]"])
+def test_an_array_of_dates_is_refused(kind):
+    with pytest.raises(DataError, match=r"^X: got values of type .*64.s., expected numbers; take"):
+        fitted(np.arange(90).reshape(30, 3).astype(kind))
+
+
+def test_targets_whose_squares_are_infinite_are_refused():
+    with pytest.raises(DataError, match=r"^y: got numbers up to .*e.300, expected ones whose squ"):
+        DBNRegressor(**SMALL).fit(ROWS, ROWS[:, 0] * 1e300)
+
+
+def test_fine_tuning_by_line_searches_takes_fewer_rows_than_its_minibatches_have():
+    model = fitted(settings={"finetune_optimizer": "lbfgs"}, finetune_epochs=2)
+    assert np.isfinite(model.predict_proba(ROWS)).all()

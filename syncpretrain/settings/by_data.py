@@ -170,7 +170,9 @@ def finetune_by_data(
     given = set(given)
     found: dict[str, Any] = {}
     if settings.optimizer not in STEPPING_OPTIMIZERS:
-        return settings, found
+        if "batch_size" not in given and 0 < facts.rows < settings.batch_size:
+            found["batch_size"] = facts.rows
+        return (replaced(settings, **found), found) if found else (settings, found)
     batch = settings.batch_size
     if "batch_size" not in given:
         shards = max(settings.shards, settings.replicas or 1)

@@ -31,8 +31,8 @@ def rows_for(estimator: Any, X: Any, *, reset: bool) -> Any:
     Raises
     ------
     DataError
-        If a column of a data frame holds no numbers, or no value at all, naming it; if two columns
-        have one name; or if a sparse matrix holds NaN.
+        If a column of a data frame holds no numbers, or no value at all, or has the name of
+        another, naming it; if an array holds dates; or if a sparse matrix holds NaN.
     ValueError
         If X is of another shape or type.
     """
@@ -40,6 +40,8 @@ def rows_for(estimator: Any, X: Any, *, reset: bool) -> Any:
     if is_named:
         check_names("X", [str(name) for name in X.columns])
         _check_no_times(X)
+    elif isinstance(X, np.ndarray) and X.dtype.kind in "mM":
+        raise DataError(f"X: got values of type {X.dtype}, expected numbers; {FROM_DATES}")
     try:
         rows = validate_data(
             estimator,

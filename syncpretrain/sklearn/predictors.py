@@ -15,6 +15,7 @@ from sklearn.utils.extmath import softmax
 from sklearn.utils.validation import check_is_fitted
 
 from syncpretrain import Stack
+from syncpretrain.errors import DataError
 from syncpretrain.sklearn.few_labels import are_few, head_first, of_bits
 from syncpretrain.sklearn.heads import for_labels, for_numbers, for_places, for_standardized
 from syncpretrain.sklearn.passes import Matrix, outputs_of
@@ -28,13 +29,18 @@ if TYPE_CHECKING:
 
 __all__ = ["DBNClassifier", "DBNRegressor"]
 
+WIDE, NARROW = 256, 64
+FEW_CLASSES = 20
+
 
 class DBNClassifier(ClassifierMixin, StackPredictor):
     """Classifier: a stack of RBMs pretrained on all rows, fine-tuned on the labelled ones.
 
     Parameters
     ----------
-    hidden, epochs, batch_size, learning_rate, visible_units, workers, random_state, verbose
+    hidden : sequence of int, optional
+        Units of each layer. None takes (256, 64), and (256, 256) for more than 20 classes.
+    epochs, batch_size, learning_rate, visible_units, workers, random_state, verbose
         As of :class:`StackedRBM`; ``epochs=0`` leaves out pretraining.
     finetune_epochs : int, optional
         Passes over the labelled rows; None takes what suits their number.
@@ -60,7 +66,7 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
 
     def __init__(
         self,
-        hidden: Sequence[int] = (256, 64),
+        hidden: Sequence[int] | None = None,
         *,
         epochs: int | Sequence[int] | None = None,
         finetune_epochs: int | None = None,
@@ -110,6 +116,12 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         self._train(rows, classes.rows, classes.places, weights, "classification")
         self.stack_ = for_labels(self.stack_, classes.labels)
         return self
+
+    def _widths(self, columns: int) -> list[int]:
+        """Return the units of each layer: codes of few units do not keep many classes apart."""
+        if self.hidden is not None:
+            return super()._widths(columns)
+        return [WIDE, NARROW if len(self.classes_) <= FEW_CLASSES else WIDE]
 
     def _to_train(self, stack: Stack) -> Stack:
         return for_places(stack, self.classes_)
@@ -162,7 +174,9 @@ class DBNRegressor(RegressorMixin, StackPredictor):
 
     Parameters
     ----------
-    hidden, epochs, finetune_epochs, batch_size, learning_rate, visible_units, pretrained
+    hidden : sequence of int
+        Units of each layer.
+    epochs, finetune_epochs, batch_size, learning_rate, visible_units, pretrained
         As of :class:`DBNClassifier`.
     workers, random_state, verbose, settings
         As of :class:`DBNClassifier`.
@@ -227,8 +241,14 @@ class DBNRegressor(RegressorMixin, StackPredictor):
         targets = numbers_of_rows(y, rows)
         weights = weights_of(sample_weight, rows, targets.rows)
         self.target_mean_ = np.average(targets.values, axis=0, weights=weights)
-        squares = np.square(targets.values - self.target_mean_)
-        spread = np.sqrt(np.average(squares, axis=0, weights=weights))
+        with np.errstate(over="ignore", invalid="ignore"):  # refused below
+            squares = np.square(targets.values - self.target_mean_)
+            spread = np.sqrt(np.average(squares, axis=0, weights=weights))
+        if not np.isfinite(spread).all():
+            raise DataError(
+                f"y: got numbers up to {np.abs(targets.values).max():g}, expected ones whose"
+                " squares are finite; divide by a larger unit"
+            )
         self.target_scale_ = np.where(spread > 0, spread, 1.0)
         self._one_dimensional = targets.dimensions == 1
         scaled = (targets.values - self.target_mean_) / self.target_scale_
