@@ -128,6 +128,8 @@ class TestCompletion:
         (["train", "--lr", "3"], "No such option --lr; the nearest one is --learning-rate; see"),
         (["train", "--n-jobs", "3"], "No such option --n-jobs; the nearest one is --workers; see"),
         (["runs", "--states", "x"], "No such option --states; the nearest one is --state; see"),
+        (["runs", "shw"], "No such command 'shw'; the nearest one is show; see syncpretrain runs"),
+        (["data", "zzz"], "No such command 'zzz'; see syncpretrain data --help"),
         (["train", "--xyzzy"], "No such option --xyzzy; see syncpretrain train --help"),
     ],
 )

@@ -123,3 +123,20 @@ def test_a_stopped_run_can_be_replayed(tmp_path):
     again = syncpretrain.load(tmp_path / "again").info["epochs"]
     assert min(again) >= 1
     assert sum(again) <= sum(syncpretrain.load(tmp_path / "run").info["epochs"])
+
+
+def test_a_run_whose_reader_has_ended_says_so(tmp_path):
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).random((100, 6), dtype=np.float32))
+    command = [sys.executable, "-m", "syncpretrain", "train", "--data", "x.npy", "--out", "run"]
+    read, written = os.pipe()
+    os.close(read)
+    try:
+        options = ("--layers", "6,3", "--epochs", "1")
+        ended = subprocess.run(
+            [*command, *options], cwd=tmp_path, stderr=written, timeout=60, check=False
+        )
+    finally:
+        os.close(written)
+    assert ended.returncode == 1
+    last = (tmp_path / "run" / "events.jsonl").read_text().splitlines()[-1]
+    assert '"reason":"the program that read its output has ended"' in last

@@ -6,6 +6,7 @@ import doctest
 import importlib
 import subprocess
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,8 +17,9 @@ from syncpretrain import finetune, plot, pretrain
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.models.diagnosis import diagnose_layers
 from syncpretrain.observers.history import History
+from syncpretrain.runs.report.plots.canvas import new_axes
 from syncpretrain.runs.report.plots.examples import error_shares
-from syncpretrain.runs.report.plots.units import activities_of, principal_components
+from syncpretrain.runs.report.plots.units import activities_of, draw_codes, principal_components
 
 pytestmark = pytest.mark.usefixtures("figures")
 PLOTS = "syncpretrain.runs.report.plots"
@@ -149,6 +151,18 @@ class TestCodes:
         points, share = principal_components(np.ones((3, 4), dtype=np.float32))
         assert (points == 0).all()
         assert share == 1
+
+    @pytest.mark.parametrize("size", [1e5, 200, 1, 0.3, 0.05, 3e-3, 1e-3, 3e-4, 1e-6])
+    def test_labels_of_ticks_do_not_overlap(self, size):
+        axes = new_axes(size=(5.6, 4.6))
+        draws = np.random.default_rng(0).uniform(-size, size, (200, 2))
+        draw_codes(axes, draws.astype(np.float32), None)
+        axes.figure.canvas.draw()
+        low, high = axes.get_xlim()
+        labels = [x for x in axes.get_xticklabels() if low <= x.get_position()[0] <= high]
+        boxes = [label.get_window_extent() for label in labels]
+        assert len(boxes) > 2
+        assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
     def test_rare_classes_share_an_entry(self, run, bits):
         axes = plot.codes(run[0], bits, np.arange(200) % 13)

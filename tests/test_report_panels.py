@@ -42,6 +42,15 @@ def test_the_key_has_the_markers_of_the_panels():
     assert " ".join(names[mark] for mark in MARKERS[:4]) == " ".join(MARKS_OF_RUNS)
 
 
+@pytest.mark.parametrize("epochs", [1, 40, 41, 700])
+def test_curves_of_any_length_have_the_markers_of_the_key(epochs):
+    axes, errors = Figure().add_subplot(), np.ones(epochs)
+    draw_curve(axes, Curve("a", np.arange(1.0, epochs + 1), errors, errors), series=1)
+    assert [line.get_marker() for line in axes.lines] == list(MARKERS[2:4])
+    shown = axes.lines[0].get_xdata()[:: axes.lines[0].get_markevery()]
+    assert min(epochs, 10) <= len(shown) <= 40
+
+
 def test_a_single_run_has_a_legend():
     assert ">validation</text>" in learning_section([run("flat", 1)]).body
 

@@ -279,10 +279,7 @@ class TestColumns:
             ("a,b\n1,2\n3,o\n4,p\n", "column 'b' holds numbers and text, such as '2' and 'o'"),
             ("a,b\n1,\n2,\n", "column 'b' has no value in any row"),
             ("a,b\n1,\n2,x\n", "target: got none .* last column, 'b', holds text such as 'x'"),
-            (
-                "a,b\nx,1\ny,2\n",
-                "visible_units: got units for numbers .* 'a' holds text such as 'x'; take auto",
-            ),
+            ("a,b\nx,1\ny,2\n", "got units of numbers .* column 'a' holds text such as 'x'; take"),
         ],
     )
     def test_what_cannot_be_trained_on(self, tmp_path, text, words):

@@ -157,6 +157,11 @@ def _usage(error: click.UsageError, ctx: click.Context) -> str:
         own = error.ctx.command.params if error.ctx else []
         known = [option for p in own for option in (*p.opts, *p.secondary_opts)]
         message = f"No such option {error.option_name}{_nearest(error.option_name, known)}"
+    elif isinstance(error, getattr(click, "NoSuchCommand", ())):  # since click 8.4
+        group = error.ctx.command if error.ctx else None
+        known = list(group.commands) if isinstance(group, click.Group) else []
+        name: str = vars(error)["command_name"]
+        message = f"No such command {name!r}{_nearest(name, known)}"
     return f"{message.rstrip('.')}; see {' '.join(program)} --help"
 
 

@@ -103,8 +103,8 @@ def _text_refused(table: Table, name: str, values: Texts, *, has_target: bool) -
             " visible units auto to train on it"
         )
     return DataError(
-        f"visible_units: got units for numbers alone for {table.name}, whose column {name!r} holds"
-        f" text such as {text!r}; take auto, which makes a category of it, or leave it"
+        f"visible_units: got units of numbers for {table.name}, whose column {name!r} holds text"
+        f" such as {text!r}; take auto, which makes a category of it, or leave it"
         f" out{table.by_drop(name)}"
     )
 

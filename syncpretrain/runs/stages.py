@@ -162,7 +162,7 @@ class Stages:
                 yield
             except BaseException as error:
                 failed = not isinstance(error, KeyboardInterrupt)
-                reason = str(error) or type(error).__name__
+                reason = _reason(error)
                 self.emit(RunStopped(time.monotonic(), failed, reason))
                 raise
 
@@ -279,6 +279,13 @@ class Stages:
             except OSError as error:
                 reason = error.strerror or error
                 self.report(f"warning: {files.folder / TRACE_NAME} could not be written: {reason}")
+
+
+def _reason(error: BaseException) -> str:
+    """Return why a run ends early."""
+    if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
+        return "the program that read its output has ended"  # rich raises a status of 1
+    return str(error) or type(error).__name__
 
 
 def _saved_in(model: Path, folder: Path, *, onward: bool = True) -> str:

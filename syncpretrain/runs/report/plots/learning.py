@@ -19,6 +19,7 @@ from syncpretrain.runs.timeline import EpochSpan, Timeline, read_timeline, timel
 __all__ = ["Curve", "curves_of", "draw_curve", "learning_curves"]
 
 FEW_EPOCHS = 40  # which have a mark each
+MARKS_OF_A_LINE = 10  # with more epochs
 POINTS_OF_A_LINE = 600  # at most: it has fewer pixels, and more make a large file
 SQUARED, WRONG = "squared error", "share of wrong classes"
 
@@ -133,7 +134,7 @@ def _shown(errors: NDArray[np.float64]) -> NDArray[np.intp]:
 
 def draw_curve(axes: Any, curve: Curve, *, series: int = 0, legend: bool = True) -> None:
     """Draw a curve; ``series`` is the number of its colour and of its two markers."""
-    marks = MARKERS[2 * series : 2 * series + 2] if len(curve.epochs) <= FEW_EPOCHS else ("", "")
+    marks = MARKERS[2 * series : 2 * series + 2]
     style: dict[str, Any] = {"color": colour_of(series), "markersize": 3, "linewidth": 1.4}
     for name, errors, line, mark in (
         ("training", curve.train, "-", marks[0]),
@@ -141,7 +142,9 @@ def draw_curve(axes: Any, curve: Curve, *, series: int = 0, legend: bool = True)
     ):
         if np.isfinite(errors).any():
             shown = _shown(errors)
-            axes.plot(curve.epochs[shown], errors[shown], line, marker=mark, label=name, **style)
+            every = 1 if len(shown) <= FEW_EPOCHS else len(shown) // MARKS_OF_A_LINE
+            style |= {"marker": mark, "markevery": every}
+            axes.plot(curve.epochs[shown], errors[shown], line, label=name, **style)
     axes.set(title=curve.title, xlabel="epoch", ylabel=curve.label)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(visible=True, alpha=0.4)

@@ -125,6 +125,8 @@ def draw_codes(axes: Any, found: Array, labels: NDArray[Any] | None) -> None:
         _draw_classes(axes, points, labels)
     axes.set(xlabel="first component", ylabel="second component")
     axes.set_title(f"{100 * share:.0f} % of the variance of {found.shape[1]} units")
+    axes.xaxis.get_major_locator().set_params(nbins=6)  # more labels of small numbers overlap
+    axes.ticklabel_format(scilimits=(-3, 4))
     axes.grid(visible=True, alpha=0.4)
 
 
