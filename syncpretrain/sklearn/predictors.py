@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DBNClassifier", "DBNRegressor"]
 
-WIDE, NARROW = 256, 64
+MANY_UNITS, FEW_UNITS = 256, 64
 FEW_CLASSES = 20
 
 
@@ -121,7 +121,8 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         """Return the units of each layer: codes of few units do not keep many classes apart."""
         if self.hidden is not None:
             return super()._widths(columns)
-        return [WIDE, NARROW if len(self.classes_) <= FEW_CLASSES else WIDE]
+        few = len(self.classes_) <= FEW_CLASSES
+        return [MANY_UNITS, FEW_UNITS if few else MANY_UNITS]
 
     def _to_train(self, stack: Stack) -> Stack:
         return for_places(stack, self.classes_)
