@@ -8,10 +8,14 @@ import sys
 
 import numpy as np
 import pytest
-
-pytest.importorskip("sklearn", minversion="1.6", reason="the estimators are scikit-learn's")
-
-import joblib
+from estimatorkinds import (
+    DBNClassifier,
+    DBNRegressor,
+    StackAnomalyDetector,
+    StackedAutoencoder,
+    StackedRBM,
+)
+from joblib import Parallel, delayed, dump, load
 from sklearn import config_context
 from sklearn.base import clone
 from sklearn.datasets import make_blobs, make_regression
@@ -24,13 +28,6 @@ from syncpretrain import Stack, pretrain
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.models.likelihood import free_energy
 from syncpretrain.models.reconstruction import stack_error
-from syncpretrain.sklearn import (
-    DBNClassifier,
-    DBNRegressor,
-    StackAnomalyDetector,
-    StackedAutoencoder,
-    StackedRBM,
-)
 from syncpretrain.sklearn.limits import parallel_limits
 
 QUIET = "ignore::syncpretrain.errors.PoorResultWarning"  # two epochs learn little
@@ -81,9 +78,9 @@ class TestAll:
 
     def test_joblib_keeps_it(self, estimator):
         fitted, file = clone(estimator).fit(BLOBS, NUMBERS), io.BytesIO()
-        joblib.dump(fitted, file)
+        dump(fitted, file)
         file.seek(0)
-        np.testing.assert_array_equal(result(joblib.load(file), BLOBS), result(fitted, BLOBS))
+        np.testing.assert_array_equal(result(load(file), BLOBS), result(fitted, BLOBS))
 
     def test_frames_are_known_by_their_columns(self, estimator):
         pandas = pytest.importorskip("pandas", reason="a DataFrame is needed")
@@ -235,7 +232,7 @@ class TestTransformers:
     def test_parts_go_on_from_a_pickle_and_from_fit(self, estimator):
         first = clone(estimator).fit(BLOBS[:40])
         before = first.stack_
-        second = joblib.load(_dumped(first.partial_fit(BLOBS[40:60])))
+        second = load(_dumped(first.partial_fit(BLOBS[40:60])))
         assert second.stack_.scaling is not None
         np.testing.assert_array_equal(second.stack_.scaling.shift, before.scaling.shift)
         a, b = (one.partial_fit(BLOBS[60:]).stack_.parameters_sha256 for one in (first, second))
@@ -257,7 +254,7 @@ class TestTransformers:
 
 def _dumped(estimator):
     file = io.BytesIO()
-    joblib.dump(estimator, file)
+    dump(estimator, file)
     file.seek(0)
     return file
 
@@ -496,10 +493,10 @@ class TestParallel:
     def test_a_job_of_joblib_takes_one_core(self):
         assert parallel_limits(None) == {}
         assert parallel_limits(3) == {"workers": 3, "blas_threads": 3}
-        jobs = joblib.Parallel(n_jobs=2, backend="threading")
-        inside = jobs(joblib.delayed(parallel_limits)(None) for _ in range(2))
+        jobs = Parallel(n_jobs=2, backend="threading")
+        inside = jobs(delayed(parallel_limits)(None) for _ in range(2))
         assert inside == [{"workers": 1, "blas_threads": 1}] * 2
-        alone = joblib.Parallel(n_jobs=1)(joblib.delayed(parallel_limits)(None) for _ in range(1))
+        alone = Parallel(n_jobs=1)(delayed(parallel_limits)(None) for _ in range(1))
         assert alone == [{}]
 
     def test_a_search_in_two_jobs_finds_what_one_finds(self):
