@@ -123,17 +123,13 @@ class Program(click.Group):
         options = {name for p in (command.params if command else ()) for name in p.opts}
         setting, colon, rest = message.partition(": ")
         option = "--" + setting.replace("_", "-")
-        if option not in options:  # it begins with a file
-            way = "leave it out with "
-            return (
-                message.replace(f"{way}drop=", f"{way}--drop ") if "--drop" in options else message
-            )
+        head = option if option in options else setting  # which may be a file
         rest = re.sub(
             r"\b([a-z_]+)=(?=\S)",
             lambda found: f"--{found[1]} " if f"--{found[1]}" in options else found[0],
             rest,
         )
-        return f"{option}{colon}{rest}"
+        return f"{head}{colon}{rest}"
 
 
 def _end(ctx: click.Context, message: str, status: int) -> None:
