@@ -174,6 +174,7 @@ class TestDryRun:
             ("--layers", "6,4,3", "--handoff", "minibatch", "--finetune", "reconstruction"),
             ("--hidden", "4", "--schedule", "none", "--finetune", "classification"),
             ("--layers", "6,4,3", "--schedule", "async", "--replicas", "2,1"),
+            ("--layers", "1x2x3,conv:2x2,3", "--replicas", 2, "--workers", 2, "--split", "filters"),
             (
                 *("--layers", "6,4", "--schedule", "async", "--runtime", "serial"),
                 *("--finetune", "reconstruction", "--finetune-schedule", "async"),

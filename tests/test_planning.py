@@ -232,6 +232,61 @@ class TestStreams:
         assert driver_for(applied, bits).run().parameters_sha256 == stack.parameters_sha256
 
 
+def shared(step: float, **others: float) -> LayerTimings:
+    """Return a layer's timings with those of two workers by each cut."""
+    cuts = {(cut, 2): {1: step, 2: seconds} for cut, seconds in others.items()}
+    return layer(step, sharded=cuts)
+
+
+class TestConvolutions:
+    TEXT = "1x4x4,conv:4x3,8"
+
+    def found(self, *layers, **others) -> Plan:
+        task = Task(settings(self.TEXT, **others), EXAMPLES, 0)
+        return plan_for(task, timings=Timings(layers, 2, 1))
+
+    def test_each_split_shares_layers_in_its_own_way(self):
+        found = self.found(
+            shared(8.0, examples=4.5, filters=4.2), shared(2.0, examples=1.5, units=1.1)
+        )
+        times = seconds(found)
+        for name, both in (("examples", 4.5 + 1.5), ("filters", 4.2 + 1.1), ("hybrid", 4.5 + 1.1)):
+            assert times[f"greedy, {name} split"] == pytest.approx(both * 10 * STEPS)
+        assert "greedy, units split" not in times
+        assert by_epochs(found).choice.name == "hybrid, filters split"
+        assert "--split filters" in by_epochs(found).command
+
+    def test_gradients_of_shards_are_those_of_examples_alone(self):
+        split = shared(8.0, examples=4.5, filters=4.2), shared(2.0, examples=1.5, units=1.1)
+        bytes_of = {x.name: x.bytes for x in self.found(*split).candidates}
+        convolution, dense = settings(self.TEXT).shapes
+        assert bytes_of["greedy, hybrid split"] - bytes_of["greedy, filters split"] == 4 * 2 * (
+            convolution.weights + sum(convolution.biases)
+        )
+        assert bytes_of["greedy, examples split"] - bytes_of["greedy, hybrid split"] == 4 * 2 * (
+            dense.weights + sum(dense.biases)
+        )
+
+    def test_a_hybrid_of_one_kind_of_cut_is_no_candidate(self):
+        times = seconds(self.found(shared(8.0, examples=4.2, filters=4.5), layer(2.0)))
+        assert "greedy, examples split" in times
+        assert "greedy, filters split" in times
+        assert not [name for name in times if name.endswith("hybrid split")]
+
+    @pytest.mark.parametrize("name", ["greedy, filters split", "streamed, hybrid split"])
+    def test_the_pick_is_what_pretrain_takes(self, bits, name):
+        found = self.found(shared(8.0, examples=4.5, filters=4.2), shared(8.0, units=4.1))
+        given = next(x.options for x in found.candidates if x.name == name)
+        assert given["replicas"] == (2, 2)
+        options = {"epochs": 1, "batch_size": 20}
+        stack = pretrain(bits, layers=self.TEXT, **options, **given)
+        alone = {**given, "workers": 1, "replicas": 1}
+        assert (
+            pretrain(bits, layers=self.TEXT, **options, **alone).parameters_sha256
+            == stack.parameters_sha256
+        )
+
+
 class TestMemory:
     def test_of_convolutions_maps_count_before_they_are_pooled(self):
         (first, second) = shapes = settings("2x9x9,conv:5x2,pool:4,7").shapes
@@ -306,14 +361,24 @@ class TestMeasuring:
             assert min(timings.step, timings.products, timings.validation) > 0
             assert timings.contention >= 1
 
-    def test_convolutions_have_no_split_by_units(self):
+    def test_convolutions_are_split_by_filters_instead_of_units(self):
         text = ",".join(["1x8x8", *["conv:4x3:same"] * 4, "6"])
         found = measure(settings(text, batch_size=10), workers=2, examples=50, seconds=0)
         assert [set(x.sharded) for x in found.layers] == [
-            *[{("examples", 2)}] * 4,
+            *[{("examples", 2), ("filters", 2)}] * 4,
             {("examples", 2), ("units", 2)},
         ]
         assert found.layers[3] == found.layers[2], "one timing of layers that are alike"
+
+    @pytest.mark.parametrize("special", [{"persistent": True}, {"hidden_dropout": 0.5}])
+    def test_what_has_no_filters_split_is_not_measured_in_it(self, special):
+        wanted = settings("1x6x6,conv:4x3", batch_size=8, **special)
+        found = measure(wanted, workers=2, seconds=0)
+        assert set(found.layers[0].sharded) == {("examples", 2)}
+
+    def test_no_more_shards_than_there_are_filters(self):
+        found = measure(settings("1x6x6,conv:3x3", batch_size=8), workers=4, seconds=0)
+        assert {n for split, n in found.layers[0].sharded if split == "filters"} == {2}
 
     def test_layers_that_are_alike_share_their_timings(self):
         found = measure(settings((8, 8, 8, 8), batch_size=10), workers=2, examples=50, seconds=0)

@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 WORTH_IT = 0.995  # a layer takes more workers if the run then takes at most this share of its time
+DENSE_SPLITS = ("examples", "units")
 SEARCHED_EPOCHS = 12  # of a layer, while replicas are looked for: enough to separate them
 
 
@@ -81,7 +82,7 @@ def candidates(task: Task, timings: Timings) -> list[Candidate]:
     ``timings.workers`` is how many workers there may be. The settings' own schedule, workers,
     replicas, split and shards do not count.
     """
-    found = []
+    found, seen = [], set()
     for name, options in _named_candidates(task, timings):
         settings = _with(task.settings, options)
         if settings is None:
@@ -90,6 +91,10 @@ def candidates(task: Task, timings: Timings) -> list[Candidate]:
             settings = _with_replicas(task, settings, timings)
             if max(settings.replicas) == 1:
                 continue  # it does not pay anywhere
+            cuts = _cuts(settings)
+            if cuts in seen:
+                continue  # a hybrid of one kind of cut
+            seen.add(cuts)
             options = {**options, "replicas": settings.replicas, "shards": settings.replicas}
         run = simulated(task, settings, timings)
         found.append(Candidate(name, options, run.seconds, _bytes(task, settings, run), run.epochs))
@@ -114,6 +119,7 @@ def _named_candidates(task: Task, timings: Timings) -> Iterator[tuple[str, dict[
     kinds = {name: kind for name, kind in SCHEDULES.items() if kind.candidate is not None}
     single = {name: kind for name, kind in kinds.items() if kind.one_at_a_time}
     deep = len(timings.layers) > 1
+    splits = ("examples", "filters", "hybrid") if task.settings.architecture else DENSE_SPLITS
     for name, kind in kinds.items():
         blas = {"blas_threads": 1} if kind.one_at_a_time else {}
         yield f"{kind.candidate}, one core", {"schedule": name, "workers": 1, **blas}
@@ -128,13 +134,13 @@ def _named_candidates(task: Task, timings: Timings) -> Iterator[tuple[str, dict[
         if deep and not kind.one_at_a_time:
             yield str(kind.candidate), {"schedule": name, "workers": P}
     for name, kind in kinds.items():
-        for split in ("examples", "units") if deep or kind.one_at_a_time else ():
+        for split in splits if deep or kind.one_at_a_time else ():
             options = {"schedule": name, "workers": P, "split": split}
             yield f"{kind.shared_candidate}, {split} split", options
     for name, kind in kinds.items():
         if deep and kind.can_stream:
             yield "streamed", {"schedule": name, **streamed, "workers": P}
-            for split in ("examples", "units"):
+            for split in splits:
                 options = {"schedule": name, **streamed, "workers": P, "split": split}
                 yield f"streamed, {split} split", options
 
@@ -175,6 +181,15 @@ def _with(settings: PretrainSettings, options: Mapping[str, Any]) -> PretrainSet
         return None
 
 
+def _cuts(settings: PretrainSettings) -> tuple[object, ...]:
+    """Return what two candidates share that train every layer in the same way."""
+    own = [
+        (n, settings.split_of(layer)) if n > 1 else (1, "")
+        for layer, n in enumerate(settings.replicas, start=1)
+    ]
+    return (settings.schedule, settings.handoff, *own)
+
+
 def _with_replicas(task: Task, settings: PretrainSettings, timings: Timings) -> PretrainSettings:
     """Give each layer the workers that it can use, one layer after the other.
 
@@ -201,7 +216,7 @@ def _with_size(
     settings: PretrainSettings, i: int, size: int, timings: LayerTimings
 ) -> PretrainSettings | None:
     """Return the settings with ``size`` workers for a layer, None where that was not measured."""
-    if size > 1 and (settings.split, size) not in timings.sharded:
+    if size > 1 and (settings.split_of(i + 1), size) not in timings.sharded:
         return None
     replicas = (*settings.replicas[:i], size, *settings.replicas[i + 1 :])
     return msgspec.structs.replace(settings, replicas=replicas, shards=replicas)
@@ -226,7 +241,7 @@ def _cost(task: Task, settings: PretrainSettings, i: int, layer: LayerTimings) -
     kind = SCHEDULES[settings.schedule]
     on_blas = kind.one_at_a_time and (settings.blas_threads or 1) > 1
     if settings.replicas[i] > 1:
-        step = dict(layer.sharded[settings.split, settings.replicas[i]])
+        step = dict(layer.sharded[settings.split_of(i + 1), settings.replicas[i]])
     elif on_blas and max(settings.replicas) == 1 and layer.blas_step is not None:
         step, validation = {1: layer.blas_step}, layer.blas_validation or layer.validation
         transform = {1: layer.blas_transform or 0.0}
@@ -268,7 +283,10 @@ def _bytes(task: Task, settings: PretrainSettings, run: Simulated) -> int:
     rows = task.rows
     activations = sum(n * width for n, width in zip(run.buffers, settings.layers[1:], strict=True))
     weights = [shape.weights + sum(shape.biases) for shape in settings.shapes]
-    own = [n if n > 1 and settings.split == "examples" else 0 for n in settings.replicas]
+    own = [
+        n if n > 1 and settings.split_of(layer) == "examples" else 0
+        for layer, n in enumerate(settings.replicas, start=1)
+    ]
     gradients = sum(n * size for n, size in zip(own, weights, strict=True))
     fixed = pretraining_bytes(settings.shapes, examples=0, batch_size=settings.batch_size)
     return fixed + FLOAT_BYTES * (rows * activations + gradients)

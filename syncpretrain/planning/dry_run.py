@@ -152,8 +152,6 @@ def _not_predicted(settings: PretrainSettings) -> str:
         return "the runtime mpi; see syncpretrain simulate"
     if settings.backend != "numpy":
         return f"the backend {settings.backend}"
-    if max(settings.replicas) > 1 and settings.split not in ("examples", "units"):
-        return f"the split by {settings.split}"
     return ""
 
 

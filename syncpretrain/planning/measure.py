@@ -8,11 +8,12 @@ from time import perf_counter
 import msgspec
 import numpy as np
 
+from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.kernels.program import PhaseRunner, Phases
 from syncpretrain.learners.by_examples import ByExamples
 from syncpretrain.learners.by_units import ByUnits
-from syncpretrain.learners.select import is_plain
+from syncpretrain.learners.select import is_plain, step_for
 from syncpretrain.learners.steps import Step
 from syncpretrain.parallel.blas import blas_limit, blas_threads
 from syncpretrain.parallel.worker_pool import WorkerPool
@@ -40,6 +41,7 @@ from syncpretrain.pretraining.memory import check_memory
 from syncpretrain.pretraining.runtime.activations import CHUNK_ROWS, CHUNKS_AT_ONCE
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.settings import PretrainSettings
+from syncpretrain.shapes import ConvolutionShape
 
 __all__ = ["check_measuring", "measure"]
 
@@ -245,7 +247,23 @@ class _Bench:
                 return None
             return ByUnits(learner, shards) if shards <= min(learner.weight.shape) else None
 
+        def by_filters(shards: int) -> Step | None:
+            is_permitted = self._has_shards(i, split="filters", shards=shards)
+            return step_for(learner, shards, "filters") if is_permitted else None
+
+        if isinstance(self._settings.shapes[i], ConvolutionShape):
+            return {"examples": by_examples, "filters": by_filters}
         return {"examples": by_examples, "units": by_units}
+
+    def _has_shards(self, i: int, *, split: str, shards: int) -> bool:
+        """Return whether the settings permit that a layer's minibatches are cut so."""
+        settings = self._settings
+        changed = (*settings.shards[:i], shards, *settings.shards[i + 1 :])
+        try:
+            msgspec.structs.replace(settings, split=split, shards=changed)
+        except SettingsError:
+            return False
+        return True
 
     def _run(self, workers: int) -> PhaseRunner:
         def run(work: Phases, shards: int) -> None:

@@ -17,7 +17,7 @@ class LayerTimings:
     step : float
         A minibatch, by one worker, with all other cores at rest.
     sharded : mapping of (str, int) to mapping of int to float
-        A minibatch cut by "examples" or "units" into shards, by the number of workers.
+        A minibatch cut by "examples", "units" or "filters" into shards, by the number of workers.
     contention : float
         By how much ``step`` grows when all workers are busy with other layers.
     products : float

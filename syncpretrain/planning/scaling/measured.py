@@ -10,7 +10,7 @@ import msgspec
 from syncpretrain.planning.handover import handover_seconds
 from syncpretrain.planning.measure import measure
 from syncpretrain.planning.scaling.costs import LayerCosts
-from syncpretrain.planning.scaling.work import PRODUCTS, PartCost, SharedCost, SplitName
+from syncpretrain.planning.scaling.work import PRODUCTS, SPLITS, PartCost, SharedCost, SplitName
 from syncpretrain.planning.timings import LayerTimings, Timings
 from syncpretrain.settings import PretrainSettings
 
@@ -63,6 +63,7 @@ def costs_together(timings: Timings, *, batch_size: int) -> list[LayerCosts]:
                 forward=_forward_together(cost, reader, n, batch_size),
             )
             for (split, n), by_size in layer.sharded.items()
+            if split in SPLITS
         ]
         found.append(
             msgspec.structs.replace(
