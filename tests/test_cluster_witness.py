@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import select
 import socket
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -150,6 +151,46 @@ def test_the_witness_names_processes_in_the_order_of_their_ends():
             processes[place].communicate(timeout=WAIT)
         said = own.wait()
         assert [part.split()[0] for part in said.split(", and ")] == ["1", "2", "0"]
+
+
+WAITS = """
+import sys
+from syncpretrain.cluster.witness import be_seen
+be_seen(sys.argv[1].replace("@", chr(0)))
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@needs_pidfd
+def test_the_witness_learns_of_a_death_before_the_launcher():
+    """Whose connection to the process was open before, here with a higher number."""
+    name = f"syncpretrain-{secrets.token_hex(8)}"
+    with ExitStack() as stack:
+        ours, theirs = map(stack.enter_context, socket.socketpair())
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.settimeout(WAIT)
+        listener.bind(f"\0{name}")
+        listener.listen()
+        command = [sys.executable, "-c", WAITS, f"@{name}"]
+        process = stack.enter_context(
+            subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+            )
+        )
+        stack.callback(process.kill)
+        theirs.close()
+        seen = stack.enter_context(listener.accept()[0])
+        looks = stack.enter_context(select.epoll())
+        for own in (ours, seen):
+            looks.register(own, select.EPOLLIN)
+        process.stdout.readline()
+        process.kill()
+        process.wait(WAIT)
+        assert [own for own, _ in looks.poll(WAIT)] == [seen.fileno(), ours.fileno()]
 
 
 @needs_pidfd

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from syncpretrain.cluster import watch
 from syncpretrain.cluster.watch import ABORTS
-from syncpretrain.parallel.descriptors import standard_stream
+from syncpretrain.parallel.descriptors import closed_first, standard_stream
 
 __all__ = ["Witness", "be_seen", "notify_witness"]
 
@@ -27,7 +27,7 @@ _seen: list[socket.socket] = []  # open as long as this process lives
 
 
 def be_seen(address: str) -> None:
-    """Connect to the witness, which so learns of the end of this process."""
+    """Connect to the witness, which so learns of the end of this process, before the launcher."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         own = socket.socket(socket.AF_UNIX)
@@ -37,7 +37,7 @@ def be_seen(address: str) -> None:
             own.close()
             time.sleep(0.01)
         else:
-            _seen.append(own)
+            _seen.append(socket.socket(fileno=closed_first(own.detach())))
             return
 
 

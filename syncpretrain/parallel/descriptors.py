@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import subprocess
 
 from syncpretrain.errors import SettingsError
 
-__all__ = ["above_standard", "nameless_memory", "size_memory", "standard_stream"]
+__all__ = ["above_standard", "closed_first", "nameless_memory", "size_memory", "standard_stream"]
 
 FIRST_FREE = 3  # behind stdin, stdout and stderr
+HIGH, BELOW_LIMIT = 1000, 16
 
 
 def above_standard(descriptor: int) -> int:
@@ -25,6 +27,20 @@ def above_standard(descriptor: int) -> int:
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE)
     finally:
         os.close(descriptor)
+
+
+def closed_first(descriptor: int) -> int:
+    """Move a descriptor above most others, of which Linux closes the highest first at a death.
+
+    Where that fails it is returned as it is.
+    """
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, min(HIGH, most - BELOW_LIMIT))
+    except OSError:  # a low limit
+        return descriptor
+    os.close(descriptor)
+    return moved
 
 
 def nameless_memory() -> int:
