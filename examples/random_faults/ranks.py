@@ -28,31 +28,35 @@ JOB_SECONDS = 60.0
 TRAIN = ["train", "--layers", "64,48,32,16,8", "--checkpoint-every", "1"]
 TUNE = ["--finetune", "reconstruction", "--finetune-epochs", "40", "--finetune-replicas", "2"]
 TUNE += ["--finetune-split", "examples", "--finetune-batch-size", "200"]
-WAYS = [  # in which an error is raised in all but the last
+WAYS = [
     ["--epochs", "20", "--handoff", "epoch"],
     ["--epochs", "20", "--handoff", "minibatch"],
     ["--epochs", "1", *TUNE],
 ]
-# Raises an error in a minibatch on one rank, after some seconds of training.
+# Raises an error in a minibatch on one rank, after some seconds of training or fine-tuning there.
 RAISE = """
 import sys, time
 from syncpretrain.cli import main
 from syncpretrain.cluster.launched import launched
+from syncpretrain.finetuning.network_on_ranks import NetworkOnRanks
 from syncpretrain.pretraining import build
 from syncpretrain.pretraining.streamed import build as stream_build
 rank, seconds, arguments = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
-step_for = build.step_for
-def failing(*given):
-    step, started = step_for(*given), time.monotonic()
-    train_step = step.train_step
-    def train(*given, **named):
-        if time.monotonic() - started > seconds:
-            raise ValueError("out of luck")
-        return train_step(*given, **named)
-    step.train_step = train
+def failing(step):
+    began = []
+    def fail(*given, **named):
+        began.append(time.monotonic())
+        if began[-1] - began[0] > seconds:
+            raise ValueError(f"out of luck at {time.monotonic()}")
+        return step(*given, **named)
+    return fail
+def step_for(*given, healthy=build.step_for):
+    step = healthy(*given)
+    step.train_step = failing(step.train_step)
     return step
 if launched().rank == rank:
-    build.step_for = stream_build.step_for = failing
+    build.step_for = stream_build.step_for = step_for
+    NetworkOnRanks.step = failing(NetworkOnRanks.step)
 main(arguments, prog_name="syncpretrain")
 """
 
@@ -60,7 +64,7 @@ main(arguments, prog_name="syncpretrain")
 def fail_ranks(times: int, draw: random.Random) -> None:
     """Kill a rank in some jobs, have one raise an error in as many; resume on other ranks.
 
-    The hand-overs take turns, and fine-tuning on the ranks where they are killed.
+    Both hand-overs and fine-tuning take turns.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -74,9 +78,9 @@ def fail_ranks(times: int, draw: random.Random) -> None:
             whole = ended(start(1, ["-m", "syncpretrain", *train, *out]))
             expected.append(json.loads(whole[1])["parameters_sha256"])
         for kills in (True, False):
-            found, ways = [], len(WAYS) if kills else len(WAYS) - 1
+            found = []
             for i in range(times):
-                k = i % ways
+                k = i % len(WAYS)
                 found.append(fail_one(trains[k], folder / "run", expected[k], kills, draw))
                 print(f"\r{i + 1} of {times}", end="", file=sys.stderr, flush=True)
             seconds, statuses = zip(*found, strict=True)
@@ -95,8 +99,10 @@ def fail_one(
     """Return the seconds from a failure to the end of its job, and the job's status."""
     while True:
         shutil.rmtree(out, ignore_errors=True)
-        size = draw.randint(2, 5)
-        rank, seconds = draw.randrange(0 if kills else 1, size), draw.uniform(0.0, 0.5)
+        size, seconds = draw.randint(2, 5), draw.uniform(0.0, 0.5)
+        # Rank 0 raises its own errors as they are; of two that fine-tune rank 1 is the other.
+        at_work = 2 if "--finetune" in train else size
+        rank = draw.randrange(size) if kills else draw.randrange(1, at_work)
         program = ["-m", "syncpretrain"] if kills else ["-c", RAISE, str(rank), str(seconds)]
         job = start(size, [*program, *train, "--out", str(out)])
         ranks = ranks_of(job, size, out)
@@ -105,13 +111,17 @@ def fail_one(
             ranks[rank].kill()
         since = time.monotonic()
         status, _, error = ended(job)
-        if status:
-            break  # else it was over before
-    passed = time.monotonic() - since - (0 if kills else seconds)
-    place = rf"rank {rank} on \S+ \(process {ranks[rank].pid}\) was killed"
-    wanted = place if kills else rf"layer \d failed in epoch \d+ on rank {rank} on \S+: ValueError"
-    check(re.search(wanted, error), f"status {status}, rank {rank} of {size}: {error}")
+        over = time.monotonic()
+        if status and not (out / "metrics.json").exists():
+            break  # else the run was over, and its ranks were ending
+    place = rf"rank {rank} on \S+"
+    killed = rf"{place} \(process {ranks[rank].pid}\) was killed"
+    reason = r"ValueError: out of luck at (\d+\.\d+)"
+    raised = rf"(?:layer \d|fine-tuning) failed in epoch \d+ on {place}: {reason}"
+    told = re.search(killed if kills else raised, error)
+    check(told, f"status {status}, rank {rank} of {size}: {error}")
     check(kills or status == 1, f"status {status}")
+    passed = over - (since if kills or told is None else float(told[1]))
     check(passed < TOLD_SECONDS, f"told after {passed:.1f} s")
     _, alive = psutil.wait_procs(list(ranks.values()), timeout=5)
     check(not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE], f"still alive: {alive}")
