@@ -51,7 +51,7 @@ NATIVE = Extension(
     depends=[
         f"syncpretrain/kernels/_{name}.h"
         for name in (
-            *("binary", "convolution", "counters", "documents", "loops", "patches", "philox"),
+            *("bfloat16", "binary", "convolution", "counters", "documents", "loops", "patches", "philox"),
             *("products", "program", "sparse", "tiles", "vectors", "windows"),
         )
     ],
