@@ -51,7 +51,16 @@ NATIVE = Extension(
     depends=[
         f"syncpretrain/kernels/_{name}.h"
         for name in (
-            *("bfloat16", "binary", "convolution", "counters", "documents", "loops", "patches", "philox"),
+            *(
+                "bfloat16",
+                "binary",
+                "convolution",
+                "counters",
+                "documents",
+                "loops",
+                "patches",
+                "philox",
+            ),
             *("products", "program", "sparse", "tiles", "vectors", "windows"),
         )
     ],
