@@ -134,6 +134,7 @@ class Autoencoder(BaseAutoencoder):
             spread=math.sqrt(2 / (visible + hidden)),  # Glorot and Bengio 2010
             tied=settings.tied,
             kinds=settings.kinds(self.model),
+            precision=settings.precision,
         )
         super().__init__(layer, first, settings)
 

@@ -247,6 +247,7 @@ class RBM(BaseRBM):
             seed=settings.seed,
             spread=INITIAL_SPREAD,
             kinds=settings.kinds(self.model),
+            precision=settings.precision,
         )
         super().__init__(layer, first, settings, first.shape)
 
