@@ -48,8 +48,7 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
     dropout, input_dropout : float
         Shares of the hidden units and of the inputs left out of an example.
     precision : str
-        Of dense products: ``float32``, or of factors rounded to ``bfloat16``, of adam and sgd on
-        the CPU.
+        Of dense products, as in pretraining; of cg and lbfgs ``float32`` alone.
     replicas : int or None
         Workers that share every minibatch; None takes one for each usable core where the network
         is large enough. Of adam and sgd.
@@ -124,7 +123,7 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
             raise SettingsError(
                 f"finetune_shards: got more than the {self.batch_size} examples of a minibatch"
             )
-        if not stepping and self.precision != "float32":
+        if not stepping and self.precision == "bfloat16":
             raise SettingsError(
                 f"finetune_precision: got {self.precision} with optimizer {self.optimizer}, whose"
                 " searches need exact products; take float32, or optimizer adam or sgd"
