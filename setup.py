@@ -51,8 +51,8 @@ NATIVE = Extension(
     depends=[
         f"syncpretrain/kernels/_{name}.h"
         for name in (
-            *("binary", "convolution", "counters", "documents", "loops", "patches", "philox"),
-            *("products", "program", "sparse", "tiles", "vectors", "windows"),
+            *("bfloat16", "binary", "convolution", "counters", "documents", "loops", "pairs"),
+            *("patches", "philox", "products", "program", "sparse", "tiles", "vectors", "windows"),
         )
     ],
     extra_compile_args=["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"],

@@ -65,6 +65,7 @@ __all__ = ["FINETUNING", "FLOOR", "PARTS", "PRETRAINING", "RBM", "Size", "main"]
 WIDE = "as many as there are cores in every layer that is worth it"
 FIRST = "as many as there are cores in layer 1"
 WORTH_SHARING = 100_000  # weights
+ROUNDED = "bfloat16"
 # Ways to run the same training with syncpretrain: a name for the table, and arguments of pretrain.
 # To compare one more, such as with replicas or with a schedule that was picked, add a line.
 PRETRAINING: dict[str, dict[str, Any]] = {
@@ -76,6 +77,8 @@ PRETRAINING: dict[str, dict[str, Any]] = {
     "streamed, 1 worker": {"handoff": "minibatch", "workers": 1},
     "streamed": {"handoff": "minibatch"},
     "streamed, shared by units": {"handoff": "minibatch", "split": "units", "replicas": FIRST},
+    "streamed, 1 worker, bfloat16": {"handoff": "minibatch", "workers": 1, "precision": ROUNDED},
+    "streamed, bfloat16": {"handoff": "minibatch", "precision": ROUNDED},
 }
 RBM: dict[str, dict[str, Any]] = {
     "persistent CD": {"schedule": "greedy", "persistent": True},
@@ -84,6 +87,7 @@ RBM: dict[str, dict[str, Any]] = {
 # The same of fine-tuning, and arguments of finetune.
 FINETUNING: dict[str, dict[str, Any]] = {
     "all cores": {},
+    "all cores, bfloat16": {"precision": ROUNDED},
 }
 
 BATCH = 100
@@ -128,10 +132,10 @@ def ours(X: Array, size: Size, *, how: dict[str, Any]) -> Stack:
     return pretrain(X, layers=size.layers, epochs=size.epochs, batch_size=BATCH, **how)
 
 
-def pytorch_pretrained(X: Array, size: Size) -> Stack:
+def pytorch_pretrained(X: Array, size: Size, *, precision: str = "float32") -> Stack:
     from peers_pytorch import pretrained
 
-    options = settings_from(size.layers, epochs=size.epochs, batch_size=BATCH)
+    options = settings_from(size.layers, epochs=size.epochs, batch_size=BATCH, precision=precision)
     return pretrained(X, options.pretrain)
 
 
@@ -150,12 +154,12 @@ def ours_finetuned(X: Array, size: Size, *, how: dict[str, Any]) -> Stack:
     return finetune(random_start(size.layers), X, **{**options, **how})
 
 
-def pytorch_finetuned(X: Array, size: Size, *, by_hand: bool) -> Stack:
+def pytorch_finetuned(X: Array, size: Size, *, by_hand: bool = False, **how: Any) -> Stack:
     import peers_pytorch
 
     tune = peers_pytorch.finetuned_by_hand if by_hand else peers_pytorch.finetuned
     start = random_start(size.layers)
-    return tune(start, X, epochs=size.epochs, batch_size=BATCH, rate=RATE)
+    return tune(start, X, epochs=size.epochs, batch_size=BATCH, rate=RATE, **how)
 
 
 @cache  # the first training makes it, before the time starts
@@ -180,7 +184,11 @@ def _named(
 STACK = (784, 1000, 500, 250, 30)
 PARTS = {
     "pretraining": Part(
-        {"PyTorch, greedy, all cores": pytorch_pretrained, **_named(ours, PRETRAINING)},
+        {
+            "PyTorch, greedy, all cores": pytorch_pretrained,
+            "PyTorch, greedy, all cores, bfloat16": partial(pytorch_pretrained, precision=ROUNDED),
+            **_named(ours, PRETRAINING),
+        },
         Size(STACK, 50_000, 2),
         ("torch",),
         floor=True,
@@ -192,8 +200,9 @@ PARTS = {
     ),
     "finetuning": Part(
         {
-            "PyTorch, autograd": partial(pytorch_finetuned, by_hand=False),
+            "PyTorch, autograd": pytorch_finetuned,
             "PyTorch, backward pass written out": partial(pytorch_finetuned, by_hand=True),
+            "PyTorch, autograd, bfloat16": partial(pytorch_finetuned, rounds=True),
             **_named(ours_finetuned, FINETUNING),
         },
         Size(STACK, 20_000, 1),

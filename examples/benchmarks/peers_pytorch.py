@@ -1,8 +1,9 @@
 """The same training in PyTorch, as fast as it was found to go on a CPU: CD-1 and fine-tuning.
 
-All cores, float32, and the settings of syncpretrain's own runs. What was tried, in milliseconds
-for one minibatch of 100 in each layer of 784-1000-500-250-30, on 2 cores (AVX-512, PyTorch 2.13.0,
-medians of 12 alternating turns; 10.4 and 9.8 of them are the five products alone)::
+All cores, float32 or products of bfloat16, and the settings of syncpretrain's own runs. What was
+tried, in milliseconds for one minibatch of 100 in each layer of 784-1000-500-250-30, on 2 cores
+(AVX-512, float32, PyTorch 2.13.0, medians of 12 alternating turns; 10.4 and 9.8 of them are the
+five products alone)::
 
     greedy CD-1                                                  first run  second run
     uniform_, two addmm_ into the velocity                       14.5
@@ -68,10 +69,10 @@ class RBM:
         v, h = self._v[: 2 * n], self._h[: 2 * n]
         v0, v1, h0, h1 = v[:n], v[n:], h[:n], h[n:]
         torch.index_select(X, 0, rows, out=v0)
-        torch.addmm(self.hidden_bias, v0, self.weight, out=h0).sigmoid_()
+        self._to_hidden(v0, h0)
         states = self._drawn(h0)
-        torch.addmm(self.visible_bias, states, self.weight.t(), out=v1).sigmoid_()
-        torch.addmm(self.hidden_bias, v1, self.weight, out=h1).sigmoid_()
+        self._to_visible(states, v1)
+        self._to_hidden(v1, h1)
 
         difference = torch.sub(v0, v1, out=self._difference[:n])
         flat = difference.view(-1)
@@ -82,11 +83,20 @@ class RBM:
         self.visible_velocity.addmv_(difference.t(), signs[:n], beta=momentum, alpha=share)
         self.hidden_velocity.addmv_(h.t(), signs, beta=momentum, alpha=share)
         v1.neg_()  # [v0; -v1]^T [h0; h1], straight into the velocity
-        self.velocity.addmm_(v.t(), h, beta=momentum, alpha=share)
+        self._correlate(v, h, momentum, share)
         self.velocity.add_(self.weight, alpha=-rate * weight_decay)
         self.weight.add_(self.velocity)
         self.visible_bias.add_(self.visible_velocity)
         self.hidden_bias.add_(self.hidden_velocity)
+
+    def _to_hidden(self, v: Tensor, out: Tensor) -> None:
+        torch.addmm(self.hidden_bias, v, self.weight, out=out).sigmoid_()
+
+    def _to_visible(self, h: Tensor, out: Tensor) -> None:
+        torch.addmm(self.visible_bias, h, self.weight.t(), out=out).sigmoid_()
+
+    def _correlate(self, v: Tensor, h: Tensor, momentum: float, share: float) -> None:
+        self.velocity.addmm_(v.t(), h, beta=momentum, alpha=share)
 
     def _drawn(self, means: Tensor) -> Tensor:
         """Return states of 0 and 1; PyTorch's generator is serial, so each 64 bits serve two."""
@@ -107,6 +117,29 @@ class RBM:
         return DenseLayer(self.weight.numpy(), self.hidden_bias.numpy(), self.visible_bias.numpy())
 
 
+class RoundedRBM(RBM):
+    """The same with products of bfloat16, of weights that are rounded once a step."""
+
+    def __init__(self, visible: int, hidden: int, rows: int) -> None:
+        super().__init__(visible, hidden, rows)
+        self._rounded = self.weight.bfloat16()
+
+    def step(self, X: Tensor, rows: Tensor, **rates: float) -> None:
+        """Train on some rows of X by CD-1, with momentum."""
+        self._rounded.copy_(self.weight)
+        super().step(X, rows, **rates)
+
+    def _to_hidden(self, v: Tensor, out: Tensor) -> None:
+        out.copy_(torch.mm(v.bfloat16(), self._rounded)).add_(self.hidden_bias).sigmoid_()
+
+    def _to_visible(self, h: Tensor, out: Tensor) -> None:
+        out.copy_(torch.mm(h.bfloat16(), self._rounded.t())).add_(self.visible_bias).sigmoid_()
+
+    def _correlate(self, v: Tensor, h: Tensor, momentum: float, share: float) -> None:
+        product = torch.mm(v.bfloat16().t(), h.bfloat16())
+        self.velocity.mul_(momentum).add_(product, alpha=share)
+
+
 def pretrained(X: Array, settings: PretrainSettings) -> Stack:
     """Train one RBM after the other by CD-1, each on what the finished one below makes of X."""
     with torch.inference_mode():
@@ -114,10 +147,11 @@ def pretrained(X: Array, settings: PretrainSettings) -> Stack:
 
 
 def _pretrained(X: Array, settings: PretrainSettings) -> Stack:
+    kind = RBM if settings.precision == "float32" else RoundedRBM
     _start(settings.seed)
     below, layers = torch.from_numpy(X), []
     for i, hidden in enumerate(settings.layers[1:]):
-        rbm = RBM(settings.layers[i], hidden, settings.batch_size)
+        rbm = kind(settings.layers[i], hidden, settings.batch_size)
         momentum = MomentumSchedule(settings.momentum[i])
         for epoch in range(1, settings.epochs[i] + 1):
             rbm.error.zero_()
@@ -135,14 +169,18 @@ def _pretrained(X: Array, settings: PretrainSettings) -> Stack:
     return Stack(tuple(layers))
 
 
-def finetuned(stack: Stack, X: Array, *, epochs: int, batch_size: int, rate: float) -> Stack:
-    """Fine-tune the unrolled stack with autograd and Adam."""
+def finetuned(
+    stack: Stack, X: Array, *, epochs: int, batch_size: int, rate: float, rounds: bool = False
+) -> Stack:
+    """Fine-tune the unrolled stack with autograd and Adam; ``rounds`` casts to bfloat16."""
     _start(0)
     network = _unrolled(stack)
     optimizer = torch.optim.Adam(network.parameters(), lr=rate, fused=True)
     error = torch.zeros(())
     for x in _minibatches(torch.from_numpy(X), epochs, batch_size):
-        loss = nn.functional.mse_loss(network(x), x, reduction="sum") / len(x)
+        with torch.autocast("cpu", torch.bfloat16, enabled=rounds):
+            y = network(x)
+        loss = nn.functional.mse_loss(y.float(), x, reduction="sum") / len(x)
         optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
         optimizer.step()

@@ -50,6 +50,11 @@ TRAIN_PER_VALIDATION = 50  # rows, as MNIST's 50,000 beside 1,000
 )
 @click.option("--workers", type=int, metavar="P", help="Default the usable cores.")
 @click.option(
+    "--precision",
+    type=click.Choice(("float32", "bfloat16", "auto")),
+    help="Of dense products. Default float32.",
+)
+@click.option(
     "--rounds", type=at_least(1), default=1, metavar="N", help="Runs of each schedule. Default 1."
 )
 @click.option(

@@ -111,6 +111,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Workers": {
         "runtime": "Layers in threads (default), processes, turns, or on ranks of mpiexec (mpi).",
         "backend": "CPU, all GPUs, or GPU N; auto (default) takes a GPU that CuPy can use.",
+        "precision": "Of dense products on the CPU: bfloat16 rounds their factors.",
         "workers": "Of all layers. Default the usable cores.",
         "replicas": "Workers of one layer, if to spare.",
         "split": "What replicas share: examples (default), an RBM's units, filters; or hybrid:"
@@ -136,6 +137,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "finetune_patience": "End after N epochs without a better validation error, and keep the"
         " best weights.",
         "finetune_batch_size": "",
+        "finetune_precision": "Of dense products. Default float32.",
         "finetune_replicas": "Of one minibatch. Default one a usable core.",
         "finetune_split": "What they share. Default units, or hybrid.",
         "finetune_shards": "Default as many as replicas.",

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 OF_ASYNC = ("push_every", "fetch_every", "async_rate")
-PLANNED_OF = ("layers", "model", "epochs", "batch_size", "workers", "handoff", "delay")
-OF_TUNING = ("epochs", "batch_size", "optimizer", "replicas", "schedule", *OF_ASYNC)
+PLANNED_OF = ("layers", "model", "epochs", "batch_size", "workers", "handoff", "delay", "precision")
+OF_TUNING = ("epochs", "batch_size", "optimizer", "precision", "replicas", "schedule", *OF_ASYNC)
 NOT_OF_TUNING = [
     name
     for name in OPTIONS

@@ -9,6 +9,7 @@ from typing import ClassVar, Protocol
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import Pair
 from syncpretrain.kernels.operations import Operation
+from syncpretrain.kernels.precision import PRECISIONS, Precision
 from syncpretrain.units.kinds import kind_of
 
 __all__ = ["Affine", "Columns", "Dropout", "Link", "Site", "views"]
@@ -140,16 +141,22 @@ class Link(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """One layer of a chain: the means of ``units`` whose input is x W + b."""
+    """One layer of a chain: the means of ``units`` whose input is x W + b, in a precision."""
 
     weight: Array
     bias: Array
     units: str
+    precision: str = "float32"
 
     is_local: ClassVar[bool] = False
     groups: ClassVar[int] = 1
     scratch: ClassVar[int] = 0
     keeps_places: ClassVar[bool] = False
+
+    @property
+    def product(self) -> Precision:
+        """The products of its precision."""
+        return PRECISIONS[self.precision]
 
     @property
     def reads(self) -> Columns:
@@ -164,7 +171,7 @@ class Affine:
     def up(self, site: Site, own: slice) -> list[Operation]:
         """Return what fills the means of some units."""
         out = site.out[:, own]
-        product = ("matmul", site.read, site.weight[:, own], out)
+        product = (self.product.operation, site.read, site.weight[:, own], out)
         if kind_of(self.units).is_exclusive:
             return [product, ("means", out, site.bias[own], "gaussian"), ("softmax", out)]
         return [product, ("means", out, site.bias[own], self.units)]
@@ -173,14 +180,15 @@ class Affine:
         """Return what fills rows of the weight's gradient, and a part of the bias'."""
         found: list[Operation] = []
         if reads.start < reads.stop:
-            found += [("matmul", site.read[:, reads].T, site.delta, site.weight_gradient[reads])]
+            read, product = site.read[:, reads].T, self.product.operation
+            found += [(product, read, site.delta, site.weight_gradient[reads])]
         if own.start < own.stop:
             found += [("sum_rows", site.delta[:, own], site.bias_gradient[own])]
         return found
 
     def down(self, site: Site, below: Array, reads: slice) -> list[Operation]:
         """Return what fills the derivative of the loss with respect to some units it reads."""
-        return [("matmul", site.delta, site.weight[reads].T, below[:, reads])]
+        return [(self.product.operation, site.delta, site.weight[reads].T, below[:, reads])]
 
     def moved(self, reads: slice) -> slice | None:
         """Return where the rows of the weight lie that belong to some units it reads."""

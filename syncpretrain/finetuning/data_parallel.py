@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from syncpretrain.backends.base import Backend
-from syncpretrain.finetuning.chain import Link
+from syncpretrain.finetuning.chain import Affine, Link
 from syncpretrain.finetuning.linked_network import LinkedNetwork
 from syncpretrain.finetuning.linked_program import shard_gradients
 from syncpretrain.finetuning.network import Network
@@ -25,14 +26,19 @@ def network_of(
     *,
     split: str,
     backend: Backend,
+    precision: str = "float32",
     share: Callable[[Any], Trainable] | None = None,
     **options: Any,
 ) -> Trainable:
     """Return the network of a chain; the options are those of all networks.
 
-    Dense chains alone are split by ``units`` or ``examples``; a device splits nothing. Where others
-    ``share`` a network, it is split by examples.
+    ``precision`` is that of the products of dense links. Dense chains alone are split by ``units``
+    or ``examples``; a device splits nothing. Where others ``share`` a network, it is split by
+    examples.
     """
+    chain = [
+        replace(link, precision=precision) if isinstance(link, Affine) else link for link in chain
+    ]
     has_links = any(link.is_local for link in chain)
     if share is not None:
         whole = LinkedByExamples if has_links else DataParallelNetwork
@@ -40,8 +46,9 @@ def network_of(
     if has_links:
         return LinkedNetwork(chain, split=split, backend=backend, **options)
     parallel = split == "examples" and backend.name == "numpy"
-    build = DataParallelNetwork if parallel else Network
-    return build(chain, backend=backend, **options)
+    build: Any = DataParallelNetwork if parallel else Network
+    network: Trainable = build(chain, backend=backend, **options)
+    return network
 
 
 class DataParallelNetwork(Network):

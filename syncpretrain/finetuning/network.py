@@ -16,7 +16,7 @@ import numpy as np
 
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.numpy_backend import NumpyBackend
-from syncpretrain.finetuning.chain import Dropout, Link, views
+from syncpretrain.finetuning.chain import Affine, Dropout, views
 from syncpretrain.finetuning.network_program import network_program
 from syncpretrain.finetuning.trainable import Follow, Move
 from syncpretrain.kernels.activations import affine
@@ -59,7 +59,8 @@ class Network:
     ----------
     chain : sequence of Affine
         Weights of shape (fan in, fan out), biases of shape (fan out,); where the parameters
-        start. They are copied, and their type, float32 or float64, is that of all arithmetic.
+        start. They are copied, and their type, float32 or float64, is that of all arithmetic but
+        for the products, whose precision is that of the first.
     loss : str
         "squared", or "cross-entropy" of a last layer of bernoulli or softmax units.
     batch_size : int
@@ -83,7 +84,7 @@ class Network:
 
     def __init__(
         self,
-        chain: Sequence[Link],
+        chain: Sequence[Affine],
         *,
         loss: str,
         batch_size: int,
@@ -95,6 +96,7 @@ class Network:
         kind = chain[0].weight.dtype
         count = sum(step.weight.size + step.bias.size for step in chain)
         self.units = [step.units for step in chain]
+        self.precision = chain[0].product
         self.loss = loss
         self.parameters = backend.zeros(count, kind)
         self.gradients = backend.zeros(count, kind)
@@ -206,7 +208,8 @@ class Network:
         if own.start == own.stop:
             return
         (weight, bias), units, out = self.chain[layer], self.units[layer], at.activations[layer]
-        affine(at.read(layer), weight[:, own], bias[own], units, out=out[:, own])
+        multiply = self.precision.multiply
+        affine(at.read(layer), weight[:, own], bias[own], units, out=out[:, own], multiply=multiply)
         if layer + 1 == len(self.chain):
             target, y = at.target[:, own], as_documents(out[:, own], at.target, units)
             if self._is_exclusive and shard == 0:
@@ -227,12 +230,13 @@ class Network:
         at, reads, owns = self._minibatch, self.reads[layer][shard], self.owns[layer][shard]
         (weight, _), (dW, db) = self.chain[layer], self.chain_gradients[layer]
         delta = at.deltas[layer]
-        weight_gradient(at.read(layer), delta, reads, out=dW)
+        multiply = self.precision.multiply
+        weight_gradient(at.read(layer), delta, reads, out=dW, multiply=multiply)
         np.sum(delta[:, owns], axis=0, out=db[owns])
         if layer:
             below, out = at.activations[layer - 1], at.deltas[layer - 1]
             units, mask = self.units[layer - 1], at.masks[layer]
-            delta_below(delta, weight, reads, below, units, mask, out=out)
+            delta_below(delta, weight, reads, below, units, mask, out=out, multiply=multiply)
         if at.move is not None:
             start, width = self.starts[layer], len(db)
             at.move(shard, slice(start + reads.start * width, start + reads.stop * width), True)
@@ -262,6 +266,7 @@ class Network:
             out=[buffer[:n] for buffer in self.activations],
             masks=self._drawn_masks(n, epoch, step),
             inputs=[None if buffer is None else buffer[:n] for buffer in self.inputs],
+            multiply=self.precision.multiply,
         )
         as_documents(y, target, self.units[-1])
         return loss_of(target, y, self.units[-1], self.loss, self.weights) / n

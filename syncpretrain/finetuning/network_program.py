@@ -16,6 +16,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import Pair
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.output_operations import output_operations
+from syncpretrain.kernels.precision import Precision
 from syncpretrain.kernels.program import Program
 from syncpretrain.units.kinds import kind_of
 
@@ -28,6 +29,7 @@ class _Dense(Protocol):
     backend: Backend
     shards: int
     loss: str
+    precision: Precision
     parameters: Array
     units: list[str]
     starts: list[int]
@@ -75,7 +77,8 @@ class _Steps:
             return []
         (weight, bias), units = network.chain[layer], network.units[layer]
         out = self.activations[layer][:, own]
-        operations: list[Operation] = [("matmul", self.read(layer), weight[:, own], out)]
+        product = network.precision.operation
+        operations: list[Operation] = [(product, self.read(layer), weight[:, own], out)]
         if kind_of(units).is_exclusive:
             operations += [("means", out, bias[own], "gaussian"), ("softmax", out)]
         else:
@@ -98,11 +101,12 @@ class _Steps:
         (weight, _), (dW, db) = network.chain[layer], network.chain_gradients[layer]
         delta, start = self.deltas[layer], network.starts[layer]
         operations: list[Operation] = []
+        product = network.precision.operation
         if reads.start < reads.stop:
-            operations += [("matmul", self.read(layer)[:, reads].T, delta, dW[reads])]
+            operations += [(product, self.read(layer)[:, reads].T, delta, dW[reads])]
             if layer:
                 below = self.deltas[layer - 1][:, reads]
-                operations += [("matmul", delta, weight[reads].T, below)]
+                operations += [(product, delta, weight[reads].T, below)]
                 mask = self.masks[layer]
                 if mask is not None:
                     operations += [("multiply", below, mask[:, reads], below)]

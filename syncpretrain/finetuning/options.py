@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from syncpretrain.backends.choice import resolve_backend
+from syncpretrain.backends.precision_choice import resolve_precision
 from syncpretrain.errors import SettingsError
 from syncpretrain.parallel.blas import blas_threads as resolve_threads
 from syncpretrain.pretraining.schedule.names import ASYNC
@@ -26,6 +27,7 @@ __all__ = [
     "TuningOptions",
     "shared_out",
     "tuning_options",
+    "tuning_precision",
     "why_on_the_cpu",
 ]
 
@@ -75,9 +77,11 @@ def shared_out(
     replicas, shards = options.replicas, options.shards
     split = _split_of(options, shapes)
     backend = _backend_of(options, shapes, sparse=sparse)
+    precision = tuning_precision(options, backend)
+    options = msgspec.structs.replace(options, backend=backend, precision=precision)
     if options.schedule == ASYNC:
         count = replicas or resolve_threads(options.blas_threads)
-        return msgspec.structs.replace(options, replicas=count, backend=backend), 1
+        return msgspec.structs.replace(options, replicas=count), 1
     if backend != "numpy":
         replicas = 1
     if replicas is None:
@@ -98,8 +102,15 @@ def shared_out(
             f" {columns}, expected a multiple of {columns}"
         )
     shards = shards or -(-replicas // columns) * columns
-    settled = {"replicas": replicas, "shards": shards, "split": split, "backend": backend}
+    settled = {"replicas": replicas, "shards": shards, "split": split}
     return msgspec.structs.replace(options, **settled), threads
+
+
+def tuning_precision(settings: FinetuneSettings, backend: str) -> str:
+    """Return the precision that ``auto`` stands for, float32 where searches need it."""
+    if settings.precision == "auto" and settings.optimizer not in STEPPING:
+        return "float32"
+    return resolve_precision(settings.precision, backend)
 
 
 def _has_convolutions(shapes: Sequence[LayerShape]) -> bool:

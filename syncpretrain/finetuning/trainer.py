@@ -80,6 +80,7 @@ class Trainer:
             dropout=Dropout(options.input_dropout, options.dropout, options.seed),
             shards=options.shards or 1,
             backend=backend,
+            precision=options.precision,
             share=share,
         )
         self.optimizer = optimizer(self.network)

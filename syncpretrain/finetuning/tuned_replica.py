@@ -65,6 +65,7 @@ class TunedReplica:
             dropout=Dropout(options.input_dropout, options.dropout, options.seed),
             shards=options.shards or 1,
             backend=self._backend,
+            precision=options.precision,
             share=share,
         )
         self.optimizer = optimizer_for(options)(self.network)

@@ -11,7 +11,7 @@
 typedef enum {
     GEMM, MEANS, DRAW, SQUARED_ERROR, DIFFERENCES, MOMENTUM, SUM_ROWS, SCALE, DERIVATIVE, MULTIPLY,
     ADAM, SGD, DECAY, COPY, SOFTMAX, WRONG, ADD, CONVOLVE, CONVOLVE_GRADIENT, CONVOLVE_BACK,
-    VISIBLE_MEANS, SUM_CHANNELS, KINDS
+    VISIBLE_MEANS, SUM_CHANNELS, GEMM_BFLOAT16, KINDS
 } Kind;
 
 /* The letters say which arrays an operation has, and whether it writes to them; then its numbers. */
@@ -42,6 +42,7 @@ static const struct {
     [CONVOLVE_BACK] = {"convolve_back", "rrrww", SHAPE_NUMBERS + 2},
     [VISIBLE_MEANS] = {"visible_means", "wr", SHAPE_NUMBERS + 1},
     [SUM_CHANNELS] = {"sum_channels", "rw", SHAPE_NUMBERS},
+    [GEMM_BFLOAT16] = {"matmul_bfloat16", "ttw", 0},
 };
 enum { MOST_ARRAYS = 6, MOST_NUMBERS = SHAPE_NUMBERS + 3 };
 
@@ -60,6 +61,7 @@ typedef struct {
     Py_ssize_t slots; /* results are at least as many */
     void *sgemm;
     int wide; /* its integers have 64 bits */
+    PackedFactors *rooms; /* of each shard, where products are rounded */
 } Program;
 
 /* What differs from step to step, and what comes out: arrays of the caller. */
@@ -118,7 +120,8 @@ static Py_ssize_t place_of_largest(const float *x, Py_ssize_t n)
 #define ROWS_OF(matrix, statement)                                                                 \
     for (Py_ssize_t i = 0; i < (matrix).rows; i++) statement
 
-static void work_operation(const Program *program, const Operation *op, const Values *values)
+static void work_operation(const Program *program, const Operation *op, const Values *values,
+                           PackedFactors *room)
 {
     const Matrix *m = op->m;
     const double *d = op->number;
@@ -178,6 +181,10 @@ static void work_operation(const Program *program, const Operation *op, const Va
     case SUM_CHANNELS:
         work_equation((Equation)(op->kind - CONVOLVE), &op->shape, m, d + SHAPE_NUMBERS);
         break;
+    case GEMM_BFLOAT16:
+        multiply_rounded(best_pairs(), factor_of(m, op->transposed[0]), factor_of(m + 1, op->transposed[1]),
+                         op->transposed[0] ? m[0].rows : m[0].columns, m + 2, room);
+        break;
     case KINDS: break;
     }
 }
@@ -204,8 +211,9 @@ static Waited wait_for_others(Wait *wait, double look, double limit)
 /* Run one shard of one phase, by its number. */
 static void work_shard(const Program *program, Py_ssize_t at, const Values *values)
 {
+    PackedFactors *room = program->rooms ? program->rooms + at % program->shards : NULL;
     for (Py_ssize_t i = at ? program->ends[at - 1] : 0; i < program->ends[at]; i++)
-        work_operation(program, program->operations + i, values);
+        work_operation(program, program->operations + i, values, room);
 }
 
 static Waited work_program(const Program *program, const Values *values, Py_ssize_t rank,
@@ -268,37 +276,14 @@ static void free_program(PyObject *capsule)
     }
     PyMem_Free(program->operations);
     PyMem_Free(program->ends);
+    free(program->rooms);
     PyMem_Free(program);
-}
-
-/* Open a factor of a product, whose columns or rows lie side by side. */
-static int open_factor(Matrix *m, PyObject *object, int *transposed)
-{
-    if (PyObject_GetBuffer(object, &m->buffer, PyBUF_STRIDES | PyBUF_FORMAT) < 0) return 0;
-    const Py_buffer *b = &m->buffer;
-    const Py_ssize_t size = sizeof(float);
-    int valid = b->ndim == 2 && b->itemsize == size && b->format && !strcmp(b->format, "f");
-    if (valid && b->strides[1] == size && b->strides[0] >= b->shape[1] * size) {
-        *transposed = 0;
-        m->stride = b->strides[0] / size;
-    } else if (valid && b->strides[0] == size && b->strides[1] >= b->shape[0] * size) {
-        *transposed = 1;
-        m->stride = b->strides[1] / size;
-    } else {
-        PyBuffer_Release(&m->buffer);
-        PyErr_SetString(PyExc_ValueError, "got a factor that is not rows or columns of float32");
-        return 0;
-    }
-    m->data = b->buf; /* as it lies in memory */
-    m->rows = b->shape[*transposed ? 1 : 0];
-    m->columns = b->shape[*transposed ? 0 : 1];
-    return 1;
 }
 
 /* Take the shape of a convolution, if it is one. */
 static int take_convolution(Operation *op)
 {
-    if (op->kind < CONVOLVE) return 1;
+    if (op->kind < CONVOLVE || op->kind > SUM_CHANNELS) return 1;
     Equation equation = (Equation)(op->kind - CONVOLVE);
     if (take_shape(&op->shape, op->number) && fits(equation, &op->shape, op->m)) return 1;
     PyErr_SetString(PyExc_ValueError, "got a shape of a convolution that does not fit its arrays");
@@ -315,6 +300,14 @@ static int sizes_fit(const Operation *op, int wide)
         return 0;
     }
     return 1;
+}
+
+/* Make room for the factors of each shard, if it is the first operation to need it. */
+static int take_rooms(Program *program, const Operation *op)
+{
+    if (op->kind != GEMM_BFLOAT16 || program->rooms) return 1;
+    program->rooms = packed_factors(program->shards);
+    return program->rooms != NULL;
 }
 
 /* Make room for the result of an operation that has one. */
@@ -406,7 +399,7 @@ static PyObject *program(PyObject *module, PyObject *const *args, Py_ssize_t nar
                 goto failed;
             made->count++; /* from here on its arrays are closed with the program */
             if ((op->kind == GEMM && !sizes_fit(op, made->wide)) || !take_slot(made, op)
-                || !take_convolution(op))
+                || !take_convolution(op) || !take_rooms(made, op))
                 goto failed;
         }
         made->ends[at] = made->count;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -37,11 +38,16 @@ def csr_product(
         np.matmul(data[first:last], weight[indices[first:last]], out=out[row])
 
 
-def product(x: Any, weight: Array, *, out: Array | None = None) -> Array:
-    """Return x W, of an array, or of rows whose arrays in CSR format are its ``csr``."""
+def product(
+    x: Any, weight: Array, *, out: Array | None = None, multiply: Callable[..., Any] = np.matmul
+) -> Array:
+    """Return x W, of an array, or of rows whose arrays in CSR format are its ``csr``.
+
+    ``multiply`` is that of a precision, for arrays.
+    """
     csr = getattr(x, "csr", None)
     if csr is None:
-        found: Array = np.matmul(x, weight, out=out)  # (B, V) @ (V, H) -> (B, H)
+        found: Array = multiply(x, weight, out=out)  # (B, V) @ (V, H) -> (B, H)
         return found
     if out is None:
         out = np.empty((len(x), weight.shape[1]), dtype=weight.dtype)
@@ -51,10 +57,16 @@ def product(x: Any, weight: Array, *, out: Array | None = None) -> Array:
 
 
 def affine(
-    x: Any, weight: Array, bias: Array, units: str = "bernoulli", *, out: Array | None = None
+    x: Any,
+    weight: Array,
+    bias: Array,
+    units: str = "bernoulli",
+    *,
+    out: Array | None = None,
+    multiply: Callable[..., Any] = np.matmul,
 ) -> Array:
     """Return the means of units whose input is x W + b (Santara et al. 2016, eq. 4)."""
-    return means(product(x, weight, out=out), bias, units)
+    return means(product(x, weight, out=out, multiply=multiply), bias, units)
 
 
 @accelerated

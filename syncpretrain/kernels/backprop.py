@@ -10,7 +10,8 @@ Source: Rumelhart, Hinton and Williams 1986; unrolled as in Hinton and Salakhutd
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,7 @@ def forward(
     out: Sequence[Array],
     masks: Sequence[Array | None] = (),
     inputs: Sequence[Array | None] = (),
+    multiply: Callable[..., Any] = np.matmul,
 ) -> Array:
     """Fill ``out`` with the activations of each layer and return the last.
 
@@ -46,12 +48,14 @@ def forward(
         One a layer.
     masks, inputs : sequence of ndarray of shape (B, fan in) or None, optional
         For dropout: what each layer's input is multiplied by, and where the product goes.
+    multiply : callable
+        Of the matrices: that of a precision.
     """
     for layer, (weight, bias) in enumerate(chain):
         mask = masks[layer] if masks else None
         if mask is not None:
             x = np.multiply(x, mask, out=inputs[layer])
-        x = affine(x, weight, bias, units[layer], out=out[layer])
+        x = affine(x, weight, bias, units[layer], out=out[layer], multiply=multiply)
     return x
 
 
@@ -116,12 +120,19 @@ def backward(
             delta_below(delta, weight, every, below, kind, mask, out=deltas[layer - 1])
 
 
-def weight_gradient(read: Array, delta: Array, own: slice, *, out: Array) -> None:
+def weight_gradient(
+    read: Array,
+    delta: Array,
+    own: slice,
+    *,
+    out: Array,
+    multiply: Callable[..., Any] = np.matmul,
+) -> None:
     """Fill the rows of a weight's gradient that belong to some of the units that a layer reads.
 
     ``read`` of shape (B, I) is what the layer read, ``delta`` of shape (B, O) its own.
     """
-    np.matmul(read[:, own].T, delta, out=out[own])  # (I, B) @ (B, O) -> (I, O)
+    multiply(read[:, own].T, delta, out=out[own])  # (I, B) @ (B, O) -> (I, O)
 
 
 def delta_below(
@@ -133,13 +144,14 @@ def delta_below(
     mask: Array | None = None,
     *,
     out: Array,
+    multiply: Callable[..., Any] = np.matmul,
 ) -> None:
     """Fill the columns of delta that belong to some of the units below, whose means are ``a``.
 
     ``a`` is used up where it is theirs; ``mask`` is that of dropout.
     """
     mine = out[:, own]
-    np.matmul(delta, weight[own].T, out=mine)  # (B, O) @ (O, I) -> (B, I)
+    multiply(delta, weight[own].T, out=mine)  # (B, O) @ (O, I) -> (B, I)
     if mask is not None:
         mine *= mask[:, own]
     times_derivative(mine, a[:, own], units)

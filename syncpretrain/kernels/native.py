@@ -220,6 +220,12 @@ def _transposed_product(v: Array, h: Array, *, out: Array, adds: bool = False) -
     return extension.transposed_product(v, h, out, adds)
 
 
+def _multiply_bfloat16(a: Array, b: Array, *, out: Array | None = None) -> Any:
+    if out is None:
+        out = np.empty((len(a), b.shape[-1]), dtype=np.float32)
+    return extension.multiply_bfloat16(a, b, out, False)
+
+
 def _draw_documents(shares: Array, points: Any, ends: Any) -> Any:
     return extension.draw_documents(shares, points, ends)
 
@@ -252,6 +258,7 @@ if extension is not None:
             "sparse_product": _sparse_product,
             "transposed_product": _transposed_product,
             "csr_product": _csr_product,
+            "multiply_bfloat16": _multiply_bfloat16,
             "draw_documents": _draw_documents,
             "reconstruct_documents": _reconstruct_documents,
         },

@@ -134,24 +134,28 @@ class Autoencoder(BaseAutoencoder):
             spread=math.sqrt(2 / (visible + hidden)),  # Glorot and Bengio 2010
             tied=settings.tied,
             kinds=settings.kinds(self.model),
+            precision=settings.precision,
         )
         super().__init__(layer, first, settings)
 
     def _encode(self, z: Array, *, out: Array) -> None:
-        affine(z, self.weight, self.hidden_bias, self.settings.hidden_units, out=out)
+        units, multiply = self.settings.hidden_units, self.precision.multiply
+        affine(z, self.weight, self.hidden_bias, units, out=out, multiply=multiply)
 
     @property
     def _decoding(self) -> Array:
         return self.weight.T if self.decoder_weight is None else self.decoder_weight
 
     def _decode(self, h: Array, *, out: Array) -> None:
-        affine(h, self._decoding, self.visible_bias, self.settings.visible_units, out=out)
+        units, multiply = self.settings.visible_units, self.precision.multiply
+        affine(h, self._decoding, self.visible_bias, units, out=out, multiply=multiply)
 
     def _decode_back(self, y_delta: Array, *, out: Array) -> None:
-        np.matmul(y_delta, self._decoding.T, out=out)
+        self.precision.multiply(y_delta, self._decoding.T, out=out)
 
     def _fill(self, n: int, *, share: float) -> None:
         dW, da, db, *dU = self.gradients
+        multiply = self.precision.multiply
         z, y_delta = np.split(self._z_and_y_delta[: 2 * n], 2)
         h_delta, h = np.split(self._h_delta_and_h[: 2 * n], 2)
         penalty = None
@@ -160,10 +164,10 @@ class Autoencoder(BaseAutoencoder):
             penalty = contraction(h, self.weight, self.settings.hidden_units, amount)
             h_delta -= penalty[0]
         if dU:
-            np.matmul(h.T, y_delta, out=dU[0])
-            np.matmul(z.T, h_delta, out=dW)
+            multiply(h.T, y_delta, out=dU[0])
+            multiply(z.T, h_delta, out=dW)
         else:
-            np.matmul(self._z_and_y_delta[: 2 * n].T, self._h_delta_and_h[: 2 * n], out=dW)
+            multiply(self._z_and_y_delta[: 2 * n].T, self._h_delta_and_h[: 2 * n], out=dW)
         np.sum(y_delta, axis=0, out=da)
         np.sum(h_delta, axis=0, out=db)
         if penalty is not None:

@@ -26,6 +26,7 @@ from syncpretrain.kernels.conditions import is_missing, known_means
 from syncpretrain.kernels.contrastive_divergence import momentum_step
 from syncpretrain.kernels.losses import squared_error
 from syncpretrain.kernels.operations import Operation
+from syncpretrain.kernels.precision import PRECISIONS
 from syncpretrain.models.layer import Layer
 from syncpretrain.settings.momentum import MomentumSchedule
 from syncpretrain.units.kinds import kind_of
@@ -40,7 +41,8 @@ class LearnerSettings:
     """Settings of one layer's training that every model has.
 
     ``missing`` says whether entries of its input may be missing, marked by
-    :func:`syncpretrain.data.visible.mark_missing`.
+    :func:`syncpretrain.data.visible.mark_missing`. ``precision`` is that of dense products: see
+    :mod:`syncpretrain.kernels.precision`.
     """
 
     batch_size: int
@@ -53,6 +55,7 @@ class LearnerSettings:
     visible_bias: str = "zero"
     missing: bool = False
     seed: int = 0
+    precision: str = "float32"
 
     @property
     def is_conditioned(self) -> bool:
@@ -84,6 +87,8 @@ class Learner(ABC):
         Weight, visible bias, hidden bias, and the decoder weights if it has its own.
     backend, stream : Backend, Stream
         Where its arrays are, and where its work is queued.
+    precision : Precision
+        Of its dense products.
     """
 
     model: ClassVar[str]
@@ -94,7 +99,7 @@ class Learner(ABC):
         self.batch_size = settings.batch_size
         self.seed = settings.seed
         self.learning_rate = settings.learning_rate
-        self._common = settings
+        self._common, self.precision = settings, PRECISIONS[settings.precision]
         self.backend: Backend = NumpyBackend()
         self.stream: Stream = self.backend.stream()
         self._train(first)

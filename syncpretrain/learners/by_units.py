@@ -91,7 +91,7 @@ class ByUnits(LearnerStep):
         noise = self._noise[rows * own.start :][: inputs.size].reshape(inputs.shape)
         bias = rbm.hidden_bias[own]
         return [
-            ("matmul", self._v[half], rbm.weight[:, own], inputs),
+            (rbm.precision.operation, self._v[half], rbm.weight[:, own], inputs),
             ("sample_states", inputs, bias, noise, states, units, shard | k << 32),
         ]
 
@@ -100,7 +100,7 @@ class ByUnits(LearnerStep):
         rbm, (own, _) = self.learner, self.own[shard]
         v0, v1 = self._v[:n, own], self._v[n : 2 * n, own]
         return [
-            ("matmul", self._states[:n], rbm.weight[own].T, v1),
+            (rbm.precision.operation, self._states[:n], rbm.weight[own].T, v1),
             ("means", v1, rbm.visible_bias[own], rbm.settings.visible_units),
             ("squared_error", v0, v1, self._difference[:n, own], shard),
         ]
@@ -110,7 +110,7 @@ class ByUnits(LearnerStep):
         rbm, (_, own) = self.learner, self.own[shard]
         h1 = self._h[n : 2 * n, own]
         return [
-            ("matmul", self._v[n : 2 * n], rbm.weight[:, own], h1),
+            (rbm.precision.operation, self._v[n : 2 * n], rbm.weight[:, own], h1),
             ("means", h1, rbm.hidden_bias[own], rbm.settings.hidden_units),
         ]
 
@@ -121,6 +121,6 @@ class ByUnits(LearnerStep):
         own_h, scratch = h[:, hidden], self._scratch[hidden]
         return [
             ("phase_differences", v, own_h, da[visible], db[hidden], scratch, n),
-            ("matmul", v.T, h, dW[visible]),
+            (rbm.precision.operation, v.T, h, dW[visible]),
             *(rbm.moves(i, own) for i, own in enumerate((visible, visible, hidden))),
         ]

@@ -22,6 +22,7 @@ def first_dense(
     spread: float,
     tied: bool = True,
     kinds: Mapping[str, str],
+    precision: str = "float32",
 ) -> DenseLayer:
     """Return the dense layer of a number in the stack, before its first step.
 
@@ -37,11 +38,13 @@ def first_dense(
         the transposed ones.
     kinds : mapping of str to str
         What its units are, and its model.
+    precision : str
+        Of its products in training.
     """
     weight = random_weights(number, (visible, hidden), seed, spread)
     hidden_bias, visible_bias = (np.zeros(n, dtype=np.float32) for n in (hidden, visible))
     decoder = None if tied else weight.T.copy()
-    return DenseLayer(weight, hidden_bias, visible_bias, decoder, **kinds)
+    return DenseLayer(weight, hidden_bias, visible_bias, decoder, **kinds, precision=precision)
 
 
 def random_weights(number: int, shape: tuple[int, ...], seed: int, spread: float) -> Array:

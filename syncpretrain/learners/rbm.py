@@ -247,6 +247,7 @@ class RBM(BaseRBM):
             seed=settings.seed,
             spread=INITIAL_SPREAD,
             kinds=settings.kinds(self.model),
+            precision=settings.precision,
         )
         super().__init__(layer, first, settings, first.shape)
 
@@ -260,13 +261,13 @@ class RBM(BaseRBM):
         return None if self.settings.hidden_dropout else self._h[:n]
 
     def _up(self, v: Array, *, out: Array) -> Array:
-        return np.matmul(v, self.weight, out=out)  # (B, V) @ (V, H) -> (B, H)
+        return self.precision.multiply(v, self.weight, out=out)  # (B, V) @ (V, H) -> (B, H)
 
     def _down(self, h: Array, *, out: Array) -> Array:
-        return np.matmul(h, self.weight.T, out=out)  # (B, H) @ (H, V) -> (B, V)
+        return self.precision.multiply(h, self.weight.T, out=out)  # (B, H) @ (H, V) -> (B, V)
 
     def _correlate(self, v: Array, h: Array, *, out: Array) -> None:
-        np.matmul(v.T, h, out=out)  # (V, 2B) @ (2B, H) -> (V, H)
+        self.precision.multiply(v.T, h, out=out)  # (V, 2B) @ (2B, H) -> (V, H)
 
     def _visible_biases(self) -> Array:
         return self.visible_bias

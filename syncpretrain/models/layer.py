@@ -13,9 +13,10 @@ from syncpretrain.data.scaling import Scaling
 from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import as_documents
+from syncpretrain.kernels.precision import PRECISIONS
 from syncpretrain.shapes import DenseShape, LayerShape
 
-__all__ = ["Head", "Layer", "parameters_sha256"]
+__all__ = ["DenseLayer", "Head", "Layer", "in_float32", "parameters_sha256"]
 
 
 class Layer(Protocol):
@@ -106,7 +107,7 @@ class DenseLayer:
     ``weight`` has shape (visible, hidden), ``hidden_bias`` (hidden,), ``visible_bias`` (visible,).
     ``decoder_weight`` of shape (hidden, visible) is None as long as the decoder uses the transposed
     ``weight``. Units are one of ``syncpretrain.units.kinds.UNITS``; ``model`` is "rbm" or
-    "autoencoder".
+    "autoencoder". ``precision`` is that of the products while the layer is trained.
     """
 
     weight: Array
@@ -116,6 +117,7 @@ class DenseLayer:
     hidden_units: str = "bernoulli"
     visible_units: str = "bernoulli"
     model: str = "rbm"
+    precision: str = "float32"
 
     @property
     def shape(self) -> DenseShape:
@@ -141,16 +143,28 @@ class DenseLayer:
 
     def up(self, X: Array, *, out: Array | None = None) -> Array:
         """Return the mean of the hidden units for each row of X, p(h = 1 | v) of binary ones."""
-        return affine(X, self.weight, self.hidden_bias, self.hidden_units, out=out)
+        multiply = PRECISIONS[self.precision].multiply
+        return affine(
+            X, self.weight, self.hidden_bias, self.hidden_units, out=out, multiply=multiply
+        )
 
     def down(self, H: Array, *, out: Array | None = None, units: str | None = None) -> Array:
         """Return the mean of the visible units, or of ``units``, for each row of H."""
-        return affine(H, self.decoding, self.visible_bias, units or self.visible_units, out=out)
+        multiply = PRECISIONS[self.precision].multiply
+        units = units or self.visible_units
+        return affine(H, self.decoding, self.visible_bias, units, out=out, multiply=multiply)
 
     def reconstruct(self, X: Array, H: Array | None = None) -> Array:
         """Return the mean of the visible units for the code of each row of X."""
         Y = self.down(self.up(X) if H is None else H)
         return as_documents(Y, X, self.visible_units)
+
+
+def in_float32(layer: Layer) -> Layer:
+    """Return a layer whose products are of float32, the same one if they are."""
+    if not isinstance(layer, DenseLayer) or layer.precision == "float32":
+        return layer
+    return replace(layer, precision="float32")
 
 
 @dataclass(frozen=True, eq=False)

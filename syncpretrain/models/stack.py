@@ -20,7 +20,7 @@ from syncpretrain.models.convolution import ConvolutionalLayer
 from syncpretrain.models.export.methods import Exports
 from syncpretrain.models.imputation import imputed
 from syncpretrain.models.inputs import checked_codes, is_bounded, prepared_examples
-from syncpretrain.models.layer import DenseLayer, Head, Layer, parameters_sha256
+from syncpretrain.models.layer import DenseLayer, Head, Layer, in_float32, parameters_sha256
 from syncpretrain.models.log_odds import with_log_odds
 from syncpretrain.models.model_file import Model, read_model, write_model
 from syncpretrain.models.passes import down_through, up_through
@@ -55,6 +55,10 @@ class Stack(Exports):
     scaling: Scaling | None = None
     head: Head | None = None
     history: ErrorHistory | None = None
+
+    def __post_init__(self) -> None:
+        """Take the layers as of float32, in whatever precision they were trained."""
+        object.__setattr__(self, "layers", tuple(map(in_float32, self.layers)))
 
     def __repr__(self) -> str:
         """Return one line a layer, without the weights."""

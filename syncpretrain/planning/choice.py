@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from syncpretrain.backends.precision_choice import resolve_precision
 from syncpretrain.errors import SettingsError
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.planning.async_stages import AsyncPlan
@@ -93,6 +94,8 @@ class Plan:
             stack["batch_size"] = task.batch_size
         if task.model != "rbm":
             stack["model"] = task.model
+        if task.precision != "float32":
+            stack["precision"] = task.precision
         if any(task.settle):
             stack["settle"] = task.settle
         return f"syncpretrain train {option_text(stack)} {option_text(self.settings)}"
@@ -122,6 +125,7 @@ class Plan:
             "held_out": task.held_out,
             "epochs": list(task.settings.epochs),
             "batch_size": task.settings.batch_size,
+            "precision": task.settings.precision,
             "floor_seconds": self.floor_seconds,
             "choice": self.choice.name,
             "reason": self.reason,
@@ -216,6 +220,8 @@ def plan_for(
     SettingsError
         If a minibatch has more examples than there are.
     """
+    precision = resolve_precision(task.settings.precision, "numpy")
+    task = replace(task, settings=msgspec.structs.replace(task.settings, precision=precision))
     if timings is None:
         if task.settings.batch_size > task.examples:
             raise SettingsError(

@@ -201,7 +201,12 @@ class _Bench:
             sample=sample,
             step=Probe(steps.work(rows=rows)),
             products=Probe(
-                products(settings.shapes[i], batch_size=rows, cd_steps=settings.cd_steps[i])
+                products(
+                    settings.shapes[i],
+                    batch_size=rows,
+                    cd_steps=settings.cd_steps[i],
+                    precision=settings.precision,
+                )
             ),
             validation=Probe(validation),
             busy=self._busy(i),

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.precision import PRECISIONS
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.select import step_for
@@ -200,7 +201,9 @@ def validating(learner: Learner, held_out: Array) -> Work:
     return work
 
 
-def products(shape: LayerShape, *, batch_size: int, cd_steps: int) -> Work:
+def products(
+    shape: LayerShape, *, batch_size: int, cd_steps: int, precision: str = "float32"
+) -> Work:
     """Return the bare matrix products of contrastive divergence: 2 k + 3 passes over the weights.
 
     Those of an autoencoder's step are as many as with k = 1. Those of a convolution, whose rows are
@@ -217,15 +220,16 @@ def products(shape: LayerShape, *, batch_size: int, cd_steps: int) -> Work:
     states, dW = h[:n].copy(), np.empty_like(W)
     v0, v1 = v[:n], v[n:]
     h0, h1 = h[:n], h[n:]
+    multiply = PRECISIONS[precision].multiply if shape.positions == 1 else np.matmul
 
     def work(times: int) -> float:
         started = perf_counter()
         for _ in range(times):
-            np.matmul(v0, W, out=h0)
+            multiply(v0, W, out=h0)
             for _k in range(cd_steps):
-                np.matmul(states, W.T, out=v1)
-                np.matmul(v1, W, out=h1)
-            np.matmul(v.T, h, out=dW)
+                multiply(states, W.T, out=v1)
+                multiply(v1, W, out=h1)
+            multiply(v.T, h, out=dW)
         return parts * (perf_counter() - started)
 
     return work

@@ -113,6 +113,7 @@ def _common(settings: PretrainSettings, i: int) -> dict[str, Any]:
         "visible_bias": settings.visible_bias,
         "missing": settings.missing and not i,
         "seed": settings.seed,
+        "precision": settings.precision,
     }
 
 

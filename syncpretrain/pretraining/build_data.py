@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from syncpretrain.backends.choice import backend_for, resolve_backend
+from syncpretrain.backends.precision_choice import resolve_precision
 from syncpretrain.data.array_passes import ArrayPasses
 from syncpretrain.data.examples import as_examples, checked_rows, evenly_spaced
 from syncpretrain.data.file_rows import FileRows, rows_in_file
@@ -50,7 +51,8 @@ def build_data(
 ) -> tuple[PretrainSettings, Split, Scaling | None]:
     """Return the examples as layer 1 is to see them, and how they were standardized, if they were.
 
-    The settings that come with them say whether values are missing, and which backend it is.
+    The settings that come with them say whether values are missing, and which backend and precision
+    it is.
 
     Raises
     ------
@@ -65,7 +67,9 @@ def build_data(
     if missing:
         check_missing(settings)
     lacks = why_not_on_a_device(with_facts_of(settings, *data))
-    settings = msgspec.structs.replace(settings, backend=resolve_backend(settings.backend, lacks))
+    backend = resolve_backend(settings.backend, lacks)
+    precision = resolve_precision(settings.precision, backend)
+    settings = msgspec.structs.replace(settings, backend=backend, precision=precision)
     _check_memory(settings, data)
     scaling = Scaling.for_units(data.train, settings.visible_units)
     if missing:

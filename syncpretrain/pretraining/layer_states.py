@@ -76,6 +76,8 @@ def kinds_of(layer: Layer) -> dict[str, Any]:
     kinds = {name: getattr(layer, name) for name in LAYER_KINDS}
     if isinstance(layer, ConvolutionalLayer):
         kinds["shape"] = msgspec.to_builtins(layer.shape)
+    if isinstance(layer, DenseLayer) and layer.precision != "float32":
+        kinds["precision"] = layer.precision
     return kinds
 
 
@@ -98,5 +100,5 @@ def read_layer(prefix: str, kinds: Mapping[str, Any], arrays: Mapping[str, Array
         raise ValueError(f"{prefix} lacks an array")
     own: Any = parameters | {name: kinds[name] for name in LAYER_KINDS}
     if "shape" not in kinds:
-        return DenseLayer(**own)
+        return DenseLayer(**own, precision=kinds.get("precision", "float32"))
     return ConvolutionalLayer(**own, shape=msgspec.convert(kinds["shape"], ConvolutionShape))

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from syncpretrain.backends.precision_choice import resolve_precision
 from syncpretrain.data.facts import look_at
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.data.visible import check_columns, has_missing
@@ -49,7 +50,9 @@ class OnlineStack:
             check_columns(X, "X")
         if stack is not None:
             settings["visible_units"] = stack.units[0]
-        self.settings, _ = settled(layers, look_at(X), settings)
+        wanted, _ = settled(layers, look_at(X), settings)
+        precision = resolve_precision(wanted.precision, "numpy")
+        self.settings = msgspec.structs.replace(wanted, precision=precision)
         self.stack = stack
         self.parts = 0
         self._states: list[dict[str, Array]] = []

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.backends.choice import resolve_backend, why_no_gpu
+from syncpretrain.backends.precision_choice import resolve_precision
 from syncpretrain.data import load_dataset, located
 from syncpretrain.data.columns import Columns, takes_categories
 from syncpretrain.data.dataset import Dataset, is_labelled
@@ -16,7 +17,7 @@ from syncpretrain.data.facts import facts_of
 from syncpretrain.data.mapped_file import KnownFile, is_mapped_file
 from syncpretrain.data.own_data import share_of
 from syncpretrain.errors import SettingsError
-from syncpretrain.finetuning.options import tuning_options
+from syncpretrain.finetuning.options import tuning_options, tuning_precision
 from syncpretrain.finetuning.parts import Form, Part
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.parallel.blas import blas_threads
@@ -148,8 +149,12 @@ def resolve(settings: Settings, data: Dataset | None = None) -> Settings:
     """
     threads = blas_threads(settings.pretrain.blas_threads)
     backend = resolve_backend(settings.pretrain.backend, _why_on_the_cpu(settings, data))
-    pretrain = msgspec.structs.replace(settings.pretrain, blas_threads=threads, backend=backend)
-    return msgspec.structs.replace(settings, pretrain=pretrain)
+    fixed = {"blas_threads": threads, "backend": backend}
+    fixed["precision"] = resolve_precision(settings.pretrain.precision, backend)
+    pretrain = msgspec.structs.replace(settings.pretrain, **fixed)
+    precision = tuning_precision(settings.finetune, backend)
+    finetune = msgspec.structs.replace(settings.finetune, precision=precision)
+    return msgspec.structs.replace(settings, pretrain=pretrain, finetune=finetune)
 
 
 def idle_gpu(settings: Settings, data: Dataset) -> str | None:

@@ -60,6 +60,8 @@ def why_not_on_a_device(settings: PretrainFields) -> str | None:
         return f"with {what}, which are trained on by the CPU; take backend numpy or auto"
     if settings.schedule == ASYNC:
         return f"with schedule {ASYNC}, which computes on the CPU; take backend numpy or auto"
+    if settings.precision == "bfloat16":
+        return f"with precision {settings.precision}, which is the CPU's; take precision float32"
     layers = range(1, len(settings.layers))
     if max(map(settings.shards_of, layers)) > 1:
         return (
@@ -98,6 +100,11 @@ def why_not_tuned_on_a_device(settings: FinetuneSettings) -> str | None:
         return (
             f"with the optimizer {settings.optimizer} of fine-tuning, which is SciPy's and computes"
             " on the CPU; take optimizer adam or sgd, or backend numpy"
+        )
+    if settings.precision == "bfloat16":
+        return (
+            f"with fine-tuning in precision {settings.precision}, which is the CPU's; take"
+            " precision float32, or backend numpy"
         )
     if settings.schedule == ASYNC:
         return (

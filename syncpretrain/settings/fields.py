@@ -15,6 +15,7 @@ from syncpretrain.settings.kinds import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
+    Precision,
     Workers,
 )
 from syncpretrain.shapes import ConvolutionShape, LayerShape
@@ -84,6 +85,9 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
         What computes: ``numpy``, ``cupy`` with the layers dealt to all GPUs, ``cupy:1`` for that
         GPU alone, or ``auto``, CuPy where it can compute and is asked for nothing that only the CPU
         does. The last bits depend on it.
+    precision : str
+        Of dense products: ``float32``; ``bfloat16``, to which their factors are rounded, on the
+        CPU; or ``auto``, that where it was measured to be faster.
     split, shards
         How each minibatch of a layer is cut for its replicas: by ``examples``; by ``units``; by the
         ``filters`` of convolutions and the units of dense layers; or ``hybrid``, convolutions by
@@ -128,6 +132,7 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     shuffle: str = "rows"
     runtime: Literal["threads", "processes", "serial", "mpi"] = "threads"
     backend: str = "auto"
+    precision: Precision = "float32"
     workers: Workers | None = None
     replicas: tuple[Count, ...]
     split: Literal["examples", "units", "filters", "hybrid"] = "examples"

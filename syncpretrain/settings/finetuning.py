@@ -15,6 +15,7 @@ from syncpretrain.settings.kinds import (
     Frozen,
     NonNegativeFloat,
     PositiveFloat,
+    Precision,
     Shards,
     Workers,
 )
@@ -46,6 +47,8 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
         Of reconstruction: ``squared`` (None), or ``cross-entropy`` for binary visible units.
     dropout, input_dropout : float
         Shares of the hidden units and of the inputs left out of an example.
+    precision : str
+        Of dense products, as in pretraining; of cg and lbfgs ``float32`` alone.
     replicas : int or None
         Workers that share every minibatch; None takes one for each usable core where the network
         is large enough. Of adam and sgd.
@@ -81,6 +84,7 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
     input_dropout: Fraction = 0.0
     patience: Count | None = None
     batch_size: Count = 100
+    precision: Precision = "float32"
     replicas: Workers | None = None
     split: Literal["units", "examples", "filters", "hybrid", "columns"] | None = None
     shards: Shards = 0
@@ -118,6 +122,11 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
         ):
             raise SettingsError(
                 f"finetune_shards: got more than the {self.batch_size} examples of a minibatch"
+            )
+        if not stepping and self.precision == "bfloat16":
+            raise SettingsError(
+                f"finetune_precision: got {self.precision} with optimizer {self.optimizer}, whose"
+                " searches need exact products; take float32, or optimizer adam or sgd"
             )
         if self.optimizer != "sgd" and (self.momentum or self.nesterov):
             raise SettingsError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -17,6 +17,7 @@ __all__ = [
     "NonNegativeFloat",
     "NonNegativeInt",
     "PositiveFloat",
+    "Precision",
     "Shards",
     "Workers",
 ]
@@ -32,6 +33,7 @@ NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+Precision = Literal["float32", "bfloat16", "auto"]  # of dense products
 
 
 class Frozen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

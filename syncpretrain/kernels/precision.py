@@ -1,0 +1,64 @@
+"""Matrix products in the precision of a run: of float32, or of factors rounded to bfloat16.
+
+A bfloat16 has the exponent of a float32 and 8 of its 24 binary digits. Factors are rounded to
+nearest even as they are packed for the product; parameters, sums and all else stay float32, so that
+small steps are not lost. The compiled form takes every sum in a fixed order, with the processor's
+instruction for products of bfloat16 where it has one, and has the same bits without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.dispatch import accelerated
+
+__all__ = ["PRECISIONS", "Precision", "multiply_bfloat16", "rounded"]
+
+SMALLEST = 2.0**-126  # that has all digits
+
+
+class Precision(NamedTuple):
+    """Products of matrices: a function (a, b, out=), and its operation of a program."""
+
+    multiply: Callable[..., Array]
+    operation: str
+
+
+@accelerated
+def multiply_bfloat16(a: Array, b: Array, *, out: Array | None = None) -> Array:
+    """Return the product of two factors rounded to bfloat16, in ``out`` if it is given.
+
+    Factors that are not float32 are rounded to that before.
+    """
+    product: Array = np.matmul(rounded(a), rounded(b), out=out)
+    return product
+
+
+def rounded(x: Array) -> NDArray[np.float32]:
+    """Return numbers as float32, rounded to the nearest bfloat16, of two as near to the even one.
+
+    Numbers below 2^-126 become 0, as for processors that multiply bfloat16.
+
+    Examples
+    --------
+    >>> rounded(np.float32([1, 1.00390625, 1.01171875, 3e-39])).tolist()
+    [1.0, 1.0, 1.015625, 0.0]
+    """
+    whole = np.ascontiguousarray(x, dtype=np.float32)
+    bits = whole.view(np.uint32)
+    nearest = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) & np.uint32(
+        0xFFFF0000
+    )
+    found = np.where(np.isnan(whole), whole, nearest.view(np.float32))
+    return np.where(np.abs(whole) < SMALLEST, np.copysign(np.float32(0), whole), found)
+
+
+PRECISIONS = {
+    "float32": Precision(np.matmul, "matmul"),
+    "bfloat16": Precision(multiply_bfloat16, "matmul_bfloat16"),
+}
