@@ -24,26 +24,19 @@ from sklearn.preprocessing import StandardScaler
 
 from syncpretrain import Stack
 from syncpretrain.data.facts import facts_of
-from syncpretrain.settings.by_data import BATCH_SHARE, FEW_LABELS, OF_FEW_ROWS, SMALLEST_MINIBATCH
+from syncpretrain.settings.by_data import BATCH_SHARE, OF_FEW_ROWS, SMALLEST_MINIBATCH
 from syncpretrain.settings.defaults import PER_LAYER
-from syncpretrain.settings.finetuning import FinetuneSettings
+from syncpretrain.sklearn.few_labels import MOST_ITERATIONS
 from syncpretrain.sklearn.passes import Matrix, outputs_of
 from syncpretrain.sklearn.ranges import FEWEST_COLUMNS, are_bits
+from syncpretrain.sklearn.weight_decay import FOLDS
 
-__all__ = ["are_curved", "are_measurements", "are_some", "rectified"]
+__all__ = ["are_curved", "are_measurements", "rectified"]
 
-FEWEST_ROWS = 50  # fewer say little about each other
-FOLDS = 2
-UPDATES = 1000  # of each of the short trainings
+TRIAL_UPDATES = 700  # of each of the short trainings
+TRIAL_DECAY = 1.0  # of these, which then find curves among noise sooner
 CLEARLY = 2  # standard errors
-MOST_ITERATIONS = 1000
 PENALTIES = (1.0, 100.0)  # of the linear models; few rows of many columns need much
-
-
-def are_some(rows: int, targets: int) -> bool:
-    """Return whether most rows have a target, and there are some of them, but not many."""
-    some = FEWEST_ROWS <= targets < BATCH_SHARE * FinetuneSettings().batch_size
-    return some and targets >= FEW_LABELS * rows
 
 
 def are_measurements(examples: Any, visible_units: str) -> bool:
@@ -93,11 +86,12 @@ def are_curved(
     losses = _misses if are_classes else _squares
     split = (StratifiedKFold if are_classes else KFold)(FOLDS, shuffle=True, random_state=seed)
     steps = min(len(y) // SMALLEST_MINIBATCH, BATCH_SHARE)
-    epochs = math.ceil(UPDATES / steps)
+    epochs = math.ceil(TRIAL_UPDATES / steps)
     gains = np.zeros((len(PENALTIES), len(y)))
     for trained, held_out in split.split(np.empty((len(y), 0)), y):
         own = None if weights is None else weights[trained]
-        options = {**OF_FEW_ROWS, "weights": own, "warn": False, "observers": ()}
+        options = {**OF_FEW_ROWS, "weight_decay": TRIAL_DECAY, "weights": own}
+        options |= {"warn": False, "observers": ()}
         stack = finetuned(X[trained], y[trained], epochs=epochs, **options)
         lost = losses(outputs_of(stack, X[held_out]), y[held_out])
         linear = _linear(X[trained], y[trained], own, X[held_out], are_classes=are_classes)

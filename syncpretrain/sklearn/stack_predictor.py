@@ -15,7 +15,8 @@ from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import SettingsError
 from syncpretrain.sklearn.base import StackEstimator, single
 from syncpretrain.sklearn.passes import Matrix
-from syncpretrain.sklearn.rectified import are_curved, are_measurements, are_some, rectified
+from syncpretrain.sklearn.rectified import are_curved, are_measurements, rectified
+from syncpretrain.sklearn.weight_decay import is_for_choice
 
 __all__ = ["StackPredictor"]
 
@@ -71,10 +72,10 @@ class StackPredictor(StackEstimator):
     ) -> dict[str, Any]:
         """Return settings of pretraining for targets that no linear model finds, if they are such.
 
-        None if settings of the user may not go together with them.
+        None for others, and if the user gave settings, which may not go together with these.
         """
         is_free = self.learning_rate is None and not (self.settings or self._given_tuning())
-        if not is_free or not are_some(X.shape[0], len(rows)):
+        if not is_free or not is_for_choice(X.shape[0], len(rows), {}):
             return {}
         if not are_measurements(single(X), self.visible_units) or self._scaling(X) is not None:
             return {}
