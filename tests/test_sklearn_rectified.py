@@ -43,7 +43,10 @@ def test_measurements(table, units, expected):
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_only_layer_1_is_rectified(layers):
-    assert rectified(layers) == {"hidden_units": ["relu", "bernoulli", "bernoulli"][:layers]}
+    units = {"hidden_units": ["relu", "bernoulli", "bernoulli"][:layers]}
+    assert rectified(layers, 2000, None) == units
+    assert rectified(layers, 2001, None) == units | {"batch_size": 20}
+    assert rectified(layers, 2001, 50) == units
 
 
 class TestAreCurved:

@@ -36,6 +36,7 @@ __all__ = ["are_curved", "are_measurements", "rectified"]
 TRIAL_UPDATES = 700  # of each of the short trainings
 TRIAL_DECAY = 1.0  # of these, which then find curves among noise sooner
 CLEARLY = 2  # standard errors
+LARGEST_MINIBATCH = 20
 PENALTIES = (1.0, 100.0)  # of the linear models; few rows of many columns need much
 
 
@@ -49,12 +50,15 @@ def are_measurements(examples: Any, visible_units: str) -> bool:
     return not facts.are_counts
 
 
-def rectified(layers: int) -> dict[str, Any]:
+def rectified(layers: int, rows: int, batch_size: int | None) -> dict[str, Any]:
     """Return settings of pretraining with rectified units in layer 1.
 
-    Binary units above them keep codes within limits, and train in half the time.
+    Binary units above them keep codes within limits, and train in half the time. Samples of
+    rectified units cost most of it, so that minibatches are small unless a size is given.
     """
-    return {"hidden_units": ["relu"] + [PER_LAYER["hidden_units"]] * (layers - 1)}
+    units = ["relu"] + [PER_LAYER["hidden_units"]] * (layers - 1)
+    is_large = batch_size is None and rows > BATCH_SHARE * LARGEST_MINIBATCH
+    return {"hidden_units": units} | ({"batch_size": LARGEST_MINIBATCH} if is_large else {})
 
 
 def are_curved(

@@ -79,7 +79,8 @@ class StackPredictor(StackEstimator):
             return {}
         if not are_measurements(single(X), self.visible_units) or self._scaling(X) is not None:
             return {}
-        suited = rectified(len(self._widths(X.shape[1])))
+        layers = len(self._widths(X.shape[1]))
+        suited = rectified(layers, X.shape[0], self.batch_size)
         untrained = {"epochs": None, "schedule": "none", "observers": ()}
         stack = self._pretrained_on(X, seed, **suited, **untrained)
         finetuned = partial(self._finetuned, stack, seed=seed, objective=objective)
