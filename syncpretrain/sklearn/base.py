@@ -79,10 +79,10 @@ class StackEstimator(BaseEstimator):
 
         ``suited`` are settings that the estimator chose.
         """
-        options = self._pretraining(X, seed) | suited
+        options = {"observers": self._observers()} | self._pretraining(X, seed) | suited
         if not self._trains(self.epochs):
             options |= {"epochs": None, "schedule": "none"}
-        return of_numbers(pretrain(single(X), observers=self._observers(), warn=False, **options))
+        return of_numbers(pretrain(single(X), warn=False, **options))
 
     def _pretraining(self, X: Matrix, seed: int) -> dict[str, Any]:
         """Return the settings of pretraining on examples; None follows from the data."""

@@ -35,7 +35,7 @@ from syncpretrain.sklearn.passes import Matrix, codes_of
 from syncpretrain.sklearn.ranges import in_shared_range
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["are_few", "head_first", "of_bits"]
+__all__ = ["MOST_ITERATIONS", "are_few", "head_first", "of_bits"]
 
 # Layer 1 learns noise by heart from zeros and ones by contrastive divergence. Persistent chains
 # (Tieleman 2008), which need a lower rate, and more weight decay leave what columns have in common.

@@ -15,6 +15,7 @@ from sklearn.utils.extmath import softmax
 from sklearn.utils.validation import check_is_fitted
 
 from syncpretrain import Stack
+from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
 from syncpretrain.sklearn.few_labels import are_few, head_first, of_bits
 from syncpretrain.sklearn.heads import for_labels, for_numbers, for_places, for_standardized
@@ -127,14 +128,17 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
     def _to_train(self, stack: Stack) -> Stack:
         return for_places(stack, self.classes_)
 
-    def _pretrained_for(self, X: Matrix, targets: int, seed: int) -> Stack:
-        scaling = shared_range(X) if self.visible_units == "auto" else None
-        seen, suited = X if scaling is None else in_shared_range(X, scaling), {}
+    def _scaling(self, X: Matrix) -> Scaling | None:
+        return shared_range(X) if self.visible_units == "auto" else None
+
+    def _pretrained_for(self, X: Matrix, targets: int, seed: int, **suited: Any) -> Stack:
+        scaling = self._scaling(X)
+        seen = X if scaling is None else in_shared_range(X, scaling)
         # Settings of the user may not go together with those that suit zeros and ones.
         is_free = self.learning_rate is None and not self._others(tuning=False)
         is_binary = self.visible_units in ("auto", "bernoulli")
         if is_free and is_binary and are_few(X.shape[0], targets) and are_bits(seen):
-            suited = of_bits(len(self._widths(X.shape[1])))
+            suited |= of_bits(len(self._widths(X.shape[1])))
         stack = self._pretrained_on(seen, seed, **suited)
         return stack if scaling is None else replace(stack, scaling=scaling)
 

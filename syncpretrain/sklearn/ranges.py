@@ -17,7 +17,7 @@ from syncpretrain.data.counts import look_like_counts
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.sklearn.passes import Matrix
 
-__all__ = ["are_bits", "in_shared_range", "shared_range"]
+__all__ = ["FEWEST_COLUMNS", "are_bits", "in_shared_range", "shared_range"]
 
 FEWEST_COLUMNS = 25  # fewer are no picture
 SHARING = 0.5  # of the columns that vary, at least

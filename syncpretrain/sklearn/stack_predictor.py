@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,12 @@ from sklearn.base import clone
 
 from syncpretrain import Stack
 from syncpretrain.data.dataset import UNLABELLED
+from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import SettingsError
-from syncpretrain.sklearn.base import StackEstimator
+from syncpretrain.sklearn.base import StackEstimator, single
 from syncpretrain.sklearn.passes import Matrix
+from syncpretrain.sklearn.rectified import are_curved, are_measurements, rectified
+from syncpretrain.sklearn.weight_decay import is_for_choice
 
 __all__ = ["StackPredictor"]
 
@@ -23,11 +27,20 @@ class StackPredictor(StackEstimator):
     pretrained: Any
     finetune_epochs: int | None
 
-    def _start(self, X: Matrix, targets: int, seed: int) -> Stack:
+    def _start(
+        self,
+        X: Matrix,
+        rows: NDArray[np.intp],
+        y: Matrix,
+        weights: Matrix | None,
+        seed: int,
+        objective: str,
+    ) -> Stack:
         """Return the stack to fine-tune: the one given, or one pretrained on all rows."""
         given = self.pretrained
         if given is None:
-            return self._pretrained_for(X, targets, seed)
+            suited = self._for_curves(X, rows, y, weights, seed, objective)
+            return self._pretrained_for(X, len(rows), seed, **suited)
         if not isinstance(given, (Stack, StackEstimator)) and not hasattr(given, "stack_"):
             raise SettingsError(
                 f"pretrained: got a {type(given).__name__}, expected a Stack, a StackedRBM, a"
@@ -44,9 +57,40 @@ class StackPredictor(StackEstimator):
         self._check_width(stack, X, "pretrained")
         return stack
 
-    def _pretrained_for(self, X: Matrix, targets: int, seed: int) -> Stack:
+    def _pretrained_for(self, X: Matrix, targets: int, seed: int, **suited: Any) -> Stack:
         """Return a stack pretrained on examples, of which some have targets."""
-        return self._pretrained_on(X, seed)
+        return self._pretrained_on(X, seed, **suited)
+
+    def _for_curves(
+        self,
+        X: Matrix,
+        rows: NDArray[np.intp],
+        y: Matrix,
+        weights: Matrix | None,
+        seed: int,
+        objective: str,
+    ) -> dict[str, Any]:
+        """Return settings of pretraining for targets that no linear model finds, if they are such.
+
+        None for others, and if the user gave settings, which may not go together with these.
+        """
+        is_free = self.learning_rate is None and not (self.settings or self._given_tuning())
+        if not is_free or not is_for_choice(X.shape[0], len(rows), {}):
+            return {}
+        if not are_measurements(single(X), self.visible_units) or self._scaling(X) is not None:
+            return {}
+        layers = len(self._widths(X.shape[1]))
+        suited = rectified(layers, X.shape[0], self.batch_size)
+        untrained = {"epochs": None, "schedule": "none", "observers": ()}
+        stack = self._pretrained_on(X, seed, **suited, **untrained)
+        finetuned = partial(self._finetuned, stack, seed=seed, objective=objective)
+        are_classes = objective == "classification"
+        found = are_curved(finetuned, X[rows], y, weights, seed, are_classes=are_classes)
+        return suited if found else {}
+
+    def _scaling(self, X: Matrix) -> Scaling | None:
+        """Return what scales columns to [0, 1] for binary units, if anything does."""
+        return None
 
     def _train(
         self, X: Matrix, rows: NDArray[np.intp], y: Matrix, weights: Matrix | None, objective: str
@@ -54,7 +98,7 @@ class StackPredictor(StackEstimator):
         """Train on examples of which some rows have the targets y, and weights."""
         self._check_tuning(objective, self.finetune_epochs)
         seed = self._seed()
-        stack = self._to_train(self._start(X, len(rows), seed))
+        stack = self._to_train(self._start(X, rows, y, weights, seed, objective))
         stack, options = self._chosen(stack, X, rows, y, weights, seed)
         options["objective"] = objective
         if self.batch_size is not None:

@@ -19,7 +19,7 @@ from syncpretrain.settings.by_data import BATCH_SHARE, FEW_LABELS, OF_FEW_ROWS, 
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.sklearn.passes import Matrix, outputs_of
 
-__all__ = ["chosen_decay", "is_for_choice"]
+__all__ = ["FOLDS", "chosen_decay", "is_for_choice"]
 
 DECAYS = (0.1, 1.0)
 FOLDS = 3

@@ -1,0 +1,139 @@
+"""Rectified units in layer 1 of the predictors, where targets are curved."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn", minversion="1.6", reason="the estimators are scikit-learn's")
+
+from scipy import sparse
+from sklearn.datasets import make_friedman1, make_hastie_10_2, make_moons
+
+from syncpretrain.sklearn import DBNClassifier, DBNRegressor
+from syncpretrain.sklearn import rectified as module
+from syncpretrain.sklearn.base import single
+from syncpretrain.sklearn.rectified import are_curved, are_measurements, rectified
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(300, 3))
+RINGS = (np.square(X).sum(axis=1) > 2.4).astype(int)
+HALVES = (X[:, 0] > 0).astype(int)
+SMALL = {"hidden": (32, 8), "epochs": 2, "workers": 1, "random_state": 0}
+BENT, PLAIN = ("gaussian", "relu", "bernoulli"), ("gaussian", "bernoulli", "bernoulli")
+
+
+@pytest.mark.parametrize(
+    ("table", "units", "expected"),
+    [
+        (X, "auto", True),
+        (X, "gaussian", True),
+        (X, "bernoulli", False),
+        (RNG.random((50, 24)), "auto", True),
+        (RNG.random((50, 25)), "auto", False),  # a picture, maybe
+        (np.round(RNG.random((50, 5))), "auto", False),
+        (sparse.csr_matrix(np.round(RNG.random((50, 5)))), "auto", False),
+        (sparse.csr_matrix(RNG.poisson(1, (50, 5))), "auto", False),
+        (sparse.csr_matrix(X), "auto", True),
+    ],
+)
+def test_measurements(table, units, expected):
+    assert are_measurements(single(table), units) is expected
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_only_layer_1_is_rectified(layers):
+    units = {"hidden_units": ["relu", "bernoulli", "bernoulli"][:layers]}
+    assert rectified(layers, 2000, None) == units
+    assert rectified(layers, 2001, None) == units | {"batch_size": 20}
+    assert rectified(layers, 2001, 50) == units
+
+
+class TestAreCurved:
+    """Trainings are replaced by known outputs, which linear models are judged beside."""
+
+    @pytest.fixture
+    def judged(self, monkeypatch):
+        def judge(outputs, y, weights=None, *, are_classes=True):
+            monkeypatch.setattr(module, "outputs_of", lambda _, rows: outputs(rows))
+            return are_curved(lambda *_, **__: None, X, y, weights, 0, are_classes=are_classes)
+
+        return judge
+
+    @staticmethod
+    def by_radius(rows):
+        return np.column_stack([np.full(len(rows), 2.4), np.square(rows).sum(axis=1)])
+
+    def test_rings_are(self, judged):
+        assert judged(self.by_radius, RINGS)
+
+    def test_halves_are_not_even_to_a_network_that_knows_them(self, judged):
+        assert not judged(lambda rows: np.column_stack([-rows[:, 0], rows[:, 0]]), HALVES)
+
+    def test_rows_without_weight_do_not_count(self, judged):
+        wrong = X[:, 2] > 1
+
+        def outputs(rows):
+            return np.where(rows[:, 2:] > 1, -1, 1) * self.by_radius(rows)
+
+        assert judged(outputs, RINGS)
+        assert not judged(outputs, RINGS, np.where(wrong, 1.0, 0.01))
+
+    def test_squares_are_curved_numbers(self, judged):
+        y = np.square(X[:, :1])
+        assert judged(lambda rows: np.square(rows[:, :1]), y, are_classes=False)
+        assert not judged(lambda rows: 0.5 * rows[:, :1], X[:, :1], are_classes=False)
+
+    def test_a_class_of_fewer_rows_than_folds_is_not_judged(self, judged):
+        assert not judged(self.by_radius, np.arange(300) // 298)
+
+
+class TestPredictors:
+    def test_classes(self):
+        assert DBNClassifier(**SMALL).fit(X, RINGS).stack_.units == BENT
+        assert DBNClassifier(**SMALL).fit(X, HALVES).stack_.units == PLAIN
+
+    def test_numbers(self):
+        assert DBNRegressor(**SMALL).fit(X, np.square(X).sum(axis=1)).stack_.units == BENT
+        assert DBNRegressor(**SMALL).fit(X, X @ [1, 2, 3]).stack_.units == PLAIN
+
+    def test_a_sparse_matrix_has_the_same(self):
+        assert DBNClassifier(**SMALL).fit(sparse.csr_matrix(X), RINGS).stack_.units == BENT
+
+    def test_missing_values(self):
+        holes = np.where(RNG.random(X.shape) < 0.05, np.nan, X)
+        holes[:, 2] = X[:, 2]
+        assert DBNClassifier(**SMALL).fit(holes, RINGS).stack_.units == BENT
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            {"learning_rate": 0.001},
+            {"finetune_epochs": 2},
+            {"settings": {"cd_steps": 2}},
+            {"settings": {"finetune_dropout": 0.1}},
+        ],
+    )
+    def test_settings_that_are_given_leave_it_out(self, given):
+        assert DBNClassifier(**SMALL, **given).fit(X, RINGS).stack_.units == PLAIN
+
+    def test_few_labels_leave_it_out(self):
+        some = np.where(np.arange(300) % 6, -1, RINGS)
+        assert DBNClassifier(**SMALL).fit(X, some).stack_.units == PLAIN
+
+    @pytest.mark.parametrize(
+        ("table", "least"),
+        [
+            (make_moons(900, noise=0.2, random_state=0), 0.94),  # 0.87 with sigmoids
+            (make_hastie_10_2(1400, random_state=0), 0.88),  # 0.7
+        ],
+    )
+    def test_curved_classes_are_learned(self, table, least):
+        rows, y = table
+        model = DBNClassifier(workers=1, random_state=0).fit(rows[:600], y[:600])
+        assert model.score(rows[600:], y[600:]) > least
+
+    def test_curved_numbers_are_learned(self):
+        rows, y = make_friedman1(1000, random_state=0)
+        model = DBNRegressor(workers=1, random_state=0).fit(rows[:600], y[:600])
+        assert model.score(rows[600:], y[600:]) > 0.93
