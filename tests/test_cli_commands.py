@@ -222,6 +222,7 @@ class TestDoctor:
             "kernels:",
             "products:",
             "speed:",
+            "precision:",
             "gpu:",
         ]
 

@@ -105,6 +105,16 @@ OPTIONS = [
         "--layers 1x4x4,conv:2x3 --backend cupy --handoff minibatch",
         "--backend: got cupy with handoff minibatch, which computes on the CPU",
     ),
+    (
+        "--backend cupy --precision bfloat16",
+        "--backend: got cupy with precision bfloat16, which is the CPU's; take precision float32",
+    ),
+    (
+        "--finetune reconstruction --finetune-optimizer cg --finetune-precision bfloat16",
+        "--finetune-precision: got bfloat16 with optimizer cg, whose searches need exact products",
+    ),
+    ("--precision half", "--precision: 'half' is not one of 'float32', 'bfloat16', 'auto'"),
+    ("--precison bfloat16", "No such option --precison; the nearest one is --precision"),
     ("--batch-size 41", "--batch-size: got 41, expected at most 36, the examples to train on"),
     ("--batch-size 0", "--batch-size: got 0, expected a whole number of at least 1"),
     ("--batch-size x", "--batch-size: 'x' is not a valid integer"),

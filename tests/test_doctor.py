@@ -16,7 +16,8 @@ from syncpretrain.planning import doctor, products
 from syncpretrain.planning.doctor import diagnose
 from syncpretrain.planning.gpu import driver_version
 
-TOPICS = ["versions", "platform", "cores", "blas", "kernels", "products", "speed", "gpu"]
+TOPICS = ["versions", "platform", "cores", "blas", "kernels", "products", "speed", "precision"]
+TOPICS += ["gpu"]
 
 
 @pytest.fixture(autouse=True)

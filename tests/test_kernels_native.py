@@ -84,12 +84,13 @@ def assert_bits(a, b):
 
 @compiled
 def test_every_form_is_compared_here():
-    # these in test_convolution_native.py, test_sparse.py and test_binary_products.py
+    # these in test_convolution_native.py, test_sparse.py, test_binary_products.py and
+    # test_kernels_bfloat16.py
     elsewhere = {"convolve", "convolve_gradient", "convolve_back", "visible_means"}
     elsewhere |= {"sparse_product", "transposed_product", "csr_product", "draw_documents"}
-    elsewhere |= {"reconstruct_documents", "binary_product"}
+    elsewhere |= {"reconstruct_documents", "binary_product", "multiply_bfloat16"}
     assert set(NUMPY_FORMS) | elsewhere == set(FORMS)
-    assert len(FORMS) == 18
+    assert len(FORMS) == 19
 
 
 @compiled
@@ -367,7 +368,7 @@ def test_every_registered_form_is_of_an_equation():
 @compiled
 @pytest.mark.parametrize("chosen", ["", "native"])
 def test_the_compiled_forms_are_taken_where_they_were_built(chosen):
-    assert python(CHOSEN, SYNCPRETRAIN_KERNELS=chosen).stdout.split() == ["True", "18"]
+    assert python(CHOSEN, SYNCPRETRAIN_KERNELS=chosen).stdout.split() == ["True", "19"]
 
 
 MISSING = "import sys; sys.modules['syncpretrain.kernels._native'] = None\n"

@@ -59,6 +59,7 @@ def changed(**fields):
 
 GOOD = {
     "matmul": [(X, floats(6, 3), floats(4, 3)), (X.T, X, SQUARE), (X[:, :0], SQUARE[:0], X.copy())],
+    "matmul_bfloat16": [(X, floats(6, 3), floats(4, 3)), (X.T, X, SQUARE), (X[:0], SQUARE, X[:0])],
     "multiply": [(X, X.copy(), X.copy()), (X, X.copy(), X), (X.copy(), X, X)],
     "add": [(X, X.copy(), X), (LINE, LINE.copy(), floats(20))],
     "means": [(X, floats(6), "bernoulli"), (floats(4, 0), floats(0), "relu")],
@@ -108,6 +109,9 @@ BAD = {
     "a product into its factor": ("matmul", SQUARE, SQUARE.copy(), SQUARE),
     "a product into a part of its factor": ("matmul", WIDE[:, :6], SQUARE, WIDE[:, 2:8]),
     "a product of vectors": ("matmul", LINE, LINE.copy(), floats(20)),
+    "rounded factors of other sizes": ("matmul_bfloat16", X, floats(5, 3), floats(4, 3)),
+    "rounded factors in place": ("matmul_bfloat16", SQUARE, SQUARE.copy(), SQUARE),
+    "rounded factors of vectors": ("matmul_bfloat16", LINE, LINE.copy(), floats(20)),
     "a copy to another shape": ("copy", floats(300, 300), floats(2, 2)),
     "a copy of fewer axes": ("copy", floats(1, 6), floats(6)),
     "a copy onto itself": ("copy", X, X),

@@ -18,6 +18,7 @@ pytestmark = needs_mpiexec
 LAYERS = "16,12,8,5"
 TRAIN = ["-m", "syncpretrain", "train", "--layers", LAYERS, "--batch-size", 20, "--quiet"]
 LONG = ["--epochs", 100_000, "--checkpoint-every", "1000s"]
+BFLOAT16 = ["--precision", "bfloat16"]
 EVENTS = Path("run", "events.jsonl")
 
 
@@ -36,13 +37,14 @@ def layer_ranks(started, number) -> dict[int, psutil.Process]:
 
 
 def test_train_has_the_bits_of_one_thread_and_only_rank_0_prints(data, call):
-    for handoff, ranks in (("epoch", 2), ("minibatch", 4)):
-        command = [*TRAIN, *data, "--epochs", 2, "--handoff", handoff, "--json"]
-        status, out, err = finished(start(ranks, *command, "--runtime", "mpi", "--out", handoff))
+    for handoff, ranks, *more in (("epoch", 2), ("minibatch", 4), ("epoch", 3, *BFLOAT16)):
+        command = [*TRAIN, *data, "--epochs", 2, "--handoff", handoff, *more, "--json"]
+        folder = f"{handoff}-{ranks}"
+        status, out, err = finished(start(ranks, *command, "--runtime", "mpi", "--out", folder))
         assert (status, err) == (0, "")
         report = json.loads(out)  # exactly one object
         assert report["runtime"] == "mpi"
-        out, _ = call(*command[2:], "--runtime", "serial", "--out", f"{handoff}-1")
+        out, _ = call(*command[2:], "--runtime", "serial", "--out", f"{folder}-serial")
         assert json.loads(out)["parameters_sha256"] == report["parameters_sha256"]
 
 

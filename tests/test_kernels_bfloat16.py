@@ -1,0 +1,347 @@
+"""Products of factors rounded to bfloat16: how factors are rounded, and the order of the sums."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from syncpretrain.kernels import native
+from syncpretrain.kernels.precision import PRECISIONS, multiply_bfloat16, rounded
+from syncpretrain.kernels.program import Program, in_turn
+
+COMPILED = pytest.mark.skipif(native.extension is None, reason="the compiled kernels are not there")
+INF, NAN = np.inf, np.nan
+LARGEST = float(np.finfo(np.float32).max)
+LARGEST_BFLOAT16 = 255 * 2.0**120
+ULP = 2.0**-7  # of a bfloat16 from 1 to 2
+ROUNDED = {
+    "zero": (0.0, 0.0),
+    "negative zero": (-0.0, -0.0),
+    "one": (1.0, 1.0),
+    "a tie to the even one below": (1 + ULP / 2, 1.0),
+    "a tie to the even one above": (1 + 3 * ULP / 2, 1 + 2 * ULP),
+    "a negative tie": (-1 - 3 * ULP / 2, -1 - 2 * ULP),
+    "just above a tie": (1 + ULP / 2 + 2.0**-23, 1 + ULP),
+    "just below a tie": (1 + 3 * ULP / 2 - 2.0**-23, 1 + ULP),
+    "a tie to the next power of two": (2 - ULP / 2, 2.0),
+    "the largest bfloat16": (LARGEST_BFLOAT16, LARGEST_BFLOAT16),
+    "just below a tie with infinity": (511 * 2.0**119 - 2.0**104, LARGEST_BFLOAT16),
+    "a tie with infinity": (511 * 2.0**119, INF),
+    "the largest float32": (LARGEST, INF),
+    "the least float32": (-LARGEST, -INF),
+    "infinity": (INF, INF),
+    "negative infinity": (-INF, -INF),
+    "the smallest with all digits": (2.0**-126, 2.0**-126),
+    "one that is smaller": (2.0**-126 - 2.0**-149, 0.0),
+    "a negative one that is smaller": (-(2.0**-127), -0.0),
+    "the smallest float32": (2.0**-149, 0.0),
+    "a small tie": (2.0**-126 * (1 + ULP / 2), 2.0**-126),
+}
+QUIET, SIGNALLING, ALL_ONES = 0x7FC00001, 0x7F800001, 0xFFFFFFFF  # numbers that are none
+
+
+def as_float(bits: int) -> np.float32:
+    return np.array([bits], dtype=np.uint32).view(np.float32)[0]
+
+
+@pytest.mark.parametrize("what", ROUNDED)
+def test_factors_are_rounded_to_the_nearest_and_of_two_to_the_even_one(what):
+    number, expected = ROUNDED[what]
+    found = rounded(np.full(3, number, dtype=np.float32))
+    np.testing.assert_array_equal(found, np.full(3, expected, dtype=np.float32))
+    assert (np.signbit(found) == np.signbit(expected)).all()
+
+
+@pytest.mark.parametrize("bits", [QUIET, SIGNALLING, ALL_ONES])
+def test_what_is_not_a_number_stays_none(bits):
+    assert np.isnan(rounded(np.full(2, as_float(bits)))).all()
+
+
+def test_rounding_is_that_of_the_nearest_of_all_bfloat16():
+    every = (np.arange(0x0080, 0x7F80, dtype=np.uint32) << 16).view(np.float32)
+    np.testing.assert_array_equal(rounded(every), every)
+    between = np.random.default_rng(0).random(len(every) - 1)
+    low, high = every[:-1].astype(np.float64), every[1:].astype(np.float64)
+    x = (low + between * (high - low)).astype(np.float32)
+    nearest = np.where(x - low < high - x, low, high)
+    np.testing.assert_array_equal(rounded(x), nearest.astype(np.float32))
+    np.testing.assert_array_equal(rounded(-x), -nearest.astype(np.float32))
+
+
+def test_other_types_and_strides_are_rounded_as_float32():
+    x = np.random.default_rng(0).standard_normal((6, 8))
+    expected = rounded(x.astype(np.float32))
+    for have in (x, x[::-1][::-1], np.asfortranarray(x)):
+        np.testing.assert_array_equal(rounded(have), expected)
+    np.testing.assert_array_equal(rounded(x[::2, ::3]), expected[::2, ::3])
+    assert rounded(x).dtype == np.float32
+
+
+def test_the_factors_are_not_written_to():
+    x, y = (np.random.default_rng(i).random((5, 5), dtype=np.float32) for i in range(2))
+    copies = x.copy(), y.copy()
+    multiply_bfloat16(x, y)
+    rounded(x)
+    np.testing.assert_array_equal((x, y), copies)
+
+
+# ------------------------------------------------------------------------------ compiled products
+
+EDGES = (1, 2, 3, 5, 6, 7, 12, 13, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 97, 127, 128, 129)
+SHAPES = [
+    *(tuple(np.random.default_rng(i).choice(EDGES, 3).tolist()) for i in range(60)),
+    *((5, k, 70) for k in (1021, 1022, 1023, 1024, 1025, 1026, 2047, 2048, 2049)),
+    *((rows, 1024, 3) for rows in (127, 128, 129, 257)),  # rows of a block
+    *((65535, 2, 1), (65536, 1, 2), (65537, 2, 2)),
+    *((0, 3, 4), (3, 0, 4), (3, 4, 0), (0, 0, 0)),
+]
+ORDERS = ("rows", "columns")
+
+
+def laid_out(x: np.ndarray, order: str, beside: int = 3) -> np.ndarray:
+    """Return a matrix whose rows or columns lie side by side, within a larger one of NaN."""
+    if order == "columns":
+        return laid_out(x.T, "rows", beside).T
+    wide = np.full((len(x) + 2, x.shape[1] + 2 * beside), NAN, dtype=np.float32)
+    wide[1:-1, beside : beside + x.shape[1]] = x
+    return wide[1:-1, beside : beside + x.shape[1]]
+
+
+def factors(rows: int, inner: int, columns: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    a, b = rng.standard_normal((rows, inner)), rng.standard_normal((inner, columns))
+    return a.astype(np.float32), b.astype(np.float32)
+
+
+def compiled(a, b, *, portable: bool, out: np.ndarray | None = None) -> np.ndarray:
+    """Return the product of the compiled form, which must have one."""
+    out = np.full((len(a), b.shape[1]), NAN, dtype=np.float32) if out is None else out
+    assert native.extension.multiply_bfloat16(a, b, out, portable) is out
+    return out
+
+
+def by_definition(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the product whose sums are taken pair by pair, the second number of each first."""
+    a, b = rounded(a), rounded(b)
+    total = np.zeros((len(a), b.shape[1]), dtype=np.float32)
+    for first in range(0, len(b), 2):
+        for k in (first + 1, first):
+            if k < len(b):
+                total = total + a[:, k, None] * b[k]
+    return total
+
+
+@COMPILED
+@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("what", ROUNDED)
+def test_compiled_products_round_as_numpy_does(what, portable):
+    number, expected = ROUNDED[what]
+    for rows, columns in ((1, 1), (3, 1), (33, 1), (1, 33)):
+        x = np.full((rows, columns), number, dtype=np.float32)
+        one = np.ones((1, 1), dtype=np.float32)
+        for a, b in ((x, one),) if columns == 1 else ((one, x),):
+            found = compiled(a, b, portable=portable)
+            np.testing.assert_array_equal(found, np.full_like(x, expected) + 0)
+
+
+@COMPILED
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_compiled_form_has_the_bits_of_the_definition(shape):
+    a, b = factors(*shape)
+    expected = by_definition(a, b)
+    for left, right, portable in product(ORDERS, ORDERS, (False, True)):
+        found = compiled(laid_out(a, left), laid_out(b, right), portable=portable)
+        np.testing.assert_array_equal(found, expected, f"{left}, {right}, {portable=}")
+
+
+@COMPILED
+@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("shape", [(1, 3, 1), (7, 9, 17), (6, 16, 64), (13, 1025, 65), (3, 0, 4)])
+def test_nothing_is_written_beside_a_product(shape, portable):
+    a, b = factors(*shape)
+    wide = np.full((len(a) + 2, b.shape[1] + 40), 77, dtype=np.float32)
+    out = wide[1:-1, 19:-21]
+    compiled(a, b, out=out, portable=portable)
+    np.testing.assert_array_equal(out, by_definition(a, b))
+    out[:] = 77
+    assert (wide == 77).all()
+
+
+@COMPILED
+@pytest.mark.parametrize("portable", [False, True])
+def test_whole_numbers_are_multiplied_exactly(portable):
+    rng = np.random.default_rng(1)
+    for rows, inner, columns in ((4, 7, 5), (17, 33, 66), (9, 200, 100)):
+        a = rng.integers(-256, 257, (rows, inner)).astype(np.float32)
+        b = rng.integers(-256, 257, (inner, columns)).astype(np.float32)
+        found = compiled(a, b, portable=portable)
+        np.testing.assert_array_equal(found, a.astype(np.int64) @ b.astype(np.int64))
+
+
+@COMPILED
+@pytest.mark.parametrize("portable", [False, True])
+def test_a_part_of_a_product_has_the_bits_of_the_whole(portable):
+    a, b = factors(140, 1100, 150)
+    whole = compiled(a, b, portable=portable)
+    rng = np.random.default_rng(2)
+    for _ in range(20):
+        i, j = sorted(rng.integers(0, 141, 2)), sorted(rng.integers(0, 151, 2))
+        rows, columns = slice(*i), slice(*j)
+        part = compiled(a[rows], b[:, columns], portable=portable)
+        np.testing.assert_array_equal(part, whole[rows, columns])
+        part = compiled(b.T[columns], a.T[:, rows], portable=portable)
+        np.testing.assert_array_equal(part, whole[rows, columns].T)
+
+
+@COMPILED
+@pytest.mark.parametrize("portable", [False, True])
+def test_a_product_may_be_that_of_one_matrix_with_itself(portable):
+    a, _ = factors(21, 37, 1)
+    found = compiled(a, a.T, portable=portable)
+    np.testing.assert_array_equal(found, by_definition(a, a.T))
+    np.testing.assert_array_equal(found, found.T)
+
+
+@COMPILED
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("inner", [3, 4])
+def test_what_is_not_finite_reaches_the_product_as_in_numpy(inner, portable):
+    a, b = factors(20, inner, 40)
+    a[3, 0], a[4, 2], a[5, :2] = INF, NAN, (-INF, LARGEST)
+    b[1, 5], b[2, 6], b[0, 39] = -INF, NAN, 0
+    expected = rounded(a) @ rounded(b)
+    assert np.isnan(expected).any()
+    assert np.isinf(expected).any()
+    for left, right in product(ORDERS, ORDERS):
+        found = compiled(laid_out(a, left), laid_out(b, right), portable=portable)
+        special = ~np.isfinite(expected)
+        np.testing.assert_array_equal(found[special], expected[special])
+        assert np.isfinite(found[~special]).all()
+
+
+# --------------------------------------------------------------------------------------- all forms
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (4, 9, 3), (30, 130, 70), (100, 784, 50)])
+def test_products_are_those_of_the_rounded_factors(shape):
+    a, b = factors(*shape, seed=3)
+    left, right = (rounded(x).astype(np.float64) for x in (a, b))
+    bound = shape[1] * 2.0**-24 * (abs(left) @ abs(right))
+    for form in (multiply_bfloat16, multiply_bfloat16.__wrapped__):
+        out = np.empty((len(a), b.shape[1]), dtype=np.float32)
+        assert form(a, b, out=out) is out
+        assert (abs(out - left @ right) <= bound).all()
+        np.testing.assert_array_equal(form(a, b), out)
+    assert (out != a @ b).any(), "rounding matters"
+
+
+def test_factors_of_float64_are_products_of_float32():
+    a, b = factors(6, 20, 5)
+    found = multiply_bfloat16(a.astype(np.float64), b.astype(np.float64))
+    np.testing.assert_allclose(found, by_definition(a, b), rtol=1e-5, atol=1e-5)
+    assert found.dtype == np.float32
+
+
+A, B = factors(4, 6, 3)
+SQUARE, OUT = factors(6, 6, 6)[0], np.empty((4, 3), dtype=np.float32)
+WIDE = np.zeros((6, 20), dtype=np.float32)
+
+
+def read_only(x: np.ndarray) -> np.ndarray:
+    x = x.copy()
+    x.setflags(write=False)
+    return x
+
+
+LEFT_TO_NUMPY = {
+    "other inner sizes": (A, B[:5], OUT),
+    "other rows": (A[:3], B, OUT),
+    "other columns": (A, B[:, :2], OUT),
+    "a transposed product": (A, B, OUT.T),
+    "columns of a product side by side": (A, B, np.empty((3, 4), dtype=np.float32).T),
+    "float64": (A.astype(np.float64), B, OUT),
+    "a factor of float64": (A, B.astype(np.float64), OUT),
+    "a product of float64": (A, B, OUT.astype(np.float64)),
+    "whole numbers": (A.astype(np.int32), B, OUT),
+    "swapped bytes": (A.astype(">f4"), B, OUT),
+    "a product into its factor": (SQUARE, SQUARE.copy(), SQUARE),
+    "a product into its other factor": (SQUARE.copy(), SQUARE, SQUARE),
+    "a product into a part of its factor": (WIDE[:, :6], SQUARE, WIDE[:, 5:11]),
+    "nothing to write to": (A, B, read_only(OUT)),
+    "a vector": (A, B[:, 0], OUT[:, 0]),
+    "many matrices": (A[None], B[None], OUT[None]),
+    "neither rows nor columns": (WIDE[:4, ::3][:, :6], B, OUT),
+    "every second column": (A, B, np.empty((4, 6), dtype=np.float32)[:, ::2]),
+    "rows from behind": (A[::-1], B, OUT),
+    "one row many times": (np.broadcast_to(A[:1], (4, 6)), B, OUT),
+    "a list": (A.tolist(), B, OUT),
+}
+REFUSED = {
+    *("other inner sizes", "other rows", "other columns", "a transposed product"),
+    "nothing to write to",
+}
+
+
+@COMPILED
+@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("what", LEFT_TO_NUMPY)
+def test_what_has_no_compiled_form_is_left_to_numpy_untouched(what, portable):
+    before = [np.array(x, copy=True) for x in LEFT_TO_NUMPY[what]]
+    found = native.extension.multiply_bfloat16(*LEFT_TO_NUMPY[what], portable)
+    assert found is NotImplemented
+    for x, old in zip(LEFT_TO_NUMPY[what], before, strict=True):
+        np.testing.assert_array_equal(x, old)
+
+
+@pytest.mark.parametrize("what", LEFT_TO_NUMPY)
+def test_numpy_decides_what_it_is_left(what):
+    a, b, out = (x if isinstance(x, list) else x.copy() for x in LEFT_TO_NUMPY[what])
+    if what in REFUSED:
+        with pytest.raises(ValueError, match=r"mismatch|read-only"):
+            multiply_bfloat16(*LEFT_TO_NUMPY[what][:2], out=LEFT_TO_NUMPY[what][2])
+        return
+    expected = rounded(np.asarray(a)) @ rounded(b)
+    np.testing.assert_allclose(multiply_bfloat16(a, b, out=out), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_product_into_its_factor_is_that_of_the_factor_before():
+    x = SQUARE.copy()
+    multiply_bfloat16(x, SQUARE, out=x)
+    np.testing.assert_allclose(x, by_definition(SQUARE, SQUARE), rtol=1e-5, atol=1e-6)
+
+
+@COMPILED
+@pytest.mark.parametrize("arguments", [(), (A, B, OUT), (A, B, OUT, False, 1)])
+def test_another_number_of_arguments_is_refused(arguments):
+    with pytest.raises(TypeError, match=f"got {len(arguments)} arguments; it takes 4"):
+        native.extension.multiply_bfloat16(*arguments)
+
+
+@COMPILED
+def test_a_form_that_is_neither_true_nor_false_is_refused():
+    with pytest.raises(ValueError, match="truth value"):
+        native.extension.multiply_bfloat16(A, B, OUT, A)
+
+
+@COMPILED
+@pytest.mark.parametrize("shape", [(5, 8, 3), (50, 130, 66), (20, 1030, 40)])
+def test_compiled_and_interpreted_programs_have_the_same_bits(shape):
+    a, b = factors(*shape)
+    name, half = PRECISIONS["bfloat16"].operation, shape[2] // 2
+    products = []
+    for run in (Program.work, lambda own: in_turn(own.phases, 2)):
+        out, square = np.empty((shape[0], shape[2]), "f4"), np.empty((shape[1], shape[2]), "f4")
+        shards = [
+            [(name, a, b[:, own], out[:, own])] for own in (slice(None, half), slice(half, None))
+        ]
+        below = [[(name, a.T, out, square)], []]
+        program = Program([shards, below], 0)
+        assert program.is_compiled
+        run(program)
+        products.append((out, square))
+    for ours, theirs in zip(*products, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(products[0][0], by_definition(a, b))
