@@ -14,11 +14,11 @@ from syncpretrain.kernels.native import extension
 from syncpretrain.kernels.precision import PRECISIONS, Precision
 from syncpretrain.parallel.blas import blas_limit
 
-__all__ = ["WORTH_IT", "bfloat16_gain", "has_instruction", "resolve_precision"]
+__all__ = ["PAYING_GAIN", "bfloat16_gain", "has_instruction", "resolve_precision"]
 
-ROWS, VISIBLE, HIDDEN = 100, 784, 1000  # of the widest product of the paper's stack
+TIMED_PRODUCT = (100, 784, 1000)  # the widest of the paper's stack
 PAIRS = 7  # of timings
-WORTH_IT = 1.1
+PAYING_GAIN = 1.1
 
 
 def has_instruction() -> bool:
@@ -43,8 +43,9 @@ def bfloat16_gain() -> float:
 
 def _gain() -> float:
     draw = np.random.default_rng(0).random
-    v, W = draw((ROWS, VISIBLE), dtype=np.float32), draw((VISIBLE, HIDDEN), dtype=np.float32)
-    out = np.empty((ROWS, HIDDEN), dtype=np.float32)
+    B, V, H = TIMED_PRODUCT
+    v, W = draw((B, V), dtype=np.float32), draw((V, H), dtype=np.float32)
+    out = np.empty((B, H), dtype=np.float32)
     pairs = [
         tuple(_seconds(own, v, W, out) for own in PRECISIONS.values()) for _ in range(PAIRS + 1)
     ]
@@ -69,5 +70,5 @@ def resolve_precision(name: str, backend: str) -> str:
     """
     if name != "auto":
         return name
-    pays = backend == "numpy" and bfloat16_gain() >= WORTH_IT
+    pays = backend == "numpy" and bfloat16_gain() >= PAYING_GAIN
     return "bfloat16" if pays else "float32"

@@ -134,10 +134,9 @@ SECTIONS: dict[str, dict[str, str]] = {
         "finetune_loss": "Of reconstruction. Default squared.",
         "finetune_dropout": "Share of hidden units left out.",
         "finetune_input_dropout": "Of the inputs.",
-        "finetune_patience": "End after N epochs without a better validation error, and keep the"
-        " best weights.",
+        "finetune_patience": "End N epochs after the best, whose weights stay.",
         "finetune_batch_size": "",
-        "finetune_precision": "Of dense products. Default float32.",
+        "finetune_precision": "float32 (default), bfloat16 or auto.",
         "finetune_replicas": "Of one minibatch. Default one a usable core.",
         "finetune_split": "What they share. Default units, or hybrid.",
         "finetune_shards": "Default as many as replicas.",

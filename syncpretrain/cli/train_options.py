@@ -58,6 +58,7 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "unlabelled": {"metavar": "FILE"},
     "visible_units": {"metavar": "KIND[:N,...]"},
     "backend": {"metavar": "auto|numpy|cupy[:N]"},
+    "finetune_precision": {"metavar": "NAME"},
     "epochs": {"type": epoch_counts, "metavar": "N|auto[:N]"},
     "refresh_when": {"type": words(()), "metavar": "always|drift:X"},
     "momentum": {"type": momentums, "metavar": "V[:EPOCHS,V...]"},

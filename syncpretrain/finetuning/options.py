@@ -10,6 +10,7 @@ import msgspec
 from syncpretrain.backends.choice import resolve_backend
 from syncpretrain.backends.precision_choice import resolve_precision
 from syncpretrain.errors import SettingsError
+from syncpretrain.finetuning.chain import Dropout
 from syncpretrain.parallel.blas import blas_threads as resolve_threads
 from syncpretrain.pretraining.schedule.names import ASYNC
 from syncpretrain.settings.convert import checked
@@ -25,6 +26,7 @@ __all__ = [
     "STEPPING",
     "TUNING_ARGUMENTS",
     "TuningOptions",
+    "network_options",
     "shared_out",
     "tuning_options",
     "tuning_precision",
@@ -104,6 +106,17 @@ def shared_out(
     shards = shards or -(-replicas // columns) * columns
     settled = {"replicas": replicas, "shards": shards, "split": split}
     return msgspec.structs.replace(options, **settled), threads
+
+
+def network_options(options: TuningOptions) -> dict[str, Any]:
+    """Return what decides how a network computes, as ``network_of`` takes it."""
+    return {
+        "split": options.split or "units",
+        "batch_size": options.batch_size,
+        "dropout": Dropout(options.input_dropout, options.dropout, options.seed),
+        "shards": options.shards or 1,
+        "precision": options.precision,
+    }
 
 
 def tuning_precision(settings: FinetuneSettings, backend: str) -> str:

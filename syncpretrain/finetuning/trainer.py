@@ -18,10 +18,9 @@ from syncpretrain.data.order import minibatches, steps_per_epoch
 from syncpretrain.data.scaling import spread
 from syncpretrain.errors import CheckpointError, DivergedError, RunInterrupted, WorkerError
 from syncpretrain.events import Event, FinetuneEpochFinished, FinetuneStarted, Observer, Progress
-from syncpretrain.finetuning.chain import Dropout
 from syncpretrain.finetuning.data_parallel import network_of
 from syncpretrain.finetuning.optimizers import LEARNING_RATES, Optimizer, scheduled
-from syncpretrain.finetuning.options import STEPPING, TuningOptions
+from syncpretrain.finetuning.options import STEPPING, TuningOptions, network_options
 from syncpretrain.finetuning.parts import Examples
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.tasks import Reconstruction, Supervised
@@ -72,16 +71,12 @@ class Trainer:
                 validation = validation.to(lambda x: x[known])
         self.validation = None if validation is None else validation.to(backend.asarray)
         self.rate = options.learning_rate or LEARNING_RATES[options.optimizer]
-        self.network: Trainable = network_of(
+        self.network = network_of(
             task.chain(),
-            split=options.split or "units",
             loss=task.loss,
-            batch_size=options.batch_size,
-            dropout=Dropout(options.input_dropout, options.dropout, options.seed),
-            shards=options.shards or 1,
             backend=backend,
-            precision=options.precision,
             share=share,
+            **network_options(options),
         )
         self.optimizer = optimizer(self.network)
         batch = options.batch_size

@@ -11,11 +11,11 @@ import numpy as np
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.cluster.group import AgreedStop
 from syncpretrain.data.order import minibatches, steps_per_epoch
-from syncpretrain.finetuning.chain import Dropout, Link
+from syncpretrain.finetuning.chain import Link
 from syncpretrain.finetuning.data_parallel import network_of
 from syncpretrain.finetuning.network_on_ranks import NetworkOnRanks
 from syncpretrain.finetuning.optimizers import LEARNING_RATES, optimizer_for, scheduled
-from syncpretrain.finetuning.options import TuningOptions
+from syncpretrain.finetuning.options import TuningOptions, network_options
 from syncpretrain.finetuning.trainable import Trainable
 from syncpretrain.finetuning.weights import ExampleWeights
 from syncpretrain.kernels.arrays import Array
@@ -58,15 +58,7 @@ class TunedReplica:
         self._options, self._backend, self._run = options, NumpyBackend(), run
         self._inputs, self._targets = data[0], data[-1]
         self.network = network_of(
-            chain,
-            split=options.split or "units",
-            loss=loss,
-            batch_size=options.batch_size,
-            dropout=Dropout(options.input_dropout, options.dropout, options.seed),
-            shards=options.shards or 1,
-            backend=self._backend,
-            precision=options.precision,
-            share=share,
+            chain, loss=loss, backend=self._backend, share=share, **network_options(options)
         )
         self.optimizer = optimizer_for(options)(self.network)
         widths = (self._inputs.shape[1], self._targets.shape[1])

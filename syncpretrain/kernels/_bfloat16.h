@@ -2,8 +2,8 @@
  *
  * Every sum is float32 and is taken in the order of the inner index, of each pair the second number first, as
  * the instruction of _pairs.h does. So its bits do not depend on how a product is cut into blocks, and the
- * portable form has the same, but for terms below 2^-126, which the instruction takes for 0. Included by
- * _native.c alone.
+ * portable form has the same, but near the ends of the range: the instruction takes sums below 2^-126 for 0,
+ * and adds terms of 2^128 or more as they are. Included by _native.c alone.
  */
 #include "_pairs.h"
 

@@ -25,7 +25,7 @@ from syncpretrain.models.log_odds import with_log_odds
 from syncpretrain.models.model_file import Model, read_model, write_model
 from syncpretrain.models.passes import down_through, up_through
 from syncpretrain.models.sampling import sampled
-from syncpretrain.models.table import html_table, table_rows
+from syncpretrain.models.table import Described
 from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.rng import Purpose, generator
 
@@ -33,7 +33,7 @@ __all__ = ["ConvolutionalLayer", "DenseLayer", "Head", "Stack", "load"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Stack(Exports):
+class Stack(Described, Exports):
     """A pretrained deep network: an encoder up the layers and a decoder down again.
 
     Attributes
@@ -60,18 +60,6 @@ class Stack(Exports):
         """Take the layers as of float32, in whatever precision they were trained."""
         object.__setattr__(self, "layers", tuple(map(in_float32, self.layers)))
 
-    def __repr__(self) -> str:
-        """Return one line a layer, without the weights."""
-        rows = (" ".join(row).rstrip() for row in self._rows())
-        return "\n".join([f"Stack of {len(self.layers)} layers", *(f"  {row}" for row in rows)])
-
-    def _repr_html_(self) -> str:
-        """Return the same as a table, for notebooks."""
-        return html_table(f"Stack of {len(self.layers)} layers", self._rows(), self.history)
-
-    def _rows(self) -> list[tuple[str, ...]]:
-        return table_rows(self.layers, self.head, self.info.get("epochs", []))
-
     @property
     def widths(self) -> tuple[int, ...]:
         """Units of the input and of each layer, such as (784, 1000, 500, 250, 30)."""
@@ -90,8 +78,7 @@ class Stack(Exports):
     def prepared(self, X: ArrayLike, name: str = "X", *, missing: bool = False) -> Array:
         """Return examples as the lowest layer sees them: checked, and standardized if it is so.
 
-        Of a data frame the columns are found by their names. With ``missing``, NaN is permitted
-        and marked; see ``kernels/conditions.py``.
+        Of a data frame by its columns' names. NaN is permitted and marked with ``missing``.
 
         Raises
         ------
@@ -105,8 +92,8 @@ class Stack(Exports):
 
     def rows_of(self, X: ArrayLike, name: str = "X") -> Any:
         """Return a data frame as an array of the columns trained on, and all else as it is."""
-        bounded = is_bounded(self.units[0], self.scaling)
-        return array_of(X, self.info, self.units[0], name, bounded=bounded)
+        lowest = self.units[0]
+        return array_of(X, self.info, lowest, name, bounded=is_bounded(lowest, self.scaling))
 
     def encode(self, X: ArrayLike, *, layer: int | None = None, log_odds: bool = False) -> Array:
         """Return the code of each example.
@@ -156,8 +143,7 @@ class Stack(Exports):
         DataError
             If the width is not that of the top layer, or a value is not finite.
         """
-        down = self.down(checked_codes(codes, self.widths[-1]))
-        return down if self.scaling is None else self.scaling.invert(down)
+        return self._unscaled(self.down(checked_codes(codes, self.widths[-1])))
 
     def down(self, codes: Array, *, layer: int | None = None) -> Array:
         """Return what codes of a layer, default the top one, make of the lowest visible units.
@@ -211,7 +197,7 @@ class Stack(Exports):
         below = self.prepared(X, missing=True)
         down = self.down(self.up(below))
         as_documents(down, below, self.units[0])
-        return down if self.scaling is None else self.scaling.invert(down)
+        return self._unscaled(down)
 
     def impute(
         self, X: ArrayLike, *, steps: int = 20, samples: int = 80, seed: int = 0
@@ -236,11 +222,13 @@ class Stack(Exports):
         """
         rows = np.asarray(as_examples(self.rows_of(X), "X"))
         below, missing = self.prepared(rows, missing=True), np.isnan(rows)
-        options: dict[str, Any] = {"steps": steps, "samples": samples}
-        options["draws"] = generator(seed, Purpose.IMPUTATION)
-        found = imputed(self.layers, self.units, below, missing, **options)
-        found = found if self.scaling is None else self.scaling.invert(found)
-        return np.where(missing, found, rows)
+        how: Any = {
+            "steps": steps,
+            "samples": samples,
+            "draws": generator(seed, Purpose.IMPUTATION),
+        }
+        found = imputed(self.layers, self.units, below, missing, **how)
+        return np.where(missing, self._unscaled(found), rows)
 
     def sample(
         self, count: int, *, steps: int = 1000, seed: int = 0, start: ArrayLike | None = None
@@ -255,7 +243,6 @@ class Stack(Exports):
             Up and down again in the top RBM, each time drawing binary states; the last time down
             keeps the probabilities (Hinton, Osindero and Teh 2006, section 4).
         seed : int
-            Of the chains.
         start : array-like of shape (count, input units), optional
             Examples to start at; default noise. Documents keep their numbers of words; an RBM of
             counts alone needs some to start at.
@@ -273,6 +260,9 @@ class Stack(Exports):
         X = None if start is None else self.prepared(start, "start")[:]
         draws = generator(seed, Purpose.SAMPLE)
         down = sampled(self.layers, self.units, X, count=count, steps=steps, draws=draws)
+        return self._unscaled(down)
+
+    def _unscaled(self, down: Array) -> Array:
         return down if self.scaling is None else self.scaling.invert(down)
 
     def save(self, path: str | Path) -> None:

@@ -4,11 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 
 from syncpretrain.models.layer import Head, Layer
 from syncpretrain.observers.errors import ErrorHistory
 
-__all__ = ["html_table", "table_rows"]
+__all__ = ["Described"]
+
+
+class Described:
+    """What a stack looks like at a prompt, and in a notebook."""
+
+    layers: tuple[Layer, ...]
+    info: dict[str, Any]
+    head: Head | None
+    history: ErrorHistory | None
+
+    def __repr__(self) -> str:
+        """Return one line a layer, without the weights."""
+        rows = (" ".join(row).rstrip() for row in self._rows())
+        return "\n".join([f"Stack of {len(self.layers)} layers", *(f"  {row}" for row in rows)])
+
+    def _repr_html_(self) -> str:
+        """Return the same as a table, for notebooks."""
+        return html_table(f"Stack of {len(self.layers)} layers", self._rows(), self.history)
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        return table_rows(self.layers, self.head, self.info.get("epochs", []))
 
 
 def table_rows(

@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_info
 
 import syncpretrain
 from syncpretrain.backends.gpu_check import missing
-from syncpretrain.backends.precision_choice import WORTH_IT, bfloat16_gain, has_instruction
+from syncpretrain.backends.precision_choice import PAYING_GAIN, bfloat16_gain, has_instruction
 from syncpretrain.kernels import native
 from syncpretrain.parallel.blas import blas_limit, usable_cores
 from syncpretrain.planning import products
@@ -215,7 +215,7 @@ def _precision() -> Finding:
         found = f"no products of bfloat16: {lacks}"
         return Finding("precision", "ok", found, "Keep --precision float32.", facts)
     found = f"products of bfloat16 are {gain:.1f} times as fast as those of float32 on one core"
-    advice = "--precision bfloat16 or auto takes them." if gain >= WORTH_IT else ""
+    advice = "--precision bfloat16 or auto takes them." if gain >= PAYING_GAIN else ""
     return Finding("precision", "ok", found, advice, facts)
 
 

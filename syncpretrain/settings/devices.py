@@ -61,7 +61,7 @@ def why_not_on_a_device(settings: PretrainFields) -> str | None:
     if settings.schedule == ASYNC:
         return f"with schedule {ASYNC}, which computes on the CPU; take backend numpy or auto"
     if settings.precision == "bfloat16":
-        return f"with precision {settings.precision}, which is the CPU's; take precision float32"
+        return "with precision bfloat16, which is the CPU's; take float32, or backend numpy or auto"
     layers = range(1, len(settings.layers))
     if max(map(settings.shards_of, layers)) > 1:
         return (
@@ -103,8 +103,8 @@ def why_not_tuned_on_a_device(settings: FinetuneSettings) -> str | None:
         )
     if settings.precision == "bfloat16":
         return (
-            f"with fine-tuning in precision {settings.precision}, which is the CPU's; take"
-            " precision float32, or backend numpy"
+            "with fine-tuning in precision bfloat16, which is the CPU's; take float32, or backend"
+            " numpy or auto"
         )
     if settings.schedule == ASYNC:
         return (
