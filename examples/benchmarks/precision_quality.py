@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--finetune-epochs", type=int, default=2)
     parser.add_argument("--rows", type=int, default=50_000)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--pretraining", choices=PRECISIONS, help="In this one alone.")
     parser.add_argument("--model", default="rbm")
     parser.add_argument("--visible-units")
     parser.add_argument("--hidden-units")
@@ -45,10 +46,11 @@ def main() -> None:
         for name in ("visible_units", "hidden_units")
         if (value := getattr(options, name)) is not None
     }
+    firsts = (options.pretraining,) if options.pretraining else PRECISIONS
     errors: dict[tuple[str, str], list[float]] = {
-        (first, then): [] for first in PRECISIONS for then in PRECISIONS
+        (first, then): [] for first in firsts for then in PRECISIONS
     }
-    for seed, first in product(range(options.seeds), PRECISIONS):
+    for seed, first in product(range(options.seeds), firsts):
         stack = pretrain(
             train,
             layers=(784, 1000, 500, 250, 30),
