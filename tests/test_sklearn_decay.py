@@ -93,6 +93,11 @@ class TestRegressor:
         fitted = DBNRegressor(**SMALL, **options).fit(X[:rows], NOISE[:rows])
         assert fitted.weight_decay_ is None
 
+    def test_rows_without_weight_do_not_count(self):
+        fitted = DBNRegressor(**SMALL).fit(X, NOISE, np.arange(60.0) < 2)
+        assert fitted.weight_decay_ is None
+        assert DBNRegressor(**SMALL).fit(X, NOISE, np.arange(60.0) < 50).weight_decay_ is not None
+
     def test_the_same_seed_gives_the_same_bits(self):
         one, other = (DBNRegressor(**SMALL).fit(X, NOISE).stack_ for _ in range(2))
         assert one.parameters_sha256 == other.parameters_sha256

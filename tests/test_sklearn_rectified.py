@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("sklearn", minversion="1.6", reason="the estimators are scikit-learn's")
 
 from scipy import sparse
+from sklearn import config_context
 from sklearn.datasets import make_friedman1, make_hastie_10_2, make_moons
 
 from syncpretrain.sklearn import DBNClassifier, DBNRegressor
@@ -84,8 +85,9 @@ class TestAreCurved:
         assert judged(lambda rows: np.square(rows[:, :1]), y, are_classes=False)
         assert not judged(lambda rows: 0.5 * rows[:, :1], X[:, :1], are_classes=False)
 
-    def test_a_class_of_fewer_rows_than_folds_is_not_judged(self, judged):
-        assert not judged(self.by_radius, np.arange(300) // 298)
+    @pytest.mark.parametrize("y", [np.arange(300) // 298, np.zeros(300, int), np.ones(300, int)])
+    def test_a_class_of_fewer_rows_than_folds_is_not_judged(self, judged, y):
+        assert not judged(self.by_radius, y)
 
 
 class TestPredictors:
@@ -99,6 +101,12 @@ class TestPredictors:
 
     def test_a_sparse_matrix_has_the_same(self):
         assert DBNClassifier(**SMALL).fit(sparse.csr_matrix(X), RINGS).stack_.units == BENT
+
+    def test_scikit_learn_may_be_set_to_tables(self):
+        pytest.importorskip("pandas")
+        with config_context(transform_output="pandas"):
+            fitted = DBNClassifier(**SMALL).fit(sparse.csr_matrix(X), RINGS)
+        assert fitted.stack_.units == BENT
 
     def test_missing_values(self):
         holes = np.where(RNG.random(X.shape) < 0.05, np.nan, X)
@@ -120,6 +128,16 @@ class TestPredictors:
     def test_few_labels_leave_it_out(self):
         some = np.where(np.arange(300) % 6, -1, RINGS)
         assert DBNClassifier(**SMALL).fit(X, some).stack_.units == PLAIN
+
+    def test_labels_without_weight_are_as_none(self):
+        some = (np.arange(300) % 6 == 0).astype(float)
+        assert DBNClassifier(**SMALL).fit(X, RINGS, some).stack_.units == PLAIN
+
+    @pytest.mark.filterwarnings("ignore::syncpretrain.errors.PoorResultWarning")
+    def test_two_labels_with_weight_are_trained_on(self):
+        two = np.isin(np.arange(300), [RINGS.argmin(), RINGS.argmax()]).astype(float)
+        fitted = DBNClassifier(**SMALL).fit(X, RINGS, two)
+        assert fitted.score(X[two > 0], RINGS[two > 0]) == 1
 
     @pytest.mark.parametrize(
         ("table", "least"),

@@ -23,7 +23,7 @@ from syncpretrain.sklearn.passes import Matrix, outputs_of
 from syncpretrain.sklearn.ranges import are_bits, in_shared_range, shared_range
 from syncpretrain.sklearn.stack_predictor import StackPredictor
 from syncpretrain.sklearn.targets import classes_of, numbers_of_rows, weights_of
-from syncpretrain.sklearn.weight_decay import chosen_decay, is_for_choice
+from syncpretrain.sklearn.weight_decay import chosen_decay, is_for_choice, with_weight
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -274,6 +274,7 @@ class DBNRegressor(RegressorMixin, StackPredictor):
         weights: Matrix | None,
         seed: int,
     ) -> tuple[Stack, dict[str, Any]]:
+        rows, y, weights = with_weight(rows, y, weights)
         if not is_for_choice(X.shape[0], len(rows), self._given_tuning()):
             self.weight_decay_ = None
             return stack, {}

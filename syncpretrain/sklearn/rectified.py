@@ -8,7 +8,6 @@ models with little and with much regularization.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,12 +23,12 @@ from sklearn.preprocessing import StandardScaler
 
 from syncpretrain import Stack
 from syncpretrain.data.facts import facts_of
-from syncpretrain.settings.by_data import BATCH_SHARE, OF_FEW_ROWS, SMALLEST_MINIBATCH
+from syncpretrain.settings.by_data import BATCH_SHARE, OF_FEW_ROWS
 from syncpretrain.settings.defaults import PER_LAYER
 from syncpretrain.sklearn.few_labels import MOST_ITERATIONS
 from syncpretrain.sklearn.passes import Matrix, outputs_of
 from syncpretrain.sklearn.ranges import FEWEST_COLUMNS, are_bits
-from syncpretrain.sklearn.weight_decay import FOLDS
+from syncpretrain.sklearn.weight_decay import FOLDS, trial_epochs
 
 __all__ = ["are_curved", "are_measurements", "rectified"]
 
@@ -80,17 +79,17 @@ def are_curved(
     y : array of shape (n_examples,) or (n_examples, outputs)
         The classes from 0, or standardized numbers.
     weights : array of shape (n_examples,), optional
+        Above 0.
     seed : int
         Of the folds.
     are_classes : bool
         Whether targets are classes.
     """
-    if are_classes and np.bincount(y).min() < FOLDS:
+    if are_classes and np.bincount(y, minlength=2).min() < FOLDS:
         return False
     losses = _misses if are_classes else _squares
     split = (StratifiedKFold if are_classes else KFold)(FOLDS, shuffle=True, random_state=seed)
-    steps = min(len(y) // SMALLEST_MINIBATCH, BATCH_SHARE)
-    epochs = math.ceil(TRIAL_UPDATES / steps)
+    epochs = trial_epochs(len(y), TRIAL_UPDATES)
     gains = np.zeros((len(PENALTIES), len(y)))
     for trained, held_out in split.split(np.empty((len(y), 0)), y):
         own = None if weights is None else weights[trained]
@@ -113,7 +112,7 @@ def _linear(
     is_dense = not hasattr(trained, "toarray")
     columns = make_pipeline(
         SimpleImputer(keep_empty_features=True), StandardScaler(with_mean=is_dense)
-    )
+    ).set_output(transform="default")  # sparse rows have no other, whatever scikit-learn is set to
     rows, others = columns.fit_transform(trained), columns.transform(held_out)
     for penalty in PENALTIES:
         with warnings.catch_warnings():

@@ -16,7 +16,7 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.sklearn.base import StackEstimator, single
 from syncpretrain.sklearn.passes import Matrix
 from syncpretrain.sklearn.rectified import are_curved, are_measurements, rectified
-from syncpretrain.sklearn.weight_decay import is_for_choice
+from syncpretrain.sklearn.weight_decay import is_for_choice, with_weight
 
 __all__ = ["StackPredictor"]
 
@@ -74,6 +74,7 @@ class StackPredictor(StackEstimator):
 
         None for others, and if the user gave settings, which may not go together with these.
         """
+        rows, y, weights = with_weight(rows, y, weights)
         is_free = self.learning_rate is None and not (self.settings or self._given_tuning())
         if not is_free or not is_for_choice(X.shape[0], len(rows), {}):
             return {}

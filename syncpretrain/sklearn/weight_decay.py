@@ -19,7 +19,7 @@ from syncpretrain.settings.by_data import BATCH_SHARE, FEW_LABELS, OF_FEW_ROWS, 
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.sklearn.passes import Matrix, outputs_of
 
-__all__ = ["FOLDS", "chosen_decay", "is_for_choice"]
+__all__ = ["FOLDS", "chosen_decay", "is_for_choice", "trial_epochs", "with_weight"]
 
 DECAYS = (0.1, 1.0)
 FOLDS = 3
@@ -42,6 +42,22 @@ def is_for_choice(rows: int, targets: int, given: Mapping[str, Any]) -> bool:
     return few and targets >= FEW_LABELS * rows and not given.keys() & (DECIDED_BY | {"epochs"})
 
 
+def with_weight(
+    rows: NDArray[np.intp], y: Matrix, weights: Matrix | None
+) -> tuple[NDArray[np.intp], Matrix, Matrix | None]:
+    """Return the rows that count, their targets and weights: none can be trained on the others."""
+    if weights is None:
+        return rows, y, None
+    counts = weights > 0
+    return rows[counts], y[counts], weights[counts]
+
+
+def trial_epochs(rows: int, updates: int) -> int:
+    """Return the epochs of a short training on most of the rows, for a number of updates."""
+    steps = min(rows // SMALLEST_MINIBATCH, BATCH_SHARE)
+    return math.ceil(updates / steps)
+
+
 def chosen_decay(
     finetuned: Callable[..., Stack], X: Matrix, y: Matrix, weights: Matrix | None, seed: int
 ) -> float:
@@ -53,11 +69,11 @@ def chosen_decay(
         Called with rows, targets, epochs and settings; returns a stack.
     X, y : array of shape (n_examples, n_features), and of shape (n_examples, outputs)
     weights : array of shape (n_examples,), optional
+        Above 0: a part of the rows whose weights are all 0 cannot be trained on.
     seed : int
         Of the folds.
     """
-    steps = min(len(y) // SMALLEST_MINIBATCH, BATCH_SHARE)
-    epochs = math.ceil(UPDATES / steps)
+    epochs = trial_epochs(len(y), UPDATES)
     usual = {name: value for name, value in OF_FEW_ROWS.items() if name != "weight_decay"}
     errors = dict.fromkeys(DECAYS, 0.0)
     for trained, held_out in KFold(FOLDS, shuffle=True, random_state=seed).split(y):
