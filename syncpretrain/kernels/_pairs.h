@@ -4,7 +4,9 @@
  * instruction multiplies at once. The left factor is packed in rows of pairs, a panel of the right one with a
  * pair of each column in a row. Included by _bfloat16.h alone.
  */
-#if defined(__x86_64__) && (defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10)
+#if defined(__APPLE__) /* whose Clang has numbers of its own; no Mac has the instruction */
+#define HAS_AVX512_BF16 0
+#elif defined(__x86_64__) && (defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10)
 #include <immintrin.h>
 #define HAS_AVX512_BF16 1
 #else

@@ -151,7 +151,7 @@ AVX512_INLINED Lanes one_round_lanes(Lanes w, const uint64_t key[2])
 {
     __m512i high0, low0 = product_lanes(lanes_of(PHILOX_M0), w.w0, &high0);
     __m512i high1, low1 = product_lanes(lanes_of(PHILOX_M1), w.w2, &high1);
-    const int three_xor = 0x96;
+    enum { three_xor = 0x96 }; /* Clang takes no variable for it */
     return (Lanes){_mm512_ternarylogic_epi64(high1, w.w1, lanes_of(key[0]), three_xor), low1,
                    _mm512_ternarylogic_epi64(high0, w.w3, lanes_of(key[1]), three_xor), low0};
 }
