@@ -7,7 +7,8 @@ import pytest
 
 from syncpretrain.sklearn import DBNRegressor
 from syncpretrain.sklearn import weight_decay as module
-from syncpretrain.sklearn.weight_decay import DECAYS, FOLDS, chosen_decay, is_for_choice
+from syncpretrain.sklearn.trials import FOLDS, trial_epochs, with_weight
+from syncpretrain.sklearn.weight_decay import DECAYS, chosen_decay, is_for_choice
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 4))
@@ -32,6 +33,18 @@ SMALL = {"hidden": (6,), "epochs": 1, "workers": 1, "random_state": 0}
 )
 def test_when_it_is_chosen(rows, targets, given, expected):
     assert is_for_choice(rows, targets, given) is expected
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(60, 167), (1000, 10), (9_999, 10)])
+def test_trials_have_epochs_for_a_number_of_updates(rows, expected):
+    assert trial_epochs(rows, 1000) == expected
+
+
+def test_rows_that_count_have_a_weight():
+    rows, y = np.array([3, 5, 8]), np.array([30.0, 50.0, 80.0])
+    assert with_weight(rows, y, None) == (rows, y, None)
+    found = with_weight(rows, y, np.array([0.5, 0.0, 2.0]))
+    assert [part.tolist() for part in found] == [[3, 8], [30.0, 80.0], [0.5, 2.0]]
 
 
 class Tried:

@@ -23,7 +23,8 @@ from syncpretrain.sklearn.passes import Matrix, outputs_of
 from syncpretrain.sklearn.ranges import are_bits, in_shared_range, shared_range
 from syncpretrain.sklearn.stack_predictor import StackPredictor
 from syncpretrain.sklearn.targets import classes_of, numbers_of_rows, weights_of
-from syncpretrain.sklearn.weight_decay import chosen_decay, is_for_choice, with_weight
+from syncpretrain.sklearn.trials import with_weight
+from syncpretrain.sklearn.weight_decay import chosen_decay, is_for_choice
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -28,7 +28,7 @@ from syncpretrain.settings.defaults import PER_LAYER
 from syncpretrain.sklearn.few_labels import MOST_ITERATIONS
 from syncpretrain.sklearn.passes import Matrix, outputs_of
 from syncpretrain.sklearn.ranges import FEWEST_COLUMNS, are_bits
-from syncpretrain.sklearn.weight_decay import FOLDS, trial_epochs
+from syncpretrain.sklearn.trials import FOLDS, trial_epochs
 
 __all__ = ["are_curved", "are_measurements", "rectified"]
 

@@ -16,7 +16,8 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.sklearn.base import StackEstimator, single
 from syncpretrain.sklearn.passes import Matrix
 from syncpretrain.sklearn.rectified import are_curved, are_measurements, rectified
-from syncpretrain.sklearn.weight_decay import is_for_choice, with_weight
+from syncpretrain.sklearn.trials import with_weight
+from syncpretrain.sklearn.weight_decay import is_for_choice
 
 __all__ = ["StackPredictor"]
 

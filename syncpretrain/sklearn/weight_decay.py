@@ -6,7 +6,6 @@ noisy numbers are learned by heart with little, and curved ones are not learned 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,14 +14,14 @@ from numpy.typing import NDArray
 from sklearn.model_selection import KFold
 
 from syncpretrain import Stack
-from syncpretrain.settings.by_data import BATCH_SHARE, FEW_LABELS, OF_FEW_ROWS, SMALLEST_MINIBATCH
+from syncpretrain.settings.by_data import BATCH_SHARE, FEW_LABELS, OF_FEW_ROWS
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.sklearn.passes import Matrix, outputs_of
+from syncpretrain.sklearn.trials import FOLDS, trial_epochs
 
-__all__ = ["FOLDS", "chosen_decay", "is_for_choice", "trial_epochs", "with_weight"]
+__all__ = ["chosen_decay", "is_for_choice"]
 
 DECAYS = (0.1, 1.0)
-FOLDS = 3
 UPDATES = 1000  # of each of the short trainings
 FEWEST_ROWS = 50  # fewer say little about each other
 DECIDED_BY = {"optimizer", "weight_decay", "dropout", "input_dropout"}  # settings of the user
@@ -40,22 +39,6 @@ def is_for_choice(rows: int, targets: int, given: Mapping[str, Any]) -> bool:
     """
     few = FEWEST_ROWS <= targets < BATCH_SHARE * FinetuneSettings().batch_size
     return few and targets >= FEW_LABELS * rows and not given.keys() & (DECIDED_BY | {"epochs"})
-
-
-def with_weight(
-    rows: NDArray[np.intp], y: Matrix, weights: Matrix | None
-) -> tuple[NDArray[np.intp], Matrix, Matrix | None]:
-    """Return the rows that count, their targets and weights: none can be trained on the others."""
-    if weights is None:
-        return rows, y, None
-    counts = weights > 0
-    return rows[counts], y[counts], weights[counts]
-
-
-def trial_epochs(rows: int, updates: int) -> int:
-    """Return the epochs of a short training on most of the rows, for a number of updates."""
-    steps = min(rows // SMALLEST_MINIBATCH, BATCH_SHARE)
-    return math.ceil(updates / steps)
 
 
 def chosen_decay(
