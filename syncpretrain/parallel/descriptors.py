@@ -16,7 +16,7 @@ from syncpretrain.errors import SettingsError
 __all__ = ["above_standard", "closed_first", "nameless_memory", "size_memory", "standard_stream"]
 
 FIRST_FREE = 3  # behind stdin, stdout and stderr
-HIGH, BELOW_LIMIT = 1000, 16
+HIGH, BELOW_LIMIT = 1000, 16  # select() takes none from 1024 on; some stay free below the limit
 
 
 def above_standard(descriptor: int) -> int:
