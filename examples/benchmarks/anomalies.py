@@ -13,6 +13,7 @@ cent, each the mean of the draws with its standard error.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from time import perf_counter
@@ -44,7 +45,8 @@ def detectors(seed: int) -> dict[str, Callable[[Array, Array], Array]]:
     }
     try:
         auto_encoder = import_module("pyod.models.auto_encoder").AutoEncoder
-    except ImportError:
+    except ImportError as error:
+        print(f"without PyOD: {error}", file=sys.stderr)
         return found
     found["PyOD"] = lambda X, new: np.asarray(
         auto_encoder(random_state=seed, verbose=0).fit(X).decision_function(new)

@@ -63,10 +63,10 @@ def main() -> None:
             tuned = finetune(
                 stack, train, epochs=options.finetune_epochs, seed=seed, precision=then
             )
-            errors[first, then].append(stack_error(tuned, data.test) or 0.0)
-            print(
-                f"seed {seed}: {first}, then {then}: {errors[first, then][-1]:.4f}", file=sys.stderr
-            )
+            error = stack_error(tuned, data.test)
+            assert error is not None  # it is one of examples that are all known
+            errors[first, then].append(error)
+            print(f"seed {seed}: {first}, then {then}: {error:.4f}", file=sys.stderr)
     rows = [
         [*way, f"{mean(found):.3f}", f"{stdev(found):.3f}" if len(found) > 1 else ""]
         for way, found in errors.items()
