@@ -107,7 +107,8 @@ OPTIONS = [
     ),
     (
         "--backend cupy --precision bfloat16",
-        "--backend: got cupy with precision bfloat16, which is the CPU's; take precision float32",
+        "--backend: got cupy with precision bfloat16, which is the CPU's; take float32, or backend"
+        " numpy or auto",
     ),
     (
         "--finetune reconstruction --finetune-optimizer cg --finetune-precision bfloat16",

@@ -13,7 +13,6 @@ from trialruns import stop_after
 from syncpretrain import Stack, finetune, pretrain
 from syncpretrain.backends.choice import resolve_backend
 from syncpretrain.backends.numpy_backend import NumpyBackend
-from syncpretrain.backends.precision_choice import resolve_precision
 from syncpretrain.errors import RunInterrupted, SettingsError, SyncpretrainError
 from syncpretrain.finetuning.data_parallel import network_of
 from syncpretrain.finetuning.options import tuning_precision
@@ -27,6 +26,7 @@ from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.select import step_for
 from syncpretrain.parallel.blas import blas_limit
+from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.state import read_pretrain_state, write_pretrain_state
@@ -440,7 +440,7 @@ def test_an_unknown_precision_is_refused_with_those_there_are(name):
 
 @pytest.mark.parametrize(("gain", "expected"), [(1.0, "float32"), (3.0, "bfloat16")])
 def test_auto_is_bfloat16_where_it_was_measured_to_be_faster(bits, monkeypatch, gain, expected):
-    monkeypatch.setattr("syncpretrain.backends.precision_choice.bfloat16_gain", lambda: gain)
+    monkeypatch.setattr("syncpretrain.parallel.precision_choice.bfloat16_gain", lambda: gain)
     stack, named = (pretrain(bits, **(BASE | {"precision": p})) for p in ("auto", expected))
     assert stack.info["pretrain"]["precision"] == expected
     assert stack.parameters_sha256 == named.parameters_sha256

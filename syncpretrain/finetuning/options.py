@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import msgspec
 
 from syncpretrain.backends.choice import resolve_backend
-from syncpretrain.backends.precision_choice import resolve_precision
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.chain import Dropout
 from syncpretrain.parallel.blas import blas_threads as resolve_threads
+from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.pretraining.schedule.names import ASYNC
 from syncpretrain.settings.convert import checked
 from syncpretrain.settings.devices import (

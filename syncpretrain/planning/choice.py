@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from syncpretrain.backends.precision_choice import resolve_precision
 from syncpretrain.errors import SettingsError
 from syncpretrain.parallel.blas import usable_cores
+from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.planning.async_stages import AsyncPlan
 from syncpretrain.planning.asynchronous import predict_async
 from syncpretrain.planning.candidates import (

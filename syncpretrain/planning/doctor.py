@@ -19,9 +19,9 @@ from threadpoolctl import threadpool_info
 
 import syncpretrain
 from syncpretrain.backends.gpu_check import missing
-from syncpretrain.backends.precision_choice import PAYING_GAIN, bfloat16_gain, has_instruction
 from syncpretrain.kernels import native
 from syncpretrain.parallel.blas import blas_limit, usable_cores
+from syncpretrain.parallel.precision_choice import PAYING_GAIN, bfloat16_gain, has_instruction
 from syncpretrain.planning import products
 from syncpretrain.planning.gpu import described_devices, driver_version
 

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from syncpretrain.backends.choice import backend_for, resolve_backend
-from syncpretrain.backends.precision_choice import resolve_precision
 from syncpretrain.data.array_passes import ArrayPasses
 from syncpretrain.data.examples import as_examples, checked_rows, evenly_spaced
 from syncpretrain.data.file_rows import FileRows, rows_in_file
@@ -27,6 +26,7 @@ from syncpretrain.data.visible import (
     visible_examples,
 )
 from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.pretraining.memory import (
     check_device_memory,
     check_memory,

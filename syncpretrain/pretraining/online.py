@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from syncpretrain.backends.precision_choice import resolve_precision
 from syncpretrain.data.facts import look_at
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.data.visible import check_columns, has_missing
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.base import Learner
 from syncpretrain.models.stack import Stack
+from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.settled import settled
 from syncpretrain.settings.visible_units import check_missing

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.backends.choice import resolve_backend, why_no_gpu
-from syncpretrain.backends.precision_choice import resolve_precision
 from syncpretrain.data import load_dataset, located
 from syncpretrain.data.columns import Columns, takes_categories
 from syncpretrain.data.dataset import Dataset, is_labelled
@@ -21,6 +20,7 @@ from syncpretrain.finetuning.options import tuning_options, tuning_precision
 from syncpretrain.finetuning.parts import Form, Part
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.parallel.blas import blas_threads
+from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.pretraining.build_data import with_facts_of
 from syncpretrain.pretraining.schedule.names import UNTRAINED
 from syncpretrain.runs.folder import check_text
