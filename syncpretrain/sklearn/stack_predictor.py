@@ -28,20 +28,11 @@ class StackPredictor(StackEstimator):
     pretrained: Any
     finetune_epochs: int | None
 
-    def _start(
-        self,
-        X: Matrix,
-        rows: NDArray[np.intp],
-        y: Matrix,
-        weights: Matrix | None,
-        seed: int,
-        objective: str,
-    ) -> Stack:
+    def _start(self, X: Matrix, targets: int, seed: int, **suited: Any) -> Stack:
         """Return the stack to fine-tune: the one given, or one pretrained on all rows."""
         given = self.pretrained
         if given is None:
-            suited = self._for_curves(X, rows, y, weights, seed, objective)
-            return self._pretrained_for(X, len(rows), seed, **suited)
+            return self._pretrained_for(X, targets, seed, **suited)
         if not isinstance(given, (Stack, StackEstimator)) and not hasattr(given, "stack_"):
             raise SettingsError(
                 f"pretrained: got a {type(given).__name__}, expected a Stack, a StackedRBM, a"
@@ -100,7 +91,10 @@ class StackPredictor(StackEstimator):
         """Train on examples of which some rows have the targets y, and weights."""
         self._check_tuning(objective, self.finetune_epochs)
         seed = self._seed()
-        stack = self._to_train(self._start(X, rows, y, weights, seed, objective))
+        suited = {}
+        if self.pretrained is None:
+            suited = self._for_curves(X, rows, y, weights, seed, objective)
+        stack = self._to_train(self._start(X, len(rows), seed, **suited))
         stack, options = self._chosen(stack, X, rows, y, weights, seed)
         options["objective"] = objective
         if self.batch_size is not None:
