@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 __all__ = [
@@ -110,6 +110,9 @@ class ConvolutionShape:
     groups : int
         Groups of filters, each of which reads its own part of the channels, in order (grouped
         convolution). It divides filters and channels.
+    rounded : bool
+        Whether factors of its products are rounded to bfloat16, where ``rounds`` says so: while
+        the layer is trained.
     """
 
     name: ClassVar[str] = "convolution"
@@ -124,6 +127,7 @@ class ConvolutionShape:
     pooling: str = "max"
     channels_first: bool = False
     groups: int = 1
+    rounded: bool = field(default=False, compare=False)
 
     @property
     def map_height(self) -> int:
@@ -176,6 +180,16 @@ class ConvolutionShape:
         return self.pool > 1 and self.pooling == "max"
 
     @property
+    def rounds(self) -> bool:
+        """Whether images and filters are rounded for their product: filters that no mean pools."""
+        return self.rounded and (self.pool == 1 or self.pooling == "max")
+
+    @property
+    def rounds_back(self) -> bool:
+        """Whether the factors of the products on the way back are rounded: without pooling."""
+        return self.rounded and self.pool == 1
+
+    @property
     def visible(self) -> int:
         """Numbers of an image that the layer reads."""
         return self.images.values
@@ -209,6 +223,10 @@ class ConvolutionShape:
     def products(self) -> int:
         """Multiplications of one example by the weights."""
         return self.positions * self.weights
+
+    def in_precision(self, name: str) -> ConvolutionShape:
+        """Return the same with products in a precision."""
+        return replace(self, rounded=name == "bfloat16")
 
     def __str__(self) -> str:
         pad = f" pad {self.pad}" if self.pad else ""

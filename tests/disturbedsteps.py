@@ -8,20 +8,22 @@ from typing import Any
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_examples import ByExamples
 from syncpretrain.learners.by_units import ByUnits
+from syncpretrain.learners.fused_step import FusedDivergence
 from syncpretrain.learners.steps import WholeStep
 
+KINDS = (WholeStep, FusedDivergence, ByExamples, ByUnits)
 Before = Callable[[Learner, int, int], Any]
 
 
 def before_steps(monkeypatch, before: Before) -> None:
     """Call ``before`` with the learner, the epoch and the step; a value of it replaces the step."""
-    for kind in (WholeStep, ByExamples, ByUnits):
+    for kind in KINDS:
         monkeypatch.setattr(kind, "train_step", _preceded(kind.train_step, before))
 
 
 def after_steps(monkeypatch, after: Callable[[], None]) -> None:
     """Call ``after`` at the end of every step."""
-    for kind in (WholeStep, ByExamples, ByUnits):
+    for kind in KINDS:
         monkeypatch.setattr(kind, "train_step", _followed(kind.train_step, after))
 
 

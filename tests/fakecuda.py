@@ -22,7 +22,14 @@ SCALARS = {
     "long long": (ctypes.c_longlong, int),  # and an int as long long
     "uint64": (ctypes.c_ulonglong, np.uint64),
 }
-POINTERS = {"float": np.float32, "double": np.float64, "long long": np.int64}
+POINTERS = {
+    "uint8": np.uint8,
+    "float": np.float32,
+    "double": np.float64,
+    "long long": np.int64,
+    "uint64": np.uint64,
+    "uint32": np.uint32,
+}
 
 
 @cache
@@ -44,7 +51,7 @@ def parameters(source: str) -> dict[str, list[str]]:
 @cache
 def waiting(source: str) -> frozenset[str]:
     """Return the names of the functions that have a barrier, or call one that has."""
-    found = {"__syncthreads"}
+    found = {"__syncthreads", "__syncwarp"}
     parts = re.split(r'^(?=__device__ static |extern "C" )', source, flags=re.MULTILINE)
     while True:
         calls = re.compile(rf"\b({'|'.join(found)})\(")
@@ -93,7 +100,9 @@ def launch(
     shape = (ctypes.c_uint * 4)(grid[0], *(*block, 1)[:2], name in waiting(source))
     passed = []
     for at, (kind, given) in enumerate(zip(types, args, strict=True)):
-        if kind.endswith("*"):
+        if kind.endswith("*") and given is None:
+            passed.append(ctypes.c_void_p(None))
+        elif kind.endswith("*"):
             expected = np.dtype(POINTERS[kind[:-1]])
             assert given.dtype == expected, f"{name}, argument {at}: got {given.dtype}"
             passed.append(ctypes.c_void_p(given.data.ptr))
@@ -101,6 +110,6 @@ def launch(
             convert, accepted = SCALARS[kind]
             assert type(given) is accepted, f"{name}, argument {at}: got {type(given)} for {kind}"
             passed.append(convert(given))
-    assert getattr(compiled(source), f"launch_{name}")(shape, *passed) == 0, (
-        f"{name}: a part of a block waits at a barrier that the rest never reaches"
-    )
+    fault = getattr(compiled(source), f"launch_{name}")(shape, *passed)
+    assert fault != 1, f"{name}: a part of a block waits at a barrier that the rest never reaches"
+    assert fault == 0, f"{name}: a copy of what is not aligned"

@@ -10,14 +10,20 @@ Kernels of a ``RawModule`` run from their CUDA source; see ``fakecuda.py``.
 Work is done at once, or as late as a device may do it (``install(..., deferred=True)``): each
 stream keeps its work until somebody waits for it, and an array holds NaN until then. So a missing
 wait between two streams, or between a stream and the host, ends in other numbers.
+
+A stream that is recorded works nothing; its graph does, each time that it is launched. What CUDA
+refuses meanwhile is refused, and so are CuPy's products. Memory that was got while recording, but
+from no pool of one's own, belongs to others afterwards: each launch overwrites it with NaN.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import sys
 import threading
-from collections import defaultdict
+import weakref
+from collections import defaultdict, deque
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -25,14 +31,21 @@ from typing import Any
 import fakecuda
 import numpy as np
 
+from syncpretrain.backends import cublas
+
 DEVICES = 2
 MEMORY = 1 << 34  # bytes of a device
+CAPABILITY = "75"  # of every device: without fused steps, unless a test has another one
 NULL = "null"  # the default stream
 log: list[tuple[int, str, str]] = []
 _now = threading.local()
 _queues: defaultdict[tuple[int, str], list[Callable[[], Any]]] = defaultdict(list)
+_graphs: dict[tuple[int, str], Graph] = {}  # of the streams that are recorded
+stream_names = {0: NULL}  # by their addresses
 _is_deferred = False
 _working = threading.RLock()  # the queues, and the work in them
+uploads: list[int] = []  # bytes of each copy from the host
+_pinned: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # by address
 FUNCTIONS = {  # of __array_function__: the keywords of CuPy's functions
     "all": {"axis", "out", "keepdims"},
     "any": {"axis", "out", "keepdims"},
@@ -65,31 +78,55 @@ def current_stream() -> str:
     return getattr(_now, "stream", NULL)
 
 
+def recently_asked() -> deque[np.ndarray]:
+    """Return the arrays whose addresses this thread has asked for, the last ones."""
+    if not hasattr(_now, "asked"):
+        _now.asked = deque(maxlen=8)
+    asked: deque[np.ndarray] = _now.asked
+    return asked
+
+
 def note(what: str) -> None:
     log.append((current_device(), current_stream(), what))
 
 
-def queue(work: Callable[[], Any]) -> None:
-    """Queue work on the current stream."""
-    if _is_deferred:
+def recording() -> Graph | None:
+    """Return the graph that the current stream's work goes to."""
+    return _graphs.get((current_device(), current_stream()))
+
+
+def refuse_while_recording(what: str) -> None:
+    graph = recording()
+    if graph is not None:
+        graph.is_valid = False
+        raise CUDARuntimeError(900, f"cudaErrorStreamCaptureUnsupported: {what}")
+
+
+def queue(work: Callable[[], Any], device: int | None = None, stream: str | None = None) -> None:
+    """Queue work on a stream, by default the current one."""
+    key = current_device() if device is None else device, stream or current_stream()
+    if key in _graphs:
+        _graphs[key].work.append(work)
+    elif _is_deferred:
         with _working:
-            _queues[current_device(), current_stream()].append(work)
+            _queues[key].append(work)
     else:
         work()
 
 
 def wait(device: int, stream: str | None = None) -> None:
     """Do what is queued on a stream, or on all of a device."""
+    refuse_while_recording("a wait")
     note("synchronize")
     with _working, np.errstate(all="ignore"):  # as on a device
         for key in [key for key in _queues if key[0] == device and stream in (key[1], None)]:
-            for work in _queues.pop(key):
-                work()
+            while _queues[key]:
+                _queues[key].pop(0)()
 
 
 def computed(function: Callable[[], Any], inputs: list[Any]) -> Any:
     """Return what a function of arrays will return, queued; a view of one of them at once."""
-    if not _is_deferred:
+    if not _is_deferred and recording() is None:
         return function()
     with np.errstate(all="ignore"):
         result = function()  # of what is not there yet: for its shape and type
@@ -97,10 +134,44 @@ def computed(function: Callable[[], Any], inputs: list[Any]) -> Any:
         return result  # of parts of an array
     result = np.asarray(result)
     if not any(np.may_share_memory(result, each) for each in inputs):
-        result = result.copy()
+        result = allocated(result.copy())
         result.fill(np.nan if result.dtype.kind == "f" else 1)
         queue(lambda: np.copyto(result, function()))
     return result
+
+
+def allocated(array: np.ndarray) -> np.ndarray:
+    """Return an array of new memory; of a recording it is others' but for a pool's."""
+    graph = recording()
+    if graph is not None and getattr(_now, "allocator", None) is None:
+        graph.lost.append(array)
+    return array
+
+
+class Graph:
+    """What a stream was given while it was recorded."""
+
+    launched = 0
+
+    def __init__(self) -> None:
+        self.work: list[Callable[[], Any]] = []
+        self.lost: list[np.ndarray] = []
+        self.is_valid = True
+
+    def launch(self, stream: Any = None) -> None:
+        assert stream is None
+        refuse_while_recording("a launch of a graph")
+        note("graph")
+        Graph.launched += 1
+        for work in self.work:
+            queue(work)
+        for array in self.lost:
+            queue(lambda array=array: array.fill(np.nan if array.dtype.kind == "f" else 1))
+
+
+class MemoryPool:
+    def malloc(self, size: int) -> Any:
+        raise AssertionError("arrays are NumPy's")
 
 
 class _Block:
@@ -125,6 +196,10 @@ class _Block:
             setattr(_now, self.attribute, before)
 
 
+class UsingAllocator(_Block):
+    attribute = "allocator"
+
+
 class Device(_Block):
     attribute = "device"
 
@@ -132,9 +207,51 @@ class Device(_Block):
         super().__init__(current_device() if device is None else device)
         self.id = self._value
         self.mem_info = MEMORY, MEMORY  # free bytes, and all
+        self.compute_capability = CAPABILITY
 
     def synchronize(self) -> None:
         wait(self.id)
+
+
+class _Mark:
+    """A place in a queue, behind all that was queued there when it was made."""
+
+    def __init__(self) -> None:
+        self._key = current_device(), current_stream()
+        self._is_reached = False
+        queue(self._reach)
+
+    def _reach(self) -> None:
+        self._is_reached = True
+
+    def wait(self) -> None:
+        """Do what is queued before it."""
+        with _working, np.errstate(all="ignore"):
+            while not self._is_reached:
+                _queues[self._key].pop(0)()
+
+
+class Event:
+    """What was queued on a stream before the last call of ``record``; nothing without one."""
+
+    def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
+        self._mark: _Mark | None = None
+
+    def record(self) -> None:
+        note("record")
+        self._mark = _Mark()
+
+    def synchronize(self) -> None:
+        refuse_while_recording("a wait")
+        note("wait for an event")
+        if self._mark is not None:
+            self._mark.wait()
+
+    def hold_back(self) -> None:
+        """Have the current stream wait for it before its next work."""
+        note("wait for an event")
+        if self._mark is not None:
+            queue(self._mark.wait)
 
 
 class Stream(_Block):
@@ -145,11 +262,49 @@ class Stream(_Block):
         assert non_blocking, "a blocking stream waits for the default one"
         Stream.made += 1
         super().__init__(f"stream {Stream.made}")
-        self.name = self._value
+        self.name, self.ptr = self._value, Stream.made
+        stream_names[self.ptr] = self.name
+        self._outer: list[Any] = []
         self._device = current_device()
+
+    def __enter__(self) -> Any:
+        self._outer.append(getattr(_now, "entered", None))
+        _now.entered = self
+        return super().__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        _now.entered = self._outer.pop()
+        super().__exit__()
 
     def synchronize(self) -> None:
         wait(self._device, self.name)
+
+    def wait_event(self, event: Event) -> None:
+        with self:
+            event.hold_back()
+
+    def begin_capture(self) -> None:
+        _graphs[self._device, self.name] = Graph()
+
+    def end_capture(self) -> Graph:
+        graph = _graphs.pop((self._device, self.name))
+        if not graph.is_valid:
+            raise CUDARuntimeError(901, "cudaErrorStreamCaptureInvalidated")
+        return graph
+
+
+class NullStream:
+    ptr = 0
+
+    def wait_event(self, event: Event) -> None:
+        event.hold_back()
+
+    def synchronize(self) -> None:
+        wait(current_device(), NULL)
+
+
+def get_current_stream() -> Any:
+    return getattr(_now, "entered", None) or NullStream()
 
 
 def unwrap(value: Any, what: str) -> Any:
@@ -203,6 +358,8 @@ class ndarray:  # noqa: N801 - CuPy's name
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         name = ufunc.__name__
+        if name == "matmul" and recording() is not None:
+            raise RuntimeError("cuBLAS is not supported during stream capture")
         if method != "__call__" or not options.keys() <= {"out", "dtype", "casting"}:
             raise TypeError(f"{name}: CuPy has no {method} with {sorted(options)}")
         note(name)
@@ -265,13 +422,31 @@ class ndarray:  # noqa: N801 - CuPy's name
 
     @property
     def data(self) -> Any:
-        return SimpleNamespace(ptr=self._host.ctypes.data, copy_from_host_async=self._fill_from)
+        recently_asked().append(self._host)
+        return SimpleNamespace(
+            ptr=self._host.ctypes.data,
+            copy_from_host_async=self._fill_from,
+            copy_to_host_async=self._copy_to,
+        )
 
     def _fill_from(self, pointer: ctypes.c_void_p, size: int) -> None:
         note("upload")
         assert size == self._host.nbytes
-        given = ctypes.string_at(pointer.value, size)  # at once, as of pageable memory
-        queue(lambda: ctypes.memmove(self._host.ctypes.data, given, size))
+        uploads.append(size)
+        first = pointer.value
+        pinned = [(at, it) for at, it in _pinned.items() if at <= first < at + len(it)]
+        given = ctypes.string_at(first, size)  # at once, as of pageable memory
+
+        def fill() -> None:
+            now = [it[first - at : first - at + size] for at, it in pinned]
+            ctypes.memmove(self._host.ctypes.data, now[0] if now else given, size)
+
+        queue(fill)
+
+    def _copy_to(self, pointer: ctypes.c_void_p, size: int) -> None:
+        note("download")
+        assert size == self._host.nbytes
+        queue(lambda: ctypes.memmove(pointer.value, self._host.ctypes.data, size))
 
     @property
     def flags(self) -> Any:
@@ -377,8 +552,23 @@ def asarray(array: Any, dtype: Any = None) -> ndarray:
     note("asarray")
     if isinstance(array, ndarray):
         return array
+    refuse_while_recording("a copy from the host")
     copy = np.array(array, dtype=dtype)  # from the host's memory at once
+    uploads.append(copy.nbytes)
     return ndarray(computed(copy.copy, []))
+
+
+def empty(shape: Any, dtype: Any = float) -> ndarray:
+    array = np.empty(shape, dtype=dtype)
+    if array.dtype.kind == "f":
+        array.fill(np.nan)
+    return ndarray(allocated(array))
+
+
+def alloc_pinned_memory(size: int) -> Any:
+    memory = (ctypes.c_char * size)()
+    _pinned[ctypes.addressof(memory)] = memory
+    return memory
 
 
 def fake_cupy(devices: int = DEVICES) -> ModuleType:
@@ -401,22 +591,25 @@ def fake_cupy(devices: int = DEVICES) -> ModuleType:
         ndarray=ndarray,
         asarray=asarray,
         RawModule=RawModule,
-        empty=lambda shape, dtype=float: ndarray(np.full(shape, np.nan, dtype=dtype)),
+        empty=empty,
         zeros=creating(np.zeros),
         ones=creating(np.ones),
-        empty_like=lambda array: ndarray(np.full(array.shape, np.nan, dtype=array.dtype)),
+        empty_like=lambda array: empty(array.shape, dtype=array.dtype),
         get_default_memory_pool=lambda: SimpleNamespace(free_bytes=lambda: 0),
         full=creating(np.full),
         float32=np.float32,
         cuda=SimpleNamespace(
             Device=Device,
+            Event=Event,
+            MemoryPool=MemoryPool,
             Stream=Stream,
+            alloc_pinned_memory=alloc_pinned_memory,
             compiler=SimpleNamespace(CompileException=CompileException),
-            get_current_stream=lambda: SimpleNamespace(
-                synchronize=lambda: wait(current_device(), current_stream())
-            ),
+            device=SimpleNamespace(get_cublas_handle=lambda: 0),
+            get_current_stream=get_current_stream,
             is_available=lambda: devices > 0,
             runtime=runtime,
+            using_allocator=UsingAllocator,
         ),
     )
     return module
@@ -427,6 +620,9 @@ def install(monkeypatch: Any, devices: int = DEVICES, *, deferred: bool = False)
     module = fake_cupy(devices)
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(sys.modules[__name__], "_is_deferred", deferred)
+    monkeypatch.setattr(cublas, "load_library", lambda cupy: importlib.import_module("fakecublas"))
     _queues.clear()
+    _graphs.clear()
     log.clear()
+    uploads.clear()
     return module

@@ -5,24 +5,35 @@ from inspect import unwrap
 import numpy as np
 import pytest
 from backends import BACKENDS, backend_of
-from unitkinds import KINDS, MEANS, RBM_UNITS, UNITS
+from unitkinds import KINDS, MEANS, RBM_UNITS, SLOPES, UNITS
 
 from syncpretrain.backends.base import device_of
 from syncpretrain.kernels.activations import affine, means, times_derivative
 from syncpretrain.kernels.autoencoder import corrupt
-from syncpretrain.kernels.backprop import backward, forward, output_delta
+from syncpretrain.kernels.backprop import (
+    backward,
+    derivative_and_sums,
+    forward,
+    output_delta,
+)
 from syncpretrain.kernels.contrastive_divergence import (
     draw_noise,
     momentum_step,
+    momentum_steps,
     phase_differences,
     sample_states,
     statistics,
 )
-from syncpretrain.kernels.losses import squared_error
+from syncpretrain.kernels.joined import means_and_differences, means_and_error
+from syncpretrain.kernels.losses import squared_error, wrong
 from syncpretrain.kernels.optimizers import adam_step, sgd_step
 from syncpretrain.rng import Address, Purpose
 
 ADDRESS = Address(2**63 + 5, Purpose.HIDDEN, layer=3, epoch=600, step=7, shard=1 << 32 | 2)
+OUTPUTS = [
+    *((units, "squared") for units in UNITS),
+    *((units, "cross-entropy") for units in KINDS if KINDS[units].loss == "cross-entropy"),
+]
 SHAPES = [(1, 1), (3, 5), (7, 33), (100, 30), (13, 257)]
 
 
@@ -150,6 +161,81 @@ class TestBackend:
         error = squared_error(backend.asarray(x), out, out=out)
         np.testing.assert_array_equal(backend.tohost(out), y - x)
         assert float(error) == pytest.approx(np.square((y - x).astype(float)).sum(), rel=1e-5)
+
+    @pytest.mark.parametrize("units", KINDS)
+    def test_means_and_their_error(self, backend, units):
+        y, bias, x = normal(70, 330), normal(330, seed=1), normal(70, 330, seed=2)
+        own, out = backend.asarray(y.copy()), backend.empty(y.shape)
+        given = backend.asarray(bias), units, backend.asarray(x)
+        error = means_and_error(own, *given, out=out)
+        expected = unwrap(means)(y, bias, units)
+        alike(backend.tohost(own), expected)
+        alike(backend.tohost(out), expected - x)
+        assert float(error) == pytest.approx(np.square(expected - x).sum(dtype=float), rel=1e-5)
+
+    @pytest.mark.parametrize("units", UNITS)
+    def test_means_and_phase_differences(self, backend, units):
+        v, h, bias = normal(10, 33), normal(10, 70, seed=1), normal(70, seed=2)
+        da, db = np.zeros(33, np.float32), np.zeros(70, np.float32)
+        device = [backend.asarray(array.copy()) for array in (v, h, da, db)]
+        own = {"da": device[2], "db": device[3], "examples": 8}
+        means_and_differences(*device[:2], backend.asarray(bias), units, **own)
+        unwrap(means)(h[5:], bias, units)
+        unwrap(phase_differences)(v, h, da=da, db=db, examples=8)
+        for actual, expected in zip(device, (v, h, da, db), strict=True):
+            np.testing.assert_allclose(backend.tohost(actual), expected, rtol=1e-5, atol=2e-6)
+
+    @pytest.mark.parametrize(("units", "loss"), OUTPUTS)
+    @pytest.mark.parametrize("sums", [True, False])
+    def test_the_delta_of_an_output_and_its_sums(self, backend, units, loss, sums):
+        x, y = normal(13, 333), np.float32(MEANS[units](normal(13, 333, seed=1)))
+        out, total = backend.empty(x.shape), backend.empty(333) if sums else None
+        given = backend.asarray(x), backend.asarray(y.copy()), units, loss
+        error = output_delta(*given, out=out, share=-0.5, sums=total)
+        expected = (y - x) * (2 * SLOPES[units](y) if loss == "squared" else 1) * -0.5 / 13
+        alike(backend.tohost(out), expected)
+        if sums:
+            alike(backend.tohost(total), expected.sum(axis=0))
+        assert float(error) == pytest.approx(np.square(y - x).sum(dtype=float), rel=1e-5)
+
+    @pytest.mark.parametrize("units", UNITS)
+    @pytest.mark.parametrize("keeps", [True, False])
+    def test_derivatives_and_their_sums(self, backend, units, keeps):
+        delta, a = normal(70, 33), np.float32(MEANS[units](normal(70, 33, seed=1)))
+        own, means, sums = (
+            backend.asarray(delta.copy()),
+            backend.asarray(a.copy()),
+            backend.empty(33),
+        )
+        scratch = backend.empty(a.shape) if keeps else None
+        derivative_and_sums(own, means, units, sums=sums, scratch=scratch)
+        unwrap(times_derivative)(delta, a.copy(), units)
+        np.testing.assert_array_equal(backend.tohost(own), delta)
+        np.testing.assert_allclose(backend.tohost(sums), delta.sum(axis=0), rtol=1e-5, atol=2e-6)
+        if keeps:
+            np.testing.assert_array_equal(backend.tohost(means), a)
+
+    def test_wrong_classes_are_counted_by_the_first_of_the_largest(self, backend):
+        x = np.eye(4, dtype=np.float32)[np.arange(600) % 4]
+        y = normal(600, 4)
+        y[::3] = x[::3]
+        y[0], y[4], y[5] = (1, 1, 0, 0), (np.nan, 2, 3, 4), (9, np.nan, 0, np.nan)
+        expected = (x.argmax(axis=1) != y.argmax(axis=1)).sum()
+        assert 100 < expected < 400
+        assert float(wrong(backend.asarray(x), backend.asarray(y))) == expected
+
+    @pytest.mark.parametrize("weights", [0, 700, 1001])
+    def test_flat_momentum_steps_are_bit_for_bit_those_of_numpy(self, backend, weights):
+        hosts = [normal(1001, seed=seed) for seed in range(3)]
+        hosts[0][::50] = 0
+        device = [backend.asarray(array.copy()) for array in hosts]
+        options = {"momentum": 0.9, "learning_rate": 0.1}
+        decay = {"weight_decay": 2e-4, "l1": 1e-3}
+        momentum_steps(*device, weights=weights, **options, **decay)
+        for part, own in ((slice(weights), decay), (slice(weights, None), {})):
+            unwrap(momentum_step)(*(host[part] for host in hosts), **options, **own)
+        for i in (0, 2):
+            np.testing.assert_array_equal(backend.tohost(device[i]), hosts[i])
 
     @pytest.mark.parametrize(("weight_decay", "l1"), [(0, 0), (2e-4, 0), (0, 1e-3), (2e-4, 1e-3)])
     def test_momentum_steps_are_bit_for_bit_those_of_numpy(self, backend, weight_decay, l1):

@@ -164,10 +164,13 @@ class TestSelect:
         with pytest.raises(SettingsError, match=f"cannot compute there: {error}"):
             select("cupy")
 
-    def test_products_of_rounded_factors_are_refused(self, cupy, monkeypatch):
-        monkeypatch.setenv("CUPY_TF32", "1")
+    @pytest.mark.parametrize("name", ["CUPY_TF32", "NVIDIA_TF32_OVERRIDE"])
+    def test_products_of_rounded_factors_are_refused(self, cupy, monkeypatch, name):
+        monkeypatch.setenv(name, "0")
+        assert select("cupy").name == "cupy:0"
+        monkeypatch.setenv(name, "1")
         assert select("auto").name == "numpy"
-        with pytest.raises(SettingsError, match=r"CUPY_TF32 is set.*unset it"):
+        with pytest.raises(SettingsError, match=rf"{name} is set.*unset it"):
             select("cupy")
 
     @pytest.mark.parametrize(
@@ -342,12 +345,19 @@ class TestStrictness:
 
     def test_the_equations_have_their_forms(self, double):
         assert registered(double.array_type).keys() == {
+            "multiply",
             "means",
             "times_derivative",
             "sample_states",
             "phase_differences",
+            "means_and_differences",
             "squared_error",
+            "means_and_error",
+            "output_delta",
+            "derivative_and_sums",
+            "wrong",
             "momentum_step",
+            "momentum_steps",
             "sgd_step",
             "adam_step",
             "convolve",
@@ -479,7 +489,7 @@ class TestSource:
         fakecupy.log.clear()
         means(empty, double.zeros(5), "bernoulli")
         assert float(squared_error(empty, empty, out=empty)) == 0
-        assert "unit_means" not in [what for _, _, what in fakecupy.log]
+        assert not {"unit_means", "squared_error"} & {what for _, _, what in fakecupy.log}
 
     def test_a_barrier_that_a_part_of_a_block_never_reaches_is_found(self):
         if fakecuda.COMPILER is None:

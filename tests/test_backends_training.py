@@ -16,6 +16,7 @@ from test_transparency import KINDS, VARIANTS
 from trialruns import notices_of, stop_after
 
 from syncpretrain import finetune, load, pretrain
+from syncpretrain.backends import cupy_backend
 from syncpretrain.backends.choice import backend_for, resolve_backend
 from syncpretrain.backends.cupy_backend import CupyBackend
 from syncpretrain.backends.numpy_backend import NumpyBackend
@@ -237,8 +238,9 @@ class TestTraining:
 
     @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
     def test_a_stopped_fine_tuning_goes_on_to_the_same_bits(
-        self, bits, targets, name, optimizer, tmp_path
+        self, bits, targets, name, optimizer, tmp_path, monkeypatch
     ):
+        monkeypatch.setattr(cupy_backend, "STEPS_AT_ONCE", 1)
         stack = pretrain(bits, layers=(16, 8), epochs=1, backend="numpy")
         wanted = {"epochs": 3, "batch_size": 20, "dropout": 0.2, "optimizer": optimizer}
         wanted |= {"backend": name, "momentum": 0.5 if optimizer == "sgd" else 0.0}
@@ -339,7 +341,7 @@ class TestOnADevice:
         computed = {
             (device, stream)
             for device, stream, what in fakecupy.log
-            if what in ("matmul", "momentum_step", "gather_rows")
+            if what in ("matmul", "momentum_steps", "gather_rows")
         }
         assert computed == {one, two, three}
 
@@ -609,7 +611,7 @@ class TestChoice:
         assert not out.exists()
 
     def test_numpy_looks_at_every_error_and_copies_nothing(self, bits):
-        assert NumpyBackend.steps_between_checks == 1
+        assert NumpyBackend.steps_at_once == 1
         versions = Versions(Split(bits, bits[:0]), LAYERS[1:])
         assert versions._array(0, 0).train is bits
         learner = rbm()

@@ -6,11 +6,15 @@ import json
 import subprocess
 import sys
 
+import fakecupy
 import numpy as np
 import pytest
 import tomllib
+from backends import backend_of
 
+from syncpretrain.backends import host_rows
 from syncpretrain.cli.program import COMMANDS
+from syncpretrain.data import byte_rows
 from syncpretrain.runs.run import train_run
 from syncpretrain.settings import read_settings
 
@@ -200,6 +204,27 @@ class TestDryRun:
         report = self.predicted(call, "--layers", "6,4,3", *own)
         assert report["seconds"]["finetune"] is report["seconds"]["total"] is None
         assert report["reason"] == "fine-tuning by cg or lbfgs"
+
+    def test_the_memory_of_a_gpu(self, call, folder, monkeypatch):
+        backend_of("double", monkeypatch)
+        own = ("--layers", "6,4,3", "--backend", "cupy:0", "--finetune", "reconstruction")
+        report = self.predicted(call, *own)
+        assert report["reason"] == "the backend cupy:0"
+        found = report["gpu_bytes"]
+        assert found["data"] == 60 * 6 * 4 and not found["data_on_host"]
+        assert found["free"] == fakecupy.MEMORY
+        monkeypatch.setattr(byte_rows, "LEAST_BYTES", 0)
+        pixels = np.arange(360, dtype=np.uint16).astype(np.uint8).reshape(60, 6)
+        np.savez(folder / "x.npz", X=pixels)
+        assert self.predicted(call, *own)["gpu_bytes"]["data"] == 60 * 6
+        monkeypatch.setattr(fakecupy, "MEMORY", found["run"] + 200)
+        monkeypatch.setattr(host_rows, "BLOCK_BYTES", 3 * 6 * 4)
+        found = self.predicted(call, *own)["gpu_bytes"]
+        assert found["data_on_host"]
+        assert 2 * 3 * 6 * 4 <= found["data"] <= 200, "two buffers, and what is held out"
+        given = ("--data", "x.npz", "--batch-size", 10, *own)
+        text, _ = call("train", *given, "--dry-run")
+        assert "the data stay on the host" in text
 
     def test_text(self, call, folder):
         own = ("--data", "x.npz", "--layers", "6,4", "--finetune", "classification")

@@ -81,7 +81,7 @@ class TestPlan:
         out, _ = call("plan", "--preset", "fast", "--layers", "16,8,4", *QUICK, "--json")
         report = json.loads(out)
         assert report["layers"] == [16, 8, 4]
-        assert report["epochs"] == [2, 2]
+        assert report["epochs"] == [1, 1]
         assert report["command"].startswith("syncpretrain train --preset fast --layers 16,8,4 ")
 
     def test_refusals(self, call):

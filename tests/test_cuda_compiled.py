@@ -10,11 +10,14 @@ from pathlib import Path
 import fakecuda
 import pytest
 
-from syncpretrain.backends.cuda_source import COMPILER_OPTIONS, cuda_source
+from syncpretrain.backends.cuda_fused import FUSED_FILES
+from syncpretrain.backends.cuda_source import COMPILER_OPTIONS, CUDA_FILES, cuda_source
 
-ARCHITECTURES = (75, 80, 90, 120)  # Turing, Ampere, Hopper and Blackwell
+# Turing, Ampere, Hopper and Blackwell, and how many registers a thread may have: so that four
+# blocks of 256 have room on a multiprocessor, or two of those with tiles of products.
+CASES = [(CUDA_FILES, architecture, 64) for architecture in (75, 80, 90, 120)]
+CASES += [(FUSED_FILES, architecture, 128) for architecture in (80, 90, 120)]
 OPTIONS = (*COMPILER_OPTIONS, "-ftz=true", "-std=c++17", "--ptxas-options=-v")  # CuPy's, and a log
-MOST_REGISTERS = 64  # of a thread, so that four blocks of 256 have room on a multiprocessor
 
 
 def library() -> ctypes.CDLL:
@@ -41,18 +44,19 @@ def compiled(source: str, architecture: int) -> tuple[int, str]:
     return status, log.value.decode()
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_kernel_keeps_its_numbers_in_registers(architecture):
-    status, log = compiled(cuda_source(), architecture)
+@pytest.mark.parametrize(("names", "architecture", "most"), CASES)
+def test_every_kernel_keeps_its_numbers_in_registers(names, architecture, most):
+    source = cuda_source(names)
+    status, log = compiled(source, architecture)
     assert status == 0, log
     parts = re.split(r"Compiling entry function '(\w+)'", log)[1:]
     kernels = dict(zip(parts[::2], parts[1::2], strict=True))
-    assert kernels.keys() == fakecuda.parameters(cuda_source()).keys()
+    assert kernels.keys() == fakecuda.parameters(source).keys()
     for name, text in kernels.items():
         stack = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", text)
         assert stack is not None and stack.groups() == ("0", "0"), f"{name}: {text}"
         registers = re.search(r"Used (\d+) registers", text)
-        assert registers is not None and int(registers[1]) <= MOST_REGISTERS, f"{name}: {text}"
+        assert registers is not None and int(registers[1]) <= most, f"{name}: {text}"
 
 
 def test_a_source_that_is_wrong_is_refused():

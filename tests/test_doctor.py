@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import warnings
 from dataclasses import asdict
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
+from syncpretrain.parallel import precision_choice
 from syncpretrain.planning import doctor, products
 from syncpretrain.planning.doctor import diagnose
 from syncpretrain.planning.gpu import driver_version
@@ -130,6 +132,33 @@ def test_kernels_are_compiled_or_not(monkeypatch, there, status):
     finding = doctor._kernels()
     assert (finding.status, finding.facts) == (status, {"compiled": there})
     assert bool(finding.advice) != there
+
+
+@pytest.mark.parametrize(
+    ("forms", "order", "found"),
+    [
+        (
+            ("tiles", "pairs"),
+            "",
+            r"bfloat16 \(AMX\) are 3.0 times as fast as float32's on one core",
+        ),
+        (("pairs", "portable pairs"), "", r"bfloat16 \(AVX512-BF16\) are 3.0 times"),
+        (("portable pairs",), "", "no products of bfloat16: this CPU has neither AMX nor AVX512"),
+        (("portable tiles", "pairs"), "tiles", "BFLOAT16 is tiles, for which this CPU has no ins"),
+        (None, "", "no products of bfloat16: the compiled kernels are missing"),
+    ],
+)
+def test_the_instructions_for_bfloat16_are_named(monkeypatch, forms, order, found):
+    extension = forms and SimpleNamespace(bfloat16_forms=lambda: forms)
+    monkeypatch.setattr(doctor.native, "extension", extension)
+    monkeypatch.setattr(precision_choice, "extension", extension)
+    monkeypatch.setattr(doctor, "bfloat16_gain", lambda: 3.0)
+    monkeypatch.setenv(doctor.native.ORDER_VARIABLE, order)
+    finding = doctor._precision()
+    assert re.search(found, finding.found)
+    is_fast = forms is not None and not forms[0].startswith("portable")
+    assert finding.advice.startswith("--precision bfloat16" if is_fast else "Keep")
+    assert bool(finding.facts["instructions"]) == is_fast
 
 
 def test_products_are_right_here():

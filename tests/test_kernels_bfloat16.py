@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
+from bfloat16bydefinition import (
+    DEFINITIONS,
+    LAYOUTS,
+    by_pairs,
+    by_tiles,
+    definition_of,
+    factors,
+    laid_out,
+)
 
 from syncpretrain.kernels import native
 from syncpretrain.kernels.precision import PRECISIONS, multiply_bfloat16, rounded
 from syncpretrain.kernels.program import Program, in_turn
 
+FORMS = native.extension.bfloat16_forms() if native.extension else ()
+CPU_INFO = Path("/proc/cpuinfo")
+CPU_FLAGS = set(CPU_INFO.read_text().split()) if CPU_INFO.is_file() else set()
 COMPILED = pytest.mark.skipif(native.extension is None, reason="the compiled kernels are not there")
 INF, NAN = np.inf, np.nan
 LARGEST = float(np.finfo(np.float32).max)
@@ -97,126 +110,118 @@ SHAPES = [
     *((65535, 2, 1), (65536, 1, 2), (65537, 2, 2)),
     *((0, 3, 4), (3, 0, 4), (3, 4, 0), (0, 0, 0)),
 ]
-ORDERS = ("rows", "columns")
 
 
-def laid_out(x: np.ndarray, order: str, beside: int = 3) -> np.ndarray:
-    """Return a matrix whose rows or columns lie side by side, within a larger one of NaN."""
-    if order == "columns":
-        return laid_out(x.T, "rows", beside).T
-    wide = np.full((len(x) + 2, x.shape[1] + 2 * beside), NAN, dtype=np.float32)
-    wide[1:-1, beside : beside + x.shape[1]] = x
-    return wide[1:-1, beside : beside + x.shape[1]]
-
-
-def factors(rows: int, inner: int, columns: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    a, b = rng.standard_normal((rows, inner)), rng.standard_normal((inner, columns))
-    return a.astype(np.float32), b.astype(np.float32)
-
-
-def compiled(a, b, *, portable: bool, out: np.ndarray | None = None) -> np.ndarray:
+def compiled(a, b, *, form: str, out: np.ndarray | None = None) -> np.ndarray:
     """Return the product of the compiled form, which must have one."""
     out = np.full((len(a), b.shape[1]), NAN, dtype=np.float32) if out is None else out
-    assert native.extension.multiply_bfloat16(a, b, out, portable) is out
+    assert native.extension.multiply_bfloat16(a, b, out, form) is out
     return out
 
 
-def by_definition(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the product whose sums are taken pair by pair, the second number of each first."""
-    a, b = rounded(a), rounded(b)
-    total = np.zeros((len(a), b.shape[1]), dtype=np.float32)
-    for first in range(0, len(b), 2):
-        for k in (first + 1, first):
-            if k < len(b):
-                total = total + a[:, k, None] * b[k]
-    return total
-
-
 @COMPILED
-@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("what", ROUNDED)
-def test_compiled_products_round_as_numpy_does(what, portable):
+def test_compiled_products_round_as_numpy_does(what, form):
     number, expected = ROUNDED[what]
     for rows, columns in ((1, 1), (3, 1), (33, 1), (1, 33)):
         x = np.full((rows, columns), number, dtype=np.float32)
         one = np.ones((1, 1), dtype=np.float32)
         for a, b in ((x, one),) if columns == 1 else ((one, x),):
-            found = compiled(a, b, portable=portable)
+            found = compiled(a, b, form=form)
             np.testing.assert_array_equal(found, np.full_like(x, expected) + 0)
 
 
 @COMPILED
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_compiled_form_has_the_bits_of_the_definition(shape):
+def test_every_compiled_form_has_the_bits_of_its_definition(shape):
     a, b = factors(*shape)
-    expected = by_definition(a, b)
-    for left, right, portable in product(ORDERS, ORDERS, (False, True)):
-        found = compiled(laid_out(a, left), laid_out(b, right), portable=portable)
-        np.testing.assert_array_equal(found, expected, f"{left}, {right}, {portable=}")
+    for name, definition in DEFINITIONS.items():
+        expected = definition(a, b)
+        for left, right, form in product(LAYOUTS, LAYOUTS, FORMS):
+            if form.endswith(name):
+                found = compiled(laid_out(a, left), laid_out(b, right), form=form)
+                np.testing.assert_array_equal(found, expected, f"{left}, {right}, {form}")
 
 
 @COMPILED
-@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.skipif(not CPU_FLAGS, reason="this system does not list what its CPU has")
+def test_forms_with_instructions_are_those_that_the_cpu_has():
+    assert ("pairs" in FORMS) == ({"avx512bw", "avx512vl", "avx512_bf16"} <= CPU_FLAGS)
+    if "tiles" in FORMS:  # which the kernel may refuse
+        assert {"amx_tile", "amx_bf16"} <= CPU_FLAGS
+
+
+@COMPILED
+def test_the_orders_of_sums_differ_in_their_bits():
+    a, b = factors(20, 784, 30)
+    assert {"portable pairs", "portable tiles"} <= set(FORMS)
+    assert (by_pairs(a, b) != by_tiles(a, b)).any()
+    assert native.extension.bfloat16_forms()[0] == FORMS[0]
+    np.testing.assert_array_equal(multiply_bfloat16(a, b), compiled(a, b, form=FORMS[0]))
+
+
+@COMPILED
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("shape", [(1, 3, 1), (7, 9, 17), (6, 16, 64), (13, 1025, 65), (3, 0, 4)])
-def test_nothing_is_written_beside_a_product(shape, portable):
+def test_nothing_is_written_beside_a_product(shape, form):
     a, b = factors(*shape)
     wide = np.full((len(a) + 2, b.shape[1] + 40), 77, dtype=np.float32)
     out = wide[1:-1, 19:-21]
-    compiled(a, b, out=out, portable=portable)
-    np.testing.assert_array_equal(out, by_definition(a, b))
+    compiled(a, b, out=out, form=form)
+    np.testing.assert_array_equal(out, definition_of(form)(a, b))
     out[:] = 77
     assert (wide == 77).all()
 
 
 @COMPILED
-@pytest.mark.parametrize("portable", [False, True])
-def test_whole_numbers_are_multiplied_exactly(portable):
+@pytest.mark.parametrize("form", FORMS)
+def test_whole_numbers_are_multiplied_exactly(form):
     rng = np.random.default_rng(1)
     for rows, inner, columns in ((4, 7, 5), (17, 33, 66), (9, 200, 100)):
         a = rng.integers(-256, 257, (rows, inner)).astype(np.float32)
         b = rng.integers(-256, 257, (inner, columns)).astype(np.float32)
-        found = compiled(a, b, portable=portable)
+        found = compiled(a, b, form=form)
         np.testing.assert_array_equal(found, a.astype(np.int64) @ b.astype(np.int64))
 
 
 @COMPILED
-@pytest.mark.parametrize("portable", [False, True])
-def test_a_part_of_a_product_has_the_bits_of_the_whole(portable):
+@pytest.mark.parametrize("form", FORMS)
+def test_a_part_of_a_product_has_the_bits_of_the_whole(form):
     a, b = factors(140, 1100, 150)
-    whole = compiled(a, b, portable=portable)
+    whole = compiled(a, b, form=form)
     rng = np.random.default_rng(2)
     for _ in range(20):
         i, j = sorted(rng.integers(0, 141, 2)), sorted(rng.integers(0, 151, 2))
         rows, columns = slice(*i), slice(*j)
-        part = compiled(a[rows], b[:, columns], portable=portable)
+        part = compiled(a[rows], b[:, columns], form=form)
         np.testing.assert_array_equal(part, whole[rows, columns])
-        part = compiled(b.T[columns], a.T[:, rows], portable=portable)
+        part = compiled(b.T[columns], a.T[:, rows], form=form)
         np.testing.assert_array_equal(part, whole[rows, columns].T)
 
 
 @COMPILED
-@pytest.mark.parametrize("portable", [False, True])
-def test_a_product_may_be_that_of_one_matrix_with_itself(portable):
+@pytest.mark.parametrize("form", FORMS)
+def test_a_product_may_be_that_of_one_matrix_with_itself(form):
     a, _ = factors(21, 37, 1)
-    found = compiled(a, a.T, portable=portable)
-    np.testing.assert_array_equal(found, by_definition(a, a.T))
+    found = compiled(a, a.T, form=form)
+    np.testing.assert_array_equal(found, definition_of(form)(a, a.T))
     np.testing.assert_array_equal(found, found.T)
 
 
 @COMPILED
 @pytest.mark.filterwarnings("ignore:invalid value")
-@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("inner", [3, 4])
-def test_what_is_not_finite_reaches_the_product_as_in_numpy(inner, portable):
+def test_what_is_not_finite_reaches_the_product_as_in_numpy(inner, form):
     a, b = factors(20, inner, 40)
     a[3, 0], a[4, 2], a[5, :2] = INF, NAN, (-INF, LARGEST)
     b[1, 5], b[2, 6], b[0, 39] = -INF, NAN, 0
     expected = rounded(a) @ rounded(b)
     assert np.isnan(expected).any()
     assert np.isinf(expected).any()
-    for left, right in product(ORDERS, ORDERS):
-        found = compiled(laid_out(a, left), laid_out(b, right), portable=portable)
+    for left, right in product(LAYOUTS, LAYOUTS):
+        found = compiled(laid_out(a, left), laid_out(b, right), form=form)
         special = ~np.isfinite(expected)
         np.testing.assert_array_equal(found[special], expected[special])
         assert np.isfinite(found[~special]).all()
@@ -241,7 +246,7 @@ def test_products_are_those_of_the_rounded_factors(shape):
 def test_factors_of_float64_are_products_of_float32():
     a, b = factors(6, 20, 5)
     found = multiply_bfloat16(a.astype(np.float64), b.astype(np.float64))
-    np.testing.assert_allclose(found, by_definition(a, b), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found, by_pairs(a, b), rtol=1e-5, atol=1e-5)
     assert found.dtype == np.float32
 
 
@@ -286,11 +291,11 @@ REFUSED = {
 
 
 @COMPILED
-@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("what", LEFT_TO_NUMPY)
-def test_what_has_no_compiled_form_is_left_to_numpy_untouched(what, portable):
+def test_what_has_no_compiled_form_is_left_to_numpy_untouched(what, form):
     before = [np.array(x, copy=True) for x in LEFT_TO_NUMPY[what]]
-    found = native.extension.multiply_bfloat16(*LEFT_TO_NUMPY[what], portable)
+    found = native.extension.multiply_bfloat16(*LEFT_TO_NUMPY[what], form)
     assert found is NotImplemented
     for x, old in zip(LEFT_TO_NUMPY[what], before, strict=True):
         np.testing.assert_array_equal(x, old)
@@ -310,20 +315,21 @@ def test_numpy_decides_what_it_is_left(what):
 def test_a_product_into_its_factor_is_that_of_the_factor_before():
     x = SQUARE.copy()
     multiply_bfloat16(x, SQUARE, out=x)
-    np.testing.assert_allclose(x, by_definition(SQUARE, SQUARE), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(x, by_pairs(SQUARE, SQUARE), rtol=1e-5, atol=1e-6)
 
 
 @COMPILED
-@pytest.mark.parametrize("arguments", [(), (A, B, OUT), (A, B, OUT, False, 1)])
+@pytest.mark.parametrize("arguments", [(), (A, B, OUT), (A, B, OUT, None, 1)])
 def test_another_number_of_arguments_is_refused(arguments):
     with pytest.raises(TypeError, match=f"got {len(arguments)} arguments; it takes 4"):
         native.extension.multiply_bfloat16(*arguments)
 
 
 @COMPILED
-def test_a_form_that_is_neither_true_nor_false_is_refused():
-    with pytest.raises(ValueError, match="truth value"):
-        native.extension.multiply_bfloat16(A, B, OUT, A)
+@pytest.mark.parametrize("form", ["", "pair", "fast tiles", True, 1, b"portable pairs"])
+def test_an_unknown_form_is_refused(form):
+    with pytest.raises(ValueError, match=rf"got the form {form!r}, which this CPU does not have"):
+        native.extension.multiply_bfloat16(A, B, OUT, form)
 
 
 @COMPILED
@@ -344,4 +350,4 @@ def test_compiled_and_interpreted_programs_have_the_same_bits(shape):
         products.append((out, square))
     for ours, theirs in zip(*products, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    np.testing.assert_array_equal(products[0][0], by_definition(a, b))
+    np.testing.assert_array_equal(products[0][0], by_pairs(a, b))

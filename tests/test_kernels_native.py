@@ -548,3 +548,16 @@ def test_counters_lie_in_memory_of_any_kind():
     _native.store_counter(memory, 1, -(2**63))
     assert memory[1] == -(2**63)
     assert _native.wait_for_counters(memory, 0, 1, 0, 7, 0, 0, 0) == 0
+
+
+@pytest.mark.parametrize("chosen", ["", "numpy"])
+def test_an_unknown_order_of_sums_is_refused(chosen):
+    reported = python(CHOSEN, SYNCPRETRAIN_KERNELS=chosen, SYNCPRETRAIN_BFLOAT16="rows").stderr
+    assert "got SYNCPRETRAIN_BFLOAT16='rows'; expected 'pairs', 'tiles' or none" in reported
+
+
+@compiled
+@pytest.mark.parametrize("order", ["pairs", "tiles"])
+def test_the_environment_chooses_the_order_of_sums(order):
+    code = "from syncpretrain.kernels import native; print(native.extension.bfloat16_forms()[0])"
+    assert python(code, SYNCPRETRAIN_BFLOAT16=order).stdout.split()[-1] == order

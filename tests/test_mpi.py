@@ -18,6 +18,7 @@ from syncpretrain.events import EpochFinished, EpochStarted, Progress
 from syncpretrain.observers.history import History
 from syncpretrain.parallel.timeouts import TIMEOUTS
 from syncpretrain.pretraining import build as building
+from syncpretrain.pretraining import on_ranks
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.runtime.ranks.runtime import RanksRuntime
 from syncpretrain.pretraining.state import read_pretrain_state, write_pretrain_state
@@ -223,3 +224,17 @@ def test_a_report_that_comes_as_a_rank_is_lost_is_not_lost_with_it():
     runtime._later, runtime._looked, runtime._commands, runtime._busy = None, 0.0, {}, {1, 2}
     assert "layer 2 failed in epoch 0: is gone" in str(runtime.wait(0.0).error)
     assert runtime.wait(0.0) == "report of layer 1"
+
+
+@pytest.mark.parametrize("call", [on_ranks.follow_command, lambda: on_ranks.on_every_rank(print)])
+def test_a_rank_that_has_lost_rank_0_leaves_by_an_abort(monkeypatch, call):
+    own = SimpleNamespace(transport=SimpleNamespace(rank=1), broken=False)
+
+    def lost(transport):
+        raise WorkerError("rank 0 has not been heard of for 30 s")
+
+    monkeypatch.setattr(on_ranks, "member", lambda: own)
+    monkeypatch.setattr(on_ranks, "follow", lost)
+    with pytest.raises(WorkerError, match="rank 0"):
+        call()
+    assert own.broken, "MPI's own end would wait for rank 0"

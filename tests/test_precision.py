@@ -1,4 +1,4 @@
-"""Training with dense products of bfloat16: near float32, and the same bits however it is run."""
+"""Training with products of bfloat16: near float32, and the same bits however it is run."""
 
 from __future__ import annotations
 
@@ -368,14 +368,14 @@ def test_products_of_sparse_rows_stay_those_of_float32(bits, persistent):
 def test_convolutions_train_below_layers_of_bfloat16(bits, model):
     wanted = BASE | {"layers": "1x4x4,conv:3x3,pool:2,6", "model": model}
     rough, exact = (pretrain(bits, **(wanted | {"precision": p})) for p in ("bfloat16", "float32"))
-    np.testing.assert_array_equal(rough.layers[0].weight, exact.layers[0].weight)
-    assert (rough.layers[1].weight != exact.layers[1].weight).any()
+    for own, other in zip(rough.layers, exact.layers, strict=True):
+        assert 0 < away([own.weight], [other.weight]) < 10 * ROUNDING
     places = [{"runtime": runtime, "workers": workers} for runtime, workers in PLACES[:3]]
     assert len(sums_of(bits, [wanted | place for place in places])) == 1
 
 
 @pytest.mark.parametrize("split", ["units", "examples"])
-def test_only_dense_layers_above_convolutions_are_tuned_in_it(bits, split):
+def test_networks_with_convolutions_are_tuned_in_it(bits, split):
     stack = pretrain(bits, layers="1x4x4,conv:3x3,pool:2,6", epochs=1, batch_size=20)
     settings = {"stack": stack, "split": split, "shards": 2}
     y = np.arange(len(bits)) % 3

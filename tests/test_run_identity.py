@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import ClassVar
 
+import msgspec
 import numpy as np
 import pytest
 import tomli_w
@@ -206,6 +207,38 @@ class TestKernels:
         monkeypatch.setattr(identity, "_arithmetic", lambda: {"numpy": "0.1", "blas": "other"})
         _, notices = told_by(resume_run, folder)
         assert any("now 0.1" in notice and "may differ" in notice for notice in notices)
+
+    @pytest.mark.parametrize(
+        ("was", "now", "remedy"),
+        [
+            ("pairs", "tiles", "; SYNCPRETRAIN_BFLOAT16=pairs keeps the former sums"),
+            ("tiles", "pairs", "; SYNCPRETRAIN_BFLOAT16=tiles keeps the former sums"),
+            ("numpy", "pairs", "was not stopped"),
+        ],
+    )
+    def test_another_order_of_sums_of_bfloat16_is_told(
+        self, tmp_path, bits, monkeypatch, was, now, remedy
+    ):
+        monkeypatch.setattr(identity, "bfloat16_order", lambda: was)
+        folder = died(settings_of(tmp_path, bits, precision="bfloat16"), tmp_path / "run")
+        again = tmp_path / "again"
+        shutil.copytree(folder, again)
+        _, notices = told_by(resume_run, folder)
+        assert not any("may differ" in notice for notice in notices), "it is the same"
+        monkeypatch.setattr(identity, "bfloat16_order", lambda: now)
+        _, notices = told_by(resume_run, again)
+        (notice,) = (notice for notice in notices if "may differ" in notice)
+        assert f"begun with bfloat16 sums by {was}, now by {now}: its last bits" in notice
+        assert notice.endswith(remedy)
+
+    def test_runs_of_float32_have_no_order_of_sums_of_bfloat16(self, tmp_path, bits):
+        data = Dataset("x", "here", bits, bits[:0], bits[:0])
+        exact = settings_of(tmp_path, bits)
+        finetune = msgspec.structs.replace(exact.finetune, precision="bfloat16")
+        tuned = msgspec.structs.replace(exact, finetune=finetune)
+        assert set(identity.identity_of(exact, data).arithmetic) == {"numpy", "blas"}
+        found = identity.identity_of(tuned, data).arithmetic["bfloat16 sums"]
+        assert found == f"by {identity.bfloat16_order()}"
 
     def test_both_kinds_are_told_apart(self, tmp_path, bits):
         assert identity.identity_of(

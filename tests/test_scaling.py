@@ -344,6 +344,20 @@ class TestCosts:
             costs_from(str(file))
         assert str(refused.value).startswith(message)
 
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"layers": "16,8,5"}, "layers 16,8,4, expected 16,8,5; leave out --costs"),
+            ({"layers": "16,8,4", "batch_size": 50}, "batch_size 100, expected 50"),
+        ],
+    )
+    def test_those_of_another_stack_are_refused(self, tmp_path, given, message):
+        file = tmp_path / "costs.json"
+        file.write_text('{"layers": "16,8,4", "batch_size": 100, "costs": [{"step": 1}]}')
+        assert costs_from(str(file), layers="16,8,4", batch_size=100)
+        with pytest.raises(SettingsError, match=message):
+            costs_from(str(file), **given)
+
     @pytest.mark.parametrize("text", ["nowhere.json", "-1", "nan,1", "0"])
     def test_wrong_texts_are_refused(self, text):
         with pytest.raises((SettingsError, DataError), match=r"^costs: "):

@@ -1,4 +1,4 @@
-"""A training step of LeNet against PyTorch's, with one worker and with two.
+"""A training step of LeNet, also in bfloat16, against PyTorch's, with one worker and with two.
 
     python examples/benchmarks/convnet_steps.py --turns 5
 
@@ -26,13 +26,13 @@ from yadan import Steps
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.parallel.worker_pool import WorkerPool
 
-NAMES = ("ours", "PyTorch", "PyTorch, channels last")
+NAMES = ("ours", "ours, bfloat16", "PyTorch", "PyTorch, channels last")
 WARM_UP = 5  # steps
 
 
-def ours(batch: int, threads: int, steps: int) -> float:
+def ours(batch: int, threads: int, steps: int, precision: str) -> float:
     """Return the median time of a step of this library."""
-    net = Steps("LeNet", batch, threads, "examples")
+    net = Steps("LeNet", batch, threads, "examples", precision)
     with blas_limit(1), closing(WorkerPool(threads, "benchmark")) as pool:
         return net.seconds(pool, threads, at_least=steps)
 
@@ -75,8 +75,9 @@ def timed(step: Callable[[], None], steps: int) -> float:
 
 def measure(who: str, batch: int, threads: int, steps: int) -> None:
     """Print the median time of a step, as the outcome of a process."""
-    if who == "ours":
-        seconds = ours(batch, threads, steps)
+    if who.startswith("ours"):
+        precision = "bfloat16" if who.endswith("bfloat16") else "float32"
+        seconds = ours(batch, threads, steps, precision)
     else:
         seconds = pytorch(batch, threads, steps, channels_last=who.endswith("last"))
     print(json.dumps({"seconds": seconds, "error": None}))
@@ -106,7 +107,7 @@ def main() -> None:
         shares = [spread(ratios(outcomes["ours"], outcomes[who])) for who in NAMES[1:]]
         rows.append([*map(str, case), *times, *shares])
     head = ["batch", "threads", *(f"{name}, ms" for name in NAMES)]
-    head += ["ours over PyTorch's", "over channels last"]
+    head += ["ours over bfloat16's", "over PyTorch's", "over channels last"]
     print(rst_table(head, rows))
     print(f"\n({machine(['torch'])})")
     if others > 0.7:

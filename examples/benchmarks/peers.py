@@ -79,6 +79,12 @@ PRETRAINING: dict[str, dict[str, Any]] = {
     "streamed, shared by units": {"handoff": "minibatch", "split": "units", "replicas": FIRST},
     "streamed, 1 worker, bfloat16": {"handoff": "minibatch", "workers": 1, "precision": ROUNDED},
     "streamed, bfloat16": {"handoff": "minibatch", "precision": ROUNDED},
+    "streamed, shared by units, bfloat16": {
+        "handoff": "minibatch",
+        "split": "units",
+        "replicas": FIRST,
+        "precision": ROUNDED,
+    },
 }
 RBM: dict[str, dict[str, Any]] = {
     "persistent CD": {"schedule": "greedy", "persistent": True},

@@ -84,7 +84,9 @@ def splits_of(net: str) -> tuple[str, ...]:
 class Steps:
     """Steps of one net on one random minibatch, cut into shards in one way."""
 
-    def __init__(self, net: str, batch: int, shards: int, split: str) -> None:
+    def __init__(
+        self, net: str, batch: int, shards: int, split: str, precision: str = "float32"
+    ) -> None:
         stack, classes = stack_of(net)
         draws = np.random.default_rng(0)
         weight = draws.standard_normal((stack.widths[-1], classes), dtype=np.float32)
@@ -93,7 +95,7 @@ class Steps:
         self.x = draws.random((batch, stack.widths[0]), dtype=np.float32)
         self.target = np.eye(classes, dtype=np.float32)[draws.integers(classes, size=batch)]
         self.network = LinkedNetwork(
-            task.chain(),
+            [link.in_precision(precision) for link in task.chain()],
             loss=task.loss,
             batch_size=batch,
             shards=shards,

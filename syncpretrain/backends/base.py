@@ -12,16 +12,17 @@ published, and its memory is used again after its reader's epoch has ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from syncpretrain.backends.fused import FusedArrays, FusedStep
 from syncpretrain.rng import Address
 
-__all__ = ["Backend", "Draws", "Stream", "device_of"]
+__all__ = ["Backend", "Draws", "Later", "Recorder", "Stream", "TrainStep", "device_of"]
 
 
 class Draws(Protocol):
@@ -57,6 +58,63 @@ class Stream(Protocol):
         ...
 
 
+class TrainStep(Protocol):
+    """A step of training on some rows of X."""
+
+    def __call__(self, X: Any, rows: Any, *, epoch: int, step: int) -> Any:
+        """Train on the rows; return their error, on a device an array of shape ()."""
+        ...
+
+
+class Recorder(Protocol):
+    """Works the steps of one learner, a block of them at a time."""
+
+    def slow(self) -> str | None:
+        """Return how steps are worked that are not recorded where they might be, and why, once."""
+        ...
+
+    def train(
+        self,
+        work: TrainStep,
+        X: Any,
+        rows: Any,
+        *,
+        batch_size: int,
+        epoch: int,
+        step: int,
+        constants: Hashable,
+        numbers: NDArray[np.float32] | None = None,
+    ) -> Any:
+        """Work the steps of a block; return the sum of their errors.
+
+        Parameters
+        ----------
+        work : TrainStep
+            May be called once for many blocks: beside its arguments and the arrays that it writes
+            to, it depends on ``constants`` alone.
+        X : array of shape (examples, V), or None
+            None for rows that are always in the same place, of which ``work`` knows.
+        rows : array of int64
+            The numbers of the rows of all minibatches, one after another.
+        batch_size : int
+        epoch, step : int
+            Of the first minibatch.
+        constants : hashable
+        numbers : ndarray of shape (steps, n), float32, optional
+            What the optimizer computes with in each step, and no other may; see
+            :meth:`syncpretrain.finetuning.optimizers.Optimizer.numbers`.
+        """
+        ...
+
+
+class Later(Protocol):
+    """A number that a device may still compute."""
+
+    def value(self) -> float:
+        """Return it; waits for no more than what it was asked for after."""
+        ...
+
+
 class Backend(Protocol):
     """One place to compute: NumPy on this machine's cores, or CuPy on one GPU.
 
@@ -70,8 +128,11 @@ class Backend(Protocol):
         Of its arrays: what faster forms of the equations are registered for.
     forms : mapping of str to callable
         Those faster forms, by the equation's name.
-    steps_between_checks : int
-        After how many minibatches their error is looked at: each look waits for a device.
+    steps_at_once : int
+        How many minibatches are worked as one block. Their error is looked at after that: each
+        look waits for a device.
+    blocks_behind : int
+        How many blocks are queued before the error of the first one is looked at.
     """
 
     @property
@@ -83,7 +144,9 @@ class Backend(Protocol):
     @property
     def forms(self) -> Mapping[str, Callable[..., Any]]: ...  # noqa: D102
     @property
-    def steps_between_checks(self) -> int: ...  # noqa: D102
+    def steps_at_once(self) -> int: ...  # noqa: D102
+    @property
+    def blocks_behind(self) -> int: ...  # noqa: D102
 
     def devices(self) -> tuple[int, ...]:
         """Return the numbers of the devices that layers are dealt to; none for NumPy."""
@@ -93,11 +156,28 @@ class Backend(Protocol):
         """Return the backend of a layer: its own device, dealt round-robin."""
         ...
 
+    def fused_step(self, arrays: FusedArrays) -> FusedStep | None:
+        """Return the step of contrastive divergence as a whole; None without one for the arrays."""
+        ...
+
     def asarray(self, array: Any) -> Any:
         """Return an array of this backend with the same contents, from the host or any device.
 
         On NumPy the array itself. What another stream is still writing is to be waited for first.
         """
+        ...
+
+    def examples(self, X: Any, beside: int = 0) -> Any:
+        """Return examples of the host as they are kept here, with the same values.
+
+        Either an array of this backend, or what is like one in its length, shape and slices, takes
+        less memory of the device, and goes to :meth:`gather`, and in runs to :meth:`asarray`.
+        ``beside`` are bytes that are still to be allocated on the devices of this backend.
+        """
+        ...
+
+    def order(self, X: Any, rows: NDArray[np.intp]) -> Any:
+        """Return the row numbers of an epoch on X, whose slices :meth:`gather` takes."""
         ...
 
     def tohost(self, array: Any) -> NDArray[Any]:
@@ -121,6 +201,14 @@ class Backend(Protocol):
 
     def generator(self, address: Address) -> Draws:
         """Return the generator that begins at an address; its numbers are those of NumPy's."""
+        ...
+
+    def recorder(self) -> Recorder:
+        """Return what works the steps of one learner."""
+        ...
+
+    def later(self, number: Any) -> Later:
+        """Return a number of shape () as it is after what is queued now, without waiting for it."""
         ...
 
     def stream(self) -> Stream:

@@ -10,7 +10,14 @@ from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.dispatch import register
 
-__all__ = ["USUAL_BACKEND", "backend_for", "resolve_backend", "select", "why_no_gpu"]
+__all__ = [
+    "USUAL_BACKEND",
+    "backend_for",
+    "resolve_backend",
+    "select",
+    "why_no_fused_steps",
+    "why_no_gpu",
+]
 
 USUAL_BACKEND = "SYNCPRETRAIN_BACKEND"  # of the environment: what "auto" stands for
 
@@ -99,6 +106,17 @@ def why_no_gpu(name: str, unless: str | None = None) -> str | None:
     if lacks is None or not has_gpu():
         return None
     return f"there is a GPU, but backend auto is numpy: {lacks}"
+
+
+def why_no_fused_steps(name: str) -> str | None:
+    """Return a notice that GPUs of a backend cannot make whole steps as they should; else None."""
+    if name == "numpy":
+        return None
+    from syncpretrain.backends.fused_check import why_not_fused
+
+    backend = select(name)
+    reasons = (why_not_fused(backend.xp, device) for device in backend.devices())
+    return next(filter(None, reasons), None)
 
 
 def _usual() -> str:

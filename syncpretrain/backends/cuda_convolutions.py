@@ -20,6 +20,7 @@ from syncpretrain.backends.cuda_source import CudaSource, is_vector, layout
 from syncpretrain.kernels.activations import activate
 from syncpretrain.kernels.arrays import blocks_in
 from syncpretrain.kernels.convolution import groups_of, of_group
+from syncpretrain.kernels.dispatch import multiply
 from syncpretrain.shapes import ConvolutionShape
 
 __all__ = ["CudaConvolutions"]
@@ -96,7 +97,7 @@ class CudaConvolutions:
             maps = self._unpooled(delta[rows], places[rows] if places.size else None, shape)
             seen = self._lowered(x[rows], shape)
             for own, read in groups_of(shape, filters):
-                product = np.matmul(of_group(seen, read, shape).T, maps[:, own])
+                product = multiply(of_group(seen, read, shape).T, maps[:, own])
                 out[:, own] = product if rows.start == 0 else out[:, own] + product
 
     def convolve_back(
@@ -182,21 +183,21 @@ class CudaConvolutions:
         """Return the maps of some filters, of shape (B P, filters)."""
         seen = self._lowered(x, shape)
         if shape.groups == 1:
-            return np.matmul(seen, weight[:, filters])
+            return multiply(seen, weight[:, filters])
         begin, end, _ = filters.indices(shape.filters)
         maps = self._cupy.empty((len(seen), end - begin), dtype=np.float32)
         for own, read in groups_of(shape, filters):
             some = slice(own.start - begin, own.stop - begin)
-            maps[:, some] = np.matmul(of_group(seen, read, shape), weight[:, own])
+            maps[:, some] = multiply(of_group(seen, read, shape), weight[:, own])
         return maps
 
     def _columns(self, maps: Any, weight: Any, shape: ConvolutionShape) -> Any:
         """Return what maps say of what the filters see, of shape (B P, k k C)."""
         if shape.groups == 1:
-            return np.matmul(maps, weight.T)
+            return multiply(maps, weight.T)
         columns = self._cupy.empty((len(maps), shape.size**2, shape.channels), dtype=np.float32)
         for own, read in groups_of(shape):
-            part = np.matmul(maps[:, own], weight[:, own].T)
+            part = multiply(maps[:, own], weight[:, own].T)
             columns[:, :, read] = part.reshape(len(maps), shape.size**2, shape.reads)
         return columns.reshape(len(maps), -1)
 

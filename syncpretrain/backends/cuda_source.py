@@ -7,6 +7,7 @@ run on a GPU.
 from __future__ import annotations
 
 import re
+from contextvars import ContextVar
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -16,25 +17,28 @@ import numpy as np
 __all__ = [
     "MOST_ELEMENTS",
     "THREADS",
+    "TILE",
     "CudaSource",
+    "NotRecordedError",
     "cuda_source",
     "grid_of",
     "is_vector",
     "layout",
 ]
 
-CUDA_FILES = ("kernels.cu", "convolutions.cu")  # the latter uses functions of the former
+CUDA_FILES = ("kernels.cu", "errors.cu", "convolutions.cu")  # which use functions of the first
 THREADS = 256
+TILE = (32, 8)  # columns and rows, of the sums over examples
 MOST_BLOCKS = 4096  # beyond that a thread takes several elements
 MOST_ELEMENTS = 2**31 - 1
 COMPILER_OPTIONS = ("--fmad=false",)  # no contraction: NumPy's roundings
 
 
 @cache
-def cuda_source() -> str:
-    """Return the whole source, one translation unit."""
+def cuda_source(names: tuple[str, ...] = CUDA_FILES) -> str:
+    """Return the source of some files, one translation unit."""
     folder = files("syncpretrain.backends")
-    return "\n".join(folder.joinpath(name).read_text(encoding="utf-8") for name in CUDA_FILES)
+    return "\n".join(folder.joinpath(name).read_text(encoding="utf-8") for name in names)
 
 
 def layout(*arrays: Any) -> tuple[int, ...] | None:
@@ -66,6 +70,14 @@ def grid_of(items: int, each: int = THREADS) -> tuple[int]:
     return (min(MOST_BLOCKS, -(-items // each)),)
 
 
+class NotRecordedError(RuntimeError):
+    """Work that cannot be recorded: it would be the same each time, or needs the host."""
+
+
+_now: ContextVar[Any] = ContextVar("now", default=None)  # of this thread
+_numbers: ContextVar[Any] = ContextVar("numbers", default=None)
+
+
 class CudaSource:
     """The kernels of the source, compiled for each device at its first use there.
 
@@ -73,6 +85,8 @@ class CudaSource:
     ----------
     cupy : module
         CuPy, or what stands in for it in a test.
+    names : tuple of str
+        The files of the source.
 
     Attributes
     ----------
@@ -80,12 +94,43 @@ class CudaSource:
         The kinds of units that the source has, and their numbers there.
     """
 
-    def __init__(self, cupy: Any) -> None:
-        source = cuda_source()
+    def __init__(self, cupy: Any, names: tuple[str, ...] = CUDA_FILES) -> None:
+        source = cuda_source(names)
         self._module = cupy.RawModule(code=source, options=COMPILER_OPTIONS)
         numbers = re.findall(r"^#define UNITS_(\w+) (\d+)$", source, re.MULTILINE)
         self.units = {name.lower(): int(number) for name, number in numbers}
         self._functions: dict[str, Any] = {}
+
+    @property
+    def now(self) -> Any:
+        """What a recorded graph takes its step, epoch and rows from; None outside of a recording.
+
+        Of this thread: three numbers of 64 bits on the device.
+        """
+        return _now.get()
+
+    @now.setter
+    def now(self, array: Any) -> None:
+        _now.set(array)
+
+    @property
+    def numbers(self) -> Any:
+        """Where a recorded step takes the numbers from that its optimizer needs; else None."""
+        return _numbers.get()
+
+    @numbers.setter
+    def numbers(self, array: Any) -> None:
+        _numbers.set(array)
+
+    def require_no_recording(self, what: str) -> None:
+        """Refuse what cannot be recorded.
+
+        Raises
+        ------
+        NotRecordedError
+        """
+        if self.now is not None:
+            raise NotRecordedError(what)
 
     def launch(self, name: str, grid: tuple[int], block: tuple[int, ...], *args: Any) -> None:
         """Launch a kernel onto the current stream."""

@@ -4,9 +4,8 @@ Never run on a GPU so far: tested with a stand-in for CuPy that runs the same ke
 CPU, refuses to mix arrays of host and device, and can do the work of each stream as late as its
 waits permit.
 
-A step is not captured as a CUDA graph: CuPy refuses cuBLAS while it captures (its issue 6290), and
-a product of our own is not to be written unmeasured. Launches go one by one onto the layer's
-stream, and nothing in a step waits for the device.
+Launches go onto the layer's stream, in pretraining as graphs of 50 steps
+(:mod:`syncpretrain.backends.recorder`), and nothing in a step waits for the device.
 """
 
 from __future__ import annotations
@@ -22,13 +21,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from syncpretrain.backends.base import Draws, Stream, device_of
+from syncpretrain.backends.base import Draws, Later, Stream, device_of
+from syncpretrain.backends.cuda_fused import CudaFused
 from syncpretrain.backends.cuda_kernels import CudaKernels
+from syncpretrain.backends.device_rows import DeviceRows
+from syncpretrain.backends.fused import FusedArrays, FusedStep
+from syncpretrain.backends.fused_check import has_fused_steps
+from syncpretrain.backends.host_rows import HostRows, OrderedRows
+from syncpretrain.backends.numpy_backend import Known
+from syncpretrain.backends.recorder import Recorder
+from syncpretrain.data.byte_rows import ByteRows, bytes_of, in_bytes
 from syncpretrain.rng import Address
 
 __all__ = ["CupyBackend"]
 
-STEPS_BETWEEN_CHECKS = 50  # of the error: at 0.1 ms a step, one wait in 5 ms
+STEPS_AT_ONCE = 50  # at 0.1 ms a step, one launch and one look at the error in 5 ms
+BLOCKS_BEHIND = 1  # the device works one block while the error of the one before is looked at
 LARGE_BYTES = 1 << 24  # of an array that is uploaded without pinned memory of its size
 
 
@@ -86,6 +94,22 @@ class _DeviceStream:
         self._stream.synchronize()
 
 
+class _Later:
+    """A number that is copied to pinned memory, and known once that is done."""
+
+    def __init__(self, cupy: Any, number: Any) -> None:
+        pinned = cupy.cuda.alloc_pinned_memory(number.nbytes)
+        self._number = np.frombuffer(pinned, number.dtype, 1)
+        number.data.copy_to_host_async(ctypes.c_void_p(self._number.ctypes.data), number.nbytes)
+        self._copied = cupy.cuda.Event(disable_timing=True)
+        self._copied.record()
+
+    def value(self) -> float:
+        """Return the number; waits for its copy alone."""
+        self._copied.synchronize()
+        return float(self._number[0])
+
+
 class CupyBackend:
     """One GPU; see :class:`syncpretrain.backends.base.Backend`.
 
@@ -113,7 +137,7 @@ class CupyBackend:
         self.device = device
         self.name = f"cupy:{device}"
         self.array_type: type = cupy.ndarray
-        self.steps_between_checks = STEPS_BETWEEN_CHECKS
+        self.steps_at_once, self.blocks_behind = STEPS_AT_ONCE, BLOCKS_BEHIND
         self._devices = devices or tuple(range(cupy.cuda.runtime.getDeviceCount()))
         self._kernels = kernels or CudaKernels(cupy)
         self.forms: Mapping[str, Callable[..., Any]] = self._kernels.forms()
@@ -127,14 +151,42 @@ class CupyBackend:
         device = device_of(layer, self._devices)
         return CupyBackend(self.xp, device, self._devices, kernels=self._kernels)
 
+    def fused_step(self, arrays: FusedArrays) -> FusedStep | None:
+        """Return the step of contrastive divergence as a whole; None without one for the arrays."""
+        with self.xp.cuda.Device(self.device):
+            if has_fused_steps(self.xp, self.device) and CudaFused.supports(self.xp, arrays):
+                source = self._kernels.source
+                return CudaFused(self.xp, arrays, now=lambda: source.now)
+        return None
+
     def asarray(self, array: Any) -> Any:
         """Return an array of this GPU: itself, a copy from another GPU, or from the host."""
         with self.xp.cuda.Device(self.device):
+            if isinstance(array, ByteRows):
+                return self._kernels.values_of_bytes(self.asarray(array.numbers))
             if isinstance(array, self.xp.ndarray):
                 return array if array.device.id == self.device else array.copy()  # peer to peer
+            self._kernels.source.require_no_recording("an array is copied from the host")
             if isinstance(array, np.ndarray) and array.nbytes >= LARGE_BYTES:
                 return self._uploaded(np.ascontiguousarray(array))
             return self.xp.asarray(array)
+
+    def examples(self, X: Any, beside: int = 0) -> Any:
+        """Return examples on this GPU, or on the host if the GPU has no room for them.
+
+        On the GPU they are kept as bytes where every value is one divided by 255. ``beside`` are
+        bytes that are still to be allocated, on all GPUs alike.
+        """
+        kept = in_bytes(X)
+        if bytes_of(kept) > self._free_of(self.device) - beside // len(self._devices):
+            return HostRows(X, self)
+        if not isinstance(kept, ByteRows):
+            return self.asarray(X)
+        return DeviceRows(self.asarray(kept.numbers), self)
+
+    def order(self, X: Any, rows: NDArray[np.intp]) -> Any:
+        """Return the row numbers of an epoch on the GPU; those of X on the host are known there."""
+        return X.in_order(rows) if isinstance(X, HostRows) else self.asarray(rows)
 
     def _uploaded(self, array: NDArray[Any]) -> Any:
         """Return a copy of an array of the host, on the current stream, and wait for it.
@@ -150,6 +202,7 @@ class CupyBackend:
         """Return a NumPy array with the same contents; waits for the current stream."""
         if not isinstance(array, self.xp.ndarray):
             return np.asarray(array)
+        self._kernels.source.require_no_recording("an array is copied to the host")
         with self.xp.cuda.Device(self.device):
             host: NDArray[Any] = array.get()
         return host
@@ -172,8 +225,17 @@ class CupyBackend:
         TypeError
             If X, or what it is to be copied into, is not float32 with contiguous rows.
         """
-        rows = self.asarray(rows)
-        if not self._kernels.gather_rows(X, rows, out):
+        if isinstance(X, HostRows):
+            source = self._kernels.source
+            source.require_no_recording("rows come from the host, a block at a time")
+            X.gather(rows, out)
+            return out
+        rows = rows.on_device if isinstance(rows, OrderedRows) else self.asarray(rows)
+        if isinstance(X, DeviceRows):
+            gathered = self._kernels.gather_bytes(X.numbers, rows, out)
+        else:
+            gathered = self._kernels.gather_rows(X, rows, out)
+        if not gathered:
             raise TypeError(
                 f"rows: got {rows.dtype} of {X.dtype} of shape {X.shape}, into {out.dtype} of"
                 f" shape {out.shape}; expected int64 of float32, both with contiguous rows"
@@ -184,16 +246,25 @@ class CupyBackend:
         """Return the generator that begins at an address; its arrays are on the GPU."""
         return self._kernels.generator(address)
 
+    def recorder(self) -> Recorder:
+        """Return what works the steps of one learner, as graphs where it can."""
+        return Recorder(self.xp, self._kernels.source, self._kernels.blas)
+
+    def later(self, number: Any) -> Later:
+        """Return a number of shape () as it is after what is queued now, without waiting for it."""
+        return _Later(self.xp, number) if isinstance(number, self.xp.ndarray) else Known(number)
+
     def stream(self) -> Stream:
         """Return a new non-blocking stream of the GPU."""
         return _DeviceStream(self.xp, self.device)
 
     def free_bytes(self) -> int:
         """Return the memory of all GPUs that are in use here which new arrays can have."""
-        free = 0
-        for device in self._devices:
-            with self.xp.cuda.Device(device) as own:
-                free += own.mem_info[0] + self.xp.get_default_memory_pool().free_bytes()
+        return sum(map(self._free_of, self._devices))
+
+    def _free_of(self, device: int) -> int:
+        with self.xp.cuda.Device(device) as own:
+            free: int = own.mem_info[0] + self.xp.get_default_memory_pool().free_bytes()
         return free
 
     def synchronize(self) -> None:

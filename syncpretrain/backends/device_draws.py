@@ -25,12 +25,20 @@ class DeviceDraws:
     address : Address
     fill_uniform : callable
         Fills an array with the numbers of an address from a given one on.
+    refuse : callable
+        Refuses to be recorded, with the reason, where numbers are made on the host: a recorded copy
+        would be of the same numbers each time.
     """
 
     def __init__(
-        self, cupy: Any, address: Address, fill_uniform: Callable[[Any, Address, int], None]
+        self,
+        cupy: Any,
+        address: Address,
+        fill_uniform: Callable[[Any, Address, int], None],
+        refuse: Callable[[str], None],
     ) -> None:
-        self._cupy, self._address, self._fill = cupy, address, fill_uniform
+        self._cupy, self._address = cupy, address
+        self._fill, self._refuse = fill_uniform, refuse
         self._drawn = 0  # uniform numbers so far
         self._host: np.random.Generator | None = None  # once it has drawn, it goes on
 
@@ -72,5 +80,6 @@ class DeviceDraws:
         return out
 
     def _copy(self, host: Any, out: Any) -> Any:
+        self._refuse("normal numbers are drawn on the host")
         out[...] = self._cupy.asarray(host)
         return out

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from syncpretrain.backends.cuda_kernels import CudaKernels
+from syncpretrain.backends.cuda_errors import CudaErrors
+from syncpretrain.backends.cuda_source import CudaSource
 
 __all__ = ["has_gpu", "import_cupy", "missing"]
 
 INSUFFICIENT_DRIVER = 35  # cudaErrorInsufficientDriver: also where there is no driver at all
+ROUNDING = ("CUPY_TF32", "NVIDIA_TF32_OVERRIDE")  # of the environment: of CuPy, and of cuBLAS
 INSTALL = "pip install 'syncpretrain[cuda12]', or [cuda13] if nvidia-smi says CUDA 13"
 
 
@@ -65,8 +67,9 @@ def missing(device: int | None = None) -> str | None:
     if device is not None and device >= count:
         there = ", ".join(f"cupy:{i}" for i in range(count))
         return f"there is no GPU number {device}, expected {there}"
-    if os.environ.get("CUPY_TF32", "0") not in ("", "0"):
-        return "CUPY_TF32 is set, which rounds the factors of all products to 11 bits; unset it"
+    for name in ROUNDING:
+        if os.environ.get(name, "0") not in ("", "0"):
+            return f"{name} is set, which rounds the factors of all products to 11 bits; unset it"
     return _without_libraries(cupy, device or 0)
 
 
@@ -98,7 +101,8 @@ def _without_libraries(cupy: Any, device: int) -> str | None:
         with cupy.cuda.Device(device):
             ones = cupy.ones((2, 2), dtype=np.float32)
             out = cupy.empty_like(ones)
-            found = float(CudaKernels(cupy).squared_error(ones, ones @ ones, out=out))
+            errors = CudaErrors(cupy, CudaSource(cupy))
+            found = float(errors.squared_error(ones, ones @ ones, out=out))
     except failures as error:
         return (
             f"CuPy finds GPU {device} but cannot compute there: {error}; if CUDA's libraries are"

@@ -8,6 +8,7 @@
 // (--fmad=false): what has no exp(), no tanh() and no long sum in it is NumPy's result bit for bit,
 // but for numbers below 2^-126: CuPy compiles with -ftz=true, which makes them 0.
 
+typedef unsigned char uint8;
 typedef unsigned int uint32;
 typedef unsigned long long uint64;
 
@@ -75,6 +76,26 @@ struct Address {
     uint64 key0, key1, c0, c1, c2, c3;
 };
 
+// A recorded graph draws at other addresses each time, and reads other rows: now[0] and now[1] are
+// how far its step and epoch are from the recorded ones, now[2] is where the rows begin, or 0 for
+// where they were. Outside of a recording now is null.
+__device__ static struct Address moved(struct Address at, const uint64 *now)
+{
+    if (now) {
+        at.c1 += now[0];
+        at.c2 += now[1];
+    }
+    return at;
+}
+
+extern "C" __global__ void set_now(uint64 *now, uint64 step, uint64 epoch, uint64 x)
+{
+    if (FIRST) return;
+    now[0] = step;
+    now[1] = epoch;
+    now[2] = x;
+}
+
 __device__ static void philox(struct Address at, uint64 block, uint64 words[4])
 {
     uint64 k0 = at.key0, k1 = at.key1;
@@ -96,7 +117,7 @@ __device__ static void philox(struct Address at, uint64 block, uint64 words[4])
 }
 
 // Number k in 0..7 of a block, uniform in [0, 1) with 24 bits, as NumPy's float32 draws.
-__device__ static float uniform_of(const uint64 words[4], int k)
+__device__ static float uniform_of(const uint64 *words, int k)
 {
     uint32 half = (uint32)(words[k >> 1] >> (32 * (k & 1)));
     return (half >> 8) * (1.0f / 16777216.0f);
@@ -105,9 +126,9 @@ __device__ static float uniform_of(const uint64 words[4], int k)
 // Fill with the numbers skip, skip + 1, ... of an address. A thread makes a block of 8.
 extern "C" __global__ void fill_uniform(
     float *out, long long ldo, long long rows, long long cols, uint64 skip,
-    uint64 key0, uint64 key1, uint64 c0, uint64 c1, uint64 c2, uint64 c3)
+    uint64 key0, uint64 key1, uint64 c0, uint64 c1, uint64 c2, uint64 c3, const uint64 *now)
 {
-    struct Address at = {key0, key1, c0, c1, c2, c3};
+    struct Address at = moved({key0, key1, c0, c1, c2, c3}, now);
     uint32 n = (uint32)(rows * cols);
     uint64 first = skip / 8, blocks = (skip + n + 7) / 8 - first;
     for (uint64 b = FIRST; b < blocks; b += STRIDE) {
@@ -121,25 +142,28 @@ extern "C" __global__ void fill_uniform(
     }
 }
 
-// Binary units: x becomes their means, out their states. A thread makes the states of 8 units.
+// Binary units: x becomes their means, out their states. A thread makes the states of 4 units,
+// from half a block of numbers: with 8 a thread there are fewer blocks than multiprocessors.
 extern "C" __global__ void draw_bernoulli(
     float *x, long long ldx, const float *bias, float *out, long long ldo,
     long long rows, long long cols,
-    uint64 key0, uint64 key1, uint64 c0, uint64 c1, uint64 c2, uint64 c3)
+    uint64 key0, uint64 key1, uint64 c0, uint64 c1, uint64 c2, uint64 c3, const uint64 *now)
 {
-    struct Address at = {key0, key1, c0, c1, c2, c3};
+    struct Address at = moved({key0, key1, c0, c1, c2, c3}, now);
     uint32 n = (uint32)(rows * cols), width = (uint32)cols;
-    for (uint32 b = FIRST; b < (n + 7) / 8; b += STRIDE) {
+    for (uint32 part = FIRST; part < (n + 3) / 4; part += STRIDE) {
         uint64 words[4];
-        philox(at, b, words);
+        philox(at, part / 2, words);
+        bool is_second = part % 2;
+        uint64 own[2] = {is_second ? words[2] : words[0], is_second ? words[3] : words[1]};
 #pragma unroll  // so that the words are in registers
-        for (int k = 0; k < 8; k++) {
-            uint32 i = b * 8 + k;
+        for (int k = 0; k < 4; k++) {
+            uint32 i = part * 4 + k;
             if (i >= n) break;
             float *input = x + place(i, width, ldx);
             float mean = sigmoid(*input + bias[i % width]);
             *input = mean;
-            out[place(i, width, ldo)] = uniform_of(words, k) < mean ? 1.0f : 0.0f;
+            out[place(i, width, ldo)] = uniform_of(own, k) < mean ? 1.0f : 0.0f;
         }
     }
 }
@@ -234,11 +258,13 @@ __device__ static float column_sum(float mine, float (*share)[TILE_COLUMNS])
     return sum;
 }
 
-// v of 2 n rows becomes [v0; -v1] * scale and da its sum; db is (sum h0 - sum h1) / examples.
-// The first blocks take 32 columns of v each, the rest 32 columns of h.
-extern "C" __global__ void phase_differences(
-    float *v, long long ldv, long long visible, const float *h, long long ldh, long long hidden,
-    float *da, float *db, long long n, float scale, float examples)
+// v of 2 n rows becomes [v0; -v1] * scale and da its sum; db is (sum h0 - sum h1) / examples. With
+// a bias, h1 are inputs without it, which become means. The first blocks take 32 columns of v each,
+// the rest 32 columns of h.
+__device__ static void differences(
+    float *v, long long ldv, long long visible, float *h, long long ldh, long long hidden,
+    const float *bias, long long units, float *da, float *db, long long n, float scale,
+    float examples)
 {
     __shared__ float share[TILE_ROWS][TILE_COLUMNS];
     uint32 of_v = (uint32)((visible + TILE_COLUMNS - 1) / TILE_COLUMNS);
@@ -254,8 +280,9 @@ extern "C" __global__ void phase_differences(
     }
     if (!is_v && j < hidden) {
         for (uint32 i = threadIdx.y; i < 2 * n; i += TILE_ROWS) {
-            float value = h[(uint64)i * (uint64)ldh + j];
-            sum += i < n ? value : -value;
+            float *value = h + (uint64)i * (uint64)ldh + j;
+            if (bias && i >= n) *value = mean_of(*value + bias[j], units);
+            sum += i < n ? *value : -*value;
         }
     }
     sum = column_sum(sum, share);
@@ -263,49 +290,62 @@ extern "C" __global__ void phase_differences(
     if (threadIdx.y == 0 && !is_v && j < hidden) db[j] = sum / examples;
 }
 
-// ---------------------------------------------------------------- errors
-#define SUM_THREADS 256
-
-// The sum over a block, the same on every thread; no atomics, so that it is the same every time.
-__device__ static double block_sum(double mine, double *share)
+extern "C" __global__ void phase_differences(
+    float *v, long long ldv, long long visible, float *h, long long ldh, long long hidden,
+    float *da, float *db, long long n, float scale, float examples)
 {
-    share[threadIdx.x] = mine;
-    __syncthreads();
-    for (uint32 half = SUM_THREADS / 2; half; half /= 2) {
-        if (threadIdx.x < half) share[threadIdx.x] += share[threadIdx.x + half];
-        __syncthreads();
-    }
-    return share[0];
+    differences(v, ldv, visible, h, ldh, hidden, 0, 0, da, db, n, scale, examples);
 }
 
-// out becomes y - x, and partial[block] the sum of its squares in that block.
-extern "C" __global__ void subtract_and_square(
-    const float *x, long long ldx, const float *y, long long ldy, float *out, long long ldo,
-    long long rows, long long cols, double *partial)
+extern "C" __global__ void means_and_differences(
+    float *v, long long ldv, long long visible, float *h, long long ldh, long long hidden,
+    const float *bias, long long units, float *da, float *db, long long n, float scale,
+    float examples)
 {
-    __shared__ double share[SUM_THREADS];
-    uint32 n = (uint32)(rows * cols), width = (uint32)cols;
-    double sum = 0.0;
-    for (uint32 i = FIRST; i < n; i += STRIDE) {
-        float d = y[place(i, width, ldy)] - x[place(i, width, ldx)];
-        out[place(i, width, ldo)] = d;
-        sum += (double)d * d;
-    }
-    sum = block_sum(sum, share);
-    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+    differences(v, ldv, visible, h, ldh, hidden, bias, units, da, db, n, scale, examples);
 }
 
-// One block: the sum of the partial ones.
-extern "C" __global__ void sum_up(const double *partial, long long n, double *total)
+// What steps need that differs from one to the next, such as rates: up to 16 numbers of a table.
+extern "C" __global__ void set_numbers(
+    float *table, long long n, float x0, float x1, float x2, float x3, float x4, float x5, float x6,
+    float x7, float x8, float x9, float x10, float x11, float x12, float x13, float x14, float x15)
 {
-    __shared__ double share[SUM_THREADS];
-    double sum = 0.0;
-    for (uint32 i = threadIdx.x; i < n; i += SUM_THREADS) sum += partial[i];
-    sum = block_sum(sum, share);
-    if (threadIdx.x == 0) *total = sum;
+    const float given[] = {x0, x1, x2,  x3,  x4,  x5,  x6,  x7,
+                           x8, x9, x10, x11, x12, x13, x14, x15};
+    if (FIRST) return;
+#pragma unroll  // so that the numbers are in registers
+    for (int i = 0; i < 16; i++)
+        if (i < n) table[i] = given[i];
+}
+
+// Add up to 16 numbers to the total, or from 0 on: those of some steps. Null ones are left out.
+extern "C" __global__ void sum_errors(
+    double *total, long long adds, const double *x0, const double *x1, const double *x2,
+    const double *x3, const double *x4, const double *x5, const double *x6, const double *x7,
+    const double *x8, const double *x9, const double *x10, const double *x11, const double *x12,
+    const double *x13, const double *x14, const double *x15)
+{
+    if (FIRST) return;
+    const double *given[] = {x0, x1, x2,  x3,  x4,  x5,  x6,  x7,
+                             x8, x9, x10, x11, x12, x13, x14, x15};
+    double sum = adds ? *total : 0.0;
+#pragma unroll  // so that the pointers are in registers
+    for (int i = 0; i < 16; i++)
+        if (given[i]) sum += *given[i];
+    *total = sum;
 }
 
 // ---------------------------------------------------------------- steps
+__device__ static void ascend(
+    float *p, float g, float *v, float momentum, float rate, float decay, float l1)
+{
+    float now = *v * momentum + g * rate;
+    if (decay != 0.0f) now = now - *p * decay;
+    if (l1 != 0.0f) now = now - (*p > 0.0f ? l1 : *p < 0.0f ? -l1 : *p * l1);
+    *v = now;
+    *p = *p + now;
+}
+
 extern "C" __global__ void momentum_step(
     float *parameter, long long ldp, const float *gradient, long long ldg,
     float *velocity, long long ldv, long long rows, long long cols,
@@ -313,18 +353,28 @@ extern "C" __global__ void momentum_step(
 {
     uint32 n = (uint32)(rows * cols), width = (uint32)cols;
     for (uint32 i = FIRST; i < n; i += STRIDE) {
+        float g = gradient[place(i, width, ldg)];
         float *p = parameter + place(i, width, ldp), *v = velocity + place(i, width, ldv);
-        float now = *v * momentum + gradient[place(i, width, ldg)] * rate;
-        if (decay != 0.0f) now = now - *p * decay;
-        if (l1 != 0.0f) now = now - (*p > 0.0f ? l1 : *p < 0.0f ? -l1 : *p * l1);
-        *v = now;
-        *p = *p + now;
+        ascend(p, g, v, momentum, rate, decay, l1);
+    }
+}
+
+// Of flat vectors, whose first `weights` numbers decay.
+extern "C" __global__ void momentum_steps(
+    float *p, const float *g, float *v, long long n, long long weights,
+    float momentum, float rate, float decay, float l1)
+{
+    for (uint32 i = FIRST; i < n; i += STRIDE) {
+        bool decays = i < weights;
+        ascend(p + i, g[i], v + i, momentum, rate, decays ? decay : 0.0f, decays ? l1 : 0.0f);
     }
 }
 
 extern "C" __global__ void sgd_step(
-    float *p, const float *g, float *v, long long n, float rate, float momentum, long long nesterov)
+    float *p, const float *g, float *v, long long n, float rate, float momentum, long long nesterov,
+    const float *numbers)
 {
+    if (numbers) rate = numbers[0];
     for (uint32 i = FIRST; i < n; i += STRIDE) {
         float step = g[i] * rate;
         if (momentum != 0.0f) {
@@ -339,8 +389,12 @@ extern "C" __global__ void sgd_step(
 // The moments as plain decaying sums: size and floor hold their scale and the bias correction.
 extern "C" __global__ void adam_step(
     float *p, const float *g, float *first, float *second, long long n,
-    float beta1, float beta2, float size, float floor)
+    float beta1, float beta2, float size, float floor, const float *numbers)
 {
+    if (numbers) {
+        size = numbers[0];
+        floor = numbers[1];
+    }
     for (uint32 i = FIRST; i < n; i += STRIDE) {
         first[i] = first[i] * beta1 + g[i];
         second[i] = second[i] * beta2 + g[i] * g[i];
@@ -352,12 +406,34 @@ extern "C" __global__ void adam_step(
 // Row numbers outside are those of the nearest row, as NumPy's mode="clip".
 extern "C" __global__ void gather_rows(
     const float *x, long long ldx, long long last, const long long *rows,
-    float *out, long long ldo, long long n, long long cols)
+    float *out, long long ldo, long long n, long long cols, const uint64 *now)
 {
+    if (now && now[2]) x = (const float *)now[2];
     uint32 count = (uint32)(n * cols), width = (uint32)cols;
     for (uint32 i = FIRST; i < count; i += STRIDE) {
         long long row = rows[i / width];
         row = row < 0 ? 0 : row > last ? last : row;
         out[place(i, width, ldo)] = x[(uint64)row * (uint64)ldx + i % width];
     }
+}
+
+// Rows of bytes, whose values are divided by 255: correctly rounded, as NumPy's quotients are.
+#define LARGEST_BYTE 255.0f
+
+extern "C" __global__ void gather_bytes(
+    const uint8 *x, long long last, const long long *rows,
+    float *out, long long ldo, long long n, long long cols, const uint64 *now)
+{
+    if (now && now[2]) x = (const uint8 *)now[2];
+    uint32 count = (uint32)(n * cols), width = (uint32)cols;
+    for (uint32 i = FIRST; i < count; i += STRIDE) {
+        long long row = rows[i / width];
+        row = row < 0 ? 0 : row > last ? last : row;
+        out[place(i, width, ldo)] = x[(uint64)row * width + i % width] / LARGEST_BYTE;
+    }
+}
+
+extern "C" __global__ void values_of_bytes(const uint8 *x, float *out, long long n)
+{
+    for (uint64 i = FIRST; i < n; i += STRIDE) out[i] = x[i] / LARGEST_BYTE;
 }

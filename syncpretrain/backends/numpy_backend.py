@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import nullcontext
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from syncpretrain.backends.base import Draws, Stream
+from syncpretrain.backends.base import Draws, Later, Recorder, Stream, TrainStep
+from syncpretrain.backends.fused import FusedArrays
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.rng import Address
 
-__all__ = ["NumpyBackend"]
+__all__ = ["Known", "NumpyBackend"]
 
 
 class _NullStream(nullcontext[None]):
@@ -23,6 +24,42 @@ class _NullStream(nullcontext[None]):
         """Return at once."""
 
 
+class _Direct:
+    """Works one step after another."""
+
+    def slow(self) -> None:
+        """Return None: there is nothing to record."""
+
+    def train(
+        self,
+        work: TrainStep,
+        X: Any,
+        rows: Any,
+        *,
+        batch_size: int,
+        epoch: int,
+        step: int,
+        constants: Hashable,
+        numbers: NDArray[np.float32] | None = None,
+    ) -> float:
+        """Work the steps of a block; see :class:`syncpretrain.backends.base.Recorder`."""
+        total = 0.0
+        for number, start in enumerate(range(0, len(rows), batch_size)):
+            own = rows[start : start + batch_size]
+            total += work(X, own, epoch=epoch, step=step + number)
+        return total
+
+
+class Known(NamedTuple):
+    """A number that is there."""
+
+    number: float
+
+    def value(self) -> float:
+        """Return it."""
+        return self.number
+
+
 class NumpyBackend:
     """See :class:`syncpretrain.backends.base.Backend`."""
 
@@ -30,7 +67,8 @@ class NumpyBackend:
     xp: Any = np
     array_type: type = np.ndarray
     forms: Mapping[str, Callable[..., Any]] = {}
-    steps_between_checks = 1
+    steps_at_once = 1
+    blocks_behind = 0
 
     def devices(self) -> tuple[int, ...]:
         """Return none."""
@@ -40,9 +78,20 @@ class NumpyBackend:
         """Return itself."""
         return self
 
+    def fused_step(self, arrays: FusedArrays) -> None:
+        """Return None: a program is as good."""
+
     def asarray(self, array: Any) -> NDArray[Any]:
         """Return the array itself; what lies in a file stays there."""
         return cast("NDArray[Any]", array) if isinstance(array, StoredRows) else np.asarray(array)
+
+    def examples(self, X: Any, beside: int = 0) -> NDArray[Any]:
+        """Return the examples themselves."""
+        return self.asarray(X)
+
+    def order(self, X: Any, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Return the row numbers themselves."""
+        return rows
 
     def tohost(self, array: Any) -> NDArray[Any]:
         """Return the array itself."""
@@ -63,6 +112,14 @@ class NumpyBackend:
     def generator(self, address: Address) -> Draws:
         """Return NumPy's generator at the address."""
         return address.generator()
+
+    def recorder(self) -> Recorder:
+        """Return what works one step after another."""
+        return _Direct()
+
+    def later(self, number: Any) -> Later:
+        """Return the number."""
+        return Known(number)
 
     def stream(self) -> Stream:
         """Return a null object."""

@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from syncpretrain.cli.counts import counted
 from syncpretrain.cli.options import LAYERS, at_least, data_option, integers, json_option
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ TRAIN_PER_VALIDATION = 50  # rows, as MNIST's 50,000 beside 1,000
 @click.option(
     "--precision",
     type=click.Choice(("float32", "bfloat16", "auto")),
-    help="Of dense products. Default float32.",
+    help="Of products. Default float32.",
 )
 @click.option(
     "--rounds", type=at_least(1), default=1, metavar="N", help="Runs of each schedule. Default 1."
@@ -175,11 +176,9 @@ def _print(bench: Bench, target: float | None, reached: Reached | None, file: IO
         console.print(text, markup=False, emoji=False, soft_wrap=True)
 
     plan, task = bench.plan, bench.plan.task
-    say(f"{_title(task)}, {plan.timings.workers} workers")
+    say(f"{_title(task)}, {counted(plan.timings.workers, 'worker')}")
     for count, peak in bench.peak.items():
-        say(
-            f"large products, {count} {'core' if count == 1 else 'cores'}: {peak / 1e9:.0f} GFLOP/s"
-        )
+        say(f"large products, {counted(count, 'core')}: {peak / 1e9:.0f} GFLOP/s")
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     table.add_column("\nschedule", no_wrap=True)
     columns = ("\nseconds", "\nexpected", "of the\nlimit", "times greedy\none core")
@@ -202,8 +201,8 @@ def _print(bench: Bench, target: float | None, reached: Reached | None, file: IO
     if reached is not None:
         seconds = "not reached" if reached.seconds is None else f"{reached.seconds:.1f} s"
         say(
-            f"to an error of {target:g}: {seconds}; {reached.error:.2f} after {reached.epochs}"
-            " epochs of fine-tuning"
+            f"to an error of {target:g}: {seconds}; {reached.error:.2f} after"
+            f" {counted(reached.epochs, 'epoch')} of fine-tuning"
         )
 
 
@@ -211,4 +210,4 @@ def _title(task: Task) -> str:
     settings = task.settings
     shape = settings.architecture or "-".join(map(str, settings.layers))
     epochs = ",".join(map(str, sorted(set(task.settings.epochs))))
-    return f"{shape}, {epochs} epochs of {task.examples:,} examples"
+    return f"{shape}, {counted(epochs, 'epoch')} of {task.examples:,} examples"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from syncpretrain.cli.counts import counted
 from syncpretrain.data.dataset import PARTS, Dataset
-from syncpretrain.planning.dry_run import DryRun
+from syncpretrain.planning.dry_run import DeviceMemory, DryRun
 
 __all__ = ["dry_run_text"]
 
@@ -19,18 +20,32 @@ def dry_run_text(found: DryRun, data: Dataset) -> str:
     sizes = ", ".join(f"{len(getattr(data, part)):,} {part}" for part in PARTS)
     lines = [
         f"data: {data.name}, {data.source} ({sizes})",
-        f"stack: {shape}, {epochs} epochs, {pretrain.schedule}, runtime {pretrain.runtime}",
+        f"stack: {shape}, {counted(epochs, 'epoch')}, {pretrain.schedule},"
+        f" runtime {pretrain.runtime}",
         f"memory: up to {_gigabytes(found.bytes)} beside {_gigabytes(found.data_bytes)} of data;"
         f" {_gigabytes(found.free_bytes)} are free",
         f"pretraining: {_seconds(found.pretrain_seconds)}",
     ]
+    if found.device is not None:
+        lines.insert(-1, _of_gpu(found.device))
     if tuned.objective != "none":
-        lines.append(f"fine-tuning, {tuned.epochs} epochs: {_seconds(found.finetune_seconds)}")
+        lines.append(
+            f"fine-tuning, {counted(tuned.epochs, 'epoch')}: {_seconds(found.finetune_seconds)}"
+        )
     lines.append(f"the whole run: {_seconds(found.seconds)}")
     if found.reason:
         lines.append(f"not predicted: {found.reason}")
     lines.append("nothing was trained, and no folder was made")
     return "\n".join(lines)
+
+
+def _of_gpu(memory: DeviceMemory) -> str:
+    run, data, free = map(_gigabytes, memory[:3])
+    if memory.data_on_host:
+        own = f"the data stay on the host and come through {data}"
+    else:
+        own = f"{data} of data"
+    return f"memory of the GPU: up to {run} for pretraining, {own}; {free} are free beside"
 
 
 def _seconds(value: float | None) -> str:

@@ -111,7 +111,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Workers": {
         "runtime": "Layers in threads (default), processes, turns, or on ranks of mpiexec (mpi).",
         "backend": "CPU, all GPUs, or GPU N; auto (default) takes a GPU that CuPy can use.",
-        "precision": "Of dense products on the CPU.",
+        "precision": "Of products on the CPU.",
         "workers": "Of all layers. Default the usable cores.",
         "replicas": "Workers of one layer, if to spare.",
         "split": "What replicas share: examples (default), an RBM's units, filters; or hybrid:"

@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from syncpretrain.cli.counts import counted
 from syncpretrain.cli.options import TRAIN_PER_HELD_OUT, json_option, measuring_options
 from syncpretrain.cli.settings_from_options import settings_from_options
 from syncpretrain.cli.train_options import FINETUNE, OPTIONS, setting_options, source_options
@@ -147,7 +148,10 @@ def print_plan(plan: Plan, tuned: TuningPlan | None, line: str, file: IO[str]) -
     task, workers = plan.task.settings, plan.timings.workers
     shape = task.architecture or "-".join(map(str, task.layers))
     epochs = ",".join(map(str, sorted(set(task.epochs))))
-    say(f"{shape}, {epochs} epochs of {plan.task.examples:,} examples, {workers} workers")
+    say(
+        f"{shape}, {counted(epochs, 'epoch')} of {plan.task.examples:,} examples,"
+        f" {counted(workers, 'worker')}"
+    )
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     table.add_column("\n")
     table.add_column("\nschedule", no_wrap=True)

@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from syncpretrain.cli.counts import counted
 from syncpretrain.cli.options import json_option
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def rm_command(ctx: click.Context, runs: tuple[str, ...], yes: bool) -> None:
             f"{folder}: {_state_text(found)}, {found.layers or '-'}, {_size(_bytes(folder))}"
         )
     if not yes:
-        click.confirm(f"remove {_number(len(folders), 'run')} and all files in them?", abort=True)
+        click.confirm(f"remove {counted(len(folders), 'run')} and all files in them?", abort=True)
     for folder in folders:
         remove_run(folder)
         click.echo(f"removed {folder}")
@@ -251,10 +252,6 @@ def _error(run: ShelvedRun, value: float | None) -> str:
     if value is None:
         return "-"
     return f"{100 * value:.2f} %" if run.objective == "classification" else f"{value:.4g}"
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _bytes(folder: Path) -> int:

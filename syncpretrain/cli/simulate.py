@@ -139,7 +139,7 @@ def command(out: Path | None, as_json: bool, **options: Any) -> None:
     if out is not None:
         draw(curves, stack, out)
     if as_json:
-        click.echo(json.dumps(report(curves, common, costs)))
+        click.echo(json.dumps(report(curves, common, costs, batch_size=stack.batch_size)))
     else:
         print_curves(curves, common, stack, sys.stdout)
 
@@ -170,7 +170,8 @@ def _costs(options: dict[str, Any], stack: PretrainSettings, common: Options) ->
     from syncpretrain.planning.scaling.measured import machine_costs, measured_costs
 
     if options["costs"] is not None:
-        costs = costs_from(options["costs"])
+        own = {"layers": common.layers, "batch_size": stack.batch_size}
+        costs = costs_from(options["costs"], **own)
         works_of(stack, costs)  # refuses another number of layers
         return costs
     rows = {"examples": common.examples, "held_out": common.held_out}

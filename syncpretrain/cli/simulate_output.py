@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from syncpretrain.cli.counts import counted
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -24,7 +26,7 @@ HEAD = ("devices", "at work", "seconds", "times", "idle", "moved GB", "memory GB
 
 
 def report(
-    curves: Sequence[Curve], options: Options, costs: Sequence[LayerCosts]
+    curves: Sequence[Curve], options: Options, costs: Sequence[LayerCosts], *, batch_size: int
 ) -> dict[str, Any]:
     """Return all of it as plain values; ``--costs`` reads it again."""
     import msgspec
@@ -32,6 +34,7 @@ def report(
     network = options.network
     return {
         "layers": options.layers,
+        "batch_size": batch_size,
         "examples": options.examples,
         "split": options.split,
         "bandwidth": network.bandwidth if math.isfinite(network.bandwidth) else None,
@@ -67,8 +70,8 @@ def print_curves(
     epochs = ",".join(map(str, sorted(set(stack.epochs))))
     base = curves[0].base
     say(
-        f"{_shape(stack)}, {epochs} epochs of {options.examples:,} examples, minibatches of"
-        f" {stack.batch_size}: greedy on one device takes {base:.4g} s"
+        f"{_shape(stack)}, {counted(epochs, 'epoch')} of {options.examples:,} examples,"
+        f" minibatches of {stack.batch_size}: greedy on one device takes {base:.4g} s"
     )
     console.print(_table(curves[0]) if len(curves) == 1 else _speedups(curves))
     if len(curves) > 1:

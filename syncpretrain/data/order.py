@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.rng import Purpose, generator
 
-__all__ = ["MIXED_BLOCKS", "PassOrder", "minibatches", "steps_per_epoch"]
+__all__ = ["MIXED_BLOCKS", "PassOrder", "minibatches", "shuffled", "steps_per_epoch"]
 
 MIXED_BLOCKS = 16  # whose rows are shuffled together
 
@@ -18,6 +18,14 @@ MIXED_BLOCKS = 16  # whose rows are shuffled together
 def steps_per_epoch(examples: int, batch_size: int) -> int:
     """Return the number of minibatches in an epoch; the last one may be smaller."""
     return -(-examples // batch_size)
+
+
+def shuffled(examples: int, *, seed: int, layer: int, epoch: int) -> NDArray[np.int64]:
+    """Return the row numbers of an epoch in their order.
+
+    ``layer`` 0 stands for the whole stack (fine-tuning).
+    """
+    return generator(seed, Purpose.ORDER, layer=layer, epoch=epoch).permutation(examples)
 
 
 def minibatches(
@@ -29,12 +37,12 @@ def minibatches(
     epoch: int,
     device: Callable[[Any], Any] | None = None,
 ) -> Iterator[NDArray[np.intp]]:
-    """Yield the row numbers of each minibatch of an epoch; every row comes once.
+    """Yield the row numbers of each minibatch of an epoch, as of :func:`shuffled`.
 
-    ``layer`` 0 stands for the whole stack (fine-tuning). ``device`` is given those of the whole
-    epoch first, to bring them to a device at once.
+    Every row comes once. ``device`` is given those of the whole epoch first, to bring them to a
+    device at once, and returns what is cut into minibatches.
     """
-    rows = generator(seed, Purpose.ORDER, layer=layer, epoch=epoch).permutation(examples)
+    rows: Any = shuffled(examples, seed=seed, layer=layer, epoch=epoch)
     if device is not None:
         rows = device(rows)
     for start in range(0, examples, batch_size):

@@ -168,8 +168,11 @@ class SparseRows(StoredRows):
 
 
 def run_of(X: Any, rows: slice) -> Any:
-    """Return consecutive rows of examples: of plain sparse ones as sparse rows."""
-    return X.run(rows) if isinstance(X, SparseRows) and X.is_plain else X[rows]
+    """Return consecutive rows of examples.
+
+    Plain sparse rows, and those that a device reads from another form, are in that form.
+    """
+    return X.run(rows) if hasattr(X, "run") and getattr(X, "is_plain", True) else X[rows]
 
 
 def joined(parts: list[SparseRows]) -> SparseRows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 from syncpretrain.kernels.arrays import Array
@@ -87,6 +87,10 @@ class Link(Protocol):
     @property
     def groups(self) -> int: ...  # noqa: D102
 
+    def in_precision(self, name: str) -> Link:
+        """Return the same with products in a precision."""
+        ...
+
     @property
     def weight(self) -> Array: ...  # noqa: D102
 
@@ -152,6 +156,10 @@ class Affine:
     groups: ClassVar[int] = 1
     scratch: ClassVar[int] = 0
     keeps_places: ClassVar[bool] = False
+
+    def in_precision(self, name: str) -> Affine:
+        """Return the same with products in a precision."""
+        return replace(self, precision=name)
 
     @property
     def product(self) -> Precision:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from syncpretrain.backends.base import Backend
-from syncpretrain.finetuning.chain import Affine, Link
+from syncpretrain.finetuning.chain import Link
 from syncpretrain.finetuning.linked_network import LinkedNetwork
 from syncpretrain.finetuning.linked_program import shard_gradients
 from syncpretrain.finetuning.network import Network
@@ -32,13 +31,11 @@ def network_of(
 ) -> Trainable:
     """Return the network of a chain; the options are those of all networks.
 
-    ``precision`` is that of the products of dense links. Dense chains alone are split by ``units``
-    or ``examples``; a device splits nothing. Where others ``share`` a network, it is split by
+    ``precision`` is that of the products. Dense chains alone are split by ``units`` or
+    ``examples``; a device splits nothing. Where others ``share`` a network, it is split by
     examples.
     """
-    chain = [
-        replace(link, precision=precision) if isinstance(link, Affine) else link for link in chain
-    ]
+    chain = [link.in_precision(precision) for link in chain]
     has_links = any(link.is_local for link in chain)
     if share is not None:
         whole = LinkedByExamples if has_links else DataParallelNetwork

@@ -46,6 +46,11 @@ class LineSearches:
         self._minimize = minimize
         self._method = {"cg": "CG", "lbfgs": "L-BFGS-B"}[method]
         self._decay = weight_decay
+        self.steps = 0
+
+    def numbers(self, rate: float, steps: int) -> tuple[()]:
+        """Return none: there is no rate, and nothing is recorded."""
+        return ()
 
     def state(self) -> dict[str, Array]:
         """Return nothing: each minibatch is searched anew."""

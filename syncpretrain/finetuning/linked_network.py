@@ -71,7 +71,7 @@ class LinkedNetwork:
         split: str = "hybrid",
         backend: Backend | None = None,
     ) -> None:
-        self.backend = backend or NumpyBackend()
+        self.backend: Backend = backend or NumpyBackend()
         self.loss, self.shards, self._dropout = loss, shards, dropout or Dropout()
         kind = chain[0].weight.dtype
         count = sum(link.weight.size + link.bias.size for link in chain)
@@ -162,7 +162,8 @@ class LinkedNetwork:
         kind = self.parameters.dtype
 
         def made(width: int) -> Array:
-            return self.backend.empty((batch_size, width), kind)
+            array: Array = self.backend.empty((batch_size, width), kind)
+            return array
 
         reads = [link.reads.numbers for link in chain]
         drops = list(zip(reads, self._shares, strict=True))

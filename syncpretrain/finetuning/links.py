@@ -34,6 +34,10 @@ class Convolve:
 
     is_local: ClassVar[bool] = True
 
+    def in_precision(self, name: str) -> Convolve:
+        """Return the same with products in a precision."""
+        return replace(self, shape=self.shape.in_precision(name))
+
     @property
     def groups(self) -> int:
         """Groups of filters, each of which reads its own part of the channels."""
@@ -98,6 +102,10 @@ class Deconvolve:
 
     is_local: ClassVar[bool] = True
     keeps_places: ClassVar[bool] = False
+
+    def in_precision(self, name: str) -> Deconvolve:
+        """Return the same with products in a precision."""
+        return replace(self, shape=self.shape.in_precision(name))
 
     @property
     def groups(self) -> int:

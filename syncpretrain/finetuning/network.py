@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -184,7 +185,7 @@ class Network:
             n / (examples or n),
         )
         run(self._phases, self.shards)
-        squared, is_wrong = sum(self._squared), self._wrong
+        squared, is_wrong = sum(self._squared[1:], self._squared[0]), self._wrong
         # NaN where the output is not finite, without a look at it, for which a device must wait
         return squared if is_wrong is None else is_wrong + 0 * squared
 
@@ -215,28 +216,27 @@ class Network:
             if self._is_exclusive and shard == 0:
                 self._wrong = wrong(target, y)
             delta = at.deltas[-1][:, own]
-            self._squared[shard] = output_delta(target, y, units, self.loss, out=delta)
-            if at.share != 1:
-                delta *= at.share
+            options: dict[str, Any] = {"share": at.share, "sums": self.chain_gradients[-1][1][own]}
+            self._squared[shard] = output_delta(target, y, units, self.loss, out=delta, **options)
             if self.weights is not None:
                 delta *= self.weights[: len(delta), own]
+                np.sum(delta, axis=0, out=options["sums"])
         elif (mask := at.masks[layer + 1]) is not None:
             read = at.inputs[layer + 1]
             assert read is not None
             np.multiply(out[:, own], mask[:, own], out=read[:, own])
 
     def _backward(self, layer: int, shard: int) -> None:
-        """Fill a part of a layer's gradients, and of delta below; let it be followed."""
+        """Fill a part of a layer's gradients, and delta and bias gradient below; let it follow."""
         at, reads, owns = self._minibatch, self.reads[layer][shard], self.owns[layer][shard]
         (weight, _), (dW, db) = self.chain[layer], self.chain_gradients[layer]
         delta = at.deltas[layer]
         multiply = self.precision.multiply
         weight_gradient(at.read(layer), delta, reads, out=dW, multiply=multiply)
-        np.sum(delta[:, owns], axis=0, out=db[owns])
         if layer:
-            below, out = at.activations[layer - 1], at.deltas[layer - 1]
-            units, mask = self.units[layer - 1], at.masks[layer]
-            delta_below(delta, weight, reads, below, units, mask, out=out, multiply=multiply)
+            given = at.activations[layer - 1], self.units[layer - 1], at.masks[layer]
+            out, sums = at.deltas[layer - 1], self.chain_gradients[layer - 1][1]
+            delta_below(delta, weight, reads, *given, out=out, sums=sums, multiply=multiply)
         if at.move is not None:
             start, width = self.starts[layer], len(db)
             at.move(shard, slice(start + reads.start * width, start + reads.stop * width), True)

@@ -44,6 +44,19 @@ class OptimizerOnRanks:
         self._own, self._ranks, self._network = build(network), ranks, network
         self._epoch = 0  # that was ordered last
 
+    @property
+    def steps(self) -> int:
+        """The steps that were taken."""
+        return self._own.steps
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self._own.steps = steps
+
+    def numbers(self, rate: float, steps: int) -> tuple[float, ...]:
+        """Return what a step computes with; see ``Optimizer``."""
+        return self._own.numbers(rate, steps)
+
     def train(
         self,
         network: Trainable,

@@ -12,6 +12,7 @@ import numpy as np
 
 from syncpretrain.finetuning.line_search import LineSearches
 from syncpretrain.finetuning.trainable import Trainable
+from syncpretrain.kernels.adam_rates import adam_rates
 from syncpretrain.kernels.arrays import BLOCK, Array
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.optimizers import adam_step, sgd_step
@@ -37,7 +38,15 @@ VECTORS = {"adam": 2, "sgd": 1, "cg": 28, "lbfgs": 80}
 
 
 class Optimizer(Protocol):
-    """Trains a network on one minibatch after another."""
+    """Trains a network on one minibatch after another.
+
+    Attributes
+    ----------
+    steps : int
+        That were taken.
+    """
+
+    steps: int
 
     def train(
         self,
@@ -54,6 +63,10 @@ class Optimizer(Protocol):
 
         ``run`` works the phases of a step.
         """
+        ...
+
+    def numbers(self, rate: float, steps: int) -> tuple[float, ...]:
+        """Return what the ``steps``-th step computes with at a rate, for recorded steps."""
         ...
 
     def state(self) -> dict[str, Array]:
@@ -106,7 +119,22 @@ class _Stepping(ABC):
 
         self.steps += 1
         with np.errstate(over="ignore", invalid="ignore"):
-            return network.step(x, target, epoch=epoch, step=step, move=move, run=run)
+            if not network.backend.devices():
+                return network.step(x, target, epoch=epoch, step=step, move=move, run=run)
+            error = network.step(x, target, epoch=epoch, step=step, run=run)
+            self._move_all(network, rate)
+            return error
+
+    def _move_all(self, network: Trainable, rate: float) -> None:
+        """Move all parameters together, on a device by one launch."""
+        for weight, _ in network.chain if self._decay else ():
+            weight *= 1 - rate * self._decay
+        vectors = network.parameters, network.gradients
+        self._move(*vectors, slice(None), rate, self._scratch[0])
+
+    @abstractmethod
+    def numbers(self, rate: float, steps: int) -> tuple[float, ...]:
+        """Return what the ``steps``-th step computes with at a rate, for recorded steps."""
 
     @abstractmethod
     def state(self) -> dict[str, Array]:
@@ -163,6 +191,10 @@ class GradientDescent(_Stepping):
         count = len(network.parameters) if momentum else 0
         self._velocity = network.backend.zeros(count, network.parameters.dtype)
 
+    def numbers(self, rate: float, steps: int) -> tuple[float]:
+        """Return the rate."""
+        return (rate,)
+
     def state(self) -> dict[str, Array]:
         """Return the velocities."""
         return {"velocity": self._velocity}
@@ -191,6 +223,10 @@ class Adam(_Stepping):
     def __init__(self, network: Trainable, *, weight_decay: float = 0.0) -> None:
         super().__init__(network, weight_decay=weight_decay)
         self._first, self._second = (np.zeros_like(network.parameters) for _ in range(2))
+
+    def numbers(self, rate: float, steps: int) -> tuple[float, float]:
+        """Return the size of the step and the floor of its denominator."""
+        return adam_rates(steps, rate)
 
     def state(self) -> dict[str, Array]:
         """Return the moments."""

@@ -230,9 +230,7 @@ class Finetuning:
         return task, train, Examples(chosen_rows(V, judged.rows), task.targets(judged.targets))
 
     def _check_memory(self, copies: int) -> None:
-        """Refuse what cannot fit into the memory; a device has its own."""
-        if self.options.backend != "numpy":
-            return
+        """Estimate the memory, and refuse what cannot fit into it; a device has its own."""
         options, form, labels = self.options, self._form, self._labels
         outputs = None if labels is None else labels.targets.shape[1]
         parts = [part for part in (self._train, self._validation) if part is not None]
@@ -257,6 +255,8 @@ class Finetuning:
         )
         widths = (form.shapes[0].visible, *(shape.hidden for shape in form.shapes))
         self.bytes = needed
+        if options.backend != "numpy":
+            return
         check_available(needed, f"fine-tuning {','.join(map(str, widths))}", sum(sizes))
 
 

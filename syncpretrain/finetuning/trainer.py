@@ -6,6 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,27 +15,36 @@ from numpy.typing import NDArray
 
 from syncpretrain.backends.base import Backend
 from syncpretrain.data.examples import evenly_spaced
-from syncpretrain.data.order import minibatches, steps_per_epoch
+from syncpretrain.data.order import shuffled
 from syncpretrain.data.scaling import spread
 from syncpretrain.errors import CheckpointError, DivergedError, RunInterrupted, WorkerError
-from syncpretrain.events import Event, FinetuneEpochFinished, FinetuneStarted, Observer, Progress
+from syncpretrain.events import (
+    Event,
+    FinetuneEpochFinished,
+    FinetuneStarted,
+    Notice,
+    Observer,
+    Progress,
+)
 from syncpretrain.finetuning.data_parallel import network_of
-from syncpretrain.finetuning.optimizers import LEARNING_RATES, Optimizer, scheduled
+from syncpretrain.finetuning.optimizers import LEARNING_RATES, Optimizer
 from syncpretrain.finetuning.options import STEPPING, TuningOptions, network_options
 from syncpretrain.finetuning.parts import Examples
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.tasks import Reconstruction, Supervised
 from syncpretrain.finetuning.trainable import Trainable
-from syncpretrain.finetuning.weights import ExampleWeights
+from syncpretrain.finetuning.tuning_blocks import TuningBlocks
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import Phases
 from syncpretrain.learners.cursor import Cursor
+from syncpretrain.learners.error_sum import ErrorSum
 from syncpretrain.models.stack import Stack
 
 __all__ = ["Trainer"]
 
 VALIDATION_ROWS = 1000
 PROGRESS_SECONDS = 0.2
+RESERVED_BYTES = 1 << 28  # of a device, beside what is copied for a checkpoint
 EXPLODED = 2.0  # times the error before the first update
 
 
@@ -59,17 +69,12 @@ class Trainer:
     ) -> None:
         self._run_in_pool, self.backend = run_in_pool, backend
         self.task, self.options, self.seed = task, options, options.seed
-        self.examples = examples.to(backend.asarray)
-        self.observers, self.stop, self.save = observers, stop, save
+        self.examples, self.observers, self.stop, self.save = examples, observers, stop, save
         if validation is not None and options.patience is None:
             validation = validation.to(lambda x: evenly_spaced(x, VALIDATION_ROWS))
         self.unknown = 0  # validation examples of a class that no training example has
         if validation is not None and options.objective == "classification":
-            known: NDArray[np.bool_] = np.asarray(validation.targets.any(axis=1))
-            self.unknown = len(known) - int(known.sum())
-            if self.unknown:
-                validation = validation.to(lambda x: x[known])
-        self.validation = None if validation is None else validation.to(backend.asarray)
+            validation, self.unknown = _of_known_classes(validation)
         self.rate = options.learning_rate or LEARNING_RATES[options.optimizer]
         self.network = network_of(
             task.chain(),
@@ -79,15 +84,22 @@ class Trainer:
             **network_options(options),
         )
         self.optimizer = optimizer(self.network)
-        batch = options.batch_size
-        self.batch = tuple(backend.empty((batch, x.shape[1])) for x in examples)
-        self.weights = ExampleWeights(weights, self.network, self.batch[1].shape)
-        self.steps = steps_per_epoch(len(examples.inputs), batch)
         self.good = np.empty_like(self.network.parameters)  # at the end of the last good epoch
         self.best = self.network.parameters.copy()  # where validation was best
         self.best_error, self.best_epoch = math.inf, 0
         self.first_error = math.nan  # of the first minibatch, before any update
         self.record: dict[str, Any] = {}
+        # Last of all, in the memory that is left of a device.
+        placed = partial(backend.examples, beside=self.best.nbytes + RESERVED_BYTES)
+        self.validation = None if validation is None else validation.to(placed)
+        self.blocks = TuningBlocks(
+            *(self.network, self.optimizer, examples, options),
+            place=placed,
+            rate=self.rate,
+            weights=weights,
+            run=self.run,
+        )
+        self.examples, self.steps = self.blocks.examples, self.blocks.steps
 
     def train(self, record: Mapping[str, Any], resume: FinetuneState | None = None) -> Stack:
         """Train and return the stack, with ``record`` in its info; ``resume`` is where to begin."""
@@ -128,44 +140,32 @@ class Trainer:
 
     def train_epoch(self, epoch: int, begin: Cursor) -> float:
         """Train on every minibatch once; return their mean error, each before its update."""
-        total, reported, (inputs, targets) = begin.error, time.monotonic(), self.examples
-        gather, between = self.backend.gather, self.backend.steps_between_checks
-        order = minibatches(
-            len(inputs),
-            self.options.batch_size,
-            seed=self.seed,
-            layer=0,
-            epoch=epoch,
-            device=self.backend.asarray,
-        )
-        for step, rows in enumerate(order):
-            if step < begin.minibatches:
-                continue
+        reported, size, backend = time.monotonic(), self.options.batch_size, self.backend
+        inputs = self.examples.inputs
+        numbers = shuffled(len(inputs), seed=self.seed, layer=0, epoch=epoch)
+        order = backend.order(inputs, numbers)
+        errors = ErrorSum(backend, begin.error)
+        for step in range(begin.minibatches, self.steps, backend.steps_at_once):
             if self.stop():
                 if self.save is not None:
-                    at = Cursor(step, float(total))
+                    at = Cursor(step, errors.sum())
                     self.save(lambda: self.state(epoch, at), done=epoch - 1, final=True)  # noqa: B023
                 raise self.interrupted(epoch, step)
-            self.weights.take(rows)
-            x = target = gather(inputs, rows, out=self.batch[0][: len(rows)])
-            if targets is not inputs:
-                target = gather(targets, rows, out=self.batch[1][: len(rows)])
-            done = ((epoch - 1) * self.steps + step) / (self.options.epochs * self.steps)
-            rate = self.rate * scheduled(self.options.rate_schedule, done)
-            error = self.optimizer.train(
-                self.network, x, target, rate=rate, epoch=epoch, step=step, run=self.run
-            )
+            done = min(step + backend.steps_at_once, self.steps)
+            rows = order[step * size : done * size]
+            errors.add(self.blocks.train(rows, epoch=epoch, step=step, done=done), done)
             if (epoch, step) == (1, 0):
-                self.first_error = float(error) / len(rows)
-            total += error
-            # On a device these are arrays, and to look at one is to wait for all that is queued.
-            looks = (step + 1) % between == 0 or step + 1 == self.steps
-            if looks and not math.isfinite(total):
-                raise self.diverged(epoch, f"the error is {total} after {step + 1} minibatches")
+                self.first_error = self.blocks.first_error
+            known = errors.so_far(done, self.steps)
+            if not math.isfinite(known):
+                symptom = f"the error is {known} after {errors.minibatches} minibatches"
+                raise self.diverged(epoch, symptom)
             if time.monotonic() - reported >= PROGRESS_SECONDS:
                 reported = time.monotonic()
-                self.emit(Progress(reported, 0, epoch, (step + 1) / self.steps))
-        return float(total) / len(inputs)
+                self.emit(Progress(reported, 0, epoch, done / self.steps))
+        if (slow := self.blocks.recorder.slow()) is not None:
+            self.emit(Notice(time.monotonic(), f"fine-tuning is {slow}"))
+        return errors.sum() / len(inputs)
 
     def run(self, phases: Phases, shards: int) -> None:
         """Work the phases of a step, with as many workers as there are."""
@@ -291,3 +291,10 @@ class Trainer:
         """Pass an event to the observers."""
         for observer in self.observers:
             observer(event)
+
+
+def _of_known_classes(validation: Examples) -> tuple[Examples, int]:
+    """Return the examples whose class is that of a training example, and how many others are."""
+    known: NDArray[np.bool_] = np.asarray(validation.targets.any(axis=1))
+    unknown = len(known) - int(known.sum())
+    return (validation.to(lambda x: x[known]) if unknown else validation), unknown

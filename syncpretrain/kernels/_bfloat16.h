@@ -1,11 +1,41 @@
 /* Products of float32 matrices with their factors rounded to bfloat16.
  *
- * Every sum is float32 and is taken in the order of the inner index, of each pair the second number first, as
- * the instruction of _pairs.h does. So its bits do not depend on how a product is cut into blocks, and the
- * portable form has the same, but near the ends of the range: the instruction takes sums below 2^-126 for 0,
- * and adds terms of 2^128 or more as they are. Included by _native.c alone.
+ * Every sum is float32 and is taken in one of two orders of the inner index: pair after pair, of each the second
+ * number first, as the instruction of _pairs.h does, or 32 numbers after 32, as that of _amx.h does. So its bits
+ * do not depend on how a product is cut into blocks, whose depth is a multiple of 32, and each order's portable
+ * form has the same, but near the ends of the range: the instructions take sums below 2^-126 for 0, and add
+ * terms of 2^128 or more as they are. Included by _native.c alone.
  */
 #include "_pairs.h"
+#include "_amx.h"
+
+enum { FORMS = 4 };
+
+static const PairsForm *kept_form = NULL; /* instead of the fastest; set as the module is loaded */
+
+/* Fill a list with the forms that this processor has, the kept one and then the fastest first; return their
+ * number. */
+static int present_forms(const PairsForm *forms[FORMS])
+{
+    int count = 0;
+    if (kept_form) forms[count++] = kept_form;
+#if HAS_AMX
+    if (kept_form != &TILES && multiplies_tiles()) forms[count++] = &TILES;
+#endif
+#if HAS_AVX512_BF16
+    if (kept_form != &AVX512_PAIRS && multiplies_pairs()) forms[count++] = &AVX512_PAIRS;
+#endif
+    if (kept_form != &PORTABLE_PAIRS) forms[count++] = &PORTABLE_PAIRS;
+    if (kept_form != &PORTABLE_TILES) forms[count++] = &PORTABLE_TILES;
+    return count;
+}
+
+static const PairsForm *usual_form(void)
+{
+    const PairsForm *forms[FORMS];
+    present_forms(forms);
+    return forms[0];
+}
 
 /* What a product needs beside its matrices. */
 typedef struct {
@@ -36,17 +66,20 @@ static Factor factor_from(Factor f, Py_ssize_t i, Py_ssize_t j)
 static void multiply_rounded(const PairsForm *form, Factor left, Factor right, Py_ssize_t inner,
                              const Matrix *out, PackedFactors *room)
 {
-    for (Py_ssize_t i = 0; i < out->rows; i++) memset(row(out, i), 0, (size_t)out->columns * sizeof *out->data);
+    for (Py_ssize_t i = 0; inner == 0 && i < out->rows; i++)
+        memset(row(out, i), 0, (size_t)out->columns * sizeof *out->data);
     for (Py_ssize_t k = 0, depth; k < inner; k += depth) {
         depth = inner - k < 2 * PANEL_PAIRS ? inner - k : 2 * PANEL_PAIRS;
-        Py_ssize_t pairs = (depth + 1) / 2, most = BLOCK_PAIRS / pairs;
+        Py_ssize_t terms = (depth + 2 * form->multiple - 1) / (2 * form->multiple);
+        Py_ssize_t pairs = terms * form->multiple, most = BLOCK_PAIRS / pairs;
         for (Py_ssize_t i = 0, rows; i < out->rows; i += rows) {
             rows = out->rows - i < most ? out->rows - i : most;
-            form->pack_rows(factor_from(left, i, k), rows, depth, room->block);
+            form->pack_rows(factor_from(left, i, k), rows, depth, pairs, room->block);
             for (Py_ssize_t j = 0, columns; j < out->columns; j += columns) {
                 columns = out->columns - j < PANEL_COLUMNS ? out->columns - j : PANEL_COLUMNS;
-                form->pack_panel(factor_from(right, k, j), depth, columns, room->panel);
-                form->add_product(room->block, room->panel, rows, pairs, columns, row(out, i) + j, out->stride);
+                form->pack_panel(factor_from(right, k, j), depth, pairs, columns, room->panel);
+                form->add_product(room->block, room->panel, rows, pairs, columns, row(out, i) + j, out->stride,
+                                  k == 0);
             }
         }
     }
@@ -78,13 +111,51 @@ static int open_factor(Matrix *m, PyObject *object, int *transposed)
     return 1;
 }
 
-/* args: the factors; out; whether to do without the instruction for pairs. */
+/* Return the names of the forms that this processor has, first the one that is usual. */
+static PyObject *bfloat16_forms(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    const PairsForm *forms[FORMS];
+    int count = present_forms(forms);
+    PyObject *names = expect(nargs, 0, "bfloat16_forms") ? PyTuple_New(count) : NULL;
+    for (int i = 0; names && i < count; i++) {
+        PyObject *name = PyUnicode_FromString(forms[i]->name);
+        if (name)
+            PyTuple_SET_ITEM(names, i, name);
+        else
+            Py_CLEAR(names);
+    }
+    return names;
+}
+
+/* Return the form of a name, or NULL with an error set. */
+static const PairsForm *form_named(PyObject *name)
+{
+    const PairsForm *forms[FORMS];
+    int count = present_forms(forms);
+    for (int i = 0; PyUnicode_Check(name) && i < count; i++)
+        if (PyUnicode_CompareWithASCIIString(name, forms[i]->name) == 0) return forms[i];
+    PyErr_Format(PyExc_ValueError, "bfloat16: got the form %R, which this CPU does not have", name);
+    return NULL;
+}
+
+/* args: the name of the form that is usual from now on. */
+static PyObject *keep_bfloat16_form(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    const PairsForm *form = expect(nargs, 1, "keep_bfloat16_form") ? form_named(args[0]) : NULL;
+    if (form == NULL) return NULL;
+    kept_form = form;
+    Py_RETURN_NONE;
+}
+
+/* args: the factors; out; the name of a form, None for the usual one. */
 static PyObject *multiply_bfloat16(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     Matrix m[3];
-    int transposed[2], opened = 0, portable;
+    int transposed[2], opened = 0;
     PackedFactors *room = NULL;
-    if (!expect(nargs, 4, "multiply_bfloat16") || (portable = PyObject_IsTrue(args[3])) < 0) return NULL;
+    if (!expect(nargs, 4, "multiply_bfloat16")) return NULL;
+    const PairsForm *form = args[3] == Py_None ? usual_form() : form_named(args[3]);
+    if (form == NULL) return NULL;
     while (opened < 2 && open_factor(m + opened, args[opened], transposed + opened)) opened++;
     if (opened < 2 || !open_all(m + 2, args + 2, "w")) {
         PyErr_Clear(); /* the NumPy form reports what is wrong with it */
@@ -95,7 +166,7 @@ static PyObject *multiply_bfloat16(PyObject *module, PyObject *const *args, Py_s
     if (!fits || !apart(m, m + 2) || !apart(m + 1, m + 2)) return closed(m, 3, Py_NotImplemented);
     if ((room = packed_factors(1)) == NULL) return closed(m, 3, NULL);
     Factor left = factor_of(m, transposed[0]), right = factor_of(m + 1, transposed[1]);
-    WORK(m[2], multiply_rounded(portable ? &PORTABLE_PAIRS : best_pairs(), left, right, a[1], m + 2, room));
+    WORK(m[2], multiply_rounded(form, left, right, a[1], m + 2, room));
     free(room);
     return closed(m, 3, args[2]);
 }

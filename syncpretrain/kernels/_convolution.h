@@ -2,8 +2,7 @@
  *
  * Every sum over a window or over filters runs in one order. Included by _native.c alone.
  */
-#include "_windows.h"
-#include "_vectors.h"
+#include "_rounded_windows.h"
 #include "_products.h"
 #include "_patches.h"
 
@@ -95,7 +94,8 @@ static Part common(Part a, Part b)
 static int take_shape(Shape *s, const double *numbers)
 {
     Py_ssize_t *fields[SHAPE_NUMBERS] = {&s->every, &s->height, &s->width,  &s->filters,       &s->size,
-                                         &s->pad,   &s->pool,   &s->is_max, &s->channels_first, &s->groups};
+                                         &s->pad,   &s->pool,   &s->is_max, &s->channels_first, &s->groups,
+                                         &s->rounds};
     for (int i = 0; i < SHAPE_NUMBERS; i++) {
         double least = i < 5 || i == 6 || i == 9; /* pad, and what is yes or no, may be 0 */
         if (!(numbers[i] >= least && numbers[i] < 1 << 24)) return 0;

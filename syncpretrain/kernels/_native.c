@@ -535,6 +535,15 @@ static PyObject *arrive_and_wait(PyObject *module, PyObject *const *args, Py_ssi
     return NULL;
 }
 
+/* ---------------------------------------------------------------------- windows, and sums of vectors */
+
+#include "_windows.h"
+#include "_vectors.h"
+
+/* ---------------------------------------------------------------------------- products of bfloat16 */
+
+#include "_bfloat16.h"
+
 /* --------------------------------------------------------------------------------- convolutions */
 
 #include "_convolution.h"
@@ -590,10 +599,6 @@ static PyObject *visible_means(PyObject *module, PyObject *const *args, Py_ssize
 #include "_binary.h"
 #include "_documents.h"
 
-/* ---------------------------------------------------------------------------- products of bfloat16 */
-
-#include "_bfloat16.h"
-
 /* ------------------------------------------------------------------------------------ programs */
 
 #include "_program.h"
@@ -608,13 +613,13 @@ static PyMethodDef methods[] = {
     METHOD(convolve), METHOD(convolve_gradient), METHOD(convolve_back), METHOD(visible_means),
     METHOD(binary_product), METHOD(sparse_product), METHOD(transposed_product), METHOD(csr_product),
     METHOD(draw_documents), METHOD(reconstruct_documents), METHOD(multiply_bfloat16),
+    METHOD(bfloat16_forms), METHOD(keep_bfloat16_form),
     METHOD(program), METHOD(run_program), METHOD(share_program),
     {NULL, NULL, 0, NULL},
 };
 
 /* UNITS has the number of each kind of units that has a compiled form, DRAWN the names of those whose
- * states sample_states draws; WIDTH are the floats of the widest vectors of this CPU that have a form, and
- * MULTIPLIES_PAIRS is 1 where it has an instruction for products of bfloat16. */
+ * states sample_states draws; WIDTH are the floats of the widest vectors of this CPU that have a form. */
 static int add_constants(PyObject *module)
 {
     PyObject *numbers = PyDict_New(), *drawn = Py_BuildValue("(s)", UNIT_NAMES[BERNOULLI]);
@@ -626,8 +631,7 @@ static int add_constants(PyObject *module)
     }
     added = added && !PyObject_SetAttrString(module, "UNITS", numbers)
             && !PyObject_SetAttrString(module, "DRAWN", drawn)
-            && !PyModule_AddIntConstant(module, "WIDTH", widest())
-            && !PyModule_AddIntConstant(module, "MULTIPLIES_PAIRS", multiplies_pairs());
+            && !PyModule_AddIntConstant(module, "WIDTH", widest());
     Py_XDECREF(numbers);
     Py_XDECREF(drawn);
     return added ? 0 : -1;

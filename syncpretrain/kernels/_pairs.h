@@ -27,13 +27,16 @@ typedef struct {
     Py_ssize_t down, right;
 } Factor;
 
-/* What a processor does with pairs. `inner` are numbers, half as many pairs, of which the last may be half. */
+/* What a processor does with pairs. `inner` are numbers; of their pairs the last may be half, and as many of 0
+ * follow as there are fewer than `pairs`, a multiple of `multiple`. */
 typedef struct {
-    void (*pack_rows)(Factor f, Py_ssize_t rows, Py_ssize_t inner, Pair *out);
-    void (*pack_panel)(Factor f, Py_ssize_t inner, Py_ssize_t columns, Pair *out);
-    /* Add to rows of sums the product of packed rows and a panel, pair after pair. */
+    const char *name;
+    Py_ssize_t multiple;
+    void (*pack_rows)(Factor f, Py_ssize_t rows, Py_ssize_t inner, Py_ssize_t pairs, Pair *out);
+    void (*pack_panel)(Factor f, Py_ssize_t inner, Py_ssize_t pairs, Py_ssize_t columns, Pair *out);
+    /* Add to rows of sums, or to 0 where they begin, the product of packed rows and a panel, pair after pair. */
     void (*add_product)(const Pair *left, const Pair *right, Py_ssize_t rows, Py_ssize_t pairs,
-                        Py_ssize_t columns, float *sums, Py_ssize_t stride);
+                        Py_ssize_t columns, float *sums, Py_ssize_t stride, int begins);
 } PairsForm;
 
 /* ------------------------------------------------------------------------------- portable */
@@ -48,21 +51,21 @@ static inline Pair rounded(float x)
     return size > 0x7f800000 || size < 0x00800000 ? other : nearest;
 }
 
-/* Return the numbers k and k + 1 of a row of `inner`, `step` from each other; 0 for one behind the end. */
+/* Return the numbers k and k + 1 of a row of `inner`, `step` from each other; 0 for those behind the end. */
 static inline Pair pair_at(const float *x, Py_ssize_t k, Py_ssize_t inner, Py_ssize_t step)
 {
-    return rounded(x[k * step]) | (k + 1 < inner ? rounded(x[(k + 1) * step]) << 16 : 0);
+    return (k < inner ? rounded(x[k * step]) : 0) | (k + 1 < inner ? rounded(x[(k + 1) * step]) << 16 : 0);
 }
 
-static void pack_rows_portable(Factor f, Py_ssize_t rows, Py_ssize_t inner, Pair *out)
+static void pack_rows_portable(Factor f, Py_ssize_t rows, Py_ssize_t inner, Py_ssize_t pairs, Pair *out)
 {
     for (Py_ssize_t i = 0; i < rows; i++)
-        for (Py_ssize_t k = 0; k < inner; k += 2) *out++ = pair_at(f.data + i * f.down, k, inner, f.right);
+        for (Py_ssize_t k = 0; k < 2 * pairs; k += 2) *out++ = pair_at(f.data + i * f.down, k, inner, f.right);
 }
 
-static void pack_panel_portable(Factor f, Py_ssize_t inner, Py_ssize_t columns, Pair *out)
+static void pack_panel_portable(Factor f, Py_ssize_t inner, Py_ssize_t pairs, Py_ssize_t columns, Pair *out)
 {
-    for (Py_ssize_t k = 0; k < inner; k += 2, out += PANEL_COLUMNS)
+    for (Py_ssize_t k = 0; k < 2 * pairs; k += 2, out += PANEL_COLUMNS)
         for (Py_ssize_t j = 0; j < columns; j++) out[j] = pair_at(f.data + j * f.right, k, inner, f.down);
 }
 
@@ -85,13 +88,16 @@ VECTORIZED static void add_pairs(Pair a, const Pair *b, float *sums, Py_ssize_t 
 }
 
 static void add_product_portable(const Pair *left, const Pair *right, Py_ssize_t rows, Py_ssize_t pairs,
-                                 Py_ssize_t columns, float *sums, Py_ssize_t stride)
+                                 Py_ssize_t columns, float *sums, Py_ssize_t stride, int begins)
 {
-    for (Py_ssize_t i = 0; i < rows; i++, left += pairs, sums += stride)
+    for (Py_ssize_t i = 0; i < rows; i++, left += pairs, sums += stride) {
+        if (begins) memset(sums, 0, (size_t)columns * sizeof *sums);
         for (Py_ssize_t k = 0; k < pairs; k++) add_pairs(left[k], right + k * PANEL_COLUMNS, sums, columns);
+    }
 }
 
-static const PairsForm PORTABLE_PAIRS = {pack_rows_portable, pack_panel_portable, add_product_portable};
+static const PairsForm PORTABLE_PAIRS = {"portable pairs", 1, pack_rows_portable, pack_panel_portable,
+                                         add_product_portable};
 
 /* ----------------------------------------------------------------------------- AVX512-BF16 */
 
@@ -164,9 +170,8 @@ WITH_PAIRS static inline void turn(__m512i *r)
 
 /* Pack rows whose numbers lie `next` from each other, row beside row. */
 WITH_PAIRS static void pack_turned_rows(const float *x, Py_ssize_t next, Py_ssize_t rows, Py_ssize_t inner,
-                                        Pair *out)
+                                        Py_ssize_t pairs, Pair *out)
 {
-    Py_ssize_t pairs = (inner + 1) / 2;
     for (Py_ssize_t i = 0; i < rows; i += 16) {
         for (Py_ssize_t k = 0; k < pairs; k += 16) {
             __m512i r[16];
@@ -174,7 +179,7 @@ WITH_PAIRS static void pack_turned_rows(const float *x, Py_ssize_t next, Py_ssiz
             {
                 const float *first = x + 2 * (k + p) * next + i;
                 const float *second = 2 * (k + p) + 1 < inner ? first + next : NULL;
-                r[p] = k + p < pairs ? pairs_across(first, second, rows - i) : _mm512_setzero_si512();
+                r[p] = 2 * (k + p) < inner ? pairs_across(first, second, rows - i) : _mm512_setzero_si512();
             }
             turn(r);
             __mmask16 own = first_lanes(pairs - k);
@@ -184,11 +189,10 @@ WITH_PAIRS static void pack_turned_rows(const float *x, Py_ssize_t next, Py_ssiz
     }
 }
 
-WITH_PAIRS static void pack_rows_avx512(Factor f, Py_ssize_t rows, Py_ssize_t inner, Pair *out)
+WITH_PAIRS static void pack_rows_avx512(Factor f, Py_ssize_t rows, Py_ssize_t inner, Py_ssize_t pairs, Pair *out)
 {
-    Py_ssize_t pairs = (inner + 1) / 2;
     if (f.right != 1) {
-        pack_turned_rows(f.data, f.right, rows, inner, out);
+        pack_turned_rows(f.data, f.right, rows, inner, pairs, out);
         return;
     }
     for (Py_ssize_t i = 0; i < rows; i++, out += pairs, f.data += f.down)
@@ -199,26 +203,26 @@ WITH_PAIRS static void pack_rows_avx512(Factor f, Py_ssize_t rows, Py_ssize_t in
 }
 
 /* Pack columns whose numbers lie side by side, `next` from column to column. */
-WITH_PAIRS static void pack_turned_panel(const float *x, Py_ssize_t next, Py_ssize_t inner, Py_ssize_t columns,
-                                         Pair *out)
+WITH_PAIRS static void pack_turned_panel(const float *x, Py_ssize_t next, Py_ssize_t inner, Py_ssize_t pairs,
+                                         Py_ssize_t columns, Pair *out)
 {
     for (Py_ssize_t j = 0; j < columns; j += 16, x += 16 * next) {
         for (Py_ssize_t k = 0; k < inner; k += 32) {
-            Py_ssize_t pairs = (inner - k + 1) / 2;
             __m512i r[16];
             UNROLLED for (int c = 0; c < 16; c++)
                 r[c] = j + c < columns ? pairs_along(x + c * next + k, inner - k) : _mm512_setzero_si512();
             turn(r);
             UNROLLED for (int p = 0; p < 16; p++)
-                if (p < pairs) _mm512_storeu_si512(out + (k / 2 + p) * PANEL_COLUMNS + j, r[p]);
+                if (k / 2 + p < pairs) _mm512_storeu_si512(out + (k / 2 + p) * PANEL_COLUMNS + j, r[p]);
         }
     }
 }
 
-WITH_PAIRS static void pack_panel_avx512(Factor f, Py_ssize_t inner, Py_ssize_t columns, Pair *out)
+WITH_PAIRS static void pack_panel_avx512(Factor f, Py_ssize_t inner, Py_ssize_t pairs, Py_ssize_t columns,
+                                         Pair *out)
 {
     if (f.right != 1) {
-        pack_turned_panel(f.data, f.right, inner, columns, out);
+        pack_turned_panel(f.data, f.right, inner, pairs, columns, out);
         return;
     }
     for (Py_ssize_t k = 0; k < inner; k += 2, out += PANEL_COLUMNS) {
@@ -226,17 +230,18 @@ WITH_PAIRS static void pack_panel_avx512(Factor f, Py_ssize_t inner, Py_ssize_t 
         for (Py_ssize_t j = 0; j < columns; j += 16)
             _mm512_storeu_si512(out + j, pairs_across(x + j, y ? y + j : NULL, columns - j));
     }
+    memset(out, 0, (size_t)(pairs - (inner + 1) / 2) * PANEL_COLUMNS * sizeof *out);
 }
 
 WITH_PAIRS INLINED void add_strip(const Pair *left, const Pair *right, Py_ssize_t pairs, Py_ssize_t columns,
-                                  float *sums, Py_ssize_t stride, const int n, const int vectors)
+                                  float *sums, Py_ssize_t stride, int begins, const int n, const int vectors)
 {
     __m512 sum[STRIP_ROWS][PANEL_COLUMNS / 16];
-    __mmask16 last = first_lanes(columns - (vectors - 1) * 16);
+    __mmask16 last = first_lanes(columns - (vectors - 1) * 16), full = begins ? 0 : 0xffff;
     UNROLLED for (int t = 0; t < n; t++)
     {
         UNROLLED for (int v = 0; v < vectors; v++)
-            sum[t][v] = _mm512_maskz_loadu_ps(v == vectors - 1 ? last : 0xffff, sums + t * stride + v * 16);
+            sum[t][v] = _mm512_maskz_loadu_ps(v == vectors - 1 ? last & full : full, sums + t * stride + v * 16);
     }
     for (Py_ssize_t k = 0; k < pairs; k++, right += PANEL_COLUMNS) {
         __m512bh panel[PANEL_COLUMNS / 16];
@@ -257,7 +262,7 @@ WITH_PAIRS INLINED void add_strip(const Pair *left, const Pair *right, Py_ssize_
 
 WITH_PAIRS static void add_product_avx512(const Pair *left, const Pair *right, Py_ssize_t rows,
                                           Py_ssize_t pairs, Py_ssize_t columns, float *sums,
-                                          Py_ssize_t stride)
+                                          Py_ssize_t stride, int begins)
 {
     Py_ssize_t strips = (rows + STRIP_ROWS - 1) / STRIP_ROWS;
     for (Py_ssize_t s = 0; s < strips; s++) {
@@ -265,7 +270,7 @@ WITH_PAIRS static void add_product_avx512(const Pair *left, const Pair *right, P
         const Pair *own = left + first * pairs;
         float *to = sums + first * stride;
 #define CASE(n, vectors)                                                                            \
-    case 8 * n + vectors: add_strip(own, right, pairs, columns, to, stride, n, vectors); break;
+    case 8 * n + vectors: add_strip(own, right, pairs, columns, to, stride, begins, n, vectors); break;
         switch (8 * n + (columns + 15) / 16) {
             CASE(1, 1) CASE(2, 1) CASE(3, 1) CASE(4, 1) CASE(5, 1) CASE(6, 1)
             CASE(1, 2) CASE(2, 2) CASE(3, 2) CASE(4, 2) CASE(5, 2) CASE(6, 2)
@@ -276,26 +281,12 @@ WITH_PAIRS static void add_product_avx512(const Pair *left, const Pair *right, P
     }
 }
 
-static const PairsForm AVX512_PAIRS = {pack_rows_avx512, pack_panel_avx512, add_product_avx512};
-#undef WITH_PAIRS
-#endif
+static const PairsForm AVX512_PAIRS = {"pairs", 1, pack_rows_avx512, pack_panel_avx512, add_product_avx512};
 
-/* Return whether this processor has an instruction for pairs. */
+/* Return whether this processor has the instruction. */
 static int multiplies_pairs(void)
 {
-#if HAS_AVX512_BF16
     return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw")
            && __builtin_cpu_supports("avx512vl");
-#else
-    return 0;
-#endif
 }
-
-/* Return the fastest form that this processor has. */
-static const PairsForm *best_pairs(void)
-{
-#if HAS_AVX512_BF16
-    if (multiplies_pairs()) return &AVX512_PAIRS;
 #endif
-    return &PORTABLE_PAIRS;
-}

@@ -15,10 +15,11 @@ typedef struct {
     Py_ssize_t columns, vectors, groups, rows; /* rows of a tile */
 } Columns;
 
-static Columns columns_of(Py_ssize_t columns)
+/* Set up as many as there are registers for; of rounded products as many everywhere, for the same sums. */
+static Columns columns_of(Py_ssize_t columns, int rounds)
 {
-    Py_ssize_t vectors = (columns + VEC - 1) / VEC, most = widest() == 16 ? TILE_VECTORS : 1;
-    Py_ssize_t rows = widest() == 4 ? TILE_ROWS / 2 : TILE_ROWS; /* as many as there are registers for */
+    Py_ssize_t vectors = (columns + VEC - 1) / VEC, most = rounds || widest() == 16 ? TILE_VECTORS : 1;
+    Py_ssize_t rows = rounds || widest() > 4 ? TILE_ROWS : TILE_ROWS / 2;
     return (Columns){columns, vectors, (vectors + most - 1) / most, rows};
 }
 
@@ -38,6 +39,20 @@ static void pack_rows(const Columns *l, const float *from, Py_ssize_t stride, Py
             memcpy(to, from + i * stride + first, (size_t)given * sizeof *to);
             memset(to + given, 0, (size_t)(n - given) * sizeof *to);
         }
+    }
+}
+
+/* Pack runs of rows two by two, group after group; a run of odd length ends with half a pair. */
+static void pack_pairs(const Columns *l, const HalvesForm *form, const float *from, Py_ssize_t stride,
+                       Py_ssize_t runs, Py_ssize_t run, Pair *to)
+{
+    for (Py_ssize_t g = 0; g < l->groups; g++) {
+        Py_ssize_t lane = group_at(l, g) * VEC, vectors = group_at(l, g + 1) - group_at(l, g);
+        for (Py_ssize_t i = 0; i < runs; i++)
+            for (Py_ssize_t k = 0; k < run; k += 2, to += vectors * VEC) {
+                const float *x = from + (i * run + k) * stride + lane;
+                form->pack_row(x, k + 1 < run ? x + stride : NULL, l->columns - lane, vectors, to);
+            }
     }
 }
 
@@ -164,6 +179,10 @@ typedef struct {
     Py_ssize_t group, rows, columns;    /* rows of windows of a row of blocks; blocks of an image */
     Py_ssize_t at_once;                 /* rows of blocks */
     float *image, *maps, *means, *filters;
+    int rounds;
+    HalvesForm form;                    /* of rounded products */
+    Half *halves;                       /* of the image */
+    Pair *pairs;                        /* of filters, in the place of these */
     Index *offsets;
 } Forward;
 
@@ -171,7 +190,9 @@ typedef struct {
 static Py_ssize_t open_forward(Forward *f, const Shape *s, Py_ssize_t filters, float *given)
 {
     Scratch room = open_scratch(given);
-    *f = (Forward){.is_largest = s->is_max && s->pool > 1, .lanes = columns_of(filters)};
+    *f = (Forward){.is_largest = s->is_max && s->pool > 1};
+    f->rounds = s->rounds && (f->is_largest || s->pool == 1);
+    f->lanes = columns_of(filters, f->rounds);
     f->w = windows_of(s, s->channels, !f->is_largest);
     f->group = f->is_largest ? s->pool : 1;
     f->rows = f->w.rows / f->group;
@@ -183,6 +204,9 @@ static Py_ssize_t open_forward(Forward *f, const Shape *s, Py_ssize_t filters, f
     f->means = take(&room, f->is_largest || s->pool == 1 ? 0 : f->w.fan * filters);
     f->filters = take(&room, f->w.fan * padded);
     f->offsets = (Index *)take(&room, f->at_once * windows);
+    f->form = halves_form(s->rounds == 2);
+    f->halves = (Half *)take(&room, f->rounds ? f->w.image / 2 : 0);
+    f->pairs = (Pair *)f->filters;
     return room.used;
 }
 
@@ -191,7 +215,9 @@ static void multiply_windows(const Forward *f, Py_ssize_t row, Py_ssize_t window
 {
     const Windows *w = &f->w;
     const Columns *l = &f->lanes;
-    const float *image = f->image + row * w->stride * w->line, *factors = f->filters;
+    Py_ssize_t above = row * w->stride * w->line;
+    const float *factors = f->filters;
+    const Pair *pairs = f->pairs;
     Py_ssize_t tiles = (windows + l->rows - 1) / l->rows, padded = l->vectors * VEC;
     Py_ssize_t most = PANEL / (w->run * TILE_VECTORS * VEC) + 1; /* runs: of any part as many */
     memset(f->maps, 0, (size_t)(windows * padded) * sizeof *f->maps);
@@ -201,15 +227,22 @@ static void multiply_windows(const Forward *f, Py_ssize_t row, Py_ssize_t window
             runs = w->size - i < most ? w->size - i : most;
             for (Py_ssize_t k = 0; k < tiles; k++) {
                 const float *from[TILE_ROWS];
+                const Half *halves[TILE_ROWS];
                 float *to[TILE_ROWS];
                 Py_ssize_t first = windows * k / tiles, n = windows * (k + 1) / tiles - first;
                 for (Py_ssize_t t = 0; t < n; t++) {
-                    from[t] = image + i * w->line + f->offsets[first + t];
+                    Py_ssize_t at = above + i * w->line + f->offsets[first + t];
+                    from[t] = f->image + at;
+                    halves[t] = f->halves + at;
                     to[t] = f->maps + (first + t) * padded + lane;
                 }
-                add_products(from, (Walk){runs, w->line, w->run, 1}, factors, to, n, vectors);
+                if (f->rounds)
+                    f->form.add_products(halves, (Walk){runs, w->line, w->run, 2}, pairs, to, n, vectors);
+                else
+                    add_products(from, (Walk){runs, w->line, w->run, 1}, factors, to, n, vectors);
             }
             factors += runs * w->run * vectors * VEC;
+            pairs += runs * pairs_of(w->run) * vectors * VEC;
         }
     }
 }
@@ -241,7 +274,9 @@ static void convolve_all(const Shape *s, const Matrix *m, Units units, Part part
     for (Py_ssize_t i = 0; i < f.at_once * f.group * f.w.columns; i++)
         f.offsets[i] = (Index)window_at(&f.w, i / f.w.columns, i % f.w.columns);
     Py_ssize_t windows = f.group * f.w.columns, padded = f.lanes.vectors * VEC;
-    if (f.is_largest || s->pool == 1) {
+    if (f.rounds) {
+        pack_pairs(&f.lanes, &f.form, weight->data + part.first, weight->stride, f.w.size, f.w.run, f.pairs);
+    } else if (f.is_largest || s->pool == 1) {
         pack_rows(&f.lanes, weight->data + part.first, weight->stride, f.w.fan, f.filters);
     } else {
         mean_filters(s, &f.w, weight, (Part){0, s->channels}, part, f.means);
@@ -249,6 +284,7 @@ static void convolve_all(const Shape *s, const Matrix *m, Units units, Part part
     }
     for (Py_ssize_t e = 0; e < x->rows; e++) {
         pad_image(s, &f.w, row(x, e), f.image);
+        if (f.rounds) f.form.round_numbers(f.image, f.w.image, f.halves);
         for (Py_ssize_t i = 0; i < f.rows; i += f.at_once) {
             Py_ssize_t rows = f.rows - i < f.at_once ? f.rows - i : f.at_once;
             multiply_windows(&f, i * f.group, rows * windows);
@@ -269,15 +305,30 @@ typedef struct {
     Columns lanes;
     float *image, *means, *sums, *factors;
     Index *offsets, *origins; /* of windows in an image; of their filters' numbers */
+    int rounds;
+    HalvesForm form;          /* of rounded products */
+    Half *halves, *laid;      /* of the image, or of filters' numbers; with the next positions beside them */
+    Pair *pairs;              /* in the place of the factors */
 } Means;
+
+/* Set up what rounded products of some numbers need. */
+static void open_halves(Means *b, const Shape *s, Py_ssize_t numbers, Py_ssize_t laid, Scratch *room)
+{
+    b->form = halves_form(s->rounds == 2);
+    b->halves = (Half *)take(room, b->rounds ? (numbers + 1) / 2 : 0);
+    b->laid = (Half *)take(room, b->rounds ? laid : 0);
+    b->pairs = (Pair *)b->factors;
+}
 
 static Py_ssize_t open_gradient(Means *b, const Shape *s, Py_ssize_t filters, float *given)
 {
     Scratch room = open_scratch(given);
-    *b = (Means){.w = windows_of(s, s->channels, 1), .lanes = columns_of(filters)};
+    *b = (Means){.w = windows_of(s, s->channels, 1), .rounds = s->rounds && s->pool == 1};
+    b->lanes = columns_of(filters, b->rounds);
     b->image = take(&room, b->w.image);
     b->sums = take(&room, b->w.fan * b->lanes.vectors * VEC);
     b->factors = take(&room, b->w.rows * b->w.columns * b->lanes.vectors * VEC);
+    open_halves(b, s, b->w.image, b->w.image, &room);
     return room.used;
 }
 
@@ -290,26 +341,40 @@ static void gradient_of_means(const Shape *s, const Matrix *m, Part part)
     const Columns *l = &b.lanes;
     Py_ssize_t padded = l->vectors * VEC, tiles = (w->run + l->rows - 1) / l->rows;
     Walk walk = {w->rows, w->stride * w->line, w->columns, w->stride * w->channels};
+    Walk halves_walk = {w->rows, 2 * w->line, w->columns, 4 * w->channels}; /* of numbers laid in twos */
     memset(b.image, 0, (size_t)w->image * sizeof *b.image);
     memset(b.sums, 0, (size_t)(w->fan * padded) * sizeof *b.sums);
     for (Py_ssize_t e = 0; e < x->rows; e++) {
         const float *factors = b.factors;
+        const Pair *pairs = b.pairs;
         pad_image(s, w, row(x, e), b.image);
-        pack_rows(l, row(delta, e) + part.first, s->filters, w->rows * w->columns, b.factors);
+        if (b.rounds) {
+            b.form.round_numbers(b.image, w->image, b.halves);
+            lay_positions(b.halves, w->image, w->channels, b.laid);
+            pack_pairs(l, &b.form, row(delta, e) + part.first, s->filters, w->rows, w->columns, b.pairs);
+        } else {
+            pack_rows(l, row(delta, e) + part.first, s->filters, w->rows * w->columns, b.factors);
+        }
         for (Py_ssize_t g = 0; g < l->groups; g++) {
             Py_ssize_t lane = group_at(l, g) * VEC, vectors = group_at(l, g + 1) - group_at(l, g);
             for (Py_ssize_t k = 0; k < w->size * tiles; k++) {
                 const float *from[TILE_ROWS];
+                const Half *halves[TILE_ROWS];
                 float *to[TILE_ROWS];
                 Py_ssize_t run = k / tiles, first = w->run * (k % tiles) / tiles;
                 Py_ssize_t n = w->run * (k % tiles + 1) / tiles - first;
                 for (Py_ssize_t t = 0; t < n; t++) {
                     from[t] = b.image + run * w->line + first + t;
+                    halves[t] = b.laid + 2 * (run * w->line + first + t);
                     to[t] = b.sums + (run * w->run + first + t) * padded + lane;
                 }
-                add_products(from, walk, factors, to, n, vectors);
+                if (b.rounds)
+                    b.form.add_products(halves, halves_walk, pairs, to, n, vectors);
+                else
+                    add_products(from, walk, factors, to, n, vectors);
             }
             factors += w->rows * w->columns * vectors * VEC;
+            pairs += w->rows * pairs_of(w->columns) * vectors * VEC;
         }
     }
     fold_filters(s, w, b.sums, padded, part, out);
@@ -318,14 +383,15 @@ static void gradient_of_means(const Shape *s, const Matrix *m, Part part)
 static Py_ssize_t open_back(Means *b, const Shape *s, Py_ssize_t channels, float *given)
 {
     Scratch room = open_scratch(given);
-    *b = (Means){.w = windows_of(s, channels, 1)};
-    b->lanes = columns_of(b->w.run);
+    *b = (Means){.w = windows_of(s, channels, 1), .rounds = s->rounds && s->pool == 1};
+    b->lanes = columns_of(b->w.run, b->rounds);
     b->image = take(&room, b->w.image);
     b->means = take(&room, b->w.fan * s->own.count);
     b->sums = take(&room, s->own.count * b->w.run);
     b->factors = take(&room, b->w.size * s->own.count * b->lanes.vectors * VEC);
     b->offsets = (Index *)take(&room, b->w.rows * b->w.columns);
     b->origins = (Index *)take(&room, b->w.rows * b->w.columns);
+    open_halves(b, s, b->w.rows * b->w.columns * s->filters, 0, &room);
     return room.used;
 }
 
@@ -333,12 +399,16 @@ static Py_ssize_t open_back(Means *b, const Shape *s, Py_ssize_t channels, float
 static void pack_turned(const Means *b, const Shape *s, const Matrix *weight, Part channels)
 {
     Py_ssize_t filters = s->own.count, run = b->w.run, size = filters * b->lanes.vectors * VEC;
+    Py_ssize_t half = pairs_of(filters) * b->lanes.vectors * VEC;
     mean_filters(s, &b->w, weight, channels, s->own, b->means);
     for (Py_ssize_t i = 0; i < b->w.size; i++) {
         const float *from = b->means + i * run * filters;
         for (Py_ssize_t k = 0; k < run; k++, from += filters)
             for (Py_ssize_t f = 0; f < filters; f++) b->sums[f * run + k] = from[f];
-        pack_rows(&b->lanes, b->sums, run, filters, b->factors + i * size);
+        if (b->rounds)
+            pack_pairs(&b->lanes, &b->form, b->sums, run, 1, filters, b->pairs + i * half);
+        else
+            pack_rows(&b->lanes, b->sums, run, filters, b->factors + i * size);
     }
 }
 
@@ -350,7 +420,7 @@ static void back_of_means(const Shape *s, const Matrix *m, Part part)
     const Windows *w = &b.w;
     const Columns *l = &b.lanes;
     Py_ssize_t windows = w->rows * w->columns, tiles = (windows + l->rows - 1) / l->rows;
-    Walk walk = {1, 0, s->own.count, 1};
+    Walk walk = {1, 0, s->own.count, 1}, halves_walk = {1, 0, s->own.count, 2};
     pack_turned(&b, s, weight, part);
     /* Column after column: a sum that overlaps the one before it would wait for it. */
     for (Py_ssize_t i = 0; i < windows; i++) {
@@ -359,21 +429,29 @@ static void back_of_means(const Shape *s, const Matrix *m, Part part)
     }
     for (Py_ssize_t e = 0; e < delta->rows; e++) {
         const float *factors = b.factors;
+        const Pair *pairs = b.pairs;
+        if (b.rounds) b.form.round_numbers(row(delta, e), delta->columns, b.halves);
         memset(b.image, 0, (size_t)w->image * sizeof *b.image);
         for (Py_ssize_t i = 0; i < w->size * l->groups; i++) {
             Py_ssize_t run = i / l->groups, first = group_at(l, i % l->groups);
             Py_ssize_t vectors = group_at(l, i % l->groups + 1) - first;
             for (Py_ssize_t k = 0; k < tiles; k++) {
                 const float *from[TILE_ROWS];
+                const Half *halves[TILE_ROWS];
                 float *to[TILE_ROWS];
                 Py_ssize_t window = windows * k / tiles, n = windows * (k + 1) / tiles - window;
                 for (Py_ssize_t t = 0; t < n; t++, window++) {
                     from[t] = row(delta, e) + b.origins[window];
+                    halves[t] = b.halves + b.origins[window];
                     to[t] = b.image + run * w->line + first * VEC + b.offsets[window];
                 }
-                add_products(from, walk, factors, to, n, vectors);
+                if (b.rounds)
+                    b.form.add_products(halves, halves_walk, pairs, to, n, vectors);
+                else
+                    add_products(from, walk, factors, to, n, vectors);
             }
             factors += s->own.count * vectors * VEC;
+            pairs += pairs_of(s->own.count) * vectors * VEC;
         }
         unpad_image(s, w, b.image, row(out, e), s->channel + part.first);
     }

@@ -182,7 +182,7 @@ static void work_operation(const Program *program, const Operation *op, const Va
         work_equation((Equation)(op->kind - CONVOLVE), &op->shape, m, d + SHAPE_NUMBERS);
         break;
     case GEMM_BFLOAT16:
-        multiply_rounded(best_pairs(), factor_of(m, op->transposed[0]), factor_of(m + 1, op->transposed[1]),
+        multiply_rounded(usual_form(), factor_of(m, op->transposed[0]), factor_of(m + 1, op->transposed[1]),
                          op->transposed[0] ? m[0].rows : m[0].columns, m + 2, room);
         break;
     case KINDS: break;

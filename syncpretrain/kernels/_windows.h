@@ -12,10 +12,11 @@ typedef struct {
     Py_ssize_t first, count; /* filters or channels */
 } Part;
 
-enum { SHAPE_NUMBERS = 10 };
+enum { SHAPE_NUMBERS = 11 };
 typedef struct {
     Py_ssize_t every, height, width, filters, size, pad, pool; /* every channel of an image */
     Py_ssize_t is_max, channels_first, groups;
+    Py_ssize_t rounds;                /* to bfloat16: 0 for no, 1 for yes, 2 without the instruction for it */
     Py_ssize_t channels, channel; /* that a filter of the group at work reads, and the first of them */
     Part own;                     /* the filters of this group */
 } Shape;

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.dispatch import accelerated
+from syncpretrain.kernels.dispatch import accelerated, multiply
 from syncpretrain.units.kinds import kind_of
 
 __all__ = ["activate", "affine", "csr_product", "means", "product", "times_derivative"]
@@ -39,7 +39,7 @@ def csr_product(
 
 
 def product(
-    x: Any, weight: Array, *, out: Array | None = None, multiply: Callable[..., Any] = np.matmul
+    x: Any, weight: Array, *, out: Array | None = None, multiply: Callable[..., Any] = multiply
 ) -> Array:
     """Return x W, of an array, or of rows whose arrays in CSR format are its ``csr``.
 
@@ -63,7 +63,7 @@ def affine(
     units: str = "bernoulli",
     *,
     out: Array | None = None,
-    multiply: Callable[..., Any] = np.matmul,
+    multiply: Callable[..., Any] = multiply,
 ) -> Array:
     """Return the means of units whose input is x W + b (Santara et al. 2016, eq. 4)."""
     return means(product(x, weight, out=out, multiply=multiply), bias, units)

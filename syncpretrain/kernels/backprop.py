@@ -17,9 +17,18 @@ import numpy as np
 
 from syncpretrain.kernels.activations import affine, times_derivative
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.dispatch import accelerated, multiply
 from syncpretrain.kernels.losses import squared_error
 
-__all__ = ["Pair", "backward", "delta_below", "forward", "output_delta", "weight_gradient"]
+__all__ = [
+    "Pair",
+    "backward",
+    "delta_below",
+    "derivative_and_sums",
+    "forward",
+    "output_delta",
+    "weight_gradient",
+]
 
 Pair = tuple[Array, Array]
 
@@ -32,7 +41,7 @@ def forward(
     out: Sequence[Array],
     masks: Sequence[Array | None] = (),
     inputs: Sequence[Array | None] = (),
-    multiply: Callable[..., Any] = np.matmul,
+    multiply: Callable[..., Any] = multiply,
 ) -> Array:
     """Fill ``out`` with the activations of each layer and return the last.
 
@@ -59,14 +68,23 @@ def forward(
     return x
 
 
+@accelerated
 def output_delta(
-    x: Array, y: Array, units: str = "bernoulli", loss: str = "squared", *, out: Array
+    x: Array,
+    y: Array,
+    units: str = "bernoulli",
+    loss: str = "squared",
+    *,
+    out: Array,
+    share: float = 1.0,
+    sums: Array | None = None,
 ) -> float:
     """Fill ``out`` with delta of the last layer, y being its output for the target x; use up y.
 
     The loss is averaged over the B examples. ``squared`` is |y - x|^2 summed over the units, so
     that delta = 2 / B (y - x) f'; ``cross-entropy`` that of Bernoulli or softmax units, whose
-    delta is (y - x) / B.
+    delta is (y - x) / B. Then delta is multiplied by ``share``, and ``sums`` of shape (units,) are
+    those of delta over the examples: the gradient of the bias.
 
     Returns
     -------
@@ -79,6 +97,10 @@ def output_delta(
         times_derivative(out, y, units)
     else:
         out *= 1 / len(x)
+    if share != 1:
+        out *= share
+    if sums is not None:
+        np.sum(out, axis=0, out=sums)
     return total
 
 
@@ -120,13 +142,34 @@ def backward(
             delta_below(delta, weight, every, below, kind, mask, out=deltas[layer - 1])
 
 
+@accelerated
+def derivative_and_sums(
+    delta: Array,
+    a: Array,
+    units: str = "bernoulli",
+    *,
+    sums: Array | None = None,
+    scratch: Array | None = None,
+) -> None:
+    """Multiply ``delta`` by the derivative of the units at their means ``a``, and add it up.
+
+    ``sums`` of shape (units,) are those over the examples. ``a`` is used up, unless there is
+    ``scratch`` of its shape instead.
+    """
+    if scratch is not None:
+        np.copyto(scratch, a)
+    times_derivative(delta, a if scratch is None else scratch, units)
+    if sums is not None:
+        np.sum(delta, axis=0, out=sums)
+
+
 def weight_gradient(
     read: Array,
     delta: Array,
     own: slice,
     *,
     out: Array,
-    multiply: Callable[..., Any] = np.matmul,
+    multiply: Callable[..., Any] = multiply,
 ) -> None:
     """Fill the rows of a weight's gradient that belong to some of the units that a layer reads.
 
@@ -144,14 +187,16 @@ def delta_below(
     mask: Array | None = None,
     *,
     out: Array,
-    multiply: Callable[..., Any] = np.matmul,
+    sums: Array | None = None,
+    multiply: Callable[..., Any] = multiply,
 ) -> None:
     """Fill the columns of delta that belong to some of the units below, whose means are ``a``.
 
-    ``a`` is used up where it is theirs; ``mask`` is that of dropout.
+    ``a`` is used up where it is theirs; ``mask`` is that of dropout. Their part of ``sums`` is
+    filled with the sums of delta over the examples.
     """
     mine = out[:, own]
     multiply(delta, weight[own].T, out=mine)  # (B, O) @ (O, I) -> (B, I)
     if mask is not None:
         mine *= mask[:, own]
-    times_derivative(mine, a[:, own], units)
+    derivative_and_sums(mine, a[:, own], units, sums=None if sums is None else sums[own])

@@ -11,13 +11,14 @@ from __future__ import annotations
 import numpy as np
 
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.dispatch import accelerated
+from syncpretrain.kernels.dispatch import accelerated, multiply
 from syncpretrain.rng import Address
 from syncpretrain.units.kinds import kind_of
 
 __all__ = [
     "draw_noise",
     "momentum_step",
+    "momentum_steps",
     "phase_differences",
     "sample",
     "sample_states",
@@ -101,7 +102,7 @@ def statistics(
     scratch afterwards; see :func:`phase_differences`.
     """
     phase_differences(v, h, da=da, db=db, examples=examples or len(v) // 2)
-    np.matmul(v.T, h, out=dW)  # (V, 2B) @ (2B, H) -> (V, H)
+    multiply(v.T, h, out=dW)  # (V, 2B) @ (2B, H) -> (V, H)
 
 
 def sparsity_step(
@@ -157,3 +158,31 @@ def momentum_step(
         gradient *= np.float32(learning_rate * l1)
         velocity -= gradient
     parameter += velocity
+
+
+@accelerated
+def momentum_steps(
+    parameters: Array,
+    gradients: Array,
+    velocities: Array,
+    *,
+    weights: int,
+    momentum: float,
+    learning_rate: float,
+    weight_decay: float = 0.0,
+    l1: float = 0.0,
+) -> None:
+    """Ascend with flat vectors, of which the first ``weights`` numbers decay and the rest do not.
+
+    See :func:`momentum_step`.
+    """
+    for own, decays in ((slice(weights), True), (slice(weights, None), False)):
+        momentum_step(
+            parameters[own],
+            gradients[own],
+            velocities[own],
+            momentum=momentum,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay if decays else 0.0,
+            l1=l1 if decays else 0.0,
+        )

@@ -21,6 +21,7 @@ from syncpretrain.kernels.activations import activate, means
 from syncpretrain.kernels.arrays import Array, slices_of
 from syncpretrain.kernels.dispatch import accelerated
 from syncpretrain.kernels.lowering import scratch_size
+from syncpretrain.kernels.precision import factors
 from syncpretrain.shapes import ConvolutionShape
 
 __all__ = [
@@ -185,7 +186,8 @@ def convolve_gradient(
     places, scratch, shape, filters
         As of :func:`convolve`. Without places the numbers are spread evenly.
     """
-    maps, seen = _unpooled(delta, places, shape), lowered(x, shape)
+    maps = _unpooled(delta, places, shape)
+    maps, seen = factors(maps, lowered(x, shape), are_rounded=shape.rounds_back)
     for own, read in groups_of(shape, filters):
         out[:, own] = np.matmul(of_group(seen, read, shape).T, maps[:, own])
 
@@ -213,6 +215,7 @@ def convolve_back(
     channels : slice
     """
     maps = _unpooled(delta, places, shape)
+    maps, weight = factors(maps, weight, are_rounded=shape.rounds_back)
     back = np.empty((len(delta), shape.visible), dtype=out.dtype)
     parts = [np.matmul(maps[:, own], weight[:, own].T) for own, _ in groups_of(shape)]
     by_place = [part.reshape(len(maps), shape.size**2, shape.reads) for part in parts]
@@ -230,7 +233,7 @@ def sum_channels(x: Array, shape: ConvolutionShape, *, out: Array) -> Array:
 
 def _products(x: Array, weight: Array, shape: ConvolutionShape, filters: slice) -> Array:
     """Return the maps of some filters, before pooling."""
-    seen = lowered(x, shape)
+    seen, weight = factors(lowered(x, shape), weight, are_rounded=shape.rounds)
     parts = [
         np.matmul(of_group(seen, read, shape), weight[:, own])
         for own, read in groups_of(shape, filters)

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
-__all__ = ["accelerated", "equations", "register", "registered"]
+import numpy as np
+
+__all__ = ["accelerated", "equations", "multiply", "register", "registered"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -57,3 +59,9 @@ def equations() -> set[str]:
 def registered(array_type: type) -> dict[str, Callable[..., Any]]:
     """Return the faster forms there are for a type of arrays, by the equation's name."""
     return {name: forms[array_type] for name, forms in _faster.items() if array_type in forms}
+
+
+@accelerated
+def multiply(a: Any, b: Any, *, out: Any = None) -> Any:
+    """Return the product of two matrices, in ``out`` if it is given."""
+    return np.matmul(a, b, out=out)

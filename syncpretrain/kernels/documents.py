@@ -16,11 +16,25 @@ from syncpretrain.kernels.conditions import (
     lengths_of,
 )
 from syncpretrain.kernels.dispatch import accelerated
+from syncpretrain.kernels.joined import means_and_error
 from syncpretrain.kernels.losses import squared_error
 from syncpretrain.rng import Address
 from syncpretrain.units.kinds import kind_of, softmax
 
-__all__ = ["reconstruct", "reconstruct_documents"]
+__all__ = ["error_of_means", "reconstruct", "reconstruct_documents"]
+
+
+def error_of_means(
+    y: Array, bias: Array, x: Array, units: str, conditions: Conditions | None, *, out: Array
+) -> float:
+    """Replace inputs y of visible units, without their bias, by means under conditions.
+
+    Return |y - x|^2 of these, and leave y - x in ``out``, which may be y itself.
+    """
+    if conditions is None:
+        return means_and_error(y, bias, units, x, out=out)
+    impose(means(y, bias, units), units, conditions)
+    return squared_error(x, y, out=out)
 
 
 def reconstruct(
@@ -62,8 +76,11 @@ def reconstruct(
             ends = np.cumsum(lengths + 1)
             points = address.generator().standard_exponential(int(ends[-1]))
             return float(reconstruct_documents(v1, bias, v0, points, ends))
-    impose(means(v1, bias, units), units, conditions)
-    error = 0.0 if difference is None else squared_error(v0, v1, out=difference)
+    error = 0.0
+    if difference is None:
+        impose(means(v1, bias, units), units, conditions)
+    else:
+        error = error_of_means(v1, bias, v0, units, conditions, out=difference)
     draw_words_at(address, v1, units, conditions)
     return error
 

@@ -63,6 +63,7 @@ def loss_of(x: Array, y: Array, units: str, loss: str, weights: Array | None = N
     return float((y * weights).sum(dtype=np.float64))
 
 
+@accelerated
 def wrong(x: Array, y: Array) -> float:
     """Return how many rows of y have their largest value elsewhere than those of x.
 

@@ -22,24 +22,25 @@ def scratch_size(shape: ConvolutionShape) -> int:
     size = shape.size + shape.pool - 1  # of the filters whose product is the mean over a block
     run = size * shape.channels
     image = _image(shape)
+    halves, laid, codes = _rounded(shape, image)
     needed = [
-        _parts(image, size * run * padded, height * width * padded),
+        _parts(image, size * run * padded, height * width * padded, laid // 2, laid),
         _parts(
             *(image, size * run * filters, run * filters, size * filters * _padded(run)),
-            *(height * width, height * width),
+            *(height * width, height * width, codes, 0),
         ),
     ]
     if not shape.has_places:
         windows = min(1 + WINDOWS // width, height) * width
         means = size * run * filters if shape.pool > 1 else 0
-        needed.append(_parts(image, windows * padded, means, size * run * padded, windows))
+        needed.append(_parts(image, windows * padded, means, size * run * padded, windows, halves))
         return max(needed)
     windows = shape.pool * shape.map_width
     windows *= min(1 + WINDOWS // windows, height)
     blocks = height * width
     images = max(IMAGES_SIZE // (image + 2 * blocks * filters), 1)
     needed += [
-        _parts(image, windows * padded, 0, shape.fan_in * padded, windows),
+        _parts(image, windows * padded, 0, shape.fan_in * padded, windows, halves),
         _patches(shape, images, filters, images * blocks),
         _patches(shape, 1, shape.positions, filters),
     ]
@@ -60,6 +61,15 @@ def _image(shape: ConvolutionShape) -> int:
     """Return the numbers of a padded image."""
     padded = (shape.height + 2 * shape.pad) * (shape.width + 2 * shape.pad)
     return _padded(padded * shape.channels) + VECTOR
+
+
+def _rounded(shape: ConvolutionShape, image: int) -> tuple[int, int, int]:
+    """Return the numbers in whose place rounded ones are, two for one.
+
+    Those of a padded image; of one with the next position beside each; of a code.
+    """
+    laid, codes = (image, (shape.hidden + 1) // 2) if shape.rounds_back else (0, 0)
+    return image // 2 if shape.rounds else 0, laid, codes
 
 
 def _patches(shape: ConvolutionShape, images: int, lists: int, most: int) -> int:

@@ -3,7 +3,8 @@
 The C extension ``_native`` is optional: it is built where there is a C compiler. Then its forms
 stand in for those in NumPy, for rows of float32 whose elements lie side by side; anything else goes
 to NumPy still. The environment variable ``SYNCPRETRAIN_KERNELS`` chooses: ``numpy`` leaves the
-extension out, ``native`` insists on it.
+extension out, ``native`` insists on it. ``SYNCPRETRAIN_BFLOAT16`` chooses the order of sums of
+bfloat16 products, ``pairs`` or ``tiles``, instead of the one that this CPU takes fastest.
 
 Equal to the NumPy forms bit for bit: the random numbers, and every form but for the sigmoid, the
 hyperbolic tangent and the softmax of documents, which differ in their last bits, and the sum of
@@ -27,6 +28,7 @@ from syncpretrain.rng import Address
 from syncpretrain.shapes import ConvolutionShape
 
 __all__ = [
+    "ORDER_VARIABLE",
     "NativeKernelsError",
     "available",
     "extension",
@@ -34,6 +36,7 @@ __all__ = [
 ]
 
 VARIABLE = "SYNCPRETRAIN_KERNELS"
+ORDER_VARIABLE = "SYNCPRETRAIN_BFLOAT16"
 
 
 class NativeKernelsError(SyncpretrainError, ImportError):
@@ -60,7 +63,20 @@ def _loaded() -> Any:
     return _native
 
 
+def _keep_order(extension: Any) -> None:
+    """Take sums of bfloat16 products in the order that the environment names, if it does."""
+    wanted = os.environ.get(ORDER_VARIABLE, "")
+    if wanted not in ("", "pairs", "tiles"):
+        raise NativeKernelsError(
+            f"got {ORDER_VARIABLE}={wanted!r}; expected 'pairs', 'tiles' or none"
+        )
+    if extension is not None and wanted:
+        forms = extension.bfloat16_forms()
+        extension.keep_bfloat16_form(next(form for form in forms if form.endswith(wanted)))
+
+
 extension: Any = _loaded()  # the module, or None
+_keep_order(extension)
 
 
 def available() -> bool:
@@ -142,6 +158,7 @@ def shape_numbers(shape: ConvolutionShape) -> tuple[int, ...]:
     return (
         *(shape.channels, shape.height, shape.width, shape.filters, shape.size, shape.pad),
         *(shape.pool, int(shape.pooling == "max"), int(shape.channels_first), shape.groups),
+        int(shape.rounded),
     )
 
 
@@ -223,7 +240,7 @@ def _transposed_product(v: Array, h: Array, *, out: Array, adds: bool = False) -
 def _multiply_bfloat16(a: Array, b: Array, *, out: Array | None = None) -> Any:
     if out is None:
         out = np.empty((len(a), b.shape[-1]), dtype=np.float32)
-    return extension.multiply_bfloat16(a, b, out, False)
+    return extension.multiply_bfloat16(a, b, out, None)
 
 
 def _draw_documents(shares: Array, points: Any, ends: Any) -> Any:

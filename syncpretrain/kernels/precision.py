@@ -2,8 +2,9 @@
 
 A bfloat16 has the exponent of a float32 and 8 of its 24 binary digits. Factors are rounded to
 nearest even as they are packed for the product; parameters, sums and all else stay float32, so that
-small steps are not lost. The compiled form takes every sum in a fixed order, with the processor's
-instruction for products of bfloat16 where it has one, and has the same bits without.
+small steps are not lost. The compiled forms take every sum in a fixed order: by pairs, or by tiles
+where the processor has AMX. Each order has the same bits with the processor's instructions for it
+and without.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.dispatch import accelerated
+from syncpretrain.kernels.dispatch import accelerated, multiply
 
-__all__ = ["PRECISIONS", "Precision", "multiply_bfloat16", "rounded"]
+__all__ = ["PRECISIONS", "Precision", "factors", "multiply_bfloat16", "rounded"]
 
 SMALLEST = 2.0**-126  # that has all digits
 
@@ -58,7 +59,12 @@ def rounded(x: Array) -> NDArray[np.float32]:
     return np.where(np.abs(whole) < SMALLEST, np.copysign(np.float32(0), whole), found)
 
 
+def factors(*given: Array, are_rounded: bool) -> tuple[Array, ...]:
+    """Return factors of a product, :func:`rounded` or as they are."""
+    return tuple(map(rounded, given)) if are_rounded else given
+
+
 PRECISIONS = {
-    "float32": Precision(np.matmul, "matmul"),
+    "float32": Precision(multiply, "matmul"),
     "bfloat16": Precision(multiply_bfloat16, "matmul_bfloat16"),
 }

@@ -33,6 +33,7 @@ from syncpretrain.kernels.convolution import (
     sum_channels,
     visible_means,
 )
+from syncpretrain.kernels.dispatch import multiply
 from syncpretrain.kernels.losses import squared_error, wrong
 from syncpretrain.kernels.operations import Operation, check_program
 from syncpretrain.kernels.optimizers import adam_step, sgd_step
@@ -225,7 +226,7 @@ def _of_some(equation: Callable[..., Any], *arguments: Any) -> None:
 
 
 _INTERPRETED: dict[str, Callable[..., Any]] = {
-    "matmul": lambda self, a, b, out: np.matmul(a, b, out=out),
+    "matmul": lambda self, a, b, out: multiply(a, b, out=out),
     "matmul_bfloat16": lambda self, a, b, out: multiply_bfloat16(a, b, out=out),
     "multiply": lambda self, x, y, out: np.multiply(x, y, out=out),
     "add": lambda self, x, y, out: np.add(x, y, out=out),

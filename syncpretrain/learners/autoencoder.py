@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.kernels.activations import affine, times_derivative
+from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.autoencoder import contraction, corrupt
-from syncpretrain.kernels.backprop import output_delta
+from syncpretrain.kernels.backprop import derivative_and_sums, output_delta
 from syncpretrain.kernels.conditions import conditions_of, impose
-from syncpretrain.learners.base import Learner, LearnerSettings
+from syncpretrain.learners.base import Learner
 from syncpretrain.learners.first_dense import first_dense
+from syncpretrain.learners.learner_settings import LearnerSettings
 from syncpretrain.rng import Address, Purpose
 
 __all__ = ["Autoencoder", "AutoencoderSettings", "BaseAutoencoder"]
@@ -70,24 +71,35 @@ class BaseAutoencoder(Learner):
             Squared error between the examples and their reconstruction, summed over both.
         """
         n, settings = len(rows), self.settings
-        x, y, h = self._x[:n], self._y[:n], self._h[:n]
         z, y_delta = np.split(self._z_and_y_delta[: 2 * n], 2)
+        x, y, h = self._x[:n] if self._changes_input else z, self._y[:n], self._h[:n]
         h_delta, code = np.split(self._h_delta_and_h[: 2 * n], 2)
         self.backend.gather(X, rows, out=x)
         known = conditions_of(x, settings.visible_units, missing=settings.missing)
-        self._corrupt(x, epoch, step, out=z)
+        if self._changes_input:
+            self._corrupt(x, epoch, step, out=z)
         if known is not None and known.known is not None:
             z *= known.known  # noise on what is missing would be read
-        self._encode(z, out=h)
-        self._decode(h, out=y)
+        self._encode(z, out=code)
+        self._decode(code, out=y)
         impose(y, settings.visible_units, known)
-        error = output_delta(x, y, settings.visible_units, settings.loss, out=y_delta)
-        y_delta *= np.float32(-n / (examples or n))  # downhill, and only this part
+        share, (da, db) = n / (examples or n), self._bias_gradients
+        own = settings.visible_units, settings.loss
+        error = output_delta(x, y, *own, out=y_delta, share=-share, sums=da)  # downhill
         self._decode_back(y_delta, out=h_delta)
-        np.copyto(code, h)
-        times_derivative(h_delta, h, settings.hidden_units)
-        self._fill(n, share=n / (examples or n))
+        derivative_and_sums(h_delta, code, settings.hidden_units, sums=db, scratch=h)
+        self._fill(n, share=share)
         return error
+
+    @property
+    def _changes_input(self) -> bool:
+        """Whether the code is that of other rows than the examples."""
+        return self.settings.corruption is not None or self.settings.missing
+
+    @property
+    def _bias_gradients(self) -> tuple[Array | None, Array | None]:
+        """Those of both biases, where they are the sums of their units' deltas."""
+        return None, None
 
     def hidden_means(self, n: int) -> Array | None:
         """Return the code of the plain input; None with noise on the input."""
@@ -116,7 +128,7 @@ class BaseAutoencoder(Learner):
 
     @abstractmethod
     def _fill(self, n: int, *, share: float) -> None:
-        """Fill the gradients from both deltas, which already have their sign and share."""
+        """Fill the rest of the gradients from both deltas, which have their sign and share."""
 
 
 class Autoencoder(BaseAutoencoder):
@@ -143,6 +155,10 @@ class Autoencoder(BaseAutoencoder):
         affine(z, self.weight, self.hidden_bias, units, out=out, multiply=multiply)
 
     @property
+    def _bias_gradients(self) -> tuple[Array, Array]:
+        return self.gradients[1], self.gradients[2]
+
+    @property
     def _decoding(self) -> Array:
         return self.weight.T if self.decoder_weight is None else self.decoder_weight
 
@@ -154,7 +170,7 @@ class Autoencoder(BaseAutoencoder):
         self.precision.multiply(y_delta, self._decoding.T, out=out)
 
     def _fill(self, n: int, *, share: float) -> None:
-        dW, da, db, *dU = self.gradients
+        dW, _, db, *dU = self.gradients
         multiply = self.precision.multiply
         z, y_delta = np.split(self._z_and_y_delta[: 2 * n], 2)
         h_delta, h = np.split(self._h_delta_and_h[: 2 * n], 2)
@@ -163,12 +179,11 @@ class Autoencoder(BaseAutoencoder):
             amount = self.settings.contraction * share
             penalty = contraction(h, self.weight, self.settings.hidden_units, amount)
             h_delta -= penalty[0]
+            np.sum(h_delta, axis=0, out=db)
         if dU:
             multiply(h.T, y_delta, out=dU[0])
             multiply(z.T, h_delta, out=dW)
         else:
             multiply(self._z_and_y_delta[: 2 * n].T, self._h_delta_and_h[: 2 * n], out=dW)
-        np.sum(y_delta, axis=0, out=da)
-        np.sum(h_delta, axis=0, out=db)
         if penalty is not None:
             dW -= penalty[1]

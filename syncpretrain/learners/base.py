@@ -12,60 +12,31 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.backends.base import Backend, Stream
+from syncpretrain.backends.base import Backend, Recorder, Stream
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.data.scaling import column_means
-from syncpretrain.kernels.arrays import LONG_BLOCK, Array
+from syncpretrain.kernels.arrays import LONG_BLOCK, Array, blocks_in
 from syncpretrain.kernels.conditions import is_missing, known_means
-from syncpretrain.kernels.contrastive_divergence import momentum_step
+from syncpretrain.kernels.contrastive_divergence import momentum_step, momentum_steps
 from syncpretrain.kernels.losses import squared_error
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.precision import PRECISIONS
+from syncpretrain.learners.flat import FlatParameters
+from syncpretrain.learners.learner_settings import LearnerSettings
 from syncpretrain.models.layer import Layer
-from syncpretrain.settings.momentum import MomentumSchedule
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["Learner", "LearnerSettings"]
+__all__ = ["Learner"]
 
 L = TypeVar("L", bound="Learner")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerSettings:
-    """Settings of one layer's training that every model has.
-
-    ``missing`` says whether entries of its input may be missing, marked by
-    :func:`syncpretrain.data.visible.mark_missing`. ``precision`` is that of dense products: see
-    :mod:`syncpretrain.kernels.precision`.
-    """
-
-    batch_size: int
-    learning_rate: float
-    momentum: MomentumSchedule
-    weight_decay: float = 0.0
-    l1: float = 0.0
-    hidden_units: str = "bernoulli"
-    visible_units: str = "bernoulli"
-    visible_bias: str = "zero"
-    missing: bool = False
-    seed: int = 0
-    precision: str = "float32"
-
-    @property
-    def is_conditioned(self) -> bool:
-        """Whether visible means depend on more than the hidden units: blocks, missing entries."""
-        return self.missing or kind_of(self.visible_units).blocks is not None
-
-    def kinds(self, model: str) -> dict[str, str]:
-        """Return what a layer of a model is, beside its arrays."""
-        kinds = {"hidden_units": self.hidden_units, "visible_units": self.visible_units}
-        return kinds | {"model": model}
+PARAMETERS = ("weight", "visible_bias", "hidden_bias", "decoder_weight")  # in their order
 
 
 class Learner(ABC):
@@ -87,8 +58,10 @@ class Learner(ABC):
         Weight, visible bias, hidden bias, and the decoder weights if it has its own.
     backend, stream : Backend, Stream
         Where its arrays are, and where its work is queued.
+    recorder : Recorder
+        What works its steps there.
     precision : Precision
-        Of its dense products.
+        Of its products.
     """
 
     model: ClassVar[str]
@@ -102,6 +75,8 @@ class Learner(ABC):
         self._common, self.precision = settings, PRECISIONS[settings.precision]
         self.backend: Backend = NumpyBackend()
         self.stream: Stream = self.backend.stream()
+        self.recorder: Recorder = self.backend.recorder()
+        self._flat: FlatParameters | None = None  # of a device
         self._train(first)
 
     def to(self, backend: Backend) -> None:
@@ -109,8 +84,10 @@ class Learner(ABC):
         if backend.name == self.backend.name:
             return
         self.backend, self.stream = backend, backend.stream()
+        self.recorder = backend.recorder()
         with self.stream:
-            self._train(self._now.to(backend.asarray))
+            self._flat = FlatParameters(dict(self._now.parameters()), backend)
+            self._train(replace(self._now, **self._flat.views(self._flat.parameters)))
             self.stream.synchronize()
 
     def _train(self, layer: Layer) -> None:
@@ -119,11 +96,16 @@ class Learner(ABC):
         self.weight, self.hidden_bias = arrays["weight"], arrays["hidden_bias"]
         self.visible_bias = arrays["visible_bias"]
         self.decoder_weight = arrays.get("decoder_weight")
-        self.parameters = [self.weight, self.visible_bias, self.hidden_bias]
-        if self.decoder_weight is not None:
-            self.parameters.append(self.decoder_weight)
-        self.gradients = [np.zeros_like(p) for p in self.parameters]
-        self._velocities = [np.zeros_like(p) for p in self.parameters]
+        names = [name for name in PARAMETERS if name in arrays]
+        self.parameters = [arrays[name] for name in names]
+        if self._flat is None:
+            self.gradients = [np.zeros_like(p) for p in self.parameters]
+            self._velocities = [np.zeros_like(p) for p in self.parameters]
+        else:
+            vectors = self._flat.gradients, self._flat.velocities
+            self.gradients, self._velocities = (
+                [views[name] for name in names] for views in map(self._flat.views, vectors)
+            )
         self._allocate(self.batch_size)
 
     @abstractmethod
@@ -188,26 +170,36 @@ class Learner(ABC):
 
     def update(self, *, epoch: int) -> None:
         """Move the parameters along the gradients, with this epoch's momentum."""
+        if (own := self._flat) is not None:
+            rates = self._rates(epoch) | {"weights": own.weights}
+            momentum_steps(own.parameters, own.gradients, own.velocities, **rates)
+            return
         for i, gradient in enumerate(self.gradients):
             flat = gradient.reshape(-1)
-            size = LONG_BLOCK if self.backend.name == "numpy" else len(flat)  # a launch each
-            for start in range(0, len(flat), size):
-                block = slice(start, start + size)
+            for block in blocks_in(slice(0, len(flat)), LONG_BLOCK):
                 self.move(i, block, flat[block], epoch=epoch)
+
+    def constants(self, epoch: int) -> Hashable:
+        """Return what a step in an epoch depends on beside arrays, rows and addresses."""
+        return tuple(self._rates(epoch).values())
 
     def move(self, i: int, part: slice, gradient: Array, *, epoch: int) -> None:
         """Move a part of the i-th parameter, seen as flat, along its gradient."""
-        settings, parameter = self._common, self.parameters[i]
-        decays = parameter.ndim > 1  # biases are not decayed (Hinton 2010, section 10.1)
-        momentum_step(
-            parameter.reshape(-1)[part],
-            gradient,
-            self._velocities[i].reshape(-1)[part],
-            momentum=settings.momentum.at(epoch),
-            learning_rate=self.learning_rate,
-            weight_decay=settings.weight_decay if decays else 0.0,
-            l1=settings.l1 if decays else 0.0,
-        )
+        parameter, rates = self.parameters[i], self._rates(epoch)
+        if parameter.ndim == 1:  # biases are not decayed (Hinton 2010, section 10.1)
+            rates["weight_decay"] = rates["l1"] = 0.0
+        velocity = self._velocities[i].reshape(-1)[part]
+        momentum_step(parameter.reshape(-1)[part], gradient, velocity, **rates)
+
+    def _rates(self, epoch: int) -> dict[str, Any]:
+        """Return the numbers of an epoch's steps by name, as of weights."""
+        settings = self._common
+        return {
+            "momentum": settings.momentum.at(epoch),
+            "learning_rate": self.learning_rate,
+            "weight_decay": settings.weight_decay,
+            "l1": settings.l1,
+        }
 
     def moves(self, i: int, rows: slice) -> Operation:
         """Return the operation that moves some rows of the i-th parameter along its gradient."""

@@ -15,6 +15,7 @@ from syncpretrain.kernels.convolution import (
     sum_channels,
     visible_means,
 )
+from syncpretrain.kernels.dispatch import multiply
 from syncpretrain.kernels.remembered_places import convolve_at
 from syncpretrain.learners.autoencoder import AutoencoderSettings, BaseAutoencoder
 from syncpretrain.learners.first_convolution import channel_means, first_convolution
@@ -40,6 +41,7 @@ class ConvolutionalAutoencoder(BaseAutoencoder):
     settings: AutoencoderSettings
 
     def __init__(self, layer: int, shape: ConvolutionShape, settings: AutoencoderSettings) -> None:
+        shape = shape.in_precision(settings.precision)
         self.settings, self._shape = settings, shape
         variance = kind_of(settings.hidden_units).weight_variance
         first = first_convolution(
@@ -121,4 +123,4 @@ class ConvolutionalAutoencoder(BaseAutoencoder):
             convolve_gradient(*both, dW.reshape(filters), scratch, shape)
         sum_channels(y_delta, shape, out=da)
         da *= np.float32(code / (shape.height * shape.width))
-        np.matmul(self._ones[: n * code], h_delta.reshape(-1, shape.filters), out=db)
+        multiply(self._ones[: n * code], h_delta.reshape(-1, shape.filters), out=db)

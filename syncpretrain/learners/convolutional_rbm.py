@@ -12,6 +12,7 @@ from syncpretrain.kernels.convolution import (
     scratch_size,
     sum_channels,
 )
+from syncpretrain.kernels.dispatch import multiply
 from syncpretrain.learners.first_convolution import channel_means, first_convolution
 from syncpretrain.learners.rbm import INITIAL_SPREAD, BaseRBM, RBMSettings
 from syncpretrain.shapes import ConvolutionShape
@@ -44,7 +45,7 @@ class ConvolutionalRBM(BaseRBM):
     """
 
     def __init__(self, layer: int, shape: ConvolutionShape, settings: RBMSettings) -> None:
-        self._shape = shape
+        shape = self._shape = shape.in_precision(settings.precision)
         self._maps = shape.unpooled
         first = first_convolution(
             layer,
@@ -122,8 +123,8 @@ class ConvolutionalRBM(BaseRBM):
         a filter has in the whole minibatch.
         """
         ones = self._ones[: len(h0)]  # a product adds up ten times as fast as a sum over rows
-        active = np.matmul(ones, h0)
-        db: Array = np.subtract(active, np.matmul(ones, h1))
+        active = multiply(ones, h0)
+        db: Array = np.subtract(active, multiply(ones, h1))
         cost = self.settings.sparsity_cost
         if cost:
             share = np.float32(len(h0))  # of all units of a filter, those of these examples

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.data.order import minibatches, steps_per_epoch
+from syncpretrain.data.order import shuffled, steps_per_epoch
 from syncpretrain.errors import DivergedError
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.cursor import Cursor, Stopped
+from syncpretrain.learners.error_sum import ErrorSum
 from syncpretrain.learners.steps import Step
 from syncpretrain.units.kinds import kind_of
 
@@ -49,39 +51,39 @@ def train_epoch(
         As soon as an error is seen not to be finite, or if a weight has run away by the epoch's
         end. On a device errors are looked at once in some minibatches.
     Stopped
-        After the minibatch in which ``stop`` turned true.
+        After the block of minibatches, on the host one, in which ``stop`` turned true.
     """
-    steps = steps_per_epoch(len(X), learner.batch_size)
-    batches = minibatches(
-        len(X),
-        learner.batch_size,
-        seed=learner.seed,
-        layer=learner.layer,
-        epoch=epoch,
-        device=learner.backend.asarray,
-    )
-    total, between = begin.error, learner.backend.steps_between_checks
+    backend, size = learner.backend, learner.batch_size
+    steps = steps_per_epoch(len(X), size)
+    order = backend.order(X, shuffled(len(X), seed=learner.seed, layer=learner.layer, epoch=epoch))
+    errors = ErrorSum(backend, begin.error)
+    work, constants = partial(training.train_step, run=run), learner.constants(epoch)
     with np.errstate(all="ignore"):  # what overflows is found by the check below
         if epoch == 1 and not begin.minibatches:
             learner.start(X)
-        for step, rows in enumerate(batches):
-            if step < begin.minibatches:
-                continue
+        for step in range(begin.minibatches, steps, backend.steps_at_once):
             if stop():
-                raise Stopped(Cursor(step, float(total)))
-            total += training.train_step(X, rows, epoch=epoch, step=step, run=run)
-            # On a device the sum is an array, and to look at it is to wait for all that is queued.
-            looks = (step + 1) % between == 0 or step + 1 == steps
-            if looks and not math.isfinite(total):
-                symptom = f"the error is {float(total)} after {step + 1} minibatches"
+                raise Stopped(Cursor(step, errors.sum()))
+            done = min(step + backend.steps_at_once, steps)
+            error = learner.recorder.train(
+                *(work, X, order[step * size : done * size]),
+                batch_size=size,
+                epoch=epoch,
+                step=step,
+                constants=constants,
+            )
+            errors.add(error, done)
+            known = errors.so_far(done, steps)
+            if not math.isfinite(known):
+                symptom = f"the error is {known} after {errors.minibatches} minibatches"
                 raise diverged(learner, epoch, symptom)
-            progress((step + 1) / steps)
+            progress(done / steps)
             if keep is not None:
-                keep(step + 1, total)
+                keep(done, errors.sum())
     largest = learner.largest_weight()
     if not largest <= LARGEST_WEIGHT:
         raise diverged(learner, epoch, f"a weight has grown to {largest:.3g}")
-    return float(total) / len(X)
+    return errors.sum() / len(X)
 
 
 def diverged(learner: Learner, epoch: int, symptom: str) -> DivergedError:

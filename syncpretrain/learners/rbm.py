@@ -11,16 +11,18 @@ from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.conditions import Conditions, conditions_of, draw_words, impose
+from syncpretrain.kernels.conditions import conditions_of, draw_words, impose
 from syncpretrain.kernels.contrastive_divergence import (
     phase_differences,
     sample_states,
     sparsity_step,
 )
-from syncpretrain.kernels.documents import reconstruct
+from syncpretrain.kernels.documents import error_of_means, reconstruct
+from syncpretrain.kernels.joined import means_and_differences
 from syncpretrain.kernels.losses import squared_error
-from syncpretrain.learners.base import Learner, LearnerSettings
+from syncpretrain.learners.base import Learner
 from syncpretrain.learners.first_dense import first_dense
+from syncpretrain.learners.learner_settings import LearnerSettings
 from syncpretrain.models.layer import Layer
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.shapes import LayerShape
@@ -66,6 +68,7 @@ class BaseRBM(Learner):
     """
 
     model = "rbm"
+    _fill_takes_means = False  # of h1, whose inputs are left behind
 
     def __init__(self, layer: int, first: Layer, settings: RBMSettings, units: LayerShape) -> None:
         self.settings, self._units = settings, units
@@ -103,10 +106,8 @@ class BaseRBM(Learner):
         self._known = conditions_of(v0, settings.visible_units, missing=settings.missing)
         self._up(v0, out=h0)
         self._draw_dropout(epoch, step)
-        if settings.persistent:
-            error = self._from_chains(v, h, epoch=epoch, step=step)
-        else:
-            error = self._from_data(v, h, epoch=epoch, step=step)
+        chain = self._from_chains if settings.persistent else self._from_data
+        error = chain(v, h, epoch=epoch, step=step)
         self._fill(v, h, examples or n)
         return error
 
@@ -134,8 +135,9 @@ class BaseRBM(Learner):
                 error = reconstruct(address, v1, *own, difference=room)
             self._up(v1, out=h1)
             inputs = h1
-        self._take_means(h1)
-        self._drop(h1)
+        if not self._fill_takes_means:
+            self._take_means(h1)
+            self._drop(h1)
         if settings.sampled:  # the error is that of the means, of which the states are samples
             expected = impose(self._v1_inputs[:n], settings.visible_units, self._known)
             error = squared_error(v0, expected, out=self._difference[:n])
@@ -150,8 +152,8 @@ class BaseRBM(Learner):
         some = h0[::ERROR_SHARE] / np.float32(1 - settings.hidden_dropout)
         down = self._down(some, out=self.backend.empty((len(some), v0.shape[1])))
         known = None if self._known is None else self._known.of(slice(None, None, ERROR_SHARE))
-        self._take_visible_means(down, known)
-        error = squared_error(v0[::ERROR_SHARE], down, out=down) * n / len(down)
+        own = self._visible_biases(), v0[::ERROR_SHARE], settings.visible_units
+        error = error_of_means(down, *own, known, out=down) * n / len(down)
         for k in range(settings.cd_steps):
             self._sample_visible(states, self._address(Purpose.VISIBLE, epoch, step, k), out=v1)
             self._up(v1, out=h1)
@@ -197,11 +199,6 @@ class BaseRBM(Learner):
     def _take_means(self, inputs: Array) -> None:
         """Replace the inputs of hidden units, which are without bias, by their means."""
         means(self._by_bias(inputs), self.hidden_bias, self.settings.hidden_units)
-
-    def _take_visible_means(self, inputs: Array, known: Conditions | None) -> None:
-        """Replace the inputs of visible units, which are without bias, by their means."""
-        units = self.settings.visible_units
-        impose(means(inputs, self._visible_biases(), units), units, known)
 
     def _by_bias(self, hidden: Array) -> Array:
         """Return hidden units as an array of shape (..., biases), a view."""
@@ -249,6 +246,7 @@ class RBM(BaseRBM):
             kinds=settings.kinds(self.model),
             precision=settings.precision,
         )
+        self._fill_takes_means = not (settings.persistent or settings.hidden_dropout)
         super().__init__(layer, first, settings, first.shape)
 
     def _allocate(self, rows: int) -> None:
@@ -273,13 +271,17 @@ class RBM(BaseRBM):
         return self.visible_bias
 
     def _fill(self, v: Array, h: Array, examples: int) -> None:
-        n, (dW, da, db) = len(v) // 2, self.gradients
-        phase_differences(v, h, da=da, db=db, examples=examples)
+        n, (dW, da, db), settings = len(v) // 2, self.gradients, self.settings
+        sums: dict[str, Any] = {"da": da, "db": db, "examples": examples}
+        if self._fill_takes_means:
+            means_and_differences(v, h, self.hidden_bias, settings.hidden_units, **sums)
+        else:
+            phase_differences(v, h, **sums)
         self._correlate(v, h, out=dW)
-        if cost := self.settings.sparsity_cost:
+        if cost := settings.sparsity_cost:
             own: dict[str, Any] = {"dW": dW, "db": db, "examples": examples}
             sparsity_step(v[:n], h[:n], self._activity, target=self._target, cost=cost, **own)
-        blocks = kind_of(self.settings.visible_units).blocks
+        blocks = kind_of(settings.visible_units).blocks
         if blocks is not None and not blocks.has_bias:
             db.fill(0)
 

@@ -10,6 +10,7 @@ from syncpretrain.learners.by_filters import by_filters
 from syncpretrain.learners.by_units import ByUnits
 from syncpretrain.learners.convolution import ConvolutionalAutoencoder
 from syncpretrain.learners.convolutional_rbm import ConvolutionalRBM
+from syncpretrain.learners.fused_step import fused_step_of
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import Step, WholeStep
 
@@ -25,7 +26,10 @@ def step_for(learner: Learner, shards: int, split: str) -> Step:
         If the learner cannot be split so.
     """
     if shards == 1:
-        return ByUnits(learner, 1) if is_plain(learner) else WholeStep(learner)
+        if is_plain(learner):
+            return ByUnits(learner, 1)
+        fused = fused_step_of(learner) if _is_cd(learner) else None
+        return WholeStep(learner) if fused is None else fused
     if split == "examples":
         return ByExamples(learner, shards)
     if split == "filters" and isinstance(learner, (ConvolutionalRBM, ConvolutionalAutoencoder)):
@@ -37,7 +41,12 @@ def step_for(learner: Learner, shards: int, split: str) -> Step:
 
 def is_plain(learner: Learner) -> TypeGuard[RBM]:
     """Return whether the learner does CD-k on the host, whose whole step is a program too."""
-    if not isinstance(learner, RBM) or learner.backend.name != "numpy":
+    return learner.backend.name == "numpy" and _is_cd(learner)
+
+
+def _is_cd(learner: Learner) -> TypeGuard[RBM]:
+    """Return whether the learner does CD-k with nothing beside it."""
+    if not isinstance(learner, RBM):
         return False
     own = learner.settings
     if own.sparse or own.sampled:

@@ -14,7 +14,7 @@ from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.kernels.precision import PRECISIONS
-from syncpretrain.shapes import DenseShape, LayerShape
+from syncpretrain.shapes import ConvolutionShape, DenseShape, LayerShape
 
 __all__ = ["DenseLayer", "Head", "Layer", "in_float32", "parameters_sha256"]
 
@@ -162,9 +162,13 @@ class DenseLayer:
 
 def in_float32(layer: Layer) -> Layer:
     """Return a layer whose products are of float32, the same one if they are."""
-    if not isinstance(layer, DenseLayer) or layer.precision == "float32":
+    if isinstance(layer, DenseLayer):
+        return layer if layer.precision == "float32" else replace(layer, precision="float32")
+    shape = layer.shape
+    if not isinstance(shape, ConvolutionShape) or not shape.rounded:
         return layer
-    return replace(layer, precision="float32")
+    changed: Any = {"shape": shape.in_precision("float32")}
+    return replace(layer, **changed)
 
 
 @dataclass(frozen=True, eq=False)

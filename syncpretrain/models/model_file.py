@@ -121,7 +121,9 @@ def _meaning(model: Model) -> dict[str, Any]:
 def _written_shape(layer: Layer) -> dict[str, Any]:
     """Return what the arrays do not say of a layer's shape."""
     shape = layer.shape
-    return {"shape": asdict(shape)} if isinstance(shape, ConvolutionShape) else {}
+    if not isinstance(shape, ConvolutionShape):
+        return {}
+    return {"shape": {name: x for name, x in asdict(shape).items() if name != "rounded"}}
 
 
 def _scaling(file: Path, tensors: dict[str, NDArray[Any]]) -> Scaling | None:

@@ -14,16 +14,39 @@ from syncpretrain.kernels.native import extension
 from syncpretrain.kernels.precision import PRECISIONS, Precision
 from syncpretrain.parallel.blas import blas_limit
 
-__all__ = ["PAYING_GAIN", "bfloat16_gain", "has_instruction", "resolve_precision"]
+__all__ = [
+    "PAYING_GAIN",
+    "bfloat16_gain",
+    "bfloat16_instructions",
+    "bfloat16_order",
+    "resolve_precision",
+]
 
 TIMED_PRODUCT = (100, 784, 1000)  # the widest of the paper's stack
 PAIRS = 7  # of timings
 PAYING_GAIN = 1.1
+INSTRUCTIONS = {"tiles": "AMX", "pairs": "AVX512-BF16"}  # by the compiled form that takes them
 
 
-def has_instruction() -> bool:
-    """Return whether this CPU multiplies bfloat16, and the compiled kernels are there to do so."""
-    return extension is not None and bool(extension.MULTIPLIES_PAIRS)
+def bfloat16_order() -> str:
+    """Return the order in which sums of bfloat16 products are taken here: it decides their bits.
+
+    ``tiles`` or ``pairs``, or ``numpy`` without the compiled kernels.
+    """
+    return "numpy" if extension is None else _form().removeprefix("portable ")
+
+
+def bfloat16_instructions() -> str | None:
+    """Return the instructions by which this CPU multiplies bfloat16, such as ``AMX``.
+
+    None where it has none, or no compiled kernels that take them.
+    """
+    return None if extension is None else INSTRUCTIONS.get(_form())
+
+
+def _form() -> str:
+    fastest: str = extension.bfloat16_forms()[0]
+    return fastest
 
 
 @cache
@@ -32,7 +55,7 @@ def bfloat16_gain() -> float:
 
     1 where it has no instruction for it. It is measured once in a process.
     """
-    if not has_instruction():
+    if bfloat16_instructions() is None:
         return 1.0
     try:
         with blas_limit(1):

@@ -21,7 +21,11 @@ import syncpretrain
 from syncpretrain.backends.gpu_check import missing
 from syncpretrain.kernels import native
 from syncpretrain.parallel.blas import blas_limit, usable_cores
-from syncpretrain.parallel.precision_choice import PAYING_GAIN, bfloat16_gain, has_instruction
+from syncpretrain.parallel.precision_choice import (
+    PAYING_GAIN,
+    bfloat16_gain,
+    bfloat16_instructions,
+)
 from syncpretrain.planning import products
 from syncpretrain.planning.gpu import described_devices, driver_version
 
@@ -208,15 +212,22 @@ def _speed() -> Finding:
 
 
 def _precision() -> Finding:
-    gain, compiled = bfloat16_gain(), native.available()
-    facts = {"instruction": has_instruction(), "gain": gain}
-    if not has_instruction():
-        lacks = "this CPU has no AVX512-BF16" if compiled else "the compiled kernels are missing"
-        found = f"no products of bfloat16: {lacks}"
+    gain, name = bfloat16_gain(), bfloat16_instructions()
+    facts = {"instructions": name, "gain": gain}
+    if name is None:
+        found = f"no products of bfloat16: {_lack_of_bfloat16()}"
         return Finding("precision", "ok", found, "Keep --precision float32.", facts)
-    found = f"products of bfloat16 are {gain:.1f} times as fast as those of float32 on one core"
+    found = f"products of bfloat16 ({name}) are {gain:.1f} times as fast as float32's on one core"
     advice = "--precision bfloat16 or auto takes them." if gain >= PAYING_GAIN else ""
     return Finding("precision", "ok", found, advice, facts)
+
+
+def _lack_of_bfloat16() -> str:
+    if not native.available():
+        return "the compiled kernels are missing"
+    if order := os.environ.get(native.ORDER_VARIABLE):
+        return f"{native.ORDER_VARIABLE} is {order}, for which this CPU has no instructions"
+    return "this CPU has neither AMX nor AVX512-BF16"
 
 
 def _gpu() -> Finding:

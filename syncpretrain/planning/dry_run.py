@@ -7,8 +7,11 @@ with them (``planning/simulate.py``). Of fine-tuning some minibatches are traine
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+from syncpretrain.backends.choice import backend_for
+from syncpretrain.backends.host_rows import HostRows
+from syncpretrain.data.byte_rows import bytes_of
 from syncpretrain.data.dataset import PARTS, Dataset
 from syncpretrain.data.order import steps_per_epoch
 from syncpretrain.finetuning.prepared import Finetuning
@@ -21,15 +24,28 @@ from syncpretrain.planning.exchange import exchanges
 from syncpretrain.planning.handover import handover_seconds
 from syncpretrain.planning.measure import measure
 from syncpretrain.planning.tuning import async_stage, minibatch_seconds
+from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.memory import pretraining_bytes, streamed_rows
 from syncpretrain.pretraining.schedule.names import ASYNC, UNTRAINED
 from syncpretrain.pretraining.start import Driver
 from syncpretrain.settings import PretrainSettings, Settings
 
-__all__ = ["DryRun", "dry_run"]
+__all__ = ["DeviceMemory", "DryRun", "dry_run"]
 
 MEASURED_SECONDS = 3.0
 TUNED_SECONDS = 1.0
+
+
+class DeviceMemory(NamedTuple):
+    """Bytes of the GPUs: needed beside the data, of the data, and free beside them.
+
+    With ``data_on_host`` those of the data are of the buffers that they come through.
+    """
+
+    run: int
+    data: int
+    free: int
+    data_on_host: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +64,9 @@ class DryRun:
     bytes : int
         Of the memory beside the data, at most.
     data_bytes, free_bytes : int
-        Of the data, which are in the memory already, and of the memory that is free now.
+        Of the data, which are in the memory already, and of the memory that is free beside.
+    device : DeviceMemory or None
+        The same of the GPUs, None for a pretraining without them.
     """
 
     settings: Settings
@@ -59,6 +77,7 @@ class DryRun:
     bytes: int
     data_bytes: int
     free_bytes: int
+    device: DeviceMemory | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -83,6 +102,7 @@ class DryRun:
             },
             "reason": self.reason,
             "bytes": {"run": self.bytes, "data": self.data_bytes, "free": self.free_bytes},
+            "gpu_bytes": None if self.device is None else self.device._asdict(),
         }
 
 
@@ -116,6 +136,7 @@ def dry_run(
         own if tuning is None else max(own, tuning.bytes),
         sum(_size(getattr(data, part)) for part in PARTS),
         available_bytes(),
+        _device_memory(driver, data),
     )
 
 
@@ -173,6 +194,16 @@ def _bytes(settings: PretrainSettings, data: Dataset) -> int:
     if settings.handoff == "minibatch":
         rows = streamed_rows(settings.batch_size, len(data.validation))
     return pretraining_bytes(settings.shapes, examples=rows, batch_size=settings.batch_size)
+
+
+def _device_memory(driver: Driver, data: Dataset) -> DeviceMemory | None:
+    """Return what a pretraining needs of the GPUs, where its data are already."""
+    free = backend_for(driver.settings.backend).free_bytes()
+    if free is None or not isinstance(driver, Pretraining):
+        return None
+    inputs = driver.inputs
+    own, on_host = sum(map(bytes_of, inputs)), isinstance(inputs.train, HostRows)
+    return DeviceMemory(_bytes(driver.settings, data), own, free, on_host)
 
 
 def _size(X: Any) -> int:

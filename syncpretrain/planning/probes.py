@@ -220,7 +220,7 @@ def products(
     states, dW = h[:n].copy(), np.empty_like(W)
     v0, v1 = v[:n], v[n:]
     h0, h1 = h[:n], h[n:]
-    multiply = PRECISIONS[precision].multiply if shape.positions == 1 else np.matmul
+    multiply = PRECISIONS[precision].multiply
 
     def work(times: int) -> float:
         started = perf_counter()

@@ -103,8 +103,8 @@ def _check_memory(settings: PretrainSettings, data: Split) -> None:
         others=replica_bytes(settings, steps) if is_async else 0,
     )
     if free is not None:
-        batch = settings.batch_size
-        check_device_memory(settings.shapes, free, examples=examples, batch_size=batch)
+        bounded, batch = kind_of(settings.visible_units).is_unit_interval, settings.batch_size
+        check_device_memory(settings.shapes, free, data, batch_size=batch, bounded=bounded)
 
 
 def with_facts_of(settings: PretrainSettings, *parts: Any) -> PretrainSettings:

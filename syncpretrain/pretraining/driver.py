@@ -35,6 +35,7 @@ from syncpretrain.pretraining.runtime.messages import Failed, Finished, Message
 from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
 from syncpretrain.pretraining.runtime.select import runtime_for, versions_for, workers_of
 from syncpretrain.pretraining.runtime.shared_activations import check_runtime
+from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.pretraining.schedule.machine import Command, Release
 from syncpretrain.pretraining.schedule.reads import Reads
@@ -125,6 +126,11 @@ class Pretraining:
         now = time.monotonic()
         self._emit(RunFinished(now, now - started, tuple(self._busy)))
         return self.stack()
+
+    @property
+    def inputs(self) -> Split:
+        """The data where the first layer is trained."""
+        return self._versions.inputs
 
     def stack(self) -> Stack:
         """Return the newest layers."""

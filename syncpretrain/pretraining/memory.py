@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from syncpretrain.backends.host_rows import buffer_bytes
+from syncpretrain.data.byte_rows import bytes_of, in_bytes
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.parallel.available_memory import check_available
 from syncpretrain.settings.architecture import text_of
@@ -92,15 +95,34 @@ def check_memory(
 
 
 def check_device_memory(
-    shapes: Sequence[LayerShape], free: int, *, examples: int, batch_size: int
+    shapes: Sequence[LayerShape],
+    free: int,
+    data: Sequence[Any],
+    *,
+    batch_size: int,
+    bounded: bool,
 ) -> None:
-    """Refuse a stack that does not fit the devices with its data; ``free`` are their bytes.
+    """Refuse a stack that does not fit the devices, wherever its data stay.
+
+    Parameters
+    ----------
+    shapes : sequence of LayerShape
+    free : int
+        Bytes of the devices.
+    data : sequence of arrays of shape (n_examples, input units)
+    batch_size : int
+    bounded : bool
+        Whether the layers see the data as they are; else they are standardized.
 
     Raises
     ------
     SettingsError
         Naming what it needs and what there is.
     """
-    needed = pretraining_bytes(shapes, examples=examples, batch_size=batch_size)
-    needed += FLOAT_BYTES * examples * shapes[0].visible
-    check_available(needed, text_of(shapes), examples, free=free, where=" on the GPU")
+    examples = sum(map(len, data))
+    beside = pretraining_bytes(shapes, examples=examples, batch_size=batch_size)
+    least = sum(map(bytes_of, data))
+    if beside + least > free:  # as bytes, or a few rows at a time
+        own = sum(bytes_of(in_bytes(rows)) for rows in data) if bounded else least
+        least = min(own, buffer_bytes(examples, shapes[0].visible))
+    check_available(beside + least, text_of(shapes), examples, free=free, where=" on the GPU")

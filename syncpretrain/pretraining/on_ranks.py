@@ -36,7 +36,7 @@ def on_every_rank(work: Callable[[], T]) -> T:
             raise
         release(RunEnded(result))
         return result
-    ended = follow(own.transport)
+    ended = _follow()
     if ended.error is not None:
         own.known = ended.error
         raise ended.error
@@ -54,4 +54,14 @@ def release(ended: RunEnded) -> None:
 
 def follow_command() -> int:
     """Hold layers for a command of rank 0; return the status with which it ends."""
-    return follow(member().transport).status
+    return _follow().status
+
+
+def _follow() -> RunEnded:
+    """Hold layers for rank 0; a rank that has lost it aborts the job as it leaves."""
+    own = member()
+    try:
+        return follow(own.transport)
+    except WorkerError:
+        own.broken = True  # MPI's own end would wait for it
+        raise

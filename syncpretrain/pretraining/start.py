@@ -8,7 +8,8 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from syncpretrain.backends.choice import why_no_gpu
+from syncpretrain.backends.choice import why_no_fused_steps, why_no_gpu
+from syncpretrain.backends.host_rows import HostRows
 from syncpretrain.errors import SettingsError
 from syncpretrain.events import Notice, Observer
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
@@ -49,11 +50,19 @@ def driver_for(
     driver = _driver(settings, X, validation, tuple(observers), replay, times, restarts)
     own = driver.settings
     idle = why_no_gpu(settings.backend, why_not_on_a_device(own))
+    slow = why_no_fused_steps(own.backend) if own.model == "rbm" else None
     missing = "missing values (NaN) are left out of gradients and errors" if own.missing else None
-    for message in filter(None, (idle, missing)):
+    for message in filter(None, (idle, slow, missing, _far_data(driver))):
         for observer in driver.observers:
             observer(Notice(time.monotonic(), message))
     return driver
+
+
+def _far_data(driver: Driver) -> str | None:
+    """Return a notice of data that a GPU has no room for, or None."""
+    if not isinstance(driver, Pretraining) or not isinstance(driver.inputs.train, HostRows):
+        return None
+    return "the GPU has no room for the data: they stay on the host, and are copied block by block"
 
 
 def _driver(

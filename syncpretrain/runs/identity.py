@@ -19,7 +19,8 @@ from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.mapped_file import FileStamp, KnownFile
 from syncpretrain.data.record import DataRecord, record_of
 from syncpretrain.errors import CheckpointError, SettingsError
-from syncpretrain.kernels.native import available
+from syncpretrain.kernels.native import ORDER_VARIABLE, available
+from syncpretrain.parallel.precision_choice import bfloat16_order
 from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.settings import ELSEWHERE, Settings, off_ranks
 from syncpretrain.settings.defaults import PER_LAYER
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 RUN_FORMAT = "syncpretrain run 1"
+BFLOAT16_SUMS = "bfloat16 sums"
 BLAS_FIELDS = ("internal_api", "version", "architecture")
 FILES = ("name", "test", "unlabelled")  # of data, which may be moved: their hash counts
 LEGACY_ROWS = 1000  # of each part, in the checkpoints of format 1 without an identity
@@ -54,8 +56,9 @@ class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
     kernels : str
         ``compiled`` or ``numpy``: their sigmoids and tangents differ in the last bits.
     arithmetic : dict
-        Versions of NumPy and its BLAS, and the kind of CPU that BLAS computes for. They may
-        differ in the last bits as well; that is reported, and not refused.
+        Versions of NumPy and its BLAS, the kind of CPU that BLAS computes for, and the order of
+        sums of bfloat16 in a run that has such products. They may differ in the last bits as well;
+        that is reported, and not refused.
     replay : tuple of tuple of int, optional
         The recorded reads that the run repeats.
     stamp : FileStamp, optional
@@ -110,7 +113,7 @@ def identity_of(settings: Settings, data: Dataset, replay: Reads | None = None) 
         },
         data=record_of(data),
         kernels="compiled" if available() else "numpy",
-        arithmetic=_arithmetic(),
+        arithmetic=_arithmetic() | _bfloat16_sums(settings),
         replay=replay,
         stamp=data.stamp,
     )
@@ -194,7 +197,7 @@ def check_resumable(
     if changed:
         warnings.append(
             f"warning: the run was begun with {'; '.join(changed)}: its last bits may differ from"
-            " those of a run that was not stopped"
+            f" those of a run that was not stopped{_remedy(was, now)}"
         )
     return warnings
 
@@ -270,6 +273,19 @@ def _arithmetic() -> dict[str, str]:
         for info in libraries[:1]
     ]
     return {"numpy": np.__version__, "blas": blas[0] if blas else "unknown"}
+
+
+def _remedy(was: RunIdentity, now: RunIdentity) -> str:
+    """Return what keeps the order of sums of bfloat16, where it is another now."""
+    former = was.arithmetic.get(BFLOAT16_SUMS)
+    if former not in ("by pairs", "by tiles") or former == now.arithmetic.get(BFLOAT16_SUMS):
+        return ""
+    return f"; {ORDER_VARIABLE}={former.removeprefix('by ')} keeps the former sums"
+
+
+def _bfloat16_sums(settings: Settings) -> dict[str, str]:
+    precisions = {settings.pretrain.precision, settings.finetune.precision}
+    return {BFLOAT16_SUMS: f"by {bfloat16_order()}"} if "bfloat16" in precisions else {}
 
 
 def _reads_text(reads: Reads | None) -> str:

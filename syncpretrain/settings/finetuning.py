@@ -48,7 +48,7 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
     dropout, input_dropout : float
         Shares of the hidden units and of the inputs left out of an example.
     precision : str
-        Of dense products, as in pretraining; of cg and lbfgs ``float32`` alone.
+        Of products, as in pretraining; of cg and lbfgs ``float32`` alone.
     replicas : int or None
         Workers that share every minibatch; None takes one for each usable core where the network
         is large enough. Of adam and sgd.

@@ -42,15 +42,17 @@ class LayerCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             )
 
 
-def costs_from(text: str) -> list[LayerCosts]:
+def costs_from(text: str, **stack: Any) -> list[LayerCosts]:
     """Return the costs that a text names: a JSON file, or the seconds of each layer's step.
+
+    ``stack`` are the ``layers`` and the ``batch_size`` that they are to be of, if a file says it.
 
     Raises
     ------
     DataError
         If the file cannot be read.
     SettingsError
-        If the costs in it are wrong.
+        If the costs in it are wrong, or those of another stack.
     """
     numbers = _numbers(text)
     if numbers is not None:
@@ -61,6 +63,8 @@ def costs_from(text: str) -> list[LayerCosts]:
         raise DataError(f"costs: {text}: {error.strerror or error}") from None
     except ValueError as error:
         raise DataError(f"costs: {text} is no JSON: {error}") from None
+    if isinstance(found, dict):
+        _check_stack(text, found, stack)
     rows = found.get("costs", found) if isinstance(found, dict) else found
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise DataError(
@@ -99,6 +103,15 @@ def works_of(settings: PretrainSettings, costs: Sequence[LayerCosts]) -> tuple[L
         )
         for cost, shape in zip(costs, shapes, strict=True)
     )
+
+
+def _check_stack(text: str, found: Mapping[str, Any], stack: Mapping[str, Any]) -> None:
+    for name, own in stack.items():
+        if found.get(name, own) != own:
+            raise SettingsError(
+                f"costs: {text} has those of {name} {found[name]}, expected {own}; leave out"
+                " --costs to measure them here"
+            )
 
 
 def _cost(values: Mapping[str, Any]) -> LayerCosts:

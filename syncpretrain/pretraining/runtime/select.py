@@ -9,6 +9,7 @@ from syncpretrain.backends.base import Backend
 from syncpretrain.cluster.job import check_ranks, member
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.pretraining.memory import pretraining_bytes
 from syncpretrain.pretraining.runtime.base import Runtime
 from syncpretrain.pretraining.runtime.processes import ProcessesRuntime
 from syncpretrain.pretraining.runtime.ranks.chain_versions import ChainVersions
@@ -81,7 +82,9 @@ def versions_for(settings: PretrainSettings, data: Split, backend: Backend) -> V
     check_ranks(settings.runtime)
     hidden = settings.layers[1:]
     if settings.runtime != "mpi":
-        return Versions(data, hidden, backend=backend)
+        sizes = {"examples": sum(map(len, data)), "batch_size": settings.batch_size}
+        beside = pretraining_bytes(settings.shapes, **sizes)
+        return Versions(data, hidden, backend=backend, beside=beside)
     matrices = 1 if settings.tied else 2
     numbers = [matrices * shape.weights + sum(shape.biases) for shape in settings.shapes]
     return ChainVersions(data, hidden, parameters=numbers, backend=backend)

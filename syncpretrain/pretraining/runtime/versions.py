@@ -57,6 +57,8 @@ class Versions:
         Units of each layer.
     backend : Backend, optional
         Where the layers are trained.
+    beside : int
+        Bytes that the run needs of devices beside the data, which stay on the host without room.
 
     Attributes
     ----------
@@ -73,11 +75,12 @@ class Versions:
         *,
         max_buffers: int = MAX_BUFFERS,
         backend: Backend | None = None,
+        beside: int = 0,
     ) -> None:
         backend = backend or NumpyBackend()
         # Of the readers of each layer, from that of the data up; the top layer has none.
         self._readers = [backend.for_layer(layer + 1) for layer in range(len(hidden) + 1)]
-        self._inputs = Split(*map(self._readers[0].asarray, data))
+        self._inputs = Split(*(self._readers[0].examples(x, beside) for x in data))
         self._readers[0].synchronize()
         self.allocate: Arrays | None = None
         self.data = data
@@ -88,6 +91,11 @@ class Versions:
         self._free: list[list[int]] = [[] for _ in range(len(hidden) + 1)]
         self._allocated = [0] * (len(hidden) + 1)
         self._own: dict[tuple[int, int], Split] = {}  # the arrays, by layer and number
+
+    @property
+    def inputs(self) -> Split:
+        """The data where the first layer is trained."""
+        return self._inputs
 
     def publish(self, layer: int, version: int, snapshot: Layer) -> None:
         """Make a version of a layer readable."""

@@ -203,6 +203,8 @@ class LayerWorker:
         if command.epoch == 1:
             self._record_outputs(X.train, 0)
         train_error = self._epoch(X.train, command.epoch, stop)
+        if (slow := self.learner.recorder.slow()) is not None:
+            self._warnings.append(f"layer {self.learner.layer} is {slow}")
         self._last_good, self._cursor = self.learner.snapshot(), Cursor()
         held_out = self._probe(X.validation)
         held_out_error = self.learner.validation_error(held_out) if len(held_out) else None

@@ -1,0 +1,145 @@
+"""Products of matrices by cuBLAS, called through ctypes.
+
+CuPy refuses its own products while a stream is recorded (its issue 6290); cuBLAS itself may be
+recorded. A handle with a workspace of its own also has the same bits every time, whatever other
+streams do, and CuPy would set the workspace back before each product. Products are of float32
+throughout, whatever ``CUPY_TF32`` says.
+
+It has never run on a GPU; see :mod:`syncpretrain.backends.cuda_source`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Cublas", "CublasError", "load_library"]
+
+WORKSPACE = 32 << 20  # bytes: what NVIDIA recommends for compute capability 9.0, the most of all
+TRANSPOSITIONS = {"as it is": 0, "transposed": 1}  # cublasOperation_t
+DEFAULT_MATH = 0  # cublasMath_t: no rounding of factors
+
+
+class CublasError(RuntimeError):
+    """A call of cuBLAS that did not succeed."""
+
+
+def load_library(cupy: Any) -> Any:
+    """Return cuBLAS, which CuPy has loaded; None if it is not found by its usual name.
+
+    The name is that of the CUDA release that CuPy is built for.
+    """
+    cupy.cuda.device.get_cublas_handle()  # loads it, wherever it is
+    major = cupy.cuda.runtime.runtimeGetVersion() // 1000
+    name = f"cublas64_{major}.dll" if sys.platform == "win32" else f"libcublas.so.{major}"
+    try:
+        return ctypes.CDLL(name)
+    except OSError:
+        return None
+
+
+class Cublas:
+    """A handle for each stream that products are queued on.
+
+    Parameters
+    ----------
+    cupy : module
+        CuPy, or what stands in for it in a test.
+    """
+
+    def __init__(self, cupy: Any) -> None:
+        self._cupy = cupy
+        self._library: Any = None
+        self._is_loaded = False
+        self._handles: dict[tuple[int, int], tuple[ctypes.c_void_p, Any]] = {}
+        self._one, self._zero = ctypes.c_float(1), ctypes.c_float(0)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the library was found."""
+        if not self._is_loaded:
+            self._library, self._is_loaded = load_library(self._cupy), True
+        return self._library is not None
+
+    def multiply(self, a: Any, b: Any, *, out: Any = None) -> Any:
+        """Return the product of two matrices of float32, the first perhaps a row, in ``out``.
+
+        Return ``NotImplemented``, having done nothing, for what cuBLAS does not take: arrays of
+        another type, without elements, or whose elements are not next to each other along an axis.
+
+        Raises
+        ------
+        CublasError
+        """
+        if a.ndim == 1:  # a row
+            row = None if out is None else out.reshape(1, -1)
+            found = self.multiply(a.reshape(1, -1), b, out=row)
+            return found if found is NotImplemented else found.reshape(-1)
+        if out is None and a.ndim == b.ndim == 2:
+            out = self._cupy.empty((len(a), b.shape[1]), dtype=np.float32)
+        factors = [_factor(array) for array in (a, b, out)]
+        if None in factors or not self.is_there:
+            return NotImplemented
+        (of_a, lda), (of_b, ldb), (of_out, ldo) = factors  # type: ignore[misc]
+        rows, inner, columns = len(a), a.shape[1], b.shape[1]
+        if of_out != "as it is" or len(b) != inner or out.shape != (rows, columns):
+            return NotImplemented
+        # cuBLAS counts by columns: to it these are the transposed arrays, and out^T = b^T a^T.
+        self._call(
+            *("cublasSgemm_v2", self._handle(), TRANSPOSITIONS[of_b], TRANSPOSITIONS[of_a]),
+            *(columns, rows, inner, ctypes.byref(self._one), _pointer(b), ldb),
+            *(_pointer(a), lda, ctypes.byref(self._zero), _pointer(out), ldo),
+        )
+        return out
+
+    def _handle(self) -> ctypes.c_void_p:
+        """Return the handle of the current stream."""
+        stream = self._cupy.cuda.get_current_stream()
+        key = self._cupy.cuda.Device().id, stream.ptr
+        if key not in self._handles:  # a stream is one thread's
+            self._handles[key] = self._new_handle(stream.ptr)
+        return self._handles[key][0]
+
+    def _new_handle(self, stream: int) -> tuple[ctypes.c_void_p, Any]:
+        """Return a handle of a stream, and the workspace that it uses as long as there are both."""
+        handle = ctypes.c_void_p()
+        workspace = self._cupy.empty(WORKSPACE, dtype=np.uint8)
+        self._call("cublasCreate_v2", ctypes.byref(handle))
+        self._call("cublasSetStream_v2", handle, ctypes.c_void_p(stream))
+        # After the stream: to set that is to go back to cuBLAS's own workspace.
+        size = ctypes.c_size_t(WORKSPACE)
+        self._call("cublasSetWorkspace_v2", handle, _pointer(workspace), size)
+        self._call("cublasSetMathMode", handle, DEFAULT_MATH)
+        return handle, workspace
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._library, name)(*arguments)
+        if status:
+            raise CublasError(f"{name} of cuBLAS: got status {status}, expected 0")
+
+
+def _pointer(array: Any) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.data.ptr)
+
+
+def _factor(array: Any) -> tuple[str, int] | None:
+    """Return how a matrix lies, by rows or transposed, and how far its rows or columns are apart.
+
+    None if cuBLAS cannot read it.
+    """
+    if array.dtype != np.float32 or array.ndim != 2 or not array.size:
+        return None
+    (rows, columns), (down, right) = array.shape, array.strides
+    if right == 4 or columns == 1:
+        step = down if rows > 1 else 4 * columns
+        by_rows = step % 4 == 0 and step >= 4 * columns
+        if by_rows:
+            return "as it is", step // 4
+    if down == 4 or rows == 1:
+        step = right if columns > 1 else 4 * rows
+        if step % 4 == 0 and step >= 4 * rows:
+            return "transposed", step // 4
+    return None

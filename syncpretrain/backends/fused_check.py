@@ -1,0 +1,96 @@
+"""The check of the fused steps on a GPU: one is compared with the same step in float64."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.backends.cuda_fused import CudaFused
+from syncpretrain.backends.fused import FusedArrays, Pace
+from syncpretrain.rng import Address, Purpose
+from syncpretrain.units.kinds import sigmoid
+
+__all__ = ["has_fused_steps", "why_not_fused"]
+
+LEAST_CAPABILITY = 80  # that has tensor cores for TF32, and copies to shared memory
+TRIAL_SIZES = (
+    (70, 44, 36),
+    (9, 5, 3),
+)  # examples, visible and hidden units: with and without alignment
+MOST_OFF = 1e-5  # of parameters near 1: products of plain TF32 are off by 1e-3
+PACE = Pace(0.5, 0.1, 0.01, 0.001)
+
+
+def has_fused_steps(cupy: Any, device: int) -> bool:
+    """Return whether a device has fused steps, which have passed their trial."""
+    return _has_tensor_cores(cupy, device) and why_not_fused(cupy, device) is None
+
+
+@cache
+def why_not_fused(cupy: Any, device: int) -> str | None:
+    """Return what is wrong with the fused steps of a device that should have them; else None.
+
+    They are tried once a process.
+    """
+    if not _has_tensor_cores(cupy, device):
+        return None
+    failures = (RuntimeError, OSError, MemoryError, cupy.cuda.compiler.CompileException)
+    try:
+        with cupy.cuda.Device(device):
+            differences = [_difference(cupy, *sizes) for sizes in TRIAL_SIZES]
+    except failures as error:
+        return f"GPU {device} makes its steps in parts, since whole ones fail: {error}"
+    if not max(differences) <= MOST_OFF:
+        off = f"{max(differences):.1g}"
+        return f"GPU {device} makes its steps in parts, since whole ones are off by {off}"
+    return None
+
+
+def _has_tensor_cores(cupy: Any, device: int) -> bool:
+    return int(cupy.cuda.Device(device).compute_capability) >= LEAST_CAPABILITY
+
+
+def _difference(cupy: Any, n: int, visible: int, hidden: int) -> float:
+    """Return the largest difference of a parameter after one step."""
+    draws, address = np.random.default_rng(0), Address(1, Purpose.HIDDEN, 1, 2, 3)
+    X, rows = draws.random((n + 5, visible), dtype=np.float32), draws.permutation(n + 5)[:n]
+    shapes = (visible, hidden), (visible,), (hidden,)
+    before = [draws.standard_normal(shape, dtype=np.float32) for shape in shapes]
+    arrays = FusedArrays(
+        parameters=tuple(cupy.asarray(parameter) for parameter in before),
+        velocities=tuple(cupy.zeros(shape, dtype=np.float32) for shape in shapes),
+        v=cupy.empty((2 * n, visible), dtype=np.float32),
+        h=cupy.empty((2 * n, hidden), dtype=np.float32),
+        states=cupy.empty((n, hidden), dtype=np.float32),
+        visible_units="bernoulli",
+        hidden_units="bernoulli",
+    )
+    step = CudaFused(cupy, arrays)
+    words = (*address.key, *address.counter)
+    found = step(cupy.asarray(X), cupy.asarray(rows), [words], PACE)
+    states, means = arrays.states.get(), arrays.h.get()[:n]
+    drawn = address.generator().random((n, hidden), dtype=np.float32)
+    after, error = _step(before, X[rows].astype(np.float64), states)
+    pairs: list[tuple[Any, Any]] = [(states, drawn < means), (found.get() / error, 1.0)]
+    pairs += [(array.get(), right) for array, right in zip(arrays.parameters, after, strict=True)]
+    return max(float(np.abs(ours - right).max()) for ours, right in pairs)
+
+
+def _step(
+    before: list[NDArray[np.float32]], v0: NDArray[np.float64], states: NDArray[np.float32]
+) -> tuple[list[NDArray[np.float64]], float]:
+    """Return the parameters after a step in float64 without velocity, and its error."""
+    W, a, b = (parameter.astype(np.float64) for parameter in before)
+    h0 = v0 @ W + b
+    sigmoid(np, h0)
+    v1 = states @ W.T + a
+    sigmoid(np, v1)
+    h1 = v1 @ W + b
+    sigmoid(np, h1)
+    dW, da, db = v0.T @ h0 - v1.T @ h1, (v0 - v1).sum(axis=0), (h0 - h1).sum(axis=0)
+    _, rate, decay, l1 = PACE
+    W = W + rate * (dW / len(v0) - decay * W - l1 * np.sign(W))
+    return [W, a + rate * da / len(v0), b + rate * db / len(v0)], float(np.square(v1 - v0).sum())

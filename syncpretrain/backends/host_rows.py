@@ -1,0 +1,178 @@
+"""Examples that a device has no room for: they stay on the host, and come a block at a time.
+
+The order of an epoch is known at its beginning, so the block after the one that is trained on is
+copied meanwhile: from one of two pinned buffers, into one of two buffers of the device, on a stream
+of its own. Two events of each buffer keep this right, in whatever order host and device get there:
+
+* ``copied``: before the host writes to the pinned buffer again, and before the layer's stream reads
+  that of the device, its copy is done.
+* ``used``: before the next copy into the buffer of the device, the layer's stream has read it.
+
+Any other rows are gathered on the host and copied at once. It has never run on a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.backends.base import Backend
+from syncpretrain.data.blocks import chunks
+from syncpretrain.kernels.arrays import FLOAT_BYTES
+
+__all__ = ["BLOCK_BYTES", "BUFFERS", "HostRows", "OrderedRows", "buffer_bytes"]
+
+BLOCK_BYTES = 1 << 25  # of a buffer: some 10,000 rows of 784
+BUFFERS = 2  # one is trained on, one is filled
+
+
+def buffer_bytes(rows: int, width: int) -> int:
+    """Return the bytes of a device's memory that rows of the host need."""
+    return BUFFERS * _block_of(rows, width) * width * FLOAT_BYTES
+
+
+def _block_of(rows: int, width: int) -> int:
+    """Return the rows of a block."""
+    return max(1, min(BLOCK_BYTES // (width * FLOAT_BYTES), rows))
+
+
+class _Buffer:
+    """Pinned memory for a block of rows, and an array of a device that it is copied to."""
+
+    def __init__(self, backend: Backend, rows: int, width: int) -> None:
+        cuda = backend.xp.cuda
+        self._memory = cuda.alloc_pinned_memory(rows * width * FLOAT_BYTES)
+        flat = np.frombuffer(self._memory, dtype=np.float32, count=rows * width)
+        self.pinned = flat.reshape(rows, width)
+        self.rows = backend.empty((rows, width))
+        self.copied = cuda.Event(disable_timing=True)
+        self.used = cuda.Event(disable_timing=True)
+        self.holds: tuple[object, int] | None = None  # an order, and the number of its block
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Order:
+    """The rows of an epoch in their order, on the host and on the device."""
+
+    numbers: NDArray[np.intp]
+    on_device: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OrderedRows:
+    """Row numbers of an epoch, or of a minibatch of it, and their place in its order."""
+
+    order: _Order
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __getitem__(self, part: slice) -> OrderedRows:
+        start, stop, _ = part.indices(len(self))
+        return OrderedRows(self.order, self.start + start, self.start + max(start, stop))
+
+    @property
+    def numbers(self) -> NDArray[np.intp]:
+        """The row numbers, on the host."""
+        return self.order.numbers[self.start : self.stop]
+
+    @property
+    def on_device(self) -> Any:
+        """The row numbers, on the device."""
+        return self.order.on_device[self.start : self.stop]
+
+
+class HostRows:
+    """Rows of the host, an array or in a file, that are float32 arrays of a device when read.
+
+    One thread gathers minibatches from them, on one stream.
+
+    Parameters
+    ----------
+    X : array or StoredRows of shape (n, width), float32
+    backend : Backend
+        Of the device.
+    """
+
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, X: Any, backend: Backend) -> None:
+        self._X, self._backend = X, backend
+        self.shape: tuple[int, int] = X.shape
+        self._block = _block_of(*X.shape)
+        self._buffers: list[_Buffer] = []
+        self._stream = backend.stream()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the device's memory: of its buffers."""
+        return buffer_bytes(*self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, key: slice) -> Any:
+        return self._backend.asarray(self._X[key])
+
+    def run(self, rows: slice) -> Any:
+        """Return consecutive rows, on the host still."""
+        return self._X[rows]
+
+    def blocks(self) -> Iterator[Any]:
+        """Yield all rows, a few at a time."""
+        for chunk in chunks(self.shape):
+            yield self[chunk]
+
+    def in_order(self, numbers: NDArray[np.intp]) -> OrderedRows:
+        """Return the row numbers of an epoch, whose slices :meth:`gather` copies ahead."""
+        order = _Order(numbers, self._backend.asarray(numbers))
+        return OrderedRows(order, 0, len(numbers))
+
+    def gather(self, rows: Any, out: Any) -> None:
+        """Copy some rows into ``out``, on the current stream."""
+        if not isinstance(rows, OrderedRows):
+            numbers = self._backend.tohost(rows)
+            out[...] = self._backend.asarray(np.take(self._X, numbers, axis=0, mode="clip"))
+            return
+        order, done = rows.order, 0
+        while done < len(rows):  # from two blocks, where a minibatch begins in one of them
+            number, first = divmod(rows.start + done, self._block)
+            more = min(self._block - first, len(rows) - done)
+            buffer = self._buffer_of(order, number)
+            self._backend.xp.cuda.get_current_stream().wait_event(buffer.copied)
+            out[done : done + more] = buffer.rows[first : first + more]
+            done += more
+            if (number + 1) * self._block < len(order.numbers):
+                self._buffer_of(order, number + 1)  # which is copied meanwhile
+
+    def _buffer_of(self, order: _Order, number: int) -> _Buffer:
+        """Return the buffer of a block, whose copy is queued."""
+        if not self._buffers:
+            rows, width = self._block, self.shape[1]
+            with self._stream:  # memory that a copy may still write to is used by it alone again
+                self._buffers += [_Buffer(self._backend, rows, width) for _ in range(BUFFERS)]
+        buffer = self._buffers[number % BUFFERS]
+        if buffer.holds != (order, number):
+            buffer.holds = None  # a file's rows may be refused as they are read
+            self._copy(buffer, order.numbers[number * self._block : (number + 1) * self._block])
+            buffer.holds = order, number
+        return buffer
+
+    def _copy(self, buffer: _Buffer, numbers: NDArray[np.intp]) -> None:
+        """Fill a buffer with some rows, and queue their copy to the device."""
+        buffer.used.record()  # all that reads the block before is queued on the current stream
+        buffer.copied.synchronize()
+        rows = buffer.pinned[: len(numbers)]
+        np.take(self._X, numbers, axis=0, out=rows, mode="clip")
+        with self._stream:
+            self._backend.xp.cuda.get_current_stream().wait_event(buffer.used)
+            target = buffer.rows[: len(numbers)].data
+            target.copy_from_host_async(ctypes.c_void_p(rows.ctypes.data), rows.nbytes)
+            buffer.copied.record()

@@ -1,0 +1,210 @@
+"""Blocks of training steps, recorded as CUDA graphs and launched again with other rows.
+
+A step is some ten launches, each some microseconds of the interpreter's time, which threads take
+from each other. A graph of 50 steps is one launch. What differs from block to block is read from
+the device: the step and epoch that numbers are drawn at, the row numbers, and where the rows begin.
+
+The first block of a kind is worked launch by launch, so that all is compiled and allocated; the
+second is recorded. What cannot be recorded is worked launch by launch throughout.
+
+It has never run on a GPU; see :mod:`syncpretrain.backends.cuda_source`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.backends.base import TrainStep
+from syncpretrain.backends.cublas import Cublas
+from syncpretrain.backends.cuda_source import CudaSource
+from syncpretrain.backends.device_rows import DeviceRows
+
+__all__ = ["Recorder"]
+
+MOST_GRAPHS = 4  # of a layer: whole blocks and the last one, with the old momentum and the new
+MOST_GIVEN = 16  # errors that one launch adds up, and numbers that one brings
+WORD_NUMBERS = 2**64
+
+
+class _Block(NamedTuple):
+    """Steps to be worked; see :meth:`syncpretrain.backends.base.Recorder.train`."""
+
+    work: TrainStep
+    X: Any
+    rows: Any
+    batch_size: int
+    epoch: int
+    step: int
+    numbers: NDArray[np.float32] | None
+
+    def key(self, constants: Hashable) -> Hashable:
+        """Return what two blocks have in common that may be one graph."""
+        X, numbers = self.X, self.numbers
+        rows = None if X is None else (type(X), X.shape, getattr(X, "strides", None))
+        table = None if numbers is None else numbers.shape
+        return rows, len(self.rows), self.batch_size, table, constants
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """A graph, where it reads what differs from block to block, and where it leaves its error."""
+
+    graph: Any
+    block: _Block  # with row numbers and numbers of its own on the device
+    error: Any
+
+
+class Recorder:
+    """The blocks of one learner, or of a network that is fine-tuned, all on one stream.
+
+    Parameters
+    ----------
+    cupy : module
+        CuPy, or what stands in for it in a test.
+    source : CudaSource
+    blas : Cublas
+
+    Attributes
+    ----------
+    reason : str or None
+        Why blocks are not recorded, once that is known.
+    """
+
+    def __init__(self, cupy: Any, source: CudaSource, blas: Cublas) -> None:
+        self._cupy, self._source, self._blas = cupy, source, blas
+        # Nobody else gets the memory that a graph computes in.
+        self._pool = cupy.cuda.MemoryPool()
+        self._graphs: dict[Hashable, _Recorded | None] = {}  # None: seen once
+        self._now: Any = None
+        self.reason: str | None = None
+        self._told: str | None = None
+
+    def slow(self) -> str | None:
+        """Return how steps are worked that are not recorded, and why, once; else None."""
+        if self._told == self.reason:
+            return None
+        self._told = self.reason
+        return (
+            "worked launch by launch, not by recorded blocks of minibatches, which would be faster:"
+            f" {self.reason}"
+        )
+
+    def train(
+        self,
+        work: TrainStep,
+        X: Any,
+        rows: Any,
+        *,
+        batch_size: int,
+        epoch: int,
+        step: int,
+        constants: Hashable,
+        numbers: NDArray[np.float32] | None = None,
+    ) -> Any:
+        """Queue a block of steps; see :meth:`syncpretrain.backends.base.Recorder.train`.
+
+        The error is overwritten by the next block.
+        """
+        block = _Block(work, X, rows, batch_size, epoch, step, numbers)
+        key = block.key(constants)
+        if self.reason is None and key in self._graphs:
+            recorded = self._graphs[key] or self._record(block)
+            if recorded is not None:
+                self._graphs[key] = recorded
+                return self._launch(recorded, block)
+        error = self._work(block)
+        self._remember(key)
+        return error
+
+    def _work(self, block: _Block) -> Any:
+        """Queue the steps of a block one after another; recorded ones read the block's numbers."""
+        work, X, rows, size, epoch, step, numbers = block
+        errors, source = [], self._source
+        with self._cupy.cuda.using_allocator(self._pool.malloc):
+            for number, start in enumerate(range(0, len(rows), size)):
+                if source.now is not None and numbers is not None:
+                    source.numbers = numbers[number]
+                own = rows[start : start + size]
+                errors.append(work(X, own, epoch=epoch, step=step + number))
+            return self._sum_of(errors)
+
+    def _record(self, block: _Block) -> _Recorded | None:
+        """Record a block without working it; None, with the reason kept, if that fails."""
+        if not self._blas.is_there:
+            self.reason = "cuBLAS is not found by its usual name"
+            return None
+        own = self._with_own_arrays(block)
+        stream, source = self._cupy.cuda.get_current_stream(), self._source
+        failure = error = graph = None
+        try:
+            stream.begin_capture()
+        except RuntimeError as caught:
+            self.reason = str(caught)
+            return None
+        source.now = self._now
+        try:
+            error = self._work(own)
+        except (RuntimeError, MemoryError) as caught:  # of CuPy, cuBLAS, or NotRecordedError
+            failure = caught
+        finally:
+            source.now = source.numbers = None
+            try:
+                graph = stream.end_capture()
+            except RuntimeError as caught:  # which leaves the stream as it was before
+                failure = failure or caught
+        if failure is not None:
+            self.reason = str(failure)
+            return None
+        return _Recorded(graph, own._replace(X=None), error)  # a version need not be kept
+
+    def _with_own_arrays(self, block: _Block) -> _Block:
+        """Return a block whose row numbers and numbers are in arrays that a graph can read."""
+        if self._now is None:
+            self._now = self._cupy.zeros(3, dtype=np.uint64)
+        own = block._replace(rows=self._cupy.empty(len(block.rows), dtype=np.int64))
+        if block.numbers is None:
+            return own
+        return own._replace(numbers=self._cupy.empty(block.numbers.shape, dtype=np.float32))
+
+    def _launch(self, recorded: _Recorded, block: _Block) -> Any:
+        own = recorded.block
+        X = block.X.numbers if isinstance(block.X, DeviceRows) else block.X
+        place = 0 if X is None else X.data.ptr
+        moved = (block.step - own.step, block.epoch - own.epoch, place)
+        words = (np.uint64(number % WORD_NUMBERS) for number in moved)
+        self._source.launch("set_now", (1,), (1,), self._now, *words)
+        own.rows[...] = block.rows
+        if block.numbers is not None:
+            self._set(own.numbers, block.numbers)
+        recorded.graph.launch()
+        return recorded.error
+
+    def _sum_of(self, errors: Sequence[Any]) -> Any:
+        """Return the sum of device arrays of shape () in their order."""
+        if any(error.dtype != np.float64 for error in errors):
+            return sum(errors)
+        total = self._cupy.empty((), dtype=np.float64)
+        for first in range(0, len(errors), MOST_GIVEN):
+            some = errors[first : first + MOST_GIVEN]
+            missing = [None] * (MOST_GIVEN - len(some))
+            self._source.launch("sum_errors", (1,), (1,), total, int(first > 0), *some, *missing)
+        return total
+
+    def _set(self, table: Any, numbers: NDArray[np.float32]) -> None:
+        """Fill a table on the device with numbers of the host, and wait for nothing."""
+        flat, own = numbers.reshape(-1), table.reshape(-1)
+        for first in range(0, len(flat), MOST_GIVEN):
+            some = flat[first : first + MOST_GIVEN]
+            missing = [np.float32(0)] * (MOST_GIVEN - len(some))
+            self._source.launch("set_numbers", (1,), (1,), own[first:], len(some), *some, *missing)
+
+    def _remember(self, key: Hashable) -> None:
+        """Remember that a block of this kind was worked, and forget the oldest kind."""
+        self._graphs.setdefault(key, None)
+        while len(self._graphs) > MOST_GRAPHS:
+            del self._graphs[next(iter(self._graphs))]

@@ -1,0 +1,493 @@
+"""Whole steps of contrastive divergence on a GPU, against float64 and NumPy's draws.
+
+The stand-in runs their source with the fragments of a warp exchanged as by tensor cores, whose
+factors lose what is beyond 11 bits. States are those of NumPy's draws at the same address and of
+the kernel's own means, which differ in their last bits from NumPy's: so a state that is compared
+with NumPy's could differ where a draw is within 1e-7 of a mean. For these seeds none does.
+"""
+
+from __future__ import annotations
+
+import re
+
+import fakecuda
+import fakecupy
+import numpy as np
+import pytest
+from backends import backend_of
+from trialruns import notices_of
+
+from syncpretrain import pretrain
+from syncpretrain.backends import fused_check
+from syncpretrain.backends.cuda_fused import FUSED_FILES, CudaFused, _tiles
+from syncpretrain.backends.cuda_source import THREADS, CudaSource, cuda_source
+from syncpretrain.backends.fused import FusedArrays, Pace
+from syncpretrain.backends.numpy_backend import NumpyBackend
+from syncpretrain.learners.by_units import ByUnits
+from syncpretrain.learners.fused_step import FusedDivergence, fused_step_of
+from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.select import step_for
+from syncpretrain.learners.steps import WholeStep, load_state
+from syncpretrain.rng import Address, Purpose
+from syncpretrain.settings import MomentumSchedule
+
+ADDRESS = Address(11, Purpose.HIDDEN, layer=1, epoch=2, step=3)
+SOURCE = cuda_source(FUSED_FILES)
+SIZES = [(1, 1, 1), (3, 5, 2), (64, 32, 32), (65, 33, 34), (70, 100, 36), (130, 44, 68)]
+WHOLE = ["draw_hidden", "reconstruct", "find_hidden", "move_parameters"]
+LAYERS = (16, 12, 8)
+
+
+@pytest.fixture(params=["double", "deferred", "cupy"])
+def backend(request, monkeypatch):
+    """A device with tensor cores: of the stand-in, or a GPU."""
+    monkeypatch.setattr(fakecupy, "CAPABILITY", "90")
+    found = backend_of(request.param, monkeypatch)
+    if int(found.xp.cuda.Device().compute_capability) < fused_check.LEAST_CAPABILITY:
+        pytest.skip("no tensor cores for TF32 here")
+    return found
+
+
+@pytest.fixture
+def double(monkeypatch):
+    monkeypatch.setattr(fakecupy, "CAPABILITY", "90")
+    return backend_of("double", monkeypatch)
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def relative(actual, expected) -> float:
+    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
+
+
+def launch(backend, name, tiles, *args) -> None:
+    CudaSource(backend.xp, FUSED_FILES).launch(name, (tiles,), (THREADS,), *args)
+
+
+def without_others(source: str, name: str) -> str:
+    """Return a source with one kernel alone, which is compiled in a fraction of the time."""
+    others = rf'^extern "C" __global__ void (?!{name}\()\w+\(.*?^}}$'
+    return re.sub(others, "", source, flags=re.MULTILINE | re.DOTALL)
+
+
+def reconstructed(backend, h, W, source=None):
+    """Return h W^T, by the kernel that makes linear visible units of states."""
+    (n, hidden), visible = h.shape, len(W)
+    device = [backend.asarray(x) for x in (h, W, np.zeros(visible, np.float32), np.arange(n))]
+    X, out = backend.zeros((n, visible)), backend.empty((n, visible))
+    sums, errors = backend.empty((-(-n // 64), visible)), backend.empty(_tiles(n, visible), "f8")
+    module = CudaSource(backend.xp, FUSED_FILES)
+    if source is not None:
+        alone = without_others(source, "reconstruct")
+        module._module = backend.xp.RawModule(code=alone, options=("--fmad=false",))
+    of_x, of_out = (X, visible, n - 1, device[3]), (out, visible, sums, errors)
+    args = (device[0], hidden, device[1], hidden, device[2], *of_x, *of_out, n, visible, hidden)
+    gaussian = module.units["gaussian"]
+    module.launch("reconstruct", (_tiles(n, visible),), (THREADS,), *args, gaussian, None)
+    return tuple(map(backend.tohost, (out, sums, errors)))
+
+
+def drawn(backend, v, rows, W, b, now=None):
+    """Return means and states of hidden units, with the words of ``now`` added."""
+    n, (visible, hidden) = len(rows), W.shape
+    X, numbers, weight, bias = map(backend.asarray, (v, rows, W, b))
+    means, states = backend.empty((n, hidden)), backend.empty((n, hidden))
+    words = [np.uint64(word) for word in (*ADDRESS.key, *ADDRESS.counter)]
+    of_x, out = (X, visible, len(v) - 1, numbers), (means, hidden, states, hidden)
+    args = (*of_x, weight, hidden, bias, *out, n, visible, hidden, *words, now)
+    launch(backend, "draw_hidden", _tiles(n, hidden), *args)
+    return backend.tohost(means), backend.tohost(states)
+
+
+class TestProducts:
+    @pytest.mark.parametrize(("n", "visible", "hidden"), SIZES)
+    def test_down_against_float64(self, backend, n, visible, hidden):
+        h, W = normal(n, hidden), normal(visible, hidden, seed=1)
+        out, sums, errors = reconstructed(backend, h, W)
+        expected = h.astype(np.float64) @ W.T
+        assert relative(out, expected) < 4e-7
+        assert relative(sums.sum(axis=0), -expected.sum(axis=0)) < 1e-5
+        assert errors.sum() == pytest.approx(np.square(expected).sum(), rel=1e-6)
+
+    @pytest.mark.parametrize(("n", "visible", "hidden"), SIZES)
+    def test_up_against_float64_and_numpys_draws(self, backend, n, visible, hidden):
+        v, W, b = normal(n + 4, visible), normal(visible, hidden, seed=1), normal(hidden, seed=2)
+        rows = np.random.default_rng(3).permutation(n + 4)[:n]
+        means, states = drawn(backend, v, rows, W, b)
+        expected = sigmoid(v[rows].astype(np.float64) @ W + b)
+        np.testing.assert_allclose(means, expected, atol=2e-6)
+        draws = ADDRESS.generator().random((n, hidden), dtype=np.float32)
+        np.testing.assert_array_equal(states, draws < means)
+
+    @pytest.mark.parametrize("bits", [0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0x7F800000, 0xFF800000])
+    def test_what_is_no_finite_number_is_not_lost(self, backend, bits):
+        """As CUDA's own NaN would be, whose bits overflow where they are rounded."""
+        h, W = normal(9, 40), normal(5, 40, seed=1)
+        h[3, 7] = np.uint32(bits).view(np.float32)
+        out, _, errors = reconstructed(backend, h, W)
+        assert not np.isfinite(out[3]).any() and np.isfinite(np.delete(out, 3, axis=0)).all()
+        assert not np.isfinite(errors.sum())
+
+    def test_a_row_number_outside_is_that_of_the_nearest(self, double):
+        v, W, b = normal(5, 7), normal(7, 6, seed=1), normal(6, seed=2)
+        found = drawn(double, v, np.array([-2, 9, 2]), W, b)
+        for ours, right in zip(found, drawn(double, v, np.array([0, 4, 2]), W, b), strict=True):
+            np.testing.assert_array_equal(ours, right)
+
+    def test_a_recorded_graph_draws_elsewhere_from_other_rows(self, backend):
+        (v, other), W, b = normal(2, 8, 7), normal(7, 6, seed=1), normal(6, seed=2)
+        rows, elsewhere = np.arange(8), backend.asarray(other)
+        words = np.array([4, 5, elsewhere.data.ptr], dtype=np.uint64)
+        means, states = drawn(backend, v, rows, W, b, backend.asarray(words))
+        np.testing.assert_allclose(means, sigmoid(other.astype("f8") @ W + b), atol=1e-6)
+        address = ADDRESS._replace(step=ADDRESS.step + 4, epoch=ADDRESS.epoch + 5)
+        draws = address.generator().random((8, 6), dtype=np.float32)
+        np.testing.assert_array_equal(states, draws < means)
+
+    @pytest.mark.parametrize(
+        ("right", "wrong"),
+        [
+            ("*low = __float_as_uint(x - __uint_as_float(*high)) & TF32_BITS;", "*low = 0;"),
+            ("tile + ROW_FLOATS, b, 8 * j + g, term + 4 * e", "tile + ROW_FLOATS, b, 8 * j + t, g"),
+            ("__syncthreads();  // this tile is there", "//"),
+            ("await_copies();\n", "\n"),
+        ],
+    )
+    def test_the_stand_in_tells_a_wrong_source(self, double, right, wrong):
+        h, W = normal(70, 40), normal(45, 40, seed=1)
+        assert SOURCE.count(right) >= 1
+        head, tail = SOURCE.rsplit(right, 1)
+        out, _, _ = reconstructed(double, h, W, head + wrong + tail)
+        assert not relative(out, h.astype(np.float64) @ W.T) < 3e-5
+
+    def test_a_misaligned_copy_is_refused(self, double):
+        source = SOURCE.replace("return ((uint64)first & 15) == 0 && (step & 3) == 0;", "return 1;")
+        with pytest.raises(AssertionError, match="a copy of what is not aligned"):
+            reconstructed(double, normal(3, 5), normal(4, 5), source)
+
+    def test_a_part_of_a_warp_at_a_product_is_refused(self, double):
+        source = SOURCE.replace("if (now >= 0) add_products", "if (threadIdx.x) add_products")
+        with pytest.raises(AssertionError, match="a barrier that the rest never reaches"):
+            reconstructed(double, normal(3, 5), normal(4, 5), source)
+
+
+def rbm(visible, hidden, *, batch_size=20, backend=None, **settings) -> RBM:
+    own = {"learning_rate": 0.1, "momentum": MomentumSchedule("0.5"), "seed": 3} | settings
+    learner = RBM(2, visible, hidden, RBMSettings(batch_size=batch_size, **own))
+    learner.visible_bias[:] = 0.1 * normal(visible, seed=5)
+    learner.hidden_bias[:] = 0.1 * normal(hidden, seed=6)
+    if backend is not None:
+        learner.to(backend)
+    return learner
+
+
+class Transcription:
+    """CD-k with momentum and decay in float64; the states are those of NumPy's draws."""
+
+    def __init__(self, learner: RBM) -> None:
+        self.settings, self.layer = learner.settings, learner.layer
+        self.parameters = [p.astype(np.float64) for p in learner.parameters]
+        self.velocities = [np.zeros_like(p) for p in self.parameters]
+
+    def train_step(self, v0, epoch, step) -> float:
+        own, (W, a, b) = self.settings, self.parameters
+        h0 = h1 = sigmoid(v0 @ W + b)
+        for k in range(own.cd_steps):
+            address = Address(own.seed, Purpose.HIDDEN, self.layer, epoch, step, k << 32)
+            states = address.generator().random(h0.shape, dtype=np.float32) < h1
+            v1 = states @ W.T + a
+            v1 = v1 if own.visible_units == "gaussian" else sigmoid(v1)
+            h1 = sigmoid(v1 @ W + b)
+        gradients = v0.T @ h0 - v1.T @ h1, (v0 - v1).sum(axis=0), (h0 - h1).sum(axis=0)
+        for p, g, velocity in zip(self.parameters, gradients, self.velocities, strict=True):
+            decay = (own.weight_decay * p + own.l1 * np.sign(p)) if p.ndim > 1 else 0.0
+            velocity *= own.momentum.at(epoch)
+            velocity += own.learning_rate * (g / len(v0) - decay)
+            p += velocity
+        return float(np.square(v1 - v0).sum())
+
+
+class TestSteps:
+    @pytest.mark.parametrize(
+        ("sizes", "settings"),
+        [
+            ((100, 70, 52), {"weight_decay": 0.01}),
+            ((70, 33, 45), {"weight_decay": 0.01, "l1": 0.003, "cd_steps": 3}),
+            ((20, 64, 32), {"visible_units": "gaussian", "learning_rate": 0.01}),
+        ],
+    )
+    def test_whole_steps_against_float64(self, backend, sizes, settings):
+        n, visible, hidden = sizes
+        host = rbm(visible, hidden, batch_size=n, **settings)
+        host.weight[:] = 0.3 * normal(visible, hidden)
+        oracle, X = Transcription(host), np.random.default_rng(4).random((3 * n, visible), "f4")
+        host.to(backend)
+        step = step_for(host, 1, "examples")
+        assert isinstance(step, FusedDivergence)
+        order = np.random.default_rng(5).permutation(3 * n)[: 3 * n - 7]
+        for number in range(3):  # the last minibatch is smaller
+            rows = order[number * n : (number + 1) * n]
+            with host.stream:
+                X_there, rows_there = map(backend.asarray, (X, rows))
+                error = step.train_step(X_there, rows_there, epoch=1, step=number)
+                assert (error.shape, error.dtype) == ((), np.float64)
+                found = float(error)
+            right = oracle.train_step(X[rows].astype(np.float64), 1, number)
+            assert found == pytest.approx(right, rel=1e-5)
+        pairs = [*zip(host.parameters, oracle.parameters, strict=True)]
+        pairs += zip(host.velocities().values(), oracle.velocities, strict=True)
+        with host.stream:
+            assert max(relative(backend.tohost(x), y) for x, y in pairs) < 5e-6
+
+    @pytest.mark.parametrize("k", [1, 3])
+    def test_a_step_is_four_launches_and_two_more_for_each_further_reconstruction(self, double, k):
+        learner = rbm(16, 12, backend=double, cd_steps=k)
+        step, X = step_for(learner, 1, "examples"), double.asarray(normal(30, 16))
+        rows = double.asarray(np.arange(20))
+        fakecupy.log.clear()
+        with learner.stream:
+            step.train_step(X, rows, epoch=1, step=0)
+        assert [what for _, _, what in fakecupy.log] == WHOLE[:2] * k + WHOLE[2:]
+
+    def test_a_recorded_step_reads_and_draws_elsewhere(self, backend):
+        """What is recorded at step 3 of epoch 2 and launched for step 7 of epoch 7 is that one."""
+        X, elsewhere = (backend.asarray(normal(30, 16, seed=seed)) for seed in (1, 2))
+        words = np.array([4, 5, elsewhere.data.ptr], dtype=np.uint64)
+        now, rows = backend.asarray(words), backend.asarray(np.arange(5, 25))
+        later = ADDRESS._replace(step=ADDRESS.step + 4, epoch=ADDRESS.epoch + 5)
+        found = []
+        for data, address, moved in ((X, ADDRESS, now), (elsewhere, later, None)):
+            words = (*address.key, *address.counter)
+            learner = rbm(16, 12, backend=backend)
+            arrays = fused_step_of(learner)._fused._arrays
+            step = CudaFused(backend.xp, arrays, now=lambda moved=moved: moved)
+            error = step(data, rows, [words], Pace(0.5, 0.1, 0.01, 0))
+            found.append([backend.tohost(x) for x in (*learner.parameters, error)])
+        for ours, theirs in zip(*found, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+    def test_the_hidden_means_are_those_of_the_data(self, backend):
+        learner, X = rbm(16, 12, backend=backend), normal(30, 16)
+        W, b = (backend.tohost(x) for x in (learner.weight, learner.hidden_bias))
+        step, out = step_for(learner, 1, "examples"), backend.empty((20, 12))
+        with learner.stream:
+            step.train_step(backend.asarray(X), np.arange(5, 25), epoch=1, step=0)
+            assert step.copy_hidden(out)
+            np.testing.assert_allclose(backend.tohost(out), sigmoid(X[5:25] @ W + b), atol=1e-6)
+
+    def test_a_step_goes_on_from_its_state_to_the_same_bits(self, backend, bits):
+        learners = [rbm(16, 12, backend=backend) for _ in range(2)]
+        one, other = (step_for(learner, 1, "examples") for learner in learners)
+
+        def train(step, numbers):
+            with step.learner.stream:
+                for number in numbers:
+                    rows = np.arange(number * 20, number * 20 + 20)
+                    step.train_step(backend.asarray(bits), rows, epoch=1, step=number)
+                step.learner.stream.synchronize()
+
+        train(one, range(3))
+        state = {name: backend.tohost(array) for name, array in one.state().items()}
+        with learners[1].stream:
+            load_state(learners[1], other, learners[0].snapshot(), state)
+            learners[1].stream.synchronize()
+        train(one, range(3, 5))
+        train(other, range(3, 5))
+        for ours, theirs in zip(learners[0].parameters, learners[1].parameters, strict=True):
+            np.testing.assert_array_equal(backend.tohost(ours), backend.tohost(theirs))
+
+    def test_rows_of_another_kind_are_gathered_before(self, double, bits):
+        fused, other = (rbm(16, 12, backend=double) for _ in range(2))
+        X, rows = double.asarray(bits), double.asarray(np.arange(20) * 7)
+        step, gathering = (step_for(learner, 1, "examples") for learner in (fused, other))
+        assert step._fused.takes(X, rows)
+        for others in [
+            (X.astype(np.uint8), rows),
+            (X.T, rows),
+            (X, rows.astype(np.int32)),
+            (X, np.arange(20)),
+            (bits, rows),
+        ]:
+            assert not step._fused.takes(*others)
+        with fused.stream:
+            step.train_step(X, rows, epoch=1, step=0)
+        fakecupy.log.clear()
+        with other.stream:
+            gathering.train_step(X, np.arange(20) * 7, epoch=1, step=0)
+        assert [what for _, _, what in fakecupy.log] == ["asarray", "gather_rows", *WHOLE]
+        np.testing.assert_array_equal(double.tohost(fused.weight), double.tohost(other.weight))
+
+    def test_more_rows_than_there_is_room_for_are_refused(self, double, bits):
+        learner = rbm(16, 12, backend=double)
+        step, X = step_for(learner, 1, "examples"), double.asarray(bits)
+        with pytest.raises(ValueError, match="rows: got 21, expected at most 20"):
+            step.train_step(X, double.asarray(np.arange(21)), epoch=1, step=0)
+
+
+class TestLayout:
+    """Arrays within larger ones, and the order of threads."""
+
+    def framed(self, backend, host, right):
+        frame = np.full((host.shape[0] + 2, 4 + host.shape[1] + right), 7, np.float32)
+        frame[1:-1, 4 : 4 + host.shape[1]] = host
+        frame = backend.asarray(frame)
+        return frame[1:-1, 4 : 4 + host.shape[1]], frame
+
+    def stepped(self, backend, right) -> list[np.ndarray]:
+        """Return the parameters, velocities and the error after a step, nothing else changed."""
+        n, visible, hidden = 70, 40, 36
+        shapes = [(visible, hidden)] * 2 + [(2 * n, visible), (2 * n, hidden), (n, hidden)]
+        framed = [
+            self.framed(backend, 0.3 * normal(*shape, seed=i), right)
+            for i, shape in enumerate(shapes)
+        ]
+        data, frame = self.framed(backend, normal(90, visible, seed=9), right)
+        W, dW, *room = (inner for inner, _ in framed)
+        a, b, da, db = (backend.asarray(normal(units)) for units in (visible, hidden) * 2)
+        arrays = FusedArrays((W, a, b), (dW, da, db), *room, "bernoulli", "bernoulli")
+        assert CudaFused.supports(backend.xp, arrays)
+        step = CudaFused(backend.xp, arrays)
+        rows = backend.asarray(np.random.default_rng(8).permutation(90)[:n])
+        draws = [(*ADDRESS.key, *ADDRESS.counter), (*ADDRESS.key, 0, 9, 8, 7)]
+        error = step(data, rows, draws, Pace(0.5, 0.1, 0.2, 0))
+        for inner, outer in [*framed, (data, frame)]:
+            host = backend.tohost(outer)
+            host[1:-1, 4 : 4 + inner.shape[1]] = 7
+            np.testing.assert_array_equal(host, 7)
+        return [backend.tohost(x) for x in (W, a, b, dW, da, db, error)]
+
+    @pytest.mark.parametrize("right", [4, 3])
+    def test_what_lies_between_rows_stays_as_it_is(self, backend, right):
+        """With 4 numbers more every row begins at a multiple of 16 bytes, with 3 it does not."""
+        for ours, theirs in zip(
+            self.stepped(backend, right), self.stepped(backend, 0), strict=True
+        ):
+            np.testing.assert_array_equal(ours, theirs)
+
+    def test_the_order_of_threads_makes_no_difference(self, double):
+        library, found = fakecuda.compiled(SOURCE), []
+        for backwards in (0, 1):
+            library.shim_set_backwards(backwards)
+            found.append(self.stepped(double, 3))
+        library.shim_set_backwards(0)
+        for forwards, backwards in zip(*found, strict=True):
+            np.testing.assert_array_equal(forwards, backwards)
+
+
+class TestTraining:
+    def test_pretraining_comes_to_numpys_weights(self, backend, bits):
+        wanted = {"layers": LAYERS, "epochs": 2, "batch_size": 30, "weight_decay": 0.001}
+        oracle = pretrain(bits, **wanted, backend="numpy")
+        fakecupy.log.clear()
+        stack = pretrain(bits, **wanted, backend="cupy")
+        for ours, theirs in zip(stack.layers, oracle.layers, strict=True):
+            for (_, x), (_, y) in zip(ours.parameters(), theirs.parameters(), strict=True):
+                np.testing.assert_allclose(x, y, rtol=1e-4, atol=3e-6)
+        if fakecupy.log:  # of the stand-in
+            queued = [what for _, stream, what in fakecupy.log if stream != fakecupy.NULL]
+            assert queued.count("move_parameters") == 2 * 2 * 7
+            assert "momentum_step" not in queued
+
+    def test_blocks_that_are_launched_again_come_to_numpys_weights(
+        self, backend, bits, monkeypatch
+    ):
+        calls, real = [], CudaFused.__call__
+
+        def noted(self, X, *given):
+            calls.append(self)
+            return real(self, X, *given)
+
+        monkeypatch.setattr(CudaFused, "__call__", noted)
+        wanted = {"layers": LAYERS, "epochs": 6, "batch_size": 30, "cd_steps": 2}
+        stack = pretrain(bits, **wanted, backend="cupy")
+        assert len(calls) < 2 * 6 * 7 - 20, "most epochs are graphs of earlier ones"
+        oracle = pretrain(bits, **wanted, backend="numpy")
+        for ours, theirs in zip(stack.layers, oracle.layers, strict=True):
+            np.testing.assert_allclose(ours.weight, theirs.weight, rtol=1e-4, atol=3e-6)
+
+    def test_threads_and_turns_come_to_the_same_bits(self, double, bits):
+        wanted = {"layers": LAYERS, "epochs": 2, "batch_size": 30, "backend": "cupy"}
+        sums = {
+            pretrain(bits, **wanted, runtime=runtime).parameters_sha256
+            for runtime in ("serial", "threads")
+        }
+        assert len(sums) == 1
+
+
+class TestChoice:
+    def test_the_plain_steps_of_a_device_with_tensor_cores(self, backend):
+        for settings in ({}, {"cd_steps": 2}, {"visible_units": "gaussian"}, {"l1": 0.1}):
+            step = step_for(rbm(6, 4, backend=backend, **settings), 1, "examples")
+            assert isinstance(step, FusedDivergence)
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"persistent": True},
+            {"sparsity_cost": 0.1},
+            {"hidden_dropout": 0.2},
+            {"sampled": True},
+            {"hidden_units": "relu"},
+            {"precision": "bfloat16"},
+            {"visible_units": "gaussian:2,softmax:4"},
+        ],
+    )
+    def test_other_steps_stay_in_parts(self, double, settings):
+        step = step_for(rbm(6, 4, backend=double, **settings), 1, "examples")
+        assert type(step) is WholeStep
+
+    def test_devices_without_tensor_cores_and_numpy(self, double, monkeypatch):
+        monkeypatch.setattr(fakecupy, "CAPABILITY", "75")
+        assert type(step_for(rbm(6, 4, backend=double), 1, "examples")) is WholeStep
+        assert isinstance(step_for(rbm(6, 4), 1, "examples"), ByUnits)
+        assert NumpyBackend().fused_step(None) is None
+
+    def notices(self, bits) -> list[str]:
+        events: list = []
+        pretrain(bits, layers=(16, 8), epochs=1, backend="cupy", observers=[events.append])
+        return [message for message in notices_of(events) if "GPU" in message]
+
+    def test_whole_steps_that_cannot_run_are_told_and_left_out(self, double, monkeypatch, bits):
+        real = fakecupy.RawKernel.__call__
+
+        def launch(self, *given):
+            if self._name in WHOLE:
+                raise fakecupy.CompileException("no such instruction")
+            real(self, *given)
+
+        monkeypatch.setattr(fakecupy.RawKernel, "__call__", launch)
+        (notice,) = self.notices(bits)
+        assert (
+            notice == "GPU 0 makes its steps in parts, since whole ones fail: no such instruction"
+        )
+
+    @pytest.mark.parametrize("name", ["weight", "state", "error"])
+    def test_whole_steps_that_are_wrong_are_told_and_left_out(
+        self, double, monkeypatch, bits, name
+    ):
+        real = CudaFused.__call__
+
+        def wrong(self, X, *given):
+            error = real(self, X, *given)
+            arrays = {"weight": self._arrays.parameters[0], "state": self._arrays.states}
+            array = arrays.get(name, error)
+            at = (0,) * array.ndim
+            array[at] = 1 - array[at] if name == "state" else array[at] * 1.01 + 0.1
+            return error
+
+        monkeypatch.setattr(CudaFused, "__call__", wrong)
+        (notice,) = self.notices(bits)
+        assert notice.startswith("GPU 0 makes its steps in parts, since whole ones are off by ")
+
+    def test_no_notice_where_all_is_well_or_nothing_is_expected(self, double, monkeypatch, bits):
+        assert self.notices(bits) == []
+        monkeypatch.setattr(fakecupy, "CAPABILITY", "75")
+        monkeypatch.setattr(fused_check, "_difference", None)  # nothing is tried
+        double = backend_of("double", monkeypatch)
+        assert fused_check.why_not_fused(double.xp, 0) is None

@@ -1,0 +1,405 @@
+"""Examples on a device as bytes, and those left on the host: the bits of float32 rows there."""
+
+from __future__ import annotations
+
+import ctypes
+
+import fakecupy
+import numpy as np
+import pytest
+from backends import BACKENDS, backend_of
+from trialruns import notices_of, stop_after
+
+from syncpretrain import finetune, pretrain
+from syncpretrain.backends import host_rows
+from syncpretrain.backends.device_rows import DeviceRows
+from syncpretrain.backends.host_rows import HostRows, buffer_bytes
+from syncpretrain.data import byte_rows
+from syncpretrain.data.blocks import blocks_of
+from syncpretrain.data.byte_rows import bytes_of
+from syncpretrain.data.scaling import column_means
+from syncpretrain.errors import RunInterrupted, SettingsError
+from syncpretrain.finetuning import trainer
+from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.pretraining.memory import pretraining_bytes
+from syncpretrain.settings import settings_from
+
+LAYERS = (16, 12, 8)
+BASE = {"layers": LAYERS, "batch_size": 15, "epochs": 2}
+IMAGES = {"layers": "1x4x4,conv:3x2,pool:1,conv:2x2,5", "batch_size": 20, "epochs": 2}
+KINDS = {
+    "rbm": {},
+    "log-odds": {"visible_bias": "log-odds"},
+    "denoising": {"model": "denoising", "refresh_epochs": 0},
+    "untied": {"model": "autoencoder", "tied": False, "schedule": "greedy"},
+    "convolution": IMAGES | {"visible_bias": "log-odds"},
+    "early stopping": {"epochs": 3, "early_stopping": "free-energy-gap", "patience": 1},
+    "drift": {"epochs": "auto:3", "settle": 0.2, "momentum": "0.5"},
+}
+TUNING = {
+    "reconstruction": {},
+    "dropout": {"dropout": 0.3, "input_dropout": 0.1},
+    "patience": {"patience": 1, "epochs": 4},
+}
+
+
+@pytest.fixture(params=BACKENDS[1:])
+def backend(request, monkeypatch):
+    return backend_of(request.param, monkeypatch)
+
+
+@pytest.fixture(params=["double", "deferred"])
+def stand_in(request, monkeypatch):
+    monkeypatch.setattr("syncpretrain.backends.gpu_check.missing", lambda device: None)
+    return backend_of(request.param, monkeypatch)
+
+
+@pytest.fixture
+def runtime(stand_in, request) -> str:
+    """Threads on the stand-in that is as late as it may be, turns on the other one."""
+    return "threads" if request.node.callspec.params["stand_in"] == "deferred" else "serial"
+
+
+@pytest.fixture(scope="module")
+def images() -> np.ndarray:
+    """200 examples of 16 bytes, each about one of 4 prototypes."""
+    rng = np.random.default_rng(3)
+    prototypes = rng.integers(256, size=(4, 16))
+    noise = rng.integers(-30, 31, size=(200, 16))
+    numbers = np.clip(prototypes[rng.integers(4, size=200)] + noise, 0, 255)
+    return numbers.astype(np.uint8) / np.float32(255)
+
+
+@pytest.fixture(scope="module")
+def numbers() -> np.ndarray:
+    return np.random.default_rng(4).random((200, 16), dtype=np.float32)
+
+
+@pytest.fixture
+def as_bytes(monkeypatch):
+    """Keep small data as bytes too."""
+    monkeypatch.setattr(byte_rows, "LEAST_BYTES", 0)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of 40 rows of 16 columns."""
+    monkeypatch.setattr(host_rows, "BLOCK_BYTES", 40 * 16 * 4)
+
+
+def same_bits(actual: np.ndarray, expected: np.ndarray) -> None:
+    assert actual.dtype == expected.dtype == np.float32
+    np.testing.assert_array_equal(actual.view(np.int32), expected.view(np.int32))
+
+
+def all_bytes() -> np.ndarray:
+    """Return every byte twice, divided by 255, in rows of 32."""
+    return np.tile(np.arange(256, dtype=np.uint8), 2).reshape(-1, 32) / np.float32(255)
+
+
+def launched(*names: str) -> set[str]:
+    """Return those of some kernels and copies that were queued."""
+    return {what for _, _, what in fakecupy.log} & {*names}
+
+
+def both(monkeypatch, run) -> tuple[str, str]:
+    """Return the checksums of a run on float32 rows, and of the same on bytes."""
+    sums = []
+    for least in (1 << 40, 0):
+        monkeypatch.setattr(byte_rows, "LEAST_BYTES", least)
+        fakecupy.log.clear()
+        sums.append(run().parameters_sha256)
+        assert launched("gather_bytes") == ({"gather_bytes"} if least == 0 else set())
+    return sums[0], sums[1]
+
+
+class TestByteRows:
+    """Rows on the device that are bytes there."""
+
+    def test_every_byte_is_divided_as_numpy_divides_it(self, backend, as_bytes):
+        X = all_bytes()
+        kept = backend.examples(X)
+        assert isinstance(kept, DeviceRows)
+        same_bits(backend.tohost(kept[:]), X)
+        out = backend.empty(X.shape)
+        same_bits(backend.tohost(backend.gather(kept, np.arange(len(X)), out=out)), X)
+
+    def test_they_are_like_an_array_in_a_quarter_of_the_memory(self, backend, as_bytes):
+        X = all_bytes()
+        kept, array = backend.examples(X), backend.asarray(X)
+        assert (len(kept), kept.shape, kept.dtype) == (len(X), X.shape, X.dtype)
+        assert bytes_of(kept) == kept.nbytes == X.nbytes // 4 == bytes_of(array) // 4
+        for part in (slice(3, 9), slice(0, 0), slice(10, 99), slice(-2, None)):
+            same_bits(backend.tohost(kept[part]), X[part])
+            assert len(kept.run(part)) == len(X[part])
+        for actual, expected in zip(blocks_of(kept), blocks_of(array), strict=True):
+            same_bits(backend.tohost(actual), backend.tohost(expected))
+        means = [backend.tohost(column_means(rows)) for rows in (kept, array)]
+        np.testing.assert_array_equal(*means)
+
+    def test_rows_are_gathered_into_a_part_of_an_array(self, backend, as_bytes, monkeypatch):
+        monkeypatch.setattr("syncpretrain.backends.cuda_source.MOST_BLOCKS", 1)
+        X = np.tile(all_bytes(), (2, 1))
+        frame = backend.zeros((40, 50))
+        rows = np.array([31, 0, 99, -5, *range(25)])  # clipped, as NumPy does
+        for given in (rows, backend.asarray(rows)):
+            frame[...] = 7
+            backend.gather(backend.examples(X), given, out=frame[2:31, 5:37])
+            host = backend.tohost(frame)
+            same_bits(np.ascontiguousarray(host[2:31, 5:37]), X[np.clip(rows, 0, 31)])
+            host[2:31, 5:37] = 7
+            np.testing.assert_array_equal(host, 7)
+
+    def test_what_the_kernel_does_not_take_is_refused(self, backend, as_bytes):
+        kept = backend.examples(all_bytes())
+        for rows, out in (
+            (np.zeros(2, np.int32), backend.empty((2, 32))),
+            (np.zeros(2, np.int64), backend.empty((2, 31))),
+            (np.zeros(2, np.int64), backend.empty((2, 32), np.float64)),
+        ):
+            with pytest.raises(TypeError, match="expected int64 of float32"):
+                backend.gather(kept, rows, out=out)
+        with pytest.raises(TypeError, match="expected contiguous rows"):
+            kept[::2]
+
+    def test_another_device_divides_what_it_got_as_bytes(self, stand_in, as_bytes):
+        X, other = all_bytes(), stand_in.for_layer(2)
+        kept = stand_in.examples(X)
+        stand_in.synchronize()
+        stream = other.stream()
+        with stream:
+            fakecupy.log.clear()
+            run = other.asarray(kept.run(slice(3, 9)))
+            assert run.device.id == 1
+            assert [entry[::2] for entry in fakecupy.log] == [(1, "copy"), (1, "values_of_bytes")]
+            same_bits(other.tohost(run), X[3:9])
+
+    @pytest.mark.parametrize("odd", [0.1, -0.0, np.nan])
+    def test_other_values_stay_float32(self, backend, as_bytes, odd):
+        X = all_bytes()
+        X[-1, -1] = odd
+        kept = backend.examples(X)
+        assert isinstance(kept, backend.array_type)
+        same_bits(backend.tohost(kept), X)
+
+    def test_small_arrays_stay_float32(self, backend):
+        assert isinstance(backend.examples(all_bytes()), backend.array_type)
+
+    def test_numpy_keeps_what_it_is_given(self, as_bytes):
+        backend, X = backend_of("numpy", None), all_bytes()
+        assert backend.examples(X) is X
+
+
+class TestTrainingOnBytes:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_pretraining_comes_to_the_same_bits(self, stand_in, images, kind, runtime, monkeypatch):
+        settings = BASE | {"validation": images[:50], "backend": "cupy"} | KINDS[kind]
+        actual, expected = both(monkeypatch, lambda: pretrain(images, runtime=runtime, **settings))
+        assert actual == expected
+
+    def test_standardized_examples_are_no_bytes(self, stand_in, images, as_bytes):
+        pretrain(images, **BASE, visible_units="gaussian", backend="cupy")
+        assert launched("gather_bytes", "gather_rows") == {"gather_rows"}
+
+    @pytest.mark.parametrize("classes", [0, 3])
+    @pytest.mark.parametrize("tuning", TUNING)
+    @pytest.mark.parametrize("layers", [LAYERS, IMAGES["layers"]])
+    def test_fine_tuning_comes_to_the_same_bits(
+        self, stand_in, images, layers, tuning, classes, monkeypatch
+    ):
+        stack = pretrain(images, layers=layers, epochs=1, batch_size=20, backend="numpy")
+        settings = {"epochs": 2, "batch_size": 15, "validation": images[:50]} | TUNING[tuning]
+        y = np.arange(200) % 3 if classes else None
+        if classes:
+            settings["validation_y"] = y[:50]
+        actual, expected = both(
+            monkeypatch, lambda: finetune(stack, images, y, **settings, backend="cupy")
+        )
+        assert actual == expected
+
+    def test_a_stopped_run_computes_its_activations_again(
+        self, stand_in, images, monkeypatch, as_bytes
+    ):
+        settings = settings_from((16, 12, 8, 5), epochs=3, batch_size=25, backend="cupy").pretrain
+        whole, states = Pretraining(settings, images).run(), []
+
+        def save(state, *, done, final):
+            if final:
+                states.append(state())
+
+        with monkeypatch.context() as patch:
+            stop_after(patch, 30)
+            with pytest.raises(RunInterrupted):
+                Pretraining(settings, images, save=save).run()
+        fakecupy.log.clear()
+        resumed = Pretraining(settings, images, resume=states[-1]).run()
+        assert resumed.parameters_sha256 == whole.parameters_sha256
+        assert launched("values_of_bytes")
+
+    def test_a_quarter_is_uploaded(self, stand_in, images, as_bytes):
+        fakecupy.uploads.clear()
+        pretrain(images, **BASE, backend="cupy")
+        assert fakecupy.uploads.count(images.size) == 1
+        assert images.nbytes not in fakecupy.uploads
+        stack = pretrain(images, **BASE, backend="numpy")
+        fakecupy.uploads.clear()
+        finetune(stack, images, epochs=1, batch_size=20, backend="cupy")
+        assert fakecupy.uploads.count(images.size) == 1
+        assert images.nbytes not in fakecupy.uploads
+
+
+def gathered(backend, kept, X, rows, batch: int = 15) -> tuple[np.ndarray, np.ndarray]:
+    """Return all rows in an order, minibatch by minibatch, and those of the host."""
+    stream = backend.stream()
+    with stream:
+        order, out = backend.order(kept, rows), backend.empty((len(rows), X.shape[1]))
+        for start in range(0, len(rows), batch):
+            own = order[start : start + batch]
+            backend.gather(kept, own, out=out[start : start + len(own)])
+        stream.synchronize()
+        return backend.tohost(out), X[rows]
+
+
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_a_copy_reads_pinned_memory_as_late_as_it_may(monkeypatch, is_pinned):
+    backend = backend_of("deferred", monkeypatch)
+    memory = backend.xp.cuda.alloc_pinned_memory(16) if is_pinned else bytearray(16)
+    host, stream = np.frombuffer(memory, dtype=np.float32), backend.stream()
+    with stream:
+        target = backend.empty(4)
+        host[:] = 1
+        target.data.copy_from_host_async(ctypes.c_void_p(host.ctypes.data), host.nbytes)
+        host[:] = 2
+        np.testing.assert_array_equal(backend.tohost(target), 2 if is_pinned else 1)
+
+
+class TestHostRows:
+    """Rows that the device has no room for."""
+
+    @pytest.mark.parametrize("batch", [15, 40, 90])
+    def test_they_come_in_their_order(self, backend, numbers, small_blocks, batch):
+        kept, draws = HostRows(numbers, backend), np.random.default_rng(0)
+        assert (len(kept), kept.shape, kept.dtype) == (200, (200, 16), np.float32)
+        assert kept.nbytes == buffer_bytes(200, 16) == 2 * 40 * 16 * 4
+        for _ in range(3):
+            same_bits(*gathered(backend, kept, numbers, draws.permutation(200), batch))
+
+    def test_a_part_of_an_order_may_be_left_out(self, backend, numbers, small_blocks):
+        kept, stream = HostRows(numbers, backend), backend.stream()
+        rows = np.random.default_rng(0).permutation(200)
+        out = backend.empty((20, 16))
+        with stream:  # a slice of a slice is one of the order
+            first, second = backend.order(kept, rows), backend.order(kept, rows[::-1].copy())
+            for order, start in ((first, 60), (second, 0), (first, 180), (first, 0)):
+                backend.gather(kept, order[start:][:20], out=out)
+                same_bits(backend.tohost(out), numbers[order.numbers[start : start + 20]])
+
+    def test_other_rows_and_runs_of_them(self, backend, numbers, small_blocks):
+        kept, out = HostRows(numbers, backend), backend.empty((3, 16))
+        rows = np.array([199, 0, 7])
+        for given in (rows, backend.asarray(rows)):
+            same_bits(backend.tohost(backend.gather(kept, given, out=out)), numbers[rows])
+        same_bits(backend.tohost(kept[20:30]), numbers[20:30])
+        same_bits(backend.tohost(backend.asarray(kept.run(slice(5, 9)))), numbers[5:9])
+        means = [column_means(rows) for rows in (kept, backend.asarray(numbers))]
+        np.testing.assert_array_equal(*map(backend.tohost, means))
+
+    def test_targets_on_the_device_are_gathered_by_the_same_order(self, backend, numbers):
+        kept, targets = HostRows(numbers, backend), backend.asarray(numbers[:, :4].copy())
+        order = backend.order(kept, np.arange(200)[::-1].copy())
+        out = backend.gather(targets, order[10:20], out=backend.empty((10, 4)))
+        same_bits(backend.tohost(out), numbers[189:179:-1, :4])
+
+    @pytest.mark.parametrize(
+        "fault", ["copied.synchronize", "copied.hold_back", "used.hold_back", "used.record"]
+    )
+    def test_a_missing_wait_is_found_out(self, monkeypatch, numbers, small_blocks, fault):
+        backend = backend_of("deferred", monkeypatch)
+        kept, rows = HostRows(numbers, backend), np.random.default_rng(0).permutation(200)
+        same_bits(*gathered(backend, kept, numbers, rows))
+        event, name = fault.split(".")
+        for buffer in kept._buffers:
+            monkeypatch.setattr(getattr(buffer, event), name, lambda: None)
+        actual, expected = gathered(backend, kept, numbers, rows)
+        assert not np.array_equal(actual, expected)
+
+    def test_the_next_block_is_copied_on_another_stream_before_the_last_is_read(
+        self, monkeypatch, numbers, small_blocks
+    ):
+        backend = backend_of("deferred", monkeypatch)
+        kept, own = HostRows(numbers, backend), backend.stream()
+        fakecupy.log.clear()
+        with own:
+            order = backend.order(kept, np.arange(200))
+            for start, copies in ((0, 2), (20, 2), (40, 3), (60, 3), (80, 4), (160, 5)):
+                backend.gather(kept, order[start : start + 20], out=backend.empty((20, 16)))
+                uploads = [stream for _, stream, what in fakecupy.log if what == "upload"]
+                assert len(uploads) == copies
+            assert own._stream.name not in uploads
+
+
+def pretraining_memory(settings, rows: int) -> int:
+    own = settings_from(**settings).pretrain
+    return pretraining_bytes(own.shapes, examples=rows, batch_size=own.batch_size)
+
+
+class TestRoom:
+    """Where the data stay, by the memory that is free."""
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_pretraining_with_its_data_on_the_host_comes_to_the_same_bits(
+        self, stand_in, numbers, small_blocks, kind, runtime, monkeypatch
+    ):
+        settings = BASE | {"backend": "cupy:0", "runtime": runtime} | KINDS[kind]
+        own = settings | {"validation": numbers[:50]}
+        expected = pretrain(numbers, **own).parameters_sha256
+        assert not launched("upload")
+        room = buffer_bytes(250, 16)
+        monkeypatch.setattr(fakecupy, "MEMORY", pretraining_memory(settings, 250) + room)
+        events = []
+        stack = pretrain(numbers, **own, observers=[events.append])
+        assert stack.parameters_sha256 == expected
+        assert launched("upload")
+        assert any("no room for the data" in text for text in notices_of(events))
+
+    def test_bytes_are_on_the_device_where_float32_would_not_be(
+        self, stand_in, images, small_blocks, as_bytes, monkeypatch
+    ):
+        settings = BASE | {"backend": "cupy:0"}
+        monkeypatch.setattr(fakecupy, "MEMORY", pretraining_memory(settings, 200) + images.size)
+        pretrain(images, **settings)
+        assert launched("gather_bytes", "upload") == {"gather_bytes"}
+
+    def test_what_does_not_fit_is_refused_with_what_it_needs(
+        self, stand_in, images, numbers, small_blocks, as_bytes, monkeypatch
+    ):
+        settings = BASE | {"backend": "cupy:0"}
+        beside = pretraining_memory(settings, 200)
+        for X, least in ((images, images.size), (numbers, buffer_bytes(200, 16))):
+            monkeypatch.setattr(fakecupy, "MEMORY", beside + least - 1)
+            with pytest.raises(SettingsError, match=r"^layers: .* are free on the GPU"):
+                pretrain(X, **settings)
+            monkeypatch.setattr(fakecupy, "MEMORY", beside + least)
+            pretrain(X, **settings)
+
+    @pytest.mark.parametrize("classes", [0, 3])
+    @pytest.mark.parametrize("is_file", [False, True])
+    def test_fine_tuning_with_its_data_on_the_host_comes_to_the_same_bits(
+        self, stand_in, numbers, small_blocks, classes, is_file, monkeypatch, tmp_path
+    ):
+        stack = pretrain(numbers, **BASE, backend="numpy")
+        y = np.arange(200) % 3 if classes else None
+        settings = {"epochs": 2, "batch_size": 15, "backend": "cupy:0"}
+        expected = finetune(stack, numbers, y, **settings).parameters_sha256
+        assert not launched("upload")
+        np.save(tmp_path / "x.npy", numbers)
+        X = np.load(tmp_path / "x.npy", mmap_mode="r") if is_file else numbers
+        monkeypatch.setattr(trainer, "RESERVED_BYTES", 0)
+        monkeypatch.setattr(fakecupy, "MEMORY", 10_000)  # less than the 12,800 of the examples
+        assert finetune(stack, X, y, **settings).parameters_sha256 == expected
+        assert launched("upload")
+
+    def test_a_second_device_has_a_part_of_the_rest(self, stand_in, numbers, monkeypatch):
+        monkeypatch.setattr(fakecupy, "MEMORY", numbers.nbytes + 1_000)
+        for beside, on_host in ((2_000, False), (2_002, True)):  # of two devices
+            assert isinstance(stand_in.examples(numbers, beside=beside), HostRows) == on_host

@@ -1,0 +1,350 @@
+"""Products of bfloat16 in AMX's tiles, emulated: their bits, shapes, reads and writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import emulatedtiles
+import numpy as np
+import pytest
+from bfloat16bydefinition import LAYOUTS, by_tiles, factors, laid_out
+
+from syncpretrain.kernels import native
+
+LACKING = emulatedtiles.lacking()
+pytestmark = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
+HAS_PAIRS = native.extension is not None and "pairs" in native.extension.bfloat16_forms()
+PACKED = pytest.mark.skipif(
+    not HAS_PAIRS, reason="this CPU has no AVX512-BF16, which packs the factors of tiles"
+)
+HAS_TILES = native.extension is not None and "tiles" in native.extension.bfloat16_forms()
+EDGES = (1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 96, 100)
+SHAPES = [
+    *(tuple(np.random.default_rng(i).choice(EDGES, 3).tolist()) for i in range(40)),
+    *((3, k, 70) for k in (992, 1023, 1024, 1025, 2047, 2048, 2049)),
+    *((rows, 1024, 3) for rows in (127, 128, 129)),  # rows of a block
+    *((4097, 2, 1), (4096, 30, 2)),
+    *((0, 3, 4), (3, 0, 4), (3, 4, 0)),
+]
+PANEL_COLUMNS = 64
+ROW = 4 * PANEL_COLUMNS  # bytes of a panel's
+
+
+@pytest.fixture(scope="module")
+def emulated():
+    """The extension with emulated tiles."""
+    return emulatedtiles.loaded(emulatedtiles.library())
+
+
+@pytest.fixture
+def tiles(emulated):
+    """The functions beside it; a test ends without a fault, and without tiles in use."""
+    functions = emulatedtiles.functions_of(emulatedtiles.library())
+    yield functions
+    functions.watch_nothing()
+    assert functions.take_fault() is None
+    assert not functions.tiles_in_use()
+
+
+def multiplied(extension, a, b, form: str = "tiles") -> np.ndarray:
+    out = np.full((len(a), b.shape[1]), np.nan, dtype=np.float32)
+    assert extension.multiply_bfloat16(a, b, out, form) is out
+    return out
+
+
+# ------------------------------------------------------------------------------- whole products
+
+
+@PACKED
+def test_tiles_come_first_where_there_are_some(emulated, tiles):
+    forms = ("tiles", "pairs", "portable pairs", "portable tiles")
+    assert emulated.bfloat16_forms() == forms
+    a, b = factors(40, 100, 50)
+    np.testing.assert_array_equal(multiplied(emulated, a, b, None), by_tiles(a, b))
+
+
+@PACKED
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_product_in_tiles_has_the_bits_of_the_definition(emulated, tiles, shape):
+    a, b = factors(*shape)
+    expected = by_tiles(a, b)
+    for left, right in product(LAYOUTS, LAYOUTS):
+        found = multiplied(emulated, laid_out(a, left), laid_out(b, right))
+        np.testing.assert_array_equal(found, expected, f"{left}, {right}")
+    np.testing.assert_array_equal(multiplied(emulated, a, b, "portable tiles"), expected)
+
+
+@PACKED
+def test_a_part_of_a_product_has_the_bits_of_the_whole(emulated, tiles):
+    a, b = factors(80, 1100, 90)
+    whole = multiplied(emulated, a, b)
+    rng = np.random.default_rng(2)
+    for _ in range(20):
+        i, j = sorted(rng.integers(0, 81, 2)), sorted(rng.integers(0, 91, 2))
+        rows, columns = slice(*i), slice(*j)
+        part = multiplied(emulated, a[rows], b[:, columns])
+        np.testing.assert_array_equal(part, whole[rows, columns])
+        part = multiplied(emulated, b.T[columns], a.T[:, rows])
+        np.testing.assert_array_equal(part, whole[rows, columns].T)
+
+
+@PACKED
+def test_what_is_not_finite_stays_in_its_row_and_column(emulated, tiles):
+    """Rooms are filled up with 0, with which infinity would be no number."""
+    a, b = factors(40, 35, 40)
+    a[3, 34], b[34, 5] = np.inf, -np.inf
+    found = multiplied(emulated, a, b)
+    touched = np.zeros((40, 40), dtype=bool)
+    touched[3], touched[:, 5] = True, True
+    np.testing.assert_array_equal(~np.isfinite(found), touched)
+    np.testing.assert_array_equal(found[3], np.float32(np.inf) * np.where(b[34] > 0, 1, -1))
+
+
+@PACKED
+@pytest.mark.parametrize("shape", [(1, 3, 1), (17, 40, 33), (32, 32, 64), (45, 1025, 65)])
+def test_nothing_is_written_beside_a_product(emulated, tiles, shape):
+    a, b = factors(*shape)
+    wide = np.full((len(a) + 2, b.shape[1] + 40), 77, dtype=np.float32)
+    out = wide[1:-1, 19:-21]
+    emulated.multiply_bfloat16(a, b, out, "tiles")
+    np.testing.assert_array_equal(out, by_tiles(a, b))
+    out[:] = 77
+    assert (wide == 77).all()
+
+
+@pytest.mark.skipif(not HAS_TILES, reason="this CPU has no AMX, or the kernel does not permit it")
+def test_real_tiles_have_the_bits_of_emulated_ones(emulated, tiles):
+    for shape in SHAPES:
+        a, b = factors(*shape, seed=5)
+        for left, right in product(LAYOUTS, LAYOUTS):
+            given = laid_out(a, left), laid_out(b, right)
+            real, other = (
+                multiplied(extension, *given) for extension in (native.extension, emulated)
+            )
+            np.testing.assert_array_equal(real, other, f"{shape}, {left}, {right}")
+
+
+# ------------------------------------------------------------------------------- packed factors
+
+
+def packed(x: np.ndarray, columns: int) -> np.ndarray:
+    """Return whole numbers as bfloat16, two side by side, in the first of some columns."""
+    upper = x.astype(np.float32).view(np.uint32) >> 16
+    pairs = upper[:, ::2] | upper[:, 1::2] << 16
+    room = np.full((len(pairs), columns), 0x7FC07FC0, dtype=np.uint32)  # no numbers
+    room[:, : pairs.shape[1]] = pairs
+    return room
+
+
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("columns", [1, 15, 16, 17, 31, 32, 33, 48, 63, 64])
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 32, 33, 50, 64])
+def test_only_the_factors_are_read_and_the_sums_written(tiles, rows, columns, begins):
+    rng = np.random.default_rng(rows * columns)
+    a, b = rng.integers(-9, 10, (rows, 96)), rng.integers(-9, 10, (96, columns))
+    left, right = packed(a, 48), packed(b.T, 48).T  # pairs lie down the columns
+    panel = np.full((48, PANEL_COLUMNS), 0x7FC07FC0, dtype=np.uint32)
+    panel[:, :columns] = right
+    sums = np.full((rows, columns + 3), 5, dtype=np.float32)
+    tiles.watch_matrix(left.ctypes.data, rows, 4 * 48, 4 * 48, 0)
+    tiles.watch_matrix(panel.ctypes.data, 48, 4 * columns, ROW, 0)
+    tiles.watch_matrix(sums.ctypes.data, rows, 4 * columns, 4 * (columns + 3), 1)
+    places = left.ctypes.data, panel.ctypes.data
+    tiles.add_packed_product(*places, rows, 48, columns, sums.ctypes.data, columns + 3, int(begins))
+    np.testing.assert_array_equal(sums[:, :columns], a @ b + (0 if begins else 5))
+    assert (sums[:, columns:] == 5).all()
+
+
+# --------------------------------------------------------------------------------- the emulation
+
+
+def config(shapes: dict[int, tuple[int, int]], palette: int = 1) -> np.ndarray:
+    """Return a configuration of some tiles of rows and bytes."""
+    made = np.zeros(64, dtype=np.uint8)
+    made[0] = palette
+    for tile, (rows, size) in shapes.items():
+        made[48 + tile] = rows
+        made[16 + 2 * tile : 18 + 2 * tile] = np.array([size], dtype="<u2").view(np.uint8)
+    return made
+
+
+def changed(made: np.ndarray, place: int) -> np.ndarray:
+    made[place] = 1
+    return made
+
+
+REFUSED = {
+    "another palette": (config({}, palette=2), "config: palette"),
+    "too many rows": (config({0: (17, 64)}), "config: a tile too large"),
+    "too long rows": (config({3: (16, 68)}), "config: a tile too large"),
+    "rows of nothing": (config({2: (1, 0)}), "config: rows of nothing"),
+    "no rows": (config({2: (0, 4)}), "config: rows of nothing"),
+    "a ninth tile": (config({8: (16, 64)}), "config: reserved bytes"),
+    "a reserved byte": (changed(config({0: (16, 64)}), 5), "config: reserved bytes"),
+    "a row to begin at": (changed(config({0: (16, 64)}), 1), "config: reserved bytes"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_wrong_configurations_are_faults(tiles, what):
+    given, fault = REFUSED[what]
+    tiles.load_config(given.ctypes.data)
+    assert tiles.take_fault() == fault.encode()
+    tiles.release_tiles()
+
+
+def test_tiles_without_a_configuration_or_of_other_shapes_are_faults(tiles):
+    room = np.zeros((16, 16), dtype=np.float32)
+    at = room.ctypes.data
+    for use in (
+        lambda: tiles.zero_tile(0),
+        lambda: tiles.load_tile(0, at, 64),
+        lambda: tiles.store_tile(0, at, 64),
+        lambda: tiles.multiply_tiles(0, 1, 2),
+    ):
+        use()
+        assert tiles.take_fault() == b"a tile without a configuration"
+    given = config({0: (4, 8), 1: (4, 12), 2: (3, 8), 3: (3, 12), 4: (5, 12), 5: (2, 6)})
+    tiles.load_config(given.ctypes.data)
+    for numbers, fault in {
+        (0, 1, 2): None,
+        (0, 1, 3): b"other shapes",  # of columns
+        (0, 4, 2): b"other shapes",  # of rows
+        (0, 3, 2): b"other shapes",
+        (0, 1, 1): b"a tile multiplied twice",
+        (1, 1, 2): b"a tile multiplied twice",
+        (0, 1, 6): b"an unused tile",
+        (0, 1, 5): b"an unused tile",  # rows of no whole pairs
+    }.items():
+        tiles.multiply_tiles(*numbers)
+        assert tiles.take_fault() == fault, numbers
+    tiles.release_tiles()
+    tiles.zero_tile(0)
+    assert tiles.take_fault() == b"a tile without a configuration"
+
+
+def test_reads_and_writes_outside_of_the_watched_matrices_are_faults(tiles):
+    room = np.arange(64, dtype=np.float32).reshape(8, 8)
+    tiles.watch_matrix(room.ctypes.data, 8, 16, 32, 0)
+    tiles.load_config(config({0: (8, 16), 1: (8, 20), 2: (2, 16)}).ctypes.data)
+    for what, fault in {
+        (0, 0): None,
+        (0, 4): b"a read outside of a matrix",  # into the columns beside it
+        (1, 0): b"a read outside of a matrix",
+        (0, -32): b"a read outside of a matrix",
+        (2, 6 * 32): None,
+        (2, 7 * 32): b"a read outside of a matrix",
+    }.items():
+        tiles.load_tile(what[0], room.ctypes.data + what[1], 32)
+        assert tiles.take_fault() == fault, what
+    tiles.store_tile(0, room.ctypes.data, 32)
+    assert tiles.take_fault() == b"a write outside of a matrix"
+    tiles.release_tiles()
+
+
+def test_terms_are_added_as_the_manual_says(tiles):
+    """Even numbers, odd ones, then both, then the sum; each below 2^-126 is 0."""
+    a, b = np.zeros((1, 32), dtype=np.float32), np.ones((32, 1), dtype=np.float32)
+    left, right = np.zeros((1, 16), dtype=np.uint32), np.zeros((16, 1), dtype=np.uint32)
+
+    def product_of(numbers: dict[int, float], begin: float) -> float:
+        a[:] = 0
+        for k, x in numbers.items():
+            a[0, k] = x
+        left[:], right[:] = packed(a, 16), packed(b.T, 16).T
+        out = np.full((1, 1), begin, dtype=np.float32)
+        tiles.load_config(config({0: (1, 4), 1: (1, 64), 2: (16, 4)}).ctypes.data)
+        tiles.load_tile(0, out.ctypes.data, 4)
+        tiles.load_tile(1, left.ctypes.data, 64)
+        tiles.load_tile(2, right.ctypes.data, 4)
+        tiles.multiply_tiles(0, 1, 2)
+        tiles.store_tile(0, out.ctypes.data, 4)
+        tiles.release_tiles()
+        return float(out[0, 0])
+
+    big, half = 2.0**24, 1.0
+    assert product_of({0: 3, 1: 5, 31: 7}, 2) == 17
+    assert product_of({0: half, 2: half}, big) == big + 2, "the evens are added to each other first"
+    assert product_of({0: half, 1: half}, big) == big + 2, "then to the odds, then to the sum"
+    assert product_of({0: big, 1: half, 3: half}, 0) == big + 2, "the odds are apart"
+    assert product_of({0: big, 2: half, 4: half}, 0) == big, "in their order"
+    assert product_of({0: big, 2: half, 4: half, 6: -big}, 0) == 0
+    assert product_of({0: 2.0**-126, 2: -(2.0**-126) * 1.5}, 0) == 0, "too small"
+    assert product_of({0: 2.0**-126}, 2.0**-127) == 2.0**-126, "so is a sum"
+
+
+# ------------------------------------------------------------------------------------ processes
+
+RUN = """
+import json, sys
+import emulatedtiles
+functions = emulatedtiles.in_place_of_installed(*sys.argv[1:3])
+import numpy as np
+from syncpretrain import finetune, pretrain
+from syncpretrain.kernels import native
+from syncpretrain.parallel.precision_choice import bfloat16_instructions, bfloat16_order
+found = {"forms": native.extension.bfloat16_forms(), "instructions": bfloat16_instructions()}
+found["order"] = bfloat16_order()
+X = np.random.default_rng(0).random((90, 40)).astype(np.float32)
+settings = {"layers": (40, 33, 17), "epochs": 2, "batch_size": 30, "precision": "bfloat16"}
+found["sums"] = []
+for runtime, workers, split in json.loads(sys.argv[3]):
+    stack = pretrain(X, **settings, runtime=runtime, workers=workers, split=split, shards=2)
+    found["sums"].append(stack.parameters_sha256)
+tuned = finetune(stack, X, epochs=1, batch_size=30, precision="bfloat16")
+found["tuned"] = tuned.parameters_sha256
+found["fault"], found["in_use"] = str(functions.take_fault()), functions.tiles_in_use()
+print(json.dumps(found))
+"""
+PLACES = [("serial", None, "units"), ("threads", 2, "units"), ("threads", 4, "units")]
+
+
+def run(state: str, places=PLACES, order: str = "") -> dict:
+    """Return what a process found that trains with emulated tiles."""
+    command = [sys.executable, "-c", RUN, str(emulatedtiles.library()), state, json.dumps(places)]
+    folders = [Path(emulatedtiles.__file__).parent, emulatedtiles.KERNELS.parents[1]]
+    environment = {"PYTHONPATH": ":".join(map(str, folders)), native.ORDER_VARIABLE: order}
+    done = subprocess.run(command, capture_output=True, timeout=300, env=os.environ | environment)
+    assert done.returncode == 0, done.stderr.decode()
+    return json.loads(done.stdout)
+
+
+@PACKED
+def test_training_takes_tiles_and_threads_end_in_the_same_bits():
+    with_tiles, without = run("permitted"), run("refused")
+    for found in (with_tiles, without):
+        assert len(set(found["sums"])) == 1
+        assert (found["fault"], found["in_use"]) == ("None", 0)
+    assert with_tiles["forms"][0] == "tiles"
+    assert (with_tiles["instructions"], with_tiles["order"]) == ("AMX", "tiles")
+    assert "tiles" not in without["forms"]
+    assert (without["instructions"], without["order"]) == ("AVX512-BF16", "pairs")
+    assert with_tiles["sums"] != without["sums"]
+    assert with_tiles["tuned"] != without["tuned"]
+
+
+@PACKED
+def test_tiles_of_other_bits_than_expected_are_not_taken():
+    found, without = run("wrong", PLACES[:1]), run("refused", PLACES[:1])
+    assert found["forms"] == without["forms"] == ["pairs", "portable pairs", "portable tiles"]
+    assert (found["order"], found["sums"]) == ("pairs", without["sums"])
+
+
+@PACKED
+def test_an_order_of_sums_is_kept_on_any_cpu():
+    """A run that was begun with tiles goes on without them, slowly, to the same bits, and back."""
+    for order, forms in {
+        "tiles": {"permitted": "tiles", "refused": "portable tiles"},
+        "pairs": {"permitted": "pairs", "refused": "pairs"},
+    }.items():
+        found = {state: run(state, PLACES[1:2], order) for state in forms}
+        assert {state: each["forms"][0] for state, each in found.items()} == forms
+        assert {each["order"] for each in found.values()} == {order}
+        assert all(len(set(each["forms"])) == len(each["forms"]) for each in found.values())
+        for what in ("sums", "tuned"):
+            assert found["permitted"][what] == found["refused"][what]
