@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 JOB_SECONDS, BEGIN_SECONDS = 90, 60
+EMULATED_HOSTS = Path(__file__).parents[1] / "examples" / "emulated_hosts.py"
 
 
 @functools.cache
@@ -38,9 +39,9 @@ needs_mpiexec = pytest.mark.skipif(not mpiexec(), reason="needs mpi4py and mpiex
 
 
 @contextmanager
-def job(ranks: int, *command: object) -> Iterator[subprocess.Popen[str]]:
+def job(ranks: int, *command: object, hosts: int = 1) -> Iterator[subprocess.Popen[str]]:
     """Start a job, which ends with the context."""
-    started = start(ranks, *command)
+    started = start(ranks, *command, hosts=hosts)
     with started:
         try:
             yield started
@@ -49,9 +50,11 @@ def job(ranks: int, *command: object) -> Iterator[subprocess.Popen[str]]:
                 os.killpg(started.pid, signal.SIGKILL)
 
 
-def start(ranks: int, *command: object) -> subprocess.Popen[str]:
-    """Start a job of Python processes, in a session of its own."""
+def start(ranks: int, *command: object, hosts: int = 1) -> subprocess.Popen[str]:
+    """Start a job of Python processes, in a session of its own, on one host or emulated ones."""
     launch = [*mpiexec(), "-n", str(ranks), sys.executable, *map(str, command)]
+    if hosts > 1:
+        launch = [sys.executable, str(EMULATED_HOSTS), "--hosts", str(hosts), "--", *launch]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     return subprocess.Popen(
         launch,

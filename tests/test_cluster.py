@@ -152,6 +152,32 @@ def test_a_failing_engine_breaks_every_wait_with_its_reason(monkeypatch):
         second.send(0, PORT, "in vain")
 
 
+def test_a_rank_that_leaves_waits_for_the_last_words_of_others():
+    with transports(3) as ranks:
+        first, *others = ranks
+        for other in others:
+            assert other.close(0.0)
+        assert first.close(WAIT)
+        assert first.peers.have_left([1, 2])
+
+
+def test_a_rank_leaves_alone_when_others_stay():
+    with transports(2) as (first, second):
+        assert first.close(0.01)
+        assert not first.peers.have_left([1])
+        with second._arrived:
+            assert second._is_handled.wait_for(lambda: second.peers.have_left([0]), WAIT)
+        second._next_beat = 0.0
+        assert second.close(0.01), "and says no more to who has left"
+
+
+def test_the_first_rank_on_each_machine():
+    peers = Peers(Beat("a", "A", 1), 0.0, 1.0)
+    for rank, machine in ((2, "B"), (0, "A"), (3, "A"), (1, "B")):
+        peers.record(rank, Beat(machine.lower(), machine, rank))
+    assert peers.first_on_machines() == {0: 0, 1: 1, 2: 1, 3: 0}
+
+
 def test_while_the_whole_job_is_stopped_no_rank_is_silent():
     with transports(2) as (first, second):
         second.send(0, PORT, "here")

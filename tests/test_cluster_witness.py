@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
@@ -27,7 +27,7 @@ def test_without_descriptors_of_processes_there_is_no_witness(monkeypatch):
         raise OSError("not implemented")
 
     monkeypatch.setattr(witness.os, "pidfd_open", refuse)
-    alone = witness.Witness()
+    alone = witness.Witness(witness.new_address())
     assert alone.address is None, "so that no rank waits for it"
     alone.watch(1, "nobody")
     alone.close()
@@ -72,7 +72,7 @@ def speaker(own: watch.Witness) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("last", ["", "l", "a"])
 def test_the_witness_tells_of_who_dies_and_not_of_who_leaves(capfd, last):
     """The second process is killed, or leaves as well, or ends the job."""
-    own = witness.Witness()
+    own = witness.Witness(witness.new_address())
     # Connects as soon as the witness listens.
     witness.be_seen(own.address)
     processes = [
@@ -217,8 +217,101 @@ def test_a_rank_that_ends_the_job_waits_for_the_last_look_of_the_witness():
 def test_the_witness_names_a_process_that_ended_before_it_was_named(capfd):
     process = subprocess.Popen([sys.executable, "-I", "-S", "-c", ""])
     process.wait(WAIT)
-    own = witness.Witness()
+    own = witness.Witness(witness.new_address())
     own.watch(process.pid, "rank 7")
     own._process.wait(WAIT)
     own.close()
     assert capfd.readouterr().err == "Error: rank 7 was killed or has crashed\n"
+
+
+@contextmanager
+def two_hosts():
+    """The witnesses of two hosts, of which the second tells the first."""
+    first = witness.Witness(witness.new_address(), several=True)
+    second = witness.Witness(witness.new_address(), first=first.door)
+    try:
+        yield first, second
+    finally:
+        second.close()
+        first.close()
+
+
+@contextmanager
+def rank_of(own: witness.Witness):
+    """A process that a witness sees, and knows by its identifier."""
+    address = own.address.replace("\0", "@")
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITS, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        process.stdout.readline()
+        own.watch(process.pid, f"process {process.pid}")
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@needs_pidfd
+@pytest.mark.parametrize("place", [0, 1])
+def test_the_first_death_on_any_host_is_told_once(capfd, place):
+    with two_hosts() as hosts, rank_of(hosts[0]) as near, rank_of(hosts[1]) as far:
+        dies, other = (near, far) if place == 0 else (far, near)
+        dies.kill()
+        hosts[0]._process.wait(WAIT)
+        other.kill()  # as a launcher does it
+        hosts[1]._process.wait(WAIT)
+        pid = dies.pid
+    told = capfd.readouterr().err
+    assert told.startswith(f"Error: process {pid} was killed")
+    assert told.count("Error") == 1, told
+
+
+@needs_pidfd
+def test_a_rank_that_ends_the_job_silences_the_witnesses_of_all_hosts(capfd):
+    with two_hosts() as (first, second), rank_of(first) as near:
+        witness.be_seen(second.address)
+        witness.notify_witness(watch.ABORTS)
+        first._process.wait(WAIT)
+        second._process.wait(WAIT)
+        near.kill()
+    witness._seen.pop().close()
+    assert capfd.readouterr().err == ""
+
+
+@needs_pidfd
+def test_the_witnesses_of_other_hosts_end_with_the_first_one(capfd):
+    with two_hosts() as (first, second), rank_of(second) as far:
+        first.close()
+        second._process.wait(WAIT)
+        far.kill()
+    assert capfd.readouterr().err == ""
+
+
+@needs_pidfd
+@pytest.mark.parametrize("said", [b"wrong\nrank 1 was killed\n", b"x" * 100_000, b"", b"\xff\n!\n"])
+def test_strangers_are_not_listened_to(capfd, said):
+    with two_hosts() as (first, second), rank_of(second) as far:
+        with socket.create_connection(("localhost", first.door.port)) as stranger:
+            with suppress(OSError):  # it hangs up on long lines
+                stranger.sendall(said)
+            stranger.shutdown(socket.SHUT_WR)
+            with suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+        far.kill()
+        first._process.wait(WAIT)
+        pid = far.pid
+    assert capfd.readouterr().err.startswith(f"Error: process {pid} was killed")
+
+
+@needs_pidfd
+def test_a_witness_that_cannot_reach_the_first_tells_by_itself(capfd):
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]  # where nobody listens in a moment
+    door = witness.Door("localhost", port, "word")
+    own = witness.Witness(witness.new_address(), first=door)
+    with rank_of(own) as process:
+        process.kill()
+        own._process.wait(WAIT)
+        pid = process.pid
+    own.close()
+    assert capfd.readouterr().err.startswith(f"Error: process {pid} was killed")

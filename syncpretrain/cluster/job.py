@@ -14,7 +14,7 @@ from syncpretrain.cluster.launched import START_HINT, launched
 from syncpretrain.cluster.mpi import MPIEngine
 from syncpretrain.cluster.transport import Port, Transport
 from syncpretrain.cluster.watch import ABORTS, LEAVES
-from syncpretrain.cluster.witness import Witness, be_seen, notify_witness
+from syncpretrain.cluster.witness import Door, Witness, be_seen, new_address, notify_witness
 from syncpretrain.errors import SettingsError, WorkerError
 from syncpretrain.parallel.timeouts import TIMEOUTS
 
@@ -22,9 +22,11 @@ __all__ = ["Membership", "check_ranks", "check_windows", "is_member", "joined", 
 
 ABORT_STATUS = 1
 PASS_ON_SECONDS = 0.2
+FAREWELL_SECONDS = 1.0
 MISSING_SECONDS = 10.0  # for the other ranks, before a message names the missing ones
 HELLO: Port = (0, "hello")
 WITNESS: Port = (0, "witness")
+NAMES: Port = (0, "names")
 
 
 class Membership:
@@ -40,7 +42,7 @@ class Membership:
     broken : bool
         Whether a rank does not answer, so that no orderly end is left.
     witness : Witness or None
-        Of rank 0.
+        Of the ranks on this host, if this is the first of them.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -62,16 +64,30 @@ class Membership:
             self.transport.send(0, HELLO, None)
             found = self.transport.take(WITNESS, seconds)
             if found is not None and found[1] is not None:
-                be_seen(found[1])
+                self._join_witness(*found[1])
             return
         self._wait_for_others(seconds)
-        self.witness = Witness()
+        leaders = self.transport.peers.first_on_machines()
+        addresses = {leader: new_address() for leader in leaders.values()}
+        self.witness = Witness(addresses[0], several=len(addresses) > 1)
+        if self.witness.address is None:
+            addresses.clear()
+        for rank in range(1, self.transport.size):
+            leader = leaders[rank]
+            door = self.witness.door if rank == leader else None
+            place = (addresses[leader], door) if leader in addresses else None
+            self.transport.send(rank, WITNESS, place)
         for rank in range(self.transport.size):
             self.describe(rank)
-            is_near = self.transport.peers.is_near(rank)
-            self.transport.send(rank, WITNESS, self.witness.address if is_near else None)
         if self.witness.address is not None:
             be_seen(self.witness.address)
+
+    def _join_witness(self, address: str, first: Door | None) -> None:
+        """Be seen by the witness of this host, which the first rank here starts."""
+        if first is not None:
+            self.witness = witness = Witness(address, first=first)
+            self.transport.listen(NAMES, lambda _, named: witness.watch(*named))
+        be_seen(address)
 
     def _wait_for_others(self, seconds: float) -> None:
         missing = set(range(1, self.transport.size))
@@ -90,16 +106,23 @@ class Membership:
                 sys.stderr.write(f"waiting for {name}: every rank has to make the same call\n")
 
     def describe(self, rank: int, holds: str = "") -> None:
-        """Have the witness call a rank by what it holds."""
-        if self.witness is not None and self.transport.peers.is_near(rank):
-            pid = self.transport.peers.beats[rank].pid
-            self.witness.watch(pid, f"{holds}{self.transport.peers.name(rank)} (process {pid})")
+        """Have the witness of its host call a rank by what it holds."""
+        if self.witness is None:
+            return
+        peers = self.transport.peers
+        pid = peers.beats[rank].pid
+        named = pid, f"{holds}{peers.name(rank)} (process {pid})"
+        leader = peers.first_on_machines()[rank]
+        if leader == 0:
+            self.witness.watch(*named)
+        elif self.witness.door is not None:
+            self.transport.send(leader, NAMES, named)
 
     def leave(self) -> None:
         """Send what is still to be sent; abort the job where a rank does not answer."""
         if self.witness is not None:
             self.witness.close()
-        if self.broken or not self.transport.close():
+        if self.broken or not self.transport.close(FAREWELL_SECONDS):
             self.abort()
         notify_witness(LEAVES)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -76,10 +76,16 @@ class Peers:
             return 0.0
         return self._offsets[rank]
 
-    def is_near(self, rank: int) -> bool:
-        """Return whether a rank is on this machine."""
-        beat = self._beats.get(rank)
-        return beat is not None and beat.machine == self._own.machine
+    def first_on_machines(self) -> dict[int, int]:
+        """Return of each rank that was heard of the lowest one on its machine."""
+        first: dict[str, int] = {}
+        for rank in sorted(self._beats):
+            first.setdefault(self._beats[rank].machine, rank)
+        return {rank: first[beat.machine] for rank, beat in self._beats.items()}
+
+    def have_left(self, ranks: Iterable[int]) -> bool:
+        """Return whether all of some ranks have sent their last sign of life."""
+        return all(rank in self._beats and self._beats[rank].leaves for rank in ranks)
 
     def name(self, rank: int) -> str:
         """Return what a message calls a rank."""

@@ -92,7 +92,7 @@ class Transport:
         self._next_beat = 0.0
         self._looked = time.monotonic()
         self._failure: BaseException | None = None
-        self._closing = False
+        self._is_leaving = self._closing = False
         self._say_alive()  # before anything else, so that its receiver knows the sender
         # A daemon only so that a thread stuck in MPI cannot keep the process from ending.
         self._thread = threading.Thread(
@@ -157,10 +157,17 @@ class Transport:
         """End every rank of the job at once; used where no orderly end is left."""
         self._engine.abort(status)
 
-    def close(self) -> bool:
-        """Send what is still to be sent, and a last word; return whether that is done in time."""
-        for rank in self._watched():
+    def close(self, farewell: float = 0.0) -> bool:
+        """Send what is still to be sent, and a last word; return whether that is done in time.
+
+        Wait up to ``farewell`` seconds for the last words of others, for MPI libraries that warn of
+        messages which nobody has received.
+        """
+        watched, self._is_leaving = self._watched(), True
+        for rank in watched:
             self.send(rank, BEATS, last_beat(self._beat))
+        with self._arrived:
+            self._is_handled.wait_for(lambda: self._is_done_with(watched), farewell)
         self._closing = True
         self._wake()
         self._thread.join(self._times.join)
@@ -183,6 +190,10 @@ class Transport:
         with self._arrived:
             for taker in self._takers.values():
                 taker.notify_all()
+            self._is_handled.notify_all()
+
+    def _is_done_with(self, ranks: list[int]) -> bool:
+        return self.peers.have_left(ranks) or self._failure is not None
 
     def _exchange(self) -> None:
         naps = Naps(time.monotonic())
@@ -221,7 +232,7 @@ class Transport:
         if now - self._looked > STOPPED_SECONDS:
             self.peers.wait_anew(now)
         self._looked = now
-        if now >= self._next_beat and not self._closing:
+        if now >= self._next_beat and not self._is_leaving:
             self._say_alive()
         while self._outbox:
             with self._changed:
@@ -238,7 +249,8 @@ class Transport:
     def _say_alive(self) -> None:
         self._next_beat = time.monotonic() + BEAT_SECONDS
         for rank in self._watched():
-            self.send(rank, BEATS, self._beat)
+            if not self.peers.have_left([rank]):
+                self.send(rank, BEATS, self._beat)
 
     def _watched(self) -> list[int]:
         """Return the ranks that exchange signs of life with this one: with rank 0 all do."""

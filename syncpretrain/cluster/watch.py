@@ -3,12 +3,20 @@
 Standard input has a line for each process, its identifier, a tab and what to call it, of which the
 last one counts; and a last line without a tab when all is over. Each process connects to a socket
 as well: that closes before the launcher knows of a death, which then kills all other ranks. What it
-sends there says that it is about to end of itself, or to end the job. This is a file to be
-executed, with the name of the socket, and needs nothing but Python.
+sends there says that it is about to end of itself, or to end the job.
+
+Where a job has several hosts there is a witness on each. The first one prints: to its listening
+socket the others connect, tell it of an end, and say nothing themselves, since the launcher kills
+the ranks of their hosts because of it. It closes these connections when all is over. A witness that
+cannot connect prints for itself.
+
+This is a file to be executed, with the name of the socket, and needs nothing but Python.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import os
 import select
 import signal
@@ -22,14 +30,64 @@ __all__ = ["ABORTS", "LEAVES", "main"]
 LEAVES, ABORTS = b"l", b"a"
 PEER = struct.Struct("3i")  # process, user and group of the other end of a socket
 ENDING_MS = 200  # until the system knows how a process ended that has closed its socket
+CONNECT_SECONDS = 5.0
+HEARD_SECONDS = 1.0  # until the first witness has printed what it was told
+ABORTED = "!"  # in the place of an end
+LONGEST_LINE = 1 << 16
 PENDING = 4096  # connections
 
 
-class Witness:
-    """The processes that are watched, whose names come from the descriptor of a pipe."""
+class OtherHosts:
+    """What the witnesses of other hosts say, who begin with a word that only they know."""
 
-    def __init__(self, address: str, pipe: int) -> None:
+    def __init__(self, door: socket.socket, word: str, looks: select.epoll) -> None:
+        self._door, self._word, self._looks = door, word, looks
+        self._lines: dict[int, tuple[socket.socket, list[str]]] = {}  # the last is not complete
+        looks.register(door, select.EPOLLIN)
+
+    def hear(self, found: list[int]) -> list[str]:
+        """Return the lines that have come through some descriptors."""
+        if self._door.fileno() in found:
+            other, _ = self._door.accept()
+            other.setblocking(False)
+            self._lines[other.fileno()] = other, [""]
+            self._looks.register(other, select.EPOLLIN)
+        return [line for own in found if own in self._lines for line in self._read(own)]
+
+    def _read(self, descriptor: int) -> list[str]:
+        other, lines = self._lines[descriptor]
+        try:
+            text = other.recv(4096).decode(errors="replace")
+        except BlockingIOError:
+            return []
+        except OSError:  # reset
+            text = ""
+        more = (lines[-1] + text).split("\n")
+        lines[-1:] = more
+        is_wrong = len(lines) > 1 and lines[0] != self._word
+        if not text or is_wrong or len(lines[-1]) > LONGEST_LINE:
+            self._looks.unregister(descriptor)
+            del self._lines[descriptor]
+            other.close()
+        return [] if is_wrong else [line for line in more[:-1] if line != self._word]
+
+
+class Witness:
+    """The processes that are watched, whose names come from the descriptor of a pipe.
+
+    Parameters
+    ----------
+    address : str
+        Of the socket of processes on this host.
+    pipe : int
+    first : socket, optional
+        To the first witness of the job, if this is another one.
+    """
+
+    def __init__(self, address: str, pipe: int, first: socket.socket | None = None) -> None:
         self._pipe = pipe
+        self._first = first
+        self._others: OtherHosts | None = None
         self._names: dict[int, str] = {}
         self._pids: dict[int, int] = {}  # by descriptor
         self._ends: dict[int, int] = {}  # descriptor of a process by its identifier
@@ -43,6 +101,12 @@ class Witness:
         self._looks = select.epoll()  # which reports in the order of the events
         self._looks.register(pipe, select.EPOLLIN)
         self._looks.register(self._listener, select.EPOLLIN)
+        if first is not None:
+            self._looks.register(first, select.EPOLLIN)
+
+    def listen(self, door: socket.socket, word: str) -> None:
+        """Listen to the witnesses of other hosts too."""
+        self._others = OtherHosts(door, word, self._looks)
 
     def wait(self) -> str | None:
         """Return how processes ended, in the order of their ends; None if all is over before.
@@ -51,14 +115,20 @@ class Witness:
         behind where the look is. So an end counts when the next look finds it without a word.
         """
         suspects: list[int] = []
-        is_over = False
+        is_over = is_aborted = False
         while True:
             found = [own for own, _ in self._looks.poll(0 if suspects else None)]
             if self._listener.fileno() in found:  # whose word may explain an end
                 self._accept()
                 continue
+            if self._first is not None and self._first.fileno() in found:
+                return None  # all is over, or has been told
             if any(self._hear(own) == ABORTS for own in found if own in self._sockets):
-                is_over = True  # but who has ended before is why
+                is_over = is_aborted = True  # but who has ended before is why
+            for line in self._others.hear(found) if self._others is not None else ():
+                if line != ABORTED:
+                    return line
+                is_over = True
             if self._pipe in found and not self._read():
                 is_over = True
             seen = self._missed + [self._pids[own] for own in found if own in self._pids]
@@ -67,8 +137,20 @@ class Witness:
             if both:
                 return ", and ".join(self._ending(pid) for pid in both)
             if is_over and not ended:
+                if is_aborted:
+                    self.tell_first(ABORTED)
                 return None
             suspects = ended
+
+    def tell_first(self, line: str) -> bool:
+        """Tell the first witness, and wait until it has heard; return whether there is one."""
+        if self._first is None:
+            return False
+        with contextlib.suppress(OSError):  # it has told of another end, and is gone
+            self._first.sendall(f"{line}\n".encode())
+            self._first.settimeout(HEARD_SECONDS)
+            self._first.recv(1)
+        return True
 
     def _accept(self) -> None:
         other, _ = self._listener.accept()
@@ -126,12 +208,33 @@ class Witness:
         return f"{name} {_ending(pid)}"
 
 
-def main(address: str) -> None:
+def main() -> None:
     """Wait; write on standard error which process has ended, if that is before all is over."""
-    found = Witness(address, 0).wait()
-    if found is not None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("address")
+    parser.add_argument("--word", default="")
+    parser.add_argument("--door", type=int)
+    parser.add_argument("--first", nargs=2, metavar=("HOST", "PORT"))
+    options = parser.parse_args()
+    own = Witness(options.address, 0, _connected(options.first, options.word))
+    if options.door is not None:
+        own.listen(socket.socket(fileno=options.door), options.word)
+    found = own.wait()
+    if found is not None and not own.tell_first(found):
         sys.stderr.write(f"Error: {found}\n")
         sys.stderr.flush()
+
+
+def _connected(place: tuple[str, str] | None, word: str) -> socket.socket | None:
+    if place is None:
+        return None
+    try:
+        first = socket.create_connection(place, CONNECT_SECONDS)
+        first.sendall(f"{word}\n".encode())
+    except OSError:  # hosts that do not know each other's names, or are not let through
+        return None
+    first.settimeout(None)
+    return first
 
 
 def _ending(pid: int) -> str:
@@ -147,4 +250,4 @@ def _ending(pid: int) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

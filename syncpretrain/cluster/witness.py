@@ -1,7 +1,8 @@
-"""The witness: a process beside the job, which reports a rank that dies.
+"""The witnesses: a process beside the ranks of each host, which reports a rank that dies.
 
-Launchers such as Hydra of MPICH kill every other rank with SIGKILL as soon as one dies. The witness
-is in a session of its own, and ends with rank 0.
+Launchers such as Hydra of MPICH kill every other rank with SIGKILL as soon as one dies. A witness
+is in a session of its own. That of rank 0 prints what all see, and ends with rank 0; the others
+tell it over the network.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import secrets
 import socket
 import subprocess
 import time
+from contextlib import ExitStack
 from multiprocessing import spawn
 from pathlib import Path
+from typing import NamedTuple
 
 from syncpretrain.cluster import watch
 from syncpretrain.cluster.watch import ABORTS
 from syncpretrain.parallel.descriptors import closed_first, standard_stream
 
-__all__ = ["Witness", "be_seen", "notify_witness"]
+__all__ = ["Door", "Witness", "be_seen", "new_address", "notify_witness"]
 
 START_SECONDS = 5.0  # of the witness
 LAST_LOOK_SECONDS = 1.0  # of its last look
@@ -54,30 +57,64 @@ def notify_witness(word: bytes) -> None:
                 own.recv(1)
 
 
+def new_address() -> str:
+    """Return the name of a socket, which is no file, for the processes of a host."""
+    return f"\0syncpretrain-{secrets.token_hex(8)}"
+
+
+class Door(NamedTuple):
+    """Where the witnesses of other hosts find the first one, and the word that lets them in."""
+
+    host: str
+    port: int
+    word: str
+
+
 class Witness:
-    """The witness of rank 0, for the ranks on its machine; none where the system has no pidfd.
+    """The witness of the ranks on one host; none where the system has no pidfd.
+
+    Parameters
+    ----------
+    address : str
+        Of the socket to which each rank connects.
+    several : bool
+        Whether there are other hosts, whose witnesses tell this one.
+    first : Door, optional
+        Of the witness that this one tells.
 
     Attributes
     ----------
     address : str or None
-        Of the socket to which each rank connects; None without a witness.
+        None without a witness.
+    door : Door or None
+        For the witnesses of other hosts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address: str, *, several: bool = False, first: Door | None = None) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self.address: str | None = None
+        self.door: Door | None = None
         if not _has_pidfd():
             return
-        name = f"syncpretrain-{secrets.token_hex(8)}"
-        self.address = f"\0{name}"  # which is no file
-        command = [spawn.get_executable(), "-I", "-S", str(Path(watch.__file__)), name]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=standard_stream(2),
-            start_new_session=True,
-        )
+        self.address = address
+        command = [spawn.get_executable(), "-I", "-S", str(Path(watch.__file__)), address[1:]]
+        with ExitStack() as stack:
+            passed = []
+            if several:
+                own = stack.enter_context(socket.create_server(("", 0)))
+                self.door = Door(socket.gethostname(), own.getsockname()[1], secrets.token_hex(16))
+                passed.append(own.fileno())
+                command += ["--door", str(own.fileno()), "--word", self.door.word]
+            if first is not None:
+                command += ["--first", first.host, str(first.port), "--word", first.word]
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=standard_stream(2),
+                start_new_session=True,
+                pass_fds=passed,
+            )
 
     def watch(self, pid: int, name: str) -> None:
         """Watch a process, or give it another name."""
