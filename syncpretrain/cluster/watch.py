@@ -229,7 +229,7 @@ def _connected(place: tuple[str, str] | None, word: str) -> socket.socket | None
     if place is None:
         return None
     try:
-        first = socket.create_connection(place, CONNECT_SECONDS)
+        first = socket.create_connection((place[0], int(place[1])), CONNECT_SECONDS)
         first.sendall(f"{word}\n".encode())
     except OSError:  # hosts that do not know each other's names, or are not let through
         return None
