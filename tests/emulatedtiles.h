@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef TILE_INSTRUCTIONS /* else trappedtiles.c carries out those of the compiler */
 #undef _tile_loadd
 #undef _tile_stored
 #undef _tile_zero
@@ -16,6 +17,7 @@
 #define _tile_stored store_tile
 #define _tile_zero zero_tile
 #define _tile_dpbf16ps multiply_tiles
+#endif
 
 enum { TILE_COUNT = 8, MOST_ROWS = 16, MOST_BYTES = 64, CONFIG_BYTES = 64, MOST_WATCHED = 4 };
 
@@ -55,7 +57,9 @@ int tiles_in_use(void) { return has_config; }
 /* Let the kernel refuse tiles, or not; it is asked once. */
 void permit_tiles(int permitted) { is_permitted = permitted; }
 
+#ifdef TILE_INSTRUCTIONS
 static int granted_tiles(void) { return is_permitted; }
+#endif
 
 /* Let products add the parts of a term to the sum one by one, or not. */
 void split_terms(int split) { are_split = split; }

@@ -1,10 +1,15 @@
-"""Builds the compiled kernels with AMX's tile instructions emulated by ``emulatedtiles.h``."""
+"""Builds the compiled kernels with AMX's tile instructions emulated by ``emulatedtiles.h``.
+
+``emulatedtiles.c`` has functions in the place of the instructions, ``trappedtiles.c`` the
+instructions themselves, which are emulated as they are met.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import importlib.machinery
 import importlib.util
+import os
 import platform
 import shutil
 import subprocess
@@ -19,7 +24,7 @@ HERE = Path(__file__).parent
 KERNELS = HERE.parent / "syncpretrain" / "kernels"
 NAME = "syncpretrain.kernels._native"
 COMPILER = shutil.which("gcc") or shutil.which("clang")
-FLAGS = ["-O1", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fPIC", "-shared"]
+FLAGS = ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fPIC", "-shared"]
 
 
 def lacking() -> str | None:
@@ -31,19 +36,25 @@ def lacking() -> str | None:
     return None
 
 
+def makes_instructions() -> bool:
+    """Return whether the compiler can make tile instructions."""
+    command = [str(COMPILER), "-mamx-tile", "-mamx-bf16", "-E", "-x", "c", os.devnull]
+    return subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+
+
 @cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory()
 
 
 @cache
-def library() -> Path:
+def library(source: str = "emulatedtiles.c", level: str = "-O1") -> Path:
     """Return the file of the extension, compiled once in a process."""
-    path = Path(_folder().name, "_native.so")
+    path = Path(_folder().name, f"{source}{level}.so")
     assert COMPILER is not None
     folders = [f"-I{folder}" for folder in (HERE, KERNELS, sysconfig.get_path("include"))]
     done = subprocess.run(
-        [COMPILER, *FLAGS, *folders, str(HERE / "emulatedtiles.c"), "-o", str(path), "-lm"],
+        [COMPILER, level, *FLAGS, *folders, str(HERE / source), "-o", str(path), "-lm"],
         capture_output=True,
         timeout=200,
     )

@@ -348,3 +348,47 @@ def test_an_order_of_sums_is_kept_on_any_cpu():
         assert all(len(set(each["forms"])) == len(each["forms"]) for each in found.values())
         for what in ("sums", "tuned"):
             assert found["permitted"][what] == found["refused"][what]
+
+
+# ------------------------------------------------------------------- the compiler's instructions
+
+TRAPPED = """
+import ctypes, sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+import emulatedtiles
+import numpy as np
+from bfloat16bydefinition import by_tiles, factors
+path = Path(sys.argv[1])
+functions, extension = ctypes.PyDLL(str(path)), emulatedtiles.loaded(path)
+functions.take_fault.restype = ctypes.c_char_p
+functions.catch_instructions()
+assert extension.bfloat16_forms()[0] == "tiles"
+
+def differs(shape):
+    a, b = factors(*shape)
+    out = np.full((len(a), b.shape[1]), np.nan, dtype=np.float32)
+    assert extension.multiply_bfloat16(a, b, out, "tiles") is out
+    return not np.array_equal(out, by_tiles(a, b))
+
+edges = (1, 16, 17, 31, 32, 33, 48, 65)
+shapes = [(m, k, n) for m in edges for k in (1, 32, 70) for n in edges]
+shapes += [(70, 1025, 65), (150, 200, 130)] * 4
+with ThreadPoolExecutor(4) as threads:
+    print([shape for shape, wrong in zip(shapes, threads.map(differs, shapes)) if wrong])
+print(functions.take_fault(), functions.tiles_in_use(), functions.trapped() > 10000)
+"""
+
+
+@PACKED
+@pytest.mark.skipif(HAS_TILES, reason="this CPU carries the instructions out itself")
+def test_the_instructions_that_the_compiler_made_have_the_bits_of_the_definition():
+    """Each is caught where the CPU refuses it, taken apart, and carried out by the emulation."""
+    if not emulatedtiles.makes_instructions():
+        pytest.skip("this compiler makes no tile instructions")
+    library = emulatedtiles.library("trappedtiles.c", "-O3")
+    command = [sys.executable, "-c", TRAPPED, str(library)]
+    folders = [Path(emulatedtiles.__file__).parent, emulatedtiles.KERNELS.parents[1]]
+    environment = os.environ | {"PYTHONPATH": ":".join(map(str, folders))}
+    done = subprocess.run(command, capture_output=True, timeout=200, env=environment, text=True)
+    assert done.stdout.splitlines() == ["[]", "None 0 True"], done.stderr

@@ -214,6 +214,7 @@ class TestKernels:
             ("pairs", "tiles", "; SYNCPRETRAIN_BFLOAT16=pairs keeps the former sums"),
             ("tiles", "pairs", "; SYNCPRETRAIN_BFLOAT16=tiles keeps the former sums"),
             ("numpy", "pairs", "was not stopped"),
+            ("pairs", "numpy", "was not stopped"),
         ],
     )
     def test_another_order_of_sums_of_bfloat16_is_told(

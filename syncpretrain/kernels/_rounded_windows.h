@@ -65,8 +65,6 @@ static void add_halves_portable(const Half *const *from, Walk walk, const Pair *
 /* ----------------------------------------------------------------------------- AVX512-BF16 */
 
 #if HAS_AVX512_BF16
-#define WITH_PAIRS __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
-
 WITH_PAIRS static void round_numbers_avx512(const float *x, Py_ssize_t n, Half *out)
 {
     for (Py_ssize_t i = 0; i < n; i += 32)

@@ -28,6 +28,7 @@ from syncpretrain.rng import Address
 from syncpretrain.shapes import ConvolutionShape
 
 __all__ = [
+    "ORDERS",
     "ORDER_VARIABLE",
     "NativeKernelsError",
     "available",
@@ -37,6 +38,7 @@ __all__ = [
 
 VARIABLE = "SYNCPRETRAIN_KERNELS"
 ORDER_VARIABLE = "SYNCPRETRAIN_BFLOAT16"
+ORDERS = ("pairs", "tiles")  # of sums; a form's name ends with its order
 
 
 class NativeKernelsError(SyncpretrainError, ImportError):
@@ -66,9 +68,9 @@ def _loaded() -> Any:
 def _keep_order(extension: Any) -> None:
     """Take sums of bfloat16 products in the order that the environment names, if it does."""
     wanted = os.environ.get(ORDER_VARIABLE, "")
-    if wanted not in ("", "pairs", "tiles"):
+    if wanted not in ("", *ORDERS):
         raise NativeKernelsError(
-            f"got {ORDER_VARIABLE}={wanted!r}; expected 'pairs', 'tiles' or none"
+            f"got {ORDER_VARIABLE}={wanted!r}; expected {', '.join(map(repr, ORDERS))} or none"
         )
     if extension is not None and wanted:
         forms = extension.bfloat16_forms()

@@ -45,8 +45,8 @@ def bfloat16_instructions() -> str | None:
 
 
 def _form() -> str:
-    fastest: str = extension.bfloat16_forms()[0]
-    return fastest
+    usual: str = extension.bfloat16_forms()[0]
+    return usual
 
 
 @cache

@@ -19,7 +19,7 @@ from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.mapped_file import FileStamp, KnownFile
 from syncpretrain.data.record import DataRecord, record_of
 from syncpretrain.errors import CheckpointError, SettingsError
-from syncpretrain.kernels.native import ORDER_VARIABLE, available
+from syncpretrain.kernels.native import ORDER_VARIABLE, ORDERS, available
 from syncpretrain.parallel.precision_choice import bfloat16_order
 from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.settings import ELSEWHERE, Settings, off_ranks
@@ -276,11 +276,11 @@ def _arithmetic() -> dict[str, str]:
 
 
 def _remedy(was: RunIdentity, now: RunIdentity) -> str:
-    """Return what keeps the order of sums of bfloat16, where it is another now."""
-    former = was.arithmetic.get(BFLOAT16_SUMS)
-    if former not in ("by pairs", "by tiles") or former == now.arithmetic.get(BFLOAT16_SUMS):
+    """Return what keeps the order of sums of bfloat16, where it is another now and can be kept."""
+    orders = [found.arithmetic.get(BFLOAT16_SUMS, "").removeprefix("by ") for found in (was, now)]
+    if orders[0] == orders[1] or not set(orders) <= set(ORDERS):
         return ""
-    return f"; {ORDER_VARIABLE}={former.removeprefix('by ')} keeps the former sums"
+    return f"; {ORDER_VARIABLE}={orders[0]} keeps the former sums"
 
 
 def _bfloat16_sums(settings: Settings) -> dict[str, str]:
