@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from syncpretrain.backends.base import Draws, Later, Stream, device_of
+from syncpretrain.backends.base import Draws, Event, Later, Stream, device_of
 from syncpretrain.backends.cuda_fused import CudaFused
 from syncpretrain.backends.cuda_kernels import CudaKernels
 from syncpretrain.backends.device_rows import DeviceRows
@@ -92,6 +92,22 @@ class _DeviceStream:
     def synchronize(self) -> None:
         """Wait until all that was queued here is done."""
         self._stream.synchronize()
+
+
+class _DeviceEvent:
+    """An event of the device that is current when it is made."""
+
+    def __init__(self, cupy: Any) -> None:
+        self._cuda = cupy.cuda
+        self._event = cupy.cuda.Event(disable_timing=True)
+
+    def record(self) -> None:
+        """Stand behind all that is queued on the current stream now."""
+        self._event.record()
+
+    def wait(self) -> None:
+        """Have the current stream wait for it."""
+        self._cuda.get_current_stream().wait_event(self._event)
 
 
 class _Later:
@@ -257,6 +273,15 @@ class CupyBackend:
     def stream(self) -> Stream:
         """Return a new non-blocking stream of the GPU."""
         return _DeviceStream(self.xp, self.device)
+
+    def event(self) -> Event:
+        """Return a new event of the current device."""
+        return _DeviceEvent(self.xp)
+
+    def send(self, array: Any, *, out: Any) -> None:
+        """Copy a contiguous array into one of any GPU, peer to peer, on the current stream."""
+        # Not in a block of the other device, where another stream would be the current one.
+        out.data.copy_from_device_async(array.data, array.nbytes)
 
     def free_bytes(self) -> int:
         """Return the memory of all GPUs that are in use here which new arrays can have."""

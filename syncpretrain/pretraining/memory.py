@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from syncpretrain.backends.host_rows import buffer_bytes
 from syncpretrain.data.byte_rows import bytes_of, in_bytes
 from syncpretrain.kernels.arrays import FLOAT_BYTES
@@ -101,6 +103,8 @@ def check_device_memory(
     *,
     batch_size: int,
     bounded: bool,
+    waiting: int | None = None,
+    room: int = 0,
 ) -> None:
     """Refuse a stack that does not fit the devices, wherever its data stay.
 
@@ -113,6 +117,10 @@ def check_device_memory(
     batch_size : int
     bounded : bool
         Whether the layers see the data as they are; else they are standardized.
+    waiting : int, optional
+        The number of examples that a stream has activations of; else of all.
+    room : int
+        Bytes that rows of the host are copied to, beside the buffers that they come through.
 
     Raises
     ------
@@ -120,9 +128,14 @@ def check_device_memory(
         Naming what it needs and what there is.
     """
     examples = sum(map(len, data))
-    beside = pretraining_bytes(shapes, examples=examples, batch_size=batch_size)
-    least = sum(map(bytes_of, data))
-    if beside + least > free:  # as bytes, or a few rows at a time
-        own = sum(bytes_of(in_bytes(rows)) for rows in data) if bounded else least
-        least = min(own, buffer_bytes(examples, shapes[0].visible))
+    held = examples if waiting is None else waiting
+    beside = pretraining_bytes(shapes, examples=held, batch_size=batch_size)
+    by_rows = buffer_bytes(examples, shapes[0].visible) + room
+    if not isinstance(data[0], np.ndarray):  # in a file, or of an iterable
+        least = by_rows
+    else:
+        least = sum(map(bytes_of, data))
+        if beside + least > free:  # as bytes, or a few rows at a time
+            own = sum(bytes_of(in_bytes(rows)) for rows in data) if bounded else least
+            least = min(own, by_rows)
     check_available(beside + least, text_of(shapes), examples, free=free, where=" on the GPU")
