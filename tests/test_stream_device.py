@@ -23,14 +23,15 @@ from syncpretrain.data import byte_rows
 from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError, WorkerError
 from syncpretrain.events import EpochFinished
 from syncpretrain.learners.base import Learner
-from syncpretrain.pretraining.memory import VERSIONS, pretraining_bytes
+from syncpretrain.pretraining.memory import VERSIONS, held_rows, pretraining_bytes, room_bytes
 from syncpretrain.pretraining.runtime.streamed.device_layer import DeviceStreamedLayer
 from syncpretrain.pretraining.runtime.streamed.device_rings import DeviceRing, Events
-from syncpretrain.pretraining.streamed.sizes import held_rows, room_bytes, stream_size
+from syncpretrain.pretraining.streamed.sizes import stream_size
 from syncpretrain.pretraining.streamed.state import read_stream_state, write_stream_state
 from syncpretrain.settings import settings_from
 
 ON_DEVICES = [v for v in VARIANTS if not {"shards"} & VARIANTS[v].keys()]
+STREAM = {"layers": LAYERS, "batch_size": 30, "epochs": 3, "handoff": "minibatch"}
 IMAGES = ("1x4x4,conv:3x2,pool:1,conv:2x2,5", {"batch_size": 20, "epochs": 2})
 
 
@@ -140,8 +141,9 @@ class TestOrder:
         except (DivergedError, WorkerError) as error:
             return str(error)
 
-    @pytest.mark.parametrize("delay", [0.0, 0.4])
-    @pytest.mark.parametrize("fault", ["_filled.wait", "_read.wait", "_read.record"])
+    @pytest.mark.parametrize(
+        ("fault", "delay"), [("_filled.wait", 0.4), ("_read.wait", 0.0), ("_read.record", 0.0)]
+    )
     def test_a_missing_wait_is_found_out(self, bits, monkeypatch, fault, delay):
         outcomes = {}
         for name in ("double", "deferred"):
@@ -219,30 +221,32 @@ class TestBlocks:
     def test_they_have_the_bits_of_single_launches(
         self, bits, deferred, monkeypatch, variant, delay
     ):
-        events, launched = [], fakecupy.Graph.launched
+        events, worked, launched = [], [], fakecupy.Graph.launched
         own = {"delay": delay, "observers": [events.append]}
         own |= {} if variant == "uneven" else {"epochs": 4}
-        blocks = []
         process = DeviceStreamedLayer.process
-        monkeypatch.setattr(
-            DeviceStreamedLayer,
-            "process",
-            lambda self, block, stop, *run: (
-                blocks.append(self.number),
-                process(self, block, stop, *run),
-            )[1],
-        )
+
+        def counted(self, block, stop, *run):
+            worked.append(block)
+            return process(self, block, stop, *run)
+
+        monkeypatch.setattr(DeviceStreamedLayer, "process", counted)
         expected = on_device(bits, variant, **own).run().parameters_sha256
-        launched, blocks = fakecupy.Graph.launched - launched, len(blocks)
-        # Each layer works 2 or 3 lengths of blocks launch by launch first, with what it hands up.
-        assert launched >= blocks / 2 and (delay or launched >= blocks - 4 * 3)
+        launched = fakecupy.Graph.launched - launched
+        if delay:
+            assert launched > len(worked) / 2
+        elif variant != "uneven":  # all but the first block of each length
+            assert launched == len(worked) - 3 * 2
         assert not [text for text in notices_of(events) if "launch by launch" in text]
         as_it_is(monkeypatch)
         before = fakecupy.Graph.launched
         found = on_device(bits, variant, **own, runtime="serial").run().parameters_sha256
         assert fakecupy.Graph.launched == before and found == expected
         slow = [text for text in notices_of(events) if "launch by launch" in text]
-        assert sorted(text[:16] for text in slow) == [f"warning: layer {i}" for i in (1, 2, 3)]
+        told = {text[:16] for text in slow}  # at the end of an epoch, if any is left
+        wanted = {f"warning: layer {i}" for i in (1, 2, 3)}
+        assert len(told) == len(slow)
+        assert told == wanted or (variant == "uneven" and told < wanted)
 
     def test_layers_that_draw_on_the_host_say_so(self, bits, double):
         events = []
@@ -397,7 +401,7 @@ class TestDivergence:
                 raise ZeroDivisionError("staged")
 
         before_steps(monkeypatch, fail)
-        with pytest.raises(WorkerError, match="layer 2 failed in epoch 1: Zero.*staged") as end:
+        with pytest.raises(WorkerError, match=r"layer 2 failed in epoch 1: Zero.*staged") as end:
             on_device(bits, runtime=runtime).run()
         assert type(end.value.stack.layers[0].weight) is np.ndarray
         assert not library_threads()
@@ -420,11 +424,9 @@ class TestDivergence:
 class TestData:
     """Where the data of layer 1 are."""
 
-    OPTIONS = {"layers": LAYERS, "batch_size": 30, "epochs": 3, "handoff": "minibatch"}
-
     def run(self, X, **options):
         events = []
-        own = self.OPTIONS | {"backend": "cupy", "observers": [events.append]} | options
+        own = STREAM | {"backend": "cupy", "observers": [events.append]} | options
         stack = pretrain(X, **own)
         slow = [text for text in notices_of(events) if "launch by launch" in text]
         assert not slow, "blocks are recorded wherever the data are"
@@ -452,7 +454,7 @@ class TestData:
     def test_an_array_that_the_gpu_has_no_room_for(self, bits, device, monkeypatch):
         monkeypatch.setattr(host_rows, "BLOCK_BYTES", 40 * 16 * 4)
         expected, _ = self.run(bits)
-        settings = settings_from(**self.OPTIONS, backend="cupy").pretrain
+        settings = settings_from(**STREAM, backend="cupy").pretrain
         rows = held_rows(settings, device, steps=7, held_out=0)
         beside = pretraining_bytes(settings.shapes, examples=rows, batch_size=30)
         room = host_rows.buffer_bytes(200, 16) + room_bytes(settings, device, 7)
@@ -476,10 +478,10 @@ class TestData:
                 return arrays()
 
         own = {"visible_bias": visible_bias}
-        oracle = pretrain(Loader(), **self.OPTIONS, **own, backend="numpy")
+        oracle = pretrain(Loader(), **STREAM, **own, backend="numpy")
         events = []
         own |= {"backend": "cupy", "observers": [events.append]}
-        alike(pretrain(Loader(), **self.OPTIONS, **own), oracle)
+        alike(pretrain(Loader(), **STREAM, **own), oracle)
         assert not [text for text in notices_of(events) if "launch by launch" in text]
 
     def test_a_file_stays_on_the_host(self, bits, double, tmp_path):

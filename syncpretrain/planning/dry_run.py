@@ -25,12 +25,11 @@ from syncpretrain.planning.handover import handover_seconds
 from syncpretrain.planning.measure import measure
 from syncpretrain.planning.tuning import async_stage, minibatch_seconds
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.memory import pretraining_bytes
+from syncpretrain.pretraining.memory import held_rows, pretraining_bytes, room_bytes
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.pretraining.schedule.names import ASYNC, UNTRAINED
 from syncpretrain.pretraining.start import Driver
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
-from syncpretrain.pretraining.streamed.sizes import held_rows, room_bytes
 from syncpretrain.settings import PretrainSettings, Settings
 
 __all__ = ["DeviceMemory", "DryRun", "dry_run"]

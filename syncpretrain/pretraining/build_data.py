@@ -30,12 +30,13 @@ from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.pretraining.memory import (
     check_device_memory,
     check_memory,
+    held_rows,
     replica_bytes,
+    room_bytes,
 )
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.pretraining.schedule.names import ASYNC, UNTRAINED
-from syncpretrain.pretraining.streamed.sizes import held_rows, room_bytes
 from syncpretrain.settings.architecture import check_width
 from syncpretrain.settings.devices import why_not_on_a_device
 from syncpretrain.settings.drift import parsed_waking

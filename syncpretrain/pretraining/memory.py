@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from syncpretrain.backends.base import Backend
 from syncpretrain.backends.host_rows import buffer_bytes
 from syncpretrain.data.byte_rows import bytes_of, in_bytes
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.parallel.available_memory import check_available
+from syncpretrain.pretraining.streamed.sizes import passes_in_ring, stream_size
 from syncpretrain.settings.architecture import text_of
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.shapes import LayerShape
@@ -18,9 +20,10 @@ from syncpretrain.shapes import LayerShape
 __all__ = [
     "check_device_memory",
     "check_memory",
+    "held_rows",
     "pretraining_bytes",
     "replica_bytes",
-    "streamed_rows",
+    "room_bytes",
 ]
 
 WAITING = 2  # minibatches between layers: VERSIONS times as many are more than any ring has
@@ -42,9 +45,26 @@ def pretraining_bytes(shapes: Sequence[LayerShape], *, examples: int, batch_size
     return FLOAT_BYTES * (activations + parameters + minibatches + scratch)
 
 
-def streamed_rows(batch_size: int, held_out: int) -> int:
-    """Return as many examples as a stream has activations of: those that wait in its rings."""
-    return WAITING * (batch_size + held_out)
+def held_rows(settings: PretrainSettings, backend: Backend, *, steps: int, held_out: int) -> int:
+    """Return as many examples as a stream has activations of, for the estimate of its memory.
+
+    The estimate takes each of them :data:`VERSIONS` times.
+    """
+    size = stream_size(settings, backend, steps)
+    if not size.steps:
+        return WAITING * (settings.batch_size + held_out)
+    # Those of a block are computed beside the ring, and validation examples too.
+    rows = (size.ring + size.block) * settings.batch_size + (
+        passes_in_ring(size.ring, steps) + 1
+    ) * held_out
+    return -(-rows // VERSIONS)
+
+
+def room_bytes(settings: PretrainSettings, backend: Backend, steps: int) -> int:
+    """Return the bytes of a device that rows of the host are copied to, a block at a time."""
+    size = stream_size(settings, backend, steps)
+    rows = size.block * settings.batch_size if size.steps else 0
+    return FLOAT_BYTES * rows * settings.layers[0]
 
 
 def replica_bytes(settings: PretrainSettings, steps: int) -> int:

@@ -7,7 +7,6 @@ from functools import partial
 
 import numpy as np
 
-from syncpretrain.backends.base import Backend
 from syncpretrain.cluster.group import AgreedStop
 from syncpretrain.cluster.job import check_ranks, member
 from syncpretrain.data.blocks import StoredRows
@@ -42,7 +41,6 @@ from syncpretrain.pretraining.runtime.streamed.rings import (
     Source,
 )
 from syncpretrain.pretraining.schedule.stream import StreamPlan
-from syncpretrain.pretraining.streamed.build_device import device_stream
 from syncpretrain.pretraining.streamed.places import LayerPlace, layer_places
 from syncpretrain.pretraining.streamed.sizes import StreamSize, passes_in_ring
 from syncpretrain.settings.sections import PretrainSettings
@@ -63,11 +61,10 @@ def stream_runtime(
     ends: Sequence[int],
     *,
     size: StreamSize,
-    backend: Backend,
     times: Timeouts = TIMEOUTS,
     restarts: Restarts | None = None,
 ) -> StreamRuntime:
-    """Return the runtime of a streamed run, to be entered as a context.
+    """Return the runtime of a streamed run with NumPy, to be entered as a context.
 
     Parameters
     ----------
@@ -79,8 +76,6 @@ def stream_runtime(
         The last minibatch that each layer processes.
     size : StreamSize
         Of its rings and blocks.
-    backend : Backend
-        Where the layers are trained.
     times : Timeouts
     restarts : Restarts, optional
         For processes that die.
@@ -102,8 +97,6 @@ def stream_runtime(
         for n, width in zip([size.ring + n for n in reread], settings.layers[1:-1], strict=True)
     ]
     places = layer_places(plans, ends, passes, sizes)
-    if backend.devices():
-        return device_stream(settings, data, places, backend, size)
     shared = data.data
     source: DataSource | None = data
     if settings.runtime in ("processes", "mpi"):

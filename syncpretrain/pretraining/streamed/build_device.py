@@ -8,19 +8,20 @@ from types import TracebackType
 from syncpretrain.backends.base import Backend
 from syncpretrain.learners.select import step_for
 from syncpretrain.pretraining.build import build_learner, build_stopping
-from syncpretrain.pretraining.memory import pretraining_bytes
+from syncpretrain.pretraining.memory import held_rows, pretraining_bytes
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.streamed.device_layer import DeviceStreamedLayer
-from syncpretrain.pretraining.runtime.streamed.device_rings import DeviceRings
-from syncpretrain.pretraining.runtime.streamed.device_sources import (
+from syncpretrain.pretraining.runtime.streamed.device_rings import (
+    DeviceRings,
     DeviceSource,
     RingRuns,
-    data_runs,
 )
+from syncpretrain.pretraining.runtime.streamed.device_sources import data_runs
 from syncpretrain.pretraining.runtime.streamed.local import LocalStream
-from syncpretrain.pretraining.runtime.streamed.rings import DataSource
-from syncpretrain.pretraining.streamed.places import LayerPlace
-from syncpretrain.pretraining.streamed.sizes import StreamSize, held_rows
+from syncpretrain.pretraining.runtime.streamed.rings import DataSource, RingSize
+from syncpretrain.pretraining.schedule.stream import StreamPlan
+from syncpretrain.pretraining.streamed.places import layer_places
+from syncpretrain.pretraining.streamed.sizes import StreamSize, passes_in_ring
 from syncpretrain.settings.sections import PretrainSettings
 
 __all__ = ["DeviceStream", "device_stream"]
@@ -60,9 +61,11 @@ class DeviceStream(LocalStream):
 def device_stream(
     settings: PretrainSettings,
     data: DataSource,
-    places: Sequence[LayerPlace],
-    backend: Backend,
+    plans: Sequence[StreamPlan],
+    ends: Sequence[int],
+    *,
     size: StreamSize,
+    backend: Backend,
 ) -> DeviceStream:
     """Return the layers of a stream, each on its own device, with the rings between them.
 
@@ -70,13 +73,19 @@ def device_stream(
     ----------
     settings : PretrainSettings
     data : DataSource
-    places : sequence of LayerPlace
-        From the lowest layer up.
+    plans : sequence of StreamPlan
+        One a layer.
+    ends : sequence of int
+        The last minibatch that each layer processes.
+    size : StreamSize
+        Of its rings and blocks.
     backend : Backend
         Whose devices the layers are dealt to.
-    size : StreamSize
     """
     passes = data.passes
+    held = passes_in_ring(size.ring, passes.steps), passes.held_out
+    sizes = [RingSize(size.ring, passes.size(1), *held, width) for width in settings.layers[1:-1]]
+    places = layer_places(plans, ends, passes, sizes)
     rows = held_rows(settings, backend, steps=passes.steps, held_out=passes.held_out)
     beside = pretraining_bytes(settings.shapes, examples=rows, batch_size=settings.batch_size)
     runs = data_runs(data, backend.for_layer(1), most=size.block, beside=beside)

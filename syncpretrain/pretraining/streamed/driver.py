@@ -23,13 +23,13 @@ from syncpretrain.pretraining.build_data import build_data
 from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
 from syncpretrain.pretraining.runtime.select import workers_of
 from syncpretrain.pretraining.runtime.split import Split
-from syncpretrain.pretraining.runtime.streamed.base import EpochResult
+from syncpretrain.pretraining.runtime.streamed.base import EpochResult, StreamRuntime
 from syncpretrain.pretraining.runtime.streamed.data_sources import source_of
 from syncpretrain.pretraining.runtime.streamed.pool import BlockFailed, StreamPool
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.pretraining.schedule.stream import StreamSchedule, plans
 from syncpretrain.pretraining.streamed.build import stream_runtime
-from syncpretrain.pretraining.streamed.build_device import DeviceStream
+from syncpretrain.pretraining.streamed.build_device import DeviceStream, device_stream
 from syncpretrain.pretraining.streamed.events import StreamEvents
 from syncpretrain.pretraining.streamed.sizes import StreamSize, stream_size
 from syncpretrain.pretraining.streamed.state import StreamState
@@ -89,18 +89,15 @@ class StreamedPretraining:
         """Build all that depends on how many minibatches may wait between two layers."""
         self._size = size
         self._schedule = StreamSchedule(self.plans, **size._asdict())
-        self._runtime = stream_runtime(
-            self.settings,
-            self._source,
-            self.plans,
-            self._schedule.ends,
-            size=size,
-            backend=self._backend,
-            times=self._times,
-            restarts=self._restarts,
-        )
+        self._runtime = self._built(size)
         self._layers = self._runtime.layers
         self._events = StreamEvents(self.settings, self._layers, self._emit, self._times)
+
+    def _built(self, size: StreamSize) -> StreamRuntime:
+        own = self.settings, self._source, self.plans, self._schedule.ends
+        if self._backend.devices():
+            return device_stream(*own, size=size, backend=self._backend)
+        return stream_runtime(*own, size=size, times=self._times, restarts=self._restarts)
 
     @property
     def resume(self) -> StreamState | None:

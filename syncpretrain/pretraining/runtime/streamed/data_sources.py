@@ -16,7 +16,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.streamed.rings import DataSource
 from syncpretrain.settings.checks import parsed_shuffle
-from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.settings.fields import PretrainFields
 
 __all__ = ["PassesSource", "RowsSource", "source_of"]
 
@@ -143,7 +143,7 @@ class PassesSource(DataSource):
         return self._newest if self.means is None else self.means[None]
 
 
-def source_of(settings: PretrainSettings, data: Split) -> DataSource:
+def source_of(settings: PretrainFields, data: Split) -> DataSource:
     """Return the minibatches of an array, of rows of a file, or of what an iterable gives."""
     if isinstance(data.train, ArrayPasses):
         return PassesSource(data, batch_size=settings.batch_size)

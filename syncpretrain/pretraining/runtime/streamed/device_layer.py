@@ -31,8 +31,7 @@ from syncpretrain.learners.steps import Step
 from syncpretrain.models.layer import Layer
 from syncpretrain.pretraining.runtime.layer_state import StreamedLayerState
 from syncpretrain.pretraining.runtime.streamed.base import EpochResult
-from syncpretrain.pretraining.runtime.streamed.device_rings import DeviceRings
-from syncpretrain.pretraining.runtime.streamed.device_sources import DeviceSource
+from syncpretrain.pretraining.runtime.streamed.device_rings import DeviceRings, DeviceSource
 from syncpretrain.pretraining.runtime.streamed.learning import LearningLayer
 from syncpretrain.pretraining.runtime.streamed.rings import Passes
 from syncpretrain.pretraining.schedule.stream import Block, StreamPlan

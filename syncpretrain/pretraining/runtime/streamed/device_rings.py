@@ -11,17 +11,17 @@ It has never run on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from syncpretrain.backends.base import Backend, Event
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.pretraining.runtime.streamed.rings import RingSize
+from syncpretrain.pretraining.runtime.streamed.rings import Passes, RingSize
 
-__all__ = ["DeviceRing", "DeviceRings", "Events"]
+__all__ = ["DeviceRing", "DeviceRings", "DeviceSource", "Events", "RingRuns"]
 
 
 class Events:
@@ -115,7 +115,7 @@ class DeviceRing:
         return self._backend.tohost(self.slot(number, rows))
 
     def _start(self, number: int) -> int:
-        return number % self._capacity * self._rows
+        return (number - 1) % self._capacity * self._rows  # so that few blocks go around the end
 
 
 class DeviceRings(NamedTuple):
@@ -131,3 +131,68 @@ class DeviceRings(NamedTuple):
             DeviceRing(backend, size.minibatches, size.rows, size.width),
             DeviceRing(backend, size.passes, size.held_out, size.width),
         )
+
+
+class DeviceSource(Protocol):
+    """Where a layer's minibatches come from, on the current stream."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether an iterable is being asked for its next array, which may take any time."""
+        ...
+
+    def run(
+        self, first: int, last: int, stop: Callable[[], bool]
+    ) -> AbstractContextManager[tuple[Any, Any]]:
+        """Give rows, and the numbers of those of successive minibatches of one pass.
+
+        They may be overwritten by what is queued after the context.
+
+        Raises
+        ------
+        Stopped
+            If ``stop`` turned true while an iterable was waited for.
+        """
+        ...
+
+    def measured(self, first: int) -> Any:
+        """Return the examples to measure before the first step, in the run of that minibatch."""
+        ...
+
+    def validation(self, count: int) -> AbstractContextManager[Any]:
+        """Give the validation examples as they are at the end of a pass."""
+        ...
+
+
+class RingRuns:
+    """The hidden means that the layer below handed up.
+
+    Parameters
+    ----------
+    rings : DeviceRings
+    passes : Passes
+        Over the data of which these are made.
+    """
+
+    is_waiting = False
+
+    def __init__(self, rings: DeviceRings, passes: Passes) -> None:
+        self._rings, self._passes = rings, passes
+
+    def run(
+        self, first: int, last: int, stop: Callable[[], bool]
+    ) -> AbstractContextManager[tuple[Any, Any]]:
+        """Give the rows of the ring, and the numbers of some."""
+        return self._rings.minibatches.reading(first, last, self._passes.rows(first, last))
+
+    def measured(self, first: int) -> Any:
+        """Return the minibatch: those after it are not known yet."""
+        return self._rings.minibatches.slot(first, self._passes.size(first))
+
+    @contextmanager
+    def validation(self, count: int) -> Iterator[Any]:
+        """Give the validation examples of a pass."""
+        held_out = self._passes.held_out
+        with self._rings.validation.reading(count, count, held_out) as (rows, _):
+            del rows
+            yield self._rings.validation.slot(count, held_out)

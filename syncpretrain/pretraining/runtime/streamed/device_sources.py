@@ -1,15 +1,15 @@
-"""Where a layer on a device has its minibatches from: the data, or the ring of the layer below.
+"""Minibatches of layer 1 on a device, from the data.
 
-Minibatches come as runs, which go to the device's recorder as they are: rows that are always in
+They come as runs, which go to the device's recorder as they are: rows that are always in
 the same array, and their numbers on the device. Rows of the host are copied to an array of the
 device, a run at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 
@@ -19,75 +19,9 @@ from syncpretrain.data.blocks import StoredRows
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.streamed.data_sources import PassesSource, RowsSource
-from syncpretrain.pretraining.runtime.streamed.device_rings import DeviceRings
 from syncpretrain.pretraining.runtime.streamed.rings import DataSource, Passes
 
-__all__ = ["DeviceSource", "RingRuns", "data_runs"]
-
-
-class DeviceSource(Protocol):
-    """Where a layer's minibatches come from, on the current stream."""
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether an iterable is being asked for its next array, which may take any time."""
-        ...
-
-    def run(
-        self, first: int, last: int, stop: Callable[[], bool]
-    ) -> AbstractContextManager[tuple[Any, Any]]:
-        """Give rows, and the numbers of those of successive minibatches of one pass.
-
-        They may be overwritten by what is queued after the context.
-
-        Raises
-        ------
-        Stopped
-            If ``stop`` turned true while an iterable was waited for.
-        """
-        ...
-
-    def measured(self, first: int) -> Any:
-        """Return the examples to measure before the first step, in the run of that minibatch."""
-        ...
-
-    def validation(self, count: int) -> AbstractContextManager[Any]:
-        """Give the validation examples as they are at the end of a pass."""
-        ...
-
-
-class RingRuns:
-    """The hidden means that the layer below handed up.
-
-    Parameters
-    ----------
-    rings : DeviceRings
-    passes : Passes
-        Over the data of which these are made.
-    """
-
-    is_waiting = False
-
-    def __init__(self, rings: DeviceRings, passes: Passes) -> None:
-        self._rings, self._passes = rings, passes
-
-    def run(
-        self, first: int, last: int, stop: Callable[[], bool]
-    ) -> AbstractContextManager[tuple[Any, Any]]:
-        """Give the rows of the ring, and the numbers of some."""
-        return self._rings.minibatches.reading(first, last, self._passes.rows(first, last))
-
-    def measured(self, first: int) -> Any:
-        """Return the minibatch: those after it are not known yet."""
-        return self._rings.minibatches.slot(first, self._passes.size(first))
-
-    @contextmanager
-    def validation(self, count: int) -> Iterator[Any]:
-        """Give the validation examples of a pass."""
-        held_out = self._passes.held_out
-        with self._rings.validation.reading(count, count, held_out) as (rows, _):
-            del rows
-            yield self._rings.validation.slot(count, held_out)
+__all__ = ["data_runs"]
 
 
 class _DataRuns:

@@ -1,4 +1,4 @@
-"""What streamed layers have in common that train in this process: epochs, roll-backs, state."""
+"""Epochs, roll-backs and state of a streamed layer that is trained in this process."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class LearningLayer(BaseStreamedLayer):
         self._stopping = stopping
         self.learner, self.step = learner, step
         self._passes = passes
-        self._hands_up_own_means = learner.hidden_means(0) is not None
         visible = learner.current().shape.visible
         self._rows = learner.backend.empty((learner.batch_size, visible))
         with learner.stream:
+            self._hands_up_own_means = learner.hidden_means(0) is not None
             self._last_good = learner.snapshot()
         self._rollbacks = 0
         self._error, self._examples = 0.0, 0  # of the running epoch
