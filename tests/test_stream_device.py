@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import signal
 import threading
 
@@ -12,8 +13,8 @@ import pytest
 from backends import backend_of
 from disturbedsteps import before_steps
 from test_backends_recorder import as_it_is
-from test_stream import DELAYS, LAYERS, VARIANTS, streamed
-from trialruns import library_threads, notices_of
+from test_stream import LAYERS, VARIANTS, streamed
+from trialruns import died, library_threads, notices_of, settings_on
 
 from syncpretrain import pretrain
 from syncpretrain.backends import cupy_backend, host_rows
@@ -28,6 +29,7 @@ from syncpretrain.pretraining.runtime.streamed.device_layer import DeviceStreame
 from syncpretrain.pretraining.runtime.streamed.device_rings import DeviceRing, Events
 from syncpretrain.pretraining.streamed.sizes import stream_size
 from syncpretrain.pretraining.streamed.state import read_stream_state, write_stream_state
+from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from
 
 ON_DEVICES = [v for v in VARIANTS if not {"shards"} & VARIANTS[v].keys()]
@@ -68,7 +70,7 @@ def alike(actual, expected, tolerance=3e-6):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=tolerance)
 
 
-@pytest.mark.parametrize("delay", DELAYS)
+@pytest.mark.parametrize("delay", [0.0, 0.4, 2.5])
 @pytest.mark.parametrize("variant", ON_DEVICES)
 def test_every_learner_comes_to_numpys_weights(bits, device, variant, delay):
     oracle = streamed(bits, variant, delay=delay, backend="numpy", runtime="serial").run()
@@ -297,9 +299,15 @@ def interrupted(bits, variant, number, monkeypatch, **options):
 
 
 class TestResume:
-    @pytest.mark.parametrize("delay", [0.0, 0.4])
     @pytest.mark.parametrize(
-        "variant", ["rbm", "persistent", "dropout", "stopped early", "log-odds"]
+        ("variant", "delay"),
+        [
+            ("rbm", 0.0),
+            ("persistent", 0.4),
+            ("dropout", 0.0),
+            ("stopped early", 0.4),
+            ("log-odds", 1.5),
+        ],
     )
     def test_a_run_stopped_anywhere_goes_on_to_the_same_bits(
         self, bits, device, variant, delay, monkeypatch, tmp_path
@@ -318,7 +326,7 @@ class TestResume:
             return found
 
         whole, path, stops = run(runtime="serial"), tmp_path / "state.safetensors", 0
-        for number in itertools.count(1, 5):
+        for number in itertools.count(1, 7):
             options = {"runtime": ("serial", "threads")[stops % 2], "delay": delay}
             state = interrupted(bits, variant, number, monkeypatch, **options)
             if state is None:
@@ -346,6 +354,14 @@ class TestResume:
             other = streamed(bits, "rbm", delay=0.4, epochs=3, backend="numpy")
             other.resume = state
             alike(other.run(), whole)
+
+    def test_a_run_that_died_goes_on_from_its_checkpoint(self, bits, deferred, tmp_path):
+        own = {"backend": "cupy", "handoff": "minibatch", "delay": 0.5, "tuning": 1}
+        settings = settings_on(tmp_path, bits, LAYERS, **own, batch_size=30)
+        whole = train_run(settings, out=tmp_path / "whole")
+        assert whole["backend"] == "cupy"
+        report = resume_run(died(settings, tmp_path / "run", n=4))
+        assert report["parameters_sha256"] == whole["parameters_sha256"]
 
     def test_a_state_of_numpy_goes_on_there(self, bits, deferred):
         states = []
@@ -502,6 +518,26 @@ class TestMemory:
         for layer in run._layers[:2]:
             held += [ring._arrays for ring in layer._above[0]]
         assert sum(array.nbytes for array in held) <= counted
+
+    def test_a_dry_run_counts_them_and_where_the_data_stay(
+        self, bits, double, call, tmp_path, monkeypatch
+    ):
+        monkeypatch.chdir(tmp_path)
+        np.savez("x.npz", X=bits)
+        own = ("--data", "x.npz", "--layers", "16,12,8", "--batch-size", 20, "--validation", 0.25)
+        own += ("--handoff", "minibatch", "--dry-run", "--json", "--backend", "cupy")
+        found = json.loads(call("train", *own)[0])["gpu_bytes"]
+        assert found["data"] == bits.nbytes and not found["data_on_host"]
+        rings = 4 * 20 * 12 * 4 + (4 // 8 + 2) * 50 * 12 * 4
+        without = pretraining_bytes(
+            settings_from((16, 12, 8)).pretrain.shapes, examples=0, batch_size=20
+        )
+        assert found["run"] - without >= rings + 2 * 20 * 12 * 4
+        monkeypatch.setattr(fakecupy, "MEMORY", (found["run"] + 6_000) // 2)
+        monkeypatch.setattr(host_rows, "BLOCK_BYTES", 3 * 16 * 4)
+        found = json.loads(call("train", *own)[0])["gpu_bytes"]
+        room = 2 * 20 * 16 * 4
+        assert found["data_on_host"] and found["data"] == 2 * 3 * 16 * 4 + room + 50 * 16 * 4
 
     def test_rings_of_large_minibatches_are_shorter(self, double, monkeypatch):
         monkeypatch.setattr(cupy_backend, "STEPS_AT_ONCE", 50)

@@ -67,7 +67,8 @@ class DeviceStreamedLayer(LearningLayer):
         self._backend, self._source, self._most = learner.backend, source, most
         self._above: tuple[DeviceRings, range] | None = None
         self._staged: Any = None  # what a block hands up
-        self._no_error = self._backend.zeros((), np.float64)
+        with learner.stream:
+            self._no_error = self._backend.zeros((), np.float64)
         self._later: deque[tuple[int, Later]] = deque()  # examples of blocks, and their errors
         self._validation: tuple[int, Later] | None = None
 
