@@ -148,19 +148,20 @@ class DeviceStreamedLayer(LearningLayer):
             Before the block, if ``stop`` turned true.
         """
         started = time.monotonic()
+        if stop():
+            raise Stopped
+        self._source.fetch(block.first, block.last, stop)
         with self.learner.stream, np.errstate(all="ignore"):  # what overflows is found below
-            if stop():
-                raise Stopped
-            results = self._process(block.first, block.last, stop)
-            self.progress[0] = block.last
+            results = self._process(block.first, block.last)
+        self.progress[0] = block.last
         self.busy_seconds += time.monotonic() - started
         return results
 
-    def _process(self, first: int, last: int, stop: Callable[[], bool]) -> list[EpochResult]:
+    def _process(self, first: int, last: int) -> list[EpochResult]:
         own, steps = first - self.plan.delay, self._passes.steps
         epoch, trains = (own - 1) // steps + 1, own <= self.plan.steps
         handed_up = self._handed_up(first, last)
-        with self._source.run(first, last, stop) as (X, rows):
+        with self._source.run(first, last) as (X, rows):
             if own == 1:
                 self.learner.start(self._source.measured(first))
             if trains and (own - 1) % steps == 0:
@@ -192,7 +193,7 @@ class DeviceStreamedLayer(LearningLayer):
         """Queue the steps of a run, or forward passes alone; return the sum of their errors."""
         work: Any = partial(self._serve, first=step)
         if trains:
-            work = partial(self._step, first=step, hands_up=hands_up)
+            work = partial(self._train_on, first=step, hands_up=hands_up)
         own = self.learner.constants(epoch) if trains else None
         return self.learner.recorder.train(
             work,
@@ -204,7 +205,9 @@ class DeviceStreamedLayer(LearningLayer):
             constants=(own, hands_up),
         )
 
-    def _step(self, X: Any, rows: Any, *, epoch: int, step: int, first: int, hands_up: bool) -> Any:
+    def _train_on(
+        self, X: Any, rows: Any, *, epoch: int, step: int, first: int, hands_up: bool
+    ) -> Any:
         """Train on a minibatch of a run that begins with a step; stage what it hands up."""
         out = self._place(step - first, len(rows)) if hands_up else None
         if out is not None and not self._hands_up_own_means:

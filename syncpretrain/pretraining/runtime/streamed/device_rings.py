@@ -134,24 +134,27 @@ class DeviceRings(NamedTuple):
 
 
 class DeviceSource(Protocol):
-    """Where a layer's minibatches come from, on the current stream."""
+    """Where a layer's minibatches come from."""
 
     @property
     def is_waiting(self) -> bool:
         """Whether an iterable is being asked for its next array, which may take any time."""
         ...
 
-    def run(
-        self, first: int, last: int, stop: Callable[[], bool]
-    ) -> AbstractContextManager[tuple[Any, Any]]:
-        """Give rows, and the numbers of those of successive minibatches of one pass.
-
-        They may be overwritten by what is queued after the context.
+    def fetch(self, first: int, last: int, stop: Callable[[], bool]) -> None:
+        """Wait for what an iterable gives for a run, in no stream: another thread may look at it.
 
         Raises
         ------
         Stopped
-            If ``stop`` turned true while an iterable was waited for.
+            If ``stop`` turned true meanwhile.
+        """
+        ...
+
+    def run(self, first: int, last: int) -> AbstractContextManager[tuple[Any, Any]]:
+        """Give rows, and the numbers of those of successive minibatches of one pass.
+
+        They may be overwritten by what is queued after the context.
         """
         ...
 
@@ -179,9 +182,10 @@ class RingRuns:
     def __init__(self, rings: DeviceRings, passes: Passes) -> None:
         self._rings, self._passes = rings, passes
 
-    def run(
-        self, first: int, last: int, stop: Callable[[], bool]
-    ) -> AbstractContextManager[tuple[Any, Any]]:
+    def fetch(self, first: int, last: int, stop: Callable[[], bool]) -> None:
+        """Do nothing: they were handed up."""
+
+    def run(self, first: int, last: int) -> AbstractContextManager[tuple[Any, Any]]:
         """Give the rows of the ring, and the numbers of some."""
         return self._rings.minibatches.reading(first, last, self._passes.rows(first, last))
 

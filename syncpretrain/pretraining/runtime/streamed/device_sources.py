@@ -16,6 +16,7 @@ import numpy as np
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.host_rows import HostRows
 from syncpretrain.data.blocks import StoredRows
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.streamed.data_sources import PassesSource, RowsSource
@@ -83,9 +84,10 @@ class RowRuns(_DataRuns):
             self._room = _Room(backend, most * self._passes.batch_size, train.shape[1])
         self._pass, self._order = 0, None
 
-    def run(
-        self, first: int, last: int, stop: Callable[[], bool]
-    ) -> AbstractContextManager[tuple[Any, Any]]:
+    def fetch(self, first: int, last: int, stop: Callable[[], bool]) -> None:
+        """Do nothing: they are there."""
+
+    def run(self, first: int, last: int) -> AbstractContextManager[tuple[Any, Any]]:
         """Give all rows, or a copy of those of the run, and the numbers of these."""
         number, step = divmod(first - 1, self._passes.steps)
         if number + 1 != self._pass:
@@ -124,6 +126,8 @@ class ArrayRuns(_DataRuns):
         super().__init__(source.data, source.passes, backend)
         size, width = self._passes.batch_size, source.data.train.shape[1]
         self._source, self._room = source, _Room(backend, most * size, width)
+        self._host = np.empty((most * size, width), dtype=np.float32)
+        self._fetched: list[Array] = []  # parts of it
         self.inputs = Split(self._room.rows, self._validation)
 
     @property
@@ -131,19 +135,33 @@ class ArrayRuns(_DataRuns):
         """Whether the iterable is being asked for its next array, which may take any time."""
         return self._source.is_waiting
 
-    def run(
-        self, first: int, last: int, stop: Callable[[], bool]
-    ) -> AbstractContextManager[tuple[Any, Any]]:
-        """Give a copy of the arrays, and the numbers of its rows."""
+    def fetch(self, first: int, last: int, stop: Callable[[], bool]) -> None:
+        """Take arrays from the iterable.
+
+        Raises
+        ------
+        Stopped
+            If ``stop`` turned true meanwhile.
+        DataError
+            If the iterable ends early, or gives what cannot be trained on.
+        """
+        self._fetched.clear()
         done = 0
         for number in range(first, last + 1):
-            if stop():
-                raise Stopped
             array, rows = self._source.minibatch(number)
-            self._room.rows[done : done + len(rows)] = self._backend.asarray(array)
+            own = self._host[done : done + len(rows)]
+            np.copyto(own, array)  # which the next one overwrites
+            self._fetched.append(own)
             done += len(rows)
-        if stop():  # by now: an iterable may take any time
-            raise Stopped
+            if stop():  # by now: an iterable may take any time
+                raise Stopped
+
+    def run(self, first: int, last: int) -> AbstractContextManager[tuple[Any, Any]]:
+        """Give a copy of the arrays, and the numbers of its rows."""
+        done = 0
+        for array in self._fetched:  # small enough to be copied without a wait
+            self._room.rows[done : done + len(array)] = self._backend.asarray(array)
+            done += len(array)
         return nullcontext(self._room.first(done))
 
     def measured(self, first: int) -> Any:
