@@ -24,6 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 from syncpretrain.backends.base import Draws, Event, Later, Stream, device_of
 from syncpretrain.backends.cuda_fused import CudaFused
 from syncpretrain.backends.cuda_kernels import CudaKernels
+from syncpretrain.backends.device_events import DeviceEvent
 from syncpretrain.backends.device_rows import DeviceRows
 from syncpretrain.backends.fused import FusedArrays, FusedStep
 from syncpretrain.backends.fused_check import has_fused_steps
@@ -92,22 +93,6 @@ class _DeviceStream:
     def synchronize(self) -> None:
         """Wait until all that was queued here is done."""
         self._stream.synchronize()
-
-
-class _DeviceEvent:
-    """An event of the device that is current when it is made."""
-
-    def __init__(self, cupy: Any) -> None:
-        self._cuda = cupy.cuda
-        self._event = cupy.cuda.Event(disable_timing=True)
-
-    def record(self) -> None:
-        """Stand behind all that is queued on the current stream now."""
-        self._event.record()
-
-    def wait(self) -> None:
-        """Have the current stream wait for it."""
-        self._cuda.get_current_stream().wait_event(self._event)
 
 
 class _Later:
@@ -276,7 +261,7 @@ class CupyBackend:
 
     def event(self) -> Event:
         """Return a new event of the current device."""
-        return _DeviceEvent(self.xp)
+        return DeviceEvent(self.xp)
 
     def send(self, array: Any, *, out: Any) -> None:
         """Copy a contiguous array into one of any GPU, peer to peer, on the current stream."""
