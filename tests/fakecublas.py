@@ -7,6 +7,7 @@ stream is the current one.
 from __future__ import annotations
 
 import ctypes
+import itertools
 from typing import Any
 
 import fakecupy
@@ -14,6 +15,7 @@ import numpy as np
 
 NOT_INITIALIZED, INVALID_VALUE = 1, 7  # cublasStatus_t
 handles: dict[int, dict[str, Any]] = {}
+_numbers = itertools.count(1)
 
 
 def seen(pointer: ctypes.c_void_p, rows: int, columns: int, apart: int) -> np.ndarray:
@@ -24,7 +26,7 @@ def seen(pointer: ctypes.c_void_p, rows: int, columns: int, apart: int) -> np.nd
 
 
 def cublasCreate_v2(handle: Any) -> int:  # noqa: N802 - cuBLAS's names
-    number = len(handles) + 1
+    number = next(_numbers)  # two threads may ask at the same time
     handles[number] = {"device": fakecupy.current_device(), "workspace": None}
     ctypes.cast(handle, ctypes.POINTER(ctypes.c_void_p))[0] = number
     return 0

@@ -425,9 +425,17 @@ class ndarray:  # noqa: N801 - CuPy's name
         recently_asked().append(self._host)
         return SimpleNamespace(
             ptr=self._host.ctypes.data,
+            owner=self._host,
+            copy_from_device_async=self._fill_from_any_device,
             copy_from_host_async=self._fill_from,
             copy_to_host_async=self._copy_to,
         )
+
+    def _fill_from_any_device(self, source: Any, size: int) -> None:
+        note("peer copy")  # by the current stream, wherever this is
+        assert size == source.owner.nbytes == self._host.nbytes
+        assert source.owner.flags.c_contiguous and self._host.flags.c_contiguous
+        queue(lambda: ctypes.memmove(self._host.ctypes.data, source.owner.ctypes.data, size))
 
     def _fill_from(self, pointer: ctypes.c_void_p, size: int) -> None:
         note("upload")

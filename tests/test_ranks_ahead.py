@@ -22,7 +22,7 @@ from syncpretrain.pretraining.runtime.streamed.layer import StreamedLayer
 from syncpretrain.pretraining.runtime.streamed.messages import Answer, GiveLayer, Processed
 from syncpretrain.pretraining.runtime.streamed.remote import RemoteLayer, Stopping
 from syncpretrain.pretraining.schedule.stream import StreamPlan
-from syncpretrain.pretraining.streamed import driver as streamed_driver
+from syncpretrain.pretraining.streamed import sizes
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.settings import settings_from
 
@@ -175,10 +175,10 @@ def test_a_run_stopped_anywhere_is_resumed_to_the_same_bits(bits, monkeypatch):
 def test_a_state_with_more_between_two_layers_than_a_ring_has_room_for(bits, wanted, monkeypatch):
     states = []
     with monkeypatch.context() as patched:
-        patched.setattr(streamed_driver, "RING_MINIBATCHES", 17)
+        patched.setattr(sizes, "RING_MINIBATCHES", 17)
         run(bits, "serial", save=lambda state, *, done, final: states.append(state())).run()
     state = max(states, key=lambda state: len(state.layers[0].ring))
-    assert len(state.layers[0].ring) > streamed_driver.RING_MINIBATCHES
+    assert len(state.layers[0].ring) > sizes.RING_MINIBATCHES
     for runtime in ("serial", "threads"):
         assert run(bits, runtime, resume=state).run().parameters_sha256 == wanted
 

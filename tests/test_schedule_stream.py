@@ -96,6 +96,48 @@ def test_layers_that_stop_early_hold_nobody_up_and_lose_nothing(stack, ring, blo
     assert all(position[i] >= max(needed[i:]) for i in range(len(plans)))
 
 
+def cuts(delay: int, end: int, *, block: int, steps: int) -> list[int]:
+    """Return where the blocks of a layer end, by definition: those of its epochs, and of passes."""
+    found, begun = [], 0
+    for number in range(delay + 1, end + 1):
+        begun += 1
+        ends = (number - delay) % steps == 0 or number % steps == 0
+        if ends or begun == block or number == end:
+            found.append(number)
+            begun = 0
+    return found
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 3)), min_size=1, max_size=5),
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.integers(0, 3),
+    st.integers(1, 6),
+    st.integers(),
+)
+def test_whole_blocks_end_where_they_are_to_whatever_the_timing(
+    stack, steps, block, more, workers, seed
+):
+    plans = plans_of([(delay, epochs * steps) for delay, epochs in stack])
+    ring = 2 * block - 1 + more
+    schedule = StreamSchedule(plans, ring=ring, block=block, steps=steps)
+    taken: dict[int, list[Block]] = {}
+    take = schedule.take
+
+    def taking() -> Block | None:
+        found = take()
+        if found is not None:
+            taken.setdefault(found.layer - 1, []).append(found)
+        return found
+
+    schedule.take = taking  # type: ignore[method-assign]
+    play(schedule, plans, workers=workers, ring=ring, seed=seed)
+    for i, plan in enumerate(plans):
+        wanted = cuts(plan.delay, schedule.ends[i], block=block, steps=steps)
+        assert [found.last for found in taken[i]] == wanted
+
+
 def test_the_lowest_layer_that_may_process_goes_first():
     schedule = StreamSchedule([StreamPlan(0, 4)] * 2, ring=2, block=1)
     for block in (Block(1, 1, 1), Block(1, 2, 2), Block(2, 1, 1), Block(1, 3, 3)):
@@ -121,6 +163,7 @@ def test_a_full_ring_and_an_empty_one_make_a_layer_wait():
         ([StreamPlan(0, 0)], {"ring": 1, "block": 1}),
         ([StreamPlan(3, 1), StreamPlan(2, 1)], {"ring": 1, "block": 1}),
         ([StreamPlan(-1, 1)], {"ring": 1, "block": 1}),
+        ([StreamPlan(0, 1)], {"ring": 2, "block": 2, "steps": 1}),
     ],
 )
 def test_numbers_out_of_range_are_refused(plans, numbers):

@@ -7,7 +7,8 @@ how to synchronize: that is a :class:`Backend`.
 On a device, work is queued on a *stream* and done in its order; two streams are not synchronized.
 So a caller that passes an array to another stream waits for its own stream first. One wait at the
 end of each epoch, before its version is published, is enough: a version is read after it was
-published, and its memory is used again after its reader's epoch has ended.
+published, and its memory is used again after its reader's epoch has ended. Where streams read each
+other's work within an epoch, they wait for each other's events, and the host for neither.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from numpy.typing import DTypeLike, NDArray
 from syncpretrain.backends.fused import FusedArrays, FusedStep
 from syncpretrain.rng import Address
 
-__all__ = ["Backend", "Draws", "Later", "Recorder", "Stream", "TrainStep", "device_of"]
+__all__ = ["Backend", "Draws", "Event", "Later", "Recorder", "Stream", "TrainStep", "device_of"]
 
 
 class Draws(Protocol):
@@ -55,6 +56,18 @@ class Stream(Protocol):
 
     def synchronize(self) -> None:
         """Wait until all that was queued here is done."""
+        ...
+
+
+class Event(Protocol):
+    """A place in the work of one stream, which others can wait for."""
+
+    def record(self) -> None:
+        """Stand behind all that is queued on the current stream now; once for each event."""
+        ...
+
+    def wait(self) -> None:
+        """Have the current stream, and not the host, wait for it before what is queued next."""
         ...
 
 
@@ -213,6 +226,14 @@ class Backend(Protocol):
 
     def stream(self) -> Stream:
         """Return a new stream; on NumPy, whose work is done when a call returns, a null object."""
+        ...
+
+    def event(self) -> Event:
+        """Return a new event, for a stream of the current device; a null object on NumPy."""
+        ...
+
+    def send(self, array: Any, *, out: Any) -> None:
+        """Copy a contiguous array into one of this or another device, on the current stream."""
         ...
 
     def free_bytes(self) -> int | None:

@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from syncpretrain.backends.base import Draws, Later, Stream, device_of
+from syncpretrain.backends.base import Draws, Event, Later, Stream, device_of
 from syncpretrain.backends.cuda_fused import CudaFused
 from syncpretrain.backends.cuda_kernels import CudaKernels
+from syncpretrain.backends.device_events import DeviceEvent
 from syncpretrain.backends.device_rows import DeviceRows
 from syncpretrain.backends.fused import FusedArrays, FusedStep
 from syncpretrain.backends.fused_check import has_fused_steps
@@ -257,6 +258,15 @@ class CupyBackend:
     def stream(self) -> Stream:
         """Return a new non-blocking stream of the GPU."""
         return _DeviceStream(self.xp, self.device)
+
+    def event(self) -> Event:
+        """Return a new event of the current device."""
+        return DeviceEvent(self.xp)
+
+    def send(self, array: Any, *, out: Any) -> None:
+        """Copy a contiguous array into one of any GPU, peer to peer, on the current stream."""
+        # Not in a block of the other device, where another stream would be the current one.
+        out.data.copy_from_device_async(array.data, array.nbytes)
 
     def free_bytes(self) -> int:
         """Return the memory of all GPUs that are in use here which new arrays can have."""

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.backends.base import Backend
-from syncpretrain.data.blocks import chunks
+from syncpretrain.data.blocks import StoredRows, chunks
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 
 __all__ = ["BLOCK_BYTES", "BUFFERS", "HostRows", "OrderedRows", "buffer_bytes"]
@@ -109,6 +109,11 @@ class HostRows:
         self._block = _block_of(*X.shape)
         self._buffers: list[_Buffer] = []
         self._stream = backend.stream()
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether they are kept in another form than an array, as in a file."""
+        return isinstance(self._X, StoredRows)
 
     @property
     def nbytes(self) -> int:

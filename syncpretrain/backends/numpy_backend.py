@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from syncpretrain.backends.base import Draws, Later, Recorder, Stream, TrainStep
+from syncpretrain.backends.base import Draws, Event, Later, Recorder, Stream, TrainStep
 from syncpretrain.backends.fused import FusedArrays
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.rng import Address
@@ -21,6 +21,16 @@ class _NullStream(nullcontext[None]):
     """The stream of a machine whose calls return when their work is finished."""
 
     def synchronize(self) -> None:
+        """Return at once."""
+
+
+class _NullEvent:
+    """A place in work that is finished."""
+
+    def record(self) -> None:
+        """Do nothing."""
+
+    def wait(self) -> None:
         """Return at once."""
 
 
@@ -124,6 +134,14 @@ class NumpyBackend:
     def stream(self) -> Stream:
         """Return a null object."""
         return _NullStream()
+
+    def event(self) -> Event:
+        """Return a null object."""
+        return _NullEvent()
+
+    def send(self, array: Any, *, out: Any) -> None:
+        """Copy an array."""
+        np.copyto(out, array)
 
     def free_bytes(self) -> None:
         """Return None: arrays are in the memory of the machine."""

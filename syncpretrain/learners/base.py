@@ -220,10 +220,14 @@ class Learner(ABC):
         ``hidden`` are the hidden means of X, computed if they are not given. A missing entry has
         no error.
         """
+        return float(self.summed_error(X, hidden)) / len(X)
+
+    def summed_error(self, X: Array, hidden: Array | None = None) -> Any:
+        """Return the same, summed over the examples; on a device an array of shape ()."""
         visible = self._now.reconstruct(X, hidden)
         if self._common.missing:
             visible[is_missing(X)] = 0
-        return float(squared_error(X, visible, out=visible)) / len(X)
+        return squared_error(X, visible, out=visible)
 
     def current(self) -> Layer:
         """Return the layer as it is, in arrays that the next step will change."""

@@ -25,9 +25,11 @@ from syncpretrain.planning.handover import handover_seconds
 from syncpretrain.planning.measure import measure
 from syncpretrain.planning.tuning import async_stage, minibatch_seconds
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.memory import pretraining_bytes, streamed_rows
+from syncpretrain.pretraining.memory import held_rows, pretraining_bytes, room_bytes
+from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.pretraining.schedule.names import ASYNC, UNTRAINED
 from syncpretrain.pretraining.start import Driver
+from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.settings import PretrainSettings, Settings
 
 __all__ = ["DeviceMemory", "DryRun", "dry_run"]
@@ -192,18 +194,23 @@ def _finetuning(tuning: Finetuning, stack: Stack) -> float | None:
 def _bytes(settings: PretrainSettings, data: Dataset) -> int:
     rows = len(data.train) + len(data.validation)
     if settings.handoff == "minibatch":
-        rows = streamed_rows(settings.batch_size, len(data.validation))
+        steps, held_out = steps_per_epoch(len(data.train), settings.batch_size), data.validation
+        backend = backend_for(settings.backend)
+        rows = held_rows(settings, backend, steps=steps, held_out=min(len(held_out), PROBE_ROWS))
     return pretraining_bytes(settings.shapes, examples=rows, batch_size=settings.batch_size)
 
 
 def _device_memory(driver: Driver, data: Dataset) -> DeviceMemory | None:
     """Return what a pretraining needs of the GPUs, where its data are already."""
     free = backend_for(driver.settings.backend).free_bytes()
-    if free is None or not isinstance(driver, Pretraining):
+    if free is None or not isinstance(driver, (Pretraining, StreamedPretraining)):
         return None
-    inputs = driver.inputs
+    inputs, settings = driver.inputs, driver.settings
     own, on_host = sum(map(bytes_of, inputs)), isinstance(inputs.train, HostRows)
-    return DeviceMemory(_bytes(driver.settings, data), own, free, on_host)
+    if on_host and settings.handoff == "minibatch":
+        steps = steps_per_epoch(len(data.train), settings.batch_size)
+        own += room_bytes(settings, backend_for(settings.backend), steps)
+    return DeviceMemory(_bytes(settings, data), own, free, on_host)
 
 
 def _size(X: Any) -> int:

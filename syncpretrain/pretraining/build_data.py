@@ -30,8 +30,9 @@ from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.pretraining.memory import (
     check_device_memory,
     check_memory,
+    held_rows,
     replica_bytes,
-    streamed_rows,
+    room_bytes,
 )
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
@@ -87,15 +88,19 @@ def build_data(
 
 def _check_memory(settings: PretrainSettings, data: Split) -> None:
     examples = sum(map(len, data))
-    free = backend_for(settings.backend).free_bytes()
-    streams = settings.handoff == "minibatch"
+    backend = backend_for(settings.backend)
+    free = backend.free_bytes()
     wakes = any(parsed_waking(text) is not None for text in settings.refresh_when[1:])
     is_async = settings.schedule == ASYNC
-    steps = steps_per_epoch(len(data.train), settings.batch_size) if is_async else 0
-    rows = streamed_rows(settings.batch_size, len(data.validation)) if streams else examples
+    steps = steps_per_epoch(len(data.train), settings.batch_size)
+    waiting, room = None, 0
+    if settings.handoff == "minibatch":
+        waiting = held_rows(settings, backend, steps=steps, held_out=len(data.validation))
+        room = room_bytes(settings, backend, steps)
+    held = examples if waiting is None else waiting
     check_memory(
         settings.shapes,
-        examples=rows if free is None else 0,
+        examples=held if free is None else 0,
         batch_size=settings.batch_size,
         processes=settings.runtime == "processes",
         shared=examples if isinstance(data.train, np.ndarray) else 0,
@@ -104,7 +109,8 @@ def _check_memory(settings: PretrainSettings, data: Split) -> None:
     )
     if free is not None:
         bounded, batch = kind_of(settings.visible_units).is_unit_interval, settings.batch_size
-        check_device_memory(settings.shapes, free, data, batch_size=batch, bounded=bounded)
+        own: dict[str, Any] = {"bounded": bounded, "waiting": waiting, "room": room}
+        check_device_memory(settings.shapes, free, data, batch_size=batch, **own)
 
 
 def with_facts_of(settings: PretrainSettings, *parts: Any) -> PretrainSettings:

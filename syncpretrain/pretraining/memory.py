@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from syncpretrain.backends.base import Backend
 from syncpretrain.backends.host_rows import buffer_bytes
 from syncpretrain.data.byte_rows import bytes_of, in_bytes
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.parallel.available_memory import check_available
+from syncpretrain.pretraining.streamed.sizes import passes_in_ring, stream_size
 from syncpretrain.settings.architecture import text_of
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.shapes import LayerShape
@@ -16,9 +20,10 @@ from syncpretrain.shapes import LayerShape
 __all__ = [
     "check_device_memory",
     "check_memory",
+    "held_rows",
     "pretraining_bytes",
     "replica_bytes",
-    "streamed_rows",
+    "room_bytes",
 ]
 
 WAITING = 2  # minibatches between layers: VERSIONS times as many are more than any ring has
@@ -40,9 +45,26 @@ def pretraining_bytes(shapes: Sequence[LayerShape], *, examples: int, batch_size
     return FLOAT_BYTES * (activations + parameters + minibatches + scratch)
 
 
-def streamed_rows(batch_size: int, held_out: int) -> int:
-    """Return as many examples as a stream has activations of: those that wait in its rings."""
-    return WAITING * (batch_size + held_out)
+def held_rows(settings: PretrainSettings, backend: Backend, *, steps: int, held_out: int) -> int:
+    """Return as many examples as a stream has activations of, for the estimate of its memory.
+
+    The estimate takes each of them :data:`VERSIONS` times.
+    """
+    size = stream_size(settings, backend, steps)
+    if not size.steps:
+        return WAITING * (settings.batch_size + held_out)
+    # Those of a block are computed beside the ring, and validation examples too.
+    rows = (size.ring + size.block) * settings.batch_size + (
+        passes_in_ring(size.ring, steps) + 1
+    ) * held_out
+    return -(-rows // VERSIONS)
+
+
+def room_bytes(settings: PretrainSettings, backend: Backend, steps: int) -> int:
+    """Return the bytes of a device that rows of the host are copied to, a block at a time."""
+    size = stream_size(settings, backend, steps)
+    rows = size.block * settings.batch_size if size.steps else 0
+    return FLOAT_BYTES * rows * settings.layers[0]
 
 
 def replica_bytes(settings: PretrainSettings, steps: int) -> int:
@@ -101,6 +123,8 @@ def check_device_memory(
     *,
     batch_size: int,
     bounded: bool,
+    waiting: int | None = None,
+    room: int = 0,
 ) -> None:
     """Refuse a stack that does not fit the devices, wherever its data stay.
 
@@ -113,6 +137,10 @@ def check_device_memory(
     batch_size : int
     bounded : bool
         Whether the layers see the data as they are; else they are standardized.
+    waiting : int, optional
+        The number of examples that a stream has activations of; else of all.
+    room : int
+        Bytes that rows of the host are copied to, beside the buffers that they come through.
 
     Raises
     ------
@@ -120,9 +148,14 @@ def check_device_memory(
         Naming what it needs and what there is.
     """
     examples = sum(map(len, data))
-    beside = pretraining_bytes(shapes, examples=examples, batch_size=batch_size)
-    least = sum(map(bytes_of, data))
-    if beside + least > free:  # as bytes, or a few rows at a time
-        own = sum(bytes_of(in_bytes(rows)) for rows in data) if bounded else least
-        least = min(own, buffer_bytes(examples, shapes[0].visible))
+    held = examples if waiting is None else waiting
+    beside = pretraining_bytes(shapes, examples=held, batch_size=batch_size)
+    by_rows = buffer_bytes(examples, shapes[0].visible) + room
+    if not isinstance(data[0], np.ndarray):  # in a file, or of an iterable
+        least = by_rows
+    else:
+        least = sum(map(bytes_of, data))
+        if beside + least > free:  # as bytes, or a few rows at a time
+            own = sum(bytes_of(in_bytes(rows)) for rows in data) if bounded else least
+            least = min(own, by_rows)
     check_available(beside + least, text_of(shapes), examples, free=free, where=" on the GPU")

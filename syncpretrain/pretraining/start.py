@@ -60,7 +60,10 @@ def driver_for(
 
 def _far_data(driver: Driver) -> str | None:
     """Return a notice of data that a GPU has no room for, or None."""
-    if not isinstance(driver, Pretraining) or not isinstance(driver.inputs.train, HostRows):
+    if not isinstance(driver, (Pretraining, StreamedPretraining)):
+        return None
+    rows = driver.inputs.train
+    if not isinstance(rows, HostRows) or rows.is_stored:  # a file's are read as they are needed
         return None
     return "the GPU has no room for the data: they stay on the host, and are copied block by block"
 

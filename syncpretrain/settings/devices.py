@@ -68,8 +68,6 @@ def why_not_on_a_device(settings: PretrainFields) -> str | None:
             "with minibatches in shards, expected replicas and shards of 1; a GPU works a whole"
             " minibatch at once. Or take backend numpy"
         )
-    if settings.handoff == "minibatch":
-        return "with handoff minibatch, which computes on the CPU; take handoff epoch"
     if settings.runtime == "mpi":
         return "with runtime mpi, whose ranks compute on the CPU; take backend numpy or auto"
     if settings.runtime == "processes":

@@ -16,6 +16,10 @@ With a delay of 2 minibatches, 4 to train on and a ring of 2 (``t`` trains, ``f`
 A layer may process a minibatch when the layer below has, and when the ring above has room for it.
 What it computes follows from the minibatches alone, so any order that keeps to this gives the same
 result (a Kahn network). The lowest layer that may process goes first: it has the longest way to go.
+
+On a device, blocks are cut at the same places whatever the timing: a layer waits until it may
+process all of one. No block goes beyond the end of an epoch of the layer, or of a pass over the
+data.
 """
 
 from __future__ import annotations
@@ -98,6 +102,8 @@ class StreamSchedule:
         Minibatches that may wait between two layers.
     block : int
         The most minibatches that a layer processes at once.
+    steps : int
+        Minibatches of a pass over the data, where only whole blocks are to be processed; else 0.
 
     Raises
     ------
@@ -111,13 +117,16 @@ class StreamSchedule:
         *,
         ring: int,
         block: int,
+        steps: int = 0,
     ) -> None:
         delays = [plan.delay for plan in plans]
         if min(ring, block) < 1 or min(plan.steps for plan in plans) < 1:
             raise ScheduleError(f"ring, block, steps: got {ring}, {block}; expected 1 or more")
         if delays != sorted(delays) or delays[0] < 0:
             raise ScheduleError(f"delays: got {delays}, expected numbers that rise from layer 1")
-        self._plans, self._ring, self._block = list(plans), ring, block
+        if steps and ring < 2 * block - 1:  # two layers could wait for each other
+            raise ScheduleError(f"ring: got {ring} with whole blocks of {block}")
+        self._plans, self._ring, self._block, self._steps = list(plans), ring, block, steps
         self.ends = self._last_needed()
         self._longest = list(self.ends)  # if no layer stops early
         self._positions = delays
@@ -156,7 +165,7 @@ class StreamSchedule:
         for i in range(len(self._plans)):
             if i in self._running or (among is not None and i + 1 not in among):
                 continue
-            last = min(self._positions[i] + self._block, self._limit(i))
+            last = self._last_of_block(i)
             if last > self._positions[i]:
                 self._running[i] = block = Block(i + 1, self._positions[i] + 1, last)
                 return block
@@ -190,6 +199,17 @@ class StreamSchedule:
         for i in reversed(range(len(ends) - 1)):
             ends[i] = max(ends[i], ends[i + 1])
         return ends
+
+    def _last_of_block(self, i: int) -> int:
+        """Return the last minibatch of the block that a layer may process, its place for none."""
+        position, limit, steps = self._positions[i], self._limit(i), self._steps
+        if not steps:
+            return min(position + self._block, limit)
+        in_epoch, in_pass = (position - self._plans[i].delay) % steps, position % steps
+        done = min(in_epoch, in_pass) % self._block
+        left = min(self._block - done, steps - in_epoch, steps - in_pass)
+        last = min(position + left, self.ends[i])
+        return last if last <= limit else position
 
     def _limit(self, i: int) -> int:
         """Return the last minibatch that a layer may process, by its input and the ring above."""

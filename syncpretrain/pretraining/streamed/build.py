@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -28,20 +27,25 @@ from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.streamed.base import StreamRuntime
 from syncpretrain.pretraining.runtime.streamed.data_sources import PassesSource, source_of
 from syncpretrain.pretraining.runtime.streamed.layer import StreamedLayer
-from syncpretrain.pretraining.runtime.streamed.local import LocalStream, StreamedLayerFactory
+from syncpretrain.pretraining.runtime.streamed.local import (
+    LocalStream,
+    StreamedLayerFactory,
+    built_layers,
+)
 from syncpretrain.pretraining.runtime.streamed.processes import ProcessStream
 from syncpretrain.pretraining.runtime.streamed.remote import RemoteLayer
 from syncpretrain.pretraining.runtime.streamed.rings import (
     DataSource,
-    Passes,
     RingSize,
     RingSource,
     Source,
 )
 from syncpretrain.pretraining.schedule.stream import StreamPlan
+from syncpretrain.pretraining.streamed.places import LayerPlace, layer_places
+from syncpretrain.pretraining.streamed.sizes import StreamSize, passes_in_ring
 from syncpretrain.settings.sections import PretrainSettings
 
-__all__ = ["LayerPlace", "build_streamed_layer", "stream_runtime"]
+__all__ = ["build_streamed_layer", "stream_runtime"]
 
 # Minibatches that the process which replaces another finds in its ring: a state is copied at least
 # once in that many, so that it should be many, and few where they are large.
@@ -50,32 +54,17 @@ REREAD_BYTES = 1 << 24
 FROM_THE_DATA = 1 << 62  # is never overwritten
 
 
-@dataclass(frozen=True, slots=True)
-class LayerPlace:
-    """One layer's part in a stream: its plan, its input, and the minibatches that it hands up.
-
-    ``below`` is None for layer 1, ``above`` for the last layer.
-    """
-
-    layer: int
-    plan: StreamPlan
-    passes: Passes
-    below: RingSize | None
-    above: RingSize | None
-    handed_up: range
-
-
 def stream_runtime(
     settings: PretrainSettings,
     data: DataSource,
     plans: Sequence[StreamPlan],
     ends: Sequence[int],
     *,
-    ring: int,
+    size: StreamSize,
     times: Timeouts = TIMEOUTS,
     restarts: Restarts | None = None,
 ) -> StreamRuntime:
-    """Return the runtime of a streamed run, to be entered as a context.
+    """Return the runtime of a streamed run with NumPy, to be entered as a context.
 
     Parameters
     ----------
@@ -85,8 +74,8 @@ def stream_runtime(
         One a layer.
     ends : sequence of int
         The last minibatch that each layer processes.
-    ring : int
-        Minibatches that may wait between two layers.
+    size : StreamSize
+        Of its rings and blocks.
     times : Timeouts
     restarts : Restarts, optional
         For processes that die.
@@ -104,10 +93,10 @@ def stream_runtime(
     if settings.runtime == "mpi":
         reread = [AHEAD_MINIBATCHES] * len(reread)
     sizes = [
-        RingSize(ring + n, passes.size(1), (ring + n) // passes.steps + 2, passes.held_out, width)
-        for n, width in zip(reread, settings.layers[1:-1], strict=True)
+        RingSize(n, passes.size(1), passes_in_ring(n, passes.steps), passes.held_out, width)
+        for n, width in zip([size.ring + n for n in reread], settings.layers[1:-1], strict=True)
     ]
-    places = _places(plans, ends, passes, sizes)
+    places = layer_places(plans, ends, passes, sizes)
     shared = data.data
     source: DataSource | None = data
     if settings.runtime in ("processes", "mpi"):
@@ -117,7 +106,7 @@ def stream_runtime(
         for place in places
     ]
     if settings.runtime not in ("processes", "mpi"):
-        return LocalStream(layer_factories, shared, sizes)
+        return LocalStream(built_layers(layer_factories, shared, sizes))
     layers = [
         RemoteLayer(p.layer, p.plan, passes.steps, partial(_untrained, settings, p.layer), times)
         for p in places
@@ -128,19 +117,6 @@ def stream_runtime(
     ranks = RunRanks(member(), settings.layers, times, rank_shares(settings))
     held = _held_layers(settings, places, layer_factories, ranks.groups)
     return RankStream(held, layers, shared, ranks, times)
-
-
-def _places(
-    plans: Sequence[StreamPlan], ends: Sequence[int], passes: Passes, sizes: Sequence[RingSize]
-) -> list[LayerPlace]:
-    """Return each layer's part in the stream."""
-    handed_up = [range(p.delay + 1, n + 1) for p, n in zip(plans[1:], ends[1:], strict=True)]
-    return [
-        LayerPlace(i + 1, plan, passes, below, above, numbers)
-        for i, (plan, below, above, numbers) in enumerate(
-            zip(plans, [None, *sizes], [*sizes, None], [*handed_up, range(0)], strict=True)
-        )
-    ]
 
 
 def _held_layers(

@@ -10,6 +10,7 @@ import msgspec
 from numpy.typing import ArrayLike
 
 from syncpretrain import __version__
+from syncpretrain.backends.choice import backend_for
 from syncpretrain.data.order import steps_per_epoch
 from syncpretrain.errors import CheckpointError, RunInterrupted, StalledError, WorkerError
 from syncpretrain.events import Event, Observer, RunFinished
@@ -22,19 +23,15 @@ from syncpretrain.pretraining.build_data import build_data
 from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
 from syncpretrain.pretraining.runtime.select import workers_of
 from syncpretrain.pretraining.runtime.split import Split
-from syncpretrain.pretraining.runtime.streamed.base import EpochResult
+from syncpretrain.pretraining.runtime.streamed.base import EpochResult, StreamRuntime
 from syncpretrain.pretraining.runtime.streamed.data_sources import source_of
 from syncpretrain.pretraining.runtime.streamed.pool import BlockFailed, StreamPool
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
-from syncpretrain.pretraining.schedule.stream import (
-    BLOCK_MINIBATCHES,
-    RANK_RING_MINIBATCHES,
-    RING_MINIBATCHES,
-    StreamSchedule,
-    plans,
-)
+from syncpretrain.pretraining.schedule.stream import StreamSchedule, plans
 from syncpretrain.pretraining.streamed.build import stream_runtime
+from syncpretrain.pretraining.streamed.build_device import DeviceStream, device_stream
 from syncpretrain.pretraining.streamed.events import StreamEvents
+from syncpretrain.pretraining.streamed.sizes import StreamSize, stream_size
 from syncpretrain.pretraining.streamed.state import StreamState
 from syncpretrain.settings.sections import PretrainSettings
 
@@ -71,9 +68,10 @@ class StreamedPretraining:
         times: Timeouts = TIMEOUTS,
         restarts: Restarts | None = None,
     ) -> None:
-        settings = msgspec.structs.replace(settings, backend="numpy")
         self.observers, self._times = tuple(observers), times
         self.settings, data, self._scaling = build_data(settings, X, validation)
+        settings = self.settings
+        self._backend = backend_for(settings.backend)
         held_out = data.validation[:PROBE_ROWS]
         workers = workers_of(settings)
         self.slots = min(workers, sum(settings.replicas))
@@ -82,26 +80,24 @@ class StreamedPretraining:
         self.plans = plans(settings.epochs, delay=settings.delay, steps=steps)
         self.save, self._restarts = save, restarts
         self._examples = len(data.train)
-        self._build(RANK_RING_MINIBATCHES if settings.runtime == "mpi" else RING_MINIBATCHES)
+        self._build(stream_size(settings, self._backend, steps))
         self.resume = resume
         self._pool: StreamPool | None = None
         self._is_settled = True  # no thread is in the middle of a minibatch
 
-    def _build(self, ring: int) -> None:
+    def _build(self, size: StreamSize) -> None:
         """Build all that depends on how many minibatches may wait between two layers."""
-        self._ring = ring
-        self._schedule = StreamSchedule(self.plans, ring=ring, block=BLOCK_MINIBATCHES)
-        self._runtime = stream_runtime(
-            self.settings,
-            self._source,
-            self.plans,
-            self._schedule.ends,
-            ring=ring,
-            times=self._times,
-            restarts=self._restarts,
-        )
+        self._size = size
+        self._schedule = StreamSchedule(self.plans, **size._asdict())
+        self._runtime = self._built(size)
         self._layers = self._runtime.layers
         self._events = StreamEvents(self.settings, self._layers, self._emit, self._times)
+
+    def _built(self, size: StreamSize) -> StreamRuntime:
+        own = self.settings, self._source, self.plans, self._schedule.ends
+        if self._backend.devices():
+            return device_stream(*own, size=size, backend=self._backend)
+        return stream_runtime(*own, size=size, times=self._times, restarts=self._restarts)
 
     @property
     def resume(self) -> StreamState | None:
@@ -112,8 +108,8 @@ class StreamedPretraining:
     def resume(self, state: StreamState | None) -> None:
         self._resume = state
         waiting = max((len(layer.ring) for layer in state.layers), default=0) if state else 0
-        if waiting > self._ring:  # it is of a runtime with longer rings
-            self._build(waiting)
+        if waiting > self._size.ring:  # it is of a runtime, or a device, with longer rings
+            self._build(self._size._replace(ring=waiting))
 
     def run(self) -> Stack:
         """Train until the stream ends; see :func:`syncpretrain.pretrain` for what it raises."""
@@ -130,7 +126,7 @@ class StreamedPretraining:
                 if request():
                     raise Stopped
             except WorkerError as error:
-                error.stack = self.stack()
+                error.stack = self._salvaged()
                 raise
             except Stopped:
                 if self.save is not None and self._is_settled:
@@ -153,6 +149,19 @@ class StreamedPretraining:
             },
             self._scaling,
         )
+
+    @property
+    def inputs(self) -> Split:
+        """The data where the first layer is trained."""
+        own = self._runtime
+        return own.inputs if isinstance(own, DeviceStream) else self._source.data
+
+    def _salvaged(self) -> Stack | None:
+        """Return the newest layers, None if a device that has failed does not give them back."""
+        try:
+            return self.stack()
+        except RuntimeError:
+            return None
 
     def state(self) -> StreamState:
         """Return all that the rest of the run depends on."""

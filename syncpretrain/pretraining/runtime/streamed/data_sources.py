@@ -16,7 +16,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.streamed.rings import DataSource
 from syncpretrain.settings.checks import parsed_shuffle
-from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.settings.fields import PretrainFields
 
 __all__ = ["PassesSource", "RowsSource", "source_of"]
 
@@ -47,13 +47,7 @@ class RowsSource(DataSource):
         order = self._order
         if order is None or number_of_pass + 1 != self._pass:
             self._pass, self._group = number_of_pass + 1, -1
-            order = self._order = PassOrder(
-                self.passes.examples,
-                self.passes.batch_size,
-                seed=self._seed,
-                number=self._pass,
-                block=self._block,
-            )
+            order = self._order = self._new_order(self._pass)
         rows = order.minibatch(step)
         if not isinstance(self._train, FileRows):
             return self._train, rows
@@ -62,6 +56,20 @@ class RowsSource(DataSource):
             for run in order.blocks(self._group) + order.blocks(self._group + 1):
                 self._train.will_need(run)
         return self._train[rows], self._all[: len(rows)]
+
+    def order_of(self, number: int) -> NDArray[np.intp]:
+        """Return the rows of a pass, counted from 1, minibatch after minibatch."""
+        order = self._new_order(number)
+        return np.concatenate([order.minibatch(step) for step in range(self.passes.steps)])
+
+    def _new_order(self, number: int) -> PassOrder:
+        return PassOrder(
+            self.passes.examples,
+            self.passes.batch_size,
+            seed=self._seed,
+            number=number,
+            block=self._block,
+        )
 
     def measured(self, number: int) -> Any:
         """Return all rows, in memory or not."""
@@ -124,13 +132,18 @@ class PassesSource(DataSource):
     def check(self, X: Array, rows: NDArray[np.intp]) -> None:
         """Find nothing: every array was checked as it came."""
 
+    @property
+    def means(self) -> NDArray[np.float64] | None:
+        """Those of the columns in the first pass, if they were measured."""
+        found: NDArray[np.float64] | None = self._arrays.means
+        return found
+
     def measured(self, number: int) -> Any:
         """Return the means of the first pass, in one row, or without them the first minibatch."""
-        means = self._arrays.means
-        return self._newest if means is None else means[None]
+        return self._newest if self.means is None else self.means[None]
 
 
-def source_of(settings: PretrainSettings, data: Split) -> DataSource:
+def source_of(settings: PretrainFields, data: Split) -> DataSource:
     """Return the minibatches of an array, of rows of a file, or of what an iterable gives."""
     if isinstance(data.train, ArrayPasses):
         return PassesSource(data, batch_size=settings.batch_size)

@@ -19,34 +19,28 @@ from numpy.typing import NDArray
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
-from syncpretrain.learners.cursor import Cursor, Stopped
+from syncpretrain.learners.cursor import Stopped
 from syncpretrain.learners.early_stopping import EarlyStopping
-from syncpretrain.learners.epoch import LARGEST_WEIGHT, MAX_ROLLBACKS, diverged
-from syncpretrain.learners.steps import Step, load_state
+from syncpretrain.learners.steps import Step
 from syncpretrain.models.layer import Layer
-from syncpretrain.pretraining.runtime.layer_state import LayerState, StreamedLayerState
-from syncpretrain.pretraining.runtime.streamed.base import BaseStreamedLayer, EpochResult
+from syncpretrain.pretraining.runtime.layer_state import StreamedLayerState
+from syncpretrain.pretraining.runtime.streamed.base import EpochResult
+from syncpretrain.pretraining.runtime.streamed.learning import LearningLayer
 from syncpretrain.pretraining.runtime.streamed.rings import Passes, Rings, Source
 from syncpretrain.pretraining.schedule.stream import Block, StreamPlan
 
 __all__ = ["StreamedLayer"]
 
 
-class StreamedLayer(BaseStreamedLayer):
+class StreamedLayer(LearningLayer):
     """One layer of a stream: it trains, and hands up what it computes.
 
     Parameters
     ----------
-    learner : Learner
-    step : Step
-        How the learner trains on a minibatch.
-    plan : StreamPlan
+    learner, step, plan, passes, stopping
+        As of :class:`LearningLayer`.
     source : Source
         Of its minibatches.
-    passes : Passes
-        Over the data, which end its epochs.
-    stopping : EarlyStopping, optional
-        Given the validation examples at the end of every pass, it ends the layer's epochs.
     """
 
     def __init__(
@@ -58,20 +52,9 @@ class StreamedLayer(BaseStreamedLayer):
         passes: Passes,
         stopping: EarlyStopping | None = None,
     ) -> None:
-        super().__init__(learner.layer, plan, passes.steps)
-        self._stopping = stopping
-        self.learner, self.step = learner, step
-        self._source, self._passes = source, passes
+        super().__init__(learner, step, plan, passes, stopping)
+        self._source = source
         self._above: tuple[Rings, range] | None = None
-        self._hands_up_own_means = learner.hidden_means(0) is not None
-        visible = learner.current().shape.visible
-        self._rows = np.empty((learner.batch_size, visible), dtype=np.float32)
-        self._last_good = learner.snapshot()
-        self._rollbacks = 0
-        self._error, self._examples = 0.0, 0  # of the running epoch
-        self._started = 0.0
-        self._validation_error: float | None = None
-        self._warnings: list[str] = []
 
     @property
     def is_waiting(self) -> bool:
@@ -105,28 +88,6 @@ class StreamedLayer(BaseStreamedLayer):
         live = self.live_state()
         return replace(live, state=live.state.to(np.copy), ring=ring, passes=passes)
 
-    def live_state(self) -> StreamedLayerState:
-        """Return the state without the rings, in the arrays that the next minibatch changes."""
-        begun = (self.position - self.plan.delay) % self._passes.steps
-        return StreamedLayerState(
-            position=self.position,
-            state=LayerState(
-                layer=self.learner.current(),
-                step_state=self.step.state(),
-                last_good=self._last_good,
-                cursor=Cursor(begun, self._error),
-                learning_rate=self.learner.learning_rate,
-                rollbacks=self._rollbacks,
-                stopping=self._stopping.state if self._stopping else None,
-            ),
-            steps=self.plan.steps,
-            examples=self._examples,
-            validation_error=self._validation_error,
-            warnings=tuple(self._warnings),
-            ring={},
-            passes={},
-        )
-
     def load_state(self, state: StreamedLayerState) -> None:
         """Continue from a state; the result is bit-identical.
 
@@ -135,16 +96,7 @@ class StreamedLayer(BaseStreamedLayer):
         KeyError, ValueError
             If it is the state of another layer.
         """
-        own = state.state
-        load_state(self.learner, self.step, own.layer, own.step_state)
-        self.learner.learning_rate = own.learning_rate
-        self._last_good, self._rollbacks = own.last_good, own.rollbacks
-        if self._stopping is not None and own.stopping is not None:
-            self._stopping.state = own.stopping
-        self._take_steps(state)
-        self._started = time.monotonic()
-        self._error, self._examples = own.cursor.error, state.examples
-        self._validation_error, self._warnings = state.validation_error, list(state.warnings)
+        self._load(state)
         if self._above is not None:
             minibatches, validation = self._above[0]
             for number, array in state.ring.items():
@@ -168,7 +120,7 @@ class StreamedLayer(BaseStreamedLayer):
         Raises
         ------
         DivergedError
-            If the layer diverges more than :data:`MAX_ROLLBACKS` times.
+            If the layer diverges too often.
         DataError
             If the data of layer 1 are bad.
         Stopped
@@ -203,8 +155,7 @@ class StreamedLayer(BaseStreamedLayer):
         if own == 1:
             self.learner.start(self._source.measured(number))
         if (own - 1) % steps == 0:
-            self._started = time.monotonic()
-            self._error, self._examples = 0.0, 0
+            self._begin_epoch()
         self._train(X, rows, own, out, run)
         self._pass_validation(number)
         return [self._epoch_result(own // steps)] if own % steps == 0 else []
@@ -221,8 +172,8 @@ class StreamedLayer(BaseStreamedLayer):
         symptom = ""
         if not math.isfinite(error):
             symptom = f"the error is {error} in minibatch {step + 1}"
-        elif own % self._passes.steps == 0 and not self.learner.largest_weight() <= LARGEST_WEIGHT:
-            symptom = f"a weight has grown to {self.learner.largest_weight():.3g}"
+        elif own % self._passes.steps == 0:
+            symptom = self._run_away()
         if not symptom:
             self._error += error
             self._examples += len(rows)
@@ -231,39 +182,6 @@ class StreamedLayer(BaseStreamedLayer):
         self._roll_back(epoch, symptom)
         if out is not None:  # what was handed up may not be finite
             self._forward(X, rows, out)
-
-    def _roll_back(self, epoch: int, symptom: str) -> None:
-        """Take the layer back to its last epoch, with half the learning rate; it goes on from here.
-
-        The minibatches that it has seen since are lost to it: the layers above have read them.
-        """
-        failure = diverged(self.learner, epoch, symptom)
-        if self._rollbacks == MAX_ROLLBACKS:
-            raise failure
-        self._rollbacks += 1
-        self.learner.restore(self._last_good)
-        self.step.restart()
-        self.learner.learning_rate /= 2
-        self._warnings.append(
-            f"{failure}. Back to the end of epoch {epoch - 1}, with half the learning rate,"
-            f" {self.learner.learning_rate:g}"
-        )
-
-    def _epoch_result(self, epoch: int) -> EpochResult:
-        self._last_good = self.learner.snapshot()
-        warnings, self._warnings = tuple(self._warnings), []
-        if self._stopping is not None and self._stopping.is_over:
-            self.shorten(epoch)
-        return EpochResult(
-            layer=self.learner.layer,
-            epoch=epoch,
-            started=self._started,
-            ended=time.monotonic(),
-            train_error=self._error / max(self._examples, 1),
-            validation_error=self._validation_error,
-            warnings=warnings,
-            is_last=epoch * self._steps == self.plan.steps,
-        )
 
     def _hidden(self, number: int, rows: int) -> Array | None:
         if self._above is None or number not in self._above[1]:

@@ -11,10 +11,24 @@ from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.streamed.base import BaseStreamedLayer
 from syncpretrain.pretraining.runtime.streamed.rings import RingSize
 
-__all__ = ["LocalStream", "StreamedLayerFactory"]
+__all__ = ["LocalStream", "StreamedLayerFactory", "built_layers"]
 
 # Builds a layer, in its own process, on the memory of its input, and of what it hands up if any.
 StreamedLayerFactory = Callable[[Split, Split | None], BaseStreamedLayer]
+
+
+def built_layers(
+    layer_factories: Sequence[StreamedLayerFactory], data: Split, sizes: Sequence[RingSize]
+) -> list[BaseStreamedLayer]:
+    """Return layers from the lowest up, on memory of this process.
+
+    ``data`` is what layer 1 reads, and ``sizes`` are of what lies between two layers.
+    """
+    memory = [data, *(size.memory() for size in sizes)]
+    return [
+        build(below, above)
+        for build, below, above in zip(layer_factories, memory, [*memory[1:], None], strict=True)
+    ]
 
 
 class LocalStream:
@@ -22,27 +36,12 @@ class LocalStream:
 
     Parameters
     ----------
-    layer_factories : sequence of callable
-        From the lowest layer up.
-    data : Split
-        What layer 1 reads.
-    sizes : sequence of RingSize
-        Of what lies between two layers, from the lowest up.
+    layers : sequence of BaseStreamedLayer
+        From the lowest up.
     """
 
-    def __init__(
-        self,
-        layer_factories: Sequence[StreamedLayerFactory],
-        data: Split,
-        sizes: Sequence[RingSize],
-    ) -> None:
-        memory = [data, *(size.memory() for size in sizes)]
-        self.layers: Sequence[BaseStreamedLayer] = [
-            build(below, above)
-            for build, below, above in zip(
-                layer_factories, memory, [*memory[1:], None], strict=True
-            )
-        ]
+    def __init__(self, layers: Sequence[BaseStreamedLayer]) -> None:
+        self.layers = layers
 
     def __enter__(self) -> LocalStream:
         return self

@@ -35,6 +35,10 @@ class Passes:
             return self.batch_size
         return self.examples - (self.steps - 1) * self.batch_size
 
+    def rows(self, first: int, last: int) -> int:
+        """Return the number of examples in successive minibatches of one pass."""
+        return (last - first) * self.batch_size + self.size(last)
+
 
 class Ring:
     """The newest arrays that one layer hands to the next, by number.
