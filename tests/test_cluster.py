@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -152,6 +153,20 @@ def test_a_failing_engine_breaks_every_wait_with_its_reason(monkeypatch):
         second.send(0, PORT, "in vain")
 
 
+def test_ranks_that_add_up_bfloat16_in_different_orders_are_refused():
+    with transports(3) as (leader, *_), using(leader) as own:
+        own.sums = {0: "tiles", 1: "tiles", 2: "pairs"}
+        check_ranks("mpi", "float32")
+        with pytest.raises(SettingsError) as refused:
+            check_ranks("mpi", "bfloat16", "finetune_runtime")
+        assert str(refused.value).startswith("finetune_runtime: got mpi with precision bfloat16 on")
+        told = r"orders: rank 2( on \S+)? by pairs, rank 0( on \S+)? by tiles; set SYNC"
+        assert re.search(told, str(refused.value))
+        assert "SYNCPRETRAIN_BFLOAT16=pairs for all of them" in str(refused.value)
+        own.sums[2] = "tiles"
+        check_ranks("mpi", "bfloat16")
+
+
 def test_a_rank_that_leaves_waits_for_the_last_words_of_others():
     with transports(3) as ranks:
         first, *others = ranks
@@ -204,9 +219,9 @@ def test_who_is_missing_is_told_and_then_an_error(monkeypatch, capsys):
 def test_only_rank_0_leads():
     with transports(2) as (first, second):
         with using(second), pytest.raises(SettingsError, match=r"^runtime: got mpi on rank 1, wh"):
-            check_ranks("mpi")
+            check_ranks("mpi", "float32")
         with using(first):
-            check_ranks("mpi")
+            check_ranks("mpi", "float32")
 
 
 def test_a_launcher_of_another_mpi_library_is_told_from_none(monkeypatch):
@@ -218,7 +233,7 @@ def test_a_launcher_of_another_mpi_library_is_told_from_none(monkeypatch):
         member()
     tuning = r"^finetune_runtime: got mpi in a single .* train \.\.\. --finetune-runtime mpi$"
     with pytest.raises(SettingsError, match=tuning):
-        check_ranks("mpi", "finetune_runtime")
+        check_ranks("mpi", "float32", "finetune_runtime")
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("PMI_SIZE", "3")
     told = r"got mpi in 3 processes that do not know each other.* loads \(Open MPI v5.0.11\)"

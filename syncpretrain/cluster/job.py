@@ -16,6 +16,8 @@ from syncpretrain.cluster.transport import Port, Transport
 from syncpretrain.cluster.watch import ABORTS, LEAVES
 from syncpretrain.cluster.witness import Door, Witness, be_seen, new_address, notify_witness
 from syncpretrain.errors import SettingsError, WorkerError
+from syncpretrain.kernels.native import ORDER_VARIABLE
+from syncpretrain.parallel.precision_choice import bfloat16_order
 from syncpretrain.parallel.timeouts import TIMEOUTS
 
 __all__ = ["Membership", "check_ranks", "check_windows", "is_member", "joined", "member", "using"]
@@ -26,7 +28,7 @@ FAREWELL_SECONDS = 1.0
 MISSING_SECONDS = 10.0  # for the other ranks, before a message names the missing ones
 HELLO: Port = (0, "hello")
 WITNESS: Port = (0, "witness")
-NAMES: Port = (0, "names")
+RANK_NAMES: Port = (0, "names")
 
 
 class Membership:
@@ -43,6 +45,8 @@ class Membership:
         Whether a rank does not answer, so that no orderly end is left.
     witness : Witness or None
         Of the ranks on this host, if this is the first of them.
+    sums : dict of int to str
+        The order of sums of bfloat16 products, by rank; on rank 0 of all.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -51,6 +55,7 @@ class Membership:
         self.known: BaseException | None = None
         self.broken = False
         self.witness: Witness | None = None
+        self.sums = {transport.rank: bfloat16_order()}  # by the ranks that came
 
     def gather(self, seconds: float) -> None:
         """Wait, on rank 0, until every rank has come.
@@ -61,7 +66,7 @@ class Membership:
             If one does not.
         """
         if self.transport.rank:
-            self.transport.send(0, HELLO, None)
+            self.transport.send(0, HELLO, self.sums[self.transport.rank])
             found = self.transport.take(WITNESS, seconds)
             if found is not None and found[1] is not None:
                 self._join_witness(*found[1])
@@ -86,7 +91,7 @@ class Membership:
         """Be seen by the witness of this host, which the first rank here starts."""
         if first is not None:
             self.witness = witness = Witness(address, first=first)
-            self.transport.listen(NAMES, lambda _, named: witness.watch(*named))
+            self.transport.listen(RANK_NAMES, lambda _, named: witness.watch(*named))
         be_seen(address)
 
     def _wait_for_others(self, seconds: float) -> None:
@@ -99,6 +104,7 @@ class Membership:
             name = f"rank {min(missing)}"
             if found is not None:
                 missing.discard(found[0])
+                self.sums[found[0]] = found[1]
             elif limit == seconds:
                 raise WorkerError(f"{name} did not come within {seconds:g} s, to the same call")
             else:
@@ -116,7 +122,23 @@ class Membership:
         if leader == 0:
             self.witness.watch(*named)
         elif self.witness.door is not None:
-            self.transport.send(leader, NAMES, named)
+            self.transport.send(leader, RANK_NAMES, named)
+
+    def check_sums(self) -> None:
+        """Refuse ranks that add up products of bfloat16 in different orders.
+
+        Raises
+        ------
+        SettingsError
+        """
+        for rank, order in sorted(self.sums.items()):
+            if order != self.sums[0]:
+                raise SettingsError(
+                    f"runtime: got mpi with precision bfloat16 on CPUs that add up in different"
+                    f" orders: {self.transport.peers.name(rank)} by {order},"
+                    f" {self.transport.peers.name(0)} by {self.sums[0]}; set {ORDER_VARIABLE}=pairs"
+                    " for all of them, or take precision float32"
+                )
 
     def leave(self) -> None:
         """Send what is still to be sent; abort the job where a rank does not answer."""
@@ -201,10 +223,17 @@ def is_member() -> bool:
     return bool(_members)
 
 
-def check_ranks(name: str, setting: str = "runtime") -> None:
+def check_ranks(name: str, precision: str, setting: str = "runtime") -> None:
     """Refuse the runtime mpi where there are no ranks for it, or this one does not lead them.
 
-    ``setting`` is the one that has this ``name`` of a runtime.
+    Parameters
+    ----------
+    name : str
+        Of a runtime.
+    precision : str
+        Of products: the ranks have to add up those of bfloat16 in one order.
+    setting : str
+        That names the runtime.
 
     Raises
     ------
@@ -213,12 +242,15 @@ def check_ranks(name: str, setting: str = "runtime") -> None:
     if name != "mpi":
         return
     try:
-        rank = joined().rank
+        own = member()
+        rank = own.transport.rank
         if rank:
             raise SettingsError(
                 f"runtime: got mpi on rank {rank}, where only pretrain() and finetune() may be"
                 f" called; start a whole run with: {START_HINT}"
             )
+        if precision == "bfloat16":
+            own.check_sums()
     except SettingsError as error:
         text = str(error).replace("runtime:", f"{setting}:", 1)
         option = setting.replace("_", "-")

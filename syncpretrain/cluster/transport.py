@@ -160,14 +160,13 @@ class Transport:
     def close(self, farewell: float = 0.0) -> bool:
         """Send what is still to be sent, and a last word; return whether that is done in time.
 
-        Wait up to ``farewell`` seconds for the last words of others, for MPI libraries that warn of
-        messages which nobody has received.
+        Wait up to ``farewell`` seconds for those of others: MPI may warn of what is not received.
         """
         watched, self._is_leaving = self._watched(), True
         for rank in watched:
             self.send(rank, BEATS, last_beat(self._beat))
         with self._arrived:
-            self._is_handled.wait_for(lambda: self._is_done_with(watched), farewell)
+            self._is_handled.wait_for(lambda: self.peers.have_left(watched), farewell)
         self._closing = True
         self._wake()
         self._thread.join(self._times.join)
@@ -190,10 +189,6 @@ class Transport:
         with self._arrived:
             for taker in self._takers.values():
                 taker.notify_all()
-            self._is_handled.notify_all()
-
-    def _is_done_with(self, ranks: list[int]) -> bool:
-        return self.peers.have_left(ranks) or self._failure is not None
 
     def _exchange(self) -> None:
         naps = Naps(time.monotonic())

@@ -30,9 +30,9 @@ __all__ = ["ABORTS", "LEAVES", "main"]
 LEAVES, ABORTS = b"l", b"a"
 PEER = struct.Struct("3i")  # process, user and group of the other end of a socket
 ENDING_MS = 200  # until the system knows how a process ended that has closed its socket
-CONNECT_SECONDS = 5.0
+FIRST_SECONDS = 5.0
 HEARD_SECONDS = 1.0  # until the first witness has printed what it was told
-ABORTED = "!"  # in the place of an end
+JOB_ABORTED = "!"  # in the place of an end
 LONGEST_LINE = 1 << 16
 PENDING = 4096  # connections
 
@@ -126,7 +126,7 @@ class Witness:
             if any(self._hear(own) == ABORTS for own in found if own in self._sockets):
                 is_over = is_aborted = True  # but who has ended before is why
             for line in self._others.hear(found) if self._others is not None else ():
-                if line != ABORTED:
+                if line != JOB_ABORTED:
                     return line
                 is_over = True
             if self._pipe in found and not self._read():
@@ -138,7 +138,7 @@ class Witness:
                 return ", and ".join(self._ending(pid) for pid in both)
             if is_over and not ended:
                 if is_aborted:
-                    self.tell_first(ABORTED)
+                    self.tell_first(JOB_ABORTED)
                 return None
             suspects = ended
 
@@ -229,7 +229,7 @@ def _connected(place: tuple[str, str] | None, word: str) -> socket.socket | None
     if place is None:
         return None
     try:
-        first = socket.create_connection((place[0], int(place[1])), CONNECT_SECONDS)
+        first = socket.create_connection((place[0], int(place[1])), FIRST_SECONDS)
         first.sendall(f"{word}\n".encode())
     except OSError:  # hosts that do not know each other's names, or are not let through
         return None

@@ -126,7 +126,7 @@ class Finetuning:
         self.options, self._threads = shared_out(options, form.shapes, sparse=is_sparse)
         self._optimizer = optimizer_for(self.options)
         self._backend = backend_for(self.options.backend)
-        check_ranks(self.options.runtime, "finetune_runtime")
+        check_ranks(self.options.runtime, self.options.precision, "finetune_runtime")
         if self.options.runtime in ("processes", "mpi") and isinstance(train.X, StoredRows):
             expected = "threads or serial" if self.options.schedule == ASYNC else "threads"
             raise SettingsError(

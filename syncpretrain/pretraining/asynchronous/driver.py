@@ -73,7 +73,7 @@ class AsyncPretraining:
     ) -> None:
         settings = msgspec.structs.replace(settings, backend="numpy")
         check_runtime(settings.runtime)
-        check_ranks(settings.runtime)
+        check_ranks(settings.runtime, settings.precision)
         check_windows(settings.exchange)
         self.observers, self._times = tuple(observers), times
         self.settings, data, self._scaling = build_data(settings, X, validation)

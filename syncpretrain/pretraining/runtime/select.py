@@ -79,7 +79,7 @@ def versions_for(settings: PretrainSettings, data: Split, backend: Backend) -> V
     SettingsError
         If it is MPI, and there are no ranks.
     """
-    check_ranks(settings.runtime)
+    check_ranks(settings.runtime, settings.precision)
     hidden = settings.layers[1:]
     if settings.runtime != "mpi":
         sizes = {"examples": sum(map(len, data)), "batch_size": settings.batch_size}

@@ -86,7 +86,7 @@ def stream_runtime(
         If the system does not have it.
     """
     check_runtime(settings.runtime)
-    check_ranks(settings.runtime)
+    check_ranks(settings.runtime, settings.precision)
     passes = data.passes
     is_kept = settings.runtime == "processes" and restarts is not None and restarts.most > 0
     reread = [_reread(passes.size(1), width) if is_kept else 0 for width in settings.layers[1:-1]]
