@@ -108,14 +108,14 @@ def why_no_gpu(name: str, unless: str | None = None) -> str | None:
     return f"there is a GPU, but backend auto is numpy: {lacks}"
 
 
-def why_no_fused_steps(name: str) -> str | None:
+def why_no_fused_steps(name: str, precision: str) -> str | None:
     """Return a notice that GPUs of a backend cannot make whole steps as they should; else None."""
     if name == "numpy":
         return None
     from syncpretrain.backends.fused_check import why_not_fused
 
     backend = select(name)
-    reasons = (why_not_fused(backend.xp, device) for device in backend.devices())
+    reasons = (why_not_fused(backend.xp, device, precision) for device in backend.devices())
     return next(filter(None, reasons), None)
 
 

@@ -21,7 +21,7 @@ from syncpretrain.units.kinds import kind_of
 
 __all__ = ["FUSED_FILES", "CudaFused"]
 
-FUSED_FILES = ("kernels.cu", "fused.cu")  # the latter uses functions of the former
+FUSED_FILES = ("kernels.cu", "products.cu", "fused.cu")  # which use functions of those before
 PRODUCT_TILE = (64, 32)  # rows and columns of a product that a block makes
 
 _source = cache(CudaSource)  # of this process
@@ -45,7 +45,7 @@ class CudaFused:
         self, cupy: Any, arrays: FusedArrays, now: Callable[[], Any] = lambda: None
     ) -> None:
         self._cupy, self._arrays, self._now = cupy, arrays, now
-        self._source = _source(cupy, FUSED_FILES)
+        self._source = _source(cupy, FUSED_FILES, arrays.precision)
         (self._batch_size, self._hidden), (_, self._visible) = arrays.states.shape, arrays.v.shape
         tiles = -(-self._batch_size // PRODUCT_TILE[0])
         # What each row of tiles adds to the gradients of the biases, and each tile to the error.
@@ -59,7 +59,7 @@ class CudaFused:
 
         Hidden units are to be binary.
         """
-        known = _source(cupy, FUSED_FILES).units
+        known = _source(cupy, FUSED_FILES, arrays.precision).units
         if not (arrays.visible_units in known and arrays.hidden_units in known):
             return False
         (weight, *biases), (speed, *speeds) = arrays.parameters, arrays.velocities

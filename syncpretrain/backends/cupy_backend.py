@@ -154,7 +154,8 @@ class CupyBackend:
     def fused_step(self, arrays: FusedArrays) -> FusedStep | None:
         """Return the step of contrastive divergence as a whole; None without one for the arrays."""
         with self.xp.cuda.Device(self.device):
-            if has_fused_steps(self.xp, self.device) and CudaFused.supports(self.xp, arrays):
+            has_steps = has_fused_steps(self.xp, self.device, arrays.precision)
+            if has_steps and CudaFused.supports(self.xp, arrays):
                 source = self._kernels.source
                 return CudaFused(self.xp, arrays, now=lambda: source.now)
         return None

@@ -67,6 +67,25 @@ __device__ static float state_of(float x, float z, long long units)
     return UNKNOWN;
 }
 
+// ---------------------------------------------------------------- rounded factors
+// The bits of x rounded to the nearest bfloat16, of two as near to the even one; below 2^-126 it is
+// 0. As `rounded` in syncpretrain/kernels/precision.py; the low half is 0.
+__device__ static uint32 nearest_bfloat16(float x)
+{
+    uint32 bits = __float_as_uint(x), size = bits & 0x7fffffffu;
+    if (size > 0x7f800000u) return (bits | 0x00400000u) & 0xffff0000u;  // a NaN stays one
+    if (size < 0x00800000u) return bits & 0x80000000u;
+    return (bits + 0x7fffu + (bits >> 16 & 1)) & 0xffff0000u;
+}
+
+extern "C" __global__ void round_factor(
+    const float *x, long long ldx, float *out, long long rows, long long cols)
+{
+    uint32 n = (uint32)(rows * cols), width = (uint32)cols;
+    for (uint32 i = FIRST; i < n; i += STRIDE)
+        out[i] = __uint_as_float(nearest_bfloat16(x[place(i, width, ldx)]));
+}
+
 // ---------------------------------------------------------------- random numbers
 // Philox4x64-10 (Salmon et al. 2011). Block number b of an address is the cipher of its counter
 // plus b + 1: NumPy counts up before its first block. Each of the 4 words gives two numbers, its
