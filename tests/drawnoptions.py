@@ -68,7 +68,7 @@ COMMON = {
     "--exchange": Option(["messages"] * 3 + ["windows"]),
     "--runtime": Option(["serial", "threads"] * 4 + ["processes"]),
     "--backend": Option(["auto", "numpy"], ["cupy", "cupy:0", "cupy:x", "cupy:" + HUGE]),
-    "--precision": Option(["float32", "bfloat16", "auto"], ["tf32", "bfloat", "float16", "float64"]),
+    "--precision": Option(["float32", "bfloat16", "auto"], ["tf32", "float16", "float64"]),
     "--workers": Option(["1", "2", "4"], ["1024", "1025", "1000000000"]),
     "--replicas": Option(["1", "2", "3"], ["1000"], ","),
     "--split": Option(["examples", "units"], ["filters", "hybrid"]),

@@ -19,7 +19,7 @@ from trialruns import notices_of
 
 from syncpretrain import pretrain
 from syncpretrain.backends import cuda_fused, fused_check
-from syncpretrain.backends.cuda_fused import FUSED_FILES, CudaFused, _tiles
+from syncpretrain.backends.cuda_fused import FUSED_FILES, CudaFused, tiles_of
 from syncpretrain.backends.cuda_source import THREADS, CudaSource, cuda_source
 from syncpretrain.backends.fused import FusedArrays, Pace
 from syncpretrain.backends.numpy_backend import NumpyBackend
@@ -82,7 +82,7 @@ def reconstructed(backend, h, W, source=None, precision="float32"):
     (n, hidden), visible = h.shape, len(W)
     device = [backend.asarray(x) for x in (h, W, np.zeros(visible, np.float32), np.arange(n))]
     X, out = backend.zeros((n, visible)), backend.empty((n, visible))
-    sums, errors = backend.empty((-(-n // 64), visible)), backend.empty(_tiles(n, visible), "f8")
+    sums, errors = backend.empty((-(-n // 64), visible)), backend.empty(tiles_of(n, visible), "f8")
     module = CudaSource(backend.xp, FUSED_FILES, precision)
     if source is not None:
         alone = without_others(source, "reconstruct")
@@ -90,7 +90,7 @@ def reconstructed(backend, h, W, source=None, precision="float32"):
     of_x, of_out = (X, visible, n - 1, device[3]), (out, visible, sums, errors)
     args = (device[0], hidden, device[1], hidden, device[2], *of_x, *of_out, n, visible, hidden)
     gaussian = module.units["gaussian"]
-    module.launch("reconstruct", (_tiles(n, visible),), (THREADS,), *args, gaussian, None)
+    module.launch("reconstruct", (tiles_of(n, visible),), (THREADS,), *args, gaussian, None)
     return tuple(map(backend.tohost, (out, sums, errors)))
 
 
@@ -102,7 +102,7 @@ def drawn(backend, v, rows, W, b, now=None):
     words = [np.uint64(word) for word in (*ADDRESS.key, *ADDRESS.counter)]
     of_x, out = (X, visible, len(v) - 1, numbers), (means, hidden, states, hidden)
     args = (*of_x, weight, hidden, bias, *out, n, visible, hidden, *words, now)
-    launch(backend, "draw_hidden", _tiles(n, hidden), *args)
+    launch(backend, "draw_hidden", tiles_of(n, hidden), *args)
     return backend.tohost(means), backend.tohost(states)
 
 

@@ -12,13 +12,15 @@ import pytest
 
 from syncpretrain.backends.cuda_fused import FUSED_FILES
 from syncpretrain.backends.cuda_source import COMPILER_OPTIONS, CUDA_FILES, cuda_source
+from syncpretrain.backends.cuda_tuning import TUNING_FILES
 from syncpretrain.kernels.precision import PRECISIONS
 
 # Turing, Ampere, Hopper and Blackwell, and how many registers a thread may have: so that four
 # blocks of 256 have room on a multiprocessor, or two of those with tiles of products.
 CASES = [(CUDA_FILES, "float32", architecture, 64) for architecture in (75, 80, 90, 120)]
 CASES += [
-    (FUSED_FILES, precision, architecture, 128)
+    (files, precision, architecture, 128)
+    for files in (FUSED_FILES, TUNING_FILES)
     for precision in PRECISIONS
     for architecture in (80, 90, 120)
 ]

@@ -16,6 +16,7 @@ __all__ = [
     "resolve_backend",
     "select",
     "why_no_fused_steps",
+    "why_no_fused_tuning",
     "why_no_gpu",
 ]
 
@@ -117,6 +118,16 @@ def why_no_fused_steps(name: str, precision: str) -> str | None:
     backend = select(name)
     reasons = (why_not_fused(backend.xp, device, precision) for device in backend.devices())
     return next(filter(None, reasons), None)
+
+
+def why_no_fused_tuning(name: str, precision: str) -> str | None:
+    """Return a notice that the GPU of a fine-tuning cannot make whole steps; else None."""
+    if name == "numpy":
+        return None
+    from syncpretrain.backends.tuning_check import why_not_tuned
+
+    backend = select(name)
+    return why_not_tuned(backend.xp, backend.devices()[0], precision)
 
 
 def _usual() -> str:

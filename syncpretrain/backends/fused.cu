@@ -57,7 +57,6 @@ __device__ static __forceinline__ void compare(
     float *means, long long ldm, float sign, int m0, int n0, int count, int width,
     float *sums, double *errors)
 {
-    __shared__ float share[WARPS][PRODUCT_COLUMNS];
     int warp = threadIdx.x / 32, column = threadIdx.x % 32, j = n0 + column;
     float sum = 0.0f;
     double error = 0.0;
@@ -71,13 +70,7 @@ __device__ static __forceinline__ void compare(
         sum += difference;
         error += (double)difference * difference;
     }
-    share[warp][column] = sum;
-    __syncthreads();
-    if (warp == 0 && j < width) {
-        sum = 0.0f;
-        for (int i = 0; i < WARPS; i++) sum += share[i][column];
-        sums[m0 / PRODUCT_ROWS * width + j] = sum;
-    }
+    sum_columns(sum, sums, m0, j, width);
     if (!errors) return;
     error = total_of_block(error);
     if (threadIdx.x == 0) errors[blockIdx.x] = error;
@@ -142,8 +135,7 @@ __device__ static __forceinline__ void move_bias(
     const struct Pace &pace)
 {
     if (at >= width) return;
-    float sum = 0.0f;
-    for (int tile = 0; tile < tiles; tile++) sum += sums[tile * width + at];
+    float sum = sum_of_tiles(sums, tiles, width, at);
     move_along(bias + at, velocity + at, sum, pace, false);
 }
 
@@ -190,9 +182,5 @@ extern "C" __global__ void move_parameters(
     if (m0 == 0 && threadIdx.x < PRODUCT_COLUMNS)
         move_bias(hidden_bias, of_hidden, hidden_sums, tiles, width, n0 + threadIdx.x, pace);
     if (blockIdx.x) return;
-    int count = tiles * (((int)visible + PRODUCT_COLUMNS - 1) / PRODUCT_COLUMNS);
-    double sum = 0.0;
-    for (int at = threadIdx.x; at < count; at += FUSED_THREADS) sum += errors[at];
-    sum = total_of_block(sum);
-    if (threadIdx.x == 0) *error = sum;
+    add_errors(errors, tiles * (((int)visible + PRODUCT_COLUMNS - 1) / PRODUCT_COLUMNS), error);
 }

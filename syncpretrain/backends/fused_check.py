@@ -5,7 +5,8 @@ Factors of products are rounded there as the precision says.
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from syncpretrain.kernels.precision import factors
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.units.kinds import sigmoid
 
-__all__ = ["has_fused_steps", "why_not_fused"]
+__all__ = ["has_fused_steps", "has_tensor_cores", "trial", "why_not_fused"]
 
 LEAST_CAPABILITY = 80  # that has tensor cores for TF32, and copies to shared memory
 TRIAL_SIZES = (
@@ -32,7 +33,7 @@ PACE = Pace(0.5, 0.1, 0.01, 0.001)
 
 def has_fused_steps(cupy: Any, device: int, precision: str = "float32") -> bool:
     """Return whether a device has fused steps in a precision, which have passed their trial."""
-    return _has_tensor_cores(cupy, device) and why_not_fused(cupy, device, precision) is None
+    return has_tensor_cores(cupy, device) and why_not_fused(cupy, device, precision) is None
 
 
 @cache
@@ -41,21 +42,32 @@ def why_not_fused(cupy: Any, device: int, precision: str = "float32") -> str | N
 
     They are tried once a process.
     """
-    if not _has_tensor_cores(cupy, device):
+    if not has_tensor_cores(cupy, device):
         return None
+    steps = [partial(_difference, cupy, precision, *sizes) for sizes in TRIAL_SIZES]
+    return trial(cupy, device, "steps", steps, MOST_OFF[precision])
+
+
+def trial(
+    cupy: Any, device: int, what: str, steps: Sequence[Callable[[], float]], most: float
+) -> str | None:
+    """Return what is wrong with some steps of a device; else None.
+
+    Each of ``steps`` returns how far one is off, which may be ``most``.
+    """
     failures = (RuntimeError, OSError, MemoryError, cupy.cuda.compiler.CompileException)
     try:
         with cupy.cuda.Device(device):
-            differences = [_difference(cupy, precision, *sizes) for sizes in TRIAL_SIZES]
+            off = float(np.max([step() for step in steps]))
     except failures as error:
-        return f"GPU {device} makes its steps in parts, since whole ones fail: {error}"
-    if not max(differences) <= MOST_OFF[precision]:
-        off = f"{max(differences):.1g}"
-        return f"GPU {device} makes its steps in parts, since whole ones are off by {off}"
+        return f"GPU {device} makes its {what} in parts, since whole ones fail: {error}"
+    if not off <= most:
+        return f"GPU {device} makes its {what} in parts, since whole ones are off by {off:.1g}"
     return None
 
 
-def _has_tensor_cores(cupy: Any, device: int) -> bool:
+def has_tensor_cores(cupy: Any, device: int) -> bool:
+    """Return whether a device has the tensor cores that whole steps are made with."""
     return int(cupy.cuda.Device(device).compute_capability) >= LEAST_CAPABILITY
 
 
@@ -83,7 +95,7 @@ def _difference(cupy: Any, precision: str, n: int, visible: int, hidden: int) ->
     after, error = _step(before, X[rows].astype(np.float64), states, precision)
     pairs: list[tuple[Any, Any]] = [(states, drawn < means), (found.get() / error, 1.0)]
     pairs += [(array.get(), right) for array, right in zip(arrays.parameters, after, strict=True)]
-    return max(float(np.abs(ours - right).max()) for ours, right in pairs)
+    return float(np.max([np.abs(ours - right).max() for ours, right in pairs]))  # NaN if one is
 
 
 def _step(

@@ -270,17 +270,28 @@ __device__ static __forceinline__ float sum_at(const float *parts, int row, int 
     return sum;
 }
 
-// Where this block's tile begins, of a product with so many columns.
+// Where a tile begins, of a product with so many columns.
+__device__ static __forceinline__ int row_of_tile(int tile, int columns)
+{
+    return tile / ((columns + PRODUCT_COLUMNS - 1) / PRODUCT_COLUMNS) * PRODUCT_ROWS;
+}
+
+__device__ static __forceinline__ int column_of_tile(int tile, int columns)
+{
+    return tile % ((columns + PRODUCT_COLUMNS - 1) / PRODUCT_COLUMNS) * PRODUCT_COLUMNS;
+}
+
 __device__ static __forceinline__ int first_row(int columns)
 {
-    return blockIdx.x / ((columns + PRODUCT_COLUMNS - 1) / PRODUCT_COLUMNS) * PRODUCT_ROWS;
+    return row_of_tile(blockIdx.x, columns);
 }
 
 __device__ static __forceinline__ int first_column(int columns)
 {
-    return blockIdx.x % ((columns + PRODUCT_COLUMNS - 1) / PRODUCT_COLUMNS) * PRODUCT_COLUMNS;
+    return column_of_tile(blockIdx.x, columns);
 }
 
+// ---------------------------------------------------------------- sums beside products
 // The sum over a block, at its first thread.
 __device__ static double total_of_block(double mine)
 {
@@ -292,6 +303,37 @@ __device__ static double total_of_block(double mine)
         __syncthreads();
     }
     return share[0];
+}
+
+// Adds up the errors of tiles; of one block.
+__device__ static void add_errors(const double *errors, int count, double *error)
+{
+    double sum = 0.0;
+    for (int at = threadIdx.x; at < count; at += FUSED_THREADS) sum += errors[at];
+    sum = total_of_block(sum);
+    if (threadIdx.x == 0) *error = sum;
+}
+
+// Adds up over a tile's rows what the threads of its column j have, into the row of these tiles.
+__device__ static void sum_columns(float mine, float *sums, int m0, int j, int width)
+{
+    __shared__ float share[WARPS][PRODUCT_COLUMNS];
+    int warp = threadIdx.x / 32, column = threadIdx.x % 32;
+    share[warp][column] = mine;
+    __syncthreads();
+    if (warp || j >= width) return;
+    float sum = 0.0f;
+    for (int i = 0; i < WARPS; i++) sum += share[i][column];
+    sums[m0 / PRODUCT_ROWS * width + j] = sum;
+}
+
+// The sum of a column over all rows of tiles.
+__device__ static __forceinline__ float sum_of_tiles(
+    const float *sums, int tiles, int width, int at)
+{
+    float sum = 0.0f;
+    for (int tile = 0; tile < tiles; tile++) sum += sums[tile * width + at];
+    return sum;
 }
 
 // What the data have in this thread's column of a tile. Asked for before the product, so that it is

@@ -39,6 +39,7 @@ class Precision(NamedTuple):
     ``rounds`` returns a factor as it is multiplied.
     """
 
+    name: str
     multiply: Callable[..., Array]
     operation: str
     rounds: Callable[[Array], Array]
@@ -103,7 +104,10 @@ def factors(*given: Array, precision: str) -> tuple[Array, ...]:
 
 
 PRECISIONS = {
-    "float32": Precision(multiply, "matmul", lambda x: x),
-    "tf32": Precision(multiply_tf32, "matmul_tf32", rounded_tf32),
-    "bfloat16": Precision(multiply_bfloat16, "matmul_bfloat16", rounded),
+    precision.name: precision
+    for precision in (
+        Precision("float32", multiply, "matmul", lambda x: x),
+        Precision("tf32", multiply_tf32, "matmul_tf32", rounded_tf32),
+        Precision("bfloat16", multiply_bfloat16, "matmul_bfloat16", rounded),
+    )
 }
