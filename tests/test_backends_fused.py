@@ -149,8 +149,8 @@ class TestProducts:
         with np.errstate(over="ignore"):
             np.testing.assert_array_equal(out, PRECISIONS[precision].rounds(x))
 
-    def test_the_order_of_terms_is_that_of_numpys_tf32(self, backend):
-        """One product of rounded factors, not of cut ones, and not three."""
+    def test_tf32_is_one_product_of_factors_rounded_to_nearest(self, backend):
+        """Not of cut ones, and not three."""
         h, W = normal(70, 100), normal(44, 100, seed=1)
         out, _, _ = reconstructed(backend, h, W, precision="tf32")
         exact = h.astype(np.float64) @ W.T
@@ -322,6 +322,17 @@ class TestSteps:
             step.train_step(backend.asarray(X), np.arange(5, 25), epoch=1, step=0)
             assert step.copy_hidden(out)
             np.testing.assert_allclose(backend.tohost(out), sigmoid(X[5:25] @ W + b), atol=1e-6)
+
+    @pytest.mark.parametrize("precision", PRECISIONS)
+    def test_states_are_numpys_draws_of_the_means(self, backend, precision):
+        learner, X = rbm(16, 12, backend=backend, precision=precision), normal(30, 16)
+        step = step_for(learner, 1, "examples")
+        with learner.stream:
+            step.train_step(backend.asarray(X), np.arange(5, 25), epoch=4, step=6)
+            _, means, states, _, _ = map(backend.tohost, learner.buffers)
+        address = Address(3, Purpose.HIDDEN, 2, 4, 6)
+        draws = address.generator().random((20, 12), dtype=np.float32)
+        np.testing.assert_array_equal(states, draws < means[:20])
 
     def test_a_step_goes_on_from_its_state_to_the_same_bits(self, backend, bits):
         learners = [rbm(16, 12, backend=backend) for _ in range(2)]

@@ -287,8 +287,8 @@ def _bfloat16_sums(settings: Settings) -> dict[str, str]:
     """Return the order in which sums of bfloat16 are taken, for a run that has such sums."""
     if "bfloat16" not in {settings.pretrain.precision, settings.finetune.precision}:
         return {}
-    is_on_cpu = settings.pretrain.backend == "numpy"
-    return {BFLOAT16_SUMS: f"by {bfloat16_order()}" if is_on_cpu else "by a GPU"}
+    is_on_gpu = settings.pretrain.backend.startswith("cupy")
+    return {BFLOAT16_SUMS: "by a GPU" if is_on_gpu else f"by {bfloat16_order()}"}
 
 
 def _reads_text(reads: Reads | None) -> str:
