@@ -113,6 +113,8 @@ class ConvolutionShape:
     rounded : bool
         Whether factors of its products are rounded to bfloat16, where ``rounds`` says so: while
         the layer is trained.
+    tf32 : bool
+        Whether they are rounded to TF32, while the layer is trained on a GPU.
     """
 
     name: ClassVar[str] = "convolution"
@@ -128,6 +130,7 @@ class ConvolutionShape:
     channels_first: bool = False
     groups: int = 1
     rounded: bool = field(default=False, compare=False)
+    tf32: bool = field(default=False, compare=False)
 
     @property
     def map_height(self) -> int:
@@ -190,6 +193,16 @@ class ConvolutionShape:
         return self.rounded and self.pool == 1
 
     @property
+    def precision(self) -> str:
+        """Of the product of images and filters."""
+        return "bfloat16" if self.rounds else "tf32" if self.tf32 else "float32"
+
+    @property
+    def precision_back(self) -> str:
+        """Of the products on the way back."""
+        return "bfloat16" if self.rounds_back else "tf32" if self.tf32 else "float32"
+
+    @property
     def visible(self) -> int:
         """Numbers of an image that the layer reads."""
         return self.images.values
@@ -226,7 +239,7 @@ class ConvolutionShape:
 
     def in_precision(self, name: str) -> ConvolutionShape:
         """Return the same with products in a precision."""
-        return replace(self, rounded=name == "bfloat16")
+        return replace(self, rounded=name == "bfloat16", tf32=name == "tf32")
 
     def __str__(self) -> str:
         pad = f" pad {self.pad}" if self.pad else ""

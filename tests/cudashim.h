@@ -140,7 +140,14 @@ static float __uint_as_float(unsigned int bits)
     return x;
 }
 
+// What tensor cores read of a factor: they leave out the last 13 bits, without rounding.
 static float tf32(unsigned int bits) { return __uint_as_float(bits & 0xffffe000u); }
+
+// cvt.rna.tf32.f32: to nearest, of two as near to the larger one; a NaN is CUDA's own.
+static unsigned int nearest_tf32(float x)
+{
+    return x != x ? 0x7fffffffu : (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
+}
 
 static void multiply_add(float c[4], const unsigned int a[4], const unsigned int b[2])
 {

@@ -346,6 +346,8 @@ class TestStrictness:
     def test_the_equations_have_their_forms(self, double):
         assert registered(double.array_type).keys() == {
             "multiply",
+            "multiply_bfloat16",
+            "multiply_tf32",
             "means",
             "times_derivative",
             "sample_states",

@@ -336,7 +336,7 @@ class TestProducts:
         for stream in (*streams, *streams):
             with stream:
                 multiply(x, x)
-        handles = [handle.value for handle, _ in form._handles.values()]
+        handles = [own.handle.value for own in form._handles.values()]
         assert len(handles) == len(set(handles)) == 3
         spaces = [fakecublas.handles[handle]["workspace"][0] for handle in handles]
         assert all(abs(a - b) >= cublas.WORKSPACE for a, b in pairwise(sorted(spaces)))

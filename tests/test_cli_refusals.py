@@ -106,15 +106,19 @@ OPTIONS = [
         "--backend: got cupy with handoff minibatch, which computes on the CPU",
     ),
     (
-        "--backend cupy --precision bfloat16",
-        "--backend: got cupy with precision bfloat16, which is the CPU's; take float32, or backend"
-        " numpy or auto",
+        "--backend numpy --precision tf32",
+        "--precision: got tf32 on the CPU, which does not multiply it; take float32, bfloat16 or"
+        " auto, or --backend cupy on a GPU",
+    ),
+    (
+        "--finetune reconstruction --backend numpy --finetune-precision tf32",
+        "--finetune-precision: got tf32 on the CPU, which does not multiply it; take float32",
     ),
     (
         "--finetune reconstruction --finetune-optimizer cg --finetune-precision bfloat16",
         "--finetune-precision: got bfloat16 with optimizer cg, whose searches need exact products",
     ),
-    ("--precision half", "--precision: 'half' is not one of 'float32', 'bfloat16', 'auto'"),
+    ("--precision half", "--precision: 'half' is not one of 'float32', 'tf32', 'bfloat16', 'auto'"),
     ("--precison bfloat16", "No such option --precison; the nearest one is --precision"),
     ("--batch-size 41", "--batch-size: got 41, expected at most 36, the examples to train on"),
     ("--batch-size 0", "--batch-size: got 0, expected a whole number of at least 1"),

@@ -12,11 +12,18 @@ import pytest
 
 from syncpretrain.backends.cuda_fused import FUSED_FILES
 from syncpretrain.backends.cuda_source import COMPILER_OPTIONS, CUDA_FILES, cuda_source
+from syncpretrain.backends.cuda_tuning import TUNING_FILES
+from syncpretrain.kernels.precision import PRECISIONS
 
 # Turing, Ampere, Hopper and Blackwell, and how many registers a thread may have: so that four
 # blocks of 256 have room on a multiprocessor, or two of those with tiles of products.
-CASES = [(CUDA_FILES, architecture, 64) for architecture in (75, 80, 90, 120)]
-CASES += [(FUSED_FILES, architecture, 128) for architecture in (80, 90, 120)]
+CASES = [(CUDA_FILES, "float32", architecture, 64) for architecture in (75, 80, 90, 120)]
+CASES += [
+    (files, precision, architecture, 128)
+    for files in (FUSED_FILES, TUNING_FILES)
+    for precision in PRECISIONS
+    for architecture in (80, 90, 120)
+]
 OPTIONS = (*COMPILER_OPTIONS, "-ftz=true", "-std=c++17", "--ptxas-options=-v")  # CuPy's, and a log
 
 
@@ -44,9 +51,9 @@ def compiled(source: str, architecture: int) -> tuple[int, str]:
     return status, log.value.decode()
 
 
-@pytest.mark.parametrize(("names", "architecture", "most"), CASES)
-def test_every_kernel_keeps_its_numbers_in_registers(names, architecture, most):
-    source = cuda_source(names)
+@pytest.mark.parametrize(("names", "precision", "architecture", "most"), CASES)
+def test_every_kernel_keeps_its_numbers_in_registers(names, precision, architecture, most):
+    source = cuda_source(names, precision)
     status, log = compiled(source, architecture)
     assert status == 0, log
     parts = re.split(r"Compiling entry function '(\w+)'", log)[1:]

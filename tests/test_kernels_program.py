@@ -60,6 +60,7 @@ def changed(**fields):
 GOOD = {
     "matmul": [(X, floats(6, 3), floats(4, 3)), (X.T, X, SQUARE), (X[:, :0], SQUARE[:0], X.copy())],
     "matmul_bfloat16": [(X, floats(6, 3), floats(4, 3)), (X.T, X, SQUARE), (X[:0], SQUARE, X[:0])],
+    "matmul_tf32": [(X, floats(6, 3), floats(4, 3)), (X.T, X, SQUARE)],
     "multiply": [(X, X.copy(), X.copy()), (X, X.copy(), X), (X.copy(), X, X)],
     "add": [(X, X.copy(), X), (LINE, LINE.copy(), floats(20))],
     "means": [(X, floats(6), "bernoulli"), (floats(4, 0), floats(0), "relu")],
@@ -197,7 +198,7 @@ def test_what_fits_is_worked(form, name):
     for arguments in GOOD[name]:
         own = Program([[[(name, *arguments)]]], 2)
         own.prepare(rate=0.1, steps=1)
-        assert own.is_compiled == (form == "compiled")
+        assert own.is_compiled == (form == "compiled" and name != "matmul_tf32")  # of GPUs
         if own.is_compiled:
             assert own.work() == 0
         else:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from backends import backend_of
 from randomstacks import normal_stack
 from test_network import make_chain, make_examples
 from test_sparse import csr
 from trialruns import stop_after
 
 from syncpretrain import Stack, finetune, pretrain
-from syncpretrain.backends.choice import resolve_backend
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.errors import RunInterrupted, SettingsError, SyncpretrainError
 from syncpretrain.finetuning.data_parallel import network_of
@@ -33,7 +31,6 @@ from syncpretrain.pretraining.state import read_pretrain_state, write_pretrain_s
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.pretraining.streamed.state import read_stream_state, write_stream_state
 from syncpretrain.settings import FinetuneSettings, MomentumSchedule, settings_from
-from syncpretrain.settings.devices import why_not_on_a_device, why_not_tuned_on_a_device
 
 LAYERS = (16, 12, 8, 5)
 BASE = {"layers": LAYERS, "epochs": 2, "batch_size": 20, "seed": 3, "precision": "bfloat16"}
@@ -387,50 +384,19 @@ def test_networks_with_convolutions_are_tuned_in_it(bits, split):
 # ---------------------------------------------------------------------------------------- settings
 
 
-@pytest.fixture
-def gpu(monkeypatch):
-    """Let there be a GPU, of which only the name is looked at."""
-    backend_of("double", monkeypatch)
-    monkeypatch.setattr("syncpretrain.backends.gpu_check.missing", lambda device: None)
-    monkeypatch.setenv("SYNCPRETRAIN_BACKEND", "")
-
-
-REASON = r"precision bfloat16, which is the CPU's; take float32, or backend numpy or auto"
-
-
-@pytest.mark.parametrize("backend", ["cupy", "cupy:0"])
-def test_a_gpu_is_refused(bits, backend):
-    with pytest.raises(SettingsError, match=rf"^backend: got {backend} with {REASON}$"):
-        pretrain(bits, **BASE, backend=backend)
-    with pytest.raises(
-        SettingsError, match=rf"^backend: got {backend} with fine-tuning in {REASON}"
-    ):
-        tuned(bits, backend=backend)
-
-
-def test_the_backend_is_that_of_the_cpu_where_there_is_a_gpu(bits, gpu):
-    wanted = settings_from(
-        **BASE, finetune={"objective": "reconstruction", "precision": "bfloat16"}
-    )
-    assert resolve_backend("auto") == "cupy"
-    for why in (why_not_on_a_device(wanted.pretrain), why_not_tuned_on_a_device(wanted.finetune)):
-        assert resolve_backend("auto", why) == "numpy"
-    assert pretrain(bits, **BASE, backend="auto").info["pretrain"]["backend"] == "numpy"
-    assert tuned(bits, backend="auto").info["finetune"][0]["backend"] == "numpy"
-
-
+@pytest.mark.parametrize("precision", ["bfloat16", "tf32"])
 @pytest.mark.parametrize("optimizer", ["cg", "lbfgs"])
-def test_searches_are_refused_it(bits, optimizer):
-    message = f"precision: got bfloat16 with optimizer {optimizer}, whose searches need exact"
+def test_searches_are_refused_it(bits, optimizer, precision):
+    message = f"precision: got {precision} with optimizer {optimizer}, whose searches need exact"
     with pytest.raises(SettingsError, match=message):
-        settings_from(LAYERS, finetune={"optimizer": optimizer, "precision": "bfloat16"})
+        settings_from(LAYERS, finetune={"optimizer": optimizer, "precision": precision})
     with pytest.raises(SettingsError, match=message):
-        tuned(bits, optimizer=optimizer)
+        tuned(bits, optimizer=optimizer, precision=precision)
 
 
 @pytest.mark.parametrize("name", ["bfloat", "float16", "BFLOAT16", "", 16])
 def test_an_unknown_precision_is_refused_with_those_there_are(name):
-    expected = "text" if name == 16 else "float32 or bfloat16 or auto"
+    expected = "text" if name == 16 else "float32 or tf32 or bfloat16 or auto"
     message = rf"precision: got {name!r}, expected {expected}"
     with pytest.raises(SettingsError, match=message):
         settings_from(LAYERS, precision=name)

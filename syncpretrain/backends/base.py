@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from syncpretrain.backends.fused import FusedArrays, FusedStep
+from syncpretrain.backends.fused_tuning import FusedTuning, Rule, TunedArrays
 from syncpretrain.rng import Address
 
 __all__ = ["Backend", "Draws", "Event", "Later", "Recorder", "Stream", "TrainStep", "device_of"]
@@ -171,6 +172,10 @@ class Backend(Protocol):
 
     def fused_step(self, arrays: FusedArrays) -> FusedStep | None:
         """Return the step of contrastive divergence as a whole; None without one for the arrays."""
+        ...
+
+    def fused_tuning(self, arrays: TunedArrays, rule: Rule) -> FusedTuning | None:
+        """Return the step of fine-tuning as a whole; None without one for the arrays."""
         ...
 
     def asarray(self, array: Any) -> Any:

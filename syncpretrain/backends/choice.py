@@ -16,6 +16,7 @@ __all__ = [
     "resolve_backend",
     "select",
     "why_no_fused_steps",
+    "why_no_fused_tuning",
     "why_no_gpu",
 ]
 
@@ -108,15 +109,25 @@ def why_no_gpu(name: str, unless: str | None = None) -> str | None:
     return f"there is a GPU, but backend auto is numpy: {lacks}"
 
 
-def why_no_fused_steps(name: str) -> str | None:
+def why_no_fused_steps(name: str, precision: str) -> str | None:
     """Return a notice that GPUs of a backend cannot make whole steps as they should; else None."""
     if name == "numpy":
         return None
     from syncpretrain.backends.fused_check import why_not_fused
 
     backend = select(name)
-    reasons = (why_not_fused(backend.xp, device) for device in backend.devices())
+    reasons = (why_not_fused(backend.xp, device, precision) for device in backend.devices())
     return next(filter(None, reasons), None)
+
+
+def why_no_fused_tuning(name: str, precision: str) -> str | None:
+    """Return a notice that the GPU of a fine-tuning cannot make whole steps; else None."""
+    if name == "numpy":
+        return None
+    from syncpretrain.backends.tuning_check import why_not_tuned
+
+    backend = select(name)
+    return why_not_tuned(backend.xp, backend.devices()[0], precision)
 
 
 def _usual() -> str:

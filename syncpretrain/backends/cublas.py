@@ -2,8 +2,8 @@
 
 CuPy refuses its own products while a stream is recorded (its issue 6290); cuBLAS itself may be
 recorded. A handle with a workspace of its own also has the same bits every time, whatever other
-streams do, and CuPy would set the workspace back before each product. Products are of float32
-throughout, whatever ``CUPY_TF32`` says.
+streams do, and CuPy would set the workspace back before each product. Whether factors are rounded
+to TF32 is said with each product; ``CUPY_TF32`` makes no difference.
 
 It has never run on a GPU; see :mod:`syncpretrain.backends.cuda_source`.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,20 @@ __all__ = ["Cublas", "CublasError", "load_library"]
 
 WORKSPACE = 32 << 20  # bytes: what NVIDIA recommends for compute capability 9.0, the most of all
 TRANSPOSITIONS = {"as it is": 0, "transposed": 1}  # cublasOperation_t
-DEFAULT_MATH = 0  # cublasMath_t: no rounding of factors
+DEFAULT_MATH, TF32_MATH = 0, 3  # cublasMath_t: no rounding of factors, and to TF32
 
 
 class CublasError(RuntimeError):
     """A call of cuBLAS that did not succeed."""
+
+
+@dataclass(slots=True)
+class _Handle:
+    """A handle, the workspace that it uses as long as there are both, and its arithmetic."""
+
+    handle: ctypes.c_void_p
+    workspace: Any
+    math: int | None = None  # none is set yet
 
 
 def load_library(cupy: Any) -> Any:
@@ -54,7 +64,7 @@ class Cublas:
         self._cupy = cupy
         self._library: Any = None
         self._is_loaded = False
-        self._handles: dict[tuple[int, int], tuple[ctypes.c_void_p, Any]] = {}
+        self._handles: dict[tuple[int, int], _Handle] = {}
         self._one, self._zero = ctypes.c_float(1), ctypes.c_float(0)
 
     @property
@@ -64,8 +74,11 @@ class Cublas:
             self._library, self._is_loaded = load_library(self._cupy), True
         return self._library is not None
 
-    def multiply(self, a: Any, b: Any, *, out: Any = None) -> Any:
+    def multiply(self, a: Any, b: Any, *, out: Any = None, tf32: bool = False) -> Any:
         """Return the product of two matrices of float32, the first perhaps a row, in ``out``.
+
+        With ``tf32`` the factors are rounded to that on devices whose tensor cores take it; how,
+        is not documented.
 
         Return ``NotImplemented``, having done nothing, for what cuBLAS does not take: arrays of
         another type, without elements, or whose elements are not next to each other along an axis.
@@ -76,7 +89,7 @@ class Cublas:
         """
         if a.ndim == 1:  # a row
             row = None if out is None else out.reshape(1, -1)
-            found = self.multiply(a.reshape(1, -1), b, out=row)
+            found = self.multiply(a.reshape(1, -1), b, out=row, tf32=tf32)
             return found if found is NotImplemented else found.reshape(-1)
         if out is None and a.ndim == b.ndim == 2:
             out = self._cupy.empty((len(a), b.shape[1]), dtype=np.float32)
@@ -87,24 +100,29 @@ class Cublas:
         rows, inner, columns = len(a), a.shape[1], b.shape[1]
         if of_out != "as it is" or len(b) != inner or out.shape != (rows, columns):
             return NotImplemented
+        handle = self._handle(TF32_MATH if tf32 else DEFAULT_MATH)
         # cuBLAS counts by columns: to it these are the transposed arrays, and out^T = b^T a^T.
         self._call(
-            *("cublasSgemm_v2", self._handle(), TRANSPOSITIONS[of_b], TRANSPOSITIONS[of_a]),
+            *("cublasSgemm_v2", handle, TRANSPOSITIONS[of_b], TRANSPOSITIONS[of_a]),
             *(columns, rows, inner, ctypes.byref(self._one), _pointer(b), ldb),
             *(_pointer(a), lda, ctypes.byref(self._zero), _pointer(out), ldo),
         )
         return out
 
-    def _handle(self) -> ctypes.c_void_p:
-        """Return the handle of the current stream."""
+    def _handle(self, math: int) -> ctypes.c_void_p:
+        """Return the handle of the current stream, set to a kind of arithmetic."""
         stream = self._cupy.cuda.get_current_stream()
         key = self._cupy.cuda.Device().id, stream.ptr
         if key not in self._handles:  # a stream is one thread's
             self._handles[key] = self._new_handle(stream.ptr)
-        return self._handles[key][0]
+        own = self._handles[key]
+        if own.math != math:
+            self._call("cublasSetMathMode", own.handle, math)
+            own.math = math
+        return own.handle
 
-    def _new_handle(self, stream: int) -> tuple[ctypes.c_void_p, Any]:
-        """Return a handle of a stream, and the workspace that it uses as long as there are both."""
+    def _new_handle(self, stream: int) -> _Handle:
+        """Return a handle of a stream, with a workspace of its own."""
         handle = ctypes.c_void_p()
         workspace = self._cupy.empty(WORKSPACE, dtype=np.uint8)
         self._call("cublasCreate_v2", ctypes.byref(handle))
@@ -112,8 +130,7 @@ class Cublas:
         # After the stream: to set that is to go back to cuBLAS's own workspace.
         size = ctypes.c_size_t(WORKSPACE)
         self._call("cublasSetWorkspace_v2", handle, _pointer(workspace), size)
-        self._call("cublasSetMathMode", handle, DEFAULT_MATH)
-        return handle, workspace
+        return _Handle(handle, workspace)
 
     def _call(self, name: str, *arguments: Any) -> None:
         status = getattr(self._library, name)(*arguments)

@@ -20,7 +20,7 @@ from syncpretrain.backends.cuda_source import CudaSource, is_vector, layout
 from syncpretrain.kernels.activations import activate
 from syncpretrain.kernels.arrays import blocks_in
 from syncpretrain.kernels.convolution import groups_of, of_group
-from syncpretrain.kernels.dispatch import multiply
+from syncpretrain.kernels.precision import PRECISIONS
 from syncpretrain.shapes import ConvolutionShape
 
 __all__ = ["CudaConvolutions"]
@@ -96,6 +96,7 @@ class CudaConvolutions:
         for rows in _at_once(len(x), shape):
             maps = self._unpooled(delta[rows], places[rows] if places.size else None, shape)
             seen = self._lowered(x[rows], shape)
+            multiply = PRECISIONS[shape.precision_back].multiply
             for own, read in groups_of(shape, filters):
                 product = multiply(of_group(seen, read, shape).T, maps[:, own])
                 out[:, own] = product if rows.start == 0 else out[:, own] + product
@@ -181,7 +182,7 @@ class CudaConvolutions:
         self, x: Any, weight: Any, shape: ConvolutionShape, filters: slice = slice(None)
     ) -> Any:
         """Return the maps of some filters, of shape (B P, filters)."""
-        seen = self._lowered(x, shape)
+        seen, multiply = self._lowered(x, shape), PRECISIONS[shape.precision].multiply
         if shape.groups == 1:
             return multiply(seen, weight[:, filters])
         begin, end, _ = filters.indices(shape.filters)
@@ -193,6 +194,7 @@ class CudaConvolutions:
 
     def _columns(self, maps: Any, weight: Any, shape: ConvolutionShape) -> Any:
         """Return what maps say of what the filters see, of shape (B P, k k C)."""
+        multiply = PRECISIONS[shape.precision_back].multiply
         if shape.groups == 1:
             return multiply(maps, weight.T)
         columns = self._cupy.empty((len(maps), shape.size**2, shape.channels), dtype=np.float32)

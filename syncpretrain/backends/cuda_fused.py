@@ -19,9 +19,9 @@ from syncpretrain.backends.cuda_source import THREADS, CudaSource, is_vector, la
 from syncpretrain.backends.fused import FusedArrays, Pace
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["FUSED_FILES", "CudaFused"]
+__all__ = ["FUSED_FILES", "PRODUCT_TILE", "CudaFused", "tiles_of"]
 
-FUSED_FILES = ("kernels.cu", "fused.cu")  # the latter uses functions of the former
+FUSED_FILES = ("kernels.cu", "products.cu", "fused.cu")  # which use functions of those before
 PRODUCT_TILE = (64, 32)  # rows and columns of a product that a block makes
 
 _source = cache(CudaSource)  # of this process
@@ -45,13 +45,13 @@ class CudaFused:
         self, cupy: Any, arrays: FusedArrays, now: Callable[[], Any] = lambda: None
     ) -> None:
         self._cupy, self._arrays, self._now = cupy, arrays, now
-        self._source = _source(cupy, FUSED_FILES)
+        self._source = _source(cupy, FUSED_FILES, arrays.precision)
         (self._batch_size, self._hidden), (_, self._visible) = arrays.states.shape, arrays.v.shape
         tiles = -(-self._batch_size // PRODUCT_TILE[0])
         # What each row of tiles adds to the gradients of the biases, and each tile to the error.
         self._of_visible = cupy.empty((tiles, self._visible), dtype=np.float32)
         self._of_hidden = cupy.empty((tiles, self._hidden), dtype=np.float32)
-        self._errors = cupy.empty(_tiles(self._batch_size, self._visible), dtype=np.float64)
+        self._errors = cupy.empty(tiles_of(self._batch_size, self._visible), dtype=np.float64)
 
     @classmethod
     def supports(cls, cupy: Any, arrays: FusedArrays) -> bool:
@@ -59,7 +59,7 @@ class CudaFused:
 
         Hidden units are to be binary.
         """
-        known = _source(cupy, FUSED_FILES).units
+        known = _source(cupy, FUSED_FILES, arrays.precision).units
         if not (arrays.visible_units in known and arrays.hidden_units in known):
             return False
         (weight, *biases), (speed, *speeds) = arrays.parameters, arrays.velocities
@@ -87,7 +87,7 @@ class CudaFused:
         v1, h0, h1 = arrays.v[n : 2 * n], arrays.h[:n], arrays.h[n : 2 * n]
         weight, states, sizes = _matrix(W), _matrix(arrays.states), (n, self._visible, self._hidden)
         data, units = (*_matrix(X), len(X) - 1, rows), self._source.units[arrays.visible_units]
-        up, down = _tiles(n, self._hidden), _tiles(n, self._visible)
+        up, down = tiles_of(n, self._hidden), tiles_of(n, self._visible)
         for k, words in enumerate(draws):
             given, h = ((*_matrix(v1), 0, None), h1) if k else (data, h0)
             drawn, at = (*_matrix(h), *states), (np.uint64(word) for word in words)
@@ -106,7 +106,7 @@ class CudaFused:
         numbers = (np.float32(x) for x in (1 / n, momentum, rate, rate * decay, rate * l1))
         self._launch(
             "move_parameters",
-            _tiles(self._visible, self._hidden),
+            tiles_of(self._visible, self._hidden),
             *(*data, *_matrix(arrays.v[n : 2 * n]), *_matrix(arrays.h[: 2 * n])),
             *(*_matrix(W), *_matrix(dW), a, da, self._of_visible, b, db, self._of_hidden),
             *(self._errors, error, n, self._visible, self._hidden, *numbers, self._now()),
@@ -117,7 +117,8 @@ class CudaFused:
         self._source.launch(name, (tiles,), (THREADS,), *args)
 
 
-def _tiles(rows: int, columns: int) -> int:
+def tiles_of(rows: int, columns: int) -> int:
+    """Return the tiles that a product has."""
     return -(-rows // PRODUCT_TILE[0]) * -(-columns // PRODUCT_TILE[1])
 
 

@@ -35,10 +35,11 @@ COMPILER_OPTIONS = ("--fmad=false",)  # no contraction: NumPy's roundings
 
 
 @cache
-def cuda_source(names: tuple[str, ...] = CUDA_FILES) -> str:
-    """Return the source of some files, one translation unit."""
+def cuda_source(names: tuple[str, ...] = CUDA_FILES, precision: str = "float32") -> str:
+    """Return the source of some files, one translation unit, with products in a precision."""
     folder = files("syncpretrain.backends")
-    return "\n".join(folder.joinpath(name).read_text(encoding="utf-8") for name in names)
+    parts = [folder.joinpath(name).read_text(encoding="utf-8") for name in names]
+    return "\n".join([f"#define PRECISION PRECISION_{precision.upper()}", *parts])
 
 
 def layout(*arrays: Any) -> tuple[int, ...] | None:
@@ -87,6 +88,8 @@ class CudaSource:
         CuPy, or what stands in for it in a test.
     names : tuple of str
         The files of the source.
+    precision : str
+        Of the products in ``products.cu``, where that is one of the files.
 
     Attributes
     ----------
@@ -94,8 +97,10 @@ class CudaSource:
         The kinds of units that the source has, and their numbers there.
     """
 
-    def __init__(self, cupy: Any, names: tuple[str, ...] = CUDA_FILES) -> None:
-        source = cuda_source(names)
+    def __init__(
+        self, cupy: Any, names: tuple[str, ...] = CUDA_FILES, precision: str = "float32"
+    ) -> None:
+        source = cuda_source(names, precision)
         self._module = cupy.RawModule(code=source, options=COMPILER_OPTIONS)
         numbers = re.findall(r"^#define UNITS_(\w+) (\d+)$", source, re.MULTILINE)
         self.units = {name.lower(): int(number) for name, number in numbers}

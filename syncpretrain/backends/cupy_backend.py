@@ -24,13 +24,16 @@ from numpy.typing import DTypeLike, NDArray
 from syncpretrain.backends.base import Draws, Event, Later, Stream, device_of
 from syncpretrain.backends.cuda_fused import CudaFused
 from syncpretrain.backends.cuda_kernels import CudaKernels
+from syncpretrain.backends.cuda_tuning import CudaTuning
 from syncpretrain.backends.device_events import DeviceEvent
 from syncpretrain.backends.device_rows import DeviceRows
 from syncpretrain.backends.fused import FusedArrays, FusedStep
 from syncpretrain.backends.fused_check import has_fused_steps
+from syncpretrain.backends.fused_tuning import FusedTuning, Rule, TunedArrays
 from syncpretrain.backends.host_rows import HostRows, OrderedRows
 from syncpretrain.backends.numpy_backend import Known
 from syncpretrain.backends.recorder import Recorder
+from syncpretrain.backends.tuning_check import has_fused_tuning
 from syncpretrain.data.byte_rows import ByteRows, bytes_of, in_bytes
 from syncpretrain.rng import Address
 
@@ -155,9 +158,18 @@ class CupyBackend:
     def fused_step(self, arrays: FusedArrays) -> FusedStep | None:
         """Return the step of contrastive divergence as a whole; None without one for the arrays."""
         with self.xp.cuda.Device(self.device):
-            if has_fused_steps(self.xp, self.device) and CudaFused.supports(self.xp, arrays):
+            has_steps = has_fused_steps(self.xp, self.device, arrays.precision)
+            if has_steps and CudaFused.supports(self.xp, arrays):
                 source = self._kernels.source
                 return CudaFused(self.xp, arrays, now=lambda: source.now)
+        return None
+
+    def fused_tuning(self, arrays: TunedArrays, rule: Rule) -> FusedTuning | None:
+        """Return the step of fine-tuning as a whole; None without one for the arrays."""
+        with self.xp.cuda.Device(self.device):
+            has_steps = has_fused_tuning(self.xp, self.device, arrays.precision)
+            if has_steps and CudaTuning.supports(self.xp, arrays):
+                return CudaTuning(self.xp, arrays, rule)
         return None
 
     def asarray(self, array: Any) -> Any:

@@ -21,6 +21,8 @@ class FusedArrays(NamedTuple):
     states : array of shape (B, H)
         Room for hidden states.
     visible_units, hidden_units : str
+    precision : str
+        Of the products; see :mod:`syncpretrain.kernels.precision`.
     """
 
     parameters: tuple[Any, ...]
@@ -30,6 +32,7 @@ class FusedArrays(NamedTuple):
     states: Any
     visible_units: str
     hidden_units: str
+    precision: str = "float32"
 
 
 class Pace(NamedTuple):

@@ -1,8 +1,12 @@
-"""The check of the fused steps on a GPU: one is compared with the same step in float64."""
+"""The check of the fused steps on a GPU: one is compared with the same step in float64.
+
+Factors of products are rounded there as the precision says.
+"""
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -10,50 +14,64 @@ from numpy.typing import NDArray
 
 from syncpretrain.backends.cuda_fused import CudaFused
 from syncpretrain.backends.fused import FusedArrays, Pace
+from syncpretrain.kernels.precision import factors
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.units.kinds import sigmoid
 
-__all__ = ["has_fused_steps", "why_not_fused"]
+__all__ = ["has_fused_steps", "has_tensor_cores", "trial", "why_not_fused"]
 
 LEAST_CAPABILITY = 80  # that has tensor cores for TF32, and copies to shared memory
 TRIAL_SIZES = (
     (70, 44, 36),
     (9, 5, 3),
 )  # examples, visible and hidden units: with and without alignment
-MOST_OFF = 1e-5  # of parameters near 1: products of plain TF32 are off by 1e-3
+# Of parameters near 1. Factors that are rounded otherwise are off by 3e-5 at least in TF32, 8e-5 in
+# bfloat16. A mean that differs in its last bit may be rounded to the number beside: 5e-6 and 4e-5.
+MOST_OFF = {"float32": 1e-5, "tf32": 1e-5, "bfloat16": 5e-5}
 PACE = Pace(0.5, 0.1, 0.01, 0.001)
 
 
-def has_fused_steps(cupy: Any, device: int) -> bool:
-    """Return whether a device has fused steps, which have passed their trial."""
-    return _has_tensor_cores(cupy, device) and why_not_fused(cupy, device) is None
+def has_fused_steps(cupy: Any, device: int, precision: str = "float32") -> bool:
+    """Return whether a device has fused steps in a precision, which have passed their trial."""
+    return has_tensor_cores(cupy, device) and why_not_fused(cupy, device, precision) is None
 
 
 @cache
-def why_not_fused(cupy: Any, device: int) -> str | None:
+def why_not_fused(cupy: Any, device: int, precision: str = "float32") -> str | None:
     """Return what is wrong with the fused steps of a device that should have them; else None.
 
     They are tried once a process.
     """
-    if not _has_tensor_cores(cupy, device):
+    if not has_tensor_cores(cupy, device):
         return None
+    steps = [partial(_difference, cupy, precision, *sizes) for sizes in TRIAL_SIZES]
+    return trial(cupy, device, "steps", steps, MOST_OFF[precision])
+
+
+def trial(
+    cupy: Any, device: int, what: str, steps: Sequence[Callable[[], float]], most: float
+) -> str | None:
+    """Return what is wrong with some steps of a device; else None.
+
+    Each of ``steps`` returns how far one is off, which may be ``most``.
+    """
     failures = (RuntimeError, OSError, MemoryError, cupy.cuda.compiler.CompileException)
     try:
         with cupy.cuda.Device(device):
-            differences = [_difference(cupy, *sizes) for sizes in TRIAL_SIZES]
+            off = float(np.max([step() for step in steps]))
     except failures as error:
-        return f"GPU {device} makes its steps in parts, since whole ones fail: {error}"
-    if not max(differences) <= MOST_OFF:
-        off = f"{max(differences):.1g}"
-        return f"GPU {device} makes its steps in parts, since whole ones are off by {off}"
+        return f"GPU {device} makes its {what} in parts, since whole ones fail: {error}"
+    if not off <= most:
+        return f"GPU {device} makes its {what} in parts, since whole ones are off by {off:.1g}"
     return None
 
 
-def _has_tensor_cores(cupy: Any, device: int) -> bool:
+def has_tensor_cores(cupy: Any, device: int) -> bool:
+    """Return whether a device has the tensor cores that whole steps are made with."""
     return int(cupy.cuda.Device(device).compute_capability) >= LEAST_CAPABILITY
 
 
-def _difference(cupy: Any, n: int, visible: int, hidden: int) -> float:
+def _difference(cupy: Any, precision: str, n: int, visible: int, hidden: int) -> float:
     """Return the largest difference of a parameter after one step."""
     draws, address = np.random.default_rng(0), Address(1, Purpose.HIDDEN, 1, 2, 3)
     X, rows = draws.random((n + 5, visible), dtype=np.float32), draws.permutation(n + 5)[:n]
@@ -67,30 +85,39 @@ def _difference(cupy: Any, n: int, visible: int, hidden: int) -> float:
         states=cupy.empty((n, hidden), dtype=np.float32),
         visible_units="bernoulli",
         hidden_units="bernoulli",
+        precision=precision,
     )
     step = CudaFused(cupy, arrays)
     words = (*address.key, *address.counter)
     found = step(cupy.asarray(X), cupy.asarray(rows), [words], PACE)
     states, means = arrays.states.get(), arrays.h.get()[:n]
     drawn = address.generator().random((n, hidden), dtype=np.float32)
-    after, error = _step(before, X[rows].astype(np.float64), states)
+    after, error = _step(before, X[rows].astype(np.float64), states, precision)
     pairs: list[tuple[Any, Any]] = [(states, drawn < means), (found.get() / error, 1.0)]
     pairs += [(array.get(), right) for array, right in zip(arrays.parameters, after, strict=True)]
-    return max(float(np.abs(ours - right).max()) for ours, right in pairs)
+    return float(np.max([np.abs(ours - right).max() for ours, right in pairs]))  # NaN if one is
 
 
 def _step(
-    before: list[NDArray[np.float32]], v0: NDArray[np.float64], states: NDArray[np.float32]
+    before: list[NDArray[np.float32]],
+    v0: NDArray[np.float64],
+    states: NDArray[np.float32],
+    precision: str,
 ) -> tuple[list[NDArray[np.float64]], float]:
     """Return the parameters after a step in float64 without velocity, and its error."""
     W, a, b = (parameter.astype(np.float64) for parameter in before)
-    h0 = v0 @ W + b
+
+    def product(x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.float64]:
+        return np.matmul(*map(np.float64, factors(x, y, precision=precision)))  # type: ignore[no-any-return]
+
+    h0 = product(v0, W) + b
     sigmoid(np, h0)
-    v1 = states @ W.T + a
+    v1 = product(states, W.T) + a
     sigmoid(np, v1)
-    h1 = v1 @ W + b
+    h1 = product(v1, W) + b
     sigmoid(np, h1)
-    dW, da, db = v0.T @ h0 - v1.T @ h1, (v0 - v1).sum(axis=0), (h0 - h1).sum(axis=0)
+    dW = product(v0.T, h0) - product(v1.T, h1)
+    da, db = (v0 - v1).sum(axis=0), (h0 - h1).sum(axis=0)
     _, rate, decay, l1 = PACE
     W = W + rate * (dW / len(v0) - decay * W - l1 * np.sign(W))
     return [W, a + rate * da / len(v0), b + rate * db / len(v0)], float(np.square(v1 - v0).sum())

@@ -69,7 +69,10 @@ def missing(device: int | None = None) -> str | None:
         return f"there is no GPU number {device}, expected {there}"
     for name in ROUNDING:
         if os.environ.get(name, "0") not in ("", "0"):
-            return f"{name} is set, which rounds the factors of all products to 11 bits; unset it"
+            return (
+                f"{name} is set, which rounds the factors of all products to 11 bits; unset it, or"
+                " take --precision tf32 instead"
+            )
     return _without_libraries(cupy, device or 0)
 
 

@@ -67,6 +67,25 @@ __device__ static float state_of(float x, float z, long long units)
     return UNKNOWN;
 }
 
+// ---------------------------------------------------------------- rounded factors
+// The bits of x rounded to the nearest bfloat16, of two as near to the even one; below 2^-126 it is
+// 0. As `rounded` in syncpretrain/kernels/precision.py; the low half is 0.
+__device__ static uint32 nearest_bfloat16(float x)
+{
+    uint32 bits = __float_as_uint(x), size = bits & 0x7fffffffu;
+    if (size > 0x7f800000u) return (bits | 0x00400000u) & 0xffff0000u;  // a NaN stays one
+    if (size < 0x00800000u) return bits & 0x80000000u;
+    return (bits + 0x7fffu + (bits >> 16 & 1)) & 0xffff0000u;
+}
+
+extern "C" __global__ void round_factor(
+    const float *x, long long ldx, float *out, long long rows, long long cols)
+{
+    uint32 n = (uint32)(rows * cols), width = (uint32)cols;
+    for (uint32 i = FIRST; i < n; i += STRIDE)
+        out[i] = __uint_as_float(nearest_bfloat16(x[place(i, width, ldx)]));
+}
+
 // ---------------------------------------------------------------- random numbers
 // Philox4x64-10 (Salmon et al. 2011). Block number b of an address is the cipher of its counter
 // plus b + 1: NumPy counts up before its first block. Each of the 4 words gives two numbers, its
@@ -370,23 +389,37 @@ extern "C" __global__ void momentum_steps(
     }
 }
 
+__device__ static void descend(
+    float *p, float g, float *v, float rate, float momentum, long long nesterov)
+{
+    float step = g * rate;
+    if (momentum == 0.0f) {  // without velocities
+        *p = *p - step;
+        return;
+    }
+    *v = *v * momentum - step;
+    *p = nesterov ? (*p - step) + *v * momentum : *p + *v;
+}
+
 extern "C" __global__ void sgd_step(
     float *p, const float *g, float *v, long long n, float rate, float momentum, long long nesterov,
     const float *numbers)
 {
     if (numbers) rate = numbers[0];
-    for (uint32 i = FIRST; i < n; i += STRIDE) {
-        float step = g[i] * rate;
-        if (momentum != 0.0f) {
-            v[i] = v[i] * momentum - step;
-            p[i] = nesterov ? (p[i] - step) + v[i] * momentum : p[i] + v[i];
-        } else {
-            p[i] = p[i] - step;
-        }
-    }
+    for (uint32 i = FIRST; i < n; i += STRIDE)
+        descend(p + i, g[i], v + i, rate, momentum, nesterov);
 }
 
 // The moments as plain decaying sums: size and floor hold their scale and the bias correction.
+__device__ static void adapt(
+    float *p, float g, float *first, float *second, float beta1, float beta2, float size,
+    float floor)
+{
+    *first = *first * beta1 + g;
+    *second = *second * beta2 + g * g;
+    *p = *p - *first / (sqrtf(*second) + floor) * size;
+}
+
 extern "C" __global__ void adam_step(
     float *p, const float *g, float *first, float *second, long long n,
     float beta1, float beta2, float size, float floor, const float *numbers)
@@ -395,11 +428,8 @@ extern "C" __global__ void adam_step(
         size = numbers[0];
         floor = numbers[1];
     }
-    for (uint32 i = FIRST; i < n; i += STRIDE) {
-        first[i] = first[i] * beta1 + g[i];
-        second[i] = second[i] * beta2 + g[i] * g[i];
-        p[i] = p[i] - first[i] / (sqrtf(second[i]) + floor) * size;
-    }
+    for (uint32 i = FIRST; i < n; i += STRIDE)
+        adapt(p + i, g[i], first + i, second + i, beta1, beta2, size, floor);
 }
 
 // ---------------------------------------------------------------- rows

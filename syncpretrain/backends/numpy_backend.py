@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from syncpretrain.backends.base import Draws, Event, Later, Recorder, Stream, TrainStep
 from syncpretrain.backends.fused import FusedArrays
+from syncpretrain.backends.fused_tuning import Rule, TunedArrays
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.rng import Address
 
@@ -89,6 +90,9 @@ class NumpyBackend:
         return self
 
     def fused_step(self, arrays: FusedArrays) -> None:
+        """Return None: a program is as good."""
+
+    def fused_tuning(self, arrays: TunedArrays, rule: Rule) -> None:
         """Return None: a program is as good."""
 
     def asarray(self, array: Any) -> NDArray[Any]:

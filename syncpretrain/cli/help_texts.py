@@ -111,7 +111,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Workers": {
         "runtime": "Layers in threads (default), processes, turns, or on ranks of mpiexec (mpi).",
         "backend": "CPU, all GPUs, or GPU N; auto (default) takes a GPU that CuPy can use.",
-        "precision": "Of products on the CPU.",
+        "precision": "Of products; tf32 on a GPU.",
         "workers": "Of all layers. Default the usable cores.",
         "replicas": "Workers of one layer, if to spare.",
         "split": "What replicas share: examples (default), an RBM's units, filters; or hybrid:"
@@ -136,7 +136,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "finetune_input_dropout": "Of the inputs.",
         "finetune_patience": "End N epochs after the best, whose weights stay.",
         "finetune_batch_size": "",
-        "finetune_precision": "float32 (default), bfloat16 or auto.",
+        "finetune_precision": "float32 (default), tf32, bfloat16 or auto.",
         "finetune_replicas": "Of one minibatch. Default one a usable core.",
         "finetune_split": "What they share. Default units, or hybrid.",
         "finetune_shards": "Default as many as replicas.",

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.backends.base import Backend
+from syncpretrain.backends.fused_tuning import Rule
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.finetuning.chain import Dropout, Link, views
 from syncpretrain.finetuning.linked_program import forward_phases, step_phases
@@ -132,6 +133,9 @@ class LinkedNetwork:
         if not all(array.flags.c_contiguous and array.dtype == kind for array in given):
             return None
         return self._program(x, target, follow)
+
+    def whole(self, moments: tuple[Array, ...], rule: Rule) -> None:
+        """Return None: there are none with convolutions."""
 
     def stepwise(
         self, program: Program, *, epoch: int, step: int, run: PhaseRunner = in_turn

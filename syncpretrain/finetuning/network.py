@@ -8,7 +8,6 @@ their gradients.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -16,10 +15,13 @@ from typing import Any
 import numpy as np
 
 from syncpretrain.backends.base import Backend
+from syncpretrain.backends.fused_tuning import FusedTuning, Rule
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.finetuning.chain import Affine, Dropout, views
+from syncpretrain.finetuning.minibatch import Minibatch
 from syncpretrain.finetuning.network_program import network_program
 from syncpretrain.finetuning.trainable import Follow, Move
+from syncpretrain.finetuning.whole_steps import whole_step
 from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.arrays import Array, slices_of
 from syncpretrain.kernels.backprop import delta_below, forward, output_delta, weight_gradient
@@ -30,27 +32,6 @@ from syncpretrain.rng import Address, Purpose
 from syncpretrain.units.kinds import kind_of
 
 __all__ = ["Network"]
-
-
-@dataclass(slots=True)
-class _Minibatch:
-    """What the phases of a step share."""
-
-    x: Array
-    target: Array
-    activations: list[Array]
-    deltas: list[Array]
-    masks: list[Array | None]
-    inputs: list[Array | None]  # with units left out
-    move: Move | None
-    share: float
-
-    def read(self, layer: int) -> Array:
-        """Return what a layer reads."""
-        dropped = self.inputs[layer]
-        if dropped is not None:
-            return dropped
-        return self.activations[layer - 1] if layer else self.x
 
 
 class Network:
@@ -174,7 +155,7 @@ class Network:
         """
         n = len(x)
         masks, buffers = self._drawn_masks(n, epoch, step), self.inputs
-        self._minibatch = _Minibatch(
+        self._minibatch = Minibatch(
             x,
             target,
             [buffer[:n] for buffer in self.activations],
@@ -246,6 +227,10 @@ class Network:
     def program(self, x: Array, target: Array, follow: Follow) -> Program | None:
         """Return the compiled step on these arrays, if it is; see :func:`network_program`."""
         return None if self.splits_examples else network_program(self, x, target, follow)
+
+    def whole(self, moments: tuple[Array, ...], rule: Rule) -> FusedTuning | None:
+        """Return the step and its optimizer's as one of the device; see :func:`whole_step`."""
+        return None if self.splits_examples else whole_step(self, moments, rule)
 
     def stepwise(
         self, program: Program, *, epoch: int, step: int, run: PhaseRunner = in_turn

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from syncpretrain.backends.base import Backend
+from syncpretrain.backends.fused_tuning import Rule
 from syncpretrain.cluster.group import AgreedStop
 from syncpretrain.finetuning.trainable import Follow, Move
 from syncpretrain.kernels.arrays import Array
@@ -109,6 +110,9 @@ class NetworkOnRanks:
     def program(self, x: Array, target: Array, follow: Follow) -> Program | None:
         """Return None: a step that ranks share is no program."""
         return None
+
+    def whole(self, moments: tuple[Array, ...], rule: Rule) -> None:
+        """Return None: it is shared."""
 
     def stepwise(
         self, program: Program, *, epoch: int, step: int, run: PhaseRunner = in_turn

@@ -10,8 +10,10 @@ from typing import Protocol
 
 import numpy as np
 
+from syncpretrain.backends.fused_tuning import Rule
 from syncpretrain.finetuning.line_search import LineSearches
 from syncpretrain.finetuning.trainable import Trainable
+from syncpretrain.finetuning.whole_steps import WholeSteps
 from syncpretrain.kernels.adam_rates import adam_rates
 from syncpretrain.kernels.arrays import BLOCK, Array
 from syncpretrain.kernels.operations import Operation
@@ -85,8 +87,8 @@ class _Stepping(ABC):
     rate * decay (Loshchilov and Hutter 2019).
     """
 
-    def __init__(self, network: Trainable, *, weight_decay: float = 0.0) -> None:
-        self._decay = weight_decay
+    def __init__(self, network: Trainable, rule: Rule, *, weight_decay: float = 0.0) -> None:
+        self._decay, self._whole = weight_decay, WholeSteps(rule)
         block = min(BLOCK, len(network.parameters))
         self._scratch = network.backend.empty((network.shards, block), network.parameters.dtype)
         self._programs: dict[tuple[int, int, int], Program | None] = {}
@@ -104,6 +106,12 @@ class _Stepping(ABC):
         run: PhaseRunner = in_turn,
     ) -> float:
         """Take one step; return the error before it, summed over the examples."""
+        whole = self._whole.taking(network, self.state(), x, target)
+        if whole is not None:
+            self.steps += 1
+            with np.errstate(over="ignore"):  # the caller checks the error
+                numbers, shrink = self.numbers(rate, self.steps), 1 - rate * self._decay
+                return whole(x, target, numbers, shrink)  # type: ignore[no-any-return]
         program = self._program(network, x, target)
         if program is not None:
             self.steps += 1
@@ -186,7 +194,7 @@ class GradientDescent(_Stepping):
         momentum: float = 0.0,
         nesterov: bool = False,
     ) -> None:
-        super().__init__(network, weight_decay=weight_decay)
+        super().__init__(network, Rule("sgd", momentum, nesterov), weight_decay=weight_decay)
         self._momentum, self._nesterov = momentum, nesterov
         count = len(network.parameters) if momentum else 0
         self._velocity = network.backend.zeros(count, network.parameters.dtype)
@@ -221,7 +229,7 @@ class Adam(_Stepping):
     """Adam (Kingma and Ba 2015)."""
 
     def __init__(self, network: Trainable, *, weight_decay: float = 0.0) -> None:
-        super().__init__(network, weight_decay=weight_decay)
+        super().__init__(network, Rule("adam"), weight_decay=weight_decay)
         self._first, self._second = (np.zeros_like(network.parameters) for _ in range(2))
 
     def numbers(self, rate: float, steps: int) -> tuple[float, float]:

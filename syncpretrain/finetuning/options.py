@@ -123,7 +123,7 @@ def tuning_precision(settings: FinetuneSettings, backend: str) -> str:
     """Return the precision that ``auto`` stands for, float32 where searches need it."""
     if settings.precision == "auto" and settings.optimizer not in STEPPING:
         return "float32"
-    return resolve_precision(settings.precision, backend)
+    return resolve_precision(settings.precision, backend, "finetune_precision")
 
 
 def _has_convolutions(shapes: Sequence[LayerShape]) -> bool:

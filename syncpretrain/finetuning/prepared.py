@@ -8,12 +8,12 @@ fine-tuning would refuse.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
 
-from syncpretrain.backends.choice import backend_for, why_no_gpu
+from syncpretrain.backends.choice import backend_for, why_no_fused_tuning, why_no_gpu
 from syncpretrain.cluster.job import check_ranks
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.data.sparse_rows import SparseRows
@@ -178,7 +178,7 @@ class Finetuning:
                     backend=backend,
                     weights=self._weights,
                 )
-                for notice in filter(None, (self._idle_gpu, unknown_classes(self._judged))):
+                for notice in self._notices():
                     for observer in observers:
                         observer(Notice(time.monotonic(), notice))
                 record = {"seed": self.options.seed, "blas_threads": self._threads}
@@ -193,6 +193,11 @@ class Finetuning:
                 )
         targets = train.targets if self._labels is None else self._labels.targets
         return judged(tuned, self.options.objective, history, targets)
+
+    def _notices(self) -> Iterator[str]:
+        """Yield what a run begins with."""
+        in_parts = why_no_fused_tuning(self.options.backend, self.options.precision)
+        yield from filter(None, (self._idle_gpu, in_parts, unknown_classes(self._judged)))
 
     def _trainer(self, times: Timeouts) -> tuple[Callable[..., Trainer | TrainerOnRanks], int]:
         """Return what builds the trainer, and how many threads work its steps."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from syncpretrain.backends.base import Backend
+from syncpretrain.backends.fused_tuning import FusedTuning, Rule
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import Pair
 from syncpretrain.kernels.operations import Operation
@@ -52,6 +53,10 @@ class Trainable(Protocol):
 
     def program(self, x: Array, target: Array, follow: Follow) -> Program | None:
         """Return the step on the minibatch that lies in these arrays, if there is one."""
+        ...
+
+    def whole(self, moments: tuple[Array, ...], rule: Rule) -> FusedTuning | None:
+        """Return the step and its optimizer's as one of the device, if there is one."""
         ...
 
     def stepwise(self, program: Program, *, epoch: int, step: int, run: PhaseRunner = ...) -> float:

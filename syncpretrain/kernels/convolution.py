@@ -187,7 +187,7 @@ def convolve_gradient(
         As of :func:`convolve`. Without places the numbers are spread evenly.
     """
     maps = _unpooled(delta, places, shape)
-    maps, seen = factors(maps, lowered(x, shape), are_rounded=shape.rounds_back)
+    maps, seen = factors(maps, lowered(x, shape), precision=shape.precision_back)
     for own, read in groups_of(shape, filters):
         out[:, own] = np.matmul(of_group(seen, read, shape).T, maps[:, own])
 
@@ -215,7 +215,7 @@ def convolve_back(
     channels : slice
     """
     maps = _unpooled(delta, places, shape)
-    maps, weight = factors(maps, weight, are_rounded=shape.rounds_back)
+    maps, weight = factors(maps, weight, precision=shape.precision_back)
     back = np.empty((len(delta), shape.visible), dtype=out.dtype)
     parts = [np.matmul(maps[:, own], weight[:, own].T) for own, _ in groups_of(shape)]
     by_place = [part.reshape(len(maps), shape.size**2, shape.reads) for part in parts]
@@ -233,7 +233,7 @@ def sum_channels(x: Array, shape: ConvolutionShape, *, out: Array) -> Array:
 
 def _products(x: Array, weight: Array, shape: ConvolutionShape, filters: slice) -> Array:
     """Return the maps of some filters, before pooling."""
-    seen, weight = factors(lowered(x, shape), weight, are_rounded=shape.rounds)
+    seen, weight = factors(lowered(x, shape), weight, precision=shape.precision)
     parts = [
         np.matmul(of_group(seen, read, shape), weight[:, own])
         for own, read in groups_of(shape, filters)

@@ -1,10 +1,12 @@
-"""Matrix products in the precision of a run: of float32, or of factors rounded to bfloat16.
+"""Matrix products in the precision of a run: of float32, or of factors that are rounded.
 
-A bfloat16 has the exponent of a float32 and 8 of its 24 binary digits. Factors are rounded to
-nearest even as they are packed for the product; parameters, sums and all else stay float32, so that
-small steps are not lost. The compiled forms take every sum in a fixed order: by pairs, or by tiles
-where the processor has AMX. Each order has the same bits with the processor's instructions for it
-and without.
+A bfloat16 has the exponent of a float32 and 8 of its 24 binary digits, a TF32 has 11. Only factors
+are rounded; parameters, sums and all else stay float32, so that small steps are not lost.
+
+On the CPU factors are rounded to bfloat16, to nearest even, as they are packed for the product. The
+compiled forms take every sum in a fixed order: by pairs, or by tiles where the processor has AMX.
+Each order has the same bits with the processor's instructions for it and without. TF32 is what
+tensor cores of GPUs take; it has no compiled form.
 """
 
 from __future__ import annotations
@@ -18,16 +20,29 @@ from numpy.typing import NDArray
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import accelerated, multiply
 
-__all__ = ["PRECISIONS", "Precision", "factors", "multiply_bfloat16", "rounded"]
+__all__ = [
+    "PRECISIONS",
+    "Precision",
+    "factors",
+    "multiply_bfloat16",
+    "multiply_tf32",
+    "rounded",
+    "rounded_tf32",
+]
 
 SMALLEST = 2.0**-126  # that has all digits
 
 
 class Precision(NamedTuple):
-    """Products of matrices: a function (a, b, out=), and its operation of a program."""
+    """Products of matrices: a function (a, b, out=), and its operation of a program.
 
+    ``rounds`` returns a factor as it is multiplied.
+    """
+
+    name: str
     multiply: Callable[..., Array]
     operation: str
+    rounds: Callable[[Array], Array]
 
 
 @accelerated
@@ -38,6 +53,30 @@ def multiply_bfloat16(a: Array, b: Array, *, out: Array | None = None) -> Array:
     """
     product: Array = np.matmul(rounded(a), rounded(b), out=out)
     return product
+
+
+@accelerated
+def multiply_tf32(a: Array, b: Array, *, out: Array | None = None) -> Array:
+    """Return the product of two factors rounded to TF32, in ``out`` if it is given.
+
+    Factors that are not float32 are rounded to that before. How a device rounds numbers that lie
+    between two is its own.
+    """
+    product: Array = np.matmul(rounded_tf32(a), rounded_tf32(b), out=out)
+    return product
+
+
+def rounded_tf32(x: Array) -> NDArray[np.float32]:
+    """Return numbers as float32, rounded to the nearest TF32, of two as near to the larger one.
+
+    Examples
+    --------
+    >>> rounded_tf32(np.float32([1, 1 + 2**-11, -1 - 2**-11, 1 + 2**-12])).tolist()
+    [1.0, 1.0009765625, -1.0009765625, 1.0]
+    """
+    whole = np.ascontiguousarray(x, dtype=np.float32)
+    nearest = (whole.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+    return np.where(np.isnan(whole), whole, nearest.view(np.float32))
 
 
 def rounded(x: Array) -> NDArray[np.float32]:
@@ -59,12 +98,16 @@ def rounded(x: Array) -> NDArray[np.float32]:
     return np.where(np.abs(whole) < SMALLEST, np.copysign(np.float32(0), whole), found)
 
 
-def factors(*given: Array, are_rounded: bool) -> tuple[Array, ...]:
-    """Return factors of a product, :func:`rounded` or as they are."""
-    return tuple(map(rounded, given)) if are_rounded else given
+def factors(*given: Array, precision: str) -> tuple[Array, ...]:
+    """Return factors of a product as they are multiplied in a precision."""
+    return tuple(map(PRECISIONS[precision].rounds, given))
 
 
 PRECISIONS = {
-    "float32": Precision(multiply, "matmul"),
-    "bfloat16": Precision(multiply_bfloat16, "matmul_bfloat16"),
+    precision.name: precision
+    for precision in (
+        Precision("float32", multiply, "matmul", lambda x: x),
+        Precision("tf32", multiply_tf32, "matmul_tf32", rounded_tf32),
+        Precision("bfloat16", multiply_bfloat16, "matmul_bfloat16", rounded),
+    )
 }

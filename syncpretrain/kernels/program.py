@@ -37,7 +37,7 @@ from syncpretrain.kernels.dispatch import multiply
 from syncpretrain.kernels.losses import squared_error, wrong
 from syncpretrain.kernels.operations import Operation, check_program
 from syncpretrain.kernels.optimizers import adam_step, sgd_step
-from syncpretrain.kernels.precision import multiply_bfloat16
+from syncpretrain.kernels.precision import multiply_bfloat16, multiply_tf32
 from syncpretrain.rng import Address, Purpose
 
 __all__ = ["OperationPhases", "Phase", "PhaseRunner", "Phases", "Program", "in_turn"]
@@ -49,8 +49,8 @@ OperationPhases = Sequence[Sequence[Sequence[Operation]]]  # phases of shards of
 class Program:
     """The operations of a step.
 
-    ``matmul`` (a, b, out), ``multiply`` and ``add`` are NumPy's; ``matmul_bfloat16`` rounds its
-    factors; ``means`` (x, bias, units),
+    ``matmul`` (a, b, out), ``multiply`` and ``add`` are NumPy's; ``matmul_bfloat16`` and
+    ``matmul_tf32`` round their factors; ``means`` (x, bias, units),
     ``squared_error`` (x, y, out, slot of ``results``), ``phase_differences`` (v, h, da, db,
     scratch, examples), ``times_derivative`` (delta, a, units) are equations of this package, and
     so are ``sample_states`` (x, bias, noise, out, units, shard), ``momentum_step`` (parameter,
@@ -228,6 +228,7 @@ def _of_some(equation: Callable[..., Any], *arguments: Any) -> None:
 _INTERPRETED: dict[str, Callable[..., Any]] = {
     "matmul": lambda self, a, b, out: multiply(a, b, out=out),
     "matmul_bfloat16": lambda self, a, b, out: multiply_bfloat16(a, b, out=out),
+    "matmul_tf32": lambda self, a, b, out: multiply_tf32(a, b, out=out),
     "multiply": lambda self, x, y, out: np.multiply(x, y, out=out),
     "add": lambda self, x, y, out: np.add(x, y, out=out),
     "means": lambda self, x, bias, units: means(x, bias, units),

@@ -58,13 +58,12 @@ class FusedDivergence(LearnerStep):
 
 def fused_step_of(rbm: RBM) -> FusedDivergence | None:
     """Return the fused steps of an RBM; None where its backend has none for it."""
-    if rbm.settings.precision != "float32":
-        return None
     v, h, states, _, _ = rbm.buffers
     arrays = FusedArrays(
         tuple(rbm.parameters),
         tuple(rbm.velocities().values()),
         *(v, h, states, rbm.settings.visible_units, rbm.settings.hidden_units),
+        rbm.settings.precision,
     )
     fused = rbm.backend.fused_step(arrays)
     return None if fused is None else FusedDivergence(rbm, fused)

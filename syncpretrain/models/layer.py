@@ -165,7 +165,7 @@ def in_float32(layer: Layer) -> Layer:
     if isinstance(layer, DenseLayer):
         return layer if layer.precision == "float32" else replace(layer, precision="float32")
     shape = layer.shape
-    if not isinstance(shape, ConvolutionShape) or not shape.rounded:
+    if not isinstance(shape, ConvolutionShape) or not (shape.rounded or shape.tf32):
         return layer
     changed: Any = {"shape": shape.in_precision("float32")}
     return replace(layer, **changed)

@@ -32,6 +32,7 @@ __all__ = ["MODEL_NAME", "Model", "read_model", "write_model"]
 
 MODEL_NAME = "model.safetensors"
 MODEL_FORMAT = "syncpretrain 2"
+ROUNDS = ("rounded", "tf32")  # of a shape, while it is trained: a stack computes in float32
 
 
 class Model(NamedTuple):
@@ -123,7 +124,7 @@ def _written_shape(layer: Layer) -> dict[str, Any]:
     shape = layer.shape
     if not isinstance(shape, ConvolutionShape):
         return {}
-    return {"shape": {name: x for name, x in asdict(shape).items() if name != "rounded"}}
+    return {"shape": {name: x for name, x in asdict(shape).items() if name not in ROUNDS}}
 
 
 def _scaling(file: Path, tensors: dict[str, NDArray[Any]]) -> Scaling | None:

@@ -1,4 +1,8 @@
-"""The precision that ``auto`` stands for: bfloat16 where this CPU multiplies it faster."""
+"""The precision that ``auto`` stands for: bfloat16 where this CPU multiplies it faster.
+
+On a GPU it is float32: less is never taken where its gain has not been measured, and there has been
+no GPU to measure it on.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.native import extension
 from syncpretrain.kernels.precision import PRECISIONS, Precision
 from syncpretrain.parallel.blas import blas_limit
+from syncpretrain.settings.devices import check_precision
 
 __all__ = [
     "PAYING_GAIN",
@@ -69,9 +74,8 @@ def _gain() -> float:
     B, V, H = TIMED_PRODUCT
     v, W = draw((B, V), dtype=np.float32), draw((V, H), dtype=np.float32)
     out = np.empty((B, H), dtype=np.float32)
-    pairs = [
-        tuple(_seconds(own, v, W, out) for own in PRECISIONS.values()) for _ in range(PAIRS + 1)
-    ]
+    both = PRECISIONS["float32"], PRECISIONS["bfloat16"]
+    pairs = [tuple(_seconds(own, v, W, out) for own in both) for _ in range(PAIRS + 1)]
     return median(exact / rough for exact, rough in pairs[1:])  # the first warms the caches
 
 
@@ -81,16 +85,24 @@ def _seconds(precision: Precision, v: Array, W: Array, out: Array) -> float:
     return time.perf_counter() - started
 
 
-def resolve_precision(name: str, backend: str) -> str:
+def resolve_precision(name: str, backend: str, setting: str = "precision") -> str:
     """Return the precision that ``auto`` stands for here, or the one that was named.
 
     Parameters
     ----------
     name : str
-        ``float32``, ``bfloat16`` or ``auto``.
+        ``float32``, ``tf32``, ``bfloat16`` or ``auto``.
     backend : str
         As :func:`syncpretrain.backends.choice.resolve_backend` returns it.
+    setting : str
+        Whose value it is, for messages.
+
+    Raises
+    ------
+    SettingsError
+        If it is ``tf32`` and the backend is the CPU.
     """
+    check_precision(name, backend, setting)
     if name != "auto":
         return name
     pays = backend == "numpy" and bfloat16_gain() >= PAYING_GAIN

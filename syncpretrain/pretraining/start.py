@@ -50,7 +50,7 @@ def driver_for(
     driver = _driver(settings, X, validation, tuple(observers), replay, times, restarts)
     own = driver.settings
     idle = why_no_gpu(settings.backend, why_not_on_a_device(own))
-    slow = why_no_fused_steps(own.backend) if own.model == "rbm" else None
+    slow = why_no_fused_steps(own.backend, own.precision) if own.model == "rbm" else None
     missing = "missing values (NaN) are left out of gradients and errors" if own.missing else None
     for message in filter(None, (idle, slow, missing, _far_data(driver))):
         for observer in driver.observers:

@@ -284,8 +284,11 @@ def _remedy(was: RunIdentity, now: RunIdentity) -> str:
 
 
 def _bfloat16_sums(settings: Settings) -> dict[str, str]:
-    precisions = {settings.pretrain.precision, settings.finetune.precision}
-    return {BFLOAT16_SUMS: f"by {bfloat16_order()}"} if "bfloat16" in precisions else {}
+    """Return the order in which sums of bfloat16 are taken, for a run that has such sums."""
+    if "bfloat16" not in {settings.pretrain.precision, settings.finetune.precision}:
+        return {}
+    is_on_gpu = settings.pretrain.backend.startswith("cupy")
+    return {BFLOAT16_SUMS: "by a GPU" if is_on_gpu else f"by {bfloat16_order()}"}
 
 
 def _reads_text(reads: Reads | None) -> str:

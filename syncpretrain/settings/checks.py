@@ -15,7 +15,7 @@ from syncpretrain.settings.architecture_text import MAX_UNITS
 from syncpretrain.settings.async_pretraining import check_async_pretraining
 from syncpretrain.settings.convolutions import check_convolutions
 from syncpretrain.settings.defaults import PER_LAYER
-from syncpretrain.settings.devices import check_backend, why_not_on_a_device
+from syncpretrain.settings.devices import check_pretraining_backend
 from syncpretrain.settings.drift import ALWAYS, check_drift
 from syncpretrain.settings.fields import PretrainFields
 from syncpretrain.settings.visible_units import check_visible_units
@@ -98,9 +98,7 @@ def check_pretraining(settings: PretrainFields) -> None:
     _check_handoff(settings)
     check_async_pretraining(settings)
     check_drift(settings)
-    lacks = why_not_on_a_device(settings)
-    if check_backend(settings.backend) and lacks:
-        raise SettingsError(f"backend: got {settings.backend} {lacks}")
+    check_pretraining_backend(settings)
 
 
 def _check_model(settings: PretrainFields) -> None:

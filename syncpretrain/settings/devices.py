@@ -1,4 +1,4 @@
-"""Settings that are supported on the CPU only."""
+"""Settings that are supported on the CPU only, or on GPUs only."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from syncpretrain.units.kinds import kind_of
 
 __all__ = [
     "check_backend",
+    "check_precision",
+    "check_pretraining_backend",
     "check_tuning_backend",
     "too_large_for_a_device",
     "why_not_on_a_device",
@@ -36,14 +38,43 @@ def check_backend(name: str) -> bool:
     return name.startswith("cupy")
 
 
+def check_precision(precision: str, backend: str, setting: str = "precision") -> None:
+    """Refuse the precision of GPUs where a backend is the CPU for certain.
+
+    Raises
+    ------
+    SettingsError
+    """
+    if precision == "tf32" and backend == "numpy":
+        raise SettingsError(
+            f"{setting}: got tf32 on the CPU, which does not multiply it; take float32, bfloat16 or"
+            " auto, or --backend cupy on a GPU"
+        )
+
+
+def check_pretraining_backend(settings: PretrainFields) -> None:
+    """Refuse a pretraining on a device that is done on the CPU alone, and the other way round.
+
+    Raises
+    ------
+    SettingsError
+    """
+    check_precision(settings.precision, settings.backend)
+    lacks = why_not_on_a_device(settings)
+    if check_backend(settings.backend) and lacks:
+        raise SettingsError(f"backend: got {settings.backend} {lacks}")
+
+
 def check_tuning_backend(name: str, settings: FinetuneSettings) -> None:
-    """Refuse a fine-tuning on a device that is done on the CPU alone.
+    """Refuse a fine-tuning on a device that is done on the CPU alone, and the other way round.
 
     Raises
     ------
     SettingsError
     """
     lacks = why_not_tuned_on_a_device(settings)
+    if settings.objective != "none":
+        check_precision(settings.precision, name, "finetune_precision")
     if check_backend(name) and settings.objective != "none" and lacks:
         raise SettingsError(f"backend: got {name} {lacks}")
 
@@ -60,8 +91,6 @@ def why_not_on_a_device(settings: PretrainFields) -> str | None:
         return f"with {what}, which are trained on by the CPU; take backend numpy or auto"
     if settings.schedule == ASYNC:
         return f"with schedule {ASYNC}, which computes on the CPU; take backend numpy or auto"
-    if settings.precision == "bfloat16":
-        return "with precision bfloat16, which is the CPU's; take float32, or backend numpy or auto"
     layers = range(1, len(settings.layers))
     if max(map(settings.shards_of, layers)) > 1:
         return (
@@ -98,11 +127,6 @@ def why_not_tuned_on_a_device(settings: FinetuneSettings) -> str | None:
         return (
             f"with the optimizer {settings.optimizer} of fine-tuning, which is SciPy's and computes"
             " on the CPU; take optimizer adam or sgd, or backend numpy"
-        )
-    if settings.precision == "bfloat16":
-        return (
-            "with fine-tuning in precision bfloat16, which is the CPU's; take float32, or backend"
-            " numpy or auto"
         )
     if settings.schedule == ASYNC:
         return (

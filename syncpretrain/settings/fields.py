@@ -86,8 +86,8 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
         GPU alone, or ``auto``, CuPy where it can compute and is asked for nothing that only the CPU
         does. The last bits depend on it.
     precision : str
-        Of products: ``float32``; ``bfloat16``, to which their factors are rounded, on the CPU; or
-        ``auto``, that where it was measured to be faster.
+        Of products: ``float32``; ``bfloat16``, to which their factors are rounded; ``tf32``, on a
+        GPU; or ``auto``, bfloat16 where it was measured to be faster, on the CPU.
     split, shards
         How each minibatch of a layer is cut for its replicas: by ``examples``; by ``units``; by the
         ``filters`` of convolutions and the units of dense layers; or ``hybrid``, convolutions by

@@ -123,7 +123,7 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
             raise SettingsError(
                 f"finetune_shards: got more than the {self.batch_size} examples of a minibatch"
             )
-        if not stepping and self.precision == "bfloat16":
+        if not stepping and self.precision in ("bfloat16", "tf32"):
             raise SettingsError(
                 f"finetune_precision: got {self.precision} with optimizer {self.optimizer}, whose"
                 " searches need exact products; take float32, or optimizer adam or sgd"

@@ -1,0 +1,352 @@
+"""Whole steps of fine-tuning on a GPU, against the network in float64 and the CPU's bfloat16.
+
+The stand-in runs their source with the fragments of a warp exchanged as by tensor cores; see
+``test_backends_fused.py``.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import fakecuda
+import fakecupy
+import numpy as np
+import pytest
+from backends import backend_of
+from trialruns import notices_of
+
+from syncpretrain import finetune, pretrain
+from syncpretrain.backends import cuda_tuning, fused_check, tuning_check
+from syncpretrain.backends.cuda_source import CudaSource, cuda_source
+from syncpretrain.backends.cuda_tuning import TUNING_FILES, CudaTuning
+from syncpretrain.backends.fused_tuning import Rule
+from syncpretrain.finetuning.chain import Affine, Dropout
+from syncpretrain.finetuning.network import Network
+from syncpretrain.finetuning.optimizers import Adam, GradientDescent, Optimizer
+from syncpretrain.kernels.precision import PRECISIONS
+
+SOURCE = cuda_source(TUNING_FILES)
+OPTIMIZERS = {
+    "adam": Adam,
+    "adam with decay": lambda network: Adam(network, weight_decay=0.1),
+    "sgd": GradientDescent,
+    "momentum": lambda network: GradientDescent(network, momentum=0.5, weight_decay=0.1),
+    "nesterov": lambda network: GradientDescent(network, momentum=0.5, nesterov=True),
+}
+CHAINS = {  # sizes, units, loss
+    "one tile": ((6, 5, 4, 6), ("tanh", "bernoulli", "bernoulli"), "squared"),
+    "several": ((70, 36, 68, 70), ("bernoulli", "relu", "bernoulli"), "cross-entropy"),
+    "linear": ((33, 65, 1, 33), ("relu", "gaussian", "gaussian"), "squared"),
+    "a classifier": ((20, 34, 3), ("tanh", "softmax"), "cross-entropy"),
+    "one layer": ((5, 7), ("tanh",), "squared"),
+}
+WHOLE = ["forward_layer", "forward_output", "delta_of_layer", "move_network"]
+ROWS, RATE = 70, 0.003
+
+
+@pytest.fixture(params=["double", "deferred", "cupy"])
+def backend(request, monkeypatch):
+    """A device with tensor cores: of the stand-in, or a GPU."""
+    monkeypatch.setattr(fakecupy, "CAPABILITY", "90")
+    found = backend_of(request.param, monkeypatch)
+    if int(found.xp.cuda.Device().compute_capability) < fused_check.LEAST_CAPABILITY:
+        pytest.skip("no tensor cores for TF32 here")
+    return found
+
+
+@pytest.fixture
+def double(monkeypatch):
+    monkeypatch.setattr(fakecupy, "CAPABILITY", "90")
+    return backend_of("double", monkeypatch)
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def links(sizes, units, *, kind="f4", precision="float32") -> list[Affine]:
+    return [
+        Affine(
+            (normal(*shape, seed=i) / np.sqrt(shape[0])).astype(kind),
+            normal(shape[1], seed=9 + i).astype(kind),
+            name,
+            precision,
+        )
+        for i, (shape, name) in enumerate(zip(pairwise(sizes), units, strict=True))
+    ]
+
+
+def network(sizes, units, loss, *, backend=None, kind="f4", precision="float32", **options):
+    chain = links(sizes, units, kind=kind, precision=precision)
+    return Network(chain, loss=loss, batch_size=ROWS, backend=backend, **options)
+
+
+def minibatches(sizes, units) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return three, the last one smaller: bits, and targets as the last units may have."""
+    x = np.float32(normal(3 * ROWS, sizes[0]) > 0)
+    target = np.float32(normal(3 * ROWS, sizes[-1], seed=1) > 0)
+    if units[-1] == "softmax":
+        target = np.eye(sizes[-1], dtype=np.float32)[np.arange(len(x)) % sizes[-1]]
+    return [(x[rows], target[rows]) for rows in (slice(0, 70), slice(70, 140), slice(140, 199))]
+
+
+def trained(network: Network, optimizer: Optimizer, given) -> list[float]:
+    """Return the errors of some steps; a device gets its arrays."""
+    errors = []
+    for step, arrays in enumerate(given):
+        x, target = map(network.backend.asarray, arrays)
+        options = {"rate": RATE, "epoch": 1, "step": step}
+        errors.append(float(optimizer.train(network, x, target, **options)))
+    return errors
+
+
+def state_of(network: Network, optimizer: Optimizer) -> list[np.ndarray]:
+    moments = [array for array in optimizer.state().values() if array.size]
+    return [network.backend.tohost(array) for array in (network.parameters, *moments)]
+
+
+class TestSteps:
+    @pytest.mark.parametrize("chain", CHAINS)
+    @pytest.mark.parametrize("name", OPTIMIZERS)
+    def test_of_float32_against_float64(self, backend, chain, name):
+        sizes, units, loss = CHAINS[chain]
+        given, found = minibatches(sizes, units), []
+        for own, kind in ((backend, "f4"), (None, "f8")):
+            net = network(sizes, units, loss, backend=own, kind=kind)
+            optimizer = OPTIMIZERS[name](net)
+            fakecupy.log.clear()
+            arrays = [[x.astype(kind) for x in pair] for pair in given]
+            errors = trained(net, optimizer, arrays)
+            found.append((errors, state_of(net, optimizer)))
+        (errors, ours), (right, theirs) = found
+        np.testing.assert_allclose(errors, right, rtol=2e-6)
+        for x, y in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-5)
+
+    @pytest.mark.parametrize("chain", CHAINS)
+    @pytest.mark.parametrize(("precision", "apart"), [("bfloat16", 1e-3), ("tf32", 2e-4)])
+    def test_of_rounded_factors_against_those_of_the_cpu(self, backend, chain, precision, apart):
+        sizes, units, loss = CHAINS[chain]
+        given, found = minibatches(sizes, units), []
+        for own, rounds in ((backend, precision), (None, precision), (backend, "float32")):
+            net = network(sizes, units, loss, backend=own, precision=rounds)
+            optimizer = GradientDescent(net, momentum=0.5)
+            trained(net, optimizer, given)
+            found.append(state_of(net, optimizer)[0])
+        ours, theirs, exact = found
+        np.testing.assert_allclose(ours, theirs, atol=apart)
+        if precision == "tf32" and units[-1] == "softmax":
+            return  # the last product is cuBLAS's, which rounds as it likes
+        # Of the same factors, and not of others: that would be farther away.
+        assert np.abs(ours - theirs).mean() < 0.3 * np.abs(ours - exact).mean()
+
+    def test_an_output_that_is_not_finite_is_told(self, backend):
+        for chain in ("one tile", "a classifier"):
+            sizes, units, loss = CHAINS[chain]
+            ((x, target), *_) = minibatches(sizes, units)
+            x = x.copy()
+            x[3, 2] = np.nan
+            net = network(sizes, units, loss, backend=backend)
+            assert np.isnan(trained(net, Adam(net), [(x, target)])).all()
+
+    def test_go_on_from_a_state_to_the_same_bits(self, backend):
+        sizes, units, loss = CHAINS["several"]
+        given = minibatches(sizes, units)
+        one, other = (network(sizes, units, loss, backend=backend) for _ in range(2))
+        first, second = Adam(one), Adam(other)
+        trained(one, first, given[:2])
+        kept = {name: array.copy() for name, array in first.state().items()}
+        np.copyto(other.parameters, one.parameters)
+        second.load_state(kept, steps=first.steps)
+        trained(one, first, given[2:])
+        trained(other, second, given[2:])
+        for ours, theirs in zip(state_of(one, first), state_of(other, second), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+    def test_the_order_of_threads_makes_no_difference(self, double):
+        library, found = fakecuda.compiled(SOURCE), []
+        sizes, units, loss = CHAINS["several"]
+        for backwards in (0, 1):
+            library.shim_set_backwards(backwards)
+            net = network(sizes, units, loss, backend=double)
+            optimizer = Adam(net)
+            errors = trained(net, optimizer, minibatches(sizes, units))
+            found.append([*state_of(net, optimizer), errors])
+        library.shim_set_backwards(0)
+        for forwards, backwards in zip(*found, strict=True):
+            np.testing.assert_array_equal(forwards, backwards)
+
+    def test_rows_within_larger_arrays(self, double):
+        sizes, units, loss = CHAINS["one tile"]
+        found, given = [], minibatches(sizes, units)[0]
+        for framed in (False, True):
+            net = network(sizes, units, loss, backend=double)
+            arrays = [double.asarray(x) for x in given]
+            if framed:
+                frames = [double.asarray(np.pad(x, ((0, 0), (1, 2)))) for x in given]
+                arrays = [frame[:, 1:-2] for frame in frames]
+            fakecupy.log.clear()
+            trained(net, GradientDescent(net), [arrays])
+            assert "move_network" in [what for _, _, what in fakecupy.log]
+            found.append(double.tohost(net.parameters))
+        np.testing.assert_array_equal(*found)
+
+
+class TestLaunches:
+    def of_a_step(self, double, sizes, units, loss, rule=Adam, **options) -> list[str]:
+        net = network(sizes, units, loss, backend=double, **options)
+        optimizer, given = rule(net), minibatches(sizes, units)[0]
+        trained(net, optimizer, [given])
+        x, target = map(double.asarray, given)
+        fakecupy.log.clear()
+        optimizer.train(net, x, target, rate=RATE, epoch=1, step=1)
+        return [what for _, _, what in fakecupy.log if what not in ("reshape", "split")]
+
+    def test_of_the_autoencoder_of_8_layers(self, double):
+        sizes = (9, 8, 7, 6, 5, 6, 7, 8, 9)
+        found = self.of_a_step(double, sizes, ["bernoulli"] * 8, "squared")
+        up, down = ["forward_layer"] * 7, ["delta_of_layer"] * 7
+        assert found == [*up, "forward_output", *down, "move_network"]
+        assert len(found) == 16
+
+    def test_of_a_classifier(self, double):
+        found = self.of_a_step(double, *CHAINS["a classifier"])
+        output = ["sgemm", "softmax_means", "wrong", "output_delta", "multiply", "add"]
+        assert found == ["forward_layer", *output, "delta_of_layer", "move_network"]
+
+    @pytest.mark.parametrize(
+        ("change", "options"),
+        [("dropout", {"dropout": Dropout(0.0, 0.3)}), ("weights", {}), ("float64", {"kind": "f8"})],
+    )
+    def test_of_other_networks_are_in_parts(self, double, change, options):
+        sizes, units, loss = CHAINS["one tile"]
+        net = network(sizes, units, loss, backend=double, **options)
+        if change == "weights":
+            net.weights = double.asarray(np.ones((ROWS, sizes[-1]), np.float32))
+        kind, optimizer = options.get("kind", "f4"), Adam(net)
+        given = [x.astype(kind) for x in minibatches(sizes, units)[0]]
+        trained(net, optimizer, [given])
+        fakecupy.log.clear()  # of the trial
+        trained(net, optimizer, [given])
+        assert not set(WHOLE) & {what for _, _, what in fakecupy.log}
+
+    def test_of_rows_that_they_do_not_take_are_in_parts(self, double):
+        sizes, units, loss = CHAINS["one tile"]
+        net = network(sizes, units, loss, backend=double)
+        ((x, target), *_) = minibatches(sizes, units)
+        step = net.whole(tuple(Adam(net).state().values()), Rule("adam"))
+        there = [double.asarray(array) for array in (x, target)]
+        assert step.takes(*there)
+        for others in [
+            (x, there[1]),
+            (there[0].astype(np.float64), there[1]),
+            (double.asarray(x.T.copy()).T, there[1]),
+            (there[0][:, 1:], there[1]),
+            (there[0][:0], there[1][:0]),
+            (double.asarray(np.zeros((ROWS + 1, sizes[0]), np.float32)), there[1]),
+        ]:
+            assert not step.takes(*others)
+
+
+class TestTraining:
+    @pytest.mark.parametrize("precision", PRECISIONS)
+    @pytest.mark.parametrize("options", [{"weight_decay": 0.01}, {"rate_schedule": "cosine"}])
+    def test_blocks_that_are_launched_again_have_the_bits_of_steps(
+        self, backend, bits, monkeypatch, precision, options
+    ):
+        stack, found = pretrain(bits, layers=(16, 12, 8), epochs=1, backend="numpy"), []
+        own = {"epochs": 5, "batch_size": 30, "precision": precision, "backend": "cupy", **options}
+        calls, real = [], CudaTuning.__call__
+
+        def noted(self, *given):
+            calls.append(self)
+            return real(self, *given)
+
+        monkeypatch.setattr(CudaTuning, "__call__", noted)
+        found.append(finetune(stack, bits, **own).parameters_sha256)
+        counted = len(calls)
+        monkeypatch.setattr("syncpretrain.backends.recorder.Recorder._record", lambda *_: None)
+        found.append(finetune(stack, bits, **own).parameters_sha256)
+        assert counted < 5 * 7 <= len(calls) - counted
+        assert len(set(found)) == 1
+
+
+class TestTrial:
+    def notices(self, bits, precision="float32") -> list[str]:
+        events: list = []
+        stack = pretrain(bits, layers=(16, 8), epochs=1, backend="numpy")
+        own = {"epochs": 1, "backend": "cupy", "precision": precision}
+        finetune(stack, bits, **own, observers=[events.append])
+        return [message for message in notices_of(events) if "GPU" in message]
+
+    @pytest.mark.parametrize(
+        ("precision", "right", "wrong"),
+        [
+            (
+                "float32",
+                "*low = __float_as_uint(x - __uint_as_float(*high)) & TF32_BITS;",
+                "*low = 0;",
+            ),
+            ("tf32", "*high = nearest_tf32(x);", "*high = __float_as_uint(x);"),
+            ("bfloat16", "*high = nearest_bfloat16(x);", "*high = nearest_tf32(x);"),
+            ("float32", "p[e] = p[e] * by.shrink;", ""),
+            ("float32", "own = times_slope(own, y, units);", ""),
+            (
+                "float32",
+                "float own = times_slope(sum_at(parts, row, column), given[e], units);",
+                "float own = sum_at(parts, row, column);",
+            ),
+            ("float32", "error += (double)difference * difference;", "error += difference;"),
+            (
+                "float32",
+                "sum_columns(sum, sums, m0, j, width);\n}",
+                "sum_columns(0.0f, sums, m0, j, width);\n}",
+            ),
+        ],
+    )
+    def test_tells_a_wrong_source(self, double, monkeypatch, bits, precision, right, wrong):
+        assert self.notices(bits, precision) == []
+
+        def source(*given):
+            found, code = CudaSource(*given), cuda_source(*given[1:])
+            assert code.count(right) == 1
+            options = ("--fmad=false",)
+            found._module = double.xp.RawModule(code=code.replace(right, wrong), options=options)
+            return found
+
+        monkeypatch.setattr(cuda_tuning, "_source", source)
+        double = backend_of("double", monkeypatch)
+        (notice,) = self.notices(bits, precision)
+        assert notice.startswith(
+            "GPU 0 makes its steps of fine-tuning in parts, since whole ones are off by "
+        )
+
+    def test_numbers_that_are_none_are_off(self, double, monkeypatch, bits):
+        real = CudaTuning.__call__
+
+        def wrong(self, *given):
+            error = real(self, *given)
+            self._arrays.moments[-1][1:2] = np.float32(np.nan)
+            return error
+
+        monkeypatch.setattr(CudaTuning, "__call__", wrong)
+        (notice,) = self.notices(bits)
+        assert notice.endswith("since whole ones are off by nan")
+
+    def test_steps_that_cannot_run_are_told_and_left_out(self, double, monkeypatch, bits):
+        real = fakecupy.RawKernel.__call__
+
+        def launch(self, *given):
+            if self._name in WHOLE:
+                raise fakecupy.CompileException("no such instruction")
+            real(self, *given)
+
+        monkeypatch.setattr(fakecupy.RawKernel, "__call__", launch)
+        (notice,) = self.notices(bits)
+        assert notice.endswith("in parts, since whole ones fail: no such instruction")
+
+    def test_nothing_is_tried_without_tensor_cores(self, double, monkeypatch, bits):
+        monkeypatch.setattr(fakecupy, "CAPABILITY", "75")
+        monkeypatch.setattr(tuning_check, "_difference", None)
+        backend_of("double", monkeypatch)
+        assert self.notices(bits) == []
