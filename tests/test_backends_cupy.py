@@ -12,6 +12,7 @@ import fakecupy
 import numpy as np
 import pytest
 from backends import backend_of
+from devicedraws import draw_as_on_a_device
 from unitkinds import KINDS, RBM_UNITS
 
 from syncpretrain import pretrain
@@ -414,7 +415,8 @@ class TestSource:
         np.testing.assert_allclose(self.unframed(double, frame), expected, rtol=2e-6, atol=1e-7)
 
     @pytest.mark.parametrize("units", RBM_UNITS)
-    def test_states(self, double, order, units):
+    def test_states(self, double, order, units, monkeypatch):
+        draw_as_on_a_device(monkeypatch)
         x, bias = normal(6, 33), normal(33)
         (inner, frame), (noise, noise_frame), (out, out_frame) = (
             self.framed(double, x) for _ in range(3)

@@ -9,6 +9,7 @@ import fakecupy
 import numpy as np
 import pytest
 from backends import backend_of
+from devicedraws import DeviceNumbers
 from test_transparency import KINDS
 from trialruns import notices_of
 
@@ -90,10 +91,9 @@ class TestBlocks:
     def test_recorded_blocks_have_the_bits_of_single_launches(self, deferred, X, monkeypatch, kind):
         launched = fakecupy.Graph.launched
         found, events = trained(X, **LEARNERS[kind])
-        slow = [text for text in notices_of(events) if "launch by launch" in text]
-        graphs = (3 - len(slow)) * (4 * 3 - 2)  # all blocks but the first of each size
+        assert not [text for text in notices_of(events) if "launch by launch" in text]
+        graphs = 3 * (4 * 3 - 2)  # all blocks but the first of each size
         assert fakecupy.Graph.launched - launched == graphs
-        assert all("normal numbers are drawn on the host" in text for text in slow)
         as_it_is(monkeypatch)
         expected, events = trained(X, **LEARNERS[kind], runtime="serial")
         assert len([text for text in notices_of(events) if "not asked for" in text]) == 3
@@ -382,7 +382,8 @@ class TestTheStandIn:
             assert x.get().tolist() == [4, 4, 4]
 
 
-def test_draws_of_a_recorded_block_are_those_of_their_own_addresses(double):
+@pytest.mark.parametrize("distribution", ["uniform", "normal"])
+def test_draws_of_a_recorded_block_are_those_of_their_own_addresses(double, distribution):
     kernels = registered(double.array_type)["means"].__self__
     out = double.empty((5, 7))
     now = double.asarray(np.zeros(3, np.uint64))
@@ -390,10 +391,11 @@ def test_draws_of_a_recorded_block_are_those_of_their_own_addresses(double):
         "set_now", (1,), (1,), now, np.uint64(2**64 - 3), np.uint64(4), np.uint64(0)
     )
     kernels.source.now = now
-    kernels.fill_uniform(out, Address(9, Purpose.HIDDEN, 1, epoch=2, step=8, shard=1))
+    kernels.fill(distribution, out, Address(9, Purpose.HIDDEN, 1, epoch=2, step=8, shard=1))
     kernels.source.now = None
-    expected = Address(9, Purpose.HIDDEN, 1, epoch=6, step=5, shard=1).generator()
-    np.testing.assert_array_equal(out.get(), expected.random((5, 7), dtype=np.float32))
+    draws = DeviceNumbers(Address(9, Purpose.HIDDEN, 1, epoch=6, step=5, shard=1))
+    draw = draws.random if distribution == "uniform" else draws.standard_normal
+    np.testing.assert_allclose(out.get(), draw((5, 7), dtype=np.float32), rtol=2e-6, atol=1e-6)
 
 
 def test_errors_are_added_up_in_their_order(device):

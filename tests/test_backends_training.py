@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from backends import BACKENDS, backend_of
+from devicedraws import draw_as_on_a_device
 from disturbedsteps import before_steps
 from test_transparency import KINDS, VARIANTS
 from trialruns import notices_of, stop_after
@@ -87,7 +88,8 @@ class TestTraining:
     """What is the same on every backend."""
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_every_learner_comes_to_numpys_weights(self, bits, name, kind):
+    def test_every_learner_comes_to_numpys_weights(self, bits, name, kind, monkeypatch):
+        draw_as_on_a_device(monkeypatch)
         settings = BASE | {"epochs": 2, "refresh_epochs": 0} | KINDS[kind]
         oracle = pretrain(bits, **settings, backend="numpy", runtime="serial")
         alike(pretrain(bits, **settings, backend=name), oracle)

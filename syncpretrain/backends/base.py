@@ -26,7 +26,10 @@ __all__ = ["Backend", "Draws", "Later", "Recorder", "Stream", "TrainStep", "devi
 
 
 class Draws(Protocol):
-    """The part of ``numpy.random.Generator`` that training draws with; the numbers are NumPy's."""
+    """The part of ``numpy.random.Generator`` that training draws with.
+
+    The numbers are NumPy's, but for normal ones of a device.
+    """
 
     def random(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
         """Return uniform draws in [0, 1), float32 only on a device."""
@@ -200,7 +203,7 @@ class Backend(Protocol):
         ...
 
     def generator(self, address: Address) -> Draws:
-        """Return the generator that begins at an address; its numbers are those of NumPy's."""
+        """Return the generator that begins at an address."""
         ...
 
     def recorder(self) -> Recorder:
