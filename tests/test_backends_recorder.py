@@ -15,6 +15,7 @@ from trialruns import notices_of
 
 from syncpretrain import Stack, finetune, pretrain
 from syncpretrain.backends import cublas, cupy_backend, recorder
+from syncpretrain.backends.choice import backend_for
 from syncpretrain.errors import DivergedError
 from syncpretrain.kernels.dispatch import multiply, registered
 from syncpretrain.learners.cursor import Cursor, Stopped
@@ -221,6 +222,7 @@ class TestFineTuning:
 class TestWhatIsNotRecorded:
     def test_cublas_that_is_not_found(self, double, X, monkeypatch):
         expected, _ = trained(X)
+        backend_of("double", monkeypatch)
         monkeypatch.setattr(cublas, "load_library", lambda cupy: None)
         launched = fakecupy.Graph.launched
         found, events = trained(X)
@@ -340,6 +342,15 @@ class TestProducts:
         assert len(handles) == len(set(handles)) == 3
         spaces = [fakecublas.handles[handle]["workspace"][0] for handle in handles]
         assert all(abs(a - b) >= cublas.WORKSPACE for a, b in pairwise(sorted(spaces)))
+
+    def test_backends_of_a_process_share_the_handles_that_graphs_were_recorded_with(self, double):
+        x, stream, made = double.asarray(np.ones((4, 4), np.float32)), double.stream(), []
+        for _ in range(3):
+            backend = backend_for("cupy")  # whose forms stand in for those of the one before
+            with stream:
+                multiply(x, x)
+            made.append(registered(backend.array_type)["multiply"].__self__)
+        assert made[0] is made[1] is made[2] and len(made[0]._handles) == 1
 
     def test_a_status_is_an_error(self, double, monkeypatch):
         x = double.asarray(np.ones((4, 4), np.float32))

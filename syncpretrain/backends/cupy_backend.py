@@ -63,7 +63,9 @@ class _Streams:
         return stream
 
 
-_streams = cache(_Streams)  # of this process
+# Of this process. Graphs compute in the workspaces of cuBLAS's handles, one a stream, so that these
+# must not end with a backend.
+_streams, _kernels = cache(_Streams), cache(CudaKernels)
 
 
 class _DeviceStream:
@@ -139,7 +141,7 @@ class CupyBackend:
         self.array_type: type = cupy.ndarray
         self.steps_at_once, self.blocks_behind = STEPS_AT_ONCE, BLOCKS_BEHIND
         self._devices = devices or tuple(range(cupy.cuda.runtime.getDeviceCount()))
-        self._kernels = kernels or CudaKernels(cupy)
+        self._kernels = kernels or _kernels(cupy)
         self.forms: Mapping[str, Callable[..., Any]] = self._kernels.forms()
 
     def devices(self) -> tuple[int, ...]:
