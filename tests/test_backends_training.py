@@ -590,6 +590,26 @@ class TestChoice:
             pretrain(bits, layers=(16, 8), epochs=1, backend="cupy", runtime="serial")
         assert caught.value.stack is None
 
+    @pytest.mark.parametrize("runtime", ["serial", "threads"])
+    @pytest.mark.parametrize("broken", ["asarray", "tohost", "synchronize"])
+    def test_a_device_where_all_fails_after_an_error_does_not_hide_it(
+        self, double, bits, monkeypatch, runtime, broken
+    ):
+        def illegal_address(*_, **__):
+            raise fakecupy.CUDARuntimeError(700, "cudaErrorIllegalAddress")
+
+        def break_down(learner: Learner, epoch: int, step: int) -> None:
+            if learner.layer == 1 and epoch == 2:
+                if broken == "synchronize":
+                    monkeypatch.setattr(fakecupy.Stream, "synchronize", illegal_address)
+                else:
+                    monkeypatch.setattr(CupyBackend, broken, illegal_address)
+                raise ValueError("the first error")
+
+        before_steps(monkeypatch, break_down)
+        with pytest.raises(WorkerError, match=r"layer 1 failed in epoch 2: .*the first error"):
+            pretrain(bits, layers=(16, 8), epochs=2, backend="cupy", runtime=runtime)
+
     @pytest.mark.parametrize(
         ("options", "message"),
         [
