@@ -25,6 +25,7 @@ import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
+from itertools import count
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -45,6 +46,9 @@ stream_names = {0: NULL}  # by their addresses
 _is_deferred = False
 _working = threading.RLock()  # the queues, and the work in them
 uploads: list[int] = []  # bytes of each copy from the host
+_numbers = count()
+_made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # memory, by number
+left: list[int] = []  # bytes of all arrays there were when unused memory was given back
 _pinned: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # by address
 FUNCTIONS = {  # of __array_function__: the keywords of CuPy's functions
     "all": {"axis", "out", "keepdims"},
@@ -145,6 +149,12 @@ def allocated(array: np.ndarray) -> np.ndarray:
     graph = recording()
     if graph is not None and getattr(_now, "allocator", None) is None:
         graph.lost.append(array)
+    return counted(array)
+
+
+def counted(array: np.ndarray) -> np.ndarray:
+    """Return an array of new memory, which is counted as long as it lives."""
+    _made[next(_numbers)] = array
     return array
 
 
@@ -167,6 +177,21 @@ class Graph:
             queue(work)
         for array in self.lost:
             queue(lambda array=array: array.fill(np.nan if array.dtype.kind == "f" else 1))
+
+
+class DefaultPool:
+    """What arrays of a device, or pinned memory, come from and go back to."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def free_bytes(self) -> int:
+        return 0
+
+    def free_all_blocks(self) -> None:
+        note(f"free {self._what}")
+        if self._what == "memory":
+            left.append(sum(array.nbytes for array in _made.values()))
 
 
 class MemoryPool:
@@ -555,7 +580,7 @@ def asarray(array: Any, dtype: Any = None) -> ndarray:
     refuse_while_recording("a copy from the host")
     copy = np.array(array, dtype=dtype)  # from the host's memory at once
     uploads.append(copy.nbytes)
-    return ndarray(computed(copy.copy, []))
+    return ndarray(counted(computed(copy.copy, [])))
 
 
 def empty(shape: Any, dtype: Any = float) -> ndarray:
@@ -577,7 +602,7 @@ def fake_cupy(devices: int = DEVICES) -> ModuleType:
 
     def creating(function: Any) -> Any:
         def create(*args: Any, **options: Any) -> ndarray:
-            return ndarray(np.asarray(computed(lambda: function(*args, **options), [])))
+            return ndarray(counted(np.asarray(computed(lambda: function(*args, **options), []))))
 
         return create
 
@@ -595,7 +620,8 @@ def fake_cupy(devices: int = DEVICES) -> ModuleType:
         zeros=creating(np.zeros),
         ones=creating(np.ones),
         empty_like=lambda array: empty(array.shape, dtype=array.dtype),
-        get_default_memory_pool=lambda: SimpleNamespace(free_bytes=lambda: 0),
+        get_default_memory_pool=lambda: DefaultPool("memory"),
+        get_default_pinned_memory_pool=lambda: DefaultPool("pinned memory"),
         full=creating(np.full),
         float32=np.float32,
         cuda=SimpleNamespace(
@@ -625,4 +651,5 @@ def install(monkeypatch: Any, devices: int = DEVICES, *, deferred: bool = False)
     _graphs.clear()
     log.clear()
     uploads.clear()
+    left.clear()
     return module

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from itertools import pairwise
 
 import fakecublas
@@ -130,6 +131,20 @@ class TestBlocks:
                     old.fill(np.nan)
                 errors.append(epoch_of(learner, rows, epoch))
         assert errors[:4] == errors[4:]
+
+    def test_a_learner_ends_with_its_last_name_and_its_stream_is_lent_again(self, double, X):
+        learner, lent = rbm(double), fakecupy.Stream.made
+        for epoch in (1, 2):
+            epoch_of(learner, double.asarray(X), epoch)
+        assert learner.recorder._graphs
+        gc.collect()
+        gc.disable()
+        try:
+            del learner
+            rbm(double)
+        finally:
+            gc.enable()
+        assert fakecupy.Stream.made == lent
 
     def test_few_kinds_are_remembered(self, double, X):
         learner = rbm(double)

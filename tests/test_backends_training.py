@@ -17,7 +17,7 @@ from test_transparency import KINDS, VARIANTS
 from trialruns import notices_of, stop_after
 
 from syncpretrain import finetune, load, pretrain
-from syncpretrain.backends import cupy_backend
+from syncpretrain.backends import cublas, cupy_backend
 from syncpretrain.backends.choice import backend_for, resolve_backend
 from syncpretrain.backends.cupy_backend import CupyBackend
 from syncpretrain.backends.numpy_backend import NumpyBackend
@@ -356,6 +356,34 @@ class TestOnADevice:
         }
         stray = {(device, what) for device, stream, what in fakecupy.log if stream == "null"}
         assert not stray
+
+    @pytest.mark.parametrize("runtime", ["serial", "threads"])
+    def test_what_a_run_took_is_given_back_at_its_end(self, double, bits, monkeypatch, runtime):
+        monkeypatch.setattr(cublas, "WORKSPACE", 256)  # a stream's, which stays with it
+        X = np.repeat(bits, 50, axis=0)
+        versions = 4 * len(X) * sum(LAYERS)  # of data and activations, one of each
+        settings = {"layers": LAYERS, "batch_size": 1000, "epochs": 2, "backend": "cupy"}
+        stack = pretrain(X, **settings, runtime=runtime)
+        assert max(fakecupy.left) < versions / 5
+        fakecupy.left.clear()
+        finetune(stack, X, epochs=1, backend="cupy")
+        assert max(fakecupy.left) < versions / 5
+        freed = {(device, what) for device, _, what in fakecupy.log if what.startswith("free")}
+        assert freed == {(0, "free memory"), (1, "free memory"), (0, "free pinned memory")}
+
+    def test_a_gpu_that_has_failed_gives_nothing_back_and_hides_nothing(
+        self, double, bits, monkeypatch
+    ):
+        def illegal_address(*_, **__):
+            raise fakecupy.CUDARuntimeError(700, "cudaErrorIllegalAddress")
+
+        def fail(learner: Learner, epoch: int, step: int) -> None:
+            raise ValueError("the first error")
+
+        before_steps(monkeypatch, fail)
+        monkeypatch.setattr(fakecupy.DefaultPool, "free_all_blocks", illegal_address)
+        with pytest.raises(WorkerError, match="the first error"):
+            pretrain(bits, layers=(16, 8), epochs=1, backend="cupy")
 
     def test_one_gpu_alone(self, double, bits):
         fakecupy.log.clear()

@@ -222,6 +222,10 @@ class Backend(Protocol):
         """Return the memory that its devices have for new arrays; None if it is the machine's."""
         ...
 
+    def free_unused(self) -> None:
+        """Give memory of its devices that no array has back to them, for others' use."""
+        ...
+
     def synchronize(self) -> None:
         """Wait for all work queued on this device."""
         ...

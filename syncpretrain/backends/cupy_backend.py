@@ -11,6 +11,7 @@ Launches go onto the layer's stream, in pretraining as graphs of 50 steps
 from __future__ import annotations
 
 import ctypes
+import gc
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -263,6 +264,17 @@ class CupyBackend:
     def free_bytes(self) -> int:
         """Return the memory of all GPUs that are in use here which new arrays can have."""
         return sum(map(self._free_of, self._devices))
+
+    def free_unused(self) -> None:
+        """Give memory back, of pinned buffers too: CuPy would keep it for this process."""
+        gc.collect()  # of arrays that are let go of in a circle
+        try:
+            for device in self._devices:
+                with self.xp.cuda.Device(device):
+                    self.xp.get_default_memory_pool().free_all_blocks()
+            self.xp.get_default_pinned_memory_pool().free_all_blocks()
+        except self.xp.cuda.runtime.CUDARuntimeError:
+            return  # a GPU that has failed gives nothing back, and its first error is being raised
 
     def _free_of(self, device: int) -> int:
         with self.xp.cuda.Device(device) as own:

@@ -166,11 +166,7 @@ class Finetuning:
             with blas_limit(self._threads), closing(workers) as pool, backend.stream():
                 task, train, held_out = self._task(stack)
                 trainer = build(
-                    task,
-                    train,
-                    held_out,
-                    self.options,
-                    self._optimizer,
+                    *(task, train, held_out, self.options, self._optimizer),
                     observers=[history, *observers],
                     stop=lambda: request() or (stop is not None and stop()),
                     save=save,
@@ -187,6 +183,8 @@ class Finetuning:
                 except RunInterrupted as stopped:
                     stopped.signum = request.signum or stopped.signum
                     raise
+            del trainer  # and what it has on a device
+            backend.free_unused()
             if request():  # in the last minibatch
                 raise RunInterrupted(
                     "fine-tuning was stopped at its end", stack=tuned, signum=request.signum or 2

@@ -147,6 +147,12 @@ class Versions:
         if layer:
             self._version(layer, version).computed = True
 
+    def close(self) -> None:
+        """Let go of the data and of the activations where the layers were trained."""
+        self._inputs = self.data
+        self._own.clear()
+        self._readers[0].free_unused()
+
     def computed(self) -> list[tuple[int, int]]:
         """Return layer and version of all activations there are."""
         with self._lock:
