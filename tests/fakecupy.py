@@ -119,8 +119,10 @@ def queue(work: Callable[[], Any], device: int | None = None, stream: str | None
 
 
 def wait(device: int, stream: str | None = None) -> None:
-    """Do what is queued on a stream, or on all of a device."""
+    """Do what is queued on a stream, or on all of a device, where none may be recorded."""
     refuse_while_recording("a wait")
+    if stream is None and any(key[0] == device for key in _graphs):
+        raise CUDARuntimeError(900, "cudaErrorStreamCaptureUnsupported: a wait for a device")
     note("synchronize")
     with _working, np.errstate(all="ignore"):  # as on a device
         for key in [key for key in _queues if key[0] == device and stream in (key[1], None)]:
@@ -384,7 +386,9 @@ class ndarray:  # noqa: N801 - CuPy's name
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         name = ufunc.__name__
         if name == "matmul" and recording() is not None:
-            raise RuntimeError("cuBLAS is not supported during stream capture")
+            raise NotImplementedError(
+                "calling cuBLAS API during stream capture is currently unsupported"
+            )
         if method != "__call__" or not options.keys() <= {"out", "dtype", "casting"}:
             raise TypeError(f"{name}: CuPy has no {method} with {sorted(options)}")
         note(name)

@@ -7,6 +7,7 @@ import sys
 import threading
 from types import SimpleNamespace
 
+import fakecublas
 import fakecuda
 import fakecupy
 import numpy as np
@@ -142,6 +143,17 @@ class TestSelect:
         monkeypatch.setattr(cupy, "ones", ones)
         assert select("auto").name == "numpy"
         with pytest.raises(SettingsError, match=r"libcublasLt.*pip install 'cupy-cuda12x\[ctk\]'"):
+            select("cupy")
+
+    def test_the_trial_takes_the_product_and_the_kernels_of_training(self, cupy, monkeypatch):
+        for _ in range(3):
+            fakecupy.log.clear()
+            assert select("cupy").name == "cupy:0"
+            tried = [what for _, stream, what in fakecupy.log if stream != fakecupy.NULL]
+            assert tried == ["sgemm", "squared_error", "synchronize"]
+        assert len(cupy_backend._kernels(cupy).blas._handles) == 1, "not one a trial"
+        monkeypatch.setattr(fakecublas, "cublasSgemm_v2", lambda *_: 13)
+        with pytest.raises(SettingsError, match="GPU 0 but cannot compute there: cublasSgemm_v2"):
             select("cupy")
 
     def test_a_device_that_computes_something_else(self, cupy, monkeypatch):

@@ -141,9 +141,6 @@ class Recorder:
 
     def _record(self, block: _Block) -> _Recorded | None:
         """Record a block without working it; None, with the reason kept, if that fails."""
-        if not self._blas.is_there:
-            self.reason = "cuBLAS is not found by its usual name"
-            return None
         own = self._with_own_arrays(block)
         stream, source = self._cupy.cuda.get_current_stream(), self._source
         failure = error = graph = None
@@ -163,8 +160,9 @@ class Recorder:
                 graph = stream.end_capture()
             except RuntimeError as caught:  # which leaves the stream as it was before
                 failure = failure or caught
-        if failure is not None:
-            self.reason = str(failure)
+        if failure is not None:  # CuPy's own products, without cuBLAS, are refused
+            without = "" if self._blas.is_there else "cuBLAS is not found by its usual name: "
+            self.reason = f"{without}{failure}"
             return None
         return _Recorded(graph, own.step, own.epoch, own.rows, own.numbers, error)
 
