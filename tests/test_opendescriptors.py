@@ -14,7 +14,7 @@ def test_what_a_driver_may_have_opened_is_not_counted(tmp_path):
 
 def test_a_file_that_is_left_open_is_counted(tmp_path):
     before = files_but_drivers()
-    with open(tmp_path / "x", "w"):
+    with (tmp_path / "x").open("w"):
         reader, writer = os.pipe()
         assert files_but_drivers() == before + 1
     os.close(reader)
