@@ -614,9 +614,11 @@ def fake_cupy(devices: int = DEVICES) -> ModuleType:
         getDeviceCount=lambda: devices,
         driverGetVersion=lambda: 13000,
         runtimeGetVersion=lambda: 12090,
+        getDeviceProperties=lambda device: {"name": b"stand-in"},
         CUDARuntimeError=CUDARuntimeError,
     )
     vars(module).update(
+        __version__="14.2.0",
         ndarray=ndarray,
         asarray=asarray,
         RawModule=RawModule,
