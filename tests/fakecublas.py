@@ -24,6 +24,8 @@ def seen(pointer: ctypes.c_void_p, rows: int, columns: int, apart: int) -> np.nd
 
 
 def cublasCreate_v2(handle: Any) -> int:  # noqa: N802 - cuBLAS's names
+    if any(device == fakecupy.current_device() for device, _ in fakecupy._graphs):
+        return NOT_INITIALIZED  # it may wait for the device
     number = len(handles) + 1
     handles[number] = {"device": fakecupy.current_device(), "workspace": None}
     ctypes.cast(handle, ctypes.POINTER(ctypes.c_void_p))[0] = number

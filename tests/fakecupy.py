@@ -32,7 +32,7 @@ from typing import Any
 import fakecuda
 import numpy as np
 
-from syncpretrain.backends import cublas
+from syncpretrain.backends import cublas, cupy_backend
 
 DEVICES = 2
 MEMORY = 1 << 34  # bytes of a device
@@ -48,6 +48,7 @@ _working = threading.RLock()  # the queues, and the work in them
 uploads: list[int] = []  # bytes of each copy from the host
 _numbers = count()
 _made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # memory, by number
+freed: list[tuple[int, str]] = []  # the device, and of what unused memory was given back
 left: list[int] = []  # bytes of all arrays there were when unused memory was given back
 _pinned: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # by address
 FUNCTIONS = {  # of __array_function__: the keywords of CuPy's functions
@@ -191,7 +192,7 @@ class DefaultPool:
         return 0
 
     def free_all_blocks(self) -> None:
-        note(f"free {self._what}")
+        freed.append((current_device(), self._what))
         if self._what == "memory":
             left.append(sum(array.nbytes for array in _made.values()))
 
@@ -658,4 +659,8 @@ def install(monkeypatch: Any, devices: int = DEVICES, *, deferred: bool = False)
     log.clear()
     uploads.clear()
     left.clear()
+    freed.clear()
+    _made.clear()
+    cupy_backend._kernels.cache_clear()  # of the modules before
+    cupy_backend._streams.cache_clear()
     return module

@@ -24,6 +24,8 @@ from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.error_sum import ErrorSum
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.steps import WholeStep
+from syncpretrain.pretraining.runtime.split import Split
+from syncpretrain.pretraining.runtime.versions import Versions
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings import MomentumSchedule
 
@@ -405,6 +407,17 @@ class TestTheStandIn:
         other.synchronize()
         stream.end_capture()
         double.synchronize()
+
+    def test_a_layer_begins_and_a_run_too_while_another_layer_is_recorded(self, double, X):
+        learner, stream = rbm(double), fakecupy.Stream(non_blocking=True)
+        with stream:
+            stream.begin_capture()
+        with learner.stream:
+            rows = np.arange(9)
+            error = WholeStep(learner).train_step(double.asarray(X), rows, epoch=1, step=0)
+            assert np.isfinite(error.get())
+        assert Versions(Split(X, X[:0]), (8,), backend=double).inputs.train.device.id == 0
+        stream.end_capture()
 
     def test_a_graph_works_when_it_is_launched_and_each_time(self, device):
         x = device.asarray(np.ones(3, np.float32))

@@ -207,7 +207,7 @@ class Backend(Protocol):
         ...
 
     def recorder(self) -> Recorder:
-        """Return what works the steps of one learner."""
+        """Return what works the steps of one learner, whose stream is the current one."""
         ...
 
     def later(self, number: Any) -> Later:

@@ -250,7 +250,8 @@ class CupyBackend:
         return self._kernels.generator(address)
 
     def recorder(self) -> Recorder:
-        """Return what works the steps of one learner, as graphs where it can."""
+        """Return what works steps on the current stream, as graphs where it can."""
+        self._kernels.blas.prepare()
         return Recorder(self.xp, self._kernels.source, self._kernels.blas)
 
     def later(self, number: Any) -> Later:

@@ -80,8 +80,9 @@ class Versions:
         backend = backend or NumpyBackend()
         # Of the readers of each layer, from that of the data up; the top layer has none.
         self._readers = [backend.for_layer(layer + 1) for layer in range(len(hidden) + 1)]
-        self._inputs = Split(*(self._readers[0].examples(x, beside) for x in data))
-        self._readers[0].synchronize()
+        with (stream := self._readers[0].stream()):
+            self._inputs = Split(*(self._readers[0].examples(x, beside) for x in data))
+            stream.synchronize()
         self.allocate: Arrays | None = None
         self.data = data
         self.hidden = hidden
