@@ -599,6 +599,15 @@ class TestChoice:
         monkeypatch.setattr(available_memory, "available_bytes", lambda: 40_000)
         pretrain(bits, **wanted)  # activations take no memory of the host
 
+    def test_a_network_that_does_not_fit_the_gpu_is_refused(self, double, bits, monkeypatch):
+        stack = pretrain(bits, layers=(16, 8), epochs=1, backend="numpy")
+        monkeypatch.setattr(fakecupy, "MEMORY", 5_000)
+        with pytest.raises(SettingsError, match=r"fine-tuning 16,8 on 200 .* are free on the GPU"):
+            finetune(stack, bits, backend="cupy")
+        monkeypatch.setattr(fakecupy, "MEMORY", 1 << 30)
+        monkeypatch.setattr(available_memory, "available_bytes", lambda: 5_000)
+        finetune(stack, bits, epochs=1, backend="cupy")  # on the host there are the examples alone
+
     def test_a_device_trains_all_layers_at_a_time(self, double, bits):
         deep = settings_from((16, 8, 8, 8, 8), backend="cupy").pretrain
         assert workers_of(deep) == 4
