@@ -32,7 +32,7 @@ from typing import Any
 import fakecuda
 import numpy as np
 
-from syncpretrain.backends import cublas, cupy_backend
+from syncpretrain.backends import cublas, cuda_kernels, cupy_backend
 
 DEVICES = 2
 MEMORY = 1 << 34  # bytes of a device
@@ -661,6 +661,6 @@ def install(monkeypatch: Any, devices: int = DEVICES, *, deferred: bool = False)
     left.clear()
     freed.clear()
     _made.clear()
-    cupy_backend._kernels.cache_clear()  # of the modules before
+    cuda_kernels.kernels_of.cache_clear()  # of the modules before
     cupy_backend._streams.cache_clear()
     return module

@@ -12,6 +12,7 @@ It has never run on a GPU; see :mod:`syncpretrain.backends.cuda_source`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from syncpretrain.backends.device_draws import DeviceDraws
 from syncpretrain.rng import Address
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["CudaKernels"]
+__all__ = ["CudaKernels", "kernels_of"]
 
 SOFTMAX_THREADS = 128
 
@@ -210,3 +211,8 @@ class CudaKernels:
         out = self._cupy.empty(numbers.shape, dtype=np.float32)
         self._flat("values_of_bytes", out.size, numbers, out, out.size)
         return out
+
+
+# Of this process. Graphs compute in the workspaces of cuBLAS's handles, one a stream, so that these
+# must not end with a backend.
+kernels_of = cache(CudaKernels)

@@ -24,7 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from syncpretrain.backends.base import Draws, Later, Stream, device_of
 from syncpretrain.backends.cuda_fused import CudaFused
-from syncpretrain.backends.cuda_kernels import CudaKernels
+from syncpretrain.backends.cuda_kernels import CudaKernels, kernels_of
 from syncpretrain.backends.device_rows import DeviceRows
 from syncpretrain.backends.fused import FusedArrays, FusedStep
 from syncpretrain.backends.fused_check import has_fused_steps
@@ -64,9 +64,7 @@ class _Streams:
         return stream
 
 
-# Of this process. Graphs compute in the workspaces of cuBLAS's handles, one a stream, so that these
-# must not end with a backend.
-_streams, _kernels = cache(_Streams), cache(CudaKernels)
+_streams = cache(_Streams)  # of this process
 
 
 class _DeviceStream:
@@ -142,7 +140,7 @@ class CupyBackend:
         self.array_type: type = cupy.ndarray
         self.steps_at_once, self.blocks_behind = STEPS_AT_ONCE, BLOCKS_BEHIND
         self._devices = devices or tuple(range(cupy.cuda.runtime.getDeviceCount()))
-        self._kernels = kernels or _kernels(cupy)
+        self._kernels = kernels or kernels_of(cupy)
         self.forms: Mapping[str, Callable[..., Any]] = self._kernels.forms()
 
     def devices(self) -> tuple[int, ...]:

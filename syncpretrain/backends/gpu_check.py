@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from syncpretrain.backends.cupy_backend import CupyBackend
+from syncpretrain.backends.cuda_kernels import kernels_of
 
 __all__ = ["has_gpu", "import_cupy", "missing"]
 
@@ -101,14 +101,13 @@ def _without_libraries(cupy: Any, device: int) -> str | None:
     )
     try:
         with cupy.cuda.Device(device):
-            forms = (backend := CupyBackend(cupy, device, (device,))).forms
-            with backend.stream():
-                ones = cupy.ones((2, 2), dtype=np.float32)
-                product = forms["multiply"](ones, ones)
-                if product is NotImplemented:  # cuBLAS has another name than usual
-                    product = ones @ ones
-                out = cupy.empty_like(ones)
-                found = float(forms["squared_error"](ones, product, out=out))
+            forms = kernels_of(cupy).forms()
+            ones = cupy.ones((2, 2), dtype=np.float32)
+            product = forms["multiply"](ones, ones)
+            if product is NotImplemented:  # cuBLAS has another name than usual
+                product = ones @ ones
+            out = cupy.empty_like(ones)
+            found = float(forms["squared_error"](ones, product, out=out))
     except failures as error:
         return (
             f"CuPy finds GPU {device} but cannot compute there: {error}; if CUDA's libraries are"
