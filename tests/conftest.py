@@ -13,6 +13,7 @@ import psutil
 import pytest
 from commandline import exit_status
 from hypothesis import settings
+from opendescriptors import files_but_drivers
 from trialruns import library_threads
 
 PROCESS = psutil.Process()
@@ -33,12 +34,7 @@ def has_children() -> bool:
 
 def open_files() -> int:
     """Return the number of descriptors, without those that a GPU's driver opens as it likes."""
-    if not Path("/dev/nvidiactl").exists():
-        return PROCESS.num_fds()
-    targets = [
-        str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()
-    ]
-    return sum(not name.startswith(("/dev/nvidia", "anon_inode:", "socket:")) for name in targets)
+    return files_but_drivers() if Path("/dev/nvidiactl").exists() else PROCESS.num_fds()
 
 
 def left_behind(descriptors: int) -> list[str]:

@@ -30,6 +30,10 @@ static unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
     return (unsigned long long)(((unsigned __int128)a * b) >> 64);
 }
 
+// glibc has them or not.
+#define cospif(halfturns) ((float)cos(M_PI * (halfturns)))
+#define sinpif(halfturns) ((float)sin(M_PI * (halfturns)))
+
 // Blocks run one after another.
 static void __threadfence() {}
 

@@ -34,6 +34,8 @@ def cut(x: np.ndarray) -> np.ndarray:
 
 
 def cublasCreate_v2(handle: Any) -> int:  # noqa: N802 - cuBLAS's names
+    if any(device == fakecupy.current_device() for device, _ in fakecupy._graphs):
+        return NOT_INITIALIZED  # it may wait for the device
     number = next(_numbers)  # two threads may ask at the same time
     handles[number] = {"device": fakecupy.current_device(), "workspace": None}
     ctypes.cast(handle, ctypes.POINTER(ctypes.c_void_p))[0] = number

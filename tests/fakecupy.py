@@ -25,13 +25,14 @@ import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
+from itertools import count
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import fakecuda
 import numpy as np
 
-from syncpretrain.backends import cublas
+from syncpretrain.backends import cublas, cuda_kernels, cupy_backend
 
 DEVICES = 2
 MEMORY = 1 << 34  # bytes of a device
@@ -45,6 +46,10 @@ stream_names = {0: NULL}  # by their addresses
 _is_deferred = False
 _working = threading.RLock()  # the queues, and the work in them
 uploads: list[int] = []  # bytes of each copy from the host
+_numbers = count()
+_made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # memory, by number
+freed: list[tuple[int, str]] = []  # the device, and of what unused memory was given back
+left: list[int] = []  # bytes of all arrays there were when unused memory was given back
 _pinned: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # by address
 FUNCTIONS = {  # of __array_function__: the keywords of CuPy's functions
     "all": {"axis", "out", "keepdims"},
@@ -115,8 +120,10 @@ def queue(work: Callable[[], Any], device: int | None = None, stream: str | None
 
 
 def wait(device: int, stream: str | None = None) -> None:
-    """Do what is queued on a stream, or on all of a device."""
+    """Do what is queued on a stream, or on all of a device, where none may be recorded."""
     refuse_while_recording("a wait")
+    if stream is None and any(key[0] == device for key in _graphs):
+        raise CUDARuntimeError(900, "cudaErrorStreamCaptureUnsupported: a wait for a device")
     note("synchronize")
     with _working, np.errstate(all="ignore"):  # as on a device
         for key in [key for key in _queues if key[0] == device and stream in (key[1], None)]:
@@ -145,6 +152,12 @@ def allocated(array: np.ndarray) -> np.ndarray:
     graph = recording()
     if graph is not None and getattr(_now, "allocator", None) is None:
         graph.lost.append(array)
+    return counted(array)
+
+
+def counted(array: np.ndarray) -> np.ndarray:
+    """Return an array of new memory, which is counted as long as it lives."""
+    _made[next(_numbers)] = array
     return array
 
 
@@ -167,6 +180,21 @@ class Graph:
             queue(work)
         for array in self.lost:
             queue(lambda array=array: array.fill(np.nan if array.dtype.kind == "f" else 1))
+
+
+class DefaultPool:
+    """What arrays of a device, or pinned memory, come from and go back to."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def free_bytes(self) -> int:
+        return 0
+
+    def free_all_blocks(self) -> None:
+        freed.append((current_device(), self._what))
+        if self._what == "memory":
+            left.append(sum(array.nbytes for array in _made.values()))
 
 
 class MemoryPool:
@@ -359,7 +387,9 @@ class ndarray:  # noqa: N801 - CuPy's name
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         name = ufunc.__name__
         if name == "matmul" and recording() is not None:
-            raise RuntimeError("cuBLAS is not supported during stream capture")
+            raise NotImplementedError(
+                "calling cuBLAS API during stream capture is currently unsupported"
+            )
         if method != "__call__" or not options.keys() <= {"out", "dtype", "casting"}:
             raise TypeError(f"{name}: CuPy has no {method} with {sorted(options)}")
         note(name)
@@ -563,7 +593,7 @@ def asarray(array: Any, dtype: Any = None) -> ndarray:
     refuse_while_recording("a copy from the host")
     copy = np.array(array, dtype=dtype)  # from the host's memory at once
     uploads.append(copy.nbytes)
-    return ndarray(computed(copy.copy, []))
+    return ndarray(counted(computed(copy.copy, [])))
 
 
 def empty(shape: Any, dtype: Any = float) -> ndarray:
@@ -585,7 +615,7 @@ def fake_cupy(devices: int = DEVICES) -> ModuleType:
 
     def creating(function: Any) -> Any:
         def create(*args: Any, **options: Any) -> ndarray:
-            return ndarray(np.asarray(computed(lambda: function(*args, **options), [])))
+            return ndarray(counted(np.asarray(computed(lambda: function(*args, **options), []))))
 
         return create
 
@@ -593,9 +623,11 @@ def fake_cupy(devices: int = DEVICES) -> ModuleType:
         getDeviceCount=lambda: devices,
         driverGetVersion=lambda: 13000,
         runtimeGetVersion=lambda: 12090,
+        getDeviceProperties=lambda device: {"name": b"stand-in"},
         CUDARuntimeError=CUDARuntimeError,
     )
     vars(module).update(
+        __version__="14.2.0",
         ndarray=ndarray,
         asarray=asarray,
         RawModule=RawModule,
@@ -603,7 +635,8 @@ def fake_cupy(devices: int = DEVICES) -> ModuleType:
         zeros=creating(np.zeros),
         ones=creating(np.ones),
         empty_like=lambda array: empty(array.shape, dtype=array.dtype),
-        get_default_memory_pool=lambda: SimpleNamespace(free_bytes=lambda: 0),
+        get_default_memory_pool=lambda: DefaultPool("memory"),
+        get_default_pinned_memory_pool=lambda: DefaultPool("pinned memory"),
         full=creating(np.full),
         float32=np.float32,
         cuda=SimpleNamespace(
@@ -633,4 +666,9 @@ def install(monkeypatch: Any, devices: int = DEVICES, *, deferred: bool = False)
     _graphs.clear()
     log.clear()
     uploads.clear()
+    left.clear()
+    freed.clear()
+    _made.clear()
+    cuda_kernels.kernels_of.cache_clear()  # of the modules before
+    cupy_backend._streams.cache_clear()
     return module

@@ -5,6 +5,7 @@ from inspect import unwrap
 import numpy as np
 import pytest
 from backends import BACKENDS, backend_of
+from devicedraws import DeviceNumbers
 from unitkinds import KINDS, MEANS, RBM_UNITS, SLOPES, UNITS
 
 from syncpretrain.backends.base import device_of
@@ -34,6 +35,7 @@ OUTPUTS = [
     *((units, "squared") for units in UNITS),
     *((units, "cross-entropy") for units in KINDS if KINDS[units].loss == "cross-entropy"),
 ]
+GENERATOR = Address.generator
 SHAPES = [(1, 1), (3, 5), (7, 33), (100, 30), (13, 257)]
 
 
@@ -44,6 +46,11 @@ def backend(request, monkeypatch):
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def numbers_of(backend):
+    """Return a generator of the host whose numbers are those that a backend draws."""
+    return DeviceNumbers(ADDRESS) if backend.devices() else GENERATOR(ADDRESS)
 
 
 def alike(actual, expected):
@@ -81,20 +88,37 @@ class TestBackend:
                 backend.tohost(out), expected.random(shape, dtype=np.float32)
             )
 
-    def test_normal_draws_are_those_of_numpy_before_and_after_uniform_ones(self, backend):
-        draws, expected = backend.generator(ADDRESS), ADDRESS.generator()
-        for name in ("random", "standard_normal", "random"):
-            actual = getattr(draws, name)((3, 7), dtype=np.float32)
-            np.testing.assert_array_equal(
-                backend.tohost(actual), getattr(expected, name)((3, 7), dtype=np.float32)
-            )
+    @pytest.mark.parametrize("shape", SHAPES)
+    @pytest.mark.parametrize("uniform", [0, 3, 8])
+    def test_normal_draws_are_those_of_numpy_or_of_devices(self, backend, shape, uniform):
+        draws, expected = backend.generator(ADDRESS), numbers_of(backend)
+        for own in (draws, expected):
+            own.random(uniform, dtype=np.float32)
+        actual = draws.standard_normal(shape, dtype=np.float32)
+        alike(backend.tohost(actual), expected.standard_normal(shape, dtype=np.float32))
+
+    def test_draws_of_a_device_go_on_where_they_ended(self, backend):
+        whole, parts = (backend.generator(ADDRESS) for _ in range(2))
+        once = backend.tohost(whole.standard_normal(60, dtype=np.float32))
+        thrice = [backend.tohost(parts.standard_normal(20, dtype=np.float32)) for _ in range(3)]
+        np.testing.assert_array_equal(np.concatenate(thrice), once)
+
+    def test_normal_draws_are_normal(self, backend):
+        draws = [Address(3, Purpose.HIDDEN, step=step) for step in range(50)]
+        made = [backend.generator(at).standard_normal((50, 41), dtype=np.float32) for at in draws]
+        z = np.concatenate([backend.tohost(x).ravel() for x in made]).astype(np.float64)
+        for power, moment in enumerate((0, 1, 0, 3), start=1):
+            assert abs((z**power).mean() - moment) < 0.05, power
+        for lag in (1, 2, 41):
+            assert abs((z[lag:] * z[:-lag]).mean()) < 0.02, lag
+        assert 3.5 < np.abs(z).max() < 6.8
 
     @pytest.mark.parametrize("kind", ["masking", "salt-and-pepper", "gaussian"])
     def test_examples_are_corrupted_alike(self, backend, kind):
         host = np.random.default_rng(1).random((6, 11), dtype=np.float32)
         x = backend.asarray(host.copy())
         corrupt(x, kind, 0.3, backend.generator(ADDRESS))
-        corrupt(host, kind, 0.3, ADDRESS.generator())
+        corrupt(host, kind, 0.3, numbers_of(backend))
         alike(backend.tohost(x), host)
 
     @pytest.mark.parametrize("units", KINDS)
@@ -122,7 +146,7 @@ class TestBackend:
 
     @pytest.mark.parametrize("units", RBM_UNITS)
     @pytest.mark.parametrize("shape", SHAPES)
-    def test_states_are_drawn_alike(self, backend, units, shape):
+    def test_states_are_drawn_alike(self, backend, units, shape, monkeypatch):
         x, bias = normal(*shape), normal(shape[1], seed=1)
         inputs = backend.asarray(x.copy())
         states = sample_states(
@@ -134,6 +158,7 @@ class TestBackend:
             out=backend.empty(shape),
         )
         noise, expected = np.empty_like(x), np.empty_like(x)
+        monkeypatch.setattr(Address, "generator", lambda _: numbers_of(backend))
         unwrap(sample_states)(x, bias, units, ADDRESS, noise=noise, out=expected)
         alike(backend.tohost(inputs), x)
         alike(backend.tohost(states), expected)
@@ -141,8 +166,8 @@ class TestBackend:
     def test_noise_is_drawn_alike(self, backend):
         for units in RBM_UNITS:
             actual = draw_noise(backend.generator(ADDRESS), units, out=backend.empty((5, 9)))
-            expected = draw_noise(ADDRESS.generator(), units, out=np.empty((5, 9), np.float32))
-            np.testing.assert_array_equal(backend.tohost(actual), expected)
+            expected = draw_noise(numbers_of(backend), units, out=np.empty((5, 9), np.float32))
+            alike(backend.tohost(actual), expected)
 
     @pytest.mark.parametrize(("rows", "visible", "hidden"), [(1, 1, 1), (5, 33, 70), (50, 64, 3)])
     def test_phase_differences(self, backend, rows, visible, hidden):

@@ -10,6 +10,7 @@ import fakecupy
 import numpy as np
 import pytest
 from backends import BACKENDS, backend_of
+from devicedraws import draw_as_on_a_device
 from test_backends_training import alike
 from test_kernels_convolution import SHAPES
 from trialruns import stop_after
@@ -282,7 +283,8 @@ class TestTraining:
         near(found[1][1], found[0][1])
 
     @pytest.mark.parametrize("kind", MODELS)
-    def test_every_learner_comes_to_numpys_weights(self, device, images, kind):
+    def test_every_learner_comes_to_numpys_weights(self, device, images, kind, monkeypatch):
+        draw_as_on_a_device(monkeypatch)
         settings = BASE | MODELS[kind]
         held = {"validation": images[60:]}
         events: dict[str, list] = {"numpy": [], "cupy": []}

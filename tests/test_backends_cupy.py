@@ -7,16 +7,19 @@ import sys
 import threading
 from types import SimpleNamespace
 
+import fakecublas
 import fakecuda
 import fakecupy
 import numpy as np
 import pytest
 from backends import backend_of
+from devicedraws import draw_as_on_a_device
 from unitkinds import KINDS, RBM_UNITS
 
 from syncpretrain import pretrain
 from syncpretrain.backends import cupy_backend
 from syncpretrain.backends.choice import USUAL_BACKEND, resolve_backend, select, why_no_gpu
+from syncpretrain.backends.cuda_kernels import kernels_of
 from syncpretrain.backends.cuda_source import cuda_source
 from syncpretrain.backends.cupy_backend import CupyBackend
 from syncpretrain.errors import DivergedError, SettingsError
@@ -141,6 +144,17 @@ class TestSelect:
         monkeypatch.setattr(cupy, "ones", ones)
         assert select("auto").name == "numpy"
         with pytest.raises(SettingsError, match=r"libcublasLt.*pip install 'cupy-cuda12x\[ctk\]'"):
+            select("cupy")
+
+    def test_the_trial_takes_the_product_and_the_kernels_of_training(self, cupy, monkeypatch):
+        for _ in range(3):
+            fakecupy.log.clear()
+            assert select("cupy").name == "cupy:0"
+            tried = [what for _, _, what in fakecupy.log]
+            assert tried == ["sgemm", "squared_error", "synchronize"]
+        assert len(kernels_of(cupy).blas._handles) == 1, "not one a trial"
+        monkeypatch.setattr(fakecublas, "cublasSgemm_v2", lambda *_: 13)
+        with pytest.raises(SettingsError, match="GPU 0 but cannot compute there: cublasSgemm_v2"):
             select("cupy")
 
     def test_a_device_that_computes_something_else(self, cupy, monkeypatch):
@@ -416,7 +430,8 @@ class TestSource:
         np.testing.assert_allclose(self.unframed(double, frame), expected, rtol=2e-6, atol=1e-7)
 
     @pytest.mark.parametrize("units", RBM_UNITS)
-    def test_states(self, double, order, units):
+    def test_states(self, double, order, units, monkeypatch):
+        draw_as_on_a_device(monkeypatch)
         x, bias = normal(6, 33), normal(33)
         (inner, frame), (noise, noise_frame), (out, out_frame) = (
             self.framed(double, x) for _ in range(3)

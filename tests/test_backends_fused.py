@@ -18,7 +18,7 @@ from backends import backend_of
 from trialruns import notices_of
 
 from syncpretrain import pretrain
-from syncpretrain.backends import cuda_fused, fused_check
+from syncpretrain.backends import cublas, cuda_fused, fused_check
 from syncpretrain.backends.cuda_fused import FUSED_FILES, CudaFused, tiles_of
 from syncpretrain.backends.cuda_source import THREADS, CudaSource, cuda_source
 from syncpretrain.backends.fused import FusedArrays, Pace
@@ -463,6 +463,17 @@ class TestTraining:
         oracle = pretrain(bits, **wanted, backend="numpy")
         for ours, theirs in zip(stack.layers, oracle.layers, strict=True):
             np.testing.assert_allclose(ours.weight, theirs.weight, rtol=1e-4, atol=3e-6)
+
+    def test_they_are_recorded_without_cublas(self, double, bits, monkeypatch):
+        wanted = {"layers": LAYERS, "epochs": 3, "batch_size": 30, "backend": "cupy"}
+        expected = pretrain(bits, **wanted).parameters_sha256
+        backend_of("double", monkeypatch)
+        monkeypatch.setattr(cublas, "load_library", lambda cupy: None)
+        launched, events = fakecupy.Graph.launched, []
+        found = pretrain(bits, **wanted, observers=[events.append])
+        assert found.parameters_sha256 == expected
+        assert fakecupy.Graph.launched - launched == 2 * (3 - 1)
+        assert not [text for text in notices_of(events) if "launch by launch" in text]
 
     def test_threads_and_turns_come_to_the_same_bits(self, double, bits):
         wanted = {"layers": LAYERS, "epochs": 2, "batch_size": 30, "backend": "cupy"}

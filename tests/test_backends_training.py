@@ -11,12 +11,13 @@ import msgspec
 import numpy as np
 import pytest
 from backends import BACKENDS, backend_of
+from devicedraws import draw_as_on_a_device
 from disturbedsteps import before_steps
 from test_transparency import KINDS, VARIANTS
 from trialruns import notices_of, stop_after
 
 from syncpretrain import finetune, load, pretrain
-from syncpretrain.backends import cupy_backend
+from syncpretrain.backends import cublas, cupy_backend
 from syncpretrain.backends.choice import backend_for, resolve_backend
 from syncpretrain.backends.cupy_backend import CupyBackend
 from syncpretrain.backends.numpy_backend import NumpyBackend
@@ -87,7 +88,8 @@ class TestTraining:
     """What is the same on every backend."""
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_every_learner_comes_to_numpys_weights(self, bits, name, kind):
+    def test_every_learner_comes_to_numpys_weights(self, bits, name, kind, monkeypatch):
+        draw_as_on_a_device(monkeypatch)
         settings = BASE | {"epochs": 2, "refresh_epochs": 0} | KINDS[kind]
         oracle = pretrain(bits, **settings, backend="numpy", runtime="serial")
         alike(pretrain(bits, **settings, backend=name), oracle)
@@ -355,6 +357,33 @@ class TestOnADevice:
         stray = {(device, what) for device, stream, what in fakecupy.log if stream == "null"}
         assert not stray
 
+    @pytest.mark.parametrize("runtime", ["serial", "threads"])
+    def test_what_a_run_took_is_given_back_at_its_end(self, double, bits, monkeypatch, runtime):
+        monkeypatch.setattr(cublas, "WORKSPACE", 256)  # a stream's, which stays with it
+        X = np.repeat(bits, 50, axis=0)
+        versions = 4 * len(X) * sum(LAYERS)  # of data and activations, one of each
+        settings = {"layers": LAYERS, "batch_size": 1000, "epochs": 2, "backend": "cupy"}
+        stack = pretrain(X, **settings, runtime=runtime)
+        assert max(fakecupy.left) < versions / 5
+        fakecupy.left.clear()
+        finetune(stack, X, epochs=1, backend="cupy")
+        assert max(fakecupy.left) < versions / 5
+        assert set(fakecupy.freed) == {(0, "memory"), (1, "memory"), (0, "pinned memory")}
+
+    def test_a_gpu_that_has_failed_gives_nothing_back_and_hides_nothing(
+        self, double, bits, monkeypatch
+    ):
+        def illegal_address(*_, **__):
+            raise fakecupy.CUDARuntimeError(700, "cudaErrorIllegalAddress")
+
+        def fail(learner: Learner, epoch: int, step: int) -> None:
+            raise ValueError("the first error")
+
+        before_steps(monkeypatch, fail)
+        monkeypatch.setattr(fakecupy.DefaultPool, "free_all_blocks", illegal_address)
+        with pytest.raises(WorkerError, match="the first error"):
+            pretrain(bits, layers=(16, 8), epochs=1, backend="cupy")
+
     def test_one_gpu_alone(self, double, bits):
         fakecupy.log.clear()
         pretrain(bits, **BASE, backend="cupy:1")
@@ -570,6 +599,15 @@ class TestChoice:
         monkeypatch.setattr(available_memory, "available_bytes", lambda: 40_000)
         pretrain(bits, **wanted)  # activations take no memory of the host
 
+    def test_a_network_that_does_not_fit_the_gpu_is_refused(self, double, bits, monkeypatch):
+        stack = pretrain(bits, layers=(16, 8), epochs=1, backend="numpy")
+        monkeypatch.setattr(fakecupy, "MEMORY", 5_000)
+        with pytest.raises(SettingsError, match=r"fine-tuning 16,8 on 200 .* are free on the GPU"):
+            finetune(stack, bits, backend="cupy")
+        monkeypatch.setattr(fakecupy, "MEMORY", 1 << 30)
+        monkeypatch.setattr(available_memory, "available_bytes", lambda: 5_000)
+        finetune(stack, bits, epochs=1, backend="cupy")  # on the host there are the examples alone
+
     def test_a_device_trains_all_layers_at_a_time(self, double, bits):
         deep = settings_from((16, 8, 8, 8, 8), backend="cupy").pretrain
         assert workers_of(deep) == 4
@@ -587,6 +625,26 @@ class TestChoice:
         with pytest.raises(WorkerError, match="the first error") as caught:
             pretrain(bits, layers=(16, 8), epochs=1, backend="cupy", runtime="serial")
         assert caught.value.stack is None
+
+    @pytest.mark.parametrize("runtime", ["serial", "threads"])
+    @pytest.mark.parametrize("broken", ["asarray", "tohost", "synchronize"])
+    def test_a_device_where_all_fails_after_an_error_does_not_hide_it(
+        self, double, bits, monkeypatch, runtime, broken
+    ):
+        def illegal_address(*_, **__):
+            raise fakecupy.CUDARuntimeError(700, "cudaErrorIllegalAddress")
+
+        def break_down(learner: Learner, epoch: int, step: int) -> None:
+            if learner.layer == 1 and epoch == 2:
+                if broken == "synchronize":
+                    monkeypatch.setattr(fakecupy.Stream, "synchronize", illegal_address)
+                else:
+                    monkeypatch.setattr(CupyBackend, broken, illegal_address)
+                raise ValueError("the first error")
+
+        before_steps(monkeypatch, break_down)
+        with pytest.raises(WorkerError, match=r"layer 1 failed in epoch 2: .*the first error"):
+            pretrain(bits, layers=(16, 8), epochs=2, backend="cupy", runtime=runtime)
 
     @pytest.mark.parametrize(
         ("options", "message"),

@@ -19,7 +19,6 @@ from syncpretrain.data.blocks import blocks_of
 from syncpretrain.data.byte_rows import bytes_of
 from syncpretrain.data.scaling import column_means
 from syncpretrain.errors import RunInterrupted, SettingsError
-from syncpretrain.finetuning import trainer
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.memory import pretraining_bytes
 from syncpretrain.settings import settings_from
@@ -394,8 +393,7 @@ class TestRoom:
         assert not launched("upload")
         np.save(tmp_path / "x.npy", numbers)
         X = np.load(tmp_path / "x.npy", mmap_mode="r") if is_file else numbers
-        monkeypatch.setattr(trainer, "RESERVED_BYTES", 0)
-        monkeypatch.setattr(fakecupy, "MEMORY", 10_000)  # less than the 12,800 of the examples
+        monkeypatch.setattr(fakecupy, "MEMORY", 1 << 24)  # less than is reserved
         assert finetune(stack, X, y, **settings).parameters_sha256 == expected
         assert launched("upload")
 

@@ -28,7 +28,10 @@ __all__ = ["Backend", "Draws", "Event", "Later", "Recorder", "Stream", "TrainSte
 
 
 class Draws(Protocol):
-    """The part of ``numpy.random.Generator`` that training draws with; the numbers are NumPy's."""
+    """The part of ``numpy.random.Generator`` that training draws with.
+
+    The numbers are NumPy's, but for normal ones of a device.
+    """
 
     def random(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
         """Return uniform draws in [0, 1), float32 only on a device."""
@@ -218,11 +221,11 @@ class Backend(Protocol):
         ...
 
     def generator(self, address: Address) -> Draws:
-        """Return the generator that begins at an address; its numbers are those of NumPy's."""
+        """Return the generator that begins at an address."""
         ...
 
     def recorder(self) -> Recorder:
-        """Return what works the steps of one learner."""
+        """Return what works the steps of one learner, whose stream is the current one."""
         ...
 
     def later(self, number: Any) -> Later:
@@ -243,6 +246,10 @@ class Backend(Protocol):
 
     def free_bytes(self) -> int | None:
         """Return the memory that its devices have for new arrays; None if it is the machine's."""
+        ...
+
+    def free_unused(self) -> None:
+        """Give memory of its devices that no array has back to them, for others' use."""
         ...
 
     def synchronize(self) -> None:

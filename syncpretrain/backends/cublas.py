@@ -109,6 +109,15 @@ class Cublas:
         )
         return out
 
+    def prepare(self) -> None:
+        """Make the handle of the current stream, if it has none.
+
+        That may wait for the device, which is refused while one of its streams is recorded: so it
+        is done before layers train.
+        """
+        if self.is_there:
+            self._handle(DEFAULT_MATH)
+
     def _handle(self, math: int) -> ctypes.c_void_p:
         """Return the handle of the current stream, set to a kind of arithmetic."""
         stream = self._cupy.cuda.get_current_stream()

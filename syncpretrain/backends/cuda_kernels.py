@@ -12,6 +12,7 @@ It has never run on a GPU; see :mod:`syncpretrain.backends.cuda_source`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from syncpretrain.backends.device_draws import DeviceDraws
 from syncpretrain.rng import Address
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["CudaKernels"]
+__all__ = ["CudaKernels", "kernels_of"]
 
 SOFTMAX_THREADS = 128
 
@@ -105,30 +106,31 @@ class CudaKernels:
     ) -> Any:
         """Draw states into ``out`` at an address; replace inputs x without their bias by means.
 
-        Binary units use no ``noise``. The normal noise of others is drawn by NumPy on the host:
-        its ziggurat takes a varying number of draws, one after another.
+        ``noise`` is not needed. The normal numbers of units that are not binary are the device's
+        own; see :class:`syncpretrain.backends.device_draws.DeviceDraws`.
         """
-        found, kind = layout(x, noise, out), kind_of(units)
+        found, kind = layout(x, out), kind_of(units)
         known = units in self.source.units and kind.noise is not None
         if found is None or not known or not is_vector(bias, x.shape[-1]):
             return NotImplemented
-        rows, columns, ldx, ldn, ldo = found
-        if kind.is_binary:
-            parts = -(-x.size // 4)
-            args = (x, ldx, bias, out, ldo, rows, columns, *_words(address), self.source.now)
-            self._flat("draw_bernoulli", parts, *args)
-        else:
-            self.generator(address).standard_normal(out=noise, dtype=np.float32)
-            args = (x, ldx, bias, noise, ldn, out, ldo, rows, columns, self.source.units[units])
-            self._flat("draw_noisy", x.size, *args)
+        rows, columns, ldx, ldo = found
+        name, own = (
+            ("draw_bernoulli", ())
+            if kind.is_binary
+            else ("draw_noisy", (self.source.units[units],))
+        )
+        args = (x, ldx, bias, out, ldo, rows, columns, *own, *_words(address), self.source.now)
+        self._flat(name, -(-x.size // 4), *args)
         return out
 
     def generator(self, address: Address) -> DeviceDraws:
         """Return the generator that begins at an address."""
-        return DeviceDraws(self._cupy, address, self.fill_uniform, self.source.require_no_recording)
+        return DeviceDraws(self._cupy, address, self.fill)
 
-    def fill_uniform(self, out: Any, address: Address, skip: int = 0) -> None:
+    def fill(self, kind: str, out: Any, address: Address, skip: int = 0) -> None:
         """Fill a float32 array with the draws at an address, from number ``skip`` on.
+
+        ``kind`` is that of their distribution, "uniform" or "normal".
 
         Raises
         ------
@@ -145,7 +147,7 @@ class CudaKernels:
         if out.size:
             blocks = -(-(skip + out.size) // 8) - skip // 8
             words = (np.uint64(skip), *_words(address))
-            self._flat("fill_uniform", blocks, out, ld, rows, columns, *words, self.source.now)
+            self._flat(f"fill_{kind}", blocks, out, ld, rows, columns, *words, self.source.now)
 
     def phase_differences(self, v: Any, h: Any, *, da: Any, db: Any, examples: int) -> Any:
         """Fill the ascent direction of both biases, and prepare [v0; v1] for that of the weights.
@@ -214,3 +216,8 @@ class CudaKernels:
         out = self._cupy.empty(numbers.shape, dtype=np.float32)
         self._flat("values_of_bytes", out.size, numbers, out, out.size)
         return out
+
+
+# Of this process. Graphs compute in the workspaces of cuBLAS's handles, one a stream, so that these
+# must not end with a backend.
+kernels_of = cache(CudaKernels)

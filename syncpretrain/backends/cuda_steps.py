@@ -1,6 +1,7 @@
-"""The forms of the optimizers' steps on a GPU: one launch each, NumPy's result bit for bit.
+"""The forms of the optimizers' steps on a GPU: one launch each.
 
-The source is in ``kernels.cu``; see :mod:`syncpretrain.backends.cuda_kernels`.
+They are NumPy's result bit for bit, but for numbers below 2^-126, which become 0. The source is in
+``kernels.cu``; see :mod:`syncpretrain.backends.cuda_kernels`.
 """
 
 from __future__ import annotations

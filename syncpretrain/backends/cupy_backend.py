@@ -11,6 +11,7 @@ Launches go onto the layer's stream, in pretraining as graphs of 50 steps
 from __future__ import annotations
 
 import ctypes
+import gc
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -23,7 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from syncpretrain.backends.base import Draws, Event, Later, Stream, device_of
 from syncpretrain.backends.cuda_fused import CudaFused
-from syncpretrain.backends.cuda_kernels import CudaKernels
+from syncpretrain.backends.cuda_kernels import CudaKernels, kernels_of
 from syncpretrain.backends.cuda_tuning import CudaTuning
 from syncpretrain.backends.device_events import DeviceEvent
 from syncpretrain.backends.device_rows import DeviceRows
@@ -143,7 +144,7 @@ class CupyBackend:
         self.array_type: type = cupy.ndarray
         self.steps_at_once, self.blocks_behind = STEPS_AT_ONCE, BLOCKS_BEHIND
         self._devices = devices or tuple(range(cupy.cuda.runtime.getDeviceCount()))
-        self._kernels = kernels or CudaKernels(cupy)
+        self._kernels = kernels or kernels_of(cupy)
         self.forms: Mapping[str, Callable[..., Any]] = self._kernels.forms()
 
     def devices(self) -> tuple[int, ...]:
@@ -260,7 +261,8 @@ class CupyBackend:
         return self._kernels.generator(address)
 
     def recorder(self) -> Recorder:
-        """Return what works the steps of one learner, as graphs where it can."""
+        """Return what works steps on the current stream, as graphs where it can."""
+        self._kernels.blas.prepare()
         return Recorder(self.xp, self._kernels.source, self._kernels.blas)
 
     def later(self, number: Any) -> Later:
@@ -283,6 +285,17 @@ class CupyBackend:
     def free_bytes(self) -> int:
         """Return the memory of all GPUs that are in use here which new arrays can have."""
         return sum(map(self._free_of, self._devices))
+
+    def free_unused(self) -> None:
+        """Give memory back, of pinned buffers too: CuPy would keep it for this process."""
+        gc.collect()  # of arrays that are let go of in a circle
+        try:
+            for device in self._devices:
+                with self.xp.cuda.Device(device):
+                    self.xp.get_default_memory_pool().free_all_blocks()
+            self.xp.get_default_pinned_memory_pool().free_all_blocks()
+        except self.xp.cuda.runtime.CUDARuntimeError:
+            return  # a GPU that has failed gives nothing back, and its first error is being raised
 
     def _free_of(self, device: int) -> int:
         with self.xp.cuda.Device(device) as own:

@@ -1,4 +1,4 @@
-"""A generator whose numbers are NumPy's, and whose arrays are on a device."""
+"""A generator whose numbers are functions of its address, and whose arrays are on a device."""
 
 from __future__ import annotations
 
@@ -13,34 +13,26 @@ __all__ = ["DeviceDraws"]
 
 
 class DeviceDraws:
-    """The numbers of NumPy's generator at an address, in float32 arrays on a device.
+    """The numbers at an address, in float32 arrays on a device.
 
-    Uniform ones are made there; normal ones, whose ziggurat takes a varying number of draws one
-    after another, on the host, and copied. See :class:`syncpretrain.backends.base.Draws`.
+    Uniform ones are those of NumPy's generator. Normal ones are the device's own: each pair is made
+    of one word of the generator (Box and Muller 1958), where NumPy's ziggurat takes a varying
+    number of words, one after another. See :class:`syncpretrain.backends.base.Draws`.
 
     Parameters
     ----------
     cupy : module
         CuPy, or what stands in for it in a test.
     address : Address
-    fill_uniform : callable
-        Fills an array with the numbers of an address from a given one on.
-    refuse : callable
-        Refuses to be recorded, with the reason, where numbers are made on the host: a recorded copy
-        would be of the same numbers each time.
+    fill : callable
+        Fills an array with the "uniform" or "normal" numbers of an address from a given one on.
     """
 
     def __init__(
-        self,
-        cupy: Any,
-        address: Address,
-        fill_uniform: Callable[[Any, Address, int], None],
-        refuse: Callable[[str], None],
+        self, cupy: Any, address: Address, fill: Callable[[str, Any, Address, int], None]
     ) -> None:
-        self._cupy, self._address = cupy, address
-        self._fill, self._refuse = fill_uniform, refuse
-        self._drawn = 0  # uniform numbers so far
-        self._host: np.random.Generator | None = None  # once it has drawn, it goes on
+        self._cupy, self._address, self._fill = cupy, address, fill
+        self._drawn = 0  # numbers so far
 
     def random(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
         """Return or fill an array of uniform draws in [0, 1).
@@ -50,12 +42,7 @@ class DeviceDraws:
         TypeError
             If they are not to be float32.
         """
-        out = self._array(size, dtype, out)
-        if self._host is not None:
-            return self._copy(self._host.random(out.shape, dtype=np.float32), out)
-        self._fill(out, self._address, self._drawn)
-        self._drawn += out.size
-        return out
+        return self._filled("uniform", size, dtype, out)
 
     def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
         """Return or fill an array of standard normal draws.
@@ -65,21 +52,15 @@ class DeviceDraws:
         TypeError
             If they are not to be float32.
         """
-        out = self._array(size, dtype, out)
-        if self._host is None:
-            self._host = self._address.generator()
-            self._host.random(self._drawn, dtype=np.float32)  # which were made on the device
-        return self._copy(self._host.standard_normal(out.shape, dtype=np.float32), out)
+        self._drawn += self._drawn % 2  # a pair is of one word, of which no uniform number was made
+        return self._filled("normal", size, dtype, out)
 
-    def _array(self, size: Any, dtype: Any, out: Any) -> Any:
-        kind = np.dtype(dtype) if out is None else out.dtype
-        if np.dtype(dtype) != np.float32 or kind != np.float32:
-            raise TypeError(f"dtype: got {kind}, expected float32: the draws of a device are that")
+    def _filled(self, kind: str, size: Any, dtype: Any, out: Any) -> Any:
+        given = np.dtype(dtype) if out is None else out.dtype
+        if np.dtype(dtype) != np.float32 or given != np.float32:
+            raise TypeError(f"dtype: got {given}, expected float32: the draws of a device are that")
         if out is None:
-            return self._cupy.empty(() if size is None else size, dtype=np.float32)
-        return out
-
-    def _copy(self, host: Any, out: Any) -> Any:
-        self._refuse("normal numbers are drawn on the host")
-        out[...] = self._cupy.asarray(host)
+            out = self._cupy.empty(() if size is None else size, dtype=np.float32)
+        self._fill(kind, out, self._address, self._drawn)
+        self._drawn += out.size
         return out

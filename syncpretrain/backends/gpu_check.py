@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from syncpretrain.backends.cuda_errors import CudaErrors
-from syncpretrain.backends.cuda_source import CudaSource
+from syncpretrain.backends.cuda_kernels import kernels_of
 
 __all__ = ["has_gpu", "import_cupy", "missing"]
 
@@ -92,7 +91,10 @@ def _without_driver(runtime: Any, error: Exception) -> str:
 
 
 def _without_libraries(cupy: Any, device: int) -> str | None:
-    """Multiply on the device, and launch a kernel: that takes cuBLAS, NVRTC and some memory."""
+    """Multiply on the device, and launch a kernel, as training does.
+
+    That takes cuBLAS, NVRTC and some memory.
+    """
     failures = (
         ImportError,
         RuntimeError,
@@ -102,10 +104,13 @@ def _without_libraries(cupy: Any, device: int) -> str | None:
     )
     try:
         with cupy.cuda.Device(device):
+            forms = kernels_of(cupy).forms()
             ones = cupy.ones((2, 2), dtype=np.float32)
+            product = forms["multiply"](ones, ones)
+            if product is NotImplemented:  # cuBLAS has another name than usual
+                product = ones @ ones
             out = cupy.empty_like(ones)
-            errors = CudaErrors(cupy, CudaSource(cupy))
-            found = float(errors.squared_error(ones, ones @ ones, out=out))
+            found = float(forms["squared_error"](ones, product, out=out))
     except failures as error:
         return (
             f"CuPy finds GPU {device} but cannot compute there: {error}; if CUDA's libraries are"

@@ -142,6 +142,16 @@ __device__ static float uniform_of(const uint64 *words, int k)
     return (half >> 8) * (1.0f / 16777216.0f);
 }
 
+// Numbers 2 k and 2 k + 1 of a block, standard normal (Box and Muller 1958): those of a device, for
+// NumPy's take a varying number of words, one after another.
+__device__ static void normals_of(uint64 word, float z[2])
+{
+    float radius = sqrtf(-2.0f * logf(((uint32)word + 0.5f) * (1.0f / 4294967296.0f)));
+    float halfturns = (uint32)(word >> 32) * (1.0f / 2147483648.0f);
+    z[0] = radius * cospif(halfturns);
+    z[1] = radius * sinpif(halfturns);
+}
+
 // Fill with the numbers skip, skip + 1, ... of an address. A thread makes a block of 8.
 extern "C" __global__ void fill_uniform(
     float *out, long long ldo, long long rows, long long cols, uint64 skip,
@@ -157,6 +167,29 @@ extern "C" __global__ void fill_uniform(
             uint64 number = (first + b) * 8 + k;
             if (number < skip || number - skip >= n) continue;
             out[place((uint32)(number - skip), (uint32)cols, ldo)] = uniform_of(words, k);
+        }
+    }
+}
+
+// The same, of normal numbers.
+extern "C" __global__ void fill_normal(
+    float *out, long long ldo, long long rows, long long cols, uint64 skip,
+    uint64 key0, uint64 key1, uint64 c0, uint64 c1, uint64 c2, uint64 c3, const uint64 *now)
+{
+    struct Address at = moved({key0, key1, c0, c1, c2, c3}, now);
+    uint32 n = (uint32)(rows * cols);
+    uint64 first = skip / 8, blocks = (skip + n + 7) / 8 - first;
+    for (uint64 b = FIRST; b < blocks; b += STRIDE) {
+        uint64 words[4];
+        philox(at, first + b, words);
+        float z[8];
+#pragma unroll  // so that words and numbers are in registers
+        for (int k = 0; k < 4; k++) normals_of(words[k], z + 2 * k);
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            uint64 number = (first + b) * 8 + k;
+            if (number < skip || number - skip >= n) continue;
+            out[place((uint32)(number - skip), (uint32)cols, ldo)] = z[k];
         }
     }
 }
@@ -187,17 +220,30 @@ extern "C" __global__ void draw_bernoulli(
     }
 }
 
-// Other units, from standard normal noise.
+// Other units: as above, by the normal numbers of an address.
 extern "C" __global__ void draw_noisy(
-    float *x, long long ldx, const float *bias, const float *noise, long long ldn,
-    float *out, long long ldo, long long rows, long long cols, long long units)
+    float *x, long long ldx, const float *bias, float *out, long long ldo,
+    long long rows, long long cols, long long units,
+    uint64 key0, uint64 key1, uint64 c0, uint64 c1, uint64 c2, uint64 c3, const uint64 *now)
 {
+    struct Address at = moved({key0, key1, c0, c1, c2, c3}, now);
     uint32 n = (uint32)(rows * cols), width = (uint32)cols;
-    for (uint32 i = FIRST; i < n; i += STRIDE) {
-        float *mean = x + place(i, width, ldx);
-        float input = *mean + bias[i % width], z = noise[place(i, width, ldn)];
-        *mean = mean_of(input, units);
-        out[place(i, width, ldo)] = state_of(input, z, units);
+    for (uint32 part = FIRST; part < (n + 3) / 4; part += STRIDE) {
+        uint64 words[4];
+        philox(at, part / 2, words);
+        bool is_second = part % 2;
+        float z[4];
+        normals_of(is_second ? words[2] : words[0], z);
+        normals_of(is_second ? words[3] : words[1], z + 2);
+#pragma unroll  // so that the numbers are in registers
+        for (int k = 0; k < 4; k++) {
+            uint32 i = part * 4 + k;
+            if (i >= n) break;
+            float *mean = x + place(i, width, ldx);
+            float input = *mean + bias[i % width];
+            *mean = mean_of(input, units);
+            out[place(i, width, ldo)] = state_of(input, z[k], units);
+        }
     }
 }
 

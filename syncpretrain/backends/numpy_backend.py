@@ -150,5 +150,8 @@ class NumpyBackend:
     def free_bytes(self) -> None:
         """Return None: arrays are in the memory of the machine."""
 
+    def free_unused(self) -> None:
+        """Return at once: memory is given back where an array ends."""
+
     def synchronize(self) -> None:
         """Return at once."""

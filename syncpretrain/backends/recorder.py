@@ -52,10 +52,16 @@ class _Block(NamedTuple):
 
 @dataclass(frozen=True)
 class _Recorded:
-    """A graph, where it reads what differs from block to block, and where it leaves its error."""
+    """A graph, where it reads what differs from block to block, and where it leaves its error.
+
+    The block's ``work`` and rows are not kept: by the former a learner would keep itself.
+    """
 
     graph: Any
-    block: _Block  # with row numbers and numbers of its own on the device
+    step: int
+    epoch: int
+    rows: Any  # arrays of its own on the device
+    numbers: Any
     error: Any
 
 
@@ -135,9 +141,6 @@ class Recorder:
 
     def _record(self, block: _Block) -> _Recorded | None:
         """Record a block without working it; None, with the reason kept, if that fails."""
-        if not self._blas.is_there:
-            self.reason = "cuBLAS is not found by its usual name"
-            return None
         own = self._with_own_arrays(block)
         stream, source = self._cupy.cuda.get_current_stream(), self._source
         failure = error = graph = None
@@ -157,10 +160,11 @@ class Recorder:
                 graph = stream.end_capture()
             except RuntimeError as caught:  # which leaves the stream as it was before
                 failure = failure or caught
-        if failure is not None:
-            self.reason = str(failure)
+        if failure is not None:  # CuPy's own products, without cuBLAS, are refused
+            without = "" if self._blas.is_there else "cuBLAS is not found by its usual name: "
+            self.reason = f"{without}{failure}"
             return None
-        return _Recorded(graph, own._replace(X=None), error)  # a version need not be kept
+        return _Recorded(graph, own.step, own.epoch, own.rows, own.numbers, error)
 
     def _with_own_arrays(self, block: _Block) -> _Block:
         """Return a block whose row numbers and numbers are in arrays that a graph can read."""
@@ -172,15 +176,14 @@ class Recorder:
         return own._replace(numbers=self._cupy.empty(block.numbers.shape, dtype=np.float32))
 
     def _launch(self, recorded: _Recorded, block: _Block) -> Any:
-        own = recorded.block
         X = block.X.numbers if isinstance(block.X, DeviceRows) else block.X
         place = 0 if X is None else X.data.ptr
-        moved = (block.step - own.step, block.epoch - own.epoch, place)
+        moved = (block.step - recorded.step, block.epoch - recorded.epoch, place)
         words = (np.uint64(number % WORD_NUMBERS) for number in moved)
         self._source.launch("set_now", (1,), (1,), self._now, *words)
-        own.rows[...] = block.rows
+        recorded.rows[...] = block.rows
         if block.numbers is not None:
-            self._set(own.numbers, block.numbers)
+            self._set(recorded.numbers, block.numbers)
         recorded.graph.launch()
         return recorded.error
 

@@ -166,11 +166,7 @@ class Finetuning:
             with blas_limit(self._threads), closing(workers) as pool, backend.stream():
                 task, train, held_out = self._task(stack)
                 trainer = build(
-                    task,
-                    train,
-                    held_out,
-                    self.options,
-                    self._optimizer,
+                    *(task, train, held_out, self.options, self._optimizer),
                     observers=[history, *observers],
                     stop=lambda: request() or (stop is not None and stop()),
                     save=save,
@@ -187,6 +183,8 @@ class Finetuning:
                 except RunInterrupted as stopped:
                     stopped.signum = request.signum or stopped.signum
                     raise
+            del trainer  # and what it has on a device
+            backend.free_unused()
             if request():  # in the last minibatch
                 raise RunInterrupted(
                     "fine-tuning was stopped at its end", stack=tuned, signum=request.signum or 2
@@ -245,24 +243,27 @@ class Finetuning:
         chosen = self.examples if self.examples < len(self._train.X) else 0
         if self._judged is not None:
             chosen += len(self._judged.rows)
-        needed = finetuning_bytes(
+        needed = partial(
+            finetuning_bytes,
             form.shapes,
             outputs=outputs,
-            rows=scaled + chosen,
-            labelled=0 if labels is None else len(labels.rows),
             batch_size=options.batch_size,
             vectors=optimizer_vectors(options),
             lowered=compiled_program([[[]]]) is None,
             split=options.split or "units",
             shards=options.shards,
             dropout=bool(options.dropout or options.input_dropout),
-            copies=copies + copies_of_replicas(options, self.examples),
         )
         widths = (form.shapes[0].visible, *(shape.hidden for shape in form.shapes))
-        self.bytes = needed
-        if options.backend != "numpy":
+        what = f"fine-tuning {','.join(map(str, widths))}"
+        targets = 0 if labels is None else len(labels.rows)
+        copies += copies_of_replicas(options, self.examples)
+        self.bytes = needed(rows=scaled + chosen, labelled=targets, copies=copies)
+        if (free := self._backend.free_bytes()) is None:
+            check_available(self.bytes, what, sum(sizes))
             return
-        check_available(needed, f"fine-tuning {','.join(map(str, widths))}", sum(sizes))
+        least = needed(rows=0, labelled=0, copies=0)  # the examples may stay on the host
+        check_available(least, what, sum(sizes), free=free, where=" on the GPU")
 
 
 class AsyncTrainer(Trainer):

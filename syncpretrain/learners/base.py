@@ -84,8 +84,8 @@ class Learner(ABC):
         if backend.name == self.backend.name:
             return
         self.backend, self.stream = backend, backend.stream()
-        self.recorder = backend.recorder()
         with self.stream:
+            self.recorder = backend.recorder()
             self._flat = FlatParameters(dict(self._now.parameters()), backend)
             self._train(replace(self._now, **self._flat.views(self._flat.parameters)))
             self.stream.synchronize()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from functools import partial
 
 import msgspec
@@ -108,7 +109,7 @@ class Pretraining:
 
     def run(self) -> Stack:
         """Train until the schedule ends; see :func:`pretrain` for what it raises."""
-        with stop_on_signals() as request:  # outermost: an interrupt leaves no BLAS limit behind
+        with stop_on_signals() as request, closing(self._versions):  # outside of the BLAS limit
             started = time.monotonic()
             try:
                 with blas_limit(self._blas_threads):
@@ -204,8 +205,7 @@ class Pretraining:
         runtime.stop()
         deadline = time.monotonic() + seconds
         while self._running and time.monotonic() < deadline:
-            message = runtime.wait(self._times.tick)
-            if message is not None:
+            if (message := runtime.wait(self._times.tick)) is not None:
                 for command in self._take(message):
                     if isinstance(command, Release):  # the others are begun again at a resume
                         self._release(command)

@@ -80,8 +80,9 @@ class Versions:
         backend = backend or NumpyBackend()
         # Of the readers of each layer, from that of the data up; the top layer has none.
         self._readers = [backend.for_layer(layer + 1) for layer in range(len(hidden) + 1)]
-        self._inputs = Split(*(self._readers[0].examples(x, beside) for x in data))
-        self._readers[0].synchronize()
+        with (stream := self._readers[0].stream()):
+            self._inputs = Split(*(self._readers[0].examples(x, beside) for x in data))
+            stream.synchronize()
         self.allocate: Arrays | None = None
         self.data = data
         self.hidden = hidden
@@ -146,6 +147,12 @@ class Versions:
         """Record that the activations of a version were computed as its source says."""
         if layer:
             self._version(layer, version).computed = True
+
+    def close(self) -> None:
+        """Let go of the data and of the activations where the layers were trained."""
+        self._inputs = self.data
+        self._own.clear()
+        self._readers[0].free_unused()
 
     def computed(self) -> list[tuple[int, int]]:
         """Return layer and version of all activations there are."""

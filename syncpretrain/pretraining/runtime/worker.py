@@ -100,8 +100,7 @@ class LayerWorker:
         self._keep_states = keep_states
         with learner.stream:
             self._last_good = learner.snapshot()
-        self._cursor = Cursor()
-        self._rollbacks = 0
+        self._cursor, self._rollbacks = Cursor(), 0
         self.keeper: StateKeeper | None = None
         self._warnings: list[str] = []  # of the running epoch
 
@@ -121,6 +120,7 @@ class LayerWorker:
         back to its last epoch. The arrays in the message are where the layer is trained, and ready.
         """
         self._warnings.clear()
+        message: Message | None = None
         try:
             with self.learner.stream:
                 message = self._execute(command, stop)
@@ -128,7 +128,8 @@ class LayerWorker:
                 self.learner.stream.synchronize()
                 return message
         except BaseException as error:  # of the device itself: there is nothing to go back to
-            return Failed(command, error, tuple(self._warnings))
+            first = message.error if isinstance(message, Failed) else error
+            return Failed(command, first, tuple(self._warnings))
 
     def _execute(self, command: Train, stop: Callable[[], bool]) -> Message:
         try:
@@ -139,8 +140,12 @@ class LayerWorker:
                 self._roll_back()
             return Failed(command, stopped, tuple(self._warnings), self.state())
         except BaseException as error:  # the worker boundary: the driver raises it
-            self._roll_back()
-            return Failed(command, error, tuple(self._warnings), self.state())
+            try:
+                self._roll_back()
+                state = self.state()
+            except (RuntimeError, MemoryError):  # of a device that has failed, where all fails then
+                state = None
+            return Failed(command, error, tuple(self._warnings), state)
 
     def state(self) -> LayerState:
         """Return a copy of everything that the next minibatch depends on."""
