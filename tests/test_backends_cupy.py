@@ -358,6 +358,8 @@ class TestStrictness:
             "wrong",
             "momentum_step",
             "momentum_steps",
+            "tree_steps",
+            "sum_in_order",
             "sgd_step",
             "adam_step",
             "convolve",

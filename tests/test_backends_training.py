@@ -439,9 +439,8 @@ class TestChoice:
     @pytest.mark.parametrize(
         "settings",
         [
-            {"replicas": 2},
-            {"shards": (1, 2)},
             {"replicas": 2, "split": "units"},
+            {"shards": (1, 2), "split": "units"},
             {"runtime": "processes"},
         ],
     )
@@ -593,7 +592,10 @@ class TestChoice:
         [
             (["--backend", "cupy"], "--backend: got cupy, but the driver finds no NVIDIA GPU"),
             (["--backend", "cuda"], "--backend: got 'cuda', expected auto, numpy, cupy or cupy:N"),
-            (["--backend", "cupy", "--replicas", "2"], "got cupy with minibatches in shards"),
+            (
+                ["--backend", "cupy", "--replicas", "2", "--split", "units"],
+                "got cupy with split units, expected examples",
+            ),
             (["--backend", "cupy:0", "--runtime", "processes"], "got cupy:0 with runtime proc"),
         ],
     )

@@ -22,7 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 from syncpretrain.backends.fused import FusedArrays, FusedStep
 from syncpretrain.rng import Address
 
-__all__ = ["Backend", "Draws", "Later", "Recorder", "Stream", "TrainStep", "device_of"]
+__all__ = ["Backend", "Draws", "Event", "Later", "Recorder", "Stream", "TrainStep", "device_of"]
 
 
 class Draws(Protocol):
@@ -55,6 +55,18 @@ class Stream(Protocol):
 
     def synchronize(self) -> None:
         """Wait until all that was queued here is done."""
+        ...
+
+
+class Event(Protocol):
+    """A place in the queue of a stream, for which other streams wait without the host."""
+
+    def record(self) -> None:
+        """Mark what is queued on the current stream by now, a stream of the event's device."""
+        ...
+
+    def wait(self) -> None:
+        """Let the current stream wait for what was marked, before the work queued from now on."""
         ...
 
 
@@ -156,6 +168,22 @@ class Backend(Protocol):
         """Return the backend of a layer: its own device, dealt round-robin."""
         ...
 
+    def for_replicas(self, replicas: int) -> Sequence[Backend]:
+        """Return the devices that the workers of a layer are dealt to, this one first.
+
+        There are as many as replicas, or as all devices if these are fewer.
+
+        Raises
+        ------
+        SettingsError
+            If one of them cannot read the memory of another.
+        """
+        ...
+
+    def peers(self, vectors: Sequence[Any]) -> Any:
+        """Return vectors of the devices of a layer as an equation takes them on this one."""
+        ...
+
     def fused_step(self, arrays: FusedArrays) -> FusedStep | None:
         """Return the step of contrastive divergence as a whole; None without one for the arrays."""
         ...
@@ -213,6 +241,10 @@ class Backend(Protocol):
 
     def stream(self) -> Stream:
         """Return a new stream; on NumPy, whose work is done when a call returns, a null object."""
+        ...
+
+    def event(self) -> Event:
+        """Return a new event of this device; on NumPy a null object."""
         ...
 
     def free_bytes(self) -> int | None:

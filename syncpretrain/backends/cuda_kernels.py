@@ -19,6 +19,7 @@ import numpy as np
 from syncpretrain.backends.cublas import Cublas
 from syncpretrain.backends.cuda_convolutions import CudaConvolutions
 from syncpretrain.backends.cuda_errors import CudaErrors
+from syncpretrain.backends.cuda_peers import CudaPeers
 from syncpretrain.backends.cuda_source import TILE, CudaSource, grid_of, is_vector, layout
 from syncpretrain.backends.cuda_steps import CudaSteps
 from syncpretrain.backends.device_draws import DeviceDraws
@@ -47,7 +48,10 @@ class CudaKernels:
         self._cupy = cupy
         self.source, self.blas = CudaSource(cupy), Cublas(cupy)
         source = self.source
-        self._parts = CudaErrors(cupy, source), CudaSteps(source), CudaConvolutions(cupy, source)
+        self._parts = (
+            *(CudaErrors(cupy, source), CudaSteps(source), CudaConvolutions(cupy, source)),
+            CudaPeers(cupy, source),
+        )
         self._launch, self._flat = self.source.launch, self.source.flat
 
     def forms(self) -> dict[str, Callable[..., Any]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
 from types import TracebackType
@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from syncpretrain.backends.base import Draws, Later, Stream, device_of
+from syncpretrain.backends.base import Draws, Event, Later, Stream, device_of
 from syncpretrain.backends.cuda_fused import CudaFused
 from syncpretrain.backends.cuda_kernels import CudaKernels
+from syncpretrain.backends.cuda_peers import DeviceEvent, PeerVectors, enable_access
 from syncpretrain.backends.device_rows import DeviceRows
 from syncpretrain.backends.fused import FusedArrays, FusedStep
 from syncpretrain.backends.fused_check import has_fused_steps
@@ -148,7 +149,21 @@ class CupyBackend:
 
     def for_layer(self, layer: int) -> CupyBackend:
         """Return the backend of a layer: its own GPU, dealt round-robin."""
-        device = device_of(layer, self._devices)
+        return self._on(device_of(layer, self._devices))
+
+    def for_replicas(self, replicas: int) -> list[CupyBackend]:
+        """Return the GPUs of a layer's workers, this one first, which read each other's memory."""
+        at = self._devices.index(self.device)
+        devices = (*self._devices[at:], *self._devices[:at])[:replicas]
+        enable_access(self.xp, devices)
+        return [self._on(device) for device in devices]
+
+    def peers(self, vectors: Sequence[Any]) -> PeerVectors:
+        """Return vectors of the GPUs of a layer as a kernel of this one takes them."""
+        places = np.array([vector.data.ptr for vector in vectors], dtype=np.uint64)
+        return PeerVectors(tuple(vectors), self.asarray(places))
+
+    def _on(self, device: int) -> CupyBackend:
         return CupyBackend(self.xp, device, self._devices, kernels=self._kernels)
 
     def fused_step(self, arrays: FusedArrays) -> FusedStep | None:
@@ -257,6 +272,10 @@ class CupyBackend:
     def stream(self) -> Stream:
         """Return a new non-blocking stream of the GPU."""
         return _DeviceStream(self.xp, self.device)
+
+    def event(self) -> Event:
+        """Return a new event of the GPU."""
+        return DeviceEvent(self.xp, self.device)
 
     def free_bytes(self) -> int:
         """Return the memory of all GPUs that are in use here which new arrays can have."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from syncpretrain.backends.base import Draws, Later, Recorder, Stream, TrainStep
+from syncpretrain.backends.base import Draws, Event, Later, Recorder, Stream, TrainStep
 from syncpretrain.backends.fused import FusedArrays
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.rng import Address
@@ -21,6 +21,16 @@ class _NullStream(nullcontext[None]):
     """The stream of a machine whose calls return when their work is finished."""
 
     def synchronize(self) -> None:
+        """Return at once."""
+
+
+class _NullEvent:
+    """An event of a machine whose calls return when their work is finished."""
+
+    def record(self) -> None:
+        """Return at once."""
+
+    def wait(self) -> None:
         """Return at once."""
 
 
@@ -78,6 +88,14 @@ class NumpyBackend:
         """Return itself."""
         return self
 
+    def for_replicas(self, replicas: int) -> tuple[NumpyBackend]:
+        """Return itself."""
+        return (self,)
+
+    def peers(self, vectors: Sequence[Any]) -> Sequence[Any]:
+        """Return the vectors themselves."""
+        return vectors
+
     def fused_step(self, arrays: FusedArrays) -> None:
         """Return None: a program is as good."""
 
@@ -124,6 +142,10 @@ class NumpyBackend:
     def stream(self) -> Stream:
         """Return a null object."""
         return _NullStream()
+
+    def event(self) -> Event:
+        """Return a null object."""
+        return _NullEvent()
 
     def free_bytes(self) -> None:
         """Return None: arrays are in the memory of the machine."""

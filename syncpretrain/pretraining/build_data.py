@@ -31,6 +31,7 @@ from syncpretrain.pretraining.memory import (
     check_device_memory,
     check_memory,
     replica_bytes,
+    shard_bytes,
     streamed_rows,
 )
 from syncpretrain.pretraining.runtime.split import Split
@@ -87,7 +88,8 @@ def build_data(
 
 def _check_memory(settings: PretrainSettings, data: Split) -> None:
     examples = sum(map(len, data))
-    free = backend_for(settings.backend).free_bytes()
+    backend = backend_for(settings.backend)
+    free = backend.free_bytes()
     streams = settings.handoff == "minibatch"
     wakes = any(parsed_waking(text) is not None for text in settings.refresh_when[1:])
     is_async = settings.schedule == ASYNC
@@ -103,8 +105,10 @@ def _check_memory(settings: PretrainSettings, data: Split) -> None:
         others=replica_bytes(settings, steps) if is_async else 0,
     )
     if free is not None:
-        bounded, batch = kind_of(settings.visible_units).is_unit_interval, settings.batch_size
-        check_device_memory(settings.shapes, free, data, batch_size=batch, bounded=bounded)
+        backend.for_replicas(max(settings.replicas))  # which read each other's memory
+        own = {"batch_size": settings.batch_size, "others": shard_bytes(settings)}
+        bounded = kind_of(settings.visible_units).is_unit_interval
+        check_device_memory(settings.shapes, free, data, **own, bounded=bounded)
 
 
 def with_facts_of(settings: PretrainSettings, *parts: Any) -> PretrainSettings:

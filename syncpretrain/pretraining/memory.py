@@ -18,9 +18,11 @@ __all__ = [
     "check_memory",
     "pretraining_bytes",
     "replica_bytes",
+    "shard_bytes",
     "streamed_rows",
 ]
 
+DEVICE_COPIES = 3  # of another device: parameters, gradient, velocity
 WAITING = 2  # minibatches between layers: VERSIONS times as many are more than any ring has
 VERSIONS = 3  # a layer's activations at a time, at most
 PROCESS_BYTES = 60_000_000  # an interpreter with NumPy
@@ -35,9 +37,26 @@ def pretraining_bytes(shapes: Sequence[LayerShape], *, examples: int, batch_size
     """Return an upper bound of the bytes that pretraining allocates beside the data."""
     activations = VERSIONS * examples * sum(shape.hidden for shape in shapes[:-1])
     parameters = COPIES * sum(shape.weights + sum(shape.biases) for shape in shapes)
-    minibatches = batch_size * sum(3 * shape.visible + 4 * shape.units for shape in shapes)
+    minibatches = sum(_minibatch(shape, batch_size) for shape in shapes)
     scratch = sum(shape.lowered + shape.units + shape.weights for shape in shapes if shape.lowered)
     return FLOAT_BYTES * (activations + parameters + minibatches + scratch)
+
+
+def _minibatch(shape: LayerShape, batch_size: int) -> int:
+    """Return the numbers that the step of a layer computes in."""
+    return batch_size * (3 * shape.visible + 4 * shape.units)
+
+
+def shard_bytes(settings: PretrainSettings) -> int:
+    """Return the bytes of devices that minibatches in shards need beside those of whole ones."""
+    numbers = 0
+    for layer, shape in enumerate(settings.shapes, start=1):
+        shards, replicas = settings.shards_of(layer), settings.replicas[layer - 1]
+        if shards > 1:
+            gradients, elsewhere = shards, DEVICE_COPIES * (min(replicas, shards) - 1)
+            numbers += (gradients + elsewhere) * (shape.weights + sum(shape.biases))
+            numbers += _minibatch(shape, settings.batch_size + shards)
+    return FLOAT_BYTES * numbers
 
 
 def streamed_rows(batch_size: int, held_out: int) -> int:
@@ -101,6 +120,7 @@ def check_device_memory(
     *,
     batch_size: int,
     bounded: bool,
+    others: int = 0,
 ) -> None:
     """Refuse a stack that does not fit the devices, wherever its data stay.
 
@@ -113,6 +133,8 @@ def check_device_memory(
     batch_size : int
     bounded : bool
         Whether the layers see the data as they are; else they are standardized.
+    others : int
+        Bytes beside all these.
 
     Raises
     ------
@@ -120,7 +142,7 @@ def check_device_memory(
         Naming what it needs and what there is.
     """
     examples = sum(map(len, data))
-    beside = pretraining_bytes(shapes, examples=examples, batch_size=batch_size)
+    beside = others + pretraining_bytes(shapes, examples=examples, batch_size=batch_size)
     least = sum(map(bytes_of, data))
     if beside + least > free:  # as bytes, or a few rows at a time
         own = sum(bytes_of(in_bytes(rows)) for rows in data) if bounded else least

@@ -63,10 +63,11 @@ def why_not_on_a_device(settings: PretrainFields) -> str | None:
     if settings.precision == "bfloat16":
         return "with precision bfloat16, which is the CPU's; take float32, or backend numpy or auto"
     layers = range(1, len(settings.layers))
-    if max(map(settings.shards_of, layers)) > 1:
+    shared = {settings.split_of(layer) for layer in layers if settings.shards_of(layer) > 1}
+    if shared - {"examples"}:
         return (
-            "with minibatches in shards, expected replicas and shards of 1; a GPU works a whole"
-            " minibatch at once. Or take backend numpy"
+            f"with split {settings.split}, expected examples: GPUs share a minibatch by its"
+            " examples. Or take backend numpy"
         )
     if settings.handoff == "minibatch":
         return "with handoff minibatch, which computes on the CPU; take handoff epoch"
