@@ -334,7 +334,7 @@ class TestOnADevice:
         pretrain(bits, **BASE, backend="cupy", runtime=runtime)
         assert [len(places[layer]) for layer in (1, 2, 3)] == [1, 1, 1]
         (one,), (two,), (three,) = places.values()
-        assert [one[0], two[0], three[0]] == [0, 1, 0], "dealt round-robin"
+        assert [one[0], two[0], three[0]] == [0, 1, 1], "dealt by their multiplications"
         assert len({one[1], two[1], three[1], fakecupy.NULL}) == 4
         stray = {what for _, stream, what in fakecupy.log if stream == fakecupy.NULL}
         assert stray <= FREE, "the rest is in no layer's queue"

@@ -164,8 +164,19 @@ class Backend(Protocol):
         """Return the numbers of the devices that layers are dealt to; none for NumPy."""
         ...
 
+    def group(self) -> tuple[int, ...]:
+        """Return the devices of the layer that this is the backend of, its own first."""
+        ...
+
+    def dealt(self, costs: Sequence[float], replicas: Sequence[int]) -> Backend:
+        """Return a backend whose layers are dealt to the devices by their costs.
+
+        Each to as many devices as it has replicas, if there are as many.
+        """
+        ...
+
     def for_layer(self, layer: int) -> Backend:
-        """Return the backend of a layer: its own device, dealt round-robin."""
+        """Return the backend of a layer: its own device, as dealt; of others round-robin."""
         ...
 
     def for_replicas(self, replicas: int) -> Sequence[Backend]:
@@ -257,8 +268,5 @@ class Backend(Protocol):
 
 
 def device_of(layer: int, devices: Sequence[int]) -> int:
-    """Return the device of a layer, counted from 1, with the layers dealt round-robin.
-
-    Neighbours lie on different devices: they are the ones that train at the same time.
-    """
+    """Return the device of a layer, counted from 1, with the layers dealt round-robin."""
     return devices[(layer - 1) % len(devices)]

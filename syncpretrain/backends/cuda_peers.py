@@ -1,4 +1,4 @@
-"""Memory that several GPUs of one process read of each other, and events between their streams.
+"""Memory that several GPUs of one process read of each other.
 
 Sums have an order of our own, whatever the number of GPUs, which the collectives of NCCL do not
 keep; and NCCL warns of deadlocks where one process records graphs for several GPUs. The source is
@@ -21,34 +21,10 @@ from syncpretrain.backends.cuda_source import (
 )
 from syncpretrain.errors import SettingsError
 
-__all__ = ["CudaPeers", "DeviceEvent", "PeerVectors", "enable_access"]
+__all__ = ["CudaPeers", "PeerVectors", "enable_access"]
 
 MOST_LEAVES = 2**16  # of the tree in the kernel
 ALREADY_ENABLED = 704  # cudaErrorPeerAccessAlreadyEnabled
-
-
-class DeviceEvent:
-    """A place in the queue of one device's stream; see :class:`syncpretrain.backends.base.Event`.
-
-    Parameters
-    ----------
-    cupy : module
-    device : int
-        On whose streams it is recorded.
-    """
-
-    def __init__(self, cupy: Any, device: int) -> None:
-        self._cupy = cupy
-        with cupy.cuda.Device(device):
-            self._event = cupy.cuda.Event(disable_timing=True)
-
-    def record(self) -> None:
-        """Mark what is queued on the current stream by now."""
-        self._event.record()
-
-    def wait(self) -> None:
-        """Let the current stream wait for what was marked, before the work queued from now on."""
-        self._cupy.cuda.get_current_stream().wait_event(self._event)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

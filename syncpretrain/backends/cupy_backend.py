@@ -24,7 +24,8 @@ from numpy.typing import DTypeLike, NDArray
 from syncpretrain.backends.base import Draws, Event, Later, Stream, device_of
 from syncpretrain.backends.cuda_fused import CudaFused
 from syncpretrain.backends.cuda_kernels import CudaKernels
-from syncpretrain.backends.cuda_peers import DeviceEvent, PeerVectors, enable_access
+from syncpretrain.backends.cuda_peers import PeerVectors, enable_access
+from syncpretrain.backends.device_events import DeviceEvent, DeviceLater
 from syncpretrain.backends.device_rows import DeviceRows
 from syncpretrain.backends.fused import FusedArrays, FusedStep
 from syncpretrain.backends.fused_check import has_fused_steps
@@ -32,6 +33,7 @@ from syncpretrain.backends.host_rows import HostRows, OrderedRows
 from syncpretrain.backends.numpy_backend import Known
 from syncpretrain.backends.recorder import Recorder
 from syncpretrain.data.byte_rows import ByteRows, bytes_of, in_bytes
+from syncpretrain.parallel.dealing import deal
 from syncpretrain.rng import Address
 
 __all__ = ["CupyBackend"]
@@ -95,22 +97,6 @@ class _DeviceStream:
         self._stream.synchronize()
 
 
-class _Later:
-    """A number that is copied to pinned memory, and known once that is done."""
-
-    def __init__(self, cupy: Any, number: Any) -> None:
-        pinned = cupy.cuda.alloc_pinned_memory(number.nbytes)
-        self._number = np.frombuffer(pinned, number.dtype, 1)
-        number.data.copy_to_host_async(ctypes.c_void_p(self._number.ctypes.data), number.nbytes)
-        self._copied = cupy.cuda.Event(disable_timing=True)
-        self._copied.record()
-
-    def value(self) -> float:
-        """Return the number; waits for its copy alone."""
-        self._copied.synchronize()
-        return float(self._number[0])
-
-
 class CupyBackend:
     """One GPU; see :class:`syncpretrain.backends.base.Backend`.
 
@@ -140,6 +126,9 @@ class CupyBackend:
         self.array_type: type = cupy.ndarray
         self.steps_at_once, self.blocks_behind = STEPS_AT_ONCE, BLOCKS_BEHIND
         self._devices = devices or tuple(range(cupy.cuda.runtime.getDeviceCount()))
+        others = (each for each in self._devices if each != device)
+        self._group: tuple[int, ...] = (device, *others)
+        self._places: tuple[tuple[int, ...], ...] = ()  # of the layers that were dealt
         self._kernels = kernels or CudaKernels(cupy)
         self.forms: Mapping[str, Callable[..., Any]] = self._kernels.forms()
 
@@ -147,24 +136,35 @@ class CupyBackend:
         """Return the GPUs that layers are dealt to."""
         return self._devices
 
+    def group(self) -> tuple[int, ...]:
+        """Return the GPUs of the layer that this is the backend of, this one first."""
+        return self._group
+
+    def dealt(self, costs: Sequence[float], replicas: Sequence[int]) -> CupyBackend:
+        """Return a backend whose layers are dealt to the GPUs by their costs."""
+        return self._on(self._group, deal(costs, self._devices, replicas))
+
     def for_layer(self, layer: int) -> CupyBackend:
-        """Return the backend of a layer: its own GPU, dealt round-robin."""
-        return self._on(device_of(layer, self._devices))
+        """Return the backend of a layer: its own GPU, as dealt, or round-robin."""
+        if layer <= len(self._places):
+            return self._on(self._places[layer - 1])
+        own = device_of(layer, self._devices)
+        return self._on((own, *(device for device in self._devices if device != own)))
 
     def for_replicas(self, replicas: int) -> list[CupyBackend]:
         """Return the GPUs of a layer's workers, this one first, which read each other's memory."""
-        at = self._devices.index(self.device)
-        devices = (*self._devices[at:], *self._devices[:at])[:replicas]
-        enable_access(self.xp, devices)
-        return [self._on(device) for device in devices]
+        enable_access(self.xp, self._group[:replicas])
+        return [self._on((device,)) for device in self._group[:replicas]]
 
     def peers(self, vectors: Sequence[Any]) -> PeerVectors:
         """Return vectors of the GPUs of a layer as a kernel of this one takes them."""
         places = np.array([vector.data.ptr for vector in vectors], dtype=np.uint64)
         return PeerVectors(tuple(vectors), self.asarray(places))
 
-    def _on(self, device: int) -> CupyBackend:
-        return CupyBackend(self.xp, device, self._devices, kernels=self._kernels)
+    def _on(self, group: tuple[int, ...], places: tuple[tuple[int, ...], ...] = ()) -> CupyBackend:
+        own = CupyBackend(self.xp, group[0], self._devices, kernels=self._kernels)
+        own._group, own._places = group, places or self._places
+        return own
 
     def fused_step(self, arrays: FusedArrays) -> FusedStep | None:
         """Return the step of contrastive divergence as a whole; None without one for the arrays."""
@@ -267,7 +267,9 @@ class CupyBackend:
 
     def later(self, number: Any) -> Later:
         """Return a number of shape () as it is after what is queued now, without waiting for it."""
-        return _Later(self.xp, number) if isinstance(number, self.xp.ndarray) else Known(number)
+        return (
+            DeviceLater(self.xp, number) if isinstance(number, self.xp.ndarray) else Known(number)
+        )
 
     def stream(self) -> Stream:
         """Return a new non-blocking stream of the GPU."""

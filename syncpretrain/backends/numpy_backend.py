@@ -84,6 +84,14 @@ class NumpyBackend:
         """Return none."""
         return ()
 
+    def group(self) -> tuple[int, ...]:
+        """Return none."""
+        return ()
+
+    def dealt(self, costs: Sequence[float], replicas: Sequence[int]) -> NumpyBackend:
+        """Return itself."""
+        return self
+
     def for_layer(self, layer: int) -> NumpyBackend:
         """Return itself."""
         return self

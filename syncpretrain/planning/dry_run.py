@@ -25,9 +25,9 @@ from syncpretrain.planning.handover import handover_seconds
 from syncpretrain.planning.measure import measure
 from syncpretrain.planning.tuning import async_stage, minibatch_seconds
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.memory import pretraining_bytes, streamed_rows
+from syncpretrain.pretraining.memory import pretraining_bytes, shard_bytes, streamed_rows
 from syncpretrain.pretraining.schedule.names import ASYNC, UNTRAINED
-from syncpretrain.pretraining.start import Driver
+from syncpretrain.pretraining.start import Driver, placement_of
 from syncpretrain.settings import PretrainSettings, Settings
 
 __all__ = ["DeviceMemory", "DryRun", "dry_run"]
@@ -67,6 +67,8 @@ class DryRun:
         Of the data, which are in the memory already, and of the memory that is free beside.
     device : DeviceMemory or None
         The same of the GPUs, None for a pretraining without them.
+    placement : str or None
+        Which layers are on which of several GPUs, in words.
     """
 
     settings: Settings
@@ -78,6 +80,7 @@ class DryRun:
     data_bytes: int
     free_bytes: int
     device: DeviceMemory | None = None
+    placement: str | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -103,6 +106,7 @@ class DryRun:
             "reason": self.reason,
             "bytes": {"run": self.bytes, "data": self.data_bytes, "free": self.free_bytes},
             "gpu_bytes": None if self.device is None else self.device._asdict(),
+            "placement": self.placement,
         }
 
 
@@ -137,6 +141,7 @@ def dry_run(
         sum(_size(getattr(data, part)) for part in PARTS),
         available_bytes(),
         _device_memory(driver, data),
+        placement_of(driver),
     )
 
 
@@ -203,7 +208,8 @@ def _device_memory(driver: Driver, data: Dataset) -> DeviceMemory | None:
         return None
     inputs = driver.inputs
     own, on_host = sum(map(bytes_of, inputs)), isinstance(inputs.train, HostRows)
-    return DeviceMemory(_bytes(driver.settings, data), own, free, on_host)
+    needed = _bytes(driver.settings, data) + shard_bytes(driver.settings)
+    return DeviceMemory(needed, own, free, on_host)
 
 
 def _size(X: Any) -> int:
