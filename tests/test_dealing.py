@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from trialruns import notices_of
 
 from syncpretrain import pretrain
+from syncpretrain.backends.dealing import deal
 from syncpretrain.cli import main
-from syncpretrain.parallel.dealing import deal
 from syncpretrain.pretraining.devices import backend_of_layers, layer_costs
 from syncpretrain.settings import settings_from
 

@@ -25,6 +25,7 @@ from syncpretrain.backends.base import Draws, Event, Later, Stream, device_of
 from syncpretrain.backends.cuda_fused import CudaFused
 from syncpretrain.backends.cuda_kernels import CudaKernels
 from syncpretrain.backends.cuda_peers import PeerVectors, enable_access
+from syncpretrain.backends.dealing import deal
 from syncpretrain.backends.device_events import DeviceEvent, DeviceLater
 from syncpretrain.backends.device_rows import DeviceRows
 from syncpretrain.backends.fused import FusedArrays, FusedStep
@@ -33,7 +34,6 @@ from syncpretrain.backends.host_rows import HostRows, OrderedRows
 from syncpretrain.backends.numpy_backend import Known
 from syncpretrain.backends.recorder import Recorder
 from syncpretrain.data.byte_rows import ByteRows, bytes_of, in_bytes
-from syncpretrain.parallel.dealing import deal
 from syncpretrain.rng import Address
 
 __all__ = ["CupyBackend"]
