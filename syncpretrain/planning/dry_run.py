@@ -9,11 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import msgspec
+
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.backends.host_rows import HostRows
 from syncpretrain.data.byte_rows import bytes_of
 from syncpretrain.data.dataset import PARTS, Dataset
 from syncpretrain.data.order import steps_per_epoch
+from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.available_memory import available_bytes
@@ -23,9 +26,11 @@ from syncpretrain.planning.candidates import Task, simulated
 from syncpretrain.planning.exchange import exchanges
 from syncpretrain.planning.handover import handover_seconds
 from syncpretrain.planning.measure import measure
+from syncpretrain.planning.task_timings import is_on_gpus, timings_of
 from syncpretrain.planning.tuning import async_stage, minibatch_seconds
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.memory import pretraining_bytes, shard_bytes, streamed_rows
+from syncpretrain.pretraining.runtime.select import workers_of
 from syncpretrain.pretraining.schedule.names import ASYNC, UNTRAINED
 from syncpretrain.pretraining.start import Driver, placement_of
 from syncpretrain.settings import PretrainSettings, Settings
@@ -155,15 +160,23 @@ def _pretraining(
     if reason:
         return None, reason
     task = Task(settings, len(data.train), len(data.validation))
-    timings = measure(
-        settings,
-        workers=settings.workers or usable_cores(),
-        examples=task.examples,
-        held_out=task.held_out,
-        seconds=measure_seconds,
-    )
+    if is_on_gpus(task):
+        task = replace(task, settings=msgspec.structs.replace(settings, workers=None))
+        try:
+            timings = timings_of(task, workers=None, seconds=measure_seconds)
+        except SettingsError as error:  # the data are there already, and the rest has no room
+            return None, f"the layers cannot be timed beside the data: {error}"
+    else:
+        timings = measure(
+            settings,
+            workers=settings.workers or usable_cores(),
+            examples=task.examples,
+            held_out=task.held_out,
+            seconds=measure_seconds,
+        )
     if settings.schedule == ASYNC:
         return async_seconds(task, replace(timings, exchanges=exchanges(settings))), ""
+    settings = msgspec.structs.replace(settings, workers=workers_of(settings))
     if settings.handoff == "minibatch":
         timings = replace(timings, handover=handover_seconds())
     try:
@@ -176,8 +189,6 @@ def _not_predicted(settings: PretrainSettings) -> str:
     """Return what of the settings is not predicted, or nothing."""
     if settings.runtime == "mpi":
         return "the runtime mpi; see syncpretrain simulate"
-    if settings.backend != "numpy":
-        return f"the backend {settings.backend}"
     return ""
 
 
