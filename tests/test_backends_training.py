@@ -31,6 +31,7 @@ from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.parallel import available_memory
 from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.pretraining.runtime import activations
 from syncpretrain.pretraining.runtime.select import workers_of
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.versions import Versions
@@ -368,6 +369,27 @@ class TestOnADevice:
         versions = Versions(Split(bits, bits[:0]), LAYERS[1:], backend=double)
         assert [versions._array(i, 0).train.device.id for i in (0, 1, 2)] == [0, 1, 0]
         assert versions.data.train is bits, "the host's stay with it"
+
+    def test_a_version_goes_to_another_device_in_one_copy(self, double, bits, monkeypatch):
+        copies, real = [], fakecupy.ndarray.copy
+
+        def noted(array):
+            if array.device.id != fakecupy.current_device():
+                copies.append(array.shape)
+            return real(array)
+
+        monkeypatch.setattr(fakecupy.ndarray, "copy", noted)
+        monkeypatch.setattr(activations, "CHUNK_ROWS", 50)
+        sums = set()
+        for is_whole in (True, False):
+            copies.clear()
+            if not is_whole:  # as without room
+                monkeypatch.setattr(CupyBackend, "brought", lambda self, X: X)
+            stack = pretrain(bits, layers=(16, 16, 16), epochs=2, backend="cupy", runtime="serial")
+            sums.add(stack.parameters_sha256)
+            rows = [shape for shape in copies if shape in ((200, 16), (50, 16))]
+            assert rows == ([(200, 16)] * 2 if is_whole else [(50, 16)] * 8)
+        assert len(sums) == 1
 
     def test_everything_of_a_learner_is_on_the_device(self, double):
         learner = rbm()

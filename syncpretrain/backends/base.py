@@ -206,6 +206,13 @@ class Backend(Protocol):
         """
         ...
 
+    def brought(self, X: Any) -> Any:
+        """Return rows of another device in one copy, if there is room for it; else themselves.
+
+        Those of this device, or of the host, are returned as they are.
+        """
+        ...
+
     def examples(self, X: Any, beside: int = 0) -> Any:
         """Return examples of the host as they are kept here, with the same values.
 

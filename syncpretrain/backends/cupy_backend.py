@@ -11,11 +11,7 @@ Launches go onto the layer's stream, in pretraining as graphs of 50 steps
 from __future__ import annotations
 
 import ctypes
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from functools import cache
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -28,6 +24,7 @@ from syncpretrain.backends.cuda_peers import PeerVectors, enable_access
 from syncpretrain.backends.dealing import deal
 from syncpretrain.backends.device_events import DeviceEvent, DeviceLater
 from syncpretrain.backends.device_rows import DeviceRows
+from syncpretrain.backends.device_streams import DeviceStream
 from syncpretrain.backends.fused import FusedArrays, FusedStep
 from syncpretrain.backends.fused_check import has_fused_steps
 from syncpretrain.backends.host_rows import HostRows, OrderedRows
@@ -41,60 +38,6 @@ __all__ = ["CupyBackend"]
 STEPS_AT_ONCE = 50  # at 0.1 ms a step, one launch and one look at the error in 5 ms
 BLOCKS_BEHIND = 1  # the device works one block while the error of the one before is looked at
 LARGE_BYTES = 1 << 24  # of an array that is uploaded without pinned memory of its size
-
-
-class _Streams:
-    """Streams of the devices, each lent to one user at a time.
-
-    CuPy keeps the memory that was freed on a stream for that stream, and never hands on that of a
-    stream which is no more.
-    """
-
-    def __init__(self, cupy: Any) -> None:
-        self._cupy = cupy
-        self._free: dict[int, list[Any]] = {}
-
-    def lend(self, device: int, user: object) -> Any:
-        """Return a non-blocking stream of a device; it comes back when its user is no more."""
-        free = self._free.setdefault(device, [])
-        try:
-            stream = free.pop()
-        except IndexError:
-            with self._cupy.cuda.Device(device):
-                stream = self._cupy.cuda.Stream(non_blocking=True)
-        weakref.finalize(user, free.append, stream).atexit = False
-        return stream
-
-
-_streams = cache(_Streams)  # of this process
-
-
-class _DeviceStream:
-    """A non-blocking stream of one device; its block sets the device too."""
-
-    def __init__(self, cupy: Any, device: int) -> None:
-        self._cupy, self._device = cupy, device
-        self._stream = _streams(cupy).lend(device, self)
-        self._entered: list[ExitStack] = []
-
-    def __enter__(self) -> _DeviceStream:
-        with ExitStack() as stack:
-            stack.enter_context(self._cupy.cuda.Device(self._device))
-            stack.enter_context(self._stream)
-            self._entered.append(stack.pop_all())
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._entered.pop().close()
-
-    def synchronize(self) -> None:
-        """Wait until all that was queued here is done."""
-        self._stream.synchronize()
 
 
 class CupyBackend:
@@ -186,6 +129,15 @@ class CupyBackend:
                 return self._uploaded(np.ascontiguousarray(array))
             return self.xp.asarray(array)
 
+    def brought(self, X: Any) -> Any:
+        """Return rows of another GPU in one copy, if there is room for it; else themselves."""
+        kept = X.numbers if isinstance(X, DeviceRows) else X
+        is_far = isinstance(kept, self.xp.ndarray) and kept.device.id != self.device
+        if not is_far or kept.nbytes > self._free_of(self.device):
+            return X
+        copy = self.asarray(kept)
+        return copy if kept is X else DeviceRows(copy, self)
+
     def examples(self, X: Any, beside: int = 0) -> Any:
         """Return examples on this GPU, or on the host if the GPU has no room for them.
 
@@ -273,7 +225,7 @@ class CupyBackend:
 
     def stream(self) -> Stream:
         """Return a new non-blocking stream of the GPU."""
-        return _DeviceStream(self.xp, self.device)
+        return DeviceStream(self.xp, self.device)
 
     def event(self) -> Event:
         """Return a new event of the GPU."""

@@ -111,6 +111,10 @@ class NumpyBackend:
         """Return the array itself; what lies in a file stays there."""
         return cast("NDArray[Any]", array) if isinstance(array, StoredRows) else np.asarray(array)
 
+    def brought(self, X: Any) -> Any:
+        """Return the rows themselves."""
+        return X
+
     def examples(self, X: Any, beside: int = 0) -> NDArray[Any]:
         """Return the examples themselves."""
         return self.asarray(X)

@@ -105,7 +105,7 @@ def transforming_on_device(below: Learner, layer: Layer, X: Any, reader: Backend
         with stream:
             started = perf_counter()
             for _ in range(times):
-                transform([layer], source, target, lambda: False, device=reader.asarray)
+                transform([layer], source, target, lambda: False, reader=reader)
             stream.synchronize()
             return perf_counter() - started
 
