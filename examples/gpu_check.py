@@ -67,7 +67,7 @@ def versions(bench: Bench) -> Table:
         ("CuPy", cupy.__version__),
         ("Python", platform.python_version()),
         *((package, _version(package)) for package in PACKAGES),
-        ("whole steps", why_no_fused_steps(bench.backend.name) or _of_whole(device)),
+        ("whole steps", why_no_fused_steps(bench.backend.name, "float32") or _of_whole(device)),
         ("date", str(date.today())),
     ]
     return ("What", ""), rows

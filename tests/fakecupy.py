@@ -9,23 +9,29 @@ Kernels of a ``RawModule`` run from their CUDA source; see ``fakecuda.py``.
 
 Work is done at once, or as late as a device may do it (``install(..., deferred=True)``): each
 stream keeps its work until somebody waits for it, and an array holds NaN until then. So a missing
-wait between two streams, or between a stream and the host, ends in other numbers.
+wait between two streams, or between a stream and the host, ends in other numbers. Streams of the
+devices in ``PROMPT`` do theirs as early as their waits permit instead: too early without them.
 
 A stream that is recorded works nothing; its graph does, each time that it is launched. What CUDA
-refuses meanwhile is refused, and so are CuPy's products. Memory that was got while recording, but
+refuses meanwhile is refused, and so are CuPy's products. A stream that waits for an event of a
+recorded one is recorded with it, and is a queue of its own when the graph is launched; at the end
+of the recording the first stream must have waited for it. Memory that was got while recording, but
 from no pool of one's own, belongs to others afterwards: each launch overwrites it with NaN.
+
+Kernels and copies reach the memory of another device as CUDA lets them: kernels once access to it
+is enabled, copies always.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib
+import itertools
 import sys
 import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
-from itertools import count
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -34,19 +40,23 @@ import numpy as np
 
 from syncpretrain.backends import cublas, cuda_kernels, cupy_backend
 
+Key = tuple[int, str]  # of a stream: its device and its name
 DEVICES = 2
 MEMORY = 1 << 34  # bytes of a device
+PROMPT: frozenset[int] = frozenset()
+PEERS = True  # whether devices can read each other's memory
 CAPABILITY = "75"  # of every device: without fused steps, unless a test has another one
 NULL = "null"  # the default stream
 log: list[tuple[int, str, str]] = []
 _now = threading.local()
 _queues: defaultdict[tuple[int, str], list[Callable[[], Any]]] = defaultdict(list)
-_graphs: dict[tuple[int, str], Graph] = {}  # of the streams that are recorded
+_graphs: dict[Key, Graph] = {}  # of the streams that are recorded
+_readable: set[tuple[int, int]] = set()  # devices, and those whose memory their kernels may read
 stream_names = {0: NULL}  # by their addresses
 _is_deferred = False
 _working = threading.RLock()  # the queues, and the work in them
 uploads: list[int] = []  # bytes of each copy from the host
-_numbers = count()
+_numbers = itertools.count()
 _made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # memory, by number
 freed: list[tuple[int, str]] = []  # the device, and of what unused memory was given back
 left: list[int] = []  # bytes of all arrays there were when unused memory was given back
@@ -111,10 +121,12 @@ def queue(work: Callable[[], Any], device: int | None = None, stream: str | None
     """Queue work on a stream, by default the current one."""
     key = current_device() if device is None else device, stream or current_stream()
     if key in _graphs:
-        _graphs[key].work.append(work)
+        _graphs[key].append(key, work)
     elif _is_deferred:
-        with _working:
+        with _working, np.errstate(all="ignore"):
             _queues[key].append(work)
+            while key[0] in PROMPT and _queues[key]:
+                _queues[key].pop(0)()
     else:
         work()
 
@@ -162,22 +174,57 @@ def counted(array: np.ndarray) -> np.ndarray:
 
 
 class Graph:
-    """What a stream was given while it was recorded."""
+    """What a stream, and others that waited for it, were given while they were recorded."""
 
     launched = 0
 
-    def __init__(self) -> None:
-        self.work: list[Callable[[], Any]] = []
+    def __init__(self, origin: Key) -> None:
+        self._origin = origin
+        self._work: list[tuple[Key, str, Any]] = []  # a function, or an event's number
         self.lost: list[np.ndarray] = []
         self.is_valid = True
+        # How much of each stream's work a stream comes after, and an event.
+        self._after: dict[Key, dict[Key, int]] = {origin: {origin: 0}}
+        self._events: list[dict[Key, int]] = []
+
+    def append(self, key: Key, work: Callable[[], Any]) -> None:
+        self._work.append((key, "work", work))
+        self._after[key][key] += 1
+
+    def record(self, key: Key) -> int:
+        """Record an event; return its number."""
+        self._events.append(dict(self._after[key]))
+        self._work.append((key, "record", len(self._events) - 1))
+        return len(self._events) - 1
+
+    def wait(self, key: Key, event: int) -> None:
+        """Let a stream wait for an event, and be recorded from now on if it was not."""
+        own = self._after.setdefault(key, {key: 0})
+        for other, count in self._events[event].items():
+            own[other] = max(own.get(other, 0), count)
+        self._work.append((key, "wait", event))
+
+    def is_joined(self) -> bool:
+        """Whether the first stream comes after all work."""
+        first = self._after[self._origin]
+        return all(first.get(key, -1) >= own[key] for key, own in self._after.items())
+
+    def streams(self) -> list[Key]:
+        return list(self._after)
 
     def launch(self, stream: Any = None) -> None:
         assert stream is None
         refuse_while_recording("a launch of a graph")
         note("graph")
         Graph.launched += 1
-        for work in self.work:
-            queue(work)
+        places = {(d, name): (d, f"{name} in graph {Graph.launched}") for d, name in self._after}
+        places[self._origin] = current_device(), current_stream()
+        marks: dict[int, _Mark] = {}
+        for key, what, own in self._work:
+            if what == "record":
+                marks[own] = _Mark(places[key])
+            else:
+                queue(marks[own].wait if what == "wait" else own, *places[key])
         for array in self.lost:
             queue(lambda array=array: array.fill(np.nan if array.dtype.kind == "f" else 1))
 
@@ -244,10 +291,10 @@ class Device(_Block):
 class _Mark:
     """A place in a queue, behind all that was queued there when it was made."""
 
-    def __init__(self) -> None:
-        self._key = current_device(), current_stream()
+    def __init__(self, key: Key) -> None:
+        self._key = key
         self._is_reached = False
-        queue(self._reach)
+        queue(self._reach, *key)
 
     def _reach(self) -> None:
         self._is_reached = True
@@ -263,11 +310,17 @@ class Event:
     """What was queued on a stream before the last call of ``record``; nothing without one."""
 
     def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
+        self._device = current_device()
         self._mark: _Mark | None = None
+        self._recorded: tuple[Graph, int] | None = None
 
     def record(self) -> None:
         note("record")
-        self._mark = _Mark()
+        key = current_device(), current_stream()
+        assert key[0] == self._device, "an event is recorded on a stream of its device"
+        graph = recording()
+        self._recorded = None if graph is None else (graph, graph.record(key))
+        self._mark = _Mark(key) if graph is None else None
 
     def synchronize(self) -> None:
         refuse_while_recording("a wait")
@@ -278,7 +331,15 @@ class Event:
     def hold_back(self) -> None:
         """Have the current stream wait for it before its next work."""
         note("wait for an event")
-        if self._mark is not None:
+        if self._recorded is not None:
+            graph, number = self._recorded
+            key = current_device(), current_stream()
+            assert graph in _graphs.values(), "an event of a recording that has ended"
+            assert _graphs.get(key, graph) is graph, "two recordings in one"
+            _graphs[key] = graph
+            graph.wait(key, number)
+        elif self._mark is not None:
+            refuse_while_recording("a wait for an event from before")
             queue(self._mark.wait)
 
 
@@ -312,12 +373,17 @@ class Stream(_Block):
             event.hold_back()
 
     def begin_capture(self) -> None:
-        _graphs[self._device, self.name] = Graph()
+        key = self._device, self.name
+        _graphs[key] = Graph(key)
 
     def end_capture(self) -> Graph:
-        graph = _graphs.pop((self._device, self.name))
+        graph = _graphs[self._device, self.name]
+        for key in graph.streams():
+            del _graphs[key]
         if not graph.is_valid:
             raise CUDARuntimeError(901, "cudaErrorStreamCaptureInvalidated")
+        if not graph.is_joined():
+            raise CUDARuntimeError(904, "cudaErrorStreamCaptureUnjoined")
         return graph
 
 
@@ -335,10 +401,13 @@ def get_current_stream() -> Any:
     return getattr(_now, "entered", None) or NullStream()
 
 
-def unwrap(value: Any, what: str) -> Any:
-    """Return a NumPy array of one's own array, or a scalar; refuse arrays of the host."""
+def unwrap(value: Any, what: str, others: Any = ()) -> Any:
+    """Return a NumPy array of one's own array, or a scalar; refuse arrays of the host.
+
+    ``others`` are devices whose arrays may be used as well.
+    """
     if isinstance(value, ndarray):
-        if value.device.id != current_device():
+        if value.device.id != current_device() and value.device.id not in others:
             raise ValueError(
                 f"Array device must be same as the current device: array device ="
                 f" {value.device.id} while current = {current_device()} ({what})"
@@ -412,7 +481,19 @@ class ndarray:  # noqa: N801 - CuPy's name
         note(name)
         given = {key: unwrap(value, name) for key, value in kwargs.items()}
         changed = args[0] if name == "copyto" else kwargs.get("out")
+        if name == "copyto" and not kwargs and isinstance(args[1], ndarray):
+            return self._copy_between(*args)
         return called(lambda *own: function(*own, **given), name, args, changed)
+
+    @staticmethod
+    def _copy_between(to: ndarray, given: ndarray) -> None:
+        """Copy an array, perhaps of another device; then as memory, without conversion."""
+        target, source = unwrap(to, "copyto"), given._host
+        if given.device.id != current_device():
+            same = target.dtype == source.dtype and target.shape == source.shape
+            flat = target.flags.c_contiguous and source.flags.c_contiguous
+            assert same and flat, "between devices only memory is copied"
+        queue(lambda: np.copyto(target, source, casting="same_kind"))
 
     def __getitem__(self, index: Any) -> Any:
         at = unwrap(index, "index")
@@ -559,9 +640,11 @@ class RawKernel:
     def __call__(
         self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]
     ) -> None:
+        own = current_device()
+        others = {device for reader, device in _readable if reader == own}
         for each in args:
             assert not isinstance(each, np.ndarray), f"{self._name}: an array of the host"
-            unwrap(each, self._name)
+            unwrap(each, self._name, others)
         note(self._name)
         queue(lambda: fakecuda.launch(self._source, self._name, grid, block, args))
 
@@ -603,6 +686,12 @@ def empty(shape: Any, dtype: Any = float) -> ndarray:
     return ndarray(allocated(array))
 
 
+def enable_peer_access(peer: int) -> None:
+    if (current_device(), peer) in _readable:
+        raise CUDARuntimeError(704, "cudaErrorPeerAccessAlreadyEnabled")
+    _readable.add((current_device(), peer))
+
+
 def alloc_pinned_memory(size: int) -> Any:
     memory = (ctypes.c_char * size)()
     _pinned[ctypes.addressof(memory)] = memory
@@ -621,6 +710,8 @@ def fake_cupy(devices: int = DEVICES) -> ModuleType:
 
     runtime = SimpleNamespace(
         getDeviceCount=lambda: devices,
+        deviceCanAccessPeer=lambda device, peer: int(PEERS),
+        deviceEnablePeerAccess=enable_peer_access,
         driverGetVersion=lambda: 13000,
         runtimeGetVersion=lambda: 12090,
         getDeviceProperties=lambda device: {"name": b"stand-in"},
@@ -664,6 +755,7 @@ def install(monkeypatch: Any, devices: int = DEVICES, *, deferred: bool = False)
     monkeypatch.setattr(cublas, "load_library", lambda cupy: importlib.import_module("fakecublas"))
     _queues.clear()
     _graphs.clear()
+    _readable.clear()
     log.clear()
     uploads.clear()
     left.clear()

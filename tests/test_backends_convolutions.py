@@ -364,7 +364,7 @@ class TestRefusals:
         ("settings", "message"),
         [
             ({"handoff": "minibatch"}, "with handoff minibatch"),
-            ({"shards": 2, "split": "examples"}, "with minibatches in shards"),
+            ({"shards": 2, "split": "filters"}, "with split filters, expected examples"),
             ({"runtime": "processes"}, "with runtime processes"),
             (
                 {"finetune": {"objective": "reconstruction", "split": "columns"}}

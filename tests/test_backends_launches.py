@@ -179,7 +179,7 @@ class TestFlatParameters:
 
     def test_what_lies_between_the_arrays_stays_0(self, double):
         learner = self.trained(double, autoencoder(tied=False))
-        flat = learner._flat
+        flat = learner.flat
         assert flat.weights == 2 * 200, "two of 198"
         starts = sorted(array.data.ptr - flat.parameters.data.ptr for array in learner.parameters)
         assert starts == [4 * start for start in (0, 200, 400, 412)]
@@ -193,7 +193,7 @@ class TestFlatParameters:
         with learner.stream:
             version = learner.snapshot()
         before = {name: double.tohost(array) for name, array in version.parameters()}
-        learner._flat.parameters.fill(7)
+        learner.flat.parameters.fill(7)
         for name, array in version.parameters():
             assert array.flags.c_contiguous
             np.testing.assert_array_equal(double.tohost(array), before[name])
@@ -213,7 +213,7 @@ class TestFlatParameters:
         again.to(place)
         with again.stream:
             load_state(again, WholeStep(again), snapshot, state)
-        ends = [self.trained(place, one, first=3)._flat.parameters for one in (learner, again)]
+        ends = [self.trained(place, one, first=3).flat.parameters for one in (learner, again)]
         np.testing.assert_array_equal(*map(place.tohost, ends))
 
     def trained(self, backend, learner: Learner, first: int = 0) -> Learner:

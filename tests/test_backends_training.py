@@ -32,6 +32,7 @@ from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.parallel import available_memory
 from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.pretraining.runtime import activations
 from syncpretrain.pretraining.runtime.select import workers_of
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.versions import Versions
@@ -336,7 +337,7 @@ class TestOnADevice:
         pretrain(bits, **BASE, backend="cupy", runtime=runtime)
         assert [len(places[layer]) for layer in (1, 2, 3)] == [1, 1, 1]
         (one,), (two,), (three,) = places.values()
-        assert [one[0], two[0], three[0]] == [0, 1, 0], "dealt round-robin"
+        assert [one[0], two[0], three[0]] == [0, 1, 1], "dealt by their multiplications"
         assert len({one[1], two[1], three[1], fakecupy.NULL}) == 4
         stray = {what for _, stream, what in fakecupy.log if stream == fakecupy.NULL}
         assert stray <= FREE, "the rest is in no layer's queue"
@@ -397,6 +398,27 @@ class TestOnADevice:
         versions = Versions(Split(bits, bits[:0]), LAYERS[1:], backend=double)
         assert [versions._array(i, 0).train.device.id for i in (0, 1, 2)] == [0, 1, 0]
         assert versions.data.train is bits, "the host's stay with it"
+
+    def test_a_version_goes_to_another_device_in_one_copy(self, double, bits, monkeypatch):
+        copies, real = [], fakecupy.ndarray.copy
+
+        def noted(array):
+            if array.device.id != fakecupy.current_device():
+                copies.append(array.shape)
+            return real(array)
+
+        monkeypatch.setattr(fakecupy.ndarray, "copy", noted)
+        monkeypatch.setattr(activations, "CHUNK_ROWS", 50)
+        sums = set()
+        for is_whole in (True, False):
+            copies.clear()
+            if not is_whole:  # as without room
+                monkeypatch.setattr(CupyBackend, "brought", lambda self, X: X)
+            stack = pretrain(bits, layers=(16, 16, 16), epochs=2, backend="cupy", runtime="serial")
+            sums.add(stack.parameters_sha256)
+            rows = [shape for shape in copies if shape in ((200, 16), (50, 16))]
+            assert rows == ([(200, 16)] * 2 if is_whole else [(50, 16)] * 8)
+        assert len(sums) == 1
 
     def test_everything_of_a_learner_is_on_the_device(self, double):
         learner = rbm()
@@ -468,9 +490,8 @@ class TestChoice:
     @pytest.mark.parametrize(
         "settings",
         [
-            {"replicas": 2},
-            {"shards": (1, 2)},
             {"replicas": 2, "split": "units"},
+            {"shards": (1, 2), "split": "units"},
             {"runtime": "processes"},
         ],
     )
@@ -651,7 +672,10 @@ class TestChoice:
         [
             (["--backend", "cupy"], "--backend: got cupy, but the driver finds no NVIDIA GPU"),
             (["--backend", "cuda"], "--backend: got 'cuda', expected auto, numpy, cupy or cupy:N"),
-            (["--backend", "cupy", "--replicas", "2"], "got cupy with minibatches in shards"),
+            (
+                ["--backend", "cupy", "--replicas", "2", "--split", "units"],
+                "got cupy with split units, expected examples",
+            ),
             (["--backend", "cupy:0", "--runtime", "processes"], "got cupy:0 with runtime proc"),
         ],
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 
+import fakecupy
 import numpy as np
 import pytest
 from commandline import measure_one_round
@@ -154,9 +155,10 @@ class TestAuto:
         _, err = call(*self.TRAIN, "--schedule", "auto", *options.split(), status=2)
         assert err.startswith(f"Error: {message}")
 
-    def test_auto_is_for_the_cpu(self, call):
+    def test_auto_with_gpus_needs_one(self, call, monkeypatch):
+        fakecupy.install(monkeypatch, devices=0)
         _, err = call(*self.TRAIN, "--schedule", "auto", "--backend", "cupy", status=2)
-        assert "--backend: got cupy with --schedule auto, expected numpy or none" in err
+        assert "--backend: got cupy, but the driver finds no NVIDIA GPU" in err
 
     def test_what_fine_tuning_refuses_is_refused_before_measuring(self, call, monkeypatch):
         def fail(*arguments, **options):
@@ -211,7 +213,16 @@ class TestBench:
         assert out.count("\n") == 1
         report = json.loads(out)
         assert set(report) == {
-            *("layers", "workers", "blas_threads", "examples", "epochs", "batch_size", "rounds"),
+            *(
+                "layers",
+                "workers",
+                "unit",
+                "blas_threads",
+                "examples",
+                "epochs",
+                "batch_size",
+                "rounds",
+            ),
             *("peak_gflops", "floor_seconds", "choice", "schedules", "target"),
         }
         assert report["schedules"][0]["speedup_over_one_core"] == 1

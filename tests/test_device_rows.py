@@ -173,6 +173,24 @@ class TestByteRows:
             assert [entry[::2] for entry in fakecupy.log] == [(1, "copy"), (1, "values_of_bytes")]
             same_bits(other.tohost(run), X[3:9])
 
+    def test_another_device_gets_a_version_in_one_copy(self, stand_in, as_bytes, monkeypatch):
+        X, other = all_bytes(), stand_in.for_layer(2)
+        kinds = {"bytes": stand_in.examples(X), "floats": stand_in.asarray(X)}
+        stand_in.synchronize()
+        with other.stream() as stream:
+            for name, kept in kinds.items():
+                fakecupy.log.clear()
+                brought = other.brought(kept)
+                assert [entry[::2] for entry in fakecupy.log] == [(1, "copy")]
+                assert type(brought) is type(kept)
+                assert other.brought(brought) is brought
+                same_bits(other.tohost(brought[:]), X)
+                assert stand_in.brought(kept) is kept and other.brought(X) is X
+                monkeypatch.setattr(fakecupy, "MEMORY", X.nbytes // 4 - 1)
+                assert other.brought(kept) is kept, f"{name}: without room"
+                monkeypatch.setattr(fakecupy, "MEMORY", 1 << 30)
+            stream.synchronize()
+
     @pytest.mark.parametrize("odd", [0.1, -0.0, np.nan])
     def test_other_values_stay_float32(self, backend, as_bytes, odd):
         X = all_bytes()

@@ -33,6 +33,7 @@ RUN = [block for block in BLOCKS if "not run" not in block.marks]
 NOT_RUN = {"needs a GPU": 3, "needs a C compiler": 1, "needs an MPI library": 11}  # reason: blocks
 NOT_RUN |= {
     "installs packages": 1,
+    "needs two GPUs": 1,
     "needs a network": 1,
     "needs the files above": 1,
     "needs the extra tensorboard": 2,

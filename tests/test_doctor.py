@@ -243,10 +243,17 @@ def test_gpu_without_driver(monkeypatch):
 def test_gpu_at_hand(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy(available=True))
     monkeypatch.setattr(doctor, "missing", lambda: None)
+    monkeypatch.setattr(doctor, "backend_for", lambda name: name)
+    peaks = {"cupy:0": 4.1e13, "cupy:1": 4.2e13}
+    monkeypatch.setattr(doctor, "device_peak", peaks.__getitem__)
+    monkeypatch.setattr(doctor, "unreadable_pairs", lambda cupy: pairs)
+    pairs = []
     finding = doctor._gpu()
-    assert finding.status == "ok"
+    assert (finding.status, finding.advice) == ("ok", "")
     assert finding.facts["devices"] == ["NVIDIA A1 (80 GiB, compute capability 9.0)"] * 2
-    assert "--backend auto" in finding.found
+    assert "(41000, 42000 GFLOP/s), and --backend auto" in finding.found
+    pairs.append((0, 1))
+    assert "without --replicas: some cannot read each other's memory" in doctor._gpu().advice
 
 
 def test_gpu_that_cannot_compute(monkeypatch):

@@ -104,6 +104,7 @@ def planned(options: argparse.Namespace) -> Iterator[str]:
     X = load_dataset("mnist").train[: options.rows]
     layers = [int(x) for x in options.layers.split(",")]
     found = plan(layers, examples=len(X), held_out=0, epochs=options.epochs).asynchronous
+    assert found is not None, "of cores"
     rows = []
     for way in found.ways:
         own = {"schedule": "async", "replicas": way.replicas}

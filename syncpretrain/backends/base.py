@@ -67,7 +67,7 @@ class Event(Protocol):
     """A place in the work of one stream, which others can wait for."""
 
     def record(self) -> None:
-        """Stand behind all that is queued on the current stream now; once for each event."""
+        """Stand behind all that is queued on the current stream now, one of the event's device."""
         ...
 
     def wait(self) -> None:
@@ -169,8 +169,35 @@ class Backend(Protocol):
         """Return the numbers of the devices that layers are dealt to; none for NumPy."""
         ...
 
+    def group(self) -> tuple[int, ...]:
+        """Return the devices of the layer that this is the backend of, its own first."""
+        ...
+
+    def dealt(self, costs: Sequence[float], replicas: Sequence[int]) -> Backend:
+        """Return a backend whose layers are dealt to the devices by their costs.
+
+        Each to as many devices as it has replicas, if there are as many.
+        """
+        ...
+
     def for_layer(self, layer: int) -> Backend:
-        """Return the backend of a layer: its own device, dealt round-robin."""
+        """Return the backend of a layer: its own device, as dealt; of others round-robin."""
+        ...
+
+    def for_replicas(self, replicas: int) -> Sequence[Backend]:
+        """Return the devices that the workers of a layer are dealt to, this one first.
+
+        There are as many as replicas, or as all devices if these are fewer.
+
+        Raises
+        ------
+        SettingsError
+            If one of them cannot read the memory of another.
+        """
+        ...
+
+    def peers(self, vectors: Sequence[Any]) -> Any:
+        """Return vectors of the devices of a layer as an equation takes them on this one."""
         ...
 
     def fused_step(self, arrays: FusedArrays) -> FusedStep | None:
@@ -185,6 +212,13 @@ class Backend(Protocol):
         """Return an array of this backend with the same contents, from the host or any device.
 
         On NumPy the array itself. What another stream is still writing is to be waited for first.
+        """
+        ...
+
+    def brought(self, X: Any) -> Any:
+        """Return rows of another device in one copy, if there is room for it; else themselves.
+
+        Those of this device, or of the host, are returned as they are.
         """
         ...
 
@@ -237,7 +271,7 @@ class Backend(Protocol):
         ...
 
     def event(self) -> Event:
-        """Return a new event, for a stream of the current device; a null object on NumPy."""
+        """Return a new event of this device; on NumPy a null object."""
         ...
 
     def send(self, array: Any, *, out: Any) -> None:
@@ -258,8 +292,5 @@ class Backend(Protocol):
 
 
 def device_of(layer: int, devices: Sequence[int]) -> int:
-    """Return the device of a layer, counted from 1, with the layers dealt round-robin.
-
-    Neighbours lie on different devices: they are the ones that train at the same time.
-    """
+    """Return the device of a layer, counted from 1, with the layers dealt round-robin."""
     return devices[(layer - 1) % len(devices)]

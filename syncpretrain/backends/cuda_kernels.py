@@ -20,6 +20,7 @@ import numpy as np
 from syncpretrain.backends.cublas import Cublas
 from syncpretrain.backends.cuda_convolutions import CudaConvolutions
 from syncpretrain.backends.cuda_errors import CudaErrors
+from syncpretrain.backends.cuda_peers import CudaPeers
 from syncpretrain.backends.cuda_products import CudaProducts
 from syncpretrain.backends.cuda_source import TILE, CudaSource, grid_of, is_vector, layout
 from syncpretrain.backends.cuda_steps import CudaSteps
@@ -50,10 +51,8 @@ class CudaKernels:
         self.source, self.blas = CudaSource(cupy), Cublas(cupy)
         source = self.source
         self._parts = (
-            CudaErrors(cupy, source),
-            CudaSteps(source),
-            CudaConvolutions(cupy, source),
-            CudaProducts(cupy, source, self.blas),
+            *(CudaErrors(cupy, source), CudaSteps(source), CudaConvolutions(cupy, source)),
+            *(CudaProducts(cupy, source, self.blas), CudaPeers(cupy, source)),
         )
         self._launch, self._flat = self.source.launch, self.source.flat
 

@@ -24,9 +24,15 @@ __all__ = [
     "grid_of",
     "is_vector",
     "layout",
+    "rates_of",
 ]
 
-CUDA_FILES = ("kernels.cu", "errors.cu", "convolutions.cu")  # which use functions of the first
+CUDA_FILES = (
+    "kernels.cu",
+    "errors.cu",
+    "convolutions.cu",
+    "peers.cu",
+)  # which use functions of the first
 THREADS = 256
 TILE = (32, 8)  # columns and rows, of the sums over examples
 MOST_BLOCKS = 4096  # beyond that a thread takes several elements
@@ -69,6 +75,14 @@ def is_vector(array: Any, length: int) -> bool:
 def grid_of(items: int, each: int = THREADS) -> tuple[int]:
     """Return the grid of blocks that take ``each`` of some items at a time."""
     return (min(MOST_BLOCKS, -(-items // each)),)
+
+
+def rates_of(
+    momentum: float, learning_rate: float, weight_decay: float, l1: float
+) -> list[np.float32]:
+    """Return the numbers that kernels of momentum steps take, in their order."""
+    numbers = (momentum, learning_rate, learning_rate * weight_decay, learning_rate * l1)
+    return [np.float32(number) for number in numbers]
 
 
 class NotRecordedError(RuntimeError):

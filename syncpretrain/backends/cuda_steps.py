@@ -11,7 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from syncpretrain.backends.cuda_source import MOST_ELEMENTS, CudaSource, is_vector, layout
+from syncpretrain.backends.cuda_source import (
+    MOST_ELEMENTS,
+    CudaSource,
+    is_vector,
+    layout,
+    rates_of,
+)
 from syncpretrain.kernels.adam_rates import adam_rates
 
 __all__ = ["CudaSteps"]
@@ -53,7 +59,7 @@ class CudaSteps:
         if found is None:
             return NotImplemented
         rows, columns, ldp, ldg, ldv = found
-        rates = _rates(momentum, learning_rate, weight_decay, l1)
+        rates = rates_of(momentum, learning_rate, weight_decay, l1)
         args = (parameter, ldp, gradient, ldg, velocity, ldv, rows, columns, *rates)
         self._flat("momentum_step", parameter.size, *args)
         return None
@@ -74,7 +80,7 @@ class CudaSteps:
         n, vectors = len(parameters), (parameters, gradients, velocities)
         if n > MOST_ELEMENTS or not all(is_vector(array, n) for array in vectors):
             return NotImplemented
-        rates = _rates(momentum, learning_rate, weight_decay, l1)
+        rates = rates_of(momentum, learning_rate, weight_decay, l1)
         self._flat("momentum_steps", n, *vectors, n, weights, *rates)
         return None
 
@@ -121,10 +127,3 @@ class CudaSteps:
         rates = (np.float32(number) for number in numbers)
         self._flat("adam_step", n, *vectors, n, *rates, self._source.numbers)
         return None
-
-
-def _rates(
-    momentum: float, learning_rate: float, weight_decay: float, l1: float
-) -> list[np.float32]:
-    numbers = (momentum, learning_rate, learning_rate * weight_decay, learning_rate * l1)
-    return [np.float32(number) for number in numbers]

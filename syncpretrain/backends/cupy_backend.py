@@ -12,11 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import weakref
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from functools import cache
-from types import TracebackType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,9 +21,12 @@ from numpy.typing import DTypeLike, NDArray
 from syncpretrain.backends.base import Draws, Event, Later, Stream, device_of
 from syncpretrain.backends.cuda_fused import CudaFused
 from syncpretrain.backends.cuda_kernels import CudaKernels, kernels_of
+from syncpretrain.backends.cuda_peers import PeerVectors, enable_access
 from syncpretrain.backends.cuda_tuning import CudaTuning
-from syncpretrain.backends.device_events import DeviceEvent
+from syncpretrain.backends.dealing import deal
+from syncpretrain.backends.device_events import DeviceEvent, DeviceLater
 from syncpretrain.backends.device_rows import DeviceRows
+from syncpretrain.backends.device_streams import DeviceStream
 from syncpretrain.backends.fused import FusedArrays, FusedStep
 from syncpretrain.backends.fused_check import has_fused_steps
 from syncpretrain.backends.fused_tuning import FusedTuning, Rule, TunedArrays
@@ -43,76 +42,6 @@ __all__ = ["CupyBackend"]
 STEPS_AT_ONCE = 50  # at 0.1 ms a step, one launch and one look at the error in 5 ms
 BLOCKS_BEHIND = 1  # the device works one block while the error of the one before is looked at
 LARGE_BYTES = 1 << 24  # of an array that is uploaded without pinned memory of its size
-
-
-class _Streams:
-    """Streams of the devices, each lent to one user at a time.
-
-    CuPy keeps the memory that was freed on a stream for that stream, and never hands on that of a
-    stream which is no more.
-    """
-
-    def __init__(self, cupy: Any) -> None:
-        self._cupy = cupy
-        self._free: dict[int, list[Any]] = {}
-
-    def lend(self, device: int, user: object) -> Any:
-        """Return a non-blocking stream of a device; it comes back when its user is no more."""
-        free = self._free.setdefault(device, [])
-        try:
-            stream = free.pop()
-        except IndexError:
-            with self._cupy.cuda.Device(device):
-                stream = self._cupy.cuda.Stream(non_blocking=True)
-        weakref.finalize(user, free.append, stream).atexit = False
-        return stream
-
-
-_streams = cache(_Streams)  # of this process
-
-
-class _DeviceStream:
-    """A non-blocking stream of one device; its block sets the device too."""
-
-    def __init__(self, cupy: Any, device: int) -> None:
-        self._cupy, self._device = cupy, device
-        self._stream = _streams(cupy).lend(device, self)
-        self._entered: list[ExitStack] = []
-
-    def __enter__(self) -> _DeviceStream:
-        with ExitStack() as stack:
-            stack.enter_context(self._cupy.cuda.Device(self._device))
-            stack.enter_context(self._stream)
-            self._entered.append(stack.pop_all())
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._entered.pop().close()
-
-    def synchronize(self) -> None:
-        """Wait until all that was queued here is done."""
-        self._stream.synchronize()
-
-
-class _Later:
-    """A number that is copied to pinned memory, and known once that is done."""
-
-    def __init__(self, cupy: Any, number: Any) -> None:
-        pinned = cupy.cuda.alloc_pinned_memory(number.nbytes)
-        self._number = np.frombuffer(pinned, number.dtype, 1)
-        number.data.copy_to_host_async(ctypes.c_void_p(self._number.ctypes.data), number.nbytes)
-        self._copied = cupy.cuda.Event(disable_timing=True)
-        self._copied.record()
-
-    def value(self) -> float:
-        """Return the number; waits for its copy alone."""
-        self._copied.synchronize()
-        return float(self._number[0])
 
 
 class CupyBackend:
@@ -144,6 +73,9 @@ class CupyBackend:
         self.array_type: type = cupy.ndarray
         self.steps_at_once, self.blocks_behind = STEPS_AT_ONCE, BLOCKS_BEHIND
         self._devices = devices or tuple(range(cupy.cuda.runtime.getDeviceCount()))
+        others = (each for each in self._devices if each != device)
+        self._group: tuple[int, ...] = (device, *others)
+        self._places: tuple[tuple[int, ...], ...] = ()  # of the layers that were dealt
         self._kernels = kernels or kernels_of(cupy)
         self.forms: Mapping[str, Callable[..., Any]] = self._kernels.forms()
 
@@ -151,10 +83,35 @@ class CupyBackend:
         """Return the GPUs that layers are dealt to."""
         return self._devices
 
+    def group(self) -> tuple[int, ...]:
+        """Return the GPUs of the layer that this is the backend of, this one first."""
+        return self._group
+
+    def dealt(self, costs: Sequence[float], replicas: Sequence[int]) -> CupyBackend:
+        """Return a backend whose layers are dealt to the GPUs by their costs."""
+        return self._on(self._group, deal(costs, self._devices, replicas))
+
     def for_layer(self, layer: int) -> CupyBackend:
-        """Return the backend of a layer: its own GPU, dealt round-robin."""
-        device = device_of(layer, self._devices)
-        return CupyBackend(self.xp, device, self._devices, kernels=self._kernels)
+        """Return the backend of a layer: its own GPU, as dealt, or round-robin."""
+        if layer <= len(self._places):
+            return self._on(self._places[layer - 1])
+        own = device_of(layer, self._devices)
+        return self._on((own, *(device for device in self._devices if device != own)))
+
+    def for_replicas(self, replicas: int) -> list[CupyBackend]:
+        """Return the GPUs of a layer's workers, this one first, which read each other's memory."""
+        enable_access(self.xp, self._group[:replicas])
+        return [self._on((device,)) for device in self._group[:replicas]]
+
+    def peers(self, vectors: Sequence[Any]) -> PeerVectors:
+        """Return vectors of the GPUs of a layer as a kernel of this one takes them."""
+        places = np.array([vector.data.ptr for vector in vectors], dtype=np.uint64)
+        return PeerVectors(tuple(vectors), self.asarray(places))
+
+    def _on(self, group: tuple[int, ...], places: tuple[tuple[int, ...], ...] = ()) -> CupyBackend:
+        own = CupyBackend(self.xp, group[0], self._devices, kernels=self._kernels)
+        own._group, own._places = group, places or self._places
+        return own
 
     def fused_step(self, arrays: FusedArrays) -> FusedStep | None:
         """Return the step of contrastive divergence as a whole; None without one for the arrays."""
@@ -184,6 +141,15 @@ class CupyBackend:
             if isinstance(array, np.ndarray) and array.nbytes >= LARGE_BYTES:
                 return self._uploaded(np.ascontiguousarray(array))
             return self.xp.asarray(array)
+
+    def brought(self, X: Any) -> Any:
+        """Return rows of another GPU in one copy, if there is room for it; else themselves."""
+        kept = X.numbers if isinstance(X, DeviceRows) else X
+        is_far = isinstance(kept, self.xp.ndarray) and kept.device.id != self.device
+        if not is_far or kept.nbytes > self._free_of(self.device):
+            return X
+        copy = self.asarray(kept)
+        return copy if kept is X else DeviceRows(copy, self)
 
     def examples(self, X: Any, beside: int = 0) -> Any:
         """Return examples on this GPU, or on the host if the GPU has no room for them.
@@ -267,15 +233,17 @@ class CupyBackend:
 
     def later(self, number: Any) -> Later:
         """Return a number of shape () as it is after what is queued now, without waiting for it."""
-        return _Later(self.xp, number) if isinstance(number, self.xp.ndarray) else Known(number)
+        return (
+            DeviceLater(self.xp, number) if isinstance(number, self.xp.ndarray) else Known(number)
+        )
 
     def stream(self) -> Stream:
         """Return a new non-blocking stream of the GPU."""
-        return _DeviceStream(self.xp, self.device)
+        return DeviceStream(self.xp, self.device)
 
     def event(self) -> Event:
-        """Return a new event of the current device."""
-        return DeviceEvent(self.xp)
+        """Return a new event of the GPU."""
+        return DeviceEvent(self.xp, self.device)
 
     def send(self, array: Any, *, out: Any) -> None:
         """Copy a contiguous array into one of any GPU, peer to peer, on the current stream."""

@@ -1,29 +1,50 @@
-"""Events of a stream of a GPU, which others wait for. They have never been on one."""
+"""Places in the queues of a GPU's streams: for other streams to wait for, or for a number."""
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
-__all__ = ["DeviceEvent"]
+import numpy as np
+
+__all__ = ["DeviceEvent", "DeviceLater"]
 
 
 class DeviceEvent:
-    """An event of the device that is current when it is made; see ``Event`` of the backends.
+    """A place in the queue of one device's stream; see :class:`syncpretrain.backends.base.Event`.
 
     Parameters
     ----------
     cupy : module
-        CuPy, or what stands in for it in a test.
+    device : int
+        On whose streams it is recorded.
     """
 
-    def __init__(self, cupy: Any) -> None:
-        self._cuda = cupy.cuda
-        self._event = cupy.cuda.Event(disable_timing=True)
+    def __init__(self, cupy: Any, device: int) -> None:
+        self._cupy = cupy
+        with cupy.cuda.Device(device):
+            self._event = cupy.cuda.Event(disable_timing=True)
 
     def record(self) -> None:
-        """Stand behind all that is queued on the current stream now."""
+        """Mark what is queued on the current stream by now."""
         self._event.record()
 
     def wait(self) -> None:
-        """Have the current stream wait for it."""
-        self._cuda.get_current_stream().wait_event(self._event)
+        """Let the current stream wait for what was marked, before the work queued from now on."""
+        self._cupy.cuda.get_current_stream().wait_event(self._event)
+
+
+class DeviceLater:
+    """A number that is copied to pinned memory, and known once that is done."""
+
+    def __init__(self, cupy: Any, number: Any) -> None:
+        pinned = cupy.cuda.alloc_pinned_memory(number.nbytes)
+        self._number = np.frombuffer(pinned, number.dtype, 1)
+        number.data.copy_to_host_async(ctypes.c_void_p(self._number.ctypes.data), number.nbytes)
+        self._copied = cupy.cuda.Event(disable_timing=True)
+        self._copied.record()
+
+    def value(self) -> float:
+        """Return the number; waits for its copy alone."""
+        self._copied.synchronize()
+        return float(self._number[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple, cast
 
@@ -85,9 +85,25 @@ class NumpyBackend:
         """Return none."""
         return ()
 
+    def group(self) -> tuple[int, ...]:
+        """Return none."""
+        return ()
+
+    def dealt(self, costs: Sequence[float], replicas: Sequence[int]) -> NumpyBackend:
+        """Return itself."""
+        return self
+
     def for_layer(self, layer: int) -> NumpyBackend:
         """Return itself."""
         return self
+
+    def for_replicas(self, replicas: int) -> tuple[NumpyBackend]:
+        """Return itself."""
+        return (self,)
+
+    def peers(self, vectors: Sequence[Any]) -> Sequence[Any]:
+        """Return the vectors themselves."""
+        return vectors
 
     def fused_step(self, arrays: FusedArrays) -> None:
         """Return None: a program is as good."""
@@ -98,6 +114,10 @@ class NumpyBackend:
     def asarray(self, array: Any) -> NDArray[Any]:
         """Return the array itself; what lies in a file stays there."""
         return cast("NDArray[Any]", array) if isinstance(array, StoredRows) else np.asarray(array)
+
+    def brought(self, X: Any) -> Any:
+        """Return the rows themselves."""
+        return X
 
     def examples(self, X: Any, beside: int = 0) -> NDArray[Any]:
         """Return the examples themselves."""

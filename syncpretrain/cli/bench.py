@@ -22,6 +22,7 @@ __all__ = ["command"]
 
 USUAL = "784,1000,500,250,30"
 EPOCHS, EXAMPLES = 5, 5000  # enough to fill a pipeline, and under a minute for these layers
+SPEEDUPS = ("speedup_over_one_core", "speedup_over_all_cores")
 TRAIN_PER_VALIDATION = 50  # rows, as MNIST's 50,000 beside 1,000
 
 
@@ -56,6 +57,12 @@ TRAIN_PER_VALIDATION = 50  # rows, as MNIST's 50,000 beside 1,000
     help="Of products. Default float32.",
 )
 @click.option(
+    "--backend",
+    default="numpy",
+    metavar="numpy|cupy[:N]",
+    help="What is timed: the cores (default), all GPUs, or GPU N.",
+)
+@click.option(
     "--rounds", type=at_least(1), default=1, metavar="N", help="Runs of each schedule. Default 1."
 )
 @click.option(
@@ -79,7 +86,8 @@ def command(
     """Measure how near to this machine's limit each schedule runs, in about a minute.
 
     The limit is the time of the steps' matrix products alone, spread over all cores. Each schedule
-    is run, and reported relative to greedy training on one core and on all cores.
+    is run, and reported relative to greedy training on one core and on all cores, or with
+    '--backend cupy' on GPUs.
 
     \b
     Examples:
@@ -95,7 +103,7 @@ def command(
 
     if target is not None and data is None:
         raise SettingsError("target: got a value without data, expected --data mnist or a file")
-    settings = settings_from(layers, **options, backend="numpy").pretrain  # whose cores are timed
+    settings = settings_from(layers, **options).pretrain
     width = settings.layers[0]
     dataset = _loaded(data, settings)
     rows = _rows(dataset, width, examples)
@@ -145,7 +153,7 @@ def _report(
     bench: Bench, rounds: int, target: float | None, reached: Reached | None
 ) -> dict[str, Any]:
     plan = bench.plan.report()
-    shared = ("layers", "workers", "blas_threads", "examples", "epochs", "batch_size")
+    shared = ("layers", "workers", "unit", "blas_threads", "examples", "epochs", "batch_size")
     found = {
         **{name: plan[name] for name in shared},
         "rounds": rounds,
@@ -170,19 +178,24 @@ def _print(bench: Bench, target: float | None, reached: Reached | None, file: IO
     from rich.console import Console
     from rich.table import Table
 
+    from syncpretrain.planning.timings import CORE
+
     console = Console(file=file, highlight=False)
 
     def say(text: str) -> None:
         console.print(text, markup=False, emoji=False, soft_wrap=True)
 
     plan, task = bench.plan, bench.plan.task
-    say(f"{_title(task)}, {counted(plan.timings.workers, 'worker')}")
+    unit = plan.timings.unit
+    say(f"{_title(task)}, {counted(plan.timings.workers, 'worker' if unit == CORE else unit)}")
     for count, peak in bench.peak.items():
-        say(f"large products, {counted(count, 'core')}: {peak / 1e9:.0f} GFLOP/s")
+        say(f"large products, {counted(count, unit)}: {peak / 1e9:.0f} GFLOP/s")
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     table.add_column("\nschedule", no_wrap=True)
-    columns = ("\nseconds", "\nexpected", "of the\nlimit", "times greedy\none core")
-    for name in (*columns, "times greedy\nall cores"):
+    greedy = ["times greedy\none core", "times greedy\nall cores"]
+    if unit != CORE:
+        greedy = ["times\ngreedy"]
+    for name in ("\nseconds", "\nexpected", "of the\nlimit", *greedy):
         table.add_column(name, justify="right")
     for row in bench.rows():
         table.add_row(
@@ -190,13 +203,12 @@ def _print(bench: Bench, target: float | None, reached: Reached | None, file: IO
             f"{row['seconds']:.2f}",
             f"{row['predicted_seconds']:.2f}",
             f"{100 * row['floor_share']:.0f} %",
-            f"{row['speedup_over_one_core']:.2f}",
-            f"{row['speedup_over_all_cores']:.2f}",
+            *(f"{row[name]:.2f}" for name in SPEEDUPS[: len(greedy)]),
         )
     console.print(table)
     say(
-        f"the limit is {plan.floor_seconds:.2f} s: the steps' matrix products alone, as one core"
-        " takes for them, over all cores; * is the choice"
+        f"the limit is {plan.floor_seconds:.2f} s: the steps' matrix products alone, as one {unit}"
+        f" takes for them, over all {unit}s; * is the choice"
     )
     if reached is not None:
         seconds = "not reached" if reached.seconds is None else f"{reached.seconds:.1f} s"

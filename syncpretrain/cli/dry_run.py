@@ -28,6 +28,8 @@ def dry_run_text(found: DryRun, data: Dataset) -> str:
     ]
     if found.device is not None:
         lines.insert(-1, _of_gpu(found.device))
+    if found.placement is not None:
+        lines.insert(-1, found.placement)
     if tuned.objective != "none":
         lines.append(
             f"fine-tuning, {counted(tuned.epochs, 'epoch')}: {_seconds(found.finetune_seconds)}"

@@ -13,9 +13,12 @@ from syncpretrain.cli.counts import counted
 from syncpretrain.cli.options import TRAIN_PER_HELD_OUT, json_option, measuring_options
 from syncpretrain.cli.settings_from_options import settings_from_options
 from syncpretrain.cli.train_options import FINETUNE, OPTIONS, setting_options, source_options
+from syncpretrain.errors import SettingsError
 from syncpretrain.pretraining.schedule.names import ASYNC
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from syncpretrain.planning.choice import Plan
     from syncpretrain.planning.tuning import TuningPlan
     from syncpretrain.settings import Settings
@@ -24,7 +27,17 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 OF_ASYNC = ("push_every", "fetch_every", "async_rate")
-PLANNED_OF = ("layers", "model", "epochs", "batch_size", "workers", "handoff", "delay", "precision")
+PLANNED_OF = (
+    "layers",
+    "model",
+    "epochs",
+    "batch_size",
+    "workers",
+    "handoff",
+    "delay",
+    "precision",
+    "backend",
+)
 OF_TUNING = ("epochs", "batch_size", "optimizer", "precision", "replicas", "schedule", *OF_ASYNC)
 NOT_OF_TUNING = [
     name
@@ -56,8 +69,9 @@ def command(
     """Measure a stack on this machine, predict each schedule's time, and choose one.
 
     It times a few steps of each layer, on random numbers, with each number of workers, split by
-    examples and by units, and with BLAS on all cores, and plays each schedule through. 'train
-    --schedule auto' does the same and goes on with the choice.
+    examples and by units, and with BLAS on all cores, and plays each schedule through. With
+    '--backend cupy' it times the GPUs instead. 'train --schedule auto' does the same and goes on
+    with the choice.
 
     \b
     Examples:
@@ -87,9 +101,21 @@ def command(
 def _tuned(
     settings: Settings, workers: int | None, examples: int, seconds: float
 ) -> TuningPlan | None:
-    """Return the prediction of a fine-tuning, if the settings ask for any."""
+    """Return the prediction of a fine-tuning, if the settings ask for any.
+
+    Raises
+    ------
+    SettingsError
+        If it is to be on a GPU, where it is not predicted.
+    """
     if settings.finetune.objective == "none":
         return None
+    if settings.pretrain.backend.startswith("cupy"):
+        raise SettingsError(
+            f"finetune: got {settings.finetune.objective} with backend"
+            f" {settings.pretrain.backend}, expected none: fine-tuning is predicted on the CPU"
+            " alone; train --dry-run times some minibatches of it"
+        )
     from syncpretrain.parallel.blas import usable_cores
     from syncpretrain.planning.measure import check_measuring
     from syncpretrain.planning.tuning import plan_tuning
@@ -116,7 +142,7 @@ def _line(
     is_async = pretrain.schedule == ASYNC
     more = {} if tuned is None else tuned.settings
     given = {name: value for name, value in source.items() if value is not None} | own
-    if is_async:
+    if is_async and found.asynchronous is not None:
         return f"syncpretrain train {option_text(given | found.asynchronous.settings | more)}"
     if given == own:
         more = {name: own[name] for name in own if name.startswith(FINETUNE[:-1])} | more
@@ -134,28 +160,55 @@ def _differs(pretrain: PretrainSettings, name: str, value: Any) -> bool:
 
 def print_plan(plan: Plan, tuned: TuningPlan | None, line: str, file: IO[str]) -> None:
     """Print the candidates for training a stack, the bound, the choice and its command."""
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
     from syncpretrain.planning.choice import LEARNS
+    from syncpretrain.planning.timings import CORE
 
     console = Console(file=file, highlight=False)
 
     def say(text: str) -> None:
         console.print(text, markup=False, emoji=False, soft_wrap=True)
 
-    task, workers = plan.task.settings, plan.timings.workers
+    task, workers, unit = plan.task.settings, plan.timings.workers, plan.timings.unit
     shape = task.architecture or "-".join(map(str, task.layers))
     epochs = ",".join(map(str, sorted(set(task.epochs))))
     say(
         f"{shape}, {counted(epochs, 'epoch')} of {plan.task.examples:,} examples,"
-        f" {counted(workers, 'worker')}"
+        f" {counted(workers, 'worker' if unit == CORE else unit)}"
     )
+    console.print(_table(plan))
+    say(
+        f"the bound is {plan.floor_seconds:.1f} s: the steps' matrix products alone, as one {unit}"
+        f" takes for them, over {counted(workers, unit)}"
+    )
+    if any(task.settle) or any(text != "always" for text in task.refresh_when):
+        say("the times are upper bounds: drift, which cannot be predicted, may save epochs")
+    tuning = () if tuned is None else tuned.sentences
+    beside = () if plan.asynchronous is None else (plan.asynchronous.sentence,)
+    for sentence in (*plan.timings.notes, *beside, *tuning):
+        say(sentence)
+    if task.schedule == ASYNC and plan.asynchronous is not None:
+        paying = plan.asynchronous.paying.replicas
+        say(f"choice: asynchronous, {paying} replicas; the settings ask for schedule {ASYNC}")
+    else:
+        say(f"choice: {plan.choice.name}; {plan.reason}")
+    say(f"{LEARNS[0].upper()}{LEARNS[1:]}.")
+    say(f"train it: {line}")
+
+
+def _table(plan: Plan) -> Table:
+    """Return the candidates as a table, the choice marked."""
+    from rich import box
+    from rich.table import Table
+
+    from syncpretrain.planning.timings import CORE
+
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     table.add_column("\n")
     table.add_column("\nschedule", no_wrap=True)
-    for name in ("\nseconds", "times\none core", "of the\nbound", "memory\nGB"):
+    alone = "times\none core" if plan.timings.unit == CORE else "times\nin turn"
+    for name in ("\nseconds", alone, "of the\nbound", "memory\nGB"):
         table.add_column(name, justify="right")
     for candidate in plan.candidates:
         table.add_row(
@@ -166,20 +219,4 @@ def print_plan(plan: Plan, tuned: TuningPlan | None, line: str, file: IO[str]) -
             f"{100 * plan.share(candidate):.0f} %",
             f"{candidate.bytes / 1e9:.2f}",
         )
-    console.print(table)
-    say(
-        f"the bound is {plan.floor_seconds:.1f} s: the steps' matrix products alone, as one core"
-        f" takes for them, over {workers} cores"
-    )
-    if any(task.settle) or any(text != "always" for text in task.refresh_when):
-        say("the times are upper bounds: drift, which cannot be predicted, may save epochs")
-    tuning = () if tuned is None else tuned.sentences
-    for sentence in (*plan.timings.notes, plan.asynchronous.sentence, *tuning):
-        say(sentence)
-    if task.schedule == ASYNC:
-        paying = plan.asynchronous.paying.replicas
-        say(f"choice: asynchronous, {paying} replicas; the settings ask for schedule {ASYNC}")
-    else:
-        say(f"choice: {plan.choice.name}; {plan.reason}")
-    say(f"{LEARNS[0].upper()}{LEARNS[1:]}.")
-    say(f"train it: {line}")
+    return table

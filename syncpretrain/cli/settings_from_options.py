@@ -130,12 +130,8 @@ def _leave_open(pretrain: dict[str, Any], options: dict[str, Any]) -> None:
                 f"{name}: cannot be combined with --schedule auto, which chooses it"
             )
         pretrain.pop(name, None)
-    if str(options.get("backend")).startswith("cupy"):
-        raise SettingsError(
-            f"backend: got {options['backend']} with --schedule auto, expected numpy or none; auto"
-            " times the cores of this machine"
-        )
-    pretrain["backend"] = "numpy"
+    if not str(pretrain.get("backend")).startswith("cupy"):
+        pretrain["backend"] = "numpy"  # whose cores are timed
     pretrain.pop("schedule")
 
 

@@ -62,6 +62,8 @@ class Learner(ABC):
         What works its steps there.
     precision : Precision
         Of its products.
+    flat : FlatParameters or None
+        On a device, the vectors that its arrays are parts of.
     """
 
     model: ClassVar[str]
@@ -76,7 +78,7 @@ class Learner(ABC):
         self.backend: Backend = NumpyBackend()
         self.stream: Stream = self.backend.stream()
         self.recorder: Recorder = self.backend.recorder()
-        self._flat: FlatParameters | None = None  # of a device
+        self.flat: FlatParameters | None = None
         self._train(first)
 
     def to(self, backend: Backend) -> None:
@@ -86,8 +88,8 @@ class Learner(ABC):
         self.backend, self.stream = backend, backend.stream()
         with self.stream:
             self.recorder = backend.recorder()
-            self._flat = FlatParameters(dict(self._now.parameters()), backend)
-            self._train(replace(self._now, **self._flat.views(self._flat.parameters)))
+            self.flat = FlatParameters(dict(self._now.parameters()), backend)
+            self._train(replace(self._now, **self.flat.views(self.flat.parameters)))
             self.stream.synchronize()
 
     def _train(self, layer: Layer) -> None:
@@ -96,15 +98,15 @@ class Learner(ABC):
         self.weight, self.hidden_bias = arrays["weight"], arrays["hidden_bias"]
         self.visible_bias = arrays["visible_bias"]
         self.decoder_weight = arrays.get("decoder_weight")
-        names = [name for name in PARAMETERS if name in arrays]
+        self._names = names = [name for name in PARAMETERS if name in arrays]
         self.parameters = [arrays[name] for name in names]
-        if self._flat is None:
+        if self.flat is None:
             self.gradients = [np.zeros_like(p) for p in self.parameters]
             self._velocities = [np.zeros_like(p) for p in self.parameters]
         else:
-            vectors = self._flat.gradients, self._flat.velocities
+            vectors = self.flat.gradients, self.flat.velocities
             self.gradients, self._velocities = (
-                [views[name] for name in names] for views in map(self._flat.views, vectors)
+                [views[name] for name in names] for views in map(self.flat.views, vectors)
             )
         self._allocate(self.batch_size)
 
@@ -163,15 +165,29 @@ class Learner(ABC):
         """Return a learner of the same parameters, with gradients and draws of its own."""
         part = copy.copy(self)
         part.shard_number = shard
-        part.gradients = [np.zeros_like(p) for p in self.parameters]
+        if self.flat is None:
+            part.gradients = [np.zeros_like(p) for p in self.parameters]
+        else:
+            part.flat = self.flat.part()
+            views = part.flat.views(part.flat.gradients)
+            part.gradients = [views[name] for name in self._names]
         part._velocities = []
         part._allocate(-(-self.batch_size // shards))
         return part
 
+    def beside(self: L, backend: Backend) -> L:
+        """Return a learner of the same layer on another device, to take parts of."""
+        other = copy.copy(self)
+        other.flat = None
+        other.to(backend)
+        with other.stream:
+            other._allocate(0)
+        return other
+
     def update(self, *, epoch: int) -> None:
         """Move the parameters along the gradients, with this epoch's momentum."""
-        if (own := self._flat) is not None:
-            rates = self._rates(epoch) | {"weights": own.weights}
+        if (own := self.flat) is not None:
+            rates = self.rates(epoch) | {"weights": own.weights}
             momentum_steps(own.parameters, own.gradients, own.velocities, **rates)
             return
         for i, gradient in enumerate(self.gradients):
@@ -181,17 +197,17 @@ class Learner(ABC):
 
     def constants(self, epoch: int) -> Hashable:
         """Return what a step in an epoch depends on beside arrays, rows and addresses."""
-        return tuple(self._rates(epoch).values())
+        return tuple(self.rates(epoch).values())
 
     def move(self, i: int, part: slice, gradient: Array, *, epoch: int) -> None:
         """Move a part of the i-th parameter, seen as flat, along its gradient."""
-        parameter, rates = self.parameters[i], self._rates(epoch)
+        parameter, rates = self.parameters[i], self.rates(epoch)
         if parameter.ndim == 1:  # biases are not decayed (Hinton 2010, section 10.1)
             rates["weight_decay"] = rates["l1"] = 0.0
         velocity = self._velocities[i].reshape(-1)[part]
         momentum_step(parameter.reshape(-1)[part], gradient, velocity, **rates)
 
-    def _rates(self, epoch: int) -> dict[str, Any]:
+    def rates(self, epoch: int) -> dict[str, Any]:
         """Return the numbers of an epoch's steps by name, as of weights."""
         settings = self._common
         return {

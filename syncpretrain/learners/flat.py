@@ -6,6 +6,7 @@ a multiple of 16 bytes, where a product reads its rows fastest; what lies betwee
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 
 import numpy as np
@@ -36,6 +37,7 @@ class FlatParameters:
     """
 
     def __init__(self, given: Mapping[str, Array], backend: Backend) -> None:
+        self._backend = backend
         self._places: dict[str, tuple[slice, tuple[int, ...]]] = {}
         at = self.weights = 0
         for name in sorted(given, key=lambda name: given[name].ndim == 1):
@@ -47,6 +49,12 @@ class FlatParameters:
         self.parameters, self.gradients, self.velocities = (backend.zeros(at) for _ in range(3))
         for name, own in self.views(self.parameters).items():
             np.copyto(own, backend.asarray(given[name]))
+
+    def part(self) -> FlatParameters:
+        """Return the same parameters with gradients of a shard."""
+        part = copy.copy(self)
+        part.gradients = self._backend.zeros(len(self.parameters))
+        return part
 
     def views(self, vector: Array) -> dict[str, Array]:
         """Return by name the arrays that lie in one of the flat ones."""

@@ -6,6 +6,7 @@ from typing import TypeGuard
 
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_examples import ByExamples
+from syncpretrain.learners.by_examples_on_devices import ByExamplesOnDevices
 from syncpretrain.learners.by_filters import by_filters
 from syncpretrain.learners.by_units import ByUnits
 from syncpretrain.learners.convolution import ConvolutionalAutoencoder
@@ -17,8 +18,10 @@ from syncpretrain.learners.steps import Step, WholeStep
 __all__ = ["is_plain", "step_for"]
 
 
-def step_for(learner: Learner, shards: int, split: str) -> Step:
+def step_for(learner: Learner, shards: int, split: str, workers: int = 1) -> Step:
     """Return the step of a learner in ``shards`` shards, split by "examples", "units" or "filters".
+
+    ``workers`` are the devices that the shards are dealt to, if the learner is on one.
 
     Raises
     ------
@@ -30,6 +33,10 @@ def step_for(learner: Learner, shards: int, split: str) -> Step:
             return ByUnits(learner, 1)
         fused = fused_step_of(learner) if _is_cd(learner) else None
         return WholeStep(learner) if fused is None else fused
+    if learner.backend.name != "numpy":
+        if split != "examples":
+            raise ValueError(f"split: got {split} on a device, expected examples")
+        return ByExamplesOnDevices(learner, shards, workers)
     if split == "examples":
         return ByExamples(learner, shards)
     if split == "filters" and isinstance(learner, (ConvolutionalRBM, ConvolutionalAutoencoder)):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from syncpretrain.backends.choice import backend_for
 from syncpretrain.errors import RunInterrupted
 from syncpretrain.events import Event, FinetuneEpochFinished, RunFinished
 from syncpretrain.finetuning import finetune
@@ -18,6 +19,8 @@ from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.planning.candidates import Candidate, Task, settings_with
 from syncpretrain.planning.choice import Plan, limited, plan_for
+from syncpretrain.planning.gpu import device_peak
+from syncpretrain.planning.timings import CORE
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import PretrainSettings
@@ -39,7 +42,7 @@ class Bench:
     plan : Plan
         With the bound, and what each schedule was expected to take.
     peak : dict of int to float
-        Operations a second of a large product, by BLAS threads.
+        Operations a second of a large product, by BLAS threads, or of one GPU.
     seconds : dict of str to list of float
         Of each schedule's runs, by its name.
     """
@@ -109,7 +112,10 @@ def bench(
     if handoff is not None:
         plan = limited(plan, handoff)
     threads = plan.timings.blas_threads
-    peak = {count: sgemm_peak(count) for count in sorted({1, threads})}
+    if plan.timings.unit == CORE:
+        peak = {count: sgemm_peak(count) for count in sorted({1, threads})}
+    else:
+        peak = {1: device_peak(backend_for(task.settings.backend))}
     seconds: dict[str, list[float]] = {candidate.name: [] for candidate in plan.candidates}
     for _ in range(rounds):
         for candidate in plan.candidates:
@@ -178,6 +184,7 @@ def seconds_to(target: float, plan: Plan, data: Split) -> Reached:
             epochs=MOST_EPOCHS,
             batch_size=min(MINIBATCH, len(data.train)),
             seed=plan.task.settings.seed,
+            backend=plan.task.settings.backend,
         )
     except RunInterrupted:
         if not reached():

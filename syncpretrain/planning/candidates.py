@@ -10,9 +10,10 @@ import msgspec
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
+from syncpretrain.planning.device_candidates import candidates_on_devices
 from syncpretrain.planning.simulate import EpochCost, Simulated, simulate
 from syncpretrain.planning.simulate_stream import StreamCost, simulate_stream
-from syncpretrain.planning.timings import LayerTimings, Timings, sizes
+from syncpretrain.planning.timings import GPU, LayerTimings, Timings, sizes
 from syncpretrain.pretraining.build_schedule import build_schedule
 from syncpretrain.pretraining.memory import pretraining_bytes
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
@@ -113,6 +114,9 @@ def floor_seconds(task: Task, timings: Timings) -> float:
 
 def _named_candidates(task: Task, timings: Timings) -> Iterator[tuple[str, dict[str, Any]]]:
     P, B = timings.workers, timings.blas_threads
+    if timings.unit == GPU:
+        yield from candidates_on_devices(task.settings.backend, depth=len(timings.layers), gpus=P)
+        return
     is_streamed = task.settings.handoff == "minibatch"
     delay = task.settings.delay if is_streamed else HANDOFF_DEFAULTS["minibatch"]["delay"]
     streamed = {"handoff": "minibatch", "delay": delay}

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.planning.async_stages import AsyncPlan
 from syncpretrain.planning.asynchronous import predict_async
@@ -23,8 +22,8 @@ from syncpretrain.planning.candidates import (
 )
 from syncpretrain.planning.exchange import exchanges
 from syncpretrain.planning.handover import handover_seconds
-from syncpretrain.planning.measure import measure
-from syncpretrain.planning.timings import LayerTimings, Timings
+from syncpretrain.planning.task_timings import is_on_gpus, timings_of
+from syncpretrain.planning.timings import CORE, GPU, LayerTimings, Timings
 from syncpretrain.settings import PretrainSettings, settings_from
 from syncpretrain.settings.kinds import MAX_WORKERS
 
@@ -65,18 +64,27 @@ class Plan:
         """Why the choice was taken, in a sentence."""
         able = eligible(self.task, self.candidates)
         fastest = min(able, key=lambda candidate: candidate.seconds)
+        if self.choice.options["workers"] == 1 and self.timings.unit == GPU:
+            return "one layer after another is fastest"
         if self.choice.options["workers"] == 1:
             if all(candidate.options["workers"] == 1 for candidate in able):
                 return "staying on one core is all there is"
             return "staying on one core is fastest"
         if self.choice is fastest:
-            return f"the fastest as predicted, {self.speedup(self.choice):.2f} times one core"
+            return f"the fastest as predicted, {self.speedup(self.choice):.2f} times {self.alone}"
         slower = 100 * (self.choice.seconds / fastest.seconds - 1)
         return f"simpler than {fastest.name}, and only {slower:.1f} % slower"
 
     @property
-    def asynchronous(self) -> AsyncPlan:
-        """Asynchronous runs, which are no choice: their result depends on timing."""
+    def alone(self) -> str:
+        """What the candidates' speed is relative to, in words."""
+        return "one core" if self.timings.unit == CORE else "one layer at a time"
+
+    @property
+    def asynchronous(self) -> AsyncPlan | None:
+        """Asynchronous runs, which are no choice: their result depends on timing. None on GPUs."""
+        if self.timings.unit == GPU:
+            return None
         return predict_async(self.task, self.timings)
 
     @property
@@ -131,7 +139,8 @@ class Plan:
             "reason": self.reason,
             "settings": msgspec.to_builtins(self.settings),
             "command": self.command,
-            "asynchronous": self.asynchronous.report(),
+            "unit": self.timings.unit,
+            "asynchronous": None if self.asynchronous is None else self.asynchronous.report(),
             "candidates": [self._row(candidate) for candidate in self.candidates],
             "measured": [_milliseconds(layer) for layer in self.timings.layers],
             "measuring_seconds": self.timings.seconds,
@@ -220,26 +229,21 @@ def plan_for(
     SettingsError
         If a minibatch has more examples than there are.
     """
-    precision = resolve_precision(task.settings.precision, "numpy")
+    precision = resolve_precision(task.settings.precision, _backend_of(task))
     task = replace(task, settings=msgspec.structs.replace(task.settings, precision=precision))
     if timings is None:
-        if task.settings.batch_size > task.examples:
-            raise SettingsError(
-                f"batch_size: got {task.settings.batch_size}, expected at most {task.examples}, the"
-                " examples to train on"
-            )
-        timings = measure(
-            task.settings,
-            workers=workers or task.settings.workers or usable_cores(),
-            examples=task.examples,
-            held_out=task.held_out,
-            seconds=measure_seconds,
-        )
-        passed = exchanges(task.settings)
-        timings = replace(timings, handover=handover_seconds(), exchanges=passed)
+        timings = timings_of(task, workers=workers, seconds=measure_seconds)
+        if timings.unit == CORE:
+            passed = exchanges(task.settings)
+            timings = replace(timings, handover=handover_seconds(), exchanges=passed)
     found = candidates(task, timings)
     choice = simplest(eligible(task, found))
     return Plan(task, tuple(found), choice, floor_seconds(task, timings), timings)
+
+
+def _backend_of(task: Task) -> str:
+    """Return the backend that a plan is for: the GPUs that the settings name, or the cores."""
+    return task.settings.backend if is_on_gpus(task) else "numpy"
 
 
 def eligible(task: Task, candidates: Sequence[Candidate]) -> list[Candidate]:

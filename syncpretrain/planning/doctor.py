@@ -18,6 +18,7 @@ from typing import Any, Literal
 from threadpoolctl import threadpool_info
 
 import syncpretrain
+from syncpretrain.backends.choice import backend_for
 from syncpretrain.backends.gpu_check import missing
 from syncpretrain.kernels import native
 from syncpretrain.parallel.blas import blas_limit, usable_cores
@@ -27,7 +28,12 @@ from syncpretrain.parallel.precision_choice import (
     bfloat16_instructions,
 )
 from syncpretrain.planning import products
-from syncpretrain.planning.gpu import described_devices, driver_version
+from syncpretrain.planning.gpu import (
+    described_devices,
+    device_peak,
+    driver_version,
+    unreadable_pairs,
+)
 
 __all__ = ["Finding", "Status", "diagnose"]
 
@@ -248,8 +254,16 @@ def _gpu() -> Finding:
         if (lacks := missing()) is not None:
             advice = "Until that is mended, training takes the CPU."
             return Finding("gpu", "problem", f"{found}, but {lacks}", advice, facts)
-        found += "; a product there is right, and --backend auto takes it"
-        return Finding("gpu", "ok", found, facts=facts)
+        facts["gflops"] = [device_peak(backend_for(f"cupy:{i}")) / 1e9 for i in range(len(devices))]
+        speeds = ", ".join(f"{speed:.0f}" for speed in facts["gflops"])
+        found += f"; a product there is right ({speeds} GFLOP/s), and --backend auto takes it"
+        facts["unreadable"] = unreadable_pairs(cupy)
+        advice = (
+            "Give each layer one GPU, without --replicas: some cannot read each other's memory."
+            if facts["unreadable"]
+            else ""
+        )
+        return Finding("gpu", "ok", found, advice, facts)
     found = f"CuPy {cupy.__version__} is installed, but finds no GPU"
     advice = "Install NVIDIA's driver and see that nvidia-smi lists the GPU, or train on the CPU."
     return Finding("gpu", "warning", found, advice, facts)

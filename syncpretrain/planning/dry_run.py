@@ -9,11 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import msgspec
+
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.backends.host_rows import HostRows
 from syncpretrain.data.byte_rows import bytes_of
 from syncpretrain.data.dataset import PARTS, Dataset
 from syncpretrain.data.order import steps_per_epoch
+from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.available_memory import available_bytes
@@ -23,12 +26,19 @@ from syncpretrain.planning.candidates import Task, simulated
 from syncpretrain.planning.exchange import exchanges
 from syncpretrain.planning.handover import handover_seconds
 from syncpretrain.planning.measure import measure
+from syncpretrain.planning.task_timings import is_on_gpus, timings_of
 from syncpretrain.planning.tuning import async_stage, minibatch_seconds
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.memory import held_rows, pretraining_bytes, room_bytes
+from syncpretrain.pretraining.memory import (
+    held_rows,
+    pretraining_bytes,
+    room_bytes,
+    shard_bytes,
+)
+from syncpretrain.pretraining.runtime.select import workers_of
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.pretraining.schedule.names import ASYNC, UNTRAINED
-from syncpretrain.pretraining.start import Driver
+from syncpretrain.pretraining.start import Driver, placement_of
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.settings import PretrainSettings, Settings
 
@@ -69,6 +79,8 @@ class DryRun:
         Of the data, which are in the memory already, and of the memory that is free beside.
     device : DeviceMemory or None
         The same of the GPUs, None for a pretraining without them.
+    placement : str or None
+        Which layers are on which of several GPUs, in words.
     """
 
     settings: Settings
@@ -80,6 +92,7 @@ class DryRun:
     data_bytes: int
     free_bytes: int
     device: DeviceMemory | None = None
+    placement: str | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -105,6 +118,7 @@ class DryRun:
             "reason": self.reason,
             "bytes": {"run": self.bytes, "data": self.data_bytes, "free": self.free_bytes},
             "gpu_bytes": None if self.device is None else self.device._asdict(),
+            "placement": self.placement,
         }
 
 
@@ -139,6 +153,7 @@ def dry_run(
         sum(_size(getattr(data, part)) for part in PARTS),
         available_bytes(),
         _device_memory(driver, data),
+        placement_of(driver),
     )
 
 
@@ -152,15 +167,23 @@ def _pretraining(
     if reason:
         return None, reason
     task = Task(settings, len(data.train), len(data.validation))
-    timings = measure(
-        settings,
-        workers=settings.workers or usable_cores(),
-        examples=task.examples,
-        held_out=task.held_out,
-        seconds=measure_seconds,
-    )
+    if is_on_gpus(task):
+        task = replace(task, settings=msgspec.structs.replace(settings, workers=None))
+        try:
+            timings = timings_of(task, workers=None, seconds=measure_seconds)
+        except SettingsError as error:  # the data are there already, and the rest has no room
+            return None, f"the layers cannot be timed beside the data: {error}"
+    else:
+        timings = measure(
+            settings,
+            workers=settings.workers or usable_cores(),
+            examples=task.examples,
+            held_out=task.held_out,
+            seconds=measure_seconds,
+        )
     if settings.schedule == ASYNC:
         return async_seconds(task, replace(timings, exchanges=exchanges(settings))), ""
+    settings = msgspec.structs.replace(settings, workers=workers_of(settings))
     if settings.handoff == "minibatch":
         timings = replace(timings, handover=handover_seconds())
     try:
@@ -173,8 +196,6 @@ def _not_predicted(settings: PretrainSettings) -> str:
     """Return what of the settings is not predicted, or nothing."""
     if settings.runtime == "mpi":
         return "the runtime mpi; see syncpretrain simulate"
-    if settings.backend != "numpy":
-        return f"the backend {settings.backend}"
     return ""
 
 
@@ -210,7 +231,7 @@ def _device_memory(driver: Driver, data: Dataset) -> DeviceMemory | None:
     if on_host and settings.handoff == "minibatch":
         steps = steps_per_epoch(len(data.train), settings.batch_size)
         own += room_bytes(settings, backend_for(settings.backend), steps)
-    return DeviceMemory(_bytes(settings, data), own, free, on_host)
+    return DeviceMemory(_bytes(settings, data) + shard_bytes(settings), own, free, on_host)
 
 
 def _size(X: Any) -> int:

@@ -1,12 +1,20 @@
-"""Descriptions of the GPUs of this machine, for the doctor."""
+"""The GPUs of this machine: what they are, and how fast they multiply."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
+from itertools import permutations
+from time import perf_counter
 from typing import Any
 
-__all__ = ["described_devices", "driver_version"]
+from syncpretrain.backends.base import Backend
+from syncpretrain.kernels.dispatch import multiply
+
+__all__ = ["described_devices", "device_peak", "driver_version", "unreadable_pairs"]
+
+SIDE_ON_GPU = 4096  # of the matrices of a peak: 137 GFLOP, some ms
+PRODUCTS_ON_GPU = 5
 
 
 def described_devices(cupy: Any) -> list[str]:
@@ -29,3 +37,24 @@ def driver_version() -> int | None:
     except (OSError, AttributeError):
         return None
     return None if failed or not number.value else number.value
+
+
+def device_peak(backend: Backend) -> float:
+    """Return the operations a second of large products in float32 on the device of a backend."""
+    stream = backend.stream()
+    with stream:
+        a, b, out = (backend.zeros((SIDE_ON_GPU, SIDE_ON_GPU)) for _ in range(3))
+        multiply(a, b, out=out)
+        stream.synchronize()
+        started = perf_counter()
+        for _ in range(PRODUCTS_ON_GPU):
+            multiply(a, b, out=out)
+        stream.synchronize()
+        return 2 * PRODUCTS_ON_GPU * SIDE_ON_GPU**3 / (perf_counter() - started)
+
+
+def unreadable_pairs(cupy: Any) -> list[tuple[int, int]]:
+    """Return pairs of GPUs of which the first cannot read the memory of the second."""
+    runtime = cupy.cuda.runtime
+    pairs = permutations(range(runtime.getDeviceCount()), 2)
+    return [pair for pair in pairs if not runtime.deviceCanAccessPeer(*pair)]

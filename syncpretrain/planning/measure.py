@@ -29,6 +29,7 @@ from syncpretrain.planning.probes import (
     validating,
 )
 from syncpretrain.planning.samples import (
+    MOST_NUMBERS,
     MOST_SECONDS,
     PROBES,
     PROBES_OF_SIZE,
@@ -45,7 +46,6 @@ from syncpretrain.shapes import ConvolutionShape
 
 __all__ = ["check_measuring", "measure"]
 
-MOST_NUMBERS = 4_000_000  # of a layer's rows: more than caches hold, and soon drawn
 WIDE_NUMBERS = 40_000_000  # of the rows of a wide layer
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["MOST_SECONDS", "PROBES", "PROBES_OF_SIZE", "Sample", "sampled"]
+__all__ = ["MOST_NUMBERS", "MOST_SECONDS", "PROBES", "PROBES_OF_SIZE", "Sample", "sampled"]
 
+MOST_NUMBERS = 4_000_000  # of a layer's rows: more than caches hold, and soon drawn
 MOST_SECONDS = 18.0  # of measuring a stack
 PROBES, PROBES_OF_SIZE = 24, 6  # timings of a layer in a round, and more for a number of workers
 USUAL_SPEED = 1e10  # operations a second that a core makes, so that most steps need no trial

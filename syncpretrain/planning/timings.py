@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Exchange", "LayerTimings", "Timings", "no_faster_than_linear", "sizes"]
+__all__ = ["CORE", "GPU", "Exchange", "LayerTimings", "Timings", "no_faster_than_linear", "sizes"]
+
+CORE, GPU = "core", "GPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class Timings:
 
     ``seconds`` is what measuring took, ``handover`` what a minibatch of a layer in a stream takes
     beside its step, ``exchanges`` what each layer's replicas do beside theirs. ``notes`` say what
-    was measured in part only, in sentences.
+    was measured in part only, in sentences. ``unit`` is what a worker is: a core, or a GPU.
     """
 
     layers: tuple[LayerTimings, ...]
@@ -78,6 +80,7 @@ class Timings:
     handover: float = 0.0
     exchanges: tuple[Exchange, ...] = ()
     notes: tuple[str, ...] = ()
+    unit: str = CORE
 
 
 def no_faster_than_linear(seconds: Mapping[int, float]) -> dict[int, float]:

@@ -133,7 +133,8 @@ def build_worker(
     its steps together.
     """
     learner = build_learner(settings, layer, backend)
-    step = step_for(learner, settings.shards_of(layer), settings.split_of(layer))
+    workers = settings.replicas[layer - 1]
+    step = step_for(learner, settings.shards_of(layer), settings.split_of(layer), workers)
     stopping = build_stopping(settings)[layer - 1]
     worker = LayerWorker(
         learner,
@@ -142,7 +143,7 @@ def build_worker(
         stopping,
         build_outputs(settings, layer),
         keep_states=keep_states,
-        replicas=settings.replicas[layer - 1],
+        replicas=workers if learner.backend.name == "numpy" else 1,  # else one thread queues all
         times=times,
     )
     if state is not None:

@@ -33,6 +33,7 @@ from syncpretrain.pretraining.memory import (
     held_rows,
     replica_bytes,
     room_bytes,
+    shard_bytes,
 )
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
@@ -108,9 +109,11 @@ def _check_memory(settings: PretrainSettings, data: Split) -> None:
         others=replica_bytes(settings, steps) if is_async else 0,
     )
     if free is not None:
-        bounded, batch = kind_of(settings.visible_units).is_unit_interval, settings.batch_size
-        own: dict[str, Any] = {"bounded": bounded, "waiting": waiting, "room": room}
-        check_device_memory(settings.shapes, free, data, batch_size=batch, **own)
+        backend.for_replicas(max(settings.replicas))  # which read each other's memory
+        own: dict[str, Any] = {"batch_size": settings.batch_size, "others": shard_bytes(settings)}
+        own |= {"waiting": waiting, "room": room}
+        bounded = kind_of(settings.visible_units).is_unit_interval
+        check_device_memory(settings.shapes, free, data, **own, bounded=bounded)
 
 
 def with_facts_of(settings: PretrainSettings, *parts: Any) -> PretrainSettings:

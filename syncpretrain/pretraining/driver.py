@@ -10,7 +10,6 @@ from functools import partial
 import msgspec
 from numpy.typing import ArrayLike
 
-from syncpretrain.backends.choice import backend_for
 from syncpretrain.errors import RunInterrupted, StalledError, WorkerError
 from syncpretrain.events import (
     DriftJudged,
@@ -31,6 +30,7 @@ from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build import build_learners, build_worker_factories
 from syncpretrain.pretraining.build_data import build_data
 from syncpretrain.pretraining.build_schedule import build_schedule, rank_shares
+from syncpretrain.pretraining.devices import backend_of_layers
 from syncpretrain.pretraining.runtime.base import Runtime
 from syncpretrain.pretraining.runtime.messages import Failed, Finished, Message
 from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
@@ -91,7 +91,7 @@ class Pretraining:
         self.observers = tuple(observers)
         check_runtime(settings.runtime)
         settings, data, self._scaling = build_data(settings, X, validation)
-        self._backend = backend_for(settings.backend)
+        self._backend = backend_of_layers(settings)
         self._workers = workers_of(settings)
         self.slots = min(self._workers, len(settings.layers) - 1)
         self._workers_per_layer: dict[int, int] = {}

@@ -24,8 +24,10 @@ __all__ = [
     "pretraining_bytes",
     "replica_bytes",
     "room_bytes",
+    "shard_bytes",
 ]
 
+DEVICE_COPIES = 3  # of another device: parameters, gradient, velocity
 WAITING = 2  # minibatches between layers: VERSIONS times as many are more than any ring has
 VERSIONS = 3  # a layer's activations at a time, at most
 PROCESS_BYTES = 60_000_000  # an interpreter with NumPy
@@ -40,7 +42,7 @@ def pretraining_bytes(shapes: Sequence[LayerShape], *, examples: int, batch_size
     """Return an upper bound of the bytes that pretraining allocates beside the data."""
     activations = VERSIONS * examples * sum(shape.hidden for shape in shapes[:-1])
     parameters = COPIES * sum(shape.weights + sum(shape.biases) for shape in shapes)
-    minibatches = batch_size * sum(3 * shape.visible + 4 * shape.units for shape in shapes)
+    minibatches = sum(_minibatch(shape, batch_size) for shape in shapes)
     scratch = sum(shape.lowered + shape.units + shape.weights for shape in shapes if shape.lowered)
     return FLOAT_BYTES * (activations + parameters + minibatches + scratch)
 
@@ -65,6 +67,23 @@ def room_bytes(settings: PretrainSettings, backend: Backend, steps: int) -> int:
     size = stream_size(settings, backend, steps)
     rows = size.block * settings.batch_size if size.steps else 0
     return FLOAT_BYTES * rows * settings.layers[0]
+
+
+def _minibatch(shape: LayerShape, batch_size: int) -> int:
+    """Return the numbers that the step of a layer computes in."""
+    return batch_size * (3 * shape.visible + 4 * shape.units)
+
+
+def shard_bytes(settings: PretrainSettings) -> int:
+    """Return the bytes of devices that minibatches in shards need beside those of whole ones."""
+    numbers = 0
+    for layer, shape in enumerate(settings.shapes, start=1):
+        shards, replicas = settings.shards_of(layer), settings.replicas[layer - 1]
+        if shards > 1:
+            gradients, elsewhere = shards, DEVICE_COPIES * (min(replicas, shards) - 1)
+            numbers += (gradients + elsewhere) * (shape.weights + sum(shape.biases))
+            numbers += _minibatch(shape, settings.batch_size + shards)
+    return FLOAT_BYTES * numbers
 
 
 def replica_bytes(settings: PretrainSettings, steps: int) -> int:
@@ -125,6 +144,7 @@ def check_device_memory(
     bounded: bool,
     waiting: int | None = None,
     room: int = 0,
+    others: int = 0,
 ) -> None:
     """Refuse a stack that does not fit the devices, wherever its data stay.
 
@@ -141,6 +161,8 @@ def check_device_memory(
         The number of examples that a stream has activations of; else of all.
     room : int
         Bytes that rows of the host are copied to, beside the buffers that they come through.
+    others : int
+        Bytes beside all these.
 
     Raises
     ------
@@ -149,7 +171,7 @@ def check_device_memory(
     """
     examples = sum(map(len, data))
     held = examples if waiting is None else waiting
-    beside = pretraining_bytes(shapes, examples=held, batch_size=batch_size)
+    beside = others + pretraining_bytes(shapes, examples=held, batch_size=batch_size)
     by_rows = buffer_bytes(examples, shapes[0].visible) + room
     if not isinstance(data[0], np.ndarray):  # in a file, or of an iterable
         least = by_rows

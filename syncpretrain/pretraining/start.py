@@ -14,6 +14,7 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.events import Notice, Observer
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.asynchronous.driver import AsyncPretraining
+from syncpretrain.pretraining.devices import backend_of_layers, placement_text
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
 from syncpretrain.pretraining.schedule.names import ASYNC, UNTRAINED
@@ -23,7 +24,7 @@ from syncpretrain.pretraining.untrained import Untrained
 from syncpretrain.settings.devices import why_not_on_a_device
 from syncpretrain.settings.sections import PretrainSettings
 
-__all__ = ["Driver", "driver_for"]
+__all__ = ["Driver", "driver_for", "placement_of"]
 
 Driver = Pretraining | StreamedPretraining | AsyncPretraining | Untrained
 
@@ -52,10 +53,18 @@ def driver_for(
     idle = why_no_gpu(settings.backend, why_not_on_a_device(own))
     slow = why_no_fused_steps(own.backend, own.precision) if own.model == "rbm" else None
     missing = "missing values (NaN) are left out of gradients and errors" if own.missing else None
-    for message in filter(None, (idle, slow, missing, _far_data(driver))):
+    for message in filter(None, (idle, slow, missing, _far_data(driver), placement_of(driver))):
         for observer in driver.observers:
             observer(Notice(time.monotonic(), message))
     return driver
+
+
+def placement_of(driver: Driver) -> str | None:
+    """Return which layers are on which of several GPUs in words, or None."""
+    own = driver.settings
+    if not isinstance(driver, Pretraining):
+        return None
+    return placement_text(backend_of_layers(own), len(own.layers) - 1)
 
 
 def _far_data(driver: Driver) -> str | None:

@@ -92,10 +92,16 @@ def why_not_on_a_device(settings: PretrainFields) -> str | None:
     if settings.schedule == ASYNC:
         return f"with schedule {ASYNC}, which computes on the CPU; take backend numpy or auto"
     layers = range(1, len(settings.layers))
-    if max(map(settings.shards_of, layers)) > 1:
+    shared = {settings.split_of(layer) for layer in layers if settings.shards_of(layer) > 1}
+    if shared - {"examples"}:
         return (
-            "with minibatches in shards, expected replicas and shards of 1; a GPU works a whole"
-            " minibatch at once. Or take backend numpy"
+            f"with split {settings.split}, expected examples: GPUs share a minibatch by its"
+            " examples. Or take backend numpy"
+        )
+    if shared and settings.handoff == "minibatch":
+        return (
+            "with handoff minibatch and minibatches in shards, expected replicas and shards of 1:"
+            " layers that hand over minibatches are on one GPU each. Or take handoff epoch"
         )
     if settings.runtime == "mpi":
         return "with runtime mpi, whose ranks compute on the CPU; take backend numpy or auto"

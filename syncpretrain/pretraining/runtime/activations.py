@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
+from syncpretrain.backends.base import Backend
 from syncpretrain.data.sparse_rows import run_of
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import PhaseRunner, in_turn
@@ -18,7 +18,6 @@ __all__ = [
     "CHUNK_ROWS",
     "ActivationSource",
     "Arrays",
-    "Device",
     "Split",
     "activations_from",
     "transform",
@@ -43,7 +42,6 @@ class ActivationSource:
     buffer_below: int = 0
 
 
-Device = Callable[[Any], Any]  # moves an array to a device
 Arrays = Callable[[int, int], Split]  # by layer and number; those of layer 0 are the data
 
 
@@ -52,13 +50,13 @@ def activations_from(
     arrays: Arrays,
     stop: Callable[[], bool],
     run: PhaseRunner = in_turn,
-    device: Device | None = None,
+    reader: Backend | None = None,
 ) -> Split | None:
     """Return the activations that a source describes, or None if ``stop`` turned true."""
     target = arrays(source.layer, source.buffer)
     if source.snapshot is not None:
         below = arrays(source.layer - 1, source.buffer_below)
-        if not transform([source.snapshot], below, target, stop, run, device):
+        if not transform([source.snapshot], below, target, stop, run, reader):
             return None
     return target
 
@@ -69,33 +67,34 @@ def transform(
     target: Split,
     stop: Callable[[], bool],
     run: PhaseRunner = in_turn,
-    device: Device | None = None,
+    reader: Backend | None = None,
 ) -> bool:
     """Fill ``target`` through layers from ``source``; return False if ``stop`` turned true.
 
-    Chunk by chunk, whose bits do not depend on who works which. ``device`` brings the snapshots and
-    each chunk to where ``target`` is, if they may be elsewhere.
+    Chunk by chunk, whose bits do not depend on who works which. ``reader`` is the backend where
+    ``target`` is, if the snapshots and ``source`` may be elsewhere.
     """
-    if device is not None:
-        snapshots = [snapshot.to(device) for snapshot in snapshots]
+    if reader is not None:
+        snapshots = [snapshot.to(reader.asarray) for snapshot in snapshots]
+        source = Split(*map(reader.brought, source))
     chunks = list(_chunks(source, target))
     for start in range(0, len(chunks), CHUNKS_AT_ONCE):
         if stop():
             return False
         some = chunks[start : start + CHUNKS_AT_ONCE]
-        run([partial(_fill, snapshots, some, device)], len(some))
+        run([partial(_fill, snapshots, some, reader)], len(some))
     return True
 
 
 def _fill(
     snapshots: Sequence[Layer],
     chunks: Sequence[tuple[Array, Array]],
-    device: Device | None,
+    reader: Backend | None,
     i: int,
 ) -> None:
     rows_in, rows_out = chunks[i]
-    if device is not None:
-        rows_in = device(rows_in)
+    if reader is not None:
+        rows_in = reader.asarray(rows_in)
     for snapshot in snapshots[:-1]:
         rows_in = snapshot.up(rows_in)
     snapshots[-1].up(rows_in, out=rows_out)

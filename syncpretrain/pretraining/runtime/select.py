@@ -9,7 +9,7 @@ from syncpretrain.backends.base import Backend
 from syncpretrain.cluster.job import check_ranks, member
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
-from syncpretrain.pretraining.memory import pretraining_bytes
+from syncpretrain.pretraining.memory import pretraining_bytes, shard_bytes
 from syncpretrain.pretraining.runtime.base import Runtime
 from syncpretrain.pretraining.runtime.processes import ProcessesRuntime
 from syncpretrain.pretraining.runtime.ranks.chain_versions import ChainVersions
@@ -83,7 +83,7 @@ def versions_for(settings: PretrainSettings, data: Split, backend: Backend) -> V
     hidden = settings.layers[1:]
     if settings.runtime != "mpi":
         sizes = {"examples": sum(map(len, data)), "batch_size": settings.batch_size}
-        beside = pretraining_bytes(settings.shapes, **sizes)
+        beside = pretraining_bytes(settings.shapes, **sizes) + shard_bytes(settings)
         return Versions(data, hidden, backend=backend, beside=beside)
     matrices = 1 if settings.tied else 2
     numbers = [matrices * shape.weights + sum(shape.biases) for shape in settings.shapes]

@@ -9,7 +9,8 @@ Guarantees, as long as every ``release`` follows from the schedule:
 * Only the worker of layer l+1 computes activations of layer l, and one lock guards the tables,
   never a computation.
 * On devices, each layer's activations live where their reader is, layer l+1, which brings over what
-  it computes them from: the snapshot, and the activations below chunk by chunk.
+  it computes them from: the snapshot, and the activations below in one copy, or chunk by chunk
+  where there is no room for that.
 
 A reader in this process calls :meth:`Versions.activations`. One in another process is sent the
 :class:`ActivationSource` instead, and reports back to :meth:`Versions.record_computed`.
@@ -122,7 +123,7 @@ class Versions:
             If the version, or what it is computed from, is not held.
         """
         source = self.source(layer, version, below)
-        activations = activations_from(source, self._array, stop, run, self._readers[layer].asarray)
+        activations = activations_from(source, self._array, stop, run, self._readers[layer])
         if activations is not None:
             self.record_computed(layer, version)
         return activations
@@ -174,7 +175,7 @@ class Versions:
         stream = reader.stream()
         with stream:
             target = self._array(layer, self._take_buffer(layer, held))
-            transform(snapshots, self._inputs, target, lambda: False, device=reader.asarray)
+            transform(snapshots, self._inputs, target, lambda: False, reader=reader)
             stream.synchronize()
         held.computed = True
 

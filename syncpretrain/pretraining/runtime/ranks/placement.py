@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from syncpretrain.backends.dealing import deal
+
 __all__ = ["UNSHARED", "RankShares", "groups_of_layers", "ranks_of_layers"]
 
 
@@ -69,10 +71,5 @@ def ranks_of_layers(widths: Sequence[int], size: int) -> dict[int, int]:
         As of :func:`groups_of_layers`.
     """
     costs = {i: below * own for i, (below, own) in enumerate(pairwise(widths), start=1)}
-    loads = dict.fromkeys(range(1, size), 0)
-    found: dict[int, int] = {}
-    for layer in sorted(costs, key=lambda layer: (-costs[layer], layer)):
-        rank = min(loads, key=lambda rank: (loads[rank], rank))
-        loads[rank] += costs[layer]
-        found[layer] = rank
-    return found
+    places = deal(list(costs.values()), range(1, size))
+    return {layer: rank for layer, (rank,) in zip(costs, places, strict=True)}

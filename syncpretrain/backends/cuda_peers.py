@@ -1,0 +1,116 @@
+"""Memory that several GPUs of one process read of each other.
+
+Sums have an order of our own, whatever the number of GPUs, which the collectives of NCCL do not
+keep; and NCCL warns of deadlocks where one process records graphs for several GPUs. The source is
+in ``peers.cu``. It has never run on a GPU; see :mod:`syncpretrain.backends.cuda_source`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from syncpretrain.backends.cuda_source import (
+    MOST_ELEMENTS,
+    CudaSource,
+    is_vector,
+    rates_of,
+)
+from syncpretrain.errors import SettingsError
+
+__all__ = ["CudaPeers", "PeerVectors", "enable_access"]
+
+MOST_LEAVES = 2**16  # of the tree in the kernel
+ALREADY_ENABLED = 704  # cudaErrorPeerAccessAlreadyEnabled
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PeerVectors:
+    """Vectors of one device or several, as kernels of one of them read them."""
+
+    vectors: tuple[Any, ...]
+    table: Any  # where each begins, on the device that reads
+
+
+def enable_access(cupy: Any, devices: Sequence[int]) -> None:
+    """Let each of some devices read the memory of the others.
+
+    Raises
+    ------
+    SettingsError
+        If one cannot.
+    """
+    runtime = cupy.cuda.runtime
+    for device in devices:
+        for peer in devices:
+            if peer == device:
+                continue
+            if not runtime.deviceCanAccessPeer(device, peer):
+                raise SettingsError(
+                    f"replicas: got {len(devices)} GPUs for a layer, but GPU {device} cannot read"
+                    f" the memory of GPU {peer}. Take replicas 1 with the same number of shards,"
+                    " whose result is the same"
+                )
+            with cupy.cuda.Device(device):
+                try:
+                    runtime.deviceEnablePeerAccess(peer)
+                except runtime.CUDARuntimeError as error:
+                    if error.status != ALREADY_ENABLED:
+                        raise
+
+
+class CudaPeers:
+    """The forms of what the devices of one layer do together.
+
+    Parameters
+    ----------
+    cupy : module
+        CuPy, or what stands in for it in a test.
+    source : CudaSource
+    """
+
+    def __init__(self, cupy: Any, source: CudaSource) -> None:
+        self._cupy, self._source = cupy, source
+
+    def forms(self) -> dict[str, Callable[..., Any]]:
+        """Return the forms by the names of their equations."""
+        return {"tree_steps": self.tree_steps, "sum_in_order": self.sum_in_order}
+
+    def tree_steps(
+        self,
+        parameters: Any,
+        gradients: Any,
+        velocities: Any,
+        *,
+        part: slice,
+        weights: int,
+        momentum: float,
+        learning_rate: float,
+        weight_decay: float = 0.0,
+        l1: float = 0.0,
+    ) -> Any:
+        """Move a part of flat vectors along the sum of gradients, of this device or others."""
+        if not isinstance(gradients, PeerVectors):
+            return NotImplemented
+        n, shards = len(parameters), len(gradients.vectors)
+        vectors = parameters, velocities, *gradients.vectors
+        if n > MOST_ELEMENTS or not all(is_vector(array, n) for array in vectors):
+            return NotImplemented
+        if shards > MOST_LEAVES:
+            raise ValueError(f"shards: got {shards}, expected at most {MOST_LEAVES} on a GPU")
+        rates = rates_of(momentum, learning_rate, weight_decay, l1)
+        length = part.stop - part.start
+        args = (parameters, gradients.table, shards, velocities, part.start, length, weights)
+        self._source.flat("tree_steps", length, *args, *rates)
+        return None
+
+    def sum_in_order(self, numbers: Any) -> Any:
+        """Return the sum as a device array of shape (), not synchronized."""
+        if numbers.dtype != np.float64 or numbers.ndim != 1 or not numbers.flags.c_contiguous:
+            return NotImplemented
+        total = self._cupy.empty((), dtype=np.float64)
+        self._source.launch("sum_in_order", (1,), (1,), total, numbers, len(numbers))
+        return total

@@ -1,0 +1,129 @@
+"""Pieces of a layer's work on a GPU, to be timed: blocks of steps, input, validation, products.
+
+Each work queues on a learner's stream and waits for it at the end, so that its seconds are those of
+the GPU, or of the interpreter where that is slower. It has never run on a GPU.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.backends.base import Backend, TrainStep
+from syncpretrain.data.order import shuffled
+from syncpretrain.learners.base import Learner
+from syncpretrain.models.layer import Layer
+from syncpretrain.planning.probes import Work
+from syncpretrain.pretraining.runtime.activations import transform
+from syncpretrain.pretraining.runtime.split import Split
+from syncpretrain.shapes import LayerShape
+
+__all__ = ["BareProducts", "steps_on_device", "transforming_on_device", "validating_on_device"]
+
+
+def steps_on_device(learner: Learner, train_step: TrainStep, X: Any) -> Work:
+    """Return steps on rows of X as work, whole blocks of them; the seconds are those of one step.
+
+    The first block is launched step by step, the second is recorded.
+    """
+    backend, batch = learner.backend, learner.batch_size
+    learner.learning_rate = 1e-9  # the weights stay where they are, however often it is timed
+    with learner.stream:
+        order = shuffled(len(X), seed=0, layer=learner.layer, epoch=1)
+        rows = backend.asarray(np.resize(order, batch * backend.steps_at_once))
+        learner.stream.synchronize()
+    done = [0]  # steps
+
+    def work(times: int) -> float:
+        with learner.stream:
+            started = perf_counter()
+            for _ in range(times):
+                learner.recorder.train(
+                    *(train_step, X, rows),
+                    batch_size=batch,
+                    epoch=1,
+                    step=done[0],
+                    constants=learner.constants(1),
+                )
+                done[0] += backend.steps_at_once
+            learner.stream.synchronize()
+            return (perf_counter() - started) / backend.steps_at_once
+
+    return work
+
+
+class BareProducts:
+    """The matrix products of a step of contrastive divergence: 2 k + 3 passes over the weights.
+
+    Parameters
+    ----------
+    learner : Learner
+        On a GPU.
+    shape : LayerShape
+        Of a convolution the rows are the positions.
+    cd_steps : int
+    """
+
+    def __init__(self, learner: Learner, shape: LayerShape, cd_steps: int) -> None:
+        rows, visible, hidden = (
+            learner.batch_size * shape.positions,
+            shape.fan_in,
+            shape.biases[1],
+        )
+        zeros = learner.backend.zeros
+        self._multiply, self._cd_steps, self._rows = learner.precision.multiply, cd_steps, rows
+        with learner.stream:
+            self._v, self._h = zeros((2 * rows, visible)), zeros((2 * rows, hidden))
+            self._states, self._error = zeros((rows, hidden)), zeros((), np.float64)
+            self._weights, self._gradient = zeros((visible, hidden)), zeros((visible, hidden))
+            learner.stream.synchronize()
+
+    def train_step(self, X: Any, rows: NDArray[np.intp], *, epoch: int, step: int) -> Any:
+        """Queue the products; the rows do not count."""
+        n, multiply = self._rows, self._multiply
+        multiply(self._v[:n], self._weights, out=self._h[:n])
+        for _ in range(self._cd_steps):
+            multiply(self._states, self._weights.T, out=self._v[n:])
+            multiply(self._v[n:], self._weights, out=self._h[n:])
+        multiply(self._v.T, self._h, out=self._gradient)
+        return self._error
+
+
+def transforming_on_device(below: Learner, layer: Layer, X: Any, reader: Backend) -> Work:
+    """Return the making of a layer's activations of X, where their reader is."""
+    stream, width = reader.stream(), layer.shape.hidden
+    with stream:
+        target = Split(reader.empty((len(X), width)), reader.empty((0, width)))
+    with below.stream:
+        source = Split(X, below.backend.empty((0, X.shape[1])))
+        below.stream.synchronize()
+
+    def work(times: int) -> float:
+        with stream:
+            started = perf_counter()
+            for _ in range(times):
+                transform([layer], source, target, lambda: False, reader=reader)
+            stream.synchronize()
+            return perf_counter() - started
+
+    return work
+
+
+def validating_on_device(learner: Learner, held_out: Any) -> Work:
+    """Return what a worker does at the end of an epoch."""
+
+    def work(times: int) -> float:
+        with learner.stream:
+            started = perf_counter()
+            for _ in range(times):
+                learner.largest_weight()
+                learner.snapshot()
+                if len(held_out):
+                    learner.validation_error(held_out)
+            learner.stream.synchronize()
+            return perf_counter() - started
+
+    return work
