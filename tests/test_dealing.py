@@ -93,9 +93,10 @@ class TestOnGpus:
         own = {"layers": (16, 8, 4), "epochs": 1, "replicas": (1, 2), "batch_size": 20}
         pretrain(X, **own, backend="cupy", observers=[events.append])
         assert text in notices_of(events)
-        events.clear()
-        pretrain(X, **own, backend="cupy:1", observers=[events.append])
-        assert not any("layers on GPUs" in text for text in notices_of(events))
+        for backend in ("cupy:1", "numpy"):
+            events.clear()
+            pretrain(X, **own, backend=backend, observers=[events.append])
+            assert not any("layers on GPUs" in text for text in notices_of(events))
         np.save(tmp_path / "x.npy", X)
         options = ["--layers", "16,8,4", "--epochs", "1", "--replicas", "1,2", "--batch-size", "20"]
         options += ["--data", str(tmp_path / "x.npy"), "--backend", "cupy", "--dry-run"]

@@ -33,10 +33,11 @@ def backend_of_layers(settings: PretrainSettings) -> Backend:
 
 
 def placement_text(backend: Backend, depth: int) -> str | None:
-    """Return in words which layers are on which of several GPUs; None without several."""
-    if len(backend.devices()) < 2:
-        return None
+    """Return in words which layers are on which GPUs; None where all are on the first."""
+    devices = backend.devices()
     groups = [backend.for_layer(layer).group() for layer in range(1, depth + 1)]
+    if all(group == devices[:1] for group in groups):
+        return None
     named = [
         f"{layer} on {' and '.join(map(str, devices))}" for layer, devices in enumerate(groups, 1)
     ]
