@@ -287,7 +287,8 @@ functions = emulatedtiles.in_place_of_installed(*sys.argv[1:3])
 import numpy as np
 from syncpretrain import finetune, pretrain
 from syncpretrain.kernels import native
-from syncpretrain.parallel.precision_choice import bfloat16_instructions, bfloat16_order
+from syncpretrain.kernels.native import bfloat16_order
+from syncpretrain.parallel.precision_choice import bfloat16_instructions
 found = {"forms": native.extension.bfloat16_forms(), "instructions": bfloat16_instructions()}
 found["order"] = bfloat16_order()
 X = np.random.default_rng(0).random((90, 40)).astype(np.float32)

@@ -16,8 +16,7 @@ from syncpretrain.cluster.transport import Port, Transport
 from syncpretrain.cluster.watch import ABORTS, LEAVES
 from syncpretrain.cluster.witness import Door, Witness, be_seen, new_address, notify_witness
 from syncpretrain.errors import SettingsError, WorkerError
-from syncpretrain.kernels.native import ORDER_VARIABLE
-from syncpretrain.parallel.precision_choice import bfloat16_order
+from syncpretrain.kernels.native import ORDER_VARIABLE, bfloat16_order
 from syncpretrain.parallel.timeouts import TIMEOUTS
 
 __all__ = ["Membership", "check_ranks", "check_windows", "is_member", "joined", "member", "using"]

@@ -32,6 +32,7 @@ __all__ = [
     "ORDER_VARIABLE",
     "NativeKernelsError",
     "available",
+    "bfloat16_order",
     "extension",
     "shape_numbers",
 ]
@@ -79,6 +80,17 @@ def _keep_order(extension: Any) -> None:
 
 extension: Any = _loaded()  # the module, or None
 _keep_order(extension)
+
+
+def bfloat16_order() -> str:
+    """Return the order in which sums of bfloat16 products are taken here: it decides their bits.
+
+    One of :data:`ORDERS`, or ``numpy`` without the compiled kernels.
+    """
+    if extension is None:
+        return "numpy"
+    usual: str = extension.bfloat16_forms()[0]
+    return usual.removeprefix("portable ")
 
 
 def available() -> bool:

@@ -23,7 +23,6 @@ __all__ = [
     "PAYING_GAIN",
     "bfloat16_gain",
     "bfloat16_instructions",
-    "bfloat16_order",
     "resolve_precision",
 ]
 
@@ -33,25 +32,12 @@ PAYING_GAIN = 1.1
 INSTRUCTIONS = {"tiles": "AMX", "pairs": "AVX512-BF16"}  # by the compiled form that takes them
 
 
-def bfloat16_order() -> str:
-    """Return the order in which sums of bfloat16 products are taken here: it decides their bits.
-
-    ``tiles`` or ``pairs``, or ``numpy`` without the compiled kernels.
-    """
-    return "numpy" if extension is None else _form().removeprefix("portable ")
-
-
 def bfloat16_instructions() -> str | None:
     """Return the instructions by which this CPU multiplies bfloat16, such as ``AMX``.
 
     None where it has none, or no compiled kernels that take them.
     """
-    return None if extension is None else INSTRUCTIONS.get(_form())
-
-
-def _form() -> str:
-    usual: str = extension.bfloat16_forms()[0]
-    return usual
+    return None if extension is None else INSTRUCTIONS.get(extension.bfloat16_forms()[0])
 
 
 @cache

@@ -19,8 +19,7 @@ from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.mapped_file import FileStamp, KnownFile
 from syncpretrain.data.record import DataRecord, record_of
 from syncpretrain.errors import CheckpointError, SettingsError
-from syncpretrain.kernels.native import ORDER_VARIABLE, ORDERS, available
-from syncpretrain.parallel.precision_choice import bfloat16_order
+from syncpretrain.kernels.native import ORDER_VARIABLE, ORDERS, available, bfloat16_order
 from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.settings import ELSEWHERE, Settings, off_ranks
 from syncpretrain.settings.defaults import PER_LAYER

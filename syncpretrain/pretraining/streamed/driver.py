@@ -10,7 +10,6 @@ import msgspec
 from numpy.typing import ArrayLike
 
 from syncpretrain import __version__
-from syncpretrain.backends.choice import backend_for
 from syncpretrain.data.order import steps_per_epoch
 from syncpretrain.errors import CheckpointError, RunInterrupted, StalledError, WorkerError
 from syncpretrain.events import Event, Observer, RunFinished
@@ -20,6 +19,7 @@ from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.parallel.signals import StopRequest, stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build_data import build_data
+from syncpretrain.pretraining.devices import backend_of_layers
 from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
 from syncpretrain.pretraining.runtime.select import workers_of
 from syncpretrain.pretraining.runtime.split import Split
@@ -71,7 +71,7 @@ class StreamedPretraining:
         self.observers, self._times = tuple(observers), times
         self.settings, data, self._scaling = build_data(settings, X, validation)
         settings = self.settings
-        self._backend = backend_for(settings.backend)
+        self._backend = backend_of_layers(settings)
         held_out = data.validation[:PROBE_ROWS]
         workers = workers_of(settings)
         self.slots = min(workers, sum(settings.replicas))
