@@ -101,7 +101,7 @@ def device_stream(
         )
         if place.above is not None:
             reader = backend.for_layer(place.layer + 1)
-            rings = DeviceRings.of(place.above, reader)
+            rings = DeviceRings.of(place.above, reader, learner.backend)
             layer.connect(rings, place.handed_up)
             source = RingRuns(rings, passes)
             reader.synchronize()

@@ -30,6 +30,7 @@ class Events:
     Parameters
     ----------
     backend : Backend
+        Of the device whose stream records them.
     kept : int
         How far back, in arrays, another stream may ask for.
     """
@@ -64,18 +65,20 @@ class DeviceRing:
 
     Parameters
     ----------
-    backend : Backend
-        Of the reader.
+    backend, writer : Backend
+        Of the reader and of the writer.
     capacity, rows, width : int
         The number of arrays that may wait to be read, and the shape of the largest.
     """
 
-    def __init__(self, backend: Backend, capacity: int, rows: int, width: int) -> None:
+    def __init__(
+        self, backend: Backend, writer: Backend, capacity: int, rows: int, width: int
+    ) -> None:
         self._backend, self._capacity, self._rows = backend, capacity, rows
         self._arrays = backend.empty((capacity * rows, width))
         # Twice, so that the rows of successive arrays are a slice, also of those around the end.
         self._numbers = backend.asarray(np.arange(2 * capacity * rows) % max(capacity * rows, 1))
-        self._filled, self._read = Events(backend, capacity), Events(backend, capacity)
+        self._filled, self._read = Events(writer, capacity), Events(backend, capacity)
 
     @contextmanager
     def reading(self, first: int, last: int, rows: int) -> Iterator[tuple[Any, Any]]:
@@ -125,11 +128,11 @@ class DeviceRings(NamedTuple):
     validation: DeviceRing
 
     @classmethod
-    def of(cls, size: RingSize, backend: Backend) -> DeviceRings:
+    def of(cls, size: RingSize, backend: Backend, writer: Backend) -> DeviceRings:
         """Return the rings of a size on the device of their reader."""
         return cls(
-            DeviceRing(backend, size.minibatches, size.rows, size.width),
-            DeviceRing(backend, size.passes, size.held_out, size.width),
+            DeviceRing(backend, writer, size.minibatches, size.rows, size.width),
+            DeviceRing(backend, writer, size.passes, size.held_out, size.width),
         )
 
 
