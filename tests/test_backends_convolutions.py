@@ -363,7 +363,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("settings", "message"),
         [
-            ({"handoff": "minibatch"}, "with handoff minibatch"),
+            ({"handoff": "minibatch", "shards": 2}, "with handoff minibatch and minibatches in sh"),
             ({"shards": 2, "split": "filters"}, "with split filters, expected examples"),
             ({"runtime": "processes"}, "with runtime processes"),
             (

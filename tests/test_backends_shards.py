@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 from backends import backend_of
+from devicedraws import draw_as_on_a_device
 from test_backends_training import alike
 from test_transparency import KINDS
 from trialruns import notices_of, stop_after
@@ -78,7 +79,9 @@ class TestBits:
     @pytest.mark.parametrize("kind", LEARNERS)
     def test_they_depend_on_the_shards_and_not_on_the_devices(self, bits, monkeypatch, kind):
         settings = {"layers": LAYERS, "epochs": 2} | LEARNERS[kind]
-        oracle = trained(bits, **settings, backend="numpy")
+        with monkeypatch.context() as patch:
+            draw_as_on_a_device(patch)
+            oracle = trained(bits, **settings, backend="numpy")
         found = set()
         for devices in (1, 2, 3):
             machine(monkeypatch, devices)

@@ -102,8 +102,8 @@ OPTIONS = [
         "--early-stopping: got free-energy-gap for layer 1, a convolution, expected none",
     ),
     (
-        "--layers 1x4x4,conv:2x3 --backend cupy --handoff minibatch",
-        "--backend: got cupy with handoff minibatch, which computes on the CPU",
+        "--layers 1x4x4,conv:2x3 --backend cupy --handoff minibatch --shards 2",
+        "--backend: got cupy with handoff minibatch and minibatches in shards, expected replicas",
     ),
     (
         "--backend numpy --precision tf32",

@@ -294,7 +294,7 @@ def test_strangers_are_not_listened_to(capfd, said):
         with socket.create_connection(("localhost", first.door.port)) as stranger:
             with suppress(OSError):  # it hangs up on long lines
                 stranger.sendall(said)
-            stranger.shutdown(socket.SHUT_WR)
+                stranger.shutdown(socket.SHUT_WR)
             with suppress(ConnectionResetError):
                 assert stranger.recv(1) == b""
         far.kill()

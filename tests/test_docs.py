@@ -30,8 +30,11 @@ from syncpretrain.runs.report.curves import save_label_curve
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 RUN = [block for block in BLOCKS if "not run" not in block.marks]
-NOT_RUN = {"needs a GPU": 3, "needs a C compiler": 1, "needs an MPI library": 11}  # reason: blocks
-NOT_RUN |= {
+NOT_RUN = {  # reason: blocks
+    "needs a GPU": 3,
+    "needs a C compiler": 1,
+    "needs an MPI library": 12,
+    "needs an MPI library, and root": 2,
     "installs packages": 1,
     "needs two GPUs": 1,
     "needs a network": 1,
@@ -61,6 +64,7 @@ NOT_OURS |= {
     "--emulated",
     "--logdir",
     "--every",
+    "--hosts",
     "--rounds",
     "--only",
     "--rows",
