@@ -87,7 +87,8 @@ class TestOnGpus:
         assert found == [["cupy:1", "cupy:2"], ["cupy:0"], ["cupy:1"], ["cupy:2"]]
         assert self.places((16, 8), replicas=5) == [["cupy:0", "cupy:1", "cupy:2"]]
 
-    def test_a_run_and_a_dry_run_say_so(self, tmp_path, capsys):
+    def test_a_run_and_a_dry_run_say_so(self, tmp_path, capsys, monkeypatch):
+        monkeypatch.setattr("syncpretrain.planning.dry_run.MEASURED_SECONDS", 0)
         X = np.random.default_rng(0).random((60, 16), dtype=np.float32)
         events, text = [], "layers on GPUs: 1 on 0, 2 on 1 and 2"
         own = {"layers": (16, 8, 4), "epochs": 1, "replicas": (1, 2), "batch_size": 20}

@@ -25,7 +25,7 @@ __all__ = ["BareProducts", "steps_on_device", "transforming_on_device", "validat
 
 
 def steps_on_device(learner: Learner, train_step: TrainStep, X: Any) -> Work:
-    """Return steps on rows of X as work, whole blocks of them; the seconds are those of one step.
+    """Return steps on rows of X as work, worked in whole blocks of which each step is a part.
 
     The first block is launched step by step, the second is recorded.
     """
@@ -39,8 +39,9 @@ def steps_on_device(learner: Learner, train_step: TrainStep, X: Any) -> Work:
 
     def work(times: int) -> float:
         with learner.stream:
+            blocks = -(-times // backend.steps_at_once)
             started = perf_counter()
-            for _ in range(times):
+            for _ in range(blocks):
                 learner.recorder.train(
                     *(train_step, X, rows),
                     batch_size=batch,
@@ -50,7 +51,7 @@ def steps_on_device(learner: Learner, train_step: TrainStep, X: Any) -> Work:
                 )
                 done[0] += backend.steps_at_once
             learner.stream.synchronize()
-            return (perf_counter() - started) / backend.steps_at_once
+            return (perf_counter() - started) / (blocks * backend.steps_at_once) * times
 
     return work
 
