@@ -378,7 +378,10 @@ class TestSettings:
                 {"early_stopping": "free-energy-gap"},
                 "early_stopping: got free-energy-gap with hand",
             ),
-            ({"backend": "cupy", "shards": 2}, "backend: got cupy with handoff minibatch and minibatches in shards"),
+            (
+                {"backend": "cupy", "shards": 2},
+                "backend: got cupy with handoff minibatch and minibatches in shards",
+            ),
             ({"backend": "cupy", "runtime": "processes"}, "backend: got cupy with runtime proc"),
             ({"handoff": "epoch", "delay": 0.5}, "delay: got 0.5 with handoff epoch"),
             ({"delay": -1}, "delay: got -1"),
