@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from trialruns import library_threads
 PROCESS = psutil.Process()
 # The suite's runs are NumPy's, with a GPU as without one; tests of devices name their backend.
 os.environ["SYNCPRETRAIN_BACKEND"] = "numpy"
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the programs of tests inherit it
 settings.register_profile("untimed", deadline=None)  # other programs may be running
 settings.load_profile("untimed")
 
