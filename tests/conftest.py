@@ -49,6 +49,12 @@ def left_behind(descriptors: int) -> list[str]:
     return left + ([f"{grown} open files"] if grown > 0 else [])
 
 
+@pytest.fixture(scope="module", autouse=True)
+def frozen_imports() -> None:
+    """Let collections of garbage pass over what is imported by now; else they take minutes."""
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     before = open_files()
