@@ -277,13 +277,17 @@ def test_the_compensation_by_its_definition():
 
 
 class Toggled:
-    """A trial that lets two replicas train, then one, then two again."""
+    """A trial that lets two replicas train, then one until the other has rested, then both."""
 
-    is_over, tasks = False, 0
+    is_over, is_back, tasks = False, False, 0
+
+    def __init__(self, fleet):
+        self.fleet = fleet
 
     @property
     def count(self):
-        return 1 if 10 <= self.tasks < 20 else 2
+        self.is_back |= self.tasks >= 20 and self.fleet._running[1].has_rested
+        return 1 if self.tasks >= 10 and not self.is_back else 2
 
     def trained(self, task):
         assert task.share == 1
@@ -294,9 +298,10 @@ def test_a_replica_that_rested_fetches_anew():
     run = Fleet("threads", rules=replace(WHOLE, fetch_every=10_000), replicas=2)
     usual, fetched = run.server.fetch, []
     run.server.fetch = lambda out: (fetched.append(run.server.clock), usual(out))[1]
-    run.fleet._trial = Toggled()
-    assert run.train() == STEPS
-    np.testing.assert_array_equal(run.parameters, np.float32(total(STEPS)))
+    run.fleet._trial = Toggled(run.fleet)
+    steps = 4000  # while one replica works at them, the other ends its task for certain
+    assert run.train(steps) == steps
+    np.testing.assert_array_equal(run.parameters, np.float32(total(steps)))
     assert fetched[:2] == [0, 0]
     assert len(fetched) == 3, "once each, and once after the rest"
     assert fetched[2] >= 20
