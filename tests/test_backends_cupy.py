@@ -376,6 +376,7 @@ class TestStrictness:
             "momentum_steps",
             "tree_steps",
             "sum_in_order",
+            "shrink",
             "sgd_step",
             "adam_step",
             "convolve",

@@ -225,12 +225,17 @@ class TestFineTuning:
         assert len([text for text in notices_of(events) if "not asked for" in text]) == 1
         assert found.parameters_sha256 == expected.parameters_sha256
 
-    def test_decay_with_a_rate_of_its_own_in_each_step_is_worked_launch_by_launch(self, double, X):
-        stack = pretrain(X, layers=(16, 8), epochs=1, backend="numpy")
-        own = {"epochs": 2, "batch_size": 15, "weight_decay": 0.1, "rate_schedule": "cosine"}
+    @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+    @pytest.mark.parametrize("layers", [(16, 8), "1x4x4,conv:3x3,8"])
+    def test_decay_with_a_rate_of_its_own_in_each_step_is_numpys(
+        self, deferred, X, layers, optimizer
+    ):
+        stack = pretrain(X, layers=layers, epochs=1, backend="numpy")
+        own = {"epochs": 3, "batch_size": 15, "weight_decay": 0.1, "rate_schedule": "cosine"}
+        own |= {"optimizer": optimizer, "learning_rate": 0.01}
         launched = fakecupy.Graph.launched
         tuned = finetune(stack, X, **own, backend="cupy")
-        assert fakecupy.Graph.launched == launched
+        assert fakecupy.Graph.launched - launched == 3 * 3 - 2
         oracle = finetune(stack, X, **own, backend="numpy")
         for a, b in zip(tuned.layers, oracle.layers, strict=True):
             np.testing.assert_allclose(a.weight, b.weight, rtol=2e-4, atol=3e-6)

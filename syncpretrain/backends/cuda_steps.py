@@ -39,6 +39,7 @@ class CudaSteps:
         return {
             "momentum_step": self.momentum_step,
             "momentum_steps": self.momentum_steps,
+            "shrink": self.shrink,
             "sgd_step": self.sgd_step,
             "adam_step": self.adam_step,
         }
@@ -82,6 +83,14 @@ class CudaSteps:
             return NotImplemented
         rates = rates_of(momentum, learning_rate, weight_decay, l1)
         self._flat("momentum_steps", n, *vectors, n, weights, *rates)
+        return None
+
+    def shrink(self, weights: Any, factor: float) -> Any:
+        """Multiply contiguous weights by a factor, in place."""
+        if not weights.flags.c_contiguous or not is_vector(weights.reshape(-1), weights.size):
+            return NotImplemented
+        args = (weights, weights.size, np.float32(factor), self._source.numbers)
+        self._flat("shrink", weights.size, *args)
         return None
 
     def sgd_step(

@@ -83,7 +83,7 @@ class CudaTuning:
             for array, width in ((x, self._widths[0]), (target, self._widths[-1]))
         )
 
-    def __call__(self, x: Any, target: Any, numbers: Sequence[float], shrink: float) -> Any:
+    def __call__(self, x: Any, target: Any, numbers: Sequence[float]) -> Any:
         """Train on a minibatch; return its error."""
         arrays, n = self._arrays, len(x)
         read = x
@@ -98,7 +98,7 @@ class CudaTuning:
             units = self._source.units[arrays.units[below]]
             sizes = (n, *self._widths[layer : layer + 2], units)
             self._launch("delta_of_layer", layer, n, *given, self._sums[below], *sizes)
-        self._move(x, error, numbers, shrink)
+        self._move(x, error, numbers)
         return error
 
     def _up(self, layer: int, read: Any, n: int, *others: Any) -> tuple[Any, ...]:
@@ -127,13 +127,13 @@ class CudaTuning:
         squared = output_delta(target, y, units, arrays.loss, out=delta, sums=sums)
         return count + 0 * squared  # NaN where the output is not finite
 
-    def _move(self, x: Any, error: Any, numbers: Sequence[float], shrink: float) -> None:
+    def _move(self, x: Any, error: Any, numbers: Sequence[float]) -> None:
         """Launch the step of all parameters, which fills the squared error."""
         rule, arrays, n = self._rule, self._arrays, len(x)
         first, second = (*arrays.moments, None, None)[:2]
         is_adam = rule.name == "adam"
         beta1, beta2 = BETAS if is_adam else (rule.momentum, 0.0)
-        size, floor = (*numbers, 0.0)[:2]
+        size, shrink, floor = (*numbers, 0.0)[:3]
         rates = (np.float32(number) for number in (beta1, beta2, size, floor, shrink))
         count = 0 if self._is_exclusive else tiles_of(n, self._widths[-1])
         self._source.launch(

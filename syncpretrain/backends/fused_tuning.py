@@ -53,7 +53,7 @@ class FusedTuning(Protocol):
         """Return whether it computes with such rows: float32 of the device, as wide as needed."""
         ...
 
-    def __call__(self, x: Any, target: Any, numbers: Sequence[float], shrink: float) -> Any:
+    def __call__(self, x: Any, target: Any, numbers: Sequence[float]) -> Any:
         """Train on a minibatch.
 
         Parameters
@@ -62,8 +62,6 @@ class FusedTuning(Protocol):
         numbers : sequence of float
             What the optimizer computes with; see
             :meth:`syncpretrain.finetuning.optimizers.Optimizer.numbers`.
-        shrink : float
-            By which weights are multiplied before they move.
 
         Returns
         -------

@@ -456,6 +456,13 @@ extern "C" __global__ void sgd_step(
         descend(p + i, g[i], v + i, rate, momentum, nesterov);
 }
 
+// What weights are multiplied by before they move.
+extern "C" __global__ void shrink(float *p, long long n, float factor, const float *numbers)
+{
+    if (numbers) factor = numbers[1];
+    for (uint32 i = FIRST; i < n; i += STRIDE) p[i] = p[i] * factor;
+}
+
 // The moments as plain decaying sums: size and floor hold their scale and the bias correction.
 __device__ static void adapt(
     float *p, float g, float *first, float *second, float beta1, float beta2, float size,
@@ -472,7 +479,7 @@ extern "C" __global__ void adam_step(
 {
     if (numbers) {
         size = numbers[0];
-        floor = numbers[1];
+        floor = numbers[2];
     }
     for (uint32 i = FIRST; i < n; i += STRIDE)
         adapt(p + i, g[i], first + i, second + i, beta1, beta2, size, floor);

@@ -130,7 +130,8 @@ extern "C" __global__ void move_network(
 {
     if (numbers) {
         size = numbers[0];
-        if (is_adam) floor = numbers[1];
+        shrink = numbers[1];
+        if (is_adam) floor = numbers[2];
     }
     bool has_first = is_adam || beta1 != 0.0f;
     struct Optimizer by = {

@@ -71,8 +71,8 @@ def _difference(cupy: Any, precision: str, rule: Rule, n: int, sizes: Sequence[i
         loss="squared",
         precision=precision,
     )
-    numbers = (SIZE, FLOOR) if rule.name == "adam" else (SIZE,)
-    found = CudaTuning(cupy, arrays, rule)(cupy.asarray(x), cupy.asarray(target), numbers, SHRINK)
+    numbers = (SIZE, SHRINK, FLOOR)
+    found = CudaTuning(cupy, arrays, rule)(cupy.asarray(x), cupy.asarray(target), numbers)
     after, error = _step(precision, rule, shapes, [np.float64(v) for v in before], x, target)
     off = [np.abs(ours.get() - right).max() for ours, right in zip(vectors, after, strict=True)]
     return float(np.max([*off, abs(found.get() / error - 1)]))  # NaN if one of them is

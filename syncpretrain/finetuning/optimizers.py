@@ -17,7 +17,7 @@ from syncpretrain.finetuning.whole_steps import WholeSteps
 from syncpretrain.kernels.adam_rates import adam_rates
 from syncpretrain.kernels.arrays import BLOCK, Array
 from syncpretrain.kernels.operations import Operation
-from syncpretrain.kernels.optimizers import adam_step, sgd_step
+from syncpretrain.kernels.optimizers import adam_step, sgd_step, shrink
 from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
 from syncpretrain.settings.finetuning import FinetuneSettings
 
@@ -110,8 +110,7 @@ class _Stepping(ABC):
         if whole is not None:
             self.steps += 1
             with np.errstate(over="ignore"):  # the caller checks the error
-                numbers, shrink = self.numbers(rate, self.steps), 1 - rate * self._decay
-                return whole(x, target, numbers, shrink)  # type: ignore[no-any-return]
+                return whole(x, target, self.numbers(rate, self.steps))  # type: ignore[no-any-return]
         program = self._program(network, x, target)
         if program is not None:
             self.steps += 1
@@ -121,8 +120,7 @@ class _Stepping(ABC):
 
         def move(shard: int, part: slice, is_weight: bool) -> None:
             if self._decay and is_weight:
-                weights = parameters[part]
-                weights *= 1 - rate * self._decay
+                shrink(parameters[part], self._factor(rate))
             self._move(parameters[part], gradients[part], part, rate, self._scratch[shard])
 
         self.steps += 1
@@ -136,9 +134,13 @@ class _Stepping(ABC):
     def _move_all(self, network: Trainable, rate: float) -> None:
         """Move all parameters together, on a device by one launch."""
         for weight, _ in network.chain if self._decay else ():
-            weight *= 1 - rate * self._decay
+            shrink(weight, self._factor(rate))
         vectors = network.parameters, network.gradients
         self._move(*vectors, slice(None), rate, self._scratch[0])
+
+    def _factor(self, rate: float) -> float:
+        """Return what weights are multiplied by before they move."""
+        return 1 - rate * self._decay
 
     @abstractmethod
     def numbers(self, rate: float, steps: int) -> tuple[float, ...]:
@@ -199,9 +201,9 @@ class GradientDescent(_Stepping):
         count = len(network.parameters) if momentum else 0
         self._velocity = network.backend.zeros(count, network.parameters.dtype)
 
-    def numbers(self, rate: float, steps: int) -> tuple[float]:
-        """Return the rate."""
-        return (rate,)
+    def numbers(self, rate: float, steps: int) -> tuple[float, float]:
+        """Return the rate, and the factor of the weights."""
+        return rate, self._factor(rate)
 
     def state(self) -> dict[str, Array]:
         """Return the velocities."""
@@ -232,9 +234,10 @@ class Adam(_Stepping):
         super().__init__(network, Rule("adam"), weight_decay=weight_decay)
         self._first, self._second = (np.zeros_like(network.parameters) for _ in range(2))
 
-    def numbers(self, rate: float, steps: int) -> tuple[float, float]:
-        """Return the size of the step and the floor of its denominator."""
-        return adam_rates(steps, rate)
+    def numbers(self, rate: float, steps: int) -> tuple[float, float, float]:
+        """Return the size of the step, the factor of the weights, and the denominator's floor."""
+        size, floor = adam_rates(steps, rate)
+        return size, self._factor(rate), floor
 
     def state(self) -> dict[str, Array]:
         """Return the moments."""

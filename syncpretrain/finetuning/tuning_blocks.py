@@ -88,8 +88,7 @@ class TuningBlocks:
             batch_size=self._options.batch_size,
             epoch=epoch,
             step=step,
-            # Decay takes the rate as it is recorded.
-            constants=tuple(rates) if self._options.weight_decay else None,
+            constants=None,
             numbers=table,
         )
         optimizer.steps = first + done  # a block that was launched again has not counted

@@ -14,7 +14,13 @@ from syncpretrain.kernels.adam_rates import adam_rates
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import accelerated
 
-__all__ = ["adam_step", "sgd_step"]
+__all__ = ["adam_step", "sgd_step", "shrink"]
+
+
+@accelerated
+def shrink(weights: Array, factor: float) -> None:
+    """Multiply weights by a factor, in place (Loshchilov and Hutter 2019, decoupled decay)."""
+    np.multiply(weights, factor, out=weights)
 
 
 @accelerated
