@@ -620,9 +620,12 @@ class TestChoice:
         monkeypatch.setattr(available_memory, "available_bytes", lambda: 40_000)
         pretrain(bits, **wanted)  # activations take no memory of the host
 
-    def test_a_network_that_does_not_fit_the_gpu_is_refused(self, double, bits, monkeypatch):
+    @pytest.mark.parametrize("gpus", [1, 3])
+    def test_a_network_that_does_not_fit_a_gpu_is_refused(self, bits, monkeypatch, gpus):
+        monkeypatch.setattr(fakecupy.install, "__defaults__", (gpus,))
+        backend_of("double", monkeypatch)
         stack = pretrain(bits, layers=(16, 8), epochs=1, backend="numpy")
-        monkeypatch.setattr(fakecupy, "MEMORY", 5_000)
+        monkeypatch.setattr(fakecupy, "MEMORY", 7_000)
         with pytest.raises(SettingsError, match=r"fine-tuning 16,8 on 200 .* are free on the GPU"):
             finetune(stack, bits, backend="cupy")
         monkeypatch.setattr(fakecupy, "MEMORY", 1 << 30)

@@ -279,7 +279,7 @@ class Backend(Protocol):
         ...
 
     def free_bytes(self) -> int | None:
-        """Return the memory that its devices have for new arrays; None if it is the machine's."""
+        """Return the memory that its group has for new arrays; None if it is the machine's."""
         ...
 
     def free_unused(self) -> None:

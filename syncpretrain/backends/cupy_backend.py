@@ -251,8 +251,8 @@ class CupyBackend:
         out.data.copy_from_device_async(array.data, array.nbytes)
 
     def free_bytes(self) -> int:
-        """Return the memory of all GPUs that are in use here which new arrays can have."""
-        return sum(map(self._free_of, self._devices))
+        """Return the memory of this backend's group of GPUs that new arrays can have."""
+        return sum(map(self._free_of, self._group))
 
     def free_unused(self) -> None:
         """Give memory back, of pinned buffers too: CuPy would keep it for this process."""

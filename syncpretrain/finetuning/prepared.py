@@ -259,7 +259,8 @@ class Finetuning:
         targets = 0 if labels is None else len(labels.rows)
         copies += copies_of_replicas(options, self.examples)
         self.bytes = needed(rows=scaled + chosen, labelled=targets, copies=copies)
-        if (free := self._backend.free_bytes()) is None:
+        (worker,) = self._backend.for_layer(1).for_replicas(1)  # one device has all of it
+        if (free := worker.free_bytes()) is None:
             check_available(self.bytes, what, sum(sizes))
             return
         least = needed(rows=0, labelled=0, copies=0)  # the examples may stay on the host
