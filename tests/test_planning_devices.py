@@ -205,6 +205,8 @@ class TestCommands:
         out, err = call("bench", *words, "--backend", "cupy")
         assert "large products, 1 GPU: " in out and "over all GPUs" in out
         assert "greedy: " in err and "core" not in out
+        _, err = call("bench", *words, "--backend", "cupy", "--handoff", "minibatch")
+        assert "greedy: " in err and "streamed: " in err and "pipeline" not in err
         out, _ = call("bench", *words, "--backend", "cupy:0", "--json")
         assert json.loads(out)["unit"] == "GPU"
 
