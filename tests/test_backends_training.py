@@ -36,6 +36,7 @@ from syncpretrain.pretraining.runtime import activations
 from syncpretrain.pretraining.runtime.select import workers_of
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.versions import Versions
+from syncpretrain.pretraining.start import driver_for
 from syncpretrain.pretraining.state import read_pretrain_state, write_pretrain_state
 from syncpretrain.runs.folder import CONFIG_NAME, METRICS_NAME
 from syncpretrain.runs.prepare import resolve
@@ -358,14 +359,20 @@ class TestOnADevice:
         stray = {(device, what) for device, stream, what in fakecupy.log if stream == "null"}
         assert not stray
 
+    @pytest.mark.parametrize("handoff", ["epoch", "minibatch"])
     @pytest.mark.parametrize("runtime", ["serial", "threads"])
-    def test_what_a_run_took_is_given_back_at_its_end(self, double, bits, monkeypatch, runtime):
+    def test_what_a_run_took_is_given_back_at_its_end(
+        self, double, bits, monkeypatch, runtime, handoff
+    ):
         monkeypatch.setattr(cublas, "WORKSPACE", 256)  # a stream's, which stays with it
         X = np.repeat(bits, 50, axis=0)
         versions = 4 * len(X) * sum(LAYERS)  # of data and activations, one of each
         settings = {"layers": LAYERS, "batch_size": 1000, "epochs": 2, "backend": "cupy"}
-        stack = pretrain(X, **settings, runtime=runtime)
+        own = settings_from(**settings, runtime=runtime, handoff=handoff)
+        run = driver_for(own.pretrain, X)  # which is there while the run goes on
+        stack = run.run()
         assert max(fakecupy.left) < versions / 5
+        assert run.stack().parameters_sha256 == stack.parameters_sha256
         fakecupy.left.clear()
         finetune(stack, X, epochs=1, backend="cupy")
         assert max(fakecupy.left) < versions / 5

@@ -18,6 +18,7 @@ from syncpretrain import pretrain
 from syncpretrain.backends.dealing import deal
 from syncpretrain.cli import main
 from syncpretrain.pretraining.devices import backend_of_layers, layer_costs
+from syncpretrain.pretraining.start import driver_for, placement_of
 from syncpretrain.settings import settings_from
 
 PAPER = (784, 1000, 500, 250, 30)
@@ -86,6 +87,12 @@ class TestOnGpus:
         found = self.places(replicas=(2, 1, 1, 1))
         assert found == [["cupy:1", "cupy:2"], ["cupy:0"], ["cupy:1"], ["cupy:2"]]
         assert self.places((16, 8), replicas=5) == [["cupy:0", "cupy:1", "cupy:2"]]
+
+    def test_a_stream_says_so_too(self):
+        X = np.random.default_rng(0).random((60, 16), dtype=np.float32)
+        own = {"layers": (16, 8, 4), "batch_size": 20, "backend": "cupy", "handoff": "minibatch"}
+        driver = driver_for(settings_from(**own).pretrain, X)
+        assert placement_of(driver) == "layers on GPUs: 1 on 0, 2 on 1"
 
     def test_a_run_and_a_dry_run_say_so(self, tmp_path, capsys, monkeypatch):
         monkeypatch.setattr("syncpretrain.planning.dry_run.MEASURED_SECONDS", 0)

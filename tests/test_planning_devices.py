@@ -141,6 +141,13 @@ class TestPlan:
         found = self.plan(layer(1.0, sharded=slower), layer(0.1), gpus=2)
         assert [x.name for x in found.candidates] == ["greedy", "pipeline"]
 
+    def test_streams_are_chosen_where_they_are_asked_for(self):
+        found = self.plan(layer(1.0), layer(1.0), gpus=2, handoff="minibatch", delay=0.5)
+        assert [x.name for x in found.candidates] == ["greedy", "pipeline", "streamed"]
+        assert found.settings["handoff"] == "minibatch" and found.settings["delay"] == 0.5
+        # Half an epoch of 10 steps, after which both train; layer 2 is a block of 1 behind.
+        assert found.choice.seconds == pytest.approx(105, abs=2)
+
     def test_workers_are_refused(self):
         with pytest.raises(SettingsError, match=r"^workers: got 2 with backend cupy, expected non"):
             plan_for(task(), workers=2)
@@ -168,6 +175,20 @@ class TestCommands:
         call(*words, "--data", "x.npy", "--out", "run")
         assert read_settings(Path("run/config.toml")).pretrain.backend == "cupy"
 
+    def test_plan_of_a_stream(self, call):
+        out, _ = call("plan", *STACK, *QUICK, "--backend", "cupy", "--handoff", "minibatch")
+        line = next(x for x in out.splitlines() if x.startswith("train it: "))
+        call(*shlex.split(line)[3:], "--data", "x.npy", "--out", "run")
+        own = read_settings(Path("run/config.toml")).pretrain
+        assert (own.handoff, own.backend) == ("minibatch", "cupy")
+
+    def test_a_dry_run_of_a_stream_has_no_handover_of_the_cores(self, call, monkeypatch):
+        monkeypatch.setattr(dry_run, "MEASURED_SECONDS", 0)
+        monkeypatch.setattr(dry_run, "handover_seconds", lambda: 1e6)
+        words = (*STACK, "--data", "x.npy", "--backend", "cupy", "--handoff", "minibatch")
+        out, _ = call("train", *words, "--dry-run", "--json")
+        assert 0 < json.loads(out)["seconds"]["pretrain"] < 1e6
+
     def test_plan_as_json_of_one_gpu(self, call):
         out, _ = call("plan", *STACK, *QUICK, "--backend", "cupy:1", "--json")
         report = json.loads(out)
@@ -184,6 +205,8 @@ class TestCommands:
         out, err = call("bench", *words, "--backend", "cupy")
         assert "large products, 1 GPU: " in out and "over all GPUs" in out
         assert "greedy: " in err and "core" not in out
+        _, err = call("bench", *words, "--backend", "cupy", "--handoff", "minibatch")
+        assert "greedy: " in err and "streamed: " in err and "pipeline" not in err
         out, _ = call("bench", *words, "--backend", "cupy:0", "--json")
         assert json.loads(out)["unit"] == "GPU"
 

@@ -19,7 +19,7 @@ from test_stream import LAYERS, VARIANTS, streamed
 from trialruns import died, library_threads, notices_of, settings_on
 
 from syncpretrain import pretrain
-from syncpretrain.backends import cupy_backend, host_rows
+from syncpretrain.backends import cublas, cupy_backend, host_rows
 from syncpretrain.backends.cupy_backend import CupyBackend
 from syncpretrain.backends.host_rows import HostRows
 from syncpretrain.data import byte_rows
@@ -372,6 +372,17 @@ class TestResume:
             again = on_device(bits, delay=0.4, epochs=3)
             again.resume = state
             alike(again.run(), whole)
+
+    def test_longer_rings_are_not_made_beside_the_shorter_ones(self, bits, double, monkeypatch):
+        monkeypatch.setattr(cublas, "WORKSPACE", 256)  # a stream's, which stays with it
+        states = []
+        run = streamed(bits, "rbm", delay=0.4, epochs=3, backend="numpy", runtime="serial")
+        run.save = lambda state, *, done, final: states.append(state())
+        run.run()
+        again = on_device(bits, delay=0.4, epochs=3)
+        fakecupy.left.clear()
+        again.resume = max(states, key=lambda state: max(len(x.ring) for x in state.layers))
+        assert fakecupy.left and max(fakecupy.left) < bits.nbytes
 
 
 class TestDivergence:

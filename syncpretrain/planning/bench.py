@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -20,10 +20,12 @@ from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.planning.candidates import Candidate, Task, settings_with
 from syncpretrain.planning.choice import Plan, limited, plan_for
 from syncpretrain.planning.gpu import device_peak
+from syncpretrain.planning.task_timings import is_on_gpus
 from syncpretrain.planning.timings import CORE
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import PretrainSettings
+from syncpretrain.settings.defaults import HANDOFF_DEFAULTS
 
 __all__ = ["Bench", "Reached", "bench", "random_rows", "run_candidate", "seconds_to", "sgemm_peak"]
 
@@ -107,6 +109,9 @@ def bench(
     report : callable
         Called with a line about each step.
     """
+    if handoff == "minibatch" and is_on_gpus(task):  # the cores' plan has streams in any case
+        streamed = {"handoff": handoff, "delay": HANDOFF_DEFAULTS[handoff]["delay"]}
+        task = replace(task, settings=settings_with(task.settings, streamed))
     report("measuring the layers")
     plan = plan_for(task, measure_seconds=measure_seconds)
     if handoff is not None:

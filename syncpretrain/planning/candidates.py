@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from syncpretrain.backends.choice import backend_for
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.planning.device_candidates import candidates_on_devices
@@ -18,7 +19,8 @@ from syncpretrain.pretraining.build_schedule import build_schedule
 from syncpretrain.pretraining.memory import pretraining_bytes
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
-from syncpretrain.pretraining.schedule.stream import BLOCK_MINIBATCHES, RING_MINIBATCHES, plans
+from syncpretrain.pretraining.schedule.stream import plans
+from syncpretrain.pretraining.streamed.sizes import stream_size
 from syncpretrain.settings import PretrainSettings
 from syncpretrain.settings.asynchronous import ASYNC_DEFAULTS
 from syncpretrain.settings.defaults import HANDOFF_DEFAULTS
@@ -114,10 +116,11 @@ def floor_seconds(task: Task, timings: Timings) -> float:
 
 def _named_candidates(task: Task, timings: Timings) -> Iterator[tuple[str, dict[str, Any]]]:
     P, B = timings.workers, timings.blas_threads
-    if timings.unit == GPU:
-        yield from candidates_on_devices(task.settings.backend, depth=len(timings.layers), gpus=P)
-        return
     is_streamed = task.settings.handoff == "minibatch"
+    if timings.unit == GPU:
+        depth, delay = len(timings.layers), task.settings.delay if is_streamed else None
+        yield from candidates_on_devices(task.settings.backend, depth=depth, gpus=P, delay=delay)
+        return
     delay = task.settings.delay if is_streamed else HANDOFF_DEFAULTS["minibatch"]["delay"]
     streamed = {"handoff": "minibatch", "delay": delay}
     kinds = {name: kind for name, kind in SCHEDULES.items() if kind.candidate is not None}
@@ -270,12 +273,14 @@ def _simulated_stream(task: Task, settings: PretrainSettings, timings: Timings) 
         if settings.passes_up_again(i + 1):
             train = {workers: seconds + forward for workers, seconds in train.items()}
         costs.append(StreamCost(train, forward, end, cost.contention, timings.handover))
+    where = settings.backend if timings.unit == GPU else "numpy"
+    ring, block, _ = stream_size(settings, backend_for(where), steps)
     seconds = simulate_stream(
         plans(settings.epochs, delay=settings.delay, steps=steps),
         costs,
         steps=steps,
-        ring=RING_MINIBATCHES,
-        block=BLOCK_MINIBATCHES,
+        ring=ring,
+        block=block,
         workers=settings.workers or 1,
         replicas=settings.replicas,
     )
@@ -284,7 +289,6 @@ def _simulated_stream(task: Task, settings: PretrainSettings, timings: Timings) 
 
 def _bytes(task: Task, settings: PretrainSettings, run: Simulated) -> int:
     """Return the memory of a run: parameters and minibatches, activations, shards' gradients."""
-    rows = task.rows
     activations = sum(n * width for n, width in zip(run.buffers, settings.layers[1:], strict=True))
     weights = [shape.weights + sum(shape.biases) for shape in settings.shapes]
     own = [
@@ -293,4 +297,4 @@ def _bytes(task: Task, settings: PretrainSettings, run: Simulated) -> int:
     ]
     gradients = sum(n * size for n, size in zip(own, weights, strict=True))
     fixed = pretraining_bytes(settings.shapes, examples=0, batch_size=settings.batch_size)
-    return fixed + FLOAT_BYTES * (rows * activations + gradients)
+    return fixed + FLOAT_BYTES * (task.rows * activations + gradients)

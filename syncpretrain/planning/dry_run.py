@@ -27,6 +27,7 @@ from syncpretrain.planning.exchange import exchanges
 from syncpretrain.planning.handover import handover_seconds
 from syncpretrain.planning.measure import measure
 from syncpretrain.planning.task_timings import is_on_gpus, timings_of
+from syncpretrain.planning.timings import CORE
 from syncpretrain.planning.tuning import async_stage, minibatch_seconds
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.memory import (
@@ -184,7 +185,7 @@ def _pretraining(
     if settings.schedule == ASYNC:
         return async_seconds(task, replace(timings, exchanges=exchanges(settings))), ""
     settings = msgspec.structs.replace(settings, workers=workers_of(settings))
-    if settings.handoff == "minibatch":
+    if settings.handoff == "minibatch" and timings.unit == CORE:  # GPUs queue whole blocks
         timings = replace(timings, handover=handover_seconds())
     try:
         return simulated(task, settings, timings).seconds, ""

@@ -62,7 +62,7 @@ def driver_for(
 def placement_of(driver: Driver) -> str | None:
     """Return which layers are on which of several GPUs in words, or None."""
     own = driver.settings
-    if not isinstance(driver, Pretraining):
+    if not isinstance(driver, (Pretraining, StreamedPretraining)):
         return None
     return placement_text(backend_of_layers(own), len(own.layers) - 1)
 

@@ -36,12 +36,21 @@ class DeviceStream(LocalStream):
         From the lowest up.
     inputs : Split
         The data where the first layer is trained.
+    data : Split
+        The same as they were given, which is all that is left of them at the end.
+    backend : Backend
     """
 
-    def __init__(self, layers: Sequence[DeviceStreamedLayer], inputs: Split) -> None:
+    def __init__(
+        self,
+        layers: Sequence[DeviceStreamedLayer],
+        inputs: Split,
+        data: Split,
+        backend: Backend,
+    ) -> None:
         super().__init__(layers)
-        self.inputs = inputs
-        self._streams = [layer.learner.stream for layer in layers]
+        self.inputs, self._data, self._backend = inputs, data, backend
+        self._own = list(layers)
 
     def __exit__(
         self,
@@ -49,13 +58,18 @@ class DeviceStream(LocalStream):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Wait for what is queued: the memory that it uses is soon that of others."""
+        """Wait for what is queued, and give back the memory that it used: it is soon of others."""
         try:
-            for stream in self._streams:
-                stream.synchronize()
+            for layer in self._own:
+                layer.learner.stream.synchronize()
+            for layer in self._own:
+                layer.release()
         except RuntimeError:
             if kind is None:  # else the device says again why it failed
                 raise
+        self._own.clear()
+        self.inputs = self._data
+        self._backend.free_unused()
 
 
 def device_stream(
@@ -106,4 +120,4 @@ def device_stream(
             source = RingRuns(rings, passes)
             reader.synchronize()
         layers.append(layer)
-    return DeviceStream(layers, runs.inputs)
+    return DeviceStream(layers, runs.inputs, data.data, backend)

@@ -109,6 +109,8 @@ class StreamedPretraining:
         self._resume = state
         waiting = max((len(layer.ring) for layer in state.layers), default=0) if state else 0
         if waiting > self._size.ring:  # it is of a runtime, or a device, with longer rings
+            del self._runtime, self._layers, self._events  # devices have no room for both
+            self._backend.free_unused()
             self._build(self._size._replace(ring=waiting))
 
     def run(self) -> Stack:

@@ -71,11 +71,12 @@ class DeviceStreamedLayer(LearningLayer):
             self._no_error = self._backend.zeros((), np.float64)
         self._later: deque[tuple[int, Later]] = deque()  # examples of blocks, and their errors
         self._validation: tuple[int, Later] | None = None
+        self._released: Layer | None = None  # at the end, on the host
 
     @property
     def is_waiting(self) -> bool:
         """Whether it waits for an iterable, and looks whether to stop before it trains on."""
-        return self._source.is_waiting
+        return self._released is None and self._source.is_waiting
 
     def connect(self, rings: DeviceRings, numbers: range) -> None:
         """Hand up the hidden means of some minibatches."""
@@ -85,10 +86,18 @@ class DeviceStreamedLayer(LearningLayer):
 
     def current(self) -> Layer:
         """Return the layer as it was at the end of its last minibatch; if finite, else epoch."""
+        if self._released is not None:
+            return self._released
         with self.learner.stream:
             finite = self.learner.is_finite()
             layer = self.learner.current() if finite else self._last_good
             return layer.to(self._backend.tohost)
+
+    def release(self) -> None:
+        """Keep the layer on the host, and nothing on the device: it is not trained any more."""
+        self._released = self.current()
+        del self.learner, self.step, self._source, self._above, self._staged
+        del self._rows, self._last_good, self._no_error, self._later, self._validation
 
     def state(self, above: int | None) -> StreamedLayerState:
         """Return a copy of everything that the next minibatch depends on, on the host.
