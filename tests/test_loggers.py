@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -157,6 +158,10 @@ class TestTensorBoard:
     @pytest.fixture(autouse=True)
     def library(self):
         pytest.importorskip("tensorboardX", reason="needs the extra tensorboard")
+        yield
+        for thread in threading.enumerate():
+            if thread.name == "QueueFeederThread":  # closes the pipe of tensorboardX's queue
+                thread.join(10)
 
     def test_the_files_hold_the_figures(self, tmp_path):
         from tensorboardX.event_file_writer import EventsWriter  # noqa: F401
