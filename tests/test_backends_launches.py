@@ -123,7 +123,7 @@ class TestLaunches:
         ("settings", "expected"),
         [
             ({}, ["adam_step"]),
-            ({"weight_decay": 0.01}, ["multiply"] * 4 + ["adam_step"]),
+            ({"weight_decay": 0.01}, ["shrink"] * 4 + ["adam_step"]),
         ],
     )
     def test_of_fine_tuning(self, double, settings, expected):
