@@ -59,6 +59,8 @@ def test_a_rank_that_is_killed_on_any_host_is_named(data, killed):
     assert status not in (0, None)
     place = rf"rank {killed} on \S+-{killed % 2 + 1} \(process {ranks[killed].pid}\) was killed"
     assert re.search(rf"Error: layer \d failed: {place}|Error: {place}", err), err
+    # The launcher kills the others because of it: those that are named too are of that host.
+    assert {*re.findall(r"rank \d on \S+-(\d) \(", err)} == {str(killed % 2 + 1)}, err
     _, alive = psutil.wait_procs(list(ranks.values()), timeout=30)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
