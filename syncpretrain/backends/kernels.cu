@@ -456,7 +456,8 @@ extern "C" __global__ void sgd_step(
         descend(p + i, g[i], v + i, rate, momentum, nesterov);
 }
 
-// What weights are multiplied by before they move.
+// Multiply weights before they move. The numbers of a recorded step are the rate or size, this factor
+// and Adam's floor.
 extern "C" __global__ void shrink(float *p, long long n, float factor, const float *numbers)
 {
     if (numbers) factor = numbers[1];
