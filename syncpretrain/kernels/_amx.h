@@ -43,8 +43,9 @@ VECTORIZED static void add_term(const Pair *a, const Pair *b, Py_ssize_t pairs, 
     APART for (Py_ssize_t j = 0; j < n; j++) sums[j] += first[j] + second[j];
 }
 
-static void add_product_by_terms(const Pair *left, const Pair *right, Py_ssize_t rows, Py_ssize_t pairs,
-                                 Py_ssize_t columns, float *sums, Py_ssize_t stride, int begins)
+static void add_product_by_terms(const Pair *left, const NonZeros *nonzeros, const Pair *right, Py_ssize_t rows,
+                                 Py_ssize_t pairs, Py_ssize_t columns, float *sums, Py_ssize_t stride,
+                                 int begins)
 {
     for (Py_ssize_t i = 0; i < rows; i++, left += pairs, sums += stride) {
         if (begins) memset(sums, 0, (size_t)columns * sizeof *sums);
@@ -54,7 +55,7 @@ static void add_product_by_terms(const Pair *left, const Pair *right, Py_ssize_t
     }
 }
 
-static const PairsForm PORTABLE_TILES = {"portable tiles", 1, pack_rows_portable, pack_panel_portable,
+static const PairsForm PORTABLE_TILES = {"portable tiles", 1, pack_rows_portable, NULL, pack_panel_portable,
                                          add_product_by_terms};
 
 /* ------------------------------------------------------------------------------------ AMX */
@@ -129,9 +130,9 @@ WITH_TILES INLINED void add_tiles(const Pair *left, const Pair *right, Py_ssize_
     if (down > 1 && across > 1) _tile_stored(3, below + TILE_SIZE, line);
 }
 
-WITH_TILES static void add_product_tiles(const Pair *left, const Pair *right, Py_ssize_t rows,
-                                         Py_ssize_t pairs, Py_ssize_t columns, float *sums, Py_ssize_t stride,
-                                         int begins)
+WITH_TILES static void add_product_tiles(const Pair *left, const NonZeros *nonzeros, const Pair *right,
+                                         Py_ssize_t rows, Py_ssize_t pairs, Py_ssize_t columns, float *sums,
+                                         Py_ssize_t stride, int begins)
 {
     Py_ssize_t shaped_down = 0, shaped_across = 0;
     for (Py_ssize_t j = 0; j < columns; j += SUMS_SIZE)
@@ -153,7 +154,8 @@ WITH_TILES static void add_product_tiles(const Pair *left, const Pair *right, Py
     _tile_release(); /* of this thread: its registers need not be kept any longer */
 }
 
-static const PairsForm TILES = {"tiles", TILE_SIZE, pack_rows_avx512, pack_panel_avx512, add_product_tiles};
+static const PairsForm TILES = {"tiles", TILE_SIZE, pack_rows_avx512, NULL, pack_panel_avx512,
+                                add_product_tiles};
 #undef WITH_TILES
 
 #ifndef TILE_INSTRUCTIONS
@@ -179,8 +181,8 @@ static int has_bits_of_portable(void)
         Pair pair = (bits & 0x83ff83ff) + 0x3e003e00; /* from 1/8 to 32, so that sums are rounded */
         *(i < SIZE * PAIRS ? left + i : right + (i - SIZE * PAIRS)) = pair;
     }
-    TILES.add_product(left, right, SIZE, PAIRS, SIZE, sums[0], SIZE, 1);
-    PORTABLE_TILES.add_product(left, right, SIZE, PAIRS, SIZE, sums[1], SIZE, 1);
+    TILES.add_product(left, NULL, right, SIZE, PAIRS, SIZE, sums[0], SIZE, 1);
+    PORTABLE_TILES.add_product(left, NULL, right, SIZE, PAIRS, SIZE, sums[1], SIZE, 1);
     return memcmp(sums[0], sums[1], sizeof sums[0]) == 0;
 }
 

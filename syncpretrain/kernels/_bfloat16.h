@@ -40,6 +40,7 @@ static const PairsForm *usual_form(void)
 /* What a product needs beside its matrices. */
 typedef struct {
     Pair panel[PANEL_PAIRS * PANEL_COLUMNS], block[BLOCK_PAIRS];
+    NonZeros nonzeros; /* of the block */
 } PackedFactors;
 
 /* Return room for the factors of a number of products at once, or NULL with an error set. */
@@ -75,11 +76,12 @@ static void multiply_rounded(const PairsForm *form, Factor left, Factor right, P
         for (Py_ssize_t i = 0, rows; i < out->rows; i += rows) {
             rows = out->rows - i < most ? out->rows - i : most;
             form->pack_rows(factor_from(left, i, k), rows, depth, pairs, room->block);
+            if (form->find_nonzeros) form->find_nonzeros(room->block, rows, pairs, &room->nonzeros);
             for (Py_ssize_t j = 0, columns; j < out->columns; j += columns) {
                 columns = out->columns - j < PANEL_COLUMNS ? out->columns - j : PANEL_COLUMNS;
                 form->pack_panel(factor_from(right, k, j), depth, pairs, columns, room->panel);
-                form->add_product(room->block, room->panel, rows, pairs, columns, row(out, i) + j, out->stride,
-                                  k == 0);
+                form->add_product(room->block, &room->nonzeros, room->panel, rows, pairs, columns,
+                                  row(out, i) + j, out->stride, k == 0);
             }
         }
     }

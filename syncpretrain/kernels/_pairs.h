@@ -27,16 +27,24 @@ typedef struct {
     Py_ssize_t down, right;
 } Factor;
 
+/* Where the rows of the strips of a packed left factor are not all 0, strip after strip: images have many zeros,
+ * and such pairs, which would add 0 to their sums, are left out. */
+typedef struct {
+    int32_t ends[BLOCK_PAIRS / STRIP_ROWS + 1];                   /* of each strip's places */
+    uint16_t places[BLOCK_PAIRS / STRIP_ROWS + PANEL_PAIRS + 16]; /* numbers of pairs; stored 16 at once */
+} NonZeros;
+
 /* What a processor does with pairs. `inner` are numbers; of their pairs the last may be half, and as many of 0
  * follow as there are fewer than `pairs`, a multiple of `multiple`. */
 typedef struct {
     const char *name;
     Py_ssize_t multiple;
     void (*pack_rows)(Factor f, Py_ssize_t rows, Py_ssize_t inner, Py_ssize_t pairs, Pair *out);
+    void (*find_nonzeros)(const Pair *left, Py_ssize_t rows, Py_ssize_t pairs, NonZeros *out); /* or NULL: takes all */
     void (*pack_panel)(Factor f, Py_ssize_t inner, Py_ssize_t pairs, Py_ssize_t columns, Pair *out);
     /* Add to rows of sums, or to 0 where they begin, the product of packed rows and a panel, pair after pair. */
-    void (*add_product)(const Pair *left, const Pair *right, Py_ssize_t rows, Py_ssize_t pairs,
-                        Py_ssize_t columns, float *sums, Py_ssize_t stride, int begins);
+    void (*add_product)(const Pair *left, const NonZeros *nonzeros, const Pair *right, Py_ssize_t rows,
+                        Py_ssize_t pairs, Py_ssize_t columns, float *sums, Py_ssize_t stride, int begins);
 } PairsForm;
 
 /* ------------------------------------------------------------------------------- portable */
@@ -87,8 +95,9 @@ VECTORIZED static void add_pairs(Pair a, const Pair *b, float *sums, Py_ssize_t 
     }
 }
 
-static void add_product_portable(const Pair *left, const Pair *right, Py_ssize_t rows, Py_ssize_t pairs,
-                                 Py_ssize_t columns, float *sums, Py_ssize_t stride, int begins)
+static void add_product_portable(const Pair *left, const NonZeros *nonzeros, const Pair *right, Py_ssize_t rows,
+                                 Py_ssize_t pairs, Py_ssize_t columns, float *sums, Py_ssize_t stride,
+                                 int begins)
 {
     for (Py_ssize_t i = 0; i < rows; i++, left += pairs, sums += stride) {
         if (begins) memset(sums, 0, (size_t)columns * sizeof *sums);
@@ -96,7 +105,7 @@ static void add_product_portable(const Pair *left, const Pair *right, Py_ssize_t
     }
 }
 
-static const PairsForm PORTABLE_PAIRS = {"portable pairs", 1, pack_rows_portable, pack_panel_portable,
+static const PairsForm PORTABLE_PAIRS = {"portable pairs", 1, pack_rows_portable, NULL, pack_panel_portable,
                                          add_product_portable};
 
 /* ----------------------------------------------------------------------------- AVX512-BF16 */
@@ -233,8 +242,37 @@ WITH_PAIRS static void pack_panel_avx512(Factor f, Py_ssize_t inner, Py_ssize_t 
     memset(out, 0, (size_t)(pairs - (inner + 1) / 2) * PANEL_COLUMNS * sizeof *out);
 }
 
-WITH_PAIRS INLINED void add_strip(const Pair *left, const Pair *right, Py_ssize_t pairs, Py_ssize_t columns,
-                                  float *sums, Py_ssize_t stride, int begins, const int n, const int vectors)
+/* Return the first row of a strip. */
+static inline Py_ssize_t strip_at(Py_ssize_t rows, Py_ssize_t strip)
+{
+    Py_ssize_t strips = (rows + STRIP_ROWS - 1) / STRIP_ROWS;
+    return rows * strip / strips;
+}
+
+/* Look at 16 pairs of a strip at a time. */
+WITH_PAIRS static void find_nonzeros_avx512(const Pair *left, Py_ssize_t rows, Py_ssize_t pairs, NonZeros *out)
+{
+    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    uint16_t *to = out->places;
+    for (Py_ssize_t s = 0, first = 0, end; first < rows; s++, first = end) {
+        end = strip_at(rows, s + 1);
+        for (Py_ssize_t k = 0; k < pairs; k += 16) {
+            __mmask16 own = first_lanes(pairs - k);
+            __m512i any = _mm512_setzero_si512();
+            for (Py_ssize_t i = first; i < end; i++)
+                any = _mm512_or_si512(any, _mm512_maskz_loadu_epi32(own, left + i * pairs + k));
+            __mmask16 found = _mm512_test_epi32_mask(any, any);
+            __m512i places = _mm512_add_epi32(_mm512_maskz_compress_epi32(found, lanes), _mm512_set1_epi32((int)k));
+            _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16(places));
+            to += __builtin_popcount(found);
+        }
+        out->ends[s] = (int32_t)(to - out->places);
+    }
+}
+
+WITH_PAIRS INLINED void add_strip(const Pair *left, const uint16_t *places, const uint16_t *end,
+                                  const Pair *right, Py_ssize_t pairs, Py_ssize_t columns, float *sums,
+                                  Py_ssize_t stride, int begins, const int n, const int vectors)
 {
     __m512 sum[STRIP_ROWS][PANEL_COLUMNS / 16];
     __mmask16 last = first_lanes(columns - (vectors - 1) * 16), full = begins ? 0 : 0xffff;
@@ -243,9 +281,11 @@ WITH_PAIRS INLINED void add_strip(const Pair *left, const Pair *right, Py_ssize_
         UNROLLED for (int v = 0; v < vectors; v++)
             sum[t][v] = _mm512_maskz_loadu_ps(v == vectors - 1 ? last & full : full, sums + t * stride + v * 16);
     }
-    for (Py_ssize_t k = 0; k < pairs; k++, right += PANEL_COLUMNS) {
+    for (; places < end; places++) {
+        Py_ssize_t k = *places;
+        const Pair *from = right + k * PANEL_COLUMNS;
         __m512bh panel[PANEL_COLUMNS / 16];
-        UNROLLED for (int v = 0; v < vectors; v++) panel[v] = (__m512bh)_mm512_loadu_si512(right + v * 16);
+        UNROLLED for (int v = 0; v < vectors; v++) panel[v] = (__m512bh)_mm512_loadu_si512(from + v * 16);
         UNROLLED for (int t = 0; t < n; t++)
         {
             __m512bh pair = (__m512bh)_mm512_set1_epi32((int)left[t * pairs + k]);
@@ -260,17 +300,18 @@ WITH_PAIRS INLINED void add_strip(const Pair *left, const Pair *right, Py_ssize_
     }
 }
 
-WITH_PAIRS static void add_product_avx512(const Pair *left, const Pair *right, Py_ssize_t rows,
-                                          Py_ssize_t pairs, Py_ssize_t columns, float *sums,
+WITH_PAIRS static void add_product_avx512(const Pair *left, const NonZeros *nonzeros, const Pair *right,
+                                          Py_ssize_t rows, Py_ssize_t pairs, Py_ssize_t columns, float *sums,
                                           Py_ssize_t stride, int begins)
 {
-    Py_ssize_t strips = (rows + STRIP_ROWS - 1) / STRIP_ROWS;
-    for (Py_ssize_t s = 0; s < strips; s++) {
-        Py_ssize_t first = rows * s / strips, n = rows * (s + 1) / strips - first;
+    const uint16_t *places = nonzeros->places;
+    for (Py_ssize_t s = 0, first = 0, n; first < rows; s++, first += n) {
+        n = strip_at(rows, s + 1) - first;
         const Pair *own = left + first * pairs;
         float *to = sums + first * stride;
+        const uint16_t *end = nonzeros->places + nonzeros->ends[s];
 #define CASE(n, vectors)                                                                            \
-    case 8 * n + vectors: add_strip(own, right, pairs, columns, to, stride, begins, n, vectors); break;
+    case 8 * n + vectors: add_strip(own, places, end, right, pairs, columns, to, stride, begins, n, vectors); break;
         switch (8 * n + (columns + 15) / 16) {
             CASE(1, 1) CASE(2, 1) CASE(3, 1) CASE(4, 1) CASE(5, 1) CASE(6, 1)
             CASE(1, 2) CASE(2, 2) CASE(3, 2) CASE(4, 2) CASE(5, 2) CASE(6, 2)
@@ -278,10 +319,14 @@ WITH_PAIRS static void add_product_avx512(const Pair *left, const Pair *right, P
             CASE(1, 4) CASE(2, 4) CASE(3, 4) CASE(4, 4) CASE(5, 4) CASE(6, 4)
         }
 #undef CASE
+        places = end;
     }
 }
 
-static const PairsForm AVX512_PAIRS = {"pairs", 1, pack_rows_avx512, pack_panel_avx512, add_product_avx512};
+
+
+static const PairsForm AVX512_PAIRS = {"pairs", 1, pack_rows_avx512, find_nonzeros_avx512, pack_panel_avx512,
+                                       add_product_avx512};
 
 /* Return whether this processor has the instruction. */
 static int multiplies_pairs(void)
