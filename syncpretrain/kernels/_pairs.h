@@ -16,9 +16,9 @@
 typedef uint32_t Pair; /* the first number in the lower half */
 
 enum {
-    PANEL_COLUMNS = 64, PANEL_PAIRS = 512, /* of the right factor at once: 128 KiB, in the L2 cache */
+    PANEL_COLUMNS = 128, PANEL_PAIRS = 512, /* of the right factor at once: 256 KiB, in the L2 cache */
     BLOCK_PAIRS = 1 << 16,                 /* of the left one: 256 KiB */
-    STRIP_ROWS = 6,                        /* whose sums stay in registers */
+    STRIP_ROWS = 3,                        /* whose sums stay in registers */
 };
 
 /* A factor as it lies in memory: its element (i, j) is at data[i * down + j * right]; one of them is 1. */
@@ -311,12 +311,11 @@ WITH_PAIRS static void add_product_avx512(const Pair *left, const NonZeros *nonz
         float *to = sums + first * stride;
         const uint16_t *end = nonzeros->places + nonzeros->ends[s];
 #define CASE(n, vectors)                                                                            \
-    case 8 * n + vectors: add_strip(own, places, end, right, pairs, columns, to, stride, begins, n, vectors); break;
-        switch (8 * n + (columns + 15) / 16) {
-            CASE(1, 1) CASE(2, 1) CASE(3, 1) CASE(4, 1) CASE(5, 1) CASE(6, 1)
-            CASE(1, 2) CASE(2, 2) CASE(3, 2) CASE(4, 2) CASE(5, 2) CASE(6, 2)
-            CASE(1, 3) CASE(2, 3) CASE(3, 3) CASE(4, 3) CASE(5, 3) CASE(6, 3)
-            CASE(1, 4) CASE(2, 4) CASE(3, 4) CASE(4, 4) CASE(5, 4) CASE(6, 4)
+    case 16 * n + vectors: add_strip(own, places, end, right, pairs, columns, to, stride, begins, n, vectors); break;
+        switch (16 * n + (columns + 15) / 16) {
+            CASE(1, 1) CASE(1, 2) CASE(1, 3) CASE(1, 4) CASE(1, 5) CASE(1, 6) CASE(1, 7) CASE(1, 8)
+            CASE(2, 1) CASE(2, 2) CASE(2, 3) CASE(2, 4) CASE(2, 5) CASE(2, 6) CASE(2, 7) CASE(2, 8)
+            CASE(3, 1) CASE(3, 2) CASE(3, 3) CASE(3, 4) CASE(3, 5) CASE(3, 6) CASE(3, 7) CASE(3, 8)
         }
 #undef CASE
         places = end;
