@@ -210,6 +210,38 @@ def test_a_product_may_be_that_of_one_matrix_with_itself(form):
 
 
 @COMPILED
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.9, 1.0])
+@pytest.mark.parametrize("shape", [(1, 2, 1), (10, 31, 17), (28, 784, 130), (50, 1100, 20)])
+def test_zeros_add_nothing_wherever_they_are(shape, share, form):
+    a, b = factors(*shape)
+    rng = np.random.default_rng(4)
+    a[rng.random(a.shape) >= share] = 0
+    a[:, : a.shape[1] // 3] = 0  # as at the edge of images
+    a[len(a) // 2 : len(a) // 2 + 7] = 0
+    expected = definition_of(form)(a, b)
+    for left, right in product(LAYOUTS, LAYOUTS):
+        found = compiled(laid_out(a, left), laid_out(b, right), form=form)
+        np.testing.assert_array_equal(found, expected)
+
+
+@COMPILED
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("columns", [5, 300])
+@pytest.mark.parametrize("what", [INF, -INF, NAN])
+def test_zeros_times_what_is_not_finite_are_not_a_number(what, columns, form):
+    a, b = np.zeros((9, 40), dtype=np.float32), np.ones((40, columns), dtype=np.float32)
+    for row in (0, 21, 39):
+        b[:] = 1
+        b[row, columns - 1] = what
+        for left, right in product(LAYOUTS, LAYOUTS):
+            found = compiled(laid_out(a, left), laid_out(b, right), form=form)
+            assert np.isnan(found[:, -1]).all()
+            assert (found[:, :-1] == 0).all()
+
+
+@COMPILED
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("inner", [3, 4])

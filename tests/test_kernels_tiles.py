@@ -23,7 +23,7 @@ PACKED = pytest.mark.skipif(
     not HAS_PAIRS, reason="this CPU has no AVX512-BF16, which packs the factors of tiles"
 )
 HAS_TILES = native.extension is not None and "tiles" in native.extension.bfloat16_forms()
-EDGES = (1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 96, 100)
+EDGES = (1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 96, 100, 127, 128, 129)
 SHAPES = [
     *(tuple(np.random.default_rng(i).choice(EDGES, 3).tolist()) for i in range(40)),
     *((3, k, 70) for k in (992, 1023, 1024, 1025, 2047, 2048, 2049)),
@@ -31,7 +31,7 @@ SHAPES = [
     *((4097, 2, 1), (4096, 30, 2)),
     *((0, 3, 4), (3, 0, 4), (3, 4, 0)),
 ]
-PANEL_COLUMNS = 64
+PANEL_COLUMNS = 128
 ROW = 4 * PANEL_COLUMNS  # bytes of a panel's
 
 
@@ -142,7 +142,7 @@ def packed(x: np.ndarray, columns: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("begins", [False, True])
-@pytest.mark.parametrize("columns", [1, 15, 16, 17, 31, 32, 33, 48, 63, 64])
+@pytest.mark.parametrize("columns", [1, 15, 16, 17, 31, 32, 33, 48, 63, 64, 97, 128])
 @pytest.mark.parametrize("rows", [1, 15, 16, 17, 32, 33, 50, 64])
 def test_only_the_factors_are_read_and_the_sums_written(tiles, rows, columns, begins):
     rng = np.random.default_rng(rows * columns)

@@ -79,9 +79,9 @@ static void multiply_rounded(const PairsForm *form, Factor left, Factor right, P
             if (form->find_nonzeros) form->find_nonzeros(room->block, rows, pairs, &room->nonzeros);
             for (Py_ssize_t j = 0, columns; j < out->columns; j += columns) {
                 columns = out->columns - j < PANEL_COLUMNS ? out->columns - j : PANEL_COLUMNS;
-                form->pack_panel(factor_from(right, k, j), depth, pairs, columns, room->panel);
-                form->add_product(room->block, &room->nonzeros, room->panel, rows, pairs, columns,
-                                  row(out, i) + j, out->stride, k == 0);
+                int is_finite = form->pack_panel(factor_from(right, k, j), depth, pairs, columns, room->panel);
+                form->add_product(room->block, form->find_nonzeros && is_finite ? &room->nonzeros : NULL,
+                                  room->panel, rows, pairs, columns, row(out, i) + j, out->stride, k == 0);
             }
         }
     }

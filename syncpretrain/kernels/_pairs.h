@@ -28,7 +28,7 @@ typedef struct {
 } Factor;
 
 /* Where the rows of the strips of a packed left factor are not all 0, strip after strip: images have many zeros,
- * and such pairs, which would add 0 to their sums, are left out. */
+ * and pairs of them, which add 0 to sums of finite numbers, are left out. */
 typedef struct {
     int32_t ends[BLOCK_PAIRS / STRIP_ROWS + 1];                   /* of each strip's places */
     uint16_t places[BLOCK_PAIRS / STRIP_ROWS + PANEL_PAIRS + 16]; /* numbers of pairs; stored 16 at once */
@@ -40,9 +40,10 @@ typedef struct {
     const char *name;
     Py_ssize_t multiple;
     void (*pack_rows)(Factor f, Py_ssize_t rows, Py_ssize_t inner, Py_ssize_t pairs, Pair *out);
-    void (*find_nonzeros)(const Pair *left, Py_ssize_t rows, Py_ssize_t pairs, NonZeros *out); /* or NULL: takes all */
-    void (*pack_panel)(Factor f, Py_ssize_t inner, Py_ssize_t pairs, Py_ssize_t columns, Pair *out);
-    /* Add to rows of sums, or to 0 where they begin, the product of packed rows and a panel, pair after pair. */
+    void (*find_nonzeros)(const Pair *left, Py_ssize_t rows, Py_ssize_t pairs, NonZeros *out); /* or NULL */
+    int (*pack_panel)(Factor f, Py_ssize_t inner, Py_ssize_t pairs, Py_ssize_t columns, Pair *out); /* all finite? */
+    /* Add to rows of sums, or to 0 where they begin, the product of packed rows and a panel, pair after pair;
+     * of all pairs without `nonzeros`. */
     void (*add_product)(const Pair *left, const NonZeros *nonzeros, const Pair *right, Py_ssize_t rows,
                         Py_ssize_t pairs, Py_ssize_t columns, float *sums, Py_ssize_t stride, int begins);
 } PairsForm;
@@ -71,10 +72,12 @@ static void pack_rows_portable(Factor f, Py_ssize_t rows, Py_ssize_t inner, Py_s
         for (Py_ssize_t k = 0; k < 2 * pairs; k += 2) *out++ = pair_at(f.data + i * f.down, k, inner, f.right);
 }
 
-static void pack_panel_portable(Factor f, Py_ssize_t inner, Py_ssize_t pairs, Py_ssize_t columns, Pair *out)
+/* Return 0: this form multiplies all pairs. */
+static int pack_panel_portable(Factor f, Py_ssize_t inner, Py_ssize_t pairs, Py_ssize_t columns, Pair *out)
 {
     for (Py_ssize_t k = 0; k < 2 * pairs; k += 2, out += PANEL_COLUMNS)
         for (Py_ssize_t j = 0; j < columns; j++) out[j] = pair_at(f.data + j * f.right, k, inner, f.down);
+    return 0;
 }
 
 static inline float wide(uint32_t upper_half)
@@ -211,35 +214,51 @@ WITH_PAIRS static void pack_rows_avx512(Factor f, Py_ssize_t rows, Py_ssize_t in
         }
 }
 
-/* Pack columns whose numbers lie side by side, `next` from column to column. */
-WITH_PAIRS static void pack_turned_panel(const float *x, Py_ssize_t next, Py_ssize_t inner, Py_ssize_t pairs,
-                                         Py_ssize_t columns, Pair *out)
+/* Keep the larger sizes of bfloat16. */
+WITH_PAIRS static inline __m512i larger(__m512i largest, __m512i pairs)
 {
+    return _mm512_max_epu16(largest, _mm512_and_si512(pairs, _mm512_set1_epi16(0x7fff)));
+}
+
+WITH_PAIRS static inline int are_finite(__m512i largest)
+{
+    return _mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7f80)) == 0;
+}
+
+/* Pack columns whose numbers lie side by side, `next` from column to column; return whether all are finite. */
+WITH_PAIRS static int pack_turned_panel(const float *x, Py_ssize_t next, Py_ssize_t inner, Py_ssize_t pairs,
+                                        Py_ssize_t columns, Pair *out)
+{
+    __m512i largest = _mm512_setzero_si512();
     for (Py_ssize_t j = 0; j < columns; j += 16, x += 16 * next) {
         for (Py_ssize_t k = 0; k < inner; k += 32) {
             __m512i r[16];
             UNROLLED for (int c = 0; c < 16; c++)
                 r[c] = j + c < columns ? pairs_along(x + c * next + k, inner - k) : _mm512_setzero_si512();
+            UNROLLED for (int c = 0; c < 16; c++) largest = larger(largest, r[c]);
             turn(r);
             UNROLLED for (int p = 0; p < 16; p++)
                 if (k / 2 + p < pairs) _mm512_storeu_si512(out + (k / 2 + p) * PANEL_COLUMNS + j, r[p]);
         }
     }
+    return are_finite(largest);
 }
 
-WITH_PAIRS static void pack_panel_avx512(Factor f, Py_ssize_t inner, Py_ssize_t pairs, Py_ssize_t columns,
-                                         Pair *out)
+WITH_PAIRS static int pack_panel_avx512(Factor f, Py_ssize_t inner, Py_ssize_t pairs, Py_ssize_t columns,
+                                        Pair *out)
 {
-    if (f.right != 1) {
-        pack_turned_panel(f.data, f.right, inner, pairs, columns, out);
-        return;
-    }
+    if (f.right != 1) return pack_turned_panel(f.data, f.right, inner, pairs, columns, out);
+    __m512i largest = _mm512_setzero_si512();
     for (Py_ssize_t k = 0; k < inner; k += 2, out += PANEL_COLUMNS) {
         const float *x = f.data + k * f.down, *y = k + 1 < inner ? x + f.down : NULL;
-        for (Py_ssize_t j = 0; j < columns; j += 16)
-            _mm512_storeu_si512(out + j, pairs_across(x + j, y ? y + j : NULL, columns - j));
+        for (Py_ssize_t j = 0; j < columns; j += 16) {
+            __m512i found = pairs_across(x + j, y ? y + j : NULL, columns - j);
+            largest = larger(largest, found);
+            _mm512_storeu_si512(out + j, found);
+        }
     }
     memset(out, 0, (size_t)(pairs - (inner + 1) / 2) * PANEL_COLUMNS * sizeof *out);
+    return are_finite(largest);
 }
 
 /* Return the first row of a strip. */
@@ -304,12 +323,14 @@ WITH_PAIRS static void add_product_avx512(const Pair *left, const NonZeros *nonz
                                           Py_ssize_t rows, Py_ssize_t pairs, Py_ssize_t columns, float *sums,
                                           Py_ssize_t stride, int begins)
 {
-    const uint16_t *places = nonzeros->places;
+    uint16_t all[PANEL_PAIRS];
+    const uint16_t *places = nonzeros ? nonzeros->places : all, *end = all + pairs;
+    for (Py_ssize_t k = 0; k < pairs && !nonzeros; k++) all[k] = (uint16_t)k;
     for (Py_ssize_t s = 0, first = 0, n; first < rows; s++, first += n) {
         n = strip_at(rows, s + 1) - first;
         const Pair *own = left + first * pairs;
         float *to = sums + first * stride;
-        const uint16_t *end = nonzeros->places + nonzeros->ends[s];
+        if (nonzeros) end = nonzeros->places + nonzeros->ends[s];
 #define CASE(n, vectors)                                                                            \
     case 16 * n + vectors: add_strip(own, places, end, right, pairs, columns, to, stride, begins, n, vectors); break;
         switch (16 * n + (columns + 15) / 16) {
@@ -318,7 +339,7 @@ WITH_PAIRS static void add_product_avx512(const Pair *left, const NonZeros *nonz
             CASE(3, 1) CASE(3, 2) CASE(3, 3) CASE(3, 4) CASE(3, 5) CASE(3, 6) CASE(3, 7) CASE(3, 8)
         }
 #undef CASE
-        places = end;
+        if (nonzeros) places = end;
     }
 }
 
