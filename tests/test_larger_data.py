@@ -48,7 +48,7 @@ STREAM = {
 }
 ROWS = 1003
 MB = 1 << 20
-LARGE = 480 * MB, 1024  # bytes of the file, values of an example
+LARGE = 400 * MB, 1024  # bytes of the file, values of an example
 ALLOWED = LARGE[0] // 4
 LIMITED = """
 import json, resource, sys

@@ -109,5 +109,11 @@ def spread(X: Any) -> float:
     """Return the squared distance of a row to the mean row, averaged over rows."""
     mean, total = column_means(X), 0.0
     for block in blocks_of(X):
-        total += float(np.square(block - mean).sum())
+        total += _squared_distance(block, mean)
     return total / len(X)
+
+
+def _squared_distance(block: Any, mean: Any) -> float:
+    """Return that of all rows to the mean, with one array beside the block."""
+    difference = block - mean
+    return float(np.square(difference, out=difference).sum())
