@@ -17,8 +17,8 @@ typedef uint32_t Pair; /* the first number in the lower half */
 
 enum {
     PANEL_COLUMNS = 128, PANEL_PAIRS = 512, /* of the right factor at once: 256 KiB, in the L2 cache */
-    BLOCK_PAIRS = 1 << 16,                 /* of the left one: 256 KiB */
-    STRIP_ROWS = 3,                        /* whose sums stay in registers */
+    BLOCK_PAIRS = 1 << 16,                  /* of the left one: 256 KiB */
+    STRIP_ROWS = 3,                         /* whose sums stay in registers; few, for more strips of zeros */
 };
 
 /* A factor as it lies in memory: its element (i, j) is at data[i * down + j * right]; one of them is 1. */
@@ -27,8 +27,8 @@ typedef struct {
     Py_ssize_t down, right;
 } Factor;
 
-/* Where the rows of the strips of a packed left factor are not all 0, strip after strip: images have many zeros,
- * and pairs of them, which add 0 to sums of finite numbers, are left out. */
+/* Where the rows of each strip of a packed left factor are not all 0. Images and hidden states have many zeros:
+ * pairs of them in all rows, which add 0 to sums of finite numbers, are left out. */
 typedef struct {
     int32_t ends[BLOCK_PAIRS / STRIP_ROWS + 1];                   /* of each strip's places */
     uint16_t places[BLOCK_PAIRS / STRIP_ROWS + PANEL_PAIRS + 16]; /* numbers of pairs; stored 16 at once */
@@ -40,8 +40,10 @@ typedef struct {
     const char *name;
     Py_ssize_t multiple;
     void (*pack_rows)(Factor f, Py_ssize_t rows, Py_ssize_t inner, Py_ssize_t pairs, Pair *out);
-    void (*find_nonzeros)(const Pair *left, Py_ssize_t rows, Py_ssize_t pairs, NonZeros *out); /* or NULL */
-    int (*pack_panel)(Factor f, Py_ssize_t inner, Py_ssize_t pairs, Py_ssize_t columns, Pair *out); /* all finite? */
+    /* NULL where no pairs are left out. */
+    void (*find_nonzeros)(const Pair *left, Py_ssize_t rows, Py_ssize_t pairs, NonZeros *out);
+    /* Return whether all numbers are finite, where pairs may be left out. */
+    int (*pack_panel)(Factor f, Py_ssize_t inner, Py_ssize_t pairs, Py_ssize_t columns, Pair *out);
     /* Add to rows of sums, or to 0 where they begin, the product of packed rows and a panel, pair after pair;
      * of all pairs without `nonzeros`. */
     void (*add_product)(const Pair *left, const NonZeros *nonzeros, const Pair *right, Py_ssize_t rows,
@@ -72,7 +74,6 @@ static void pack_rows_portable(Factor f, Py_ssize_t rows, Py_ssize_t inner, Py_s
         for (Py_ssize_t k = 0; k < 2 * pairs; k += 2) *out++ = pair_at(f.data + i * f.down, k, inner, f.right);
 }
 
-/* Return 0: this form multiplies all pairs. */
 static int pack_panel_portable(Factor f, Py_ssize_t inner, Py_ssize_t pairs, Py_ssize_t columns, Pair *out)
 {
     for (Py_ssize_t k = 0; k < 2 * pairs; k += 2, out += PANEL_COLUMNS)
@@ -281,7 +282,8 @@ WITH_PAIRS static void find_nonzeros_avx512(const Pair *left, Py_ssize_t rows, P
             for (Py_ssize_t i = first; i < end; i++)
                 any = _mm512_or_si512(any, _mm512_maskz_loadu_epi32(own, left + i * pairs + k));
             __mmask16 found = _mm512_test_epi32_mask(any, any);
-            __m512i places = _mm512_add_epi32(_mm512_maskz_compress_epi32(found, lanes), _mm512_set1_epi32((int)k));
+            __m512i places = _mm512_maskz_compress_epi32(found, lanes);
+            places = _mm512_add_epi32(places, _mm512_set1_epi32((int)k));
             _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16(places));
             to += __builtin_popcount(found);
         }
@@ -331,8 +333,10 @@ WITH_PAIRS static void add_product_avx512(const Pair *left, const NonZeros *nonz
         const Pair *own = left + first * pairs;
         float *to = sums + first * stride;
         if (nonzeros) end = nonzeros->places + nonzeros->ends[s];
-#define CASE(n, vectors)                                                                            \
-    case 16 * n + vectors: add_strip(own, places, end, right, pairs, columns, to, stride, begins, n, vectors); break;
+#define CASE(n, vectors)                                                                                 \
+    case 16 * n + vectors:                                                                               \
+        add_strip(own, places, end, right, pairs, columns, to, stride, begins, n, vectors);              \
+        break;
         switch (16 * n + (columns + 15) / 16) {
             CASE(1, 1) CASE(1, 2) CASE(1, 3) CASE(1, 4) CASE(1, 5) CASE(1, 6) CASE(1, 7) CASE(1, 8)
             CASE(2, 1) CASE(2, 2) CASE(2, 3) CASE(2, 4) CASE(2, 5) CASE(2, 6) CASE(2, 7) CASE(2, 8)
@@ -342,8 +346,6 @@ WITH_PAIRS static void add_product_avx512(const Pair *left, const NonZeros *nonz
         if (nonzeros) places = end;
     }
 }
-
-
 
 static const PairsForm AVX512_PAIRS = {"pairs", 1, pack_rows_avx512, find_nonzeros_avx512, pack_panel_avx512,
                                        add_product_avx512};
