@@ -22,7 +22,7 @@ from syncpretrain.units.kinds import kind_of
 
 __all__ = ["Baseline", "baselines", "mean_error", "on_layers", "on_tuning", "share_text"]
 
-ROWS_AT_ONCE = 500  # of several arrays that are as wide as the data
+ROWS_MEASURED = 500  # at once, in several arrays as wide as the data
 MOST_CONSTANT = 0.5  # of a layer's units
 LEAST_CHANGE = 0.05  # between examples, of a unit that says anything about them
 GROWN = 1.05  # times the first epoch's error: less is noise
@@ -50,7 +50,7 @@ def baselines(stack: Stack, X: Any) -> list[Baseline]:
     if not len(X):
         return []
     found = [_Measured(layer.shape.biases[1]) for layer in stack.layers]
-    count = rows_at_once(stack.layers, ROWS_AT_ONCE)
+    count = rows_at_once(stack.layers, ROWS_MEASURED)
     for start in range(0, len(X), count):
         rows = np.asarray(X[start : start + count])
         below = stack.prepared(rows, missing=True)
