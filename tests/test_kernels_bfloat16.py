@@ -163,7 +163,10 @@ def test_the_orders_of_sums_differ_in_their_bits():
 
 @COMPILED
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("shape", [(1, 3, 1), (7, 9, 17), (6, 16, 64), (13, 1025, 65), (3, 0, 4)])
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 3, 1), (7, 9, 17), (6, 16, 64), (3, 16, 128), (13, 1025, 65), (13, 1025, 129), (3, 0, 4)],
+)
 def test_nothing_is_written_beside_a_product(shape, form):
     a, b = factors(*shape)
     wide = np.full((len(a) + 2, b.shape[1] + 40), 77, dtype=np.float32)

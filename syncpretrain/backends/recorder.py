@@ -83,7 +83,7 @@ class Recorder:
 
     def __init__(self, cupy: Any, source: CudaSource, blas: Cublas) -> None:
         self._cupy, self._source, self._blas = cupy, source, blas
-        # Nobody else gets the memory that a graph computes in.
+        # Nothing else gets the memory that a graph computes in.
         self._pool = cupy.cuda.MemoryPool()
         self._graphs: dict[Hashable, _Recorded | None] = {}  # None: seen once
         self._now: Any = None

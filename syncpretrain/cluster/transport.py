@@ -58,7 +58,7 @@ class Transport:
         Whether the thread looks more often for messages of other machines, at some per cent of a
         core.
     link : Link or None
-        Over which all that comes to this rank is delayed.
+        By which all that arrives at this rank is delayed.
     windows : Windows
         The windows that are open.
     """

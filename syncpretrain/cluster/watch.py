@@ -6,8 +6,8 @@ as well: that closes before the launcher knows of a death, which then kills all 
 sends there says that it is about to end of itself, or to end the job.
 
 Where a job has several hosts there is a witness on each. The first one prints: to its listening
-socket the others connect, tell it of an end, and say nothing themselves, since the launcher kills
-the ranks of their hosts because of it. It closes these connections when all is over. A witness that
+socket the others connect, report an end to it, and print nothing themselves, since the launcher
+kills the ranks of their hosts because of it. It closes these connections when all is over. A witness that
 cannot connect prints for itself.
 
 This is a file to be executed, with the name of the socket, and needs nothing but Python.
@@ -31,7 +31,7 @@ LEAVES, ABORTS = b"l", b"a"
 PEER = struct.Struct("3i")  # process, user and group of the other end of a socket
 ENDING_MS = 200  # until the system knows how a process ended that has closed its socket
 FIRST_SECONDS = 5.0
-HEARD_SECONDS = 1.0  # until the first witness has printed what it was told
+HEARD_SECONDS = 1.0  # until the first witness has printed what was reported to it
 JOB_ABORTED = "!"  # in the place of an end
 LONGEST_LINE = 1 << 16
 PENDING = 4096  # connections
@@ -122,7 +122,7 @@ class Witness:
                 self._accept()
                 continue
             if self._first is not None and self._first.fileno() in found:
-                return None  # all is over, or has been told
+                return None  # all is over, or has been reported
             if any(self._hear(own) == ABORTS for own in found if own in self._sockets):
                 is_over = is_aborted = True  # but who has ended before is why
             for line in self._others.hear(found) if self._others is not None else ():
@@ -138,15 +138,15 @@ class Witness:
                 return ", and ".join(self._ending(pid) for pid in both)
             if is_over and not ended:
                 if is_aborted:
-                    self.tell_first(JOB_ABORTED)
+                    self.report_to_first(JOB_ABORTED)
                 return None
             suspects = ended
 
-    def tell_first(self, line: str) -> bool:
-        """Tell the first witness, and wait until it has heard; return whether there is one."""
+    def report_to_first(self, line: str) -> bool:
+        """Report to the first witness, and wait until it has read; return whether there is one."""
         if self._first is None:
             return False
-        with contextlib.suppress(OSError):  # it has told of another end, and is gone
+        with contextlib.suppress(OSError):  # it has reported another end, and is gone
             self._first.sendall(f"{line}\n".encode())
             self._first.settimeout(HEARD_SECONDS)
             self._first.recv(1)
@@ -220,7 +220,7 @@ def main() -> None:
     if options.door is not None:
         own.listen(socket.socket(fileno=options.door), options.word)
     found = own.wait()
-    if found is not None and not own.tell_first(found):
+    if found is not None and not own.report_to_first(found):
         sys.stderr.write(f"Error: {found}\n")
         sys.stderr.flush()
 

@@ -2,7 +2,7 @@
 
 Launchers such as Hydra of MPICH kill every other rank with SIGKILL as soon as one dies. A witness
 is in a session of its own. That of rank 0 prints what all see, and ends with rank 0; the others
-tell it over the network.
+report to it over the network.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class Witness:
     address : str
         Of the socket to which each rank connects.
     several : bool
-        Whether there are other hosts, whose witnesses tell this one.
+        Whether there are other hosts, whose witnesses report to this one.
     first : Door, optional
-        Of the witness that this one tells.
+        Of the witness that this one reports to.
 
     Attributes
     ----------

@@ -89,7 +89,7 @@ WITH_TILES static void shape_tiles(Py_ssize_t rows, Py_ssize_t columns)
             shapes.rows[t] = shapes.rows[4 + t / 2];
             shapes.row_bytes[t] = shapes.row_bytes[6 + t % 2];
         }
-    __asm__ volatile("" ::"r"(&shapes) : "memory"); /* GCC is not told that tile instructions read memory */
+    __asm__ volatile("" ::"r"(&shapes) : "memory"); /* GCC does not know that tile instructions read memory */
     _tile_loadconfig(&shapes);
 }
 
@@ -190,7 +190,7 @@ static int has_bits_of_portable(void)
  * forked processes. It is asked for when the first needs it: from then on signals need more of their stacks. */
 static int multiplies_tiles(void)
 {
-    static int known = -1; /* two threads that ask at once are told the same */
+    static int known = -1; /* two threads that ask at once find the same */
     int found = __atomic_load_n(&known, __ATOMIC_RELAXED);
     if (found < 0) {
         found = multiplies_pairs() && granted_tiles() && has_bits_of_portable();

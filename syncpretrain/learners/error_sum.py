@@ -58,6 +58,6 @@ class ErrorSum:
         return float(self._sum)
 
     def _let_go(self) -> None:
-        """Wait for the errors that nobody looks at: their memory is soon that of other numbers."""
+        """Wait for the errors that were not looked at: others soon take their memory."""
         while self._later:
             self._later.popleft()[1].value()

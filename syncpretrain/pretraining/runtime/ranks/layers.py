@@ -118,7 +118,7 @@ class HeldLayer(ABC, Generic[PlaceT]):
         return True
 
     def take(self, name: str, layer: int) -> Any:
-        """Return the next thing that comes to a port of this rank, None if the run ends first."""
+        """Return the next thing that arrives at a port of this rank, None if the run ends first."""
         own = port(self._job.run, name, layer)
         while (found := self._transport.take(own, self._times.tick)) is None:
             if self._should_stop():

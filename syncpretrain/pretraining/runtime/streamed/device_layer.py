@@ -109,7 +109,7 @@ class DeviceStreamedLayer(LearningLayer):
             live = self.live_state()
             own = live.state.to(self._backend.tohost)
             self.learner.stream.synchronize()  # which fills the rings
-        # Those that nobody has looked at stay to be looked at: a state changes nothing.
+        # Those not looked at yet stay to be looked at: a state changes nothing.
         pending = [(n, error) for n, later in self._later if math.isfinite(error := later.value())]
         error = sum((error for _, error in pending), self._error)
         own = replace(own, cursor=Cursor(own.cursor.minibatches, error))
@@ -281,7 +281,7 @@ class DeviceStreamedLayer(LearningLayer):
                 hidden = _finite(layer.up(X))
                 self._above[0].validation.fill(count, count, hidden)
             if number - self.plan.delay > self.plan.steps:
-                return  # nobody asks for the error of a layer that was trained
+                return  # the error of a layer that was trained is not asked for
             error = self.learner.summed_error(X, hidden)
             self._validation = len(X), self._backend.later(error)
             if self._stopping is not None:
