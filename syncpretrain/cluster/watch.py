@@ -7,8 +7,8 @@ sends there says that it is about to end of itself, or to end the job.
 
 Where a job has several hosts there is a witness on each. The first one prints: to its listening
 socket the others connect, report an end to it, and print nothing themselves, since the launcher
-kills the ranks of their hosts because of it. It closes these connections when all is over. A witness that
-cannot connect prints for itself.
+kills the ranks of their hosts because of it. It closes these connections when all is over. A
+witness that cannot connect prints for itself.
 
 This is a file to be executed, with the name of the socket, and needs nothing but Python.
 """
