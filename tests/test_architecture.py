@@ -1,4 +1,4 @@
-"""Imports go downward, without cycles; files and functions stay small.
+"""Imports go downward, without cycles; functions stay small, and the package does not grow.
 
 A rule is one test of all modules, which lists those that break it.
 """
@@ -6,7 +6,6 @@ A rule is one test of all modules, which lists those that break it.
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -33,7 +32,6 @@ ROWS = [
 RANK = {name: rank for rank, row in enumerate(ROWS) for name in row}
 THREADS = {"threading", "_thread", "multiprocessing", "concurrent", "asyncio", "subprocess"}
 QUESTION_WORDS = {"What", "Where", "Which", "How", "Who", "Whether", "When"}
-TYPE_VARIABLES = {"F", "S", "T"}  # each is bound to the types of its own module
 INPUT_OUTPUT = {"pathlib", "os", "io", "sys", "json", "socket", "tempfile", "logging", "shutil"}
 
 
@@ -134,12 +132,6 @@ def knowledge(name: str) -> frozenset[str]:
     return frozenset(known - {name, name.rpartition(".")[0]})
 
 
-@cache
-def height(name: str) -> int:
-    """Return how many modules the longest chain of imports below a module has, itself included."""
-    return 1 + max(map(height, knowledge(name)), default=0)
-
-
 NAMES = list(MODULES)
 
 
@@ -168,11 +160,6 @@ def test_there_is_no_cycle_of_knowledge():
         assert leaves, f"a cycle among {sorted(graph)}"
         for name in leaves:
             del graph[name]
-
-
-def test_the_floors_and_the_longest_chain_are_bounded():
-    assert len(ROWS) <= 9  # of 13 before
-    assert max(map(height, NAMES)) <= 14  # of 21 before
 
 
 def test_few_modules_stand_alone():
@@ -247,24 +234,9 @@ def test_every_module_has_a_docstring_and_says_what_it_exports():
     assert not [name for name in names if name not in empty and "__all__" not in assigned(name)]
 
 
-def test_a_constant_or_an_alias_is_defined_in_one_module():
-    """Other modules import it; one that means something else has another name."""
-    homes: dict[str, list[str]] = defaultdict(list)
-    for name in NAMES:
-        for constant in assigned(name) - TYPE_VARIABLES:
-            if constant.lstrip("_")[:1].isupper():
-                homes[constant].append(name)
-    assert not {constant: where for constant, where in homes.items() if len(where) > 1}
-
-
 def test_no_module_docstring_begins_with_a_question_word():
     first = {n: (ast.get_docstring(parsed(n)) or "").split(maxsplit=1)[0] for n in NAMES}
     assert not {n: word for n, word in first.items() if word.rstrip(",.:;") in QUESTION_WORDS}
-
-
-def test_files_have_at_most_300_lines():
-    lines = {n: len(MODULES[n].read_text(encoding="utf-8").splitlines()) for n in NAMES}
-    assert not {name: count for name, count in lines.items() if count > 300}
 
 
 def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -283,3 +255,43 @@ def test_functions_have_at_most_50_lines_without_their_docstring():
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     ]
     assert not [f"{node.name} in {name}" for name, node in functions if length(node) > 50]
+
+
+# Each number may only go down. A change that needs more takes as much out elsewhere.
+BUDGETS = {"files": 523, "lines of code": 43_760, "protocols": 56, "inner modules": 92}
+
+
+def lines_of_code(name: str) -> int:
+    """Return the lines of a module without docstrings, comments and empty lines."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    documented = [
+        x for x in ast.walk(parsed(name)) if isinstance(x, kinds) and ast.get_docstring(x)
+    ]
+    texts = [node.body[0] for node in documented]
+    docstrings = {i for x in texts for i in range(x.lineno, (x.end_lineno or 0) + 1)}
+    lines = enumerate(MODULES[name].read_text(encoding="utf-8").splitlines(), start=1)
+    return sum(
+        bool(line.strip()) and not line.lstrip().startswith("#") and number not in docstrings
+        for number, line in lines
+    )
+
+
+def is_abstract(node: ast.AST) -> bool:
+    """Return whether a node is a class directly below ``Protocol`` or ``ABC``."""
+    bases = node.bases if isinstance(node, ast.ClassDef) else []
+    names = [getattr(x, "value", x) if isinstance(x, ast.Subscript) else x for x in bases]
+    return any(isinstance(x, ast.Name) and x.id in {"Protocol", "ABC"} for x in names)
+
+
+def test_the_package_stays_within_its_budgets():
+    importers = {name: [x for x in NAMES if name in knowledge(x)] for name in NAMES}
+    folder = {name: name.rpartition(".")[0] for name in NAMES}
+    found = {
+        "files": len(NAMES),
+        "lines of code": sum(map(lines_of_code, NAMES)),
+        "protocols": sum(is_abstract(node) for name in NAMES for node in ast.walk(parsed(name))),
+        "inner modules": sum(
+            len(who) == 1 and folder[who[0]] == folder[name] for name, who in importers.items()
+        ),
+    }
+    assert not {what: n for what, n in found.items() if n > BUDGETS[what]}
