@@ -51,7 +51,7 @@ def command(
     if log_odds:
         with_log_odds(stack.layers[:layer])  # refuses before data is read
     examples = examples_of(run, data, part, stack=stack)
-    codes = stack.encode(examples.rows, layer=layer, log_odds=log_odds)
+    codes = stack.for_prepared_rows().encode(examples.rows, layer=layer, log_odds=log_odds)
     units = {f"unit{i + 1}": codes[:, i] for i in range(codes.shape[1])}
     write_output(out, units, {"codes": codes})
     click.echo(f"{out}: {len(codes):,} codes of {codes.shape[1]} units, of {examples.name}")

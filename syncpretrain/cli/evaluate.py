@@ -48,6 +48,7 @@ def command(run: Path, data: str | None, partition: bool, as_json: bool) -> None
 
     stack = load(run)
     examples = dataset_of(run, data, stack=stack)
+    stack = stack.for_prepared_rows()
     report = measure(stack, examples, layer_parts=PARTS)
     report["trained_on"] = stack.info.get("data")
     held_out = examples.validation if len(examples.validation) else examples.test

@@ -82,7 +82,7 @@ def command(
             observers=observers,
             data=data,
             given=given,
-            start=stack,
+            start=stack.for_prepared_rows(),
             loggers=loggers,
             command=typed(),
         )
@@ -117,7 +117,8 @@ def _settled(run: Path, stack: Stack, options: dict[str, Any]) -> tuple[Settings
         }
         settings = replaced(settings, data={"name": options["data"], **own})
     untuned = replaced(settings.finetune, objective="none", loss=None)
-    data = load_data(replaced(settings, finetune=untuned), columns=columns_in(stack.info))
+    untuned_settings = replaced(settings, finetune=untuned)
+    data = load_data(untuned_settings, columns=columns_in(stack.info), meaning=stack.meaning)
     objective = wanted or _objective(data)
     old = before.finetune
     kept = {} if old.objective == objective else {"loss": options.get("finetune_loss")}

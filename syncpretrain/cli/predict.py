@@ -48,7 +48,8 @@ def command(run: Path, data: str | None, part: str | None, proba: bool, out: Pat
     if proba and stack.head.kind != "classification":
         raise SettingsError("proba: got it for a regression, expected a classifier")
     examples = examples_of(run, data, part, stack=stack)
-    predicted = stack.predict(examples.rows)
+    prepared = stack.for_prepared_rows()
+    predicted = prepared.predict(examples.rows)
     columns = columns_in(stack.info)
     target = columns.target.name if columns and columns.target else "y"
     if predicted.ndim == 1:
@@ -57,7 +58,7 @@ def command(run: Path, data: str | None, part: str | None, proba: bool, out: Pat
         table = {f"{target}{i}": predicted[:, i] for i in range(predicted.shape[1])}
     arrays = {"y": predicted}
     if proba:
-        shares = stack.predict_proba(examples.rows)
+        shares = prepared.predict_proba(examples.rows)
         table |= {f"p({name})": shares[:, i] for i, name in enumerate(stack.head.classes)}
         arrays = {"proba": shares, "y": predicted, "classes": np.array(stack.head.classes)}
     write_output(out, table, arrays)

@@ -70,7 +70,7 @@ def command(
     check_target(target, run, data)
     images = image_shape(stack.layers[0].shape, shape)
     examples = examples_of(run, data, part, stack=stack)
-    X = examples.rows
+    X, stack = examples.rows, stack.for_prepared_rows()
     rows = np.random.default_rng(seed).choice(len(X), size=min(count, len(X)), replace=False)
     drawn = (shades(stack, part) for part in (X[rows], stack.reconstruct(X[rows])))
     grid = image_grid(*drawn, shape=images)

@@ -19,7 +19,7 @@ from syncpretrain.data.readers import divided, read_rows
 from syncpretrain.data.record import record_in, record_of
 from syncpretrain.data.table_rows import Rows, Wanted
 from syncpretrain.errors import CheckpointError, DataError, SettingsError
-from syncpretrain.models.inputs import by_meaning, is_bounded
+from syncpretrain.models.inputs import is_bounded
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
 from syncpretrain.runs.folder import CONFIG_NAME, IDENTITY_NAME
@@ -40,8 +40,9 @@ class Examples(NamedTuple):
 def dataset_of(run: Path, data: str | None, *, stack: Stack) -> Dataset:
     """Return the data the run was trained on, divided in the same way, or another data set.
 
-    It is checked as the stack's visible units ask. A file that the run was not trained on has
-    only a test part.
+    It is checked as the stack's visible units ask, and prepared by the meaning of the stack's
+    numbers, so that it is for ``stack.for_prepared_rows()``. A file that the run was not trained on
+    has only a test part.
     """
     settings = _data_settings(run)
     name = _name(run, data, settings)
@@ -56,7 +57,10 @@ def dataset_of(run: Path, data: str | None, *, stack: Stack) -> Dataset:
 
 
 def examples_of(run: Path, data: str | None, part: str | None, *, stack: Stack) -> Examples:
-    """Return a part of a data set, or without ``part`` all rows of a file in their order."""
+    """Return a part of a data set, or without ``part`` all rows of a file in their order.
+
+    They are for ``stack.for_prepared_rows()``, as of :func:`dataset_of`.
+    """
     settings = _data_settings(run)
     name = _name(run, data, settings)
     if part is None and name not in DATASETS:
@@ -72,7 +76,12 @@ def examples_of(run: Path, data: str | None, part: str | None, *, stack: Stack) 
                 divided_again = _loaded(settings, stack, run)
             else:
                 divided_again = divided(
-                    name, rows.X, rows.labels, validation=settings.validation, columns=rows.columns
+                    name,
+                    rows.X,
+                    rows.labels,
+                    validation=settings.validation,
+                    columns=rows.columns,
+                    meaning=rows.meaning,
                 )
             _compare(run, stack, divided_again)
         return Examples(scale_examples(rows.X), name)
@@ -146,6 +155,7 @@ def _loaded(settings: DataSettings, stack: Stack, run: Path | None = None) -> Da
         mapped=mapped,
         known=known,
         images=stack.layers[0].shape.images,
+        meaning=stack.meaning,
     )
     for notice in dataset.notices:
         click.echo(notice, err=True)
@@ -174,6 +184,7 @@ def _test_set(name: str, stack: Stack) -> Dataset:
         source=f"the {len(rows):,} examples of {name}",
         parts=(rows[:0], rows[:0], rows),
         columns=found.columns,
+        meaning=found.meaning,
     )
 
 
@@ -187,10 +198,11 @@ def _rows(name: str, stack: Stack) -> Rows:
         encode=encode,
         columns=columns,
         images=stack.layers[0].shape.images,
+        meaning=stack.meaning,
     )
     rows = read_rows(name, wanted)
     _check_width(name, rows.X.shape[1], stack.widths[0])
-    return rows._replace(X=by_meaning(rows.X, stack.info, name))
+    return rows
 
 
 def _columns(stack: Stack) -> Columns | None:

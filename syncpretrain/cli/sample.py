@@ -70,6 +70,7 @@ def command(
     shown, first = [], None
     if start == "data":
         X = examples_of(run, data, part, stack=stack).rows
+        stack = stack.for_prepared_rows()
         count = min(count, len(X))
         first = X[np.random.default_rng(seed).choice(len(X), size=count, replace=False)]
         shown.append(first)

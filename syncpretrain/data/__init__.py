@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from syncpretrain.data.columns import Columns
     from syncpretrain.data.dataset import Dataset
     from syncpretrain.data.mapped_file import KnownFile
+    from syncpretrain.data.meaning import Meaning
     from syncpretrain.shapes import ImageShape
 
 __all__ = ["DATASETS", "check_whole", "load_dataset", "located"]
@@ -43,6 +44,7 @@ def load_dataset(
     encode: bool = False,
     columns: Columns | None = None,
     images: ImageShape | None = None,
+    meaning: Meaning | None = None,
 ) -> Dataset:
     """Load a data set by name, or a file, and divide it into train, validation and test.
 
@@ -87,6 +89,9 @@ def load_dataset(
         Those of an earlier data set, by whose names tables are read.
     images : ImageShape, optional
         What the layers read. Examples that have other axes are refused.
+    meaning : Meaning, optional
+        That of the numbers of an earlier data set, such as of ``stack.meaning``: files are read so
+        that the same numbers mean the same thing.
 
     Raises
     ------
@@ -97,7 +102,8 @@ def load_dataset(
     given = {option: value for option, value in given.items() if value not in (None, "", ())}
     if name in DATASETS:
         _check_axes(str(name), images)
-        data = _published(str(name), given, bounded, validation=validation, seed=seed)
+        _refuse(given, f"{name}, which has labels and a test part of its own")
+        data = _published(str(name), bounded, validation=validation, seed=seed, meaning=meaning)
     else:
         from syncpretrain.data.mapped_file import is_mapped_file, load_mapped
         from syncpretrain.data.own_data import load_own, share_of
@@ -116,10 +122,11 @@ def load_dataset(
                 bounded=bounded,
                 known=known,
                 images=images,
+                meaning=meaning,
             )
         else:
             named = None if target is None else str(target)
-            wanted = Wanted(bounded, named, _names(drop), task, encode, columns, images)
+            wanted = Wanted(bounded, named, _names(drop), task, encode, columns, images, meaning)
             data = load_own(
                 name, wanted, validation=validation, seed=seed, test=test, unlabelled=unlabelled
             )
@@ -148,18 +155,15 @@ def _check_axes(name: str, images: ImageShape | None) -> None:
     check_image_shape(axes, images, name)
 
 
-def _published(
-    name: str, given: dict[str, Any], bounded: bool, *, validation: float | None, seed: int
-) -> Dataset:
+def _published(name: str, bounded: bool, **how: Any) -> Dataset:
     from syncpretrain.data.mnist import load_digits, load_mnist
 
-    _refuse(given, f"{name}, which has labels and a test part of its own")
     if name not in ("mnist", "digits"):
         from syncpretrain.data.named.load import load_named
 
-        return load_named(name, validation=validation, seed=seed, bounded=bounded)
+        return load_named(name, bounded=bounded, **how)
     load = load_mnist if name == "mnist" else load_digits
-    return load(validation=validation, seed=seed)
+    return load(**how)
 
 
 def _refuse(given: dict[str, Any], what: str) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.blocks import Prepare, StoredRows, as_float32, chunks
 from syncpretrain.data.examples import as_examples, check_values
+from syncpretrain.data.meaning import NUMBERS, SHARES, Meaning, check_precision
 from syncpretrain.data.minibatches import Minibatches
 from syncpretrain.data.scaling import column_means
 from syncpretrain.errors import DataError, IterableError
@@ -70,6 +71,7 @@ class ArrayPasses:
                 f"{counting}; expected an iterable that begins anew with every iter(), or a"
                 f" function of the number of the pass{'' if measured else fewer}"
             )
+        self.meaning: Meaning | None = None  # of the numbers of the first array
         self._peek()
         self._rows = source.n_examples or sum(map(len, self.arrays(1)))
         self.means: NDArray[np.float64] | None = None  # of the columns, once measured
@@ -191,7 +193,14 @@ class ArrayPasses:
                 f"{name}: got shape {found.shape}, expected (any number, {self._width}), the first"
                 " number of layers"
             )
+        if self.meaning is not None:
+            found = self.meaning.prepare(found, name, bounded=self._bounded)
         check_values(found, name, bounded=self._bounded)
+        if self.meaning is None:  # all bytes of a stream are divided, and its range is not known
+            is_bytes = found.dtype == np.uint8
+            self.meaning = Meaning("bytes") if is_bytes else SHARES if self._bounded else NUMBERS
+            if not self._bounded:
+                check_precision(found, name)
         if isinstance(found, StoredRows):
             return found[:]
         return as_float32(found, np.empty(found.shape, dtype=np.float32))

@@ -10,8 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "BITS",
-    "PLAIN",
     "Prepare",
     "StoredRows",
     "as_bits",
@@ -22,8 +20,6 @@ __all__ = [
 
 Prepare = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 CHUNK_VALUES = 1 << 20
-# What bytes were to a stack, in its info; without it they are shares of 255.
-BITS, PLAIN = "0 and 1", "numbers"
 
 
 def chunks(shape: tuple[int, ...]) -> Iterator[slice]:

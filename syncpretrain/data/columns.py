@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.data.meaning import origin_of
 from syncpretrain.data.table import Table, Texts, Values, nearest
 from syncpretrain.errors import DataError
 
@@ -119,10 +120,12 @@ class Columns(msgspec.Struct, frozen=True, omit_defaults=True):
         names = {block.partition(":")[0] for block in blocks}
         return names.pop() if len(blocks) == 1 and "softmax" not in names else ",".join(blocks)
 
-    def encode(self, table: Table) -> NDArray[np.float32]:
-        """Return the rows of a table as float32 of shape (n, width), by the names of its columns.
+    def encode(self, table: Table, *, exact: bool = False) -> NDArray[Any]:
+        """Return the rows of a table as numbers of shape (n, width), by the names of its columns.
 
-        A category is one value for each text, 1 for the row's own; missing values are NaN.
+        A category is one value for each text, 1 for the row's own; missing values are NaN. The
+        rows are float32, or float64 where ``exact`` asks for it or float32 would lose the
+        differences within a column.
 
         Raises
         ------
@@ -130,7 +133,9 @@ class Columns(msgspec.Struct, frozen=True, omit_defaults=True):
             If a column is missing, is one too many, or holds a text that is not known.
         """
         columns = self._matched(table)
-        X = np.empty((len(table), self.width), dtype=np.float32)
+        numbers = [x for x in columns if not isinstance(x, Texts) and x.dtype.kind in "iuf"]
+        exact = exact or any(origin_of(values[:, None]) for values in numbers)
+        X = np.empty((len(table), self.width), dtype=np.float64 if exact else np.float32)
         start = 0
         for column, values in zip(self.features, columns, strict=True):
             _fill(X[:, start : start + column.width], column, values, table.name)
@@ -203,7 +208,7 @@ def columns_in(info: Mapping[str, Any]) -> Columns | None:
         raise DataError(f"columns: those kept with the model are damaged: {error}") from error
 
 
-def _fill(out: NDArray[np.float32], column: Column, values: Values, name: str) -> None:
+def _fill(out: NDArray[Any], column: Column, values: Values, name: str) -> None:
     """Write the values of a column; ``out`` has shape (n, its width)."""
     if column.kind == "constant":
         return

@@ -28,16 +28,15 @@ TRUTH = {"true": True, "false": False}
 UNKNOWN = "?"  # a missing value of a column of numbers, in many public files
 
 
-def read_csv_table(path: Path, *, exact: bool = False) -> Table:
+def read_csv_table(path: Path) -> Table:
     """Read a CSV file as a table; see :func:`syncpretrain.data.csvfile.read_head` for its names.
 
-    Cells that are empty, or hold NaN, NA, N/A, null or None, are missing values.
+    Cells that are empty, or hold NaN, NA, N/A, null or None, are missing values. Numbers are
+    float64, as class labels of many digits and columns with a large offset need.
 
     Parameters
     ----------
     path : Path
-    exact : bool
-        Keep numbers in float64, as class labels of many digits need.
 
     Raises
     ------
@@ -46,7 +45,7 @@ def read_csv_table(path: Path, *, exact: bool = False) -> Table:
     """
     head = read_head(path)
     notices = _notices(path, head)
-    numbers = read_numbers(path, head, dtype=np.float64 if exact else np.float32)
+    numbers = read_numbers(path, head)
     if numbers is not None:
         if not numbers.size:
             raise DataError(f"{path}: got no values; expected one example or more")

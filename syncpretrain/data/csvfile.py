@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,7 +97,7 @@ def read_head(path: Path) -> Head:
     return Head(delimiter, names, notice, 0 if names is None else lines)
 
 
-def read_numbers(path: Path, head: Head, *, dtype: Any = np.float32) -> NDArray[Any] | None:
+def read_numbers(path: Path, head: Head) -> NDArray[np.float64] | None:
     """Read the lines below the head as numbers; return None if there is something else.
 
     Empty lines, and what follows ``#``, are passed over.
@@ -112,7 +112,7 @@ def read_numbers(path: Path, head: Head, *, dtype: Any = np.float32) -> NDArray[
         for _ in range(head.lines):
             file.readline(MAX_LINE)
         try:
-            return np.loadtxt(file, dtype=dtype, delimiter=head.delimiter, quotechar='"', ndmin=2)
+            return np.loadtxt(file, delimiter=head.delimiter, quotechar='"', ndmin=2)
         except ValueError:
             return None
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.columns import Columns
 from syncpretrain.data.examples import scale_examples
+from syncpretrain.data.meaning import Meaning
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.data.split import stratified_split
 from syncpretrain.errors import DataError
@@ -42,6 +43,8 @@ class Dataset:
         Messages for the user, such as that a smaller set was used.
     columns : Columns or None
         What the values of an example are, where the data came as a table.
+    meaning : Meaning or None
+        The meaning of the numbers that the values were made of.
     """
 
     name: str
@@ -54,6 +57,7 @@ class Dataset:
     test_labels: NDArray[Any] | None = None
     notices: tuple[str, ...] = ()
     columns: Columns | None = None
+    meaning: Meaning | None = None
     full_sha256: str | None = field(
         default=None, repr=False
     )  # of all labels, where some are left out, or of a mapped file
@@ -222,12 +226,18 @@ def from_rows(
     parts: tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]],
     notices: Sequence[str] = (),
     columns: Columns | None = None,
+    meaning: Meaning | None = None,
+    earlier: Meaning | None = None,
 ) -> Dataset:
     """Build a data set of the rows ``parts``: to train, to validate and to test with.
 
     ``X`` holds checked examples of any numeric type; each part becomes float32 by itself, so that
-    the whole never exists twice.
+    the whole never exists twice. They have been prepared by ``meaning``, or are to be by that of
+    ``earlier`` examples, or by their own.
     """
+    if meaning is None:
+        meaning = earlier or Meaning.of(X)
+        X = X if earlier is None else earlier.prepare(X, name)
     everything = len(parts[0]) == len(X)
     own = [None if labels is None else labels[rows] for rows in parts]
     return Dataset(
@@ -241,4 +251,5 @@ def from_rows(
         test_labels=own[2],
         notices=tuple(notices),
         columns=columns,
+        meaning=meaning,
     )

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from syncpretrain.data.blocks import as_bits, as_float32, chunks
+from syncpretrain.data.blocks import as_float32, chunks
 from syncpretrain.data.file_rows import FileRows
 from syncpretrain.data.sparse_rows import SparseRows, rows_of_matrix
 from syncpretrain.errors import DataError
@@ -40,9 +40,7 @@ JOINING = (
 )
 
 
-def check_examples(
-    X: ArrayLike, name: str = "X", *, bounded: bool = True, bits: bool = False
-) -> NDArray[np.float32]:
+def check_examples(X: ArrayLike, name: str = "X", *, bounded: bool = True) -> NDArray[np.float32]:
     """Return examples as a C-contiguous float32 array with every value in [0, 1].
 
     Parameters
@@ -55,8 +53,6 @@ def check_examples(
         What an error calls the examples.
     bounded : bool
         False permits values outside [0, 1], as long as they are finite.
-    bits : bool
-        Bytes must be 0 or 1, and are not scaled.
 
     Raises
     ------
@@ -67,13 +63,6 @@ def check_examples(
     if isinstance(X, FileRows):
         return cast("NDArray[np.float32]", X)
     examples = as_examples(X, name)
-    if bits and examples.dtype == np.uint8:
-        examples = as_bits(examples)
-        if examples.dtype == np.uint8:
-            raise DataError(
-                f"{name}: got the byte {examples.max()}, expected 0 or 1, as all bytes are that the"
-                " stack was trained on; divide by 255 what is to be trained on"
-            )
     check_values(examples, name, bounded=bounded)
     return scale_examples(examples)
 

@@ -13,6 +13,7 @@ from syncpretrain.data.blocks import as_bits, chunks
 from syncpretrain.data.counts import look_like_counts
 from syncpretrain.data.examples import as_examples
 from syncpretrain.data.file_rows import FileRows, rows_in_file
+from syncpretrain.data.meaning import Meaning
 from syncpretrain.data.minibatches import is_iterable_of_arrays
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.settings.by_data import Facts
@@ -21,11 +22,14 @@ __all__ = ["Look", "facts_of", "look_at"]
 
 
 class Look(NamedTuple):
-    """Examples, what is known of them (None of an iterable), and whether bytes of them are bits."""
+    """Examples, what is known of them (None of an iterable), and what their numbers mean.
+
+    The meaning is None where nothing was read: of an iterable, and of a file that is streamed.
+    """
 
     X: Any
     facts: Facts | None
-    are_bits: bool = False
+    meaning: Meaning | None = None
 
 
 def look_at(X: Any, *, streams: bool = False) -> Look:
@@ -43,8 +47,8 @@ def look_at(X: Any, *, streams: bool = False) -> Look:
     if isinstance(X, FileRows) or (streams and rows_in_file(X) is not None):
         return Look(X, Facts(*X.shape))
     rows = as_examples(X, "X")
-    bits = as_bits(rows)
-    return Look(bits, facts_of(rows), bits.dtype.kind == "b")
+    facts = facts_of(rows)
+    return Look(as_bits(rows), facts, Meaning.of(rows))
 
 
 def facts_of(X: Any, *, reads: bool = False) -> Facts:

@@ -95,6 +95,11 @@ class FileRows(StoredRows):
         for chunk in chunks(self._file.shape):
             yield self._file.run(chunk.start, chunk.stop)
 
+    def raw_sample(self, most: int) -> NDArray[Any]:
+        """Return at most ``most`` rows of the file as it has them, evenly spaced."""
+        count = min(most, self._file.shape[0])
+        return self._file.gathered(np.arange(count) * self._file.shape[0] // count)
+
     def subset(self, rows: NDArray[Any]) -> FileRows:
         """Return some of the rows, in the file still."""
         chosen = rows if self._rows is None else self._rows[rows]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from syncpretrain.data.column_kinds import columns_of
 from syncpretrain.data.columns import Columns, columns_in, takes_categories
 from syncpretrain.data.examples import check_values
+from syncpretrain.data.meaning import meaning_in
 from syncpretrain.data.table import Mixed, Table, Values, check_names, texts_of
 from syncpretrain.errors import DataError
 from syncpretrain.units.kinds import KINDS, kind_of
@@ -55,9 +56,15 @@ def table_of(frame: Any, name: str = "X") -> Table:
 
 
 def encoded(
-    X: Any, units: str, name: str = "X", *, bounded: bool, known: Columns | None = None
-) -> tuple[NDArray[np.float32], Columns]:
-    """Return the rows of a data frame as float32, and what its columns hold.
+    X: Any,
+    units: str,
+    name: str = "X",
+    *,
+    bounded: bool,
+    known: Columns | None = None,
+    exact: bool = False,
+) -> tuple[NDArray[Any], Columns]:
+    """Return the rows of a data frame as numbers, and what its columns hold.
 
     Parameters
     ----------
@@ -70,6 +77,8 @@ def encoded(
         Whether values outside [0, 1] are refused.
     known : Columns, optional
         Those of an earlier data frame, by whose names the columns are found.
+    exact : bool
+        Whether the rows are float64 in any case; see :meth:`Columns.encode`.
 
     Raises
     ------
@@ -78,7 +87,7 @@ def encoded(
     """
     table = table_of(X, name)
     columns = known or columns_of(table, encode=takes_categories(units))
-    rows = columns.encode(table)
+    rows = columns.encode(table, exact=exact)
     if not len(rows):
         raise DataError(f"{name}: got no rows, expected one example or more")
     check_values(rows, name, bounded=bounded, names=columns.names, missing=True)
@@ -98,8 +107,13 @@ def array_of(X: Any, info: Mapping[str, Any], units: str, name: str = "X", *, bo
     if not is_frame(X):
         return X
     known = columns_in(info)
-    known = known if known and known.features else None
-    rows, columns = encoded(X, units, name, bounded=bounded, known=known)
+    known, meaning = known if known and known.features else None, meaning_in(info)
+    # Whole bytes are divided, and origins subtracted, before the range is looked at again.
+    are_bytes = meaning is not None and meaning.values == "bytes"
+    exact = meaning is not None and bool(meaning.origin)
+    rows, columns = encoded(
+        X, units, name, bounded=bounded and not are_bytes, known=known, exact=exact
+    )
     check_bernoulli(rows, units, columns, name)
     return rows
 

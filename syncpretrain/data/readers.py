@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.data.blocks import as_bits
 from syncpretrain.data.columns import Columns
 from syncpretrain.data.csv_table import read_csv_table
 from syncpretrain.data.dataset import Dataset, classes_only, from_rows, hold_out
@@ -24,6 +23,7 @@ from syncpretrain.data.frames import read_parquet
 from syncpretrain.data.idx import GZIP_MAGIC, is_idx, read_idx
 from syncpretrain.data.image_folder import is_image_folder, read_image_folder
 from syncpretrain.data.image_shape import COLOUR_CHANNELS, check_image_shape
+from syncpretrain.data.meaning import Meaning
 from syncpretrain.data.npy_header import npy_claim, reason_of
 from syncpretrain.data.npz_file import read_npz
 from syncpretrain.data.split import stratified_split
@@ -109,7 +109,7 @@ def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
     suffix = path.suffix.lower()
     unpacked = Path(path.stem).suffix.lower() if suffix == ".gz" else suffix
     if unpacked in CSV_SUFFIXES:
-        return _of_table(read_csv_table(path, exact=wanted.target is not None), wanted)
+        return _of_table(read_csv_table(path), wanted)
     if suffix == ".parquet":
         return _of_table(read_parquet(path), wanted)
     _refuse_columns(path, wanted)
@@ -119,9 +119,9 @@ def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
         rows = _checked(Rows(found.X, labels[0], columns=labels[1]), path, wanted)
         if found.X_test is None:
             return rows
-        own = wanted._replace(columns=rows.columns)
+        own = wanted._replace(columns=rows.columns, meaning=rows.meaning)
         y_test = array_labels(found.test_labels, len(found.X_test), f"{path}: the test part", own)
-        return rows._replace(test=_checked(Rows(found.X_test, y_test[0]), path, wanted))
+        return rows._replace(test=_checked(Rows(found.X_test, y_test[0]), path, own))
     if suffix == ".npy":
         X = map_npy(path)
     elif is_idx(head) or head[:2] == GZIP_MAGIC or _named_idx(path):
@@ -133,21 +133,35 @@ def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
 
 def _of_table(table: Table, wanted: Wanted) -> Rows:
     rows = rows_of_table(table, wanted)
-    X = as_examples(rows.X, table.name)
     names = None if rows.columns is None else rows.columns.names
-    check_values(X, table.name, bounded=wanted.bounded, names=names, missing=True)
-    return rows
+    return _meant(rows, as_examples(rows.X, table.name), table.name, wanted, names)
 
 
 def _checked(rows: Rows, path: Path, wanted: Wanted) -> Rows:
     """Return rows of two dimensions whose values can be trained on."""
     check_image_shape(rows.X.shape[1:], wanted.images, str(path))
     X = rows.X.reshape(len(rows.X), -1) if rows.X.ndim > 2 and rows.X.size else rows.X
-    X = as_examples(X, str(path))
-    check_values(X, str(path), bounded=wanted.bounded, missing=True)
-    bits = as_bits(X)
-    notices = rows.notices if bits is X else (*rows.notices, AS_BITS.format(path))
-    return rows._replace(X=bits, notices=(*notices, *colours_last(rows.X.shape, path)))
+    notices = (*rows.notices, *colours_last(rows.X.shape, path))
+    return _meant(rows._replace(notices=notices), as_examples(X, str(path)), str(path), wanted)
+
+
+def _meant(
+    rows: Rows, X: Any, name: str, wanted: Wanted, names: Sequence[str] | None = None
+) -> Rows:
+    """Return rows whose numbers mean what those of the earlier file did, if there was one.
+
+    Origins are subtracted where the visible units are Gaussian: they may be below 0.
+    """
+    meaning = wanted.meaning
+    if meaning is not None:
+        X = meaning.prepare(X, name, bounded=wanted.bounded)
+    check_values(X, name, bounded=wanted.bounded, names=names, missing=True)
+    if meaning is None:
+        meaning = Meaning.of(X)
+        if meaning.values == "bits" and X.dtype == np.uint8:
+            rows = rows._replace(notices=(*rows.notices, AS_BITS.format(name)))
+        X = meaning.prepare(X, name)
+    return rows._replace(X=X, meaning=meaning)
 
 
 def colours_last(shape: tuple[int, ...], path: Path) -> tuple[str, ...]:
@@ -171,6 +185,7 @@ def load_file(
     validation: float | None = None,
     seed: int = 0,
     bounded: bool = True,
+    meaning: Meaning | None = None,
 ) -> Dataset:
     """Read a file and hold out a part of it for validation; there is no test part.
 
@@ -182,9 +197,15 @@ def load_file(
     DataError
         As :func:`read_file`, or if the fraction is not in [0, 1) or leaves nothing to train on.
     """
-    rows = read_rows(path, Wanted(bounded=bounded))
+    rows = read_rows(path, Wanted(bounded=bounded, meaning=meaning))
     return divided(
-        path, rows.X, rows.labels, validation=validation, seed=seed, notices=rows.notices
+        path,
+        rows.X,
+        rows.labels,
+        validation=validation,
+        seed=seed,
+        notices=rows.notices,
+        meaning=rows.meaning,
     )
 
 
@@ -198,6 +219,7 @@ def divided(
     seed: int = 0,
     notices: Sequence[str] = (),
     columns: Columns | None = None,
+    meaning: Meaning | None = None,
 ) -> Dataset:
     """Return what :func:`load_file` makes of the examples and labels that were read from a file.
 
@@ -225,6 +247,7 @@ def divided(
         parts=(train, held, tested),
         notices=notices,
         columns=columns,
+        meaning=meaning,
     )
 
 

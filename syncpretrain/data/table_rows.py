@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from syncpretrain.data.column_kinds import columns_of
 from syncpretrain.data.columns import Columns, Target
 from syncpretrain.data.labels import labels_in, single_numbers, target_of, whole_labels
+from syncpretrain.data.meaning import Meaning
 from syncpretrain.data.table import Table, texts_of
 from syncpretrain.errors import DataError
 from syncpretrain.shapes import ImageShape
@@ -25,7 +26,8 @@ class Wanted(NamedTuple):
     ``target`` and ``drop`` name columns, or number them from 1. ``task`` is None where the labels
     decide it. ``encode`` permits categories, ``bounded`` refuses values outside [0, 1].
     ``columns`` are those of an earlier run, by whose names the file is read. ``images`` is what the
-    layers read, if it is images.
+    layers read, if it is images. ``meaning`` is that of the numbers of an earlier file, if there
+    is one.
     """
 
     bounded: bool = True
@@ -35,16 +37,21 @@ class Wanted(NamedTuple):
     encode: bool = False
     columns: Columns | None = None
     images: ImageShape | None = None
+    meaning: Meaning | None = None
 
 
 class Rows(NamedTuple):
-    """The examples of a file, as it has them; their labels, and a test part, if there are any."""
+    """The examples of a file, as it has them; their labels, and a test part, if there are any.
+
+    ``meaning`` is that of its numbers, or of the earlier file by which they were prepared.
+    """
 
     X: NDArray[Any]
     labels: NDArray[Any] | None = None
     notices: tuple[str, ...] = ()
     columns: Columns | None = None
     test: Rows | None = None
+    meaning: Meaning | None = None
 
 
 def rows_of_table(table: Table, wanted: Wanted) -> Rows:
@@ -73,7 +80,8 @@ def rows_of_table(table: Table, wanted: Wanted) -> Rows:
         columns = columns_of(rest, encode=wanted.encode, target=target, dropped=dropped)
         X = columns.encode(rest)
     else:
-        X = known.encode(table.without(dropped))
+        exact = wanted.meaning is not None and bool(wanted.meaning.origin)
+        X = known.encode(table.without(dropped), exact=exact)
         target = target or known.target
         columns = Columns(known.features, known.named, target, known.dropped)
     by_place = known is not None and not (known.named and table.named)

@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike
 
 from syncpretrain.data.examples import as_examples, checked_rows
 from syncpretrain.data.file_rows import rows_in_file
-from syncpretrain.data.frames import array_of
 from syncpretrain.errors import PoorResultWarning
 from syncpretrain.events import Notice, Observer
 from syncpretrain.finetuning.classes import objective_of
@@ -20,7 +19,7 @@ from syncpretrain.finetuning.options import TUNING_ARGUMENTS, TuningOptions, tun
 from syncpretrain.finetuning.parts import Form, Part
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
-from syncpretrain.models.inputs import by_meaning, is_bounded
+from syncpretrain.models.inputs import is_bounded
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.verbose import observing
 from syncpretrain.pretraining.on_ranks import on_every_rank
@@ -185,17 +184,17 @@ def _finetuned(
 
 def _examples(X: ArrayLike, stack: Stack, options: TuningOptions) -> Any:
     """Return examples to train on; those in a mapped file stay there."""
-    X = by_meaning(_as_array(X, stack, "X"), stack.info)
+    X = as_examples(_as_array(X, stack, "X"), "X")
     rows = rows_in_file(X) if options.backend == "numpy" else None
-    if rows is None:
-        return as_examples(X, "X")
-    return checked_rows(rows, bounded=is_bounded(stack.units[0], stack.scaling))
+    bounded = is_bounded(stack.units[0], stack.scaling)
+    if rows is None or (stack.meaning and stack.meaning.prepare(X, bounded=bounded) is not X):
+        return X  # which the stack prepares
+    return checked_rows(rows, bounded=bounded)
 
 
 def _as_array(X: ArrayLike, stack: Stack, name: str) -> Any:
     """Return a data frame as an array, by the columns of the stack, and all else as it is."""
-    units = stack.units[0]
-    return array_of(X, stack.info, units, name, bounded=is_bounded(units, stack.scaling))
+    return stack.rows_of(X, name)
 
 
 def _objective(y: ArrayLike | None) -> str:

@@ -8,9 +8,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from syncpretrain.data.blocks import BITS
-from syncpretrain.data.examples import as_examples, check_examples
+from syncpretrain.data.examples import as_examples
 from syncpretrain.data.file_rows import FileRows
+from syncpretrain.data.meaning import meaning_in
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.data.visible import has_missing, marked, visible_examples
 from syncpretrain.errors import DataError
@@ -18,7 +18,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import DenseLayer, Layer
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["by_meaning", "checked_codes", "checked_width", "is_bounded", "prepared_examples"]
+__all__ = ["checked_codes", "checked_width", "is_bounded", "prepared_examples"]
 
 
 class _Shaped(Protocol):
@@ -50,7 +50,7 @@ def prepared_examples(
         The lowest layer.
     scaling : Scaling or None
     info : mapping
-        Of the stack: what bytes mean.
+        Of the stack, with the meaning of its training rows.
     missing : bool
         Whether NaN is permitted, which no convolution can leave out.
 
@@ -63,8 +63,9 @@ def prepared_examples(
     if isinstance(X, FileRows):
         checked_width(X, width, name)
         return X if scaling is None else scaling.apply(X)
-    X = by_meaning(X, info, name)
-    units = lowest.visible_units
+    units, meaning = lowest.visible_units, meaning_in(info)
+    if meaning is not None:
+        X = meaning.prepare(X, name, bounded=is_bounded(units, scaling))
     if scaling is not None and kind_of(units).is_unit_interval:
         units = "gaussian"  # any number, which is scaled to [0, 1]
     examples = visible_examples(X, name, units, missing=missing)
@@ -72,20 +73,6 @@ def prepared_examples(
     if missing and has_missing(examples):
         return marked(examples, scaling)
     return examples if scaling is None else scaling.apply(examples)
-
-
-def by_meaning(X: Any, info: Mapping[str, Any], name: str = "X") -> Any:
-    """Return bytes as numbers if they were something else than shares of 255 to the stack.
-
-    Raises
-    ------
-    DataError
-        If they were 0 and 1, and are not.
-    """
-    meaning = info.get("bytes")
-    if meaning is None or getattr(X, "dtype", None) != np.uint8 or isinstance(X, FileRows):
-        return X
-    return check_examples(X, name, bits=True) if meaning == BITS else X.astype(np.float32)
 
 
 def is_bounded(units: str, scaling: Scaling | None) -> bool:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from syncpretrain.data.examples import as_examples
 from syncpretrain.data.frames import array_of
+from syncpretrain.data.meaning import SHARES, Meaning, meaning_in
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.activations import activate, affine
@@ -101,8 +103,8 @@ class Stack(Described, Exports):
         Parameters
         ----------
         X : array-like or sparse matrix of shape (n_examples, input units)
-            Values in [0, 1], or bytes, which are divided by 255. NaN stands for a missing value,
-            which is left out.
+            The same numbers mean what they did in training, in an array of any type
+            (:mod:`syncpretrain.data.meaning`). NaN stands for a missing value, which is left out.
         layer : int, optional
             Stop at this layer, counted from 1; default the top one.
         log_odds : bool
@@ -136,7 +138,8 @@ class Stack(Described, Exports):
         Returns
         -------
         ndarray of shape (n_examples, input units), float32
-            In [0, 1] for Bernoulli visible units, in the units of the data for Gaussian ones.
+            In [0, 1] for Bernoulli visible units, in the units of the data for Gaussian ones, where
+            bytes are shares of 255. Float64 where float32 cannot hold the differences of a column.
 
         Raises
         ------
@@ -222,13 +225,14 @@ class Stack(Described, Exports):
         """
         rows = np.asarray(as_examples(self.rows_of(X), "X"))
         below, missing = self.prepared(rows, missing=True), np.isnan(rows)
+        divided = self.meaning is not None and self.meaning.divides(rows)
         how: Any = {
             "steps": steps,
             "samples": samples,
             "draws": generator(seed, Purpose.IMPUTATION),
         }
         found = imputed(self.layers, self.units, below, missing, **how)
-        return np.where(missing, self._unscaled(found), rows)
+        return np.where(missing, self._unscaled(found) * (255.0 if divided else 1.0), rows)
 
     def sample(
         self, count: int, *, steps: int = 1000, seed: int = 0, start: ArrayLike | None = None
@@ -262,8 +266,23 @@ class Stack(Described, Exports):
         down = sampled(self.layers, self.units, X, count=count, steps=steps, draws=draws)
         return self._unscaled(down)
 
-    def _unscaled(self, down: Array) -> Array:
-        return down if self.scaling is None else self.scaling.invert(down)
+    @property
+    def meaning(self) -> Meaning | None:
+        """The meaning of the numbers in the training rows; None of a stack that keeps none."""
+        return meaning_in(self.info)
+
+    def for_prepared_rows(self) -> Stack:
+        """Return the stack for rows that were prepared by its meaning before: shares stay shares.
+
+        A decoded row is then one as it was prepared.
+        """
+        if self.meaning is None:
+            return self
+        return replace(self, info=self.info | {"meaning": msgspec.to_builtins(SHARES)})
+
+    def _unscaled(self, down: Array) -> NDArray[Any]:
+        found = down if self.scaling is None else self.scaling.invert(down)
+        return found if self.meaning is None else self.meaning.restored(found)
 
     def save(self, path: str | Path) -> None:
         """Write the stack to a safetensors file, whole or not at all.

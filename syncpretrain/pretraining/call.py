@@ -10,14 +10,16 @@ from functools import partial
 from os import PathLike
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
-from syncpretrain.data.blocks import BITS
-from syncpretrain.data.examples import check_examples, evenly_spaced
+from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.facts import Look, look_at
+from syncpretrain.data.file_rows import FileRows, rows_in_file
+from syncpretrain.data.meaning import Meaning, check_precision
 from syncpretrain.data.minibatches import Minibatches
-from syncpretrain.errors import PoorResultWarning, SettingsError
+from syncpretrain.errors import PoorResultWarning, RunInterrupted, SettingsError, WorkerError
 from syncpretrain.events import Notice, Observer
 from syncpretrain.models.stack import Stack
 from syncpretrain.models.verdict import baselines, on_layers
@@ -29,10 +31,12 @@ from syncpretrain.pretraining.saved import SavedCall
 from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.pretraining.settled import settled
 from syncpretrain.pretraining.start import driver_for
+from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.settings import PretrainSettings
 from syncpretrain.settings.async_pretraining import check_blas_threads
 from syncpretrain.settings.by_data import in_words
 from syncpretrain.settings.convert import check_names
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["pretrain"]
 
@@ -169,24 +173,36 @@ def _pretrained(
     history = ErrorHistory()
     with observing(verbose) as printing:
         watching = [*observers, *printing]
+        meaning = _meaning_of(look, wanted.visible_units)
         rows = cast("ArrayLike", look.X)  # or what gives them, which the driver looks at
-        held_out = _like(taken.validation, look)
+        held_out = taken.validation
+        if meaning is not None:
+            rows = meaning.prepare(rows)
+            held_out = held_out if held_out is None else meaning.prepare(held_out, "validation")
         driver = driver_for(wanted, rows, held_out, observers=[history, *watching], replay=replay)
         saved = None if resume is None else SavedCall(resume, driver.settings, look.X)
         if saved is not None:
             driver.save, driver.resume = saved.save, saved.newest()
         for observer in watching if notice else ():
             observer(Notice(time.monotonic(), str(notice)))
-        stack = driver.run()
+        if isinstance(driver, StreamedPretraining) and meaning is None:
+            meaning = getattr(driver.inputs.train, "meaning", None)  # of the first array
+        kept = {} if meaning is None else {"meaning": msgspec.to_builtins(meaning)}
+        try:
+            stack = driver.run()
+        except (WorkerError, RunInterrupted) as error:
+            if error.stack is not None:
+                error.stack = taken.marked(replace(error.stack, info=error.stack.info | kept))
+            raise
     if saved is not None:
         saved.delete()
-    sentences = on_layers(baselines(stack, _sample(stack, look)), history.layers)
+    sample = () if look.facts is None else _sample(rows)
+    sentences = on_layers(baselines(stack, sample), history.layers)
     for sentence in sentences if warn else ():
         warnings.warn(sentence, PoorResultWarning, stacklevel=3)
     info: dict[str, Any] = {"by_data": chosen} if chosen else {}
     info |= {"verdict": sentences} if sentences else {}
-    info |= {"bytes": BITS} if look.are_bits else {}
-    return taken.marked(replace(stack, info=stack.info | info, history=history))
+    return taken.marked(replace(stack, info=stack.info | info | kept, history=history))
 
 
 def _layers(layers: Any, hidden: Any, look: Look) -> Any:
@@ -213,16 +229,24 @@ def _layers(layers: Any, hidden: Any, look: Look) -> Any:
     return [look.facts.columns, *map(int, units)]
 
 
-def _like(validation: ArrayLike | None, look: Look) -> Any:
-    """Return examples to validate with, whose bytes mean what those to train on do."""
-    if validation is None or not look.are_bits:
-        return validation
-    return check_examples(validation, "validation", bounded=False, bits=True)
+def _meaning_of(look: Look, units: str) -> Meaning | None:
+    """Return what numbers of the examples mean to visible units; None where nothing was read."""
+    kind, meaning = kind_of(units), look.meaning
+    if meaning is None:
+        rows = look.X if isinstance(look.X, FileRows) else rows_in_file(look.X)
+        if rows is None:
+            return None
+        if not kind.is_unit_interval:
+            check_precision(rows)
+        return Meaning.of(rows, bounded=kind.is_unit_interval)
+    if kind.blocks is not None:  # which takes bytes as they are
+        origin = np.zeros(len(meaning.origin))
+        for part in kind.blocks.normal if meaning.origin else ():
+            origin[part.columns] = meaning.origin[part.columns]
+        return Meaning("numbers", tuple(origin.tolist()))
+    return Meaning(meaning.values) if kind.is_unit_interval else meaning
 
 
-def _sample(stack: Stack, look: Look) -> Any:
-    """Return some of the examples, to judge the stack by; none of an iterable."""
-    if look.facts is None:
-        return ()
-    X = look.X
+def _sample(X: Any) -> Any:
+    """Return some of the examples, to judge the stack by."""
     return evenly_spaced(X if hasattr(X, "shape") else np.asarray(X), JUDGED_ROWS)

@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_info
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.mapped_file import FileStamp, KnownFile
+from syncpretrain.data.meaning import Meaning
 from syncpretrain.data.record import DataRecord, record_of
 from syncpretrain.errors import CheckpointError, SettingsError
 from syncpretrain.kernels.native import ORDER_VARIABLE, ORDERS, available, bfloat16_order
@@ -64,6 +65,8 @@ class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
         Of a mapped file of data. While it is the same, the file is not read again for its hash.
     start : str, optional
         The SHA-256 of the parameters of an earlier run that this one fine-tunes.
+    meaning : Meaning, optional
+        The meaning of the numbers in the data, by which they are read again.
     """
 
     settings: dict[str, Any]
@@ -73,6 +76,7 @@ class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
     replay: Reads | None = None
     stamp: FileStamp | None = None
     start: str | None = None
+    meaning: Meaning | None = None
     format: str = RUN_FORMAT
 
     @property
@@ -115,6 +119,7 @@ def identity_of(settings: Settings, data: Dataset, replay: Reads | None = None) 
         arithmetic=_arithmetic() | _bfloat16_sums(settings),
         replay=replay,
         stamp=data.stamp,
+        meaning=data.meaning,
     )
 
 

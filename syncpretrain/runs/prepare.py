@@ -14,6 +14,7 @@ from syncpretrain.data.columns import Columns, takes_categories
 from syncpretrain.data.dataset import Dataset, is_labelled
 from syncpretrain.data.facts import facts_of
 from syncpretrain.data.mapped_file import KnownFile, is_mapped_file
+from syncpretrain.data.meaning import Meaning
 from syncpretrain.data.own_data import share_of
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.options import tuning_options, tuning_precision
@@ -53,6 +54,7 @@ def load_data(
     settings: Settings,
     known: KnownFile | None = None,
     columns: Columns | None = None,
+    meaning: Meaning | None = None,
     *,
     given: Given | None = None,
     encode: bool = False,
@@ -61,8 +63,8 @@ def load_data(
 
     A streamed run leaves a ``.npy`` file on the disk; a ``known`` one is not checked again. Values
     may lie outside [0, 1] where what was ``given`` leaves the visible units to them. Tables are
-    read by the ``columns`` of an earlier run, if they are given; ``encode`` makes categories of
-    text for any visible units.
+    read by the ``columns`` of an earlier run, and numbers by their ``meaning`` there, if they are
+    given; ``encode`` makes categories of text for any visible units.
     """
     streams = settings.pretrain.handoff == "minibatch"
     unread = streams and is_mapped_file(settings.data.name)
@@ -80,6 +82,7 @@ def load_data(
         encode=encode or takes_categories(units),
         columns=columns,
         images=settings.pretrain.shapes[0].images,
+        meaning=meaning,
     )
     if settings.data.labels is not None:
         data = data.with_labels(settings.data.labels, seed=settings.pretrain.seed)

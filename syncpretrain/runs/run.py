@@ -214,8 +214,8 @@ def resume_run(
 def _load_data_again(settings: Settings, folder: Path, was: RunIdentity | None) -> Dataset:
     """Return the data of a run; say where its name stands if it cannot be loaded, or is other."""
     try:
-        known = None if was is None else was.file
-        data = load_data(settings, known, read_columns(folder / COLUMNS_NAME))
+        known, meaning = (None, None) if was is None else (was.file, was.meaning)
+        data = load_data(settings, known, read_columns(folder / COLUMNS_NAME), meaning)
     except DataError as error:
         raise DataError(
             f"resume: the data of the run cannot be loaded: {error}. If it was moved, correct name"

@@ -13,6 +13,7 @@ from signal import SIGINT
 from typing import Any
 
 import msgspec
+from msgspec import to_builtins
 
 from syncpretrain.data.dataset import PARTS, Dataset
 from syncpretrain.data.examples import evenly_spaced
@@ -132,7 +133,7 @@ class Stages:
         finetuning = time.monotonic()
         stack = self.finetuned(pretrained, saved, resuming)
         evaluating = time.monotonic()
-        files.write(MODEL_NAME, stack.save)
+        files.write(MODEL_NAME, self.model(stack).save)
         threads = self.settings.pretrain.blas_threads
         metrics = measure(stack, self.data, pretrained=pretrained, blas=threads)
         seconds = {
@@ -173,6 +174,15 @@ class Stages:
             info["columns"] = msgspec.to_builtins(self.data.columns)
         return replace(stack, info=info)
 
+    def model(self, stack: Stack) -> Stack:
+        """Return a stack as it is saved: with the meaning of numbers, for rows as a user has them.
+
+        The run's own rows are prepared already, so that its stack is used without.
+        """
+        if self.data.meaning is None:
+            return stack
+        return replace(stack, info=stack.info | {"meaning": to_builtins(self.data.meaning)})
+
     def judged(self, stack: Stack) -> Stack:
         """Return the result of pretraining with its errors, and the verdict on it in its info."""
         found = baselines(stack, evenly_spaced(self.data.train, ROWS_TO_JUDGE))
@@ -183,7 +193,7 @@ class Stages:
     def save_early(self, stack: Stack, out: Path) -> None:
         """Save a model that is to be trained further; training goes on where that fails."""
         try:
-            stack.save(out / MODEL_NAME)
+            self.model(stack).save(out / MODEL_NAME)
         except OSError as error:
             reason = error.strerror or error
             self.report(f"warning: {out / MODEL_NAME} could not be written: {reason}")
@@ -253,7 +263,8 @@ class Stages:
         model = files.folder / MODEL_NAME
         if self.unsaved is None and model.is_file():
             return model
-        return files.write(MODEL_NAME, (self.unsaved or self.marked(self.pretraining.stack())).save)
+        stack = self.unsaved or self.marked(self.pretraining.stack())
+        return files.write(MODEL_NAME, self.model(stack).save)
 
     @contextmanager
     def saving(self, files: FinalFiles) -> Iterator[None]:
@@ -262,7 +273,7 @@ class Stages:
             yield
         except (WorkerError, RunInterrupted) as error:
             if error.stack is not None:
-                model = files.write(MODEL_NAME, self.marked(error.stack).save)
+                model = files.write(MODEL_NAME, self.model(self.marked(error.stack)).save)
                 where = _saved_in(model, files.folder, onward=not isinstance(error, DivergedError))
                 error.args = (f"{error.args[0]}. {where}",)
             elif isinstance(error, RunInterrupted):

@@ -7,14 +7,15 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
+from msgspec import to_builtins
 from numpy.typing import NDArray
 from rich.console import Console
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 
 from syncpretrain import Stack, finetune, pretrain
-from syncpretrain.data.blocks import PLAIN
 from syncpretrain.data.examples import as_examples
+from syncpretrain.data.meaning import Meaning, origin_of
 from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.events import Observer
@@ -201,12 +202,15 @@ class StackEstimator(BaseEstimator):
 
 def of_numbers(stack: Stack) -> Stack:
     """Return a stack that takes bytes as the numbers they are, as scikit-learn's estimators do."""
-    return replace(stack, info=stack.info | {"bytes": PLAIN})
+    origin = () if stack.meaning is None else stack.meaning.origin
+    return replace(stack, info=stack.info | {"meaning": to_builtins(Meaning("numbers", origin))})
 
 
-def single(X: Matrix) -> NDArray[np.float32]:
+def single(X: Matrix) -> NDArray[Any]:
     """Return examples as they are trained on; sparse ones stay sparse."""
     if hasattr(X, "toarray"):
         return as_examples(X, "X")
+    if origin_of(X):  # which float32 cannot do without
+        return X
     with np.errstate(over="ignore"):  # infinite values are refused, with their place
         return np.ascontiguousarray(X, dtype=np.float32)

@@ -53,7 +53,8 @@ def decoded(stack: Stack, codes: Matrix) -> Matrix:
 
     def decode(own: Stack, rows: Matrix) -> Matrix:
         down = _down(own, rows)
-        return down if own.scaling is None else down * own.scaling.scale + own.scaling.shift
+        found = down if own.scaling is None else down * own.scaling.scale + own.scaling.shift
+        return found if own.meaning is None else own.meaning.restored(found)
 
     return _by_rows(codes, stack, decode)
 
@@ -181,6 +182,8 @@ def _in_precision(stack: Stack, dtype: np.dtype[Any]) -> Stack:
 
 
 def _prepared(stack: Stack, X: Matrix) -> Matrix:
+    if stack.meaning is not None and stack.meaning.origin:
+        X = (X - np.array(stack.meaning.origin)).astype(X.dtype)
     if has_missing(X):
         return marked(X, stack.scaling)
     return X if stack.scaling is None else stack.scaling.apply(X)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from syncpretrain.data.dataset import Dataset, from_rows, hold_out
 from syncpretrain.data.examples import check_values
 from syncpretrain.data.idx import read_idx
+from syncpretrain.data.meaning import Meaning
 from syncpretrain.data.named.catalogue import NamedData
 from syncpretrain.data.named.fetch import check_file_of, folder_of, named_data
 from syncpretrain.data.named.newsgroups import read_newsgroups
@@ -32,7 +33,12 @@ class Divided(NamedTuple):
 
 
 def load_named(
-    name: str, *, validation: float | None = None, seed: int = 0, bounded: bool = True
+    name: str,
+    *,
+    validation: float | None = None,
+    seed: int = 0,
+    bounded: bool = True,
+    meaning: Meaning | None = None,
 ) -> Dataset:
     """Load a data set of the catalogue; nothing is fetched.
 
@@ -46,6 +52,8 @@ def load_named(
         Which examples are held out.
     bounded : bool
         False permits values outside [0, 1], such as counts.
+    meaning : Meaning, optional
+        That of the numbers of an earlier data set.
 
     Raises
     ------
@@ -66,7 +74,7 @@ def load_named(
     )
     source = f"{named.title}, in {folder}"
     parts = (train, held, rows[found.train :])
-    return from_rows(name, found.X, found.labels, source=source, parts=parts)
+    return from_rows(name, found.X, found.labels, source=source, parts=parts, earlier=meaning)
 
 
 def _idx_set(named: NamedData, folder: Path) -> Divided:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from syncpretrain.data.columns import columns_in
+from syncpretrain.data.meaning import meaning_in
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import Array
@@ -74,6 +75,14 @@ def describe(stack: Trained, part: str | None = None) -> Network:
     """
     part = part or default_part(stack)
     _check_part(stack, part)
+    meaning = meaning_in(stack.info)
+    if meaning is not None and meaning.origin:
+        column = next(i for i, origin in enumerate(meaning.origin) if origin)
+        raise SettingsError(
+            f"part: got {part}, but column {column} (counted from 0) holds numbers around"
+            f" {meaning.origin[column]:.12g}, and the rows of an export are float32, which would"
+            " lose their differences; subtract the column's mean before training"
+        )
     lowest, top, head = stack.layers[0], stack.layers[-1], stack.head
     found, table = _input_of(stack)
     up = [*found, *_encoder(stack.layers)]

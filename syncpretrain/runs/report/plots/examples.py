@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.examples import evenly_spaced, scale_examples
 from syncpretrain.errors import DataError
-from syncpretrain.models.inputs import by_meaning
 from syncpretrain.models.stack import Stack
 from syncpretrain.runs.report.images import image_grid, shades
 from syncpretrain.runs.report.plots.canvas import new_axes
@@ -71,14 +70,20 @@ def reconstructions(
         axes = new_axes(axes)
         draw_bars(axes, names_of(stack), shares, label=SHARE_LABEL)
         return axes
-    rows = evenly_spaced(
-        scale_examples(by_meaning(np.asarray(stack.rows_of(X)), stack.info)), count
-    )
+    rows, stack = _prepared(stack, X)
+    rows = evenly_spaced(rows, count)
     drawn = (shades(stack, part) for part in (rows, stack.reconstruct(rows)))
     grid = image_grid(*drawn, shape=images)
     axes = new_axes(axes)
     draw_grid(axes, grid, title=f"{len(rows)} examples above their reconstructions")
     return axes
+
+
+def _prepared(stack: Stack, X: Any) -> tuple[NDArray[np.float32], Stack]:
+    """Return examples as numbers that a decoder can be compared with, and the stack for them."""
+    rows: Any = np.asarray(stack.rows_of(X))
+    rows = rows if stack.meaning is None else stack.meaning.prepare(rows)
+    return scale_examples(rows), stack.for_prepared_rows()
 
 
 def check_decoder(stack: Stack) -> None:
@@ -99,7 +104,7 @@ def error_shares(stack: Stack, X: Any) -> NDArray[np.float64]:
 
     Missing values are left out. A value that is constant has 0, or 100 where it is not met.
     """
-    rows = scale_examples(by_meaning(np.asarray(stack.rows_of(X)), stack.info))
+    rows, stack = _prepared(stack, X)
     lost = np.isnan(rows)
     known = np.maximum((~lost).sum(axis=0), 1)
     mean = np.where(lost, 0, rows).sum(axis=0, dtype=np.float64) / known

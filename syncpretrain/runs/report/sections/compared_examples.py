@@ -54,7 +54,7 @@ def _body(
         return paragraph(f"Not drawn: {' and '.join(without)} left no model.")
     if shown is None:
         return paragraph(f"There are no examples to show: {reason}")
-    stacks = [run.stack for run in runs if run.stack is not None]
+    stacks = [run.stack.for_prepared_rows() for run in runs if run.stack is not None]
     read = [names_of(stack) for stack in stacks]
     if any(names != read[0] for names in read):
         return paragraph("Not drawn: the two do not read the same values.")

@@ -84,6 +84,7 @@ def example_sections(
     images : ImageShape or None
         The shape of an example, None where it is no image.
     shown : Shown or None
+        Prepared by the meaning of the stack's numbers.
     reason : str
     """
     missing = paragraph(f"There are no examples to show: {reason}") if shown is None else ""
@@ -92,9 +93,10 @@ def example_sections(
         ("samples", "Samples", partial(_samples, stack, images)),
     ]
     if shown is not None:
-        with_data = (("units", "Activities of the hidden units", partial(_units, stack, shown)),)
-        with_codes = (("codes", "Map of the codes", partial(_codes, stack, shown)),)
-        above = partial(_reconstructions, stack, images, shown)
+        reads = stack.for_prepared_rows()
+        with_data = (("units", "Activities of the hidden units", partial(_units, reads, shown)),)
+        with_codes = (("codes", "Map of the codes", partial(_codes, reads, shown)),)
+        above = partial(_reconstructions, reads, images, shown)
         parts = [("reconstructions", "Reconstructions", above), parts[0], *with_data]
         parts += [*with_codes, ("samples", "Samples", partial(_samples, stack, images))]
     sections = [Section(name, title, _tried(body)) for name, title, body in parts]

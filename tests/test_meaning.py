@@ -1,0 +1,389 @@
+"""The same numbers mean the same thing, whatever their type and wherever they come from."""
+
+from __future__ import annotations
+
+from signal import SIGINT, raise_signal
+
+import numpy as np
+import pandas as pd
+import pytest
+from commandline import exit_status
+
+from syncpretrain import Minibatches, Stack, finetune, load, pretrain
+from syncpretrain.data.meaning import Meaning, meaning_in
+from syncpretrain.errors import DataError, RunInterrupted, SettingsError
+from syncpretrain.events import EpochFinished
+from syncpretrain.models.scores import scores
+from syncpretrain.plot import reconstructions
+from syncpretrain.sklearn import DBNClassifier, StackAnomalyDetector, StackedRBM
+
+TYPES = ["u1", "i2", "u2", "i4", "i8", "f2", "f4", "f8", ">i4", ">f8"]
+DRAWS = np.random.default_rng(0)
+BYTES = DRAWS.integers(0, 256, size=(60, 6)).astype("u1")
+BYTES[0] = 0, 1, 0, 0, 1, 0  # alone, it could be bits
+BITS = DRAWS.integers(0, 2, size=(60, 6)).astype("u1")
+SHARES = DRAWS.random((60, 6))
+SECONDS = 1.7e9 + DRAWS.integers(0, 100, size=(200, 1))
+TIMES = np.hstack([SECONDS, DRAWS.normal(size=(200, 2))])
+SHORT = {"epochs": 2, "batch_size": 20, "warn": False}
+
+
+def trained_on(X, **settings):
+    return pretrain(X, hidden=[4], **{**SHORT, **settings})
+
+
+def same(stack, X, like):
+    np.testing.assert_array_equal(stack.encode(X), stack.encode(like))
+
+
+class TestRowsOfAnyType:
+    @pytest.mark.parametrize("dtype", TYPES)
+    def test_of_a_stack_trained_on_floats(self, dtype):
+        stack = trained_on(BYTES.astype("f4"))
+        assert stack.meaning == Meaning("numbers")
+        same(stack, BYTES.astype(dtype), BYTES.astype("f4"))
+
+    @pytest.mark.parametrize("dtype", TYPES)
+    @pytest.mark.parametrize("units", ["bernoulli", "gaussian"])
+    def test_of_a_stack_trained_on_bytes(self, dtype, units):
+        stack = trained_on(BYTES, visible_units=units)
+        assert stack.meaning == Meaning("bytes")
+        same(stack, BYTES.astype(dtype), BYTES)
+
+    @pytest.mark.parametrize("dtype", TYPES)
+    @pytest.mark.parametrize("own", ["u1", "f8", "?"])
+    def test_of_a_stack_trained_on_bits(self, dtype, own):
+        stack = trained_on(BITS.astype(own))
+        assert stack.meaning == Meaning("bits")
+        same(stack, BITS.astype(dtype), BITS.astype(own))
+
+    @pytest.mark.parametrize("dtype", TYPES)
+    def test_of_a_stack_of_blocks(self, dtype):
+        stack = trained_on(BYTES, visible_units="gaussian:4,gaussian:2")
+        same(stack, BYTES.astype(dtype), BYTES)
+
+    def test_one_row_means_what_it_means_among_others(self):
+        stack = trained_on(BYTES)
+        alone = [stack.encode(row[None].astype("i8"))[0] for row in BYTES]
+        np.testing.assert_allclose(alone, stack.encode(BYTES), rtol=1e-5)
+
+    def test_bytes_that_were_divided_are_not_divided_again(self):
+        stack = trained_on(BYTES)
+        same(stack, BYTES[1:] / np.float32(255), BYTES[1:])
+
+    def test_of_a_list_and_of_a_frame(self):
+        stack = trained_on(BYTES)
+        same(stack, BYTES.astype(int).tolist(), BYTES)
+        same(stack, pd.DataFrame(BYTES), BYTES)
+
+    @pytest.mark.parametrize("kind", ["UInt8", "Int64", "Float64", "uint8", "float32"])
+    def test_of_a_stack_trained_on_a_frame(self, kind):
+        frame = pd.DataFrame(BYTES, columns=list("abcdef"))
+        stack = trained_on(frame)
+        same(stack, frame.astype(kind), frame)
+        same(stack, BYTES, frame)
+
+    def test_of_a_sparse_matrix(self):
+        sparse = pytest.importorskip("scipy.sparse")
+        stack = trained_on(BYTES)
+        codes = stack.encode(sparse.csr_array(BYTES.astype("f4")))  # by sums in another order
+        np.testing.assert_allclose(codes, stack.encode(BYTES), rtol=1e-6)
+        stack = trained_on(sparse.csr_array(BITS))
+        same(stack, BITS, BITS.astype("f4"))
+
+
+class TestWhatCannotBeTold:
+    def test_floats_of_0_and_1_for_bytes(self):
+        with pytest.raises(DataError, match=r"floats of 0 and 1 alone.*means 1/255"):
+            trained_on(BYTES).encode(BYTES[:1].astype("f8"))
+
+    def test_bytes_of_0_and_1_for_shares(self):
+        with pytest.raises(DataError, match=r"bytes of 0 and 1 alone.*1 is the largest"):
+            trained_on(SHARES).encode(BITS)
+
+    def test_larger_bytes_for_bits(self):
+        with pytest.raises(DataError, match="got the byte 255, expected 0 or 1"):
+            trained_on(BITS.astype("f4")).encode(BITS * np.uint8(255))
+
+    def test_numbers_that_are_no_bytes(self):
+        with pytest.raises(DataError, match="got numbers from 0 to 510, expected 0 to 255"):
+            trained_on(BYTES).encode(2 * BYTES.astype("i4"))
+
+    @pytest.mark.parametrize("dtype", ["u1", "f4"])
+    def test_zeros_alone_are_told(self, dtype):
+        zeros = np.zeros((2, 6), dtype=dtype)
+        same(trained_on(BYTES), zeros, zeros.astype("u1"))
+        same(trained_on(SHARES), zeros, zeros.astype("f4"))
+
+
+class TestEveryDoor:
+    def test_bytes_are_divided_for_a_stack_of_shares(self):
+        stack = trained_on(SHARES)
+        same(stack, BYTES, BYTES / np.float32(255))
+
+    def test_examples_to_validate_with(self):
+        curves = [
+            trained_on(BYTES.astype("f4"), validation=BYTES.astype(t)).history.layers[0].validation
+            for t in ("f4", "u1")
+        ]
+        assert curves[0] == curves[1]
+
+    @pytest.mark.parametrize("dtype", ["u1", "f8", "i8"])
+    def test_fine_tuning(self, dtype):
+        stack, y = trained_on(BYTES.astype("f4")), BYTES[:, 0] > 127
+        tuned = [
+            finetune(stack, X, y, validation=X, validation_y=y, epochs=2, warn=False)
+            for X in (BYTES.astype("f4"), BYTES.astype(dtype))
+        ]
+        assert tuned[0].parameters_sha256 == tuned[1].parameters_sha256
+        np.testing.assert_array_equal(
+            tuned[0].predict_proba(BYTES), tuned[1].predict_proba(BYTES.astype("f8"))
+        )
+
+    def test_fine_tuning_on_a_mapped_file(self, tmp_path):
+        stack = trained_on(BYTES.astype("f4"))
+        found = set()
+        for dtype in ("u1", "f4"):
+            np.save(tmp_path / "x.npy", BYTES.astype(dtype))
+            X = np.load(tmp_path / "x.npy", mmap_mode="r")
+            found.add(finetune(stack, X, epochs=2, warn=False).parameters_sha256)
+        assert len(found) == 1
+
+    def test_scores_reconstructions_imputation_and_samples(self):
+        stack, floats = trained_on(BYTES), BYTES.astype("f8")
+        np.testing.assert_array_equal(scores(stack, floats), scores(stack, BYTES))
+        np.testing.assert_array_equal(stack.reconstruct(floats), stack.reconstruct(BYTES))
+        lost = floats.copy()
+        lost[:, 2] = np.nan
+        filled = stack.impute(lost)
+        assert np.nanmax(np.abs(filled - lost)) == 0
+        assert filled[:, 2].mean() > 20  # a byte, no share
+        starts = [stack.sample(60, steps=1, start=X) for X in (floats, BYTES)]
+        np.testing.assert_array_equal(*starts)
+
+    def test_pictures(self):
+        pytest.importorskip("matplotlib")
+        stack = trained_on(BYTES.repeat(2, axis=1)[:, :9])
+        X = BYTES.repeat(2, axis=1)[:, :9]
+        drawn = [
+            reconstructions(stack, rows, shape="3x3").get_images()[0].get_array()
+            for rows in (X, X.astype("i8"))
+        ]
+        np.testing.assert_array_equal(*drawn)
+
+    def test_a_stream_whose_later_arrays_have_another_type(self):
+        def one_pass(number):
+            yield BYTES[:30]
+            yield BYTES[30:].astype("f4")
+
+        mixed = trained(Minibatches(one_pass))
+        assert mixed.meaning == Meaning("bytes")
+        assert mixed.parameters_sha256 == trained(Minibatches([BYTES])).parameters_sha256
+
+    def test_a_mapped_file_that_is_streamed(self, tmp_path):
+        np.save(tmp_path / "x.npy", BYTES.astype("f4"))
+        X = np.load(tmp_path / "x.npy", mmap_mode="r")
+        stack = pretrain(X, layers=[6, 4], handoff="minibatch", visible_units="gaussian", **SHORT)
+        same(stack, BYTES, BYTES.astype("f4"))
+
+    def test_estimators(self):
+        y = BYTES[:, 0] > 127
+        classifier = DBNClassifier(hidden=4, epochs=2, random_state=0).fit(BYTES.astype("f4"), y)
+        np.testing.assert_array_equal(classifier.predict(BYTES), classifier.predict(BYTES / 1.0))
+        for kind in (StackedRBM, StackAnomalyDetector):
+            made = kind(hidden=4, epochs=2, random_state=0).fit(BYTES)
+            same(made.stack_, BYTES, BYTES.astype("f8"))
+
+    def test_a_saved_stack(self, tmp_path):
+        stack = trained_on(BYTES)
+        stack.save(tmp_path / "model.safetensors")
+        same(load(tmp_path / "model.safetensors"), BYTES.astype("i4"), BYTES)
+
+    def test_a_stack_of_an_interrupted_call(self):
+        def stop(event):
+            if isinstance(event, EpochFinished):
+                raise_signal(SIGINT)
+
+        with pytest.raises(RunInterrupted) as stopped:
+            trained_on(BYTES, observers=[stop], runtime="serial")
+        assert stopped.value.stack.meaning == Meaning("bytes")
+
+    def test_a_stack_that_keeps_no_meaning_divides_bytes_alone(self):
+        old = trained_on(BYTES)
+        old = Stack(old.layers, {}, old.scaling)
+        same(old, BYTES, BYTES / np.float32(255))
+        assert meaning_in({"bytes": "0 and 1"}) == Meaning("bits")
+        assert meaning_in({"bytes": "numbers"}) == Meaning("numbers")
+
+
+def trained(X):
+    return pretrain(X, layers=[6, 4], handoff="minibatch", **SHORT)
+
+
+class TestCommandLine:
+    @pytest.mark.parametrize(
+        ("own", "others", "units"),
+        [
+            ("u1", ["f8", "i2"], "bernoulli"),
+            ("u1", ["f8", "i2"], "gaussian"),
+            ("f4", ["u1", "i8"], "gaussian"),
+        ],
+    )
+    def test_files_of_other_types(self, tmp_path, own, others, units):
+        np.save(tmp_path / "own.npy", BYTES.astype(own))
+        run = tmp_path / "run"
+        assert not exit_status(
+            *("train", "--data", tmp_path / "own.npy", "--layers", "6,4", "--visible-units", units),
+            *("--epochs", 1, "--out", run, "--quiet"),
+        )
+        found = [self.codes(run, tmp_path, BYTES.astype(own))]
+        found += [self.codes(run, tmp_path, BYTES.astype(dtype)) for dtype in others]
+        found.append(load(run).encode(BYTES.astype(others[0])))
+        for codes in found[1:]:
+            np.testing.assert_array_equal(codes, found[0])
+
+    def codes(self, run, folder, X):
+        np.save(folder / "new.npy", X)
+        out = folder / "codes.npy"
+        out.unlink(missing_ok=True)
+        assert not exit_status("encode", run, "--data", folder / "new.npy", "--out", out)
+        return np.load(out)
+
+    def test_a_table_of_the_same_numbers(self, tmp_path):
+        np.save(tmp_path / "own.npy", BYTES)
+        np.savetxt(tmp_path / "own.csv", BYTES, fmt="%d", delimiter=",")
+        run = tmp_path / "run"
+        assert not exit_status(
+            *("train", "--data", tmp_path / "own.npy", "--layers", "6,4"),
+            *("--epochs", 1, "--out", run, "--quiet"),
+        )
+        out = tmp_path / "codes.npy"
+        assert not exit_status("encode", run, "--data", tmp_path / "own.csv", "--out", out)
+        np.testing.assert_array_equal(np.load(out), self.codes(run, tmp_path, BYTES))
+
+    def test_pictures_of_black_and_white_as_bytes(self, tmp_path):
+        """Divided by 255 they are 0 and 1, and are not divided again."""
+        run = tmp_path / "run"
+        np.save(tmp_path / "own.npy", BITS * np.uint8(255))
+        assert not exit_status(
+            *("train", "--data", tmp_path / "own.npy", "--layers", "6,4", "--finetune"),
+            *("reconstruction", "--epochs", 1, "--finetune-epochs", 1, "--out", run, "--quiet"),
+        )
+        assert not exit_status("evaluate", run)
+        codes = self.codes(run, tmp_path, BITS * np.uint8(255))
+        np.testing.assert_array_equal(codes, load(run).encode(BITS * np.uint8(255)))
+
+    def test_unlabelled_examples_and_a_part_to_test_with(self, tmp_path):
+        found = []
+        for dtype in ("f4", "u1"):
+            np.savez(tmp_path / "own.npz", X=BYTES[:20].astype("f4"), y=np.arange(20) % 2)
+            np.save(tmp_path / "more.npy", BYTES[20:50].astype(dtype))
+            np.save(tmp_path / "test.npy", BYTES[50:].astype(dtype))
+            assert not exit_status(
+                *("train", "--data", tmp_path / "own.npz", "--unlabelled", tmp_path / "more.npy"),
+                *("--test", tmp_path / "test.npy", "--layers", "6,4", "--visible-units"),
+                *("gaussian", "--epochs", 1, "--out", tmp_path / dtype, "--quiet"),
+            )
+            found.append(load(tmp_path / dtype).parameters_sha256)
+        assert found[0] == found[1]
+
+    def test_fine_tuning_of_a_run(self, tmp_path):
+        y = (BYTES[:, 0] > 127).astype(int)
+        np.save(tmp_path / "own.npy", BYTES.astype("f4"))
+        exit_status(
+            *("train", "--data", tmp_path / "own.npy", "--layers", "6,4", "--visible-units"),
+            *("gaussian", "--epochs", 1, "--out", tmp_path / "run", "--quiet"),
+        )
+        found = []
+        for dtype in ("f4", "u1"):
+            np.savez(tmp_path / "own.npz", X=BYTES.astype(dtype), y=y)
+            assert not exit_status(
+                *("finetune", tmp_path / "run", "--data", tmp_path / "own.npz"),
+                *("--finetune-epochs", 2, "--out", tmp_path / dtype, "--quiet"),
+            )
+            found.append(load(tmp_path / dtype))
+        assert found[0].parameters_sha256 == found[1].parameters_sha256
+        assert found[1].meaning == Meaning("numbers")
+
+
+class TestColumnsWithALargeOffset:
+    """Seconds since 1970 within 100 s: float32 knows only every 128th of them."""
+
+    @pytest.fixture
+    def stack(self):
+        return pretrain(TIMES, hidden=[8], epochs=5, warn=False)
+
+    def test_its_differences_are_kept(self, stack):
+        seen = stack.prepared(TIMES)
+        expected = (TIMES - TIMES.mean(axis=0)) / TIMES.std(axis=0)
+        np.testing.assert_allclose(seen, expected, atol=2e-5)
+
+    def test_the_result_is_that_of_the_centred_column(self, stack):
+        centred = pretrain(TIMES - TIMES.mean(axis=0), hidden=[8], epochs=5, warn=False)
+        codes = centred.encode(TIMES - TIMES.mean(axis=0))
+        np.testing.assert_allclose(stack.encode(TIMES), codes, atol=1e-3)
+
+    @pytest.mark.parametrize("make", [np.asarray, pd.DataFrame, lambda X: X.tolist()])
+    def test_in_arrays_frames_and_lists(self, stack, make):
+        np.testing.assert_array_equal(stack.encode(make(TIMES)), stack.encode(TIMES))
+        np.testing.assert_allclose(stack.encode(make(TIMES[:1])), stack.encode(TIMES)[:1], 1e-5)
+
+    def test_decoding_gives_it_back(self, stack):
+        made = stack.decode(stack.encode(TIMES))
+        assert made.dtype == np.float64
+        assert np.abs(made[:, 0] - TIMES[:, 0]).max() < 200
+        assert len(np.unique(made[:, 0])) > 50
+
+    def test_whole_numbers(self):
+        X = np.hstack([SECONDS, 2 * SECONDS]).astype("i8")
+        assert np.ptp(pretrain(X, hidden=[4], **SHORT).prepared(X), axis=0).min() > 2
+
+    def test_a_frame_it_was_trained_on(self):
+        frame = pd.DataFrame(TIMES, columns=["time", "a", "b"])
+        stack = pretrain(frame, hidden=[4], **SHORT)
+        assert len(np.unique(stack.prepared(frame)[:, 0])) > 50
+
+    def test_other_columns_keep_their_bits(self):
+        X = TIMES[:, 1:]
+        assert pretrain(X, hidden=[4], **SHORT).parameters_sha256 == (
+            pretrain(X.astype("f4"), hidden=[4], **SHORT).parameters_sha256
+        )
+
+    def test_estimators(self):
+        y = TIMES[:, 0] > np.median(TIMES[:, 0])
+        classifier = DBNClassifier(random_state=0).fit(TIMES, y)
+        assert classifier.score(TIMES, y) > 0.97
+        made = StackedRBM(hidden=4, epochs=2, random_state=0).fit(TIMES)
+        back = made.inverse_transform(made.transform(TIMES))
+        assert len(np.unique(back[:, 0])) > 50
+
+    def test_files(self, tmp_path):
+        np.save(tmp_path / "x.npy", TIMES)
+        np.savetxt(tmp_path / "x.csv", TIMES, delimiter=",", fmt="%.6f")
+        found = []
+        for name in ("x.npy", "x.csv"):
+            run = tmp_path / name[2:]
+            assert not exit_status(
+                *("train", "--data", tmp_path / name, "--hidden", 4, "--visible-units", "auto"),
+                *("--epochs", 1, "--out", run, "--quiet"),
+            )
+            out = tmp_path / "codes.npy"
+            assert not exit_status("encode", run, "--data", tmp_path / name, "--out", out)
+            codes = np.load(out)
+            assert len(np.unique(codes.round(4), axis=0)) > 100
+            np.testing.assert_allclose(load(run).encode(TIMES), codes, atol=1e-6)
+            found.append(codes)
+            out.unlink()
+        np.testing.assert_allclose(found[0], found[1], atol=1e-4)
+
+    def test_a_stream_refuses_it(self, tmp_path):
+        np.save(tmp_path / "x.npy", TIMES)
+        X = np.load(tmp_path / "x.npy", mmap_mode="r")
+        how = {"layers": [3, 4], "handoff": "minibatch", "visible_units": "gaussian", **SHORT}
+        for rows in (X, Minibatches([TIMES])):
+            with pytest.raises(DataError, match=r"around 17000000\d\d\.\d+ in column 0.*float32"):
+                pretrain(rows, **how)
+
+    def test_an_export_refuses_it(self, stack):
+        with pytest.raises(SettingsError, match="rows of an export are float32"):
+            stack.to_sklearn()
