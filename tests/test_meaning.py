@@ -194,6 +194,15 @@ class TestEveryDoor:
             made = kind(hidden=4, epochs=2, random_state=0).fit(BYTES)
             same(made.stack_, BYTES, BYTES.astype("f8"))
 
+    @pytest.mark.parametrize("dtype", ["u1", "f4", "f8"])
+    def test_an_estimator_of_a_stack_trained_on_bytes(self, dtype):
+        y = BYTES[:, 0] > 127
+        made = DBNClassifier(pretrained=trained_on(BYTES), finetune_epochs=5, random_state=0)
+        made.fit(BYTES.astype(dtype), y)
+        own = made.stack_.predict_proba(BYTES)
+        np.testing.assert_allclose(made.predict_proba(BYTES.astype(dtype)), own, atol=1e-5)
+        np.testing.assert_allclose(made.predict_proba(BYTES[1:] / 255), own[1:], atol=1e-5)
+
     def test_a_saved_stack(self, tmp_path):
         stack = trained_on(BYTES)
         stack.save(tmp_path / "model.safetensors")

@@ -71,8 +71,7 @@ def command(
     check_scores(stack, by)
     check_names_data(run)
     examples = examples_of(run, data, part, stack=stack)
-    trained_on = dataset_of(run, None, stack=stack).train
-    stack = stack.for_prepared_rows()
+    trained_on, stack = dataset_of(run, None, stack=stack).train, stack.for_prepared_rows()
     usual = scores(stack, trained_on, by=by)
     threshold = float(np.quantile(usual, quantile))
     if per_feature:

@@ -115,15 +115,8 @@ def load_dataset(
         _check_there("test", None if share else test)
         if mapped and is_mapped_file(name):
             _refuse(given, f"{name} with handoff minibatch, which leaves it on the disk")
-            data = load_mapped(
-                name,
-                validation=validation,
-                seed=seed,
-                bounded=bounded,
-                known=known,
-                images=images,
-                meaning=meaning,
-            )
+            how: Any = {"bounded": bounded, "known": known, "images": images, "meaning": meaning}
+            data = load_mapped(name, validation=validation, seed=seed, **how)
         else:
             named = None if target is None else str(target)
             wanted = Wanted(bounded, named, _names(drop), task, encode, columns, images, meaning)

@@ -103,7 +103,7 @@ class Meaning(msgspec.Struct, frozen=True):
         if X.dtype.kind == "b":
             return X
         if self.values == "bytes":
-            return _as_bytes(X, name, bounded=bounded)
+            return _divided(X, name, bounded=bounded) if self.divides(X, name) else X
         if self.origin and len(self.origin) == X.shape[1]:
             return self._from_origin(X)
         if X.dtype != np.uint8:
@@ -131,12 +131,26 @@ class Meaning(msgspec.Struct, frozen=True):
                 out[rows] = X[rows] - np.array(self.origin)
         return out
 
-    def divides(self, X: NDArray[Any]) -> bool:
-        """Return whether numbers are divided by 255, as bytes of any type are."""
-        if self.values != "bytes" or X.dtype.kind == "b":
-            return False
-        low, high, _ = (0.0, 255.0, False) if X.dtype == np.uint8 else _range(X)
-        return X.dtype.kind != "f" or not 0 <= low <= high <= 1
+    def divides(self, X: Any, name: str = "X") -> bool:
+        """Return whether numbers are divided by 255, as bytes of any type are.
+
+        Raises
+        ------
+        DataError
+            If they are floats of 0 and 1, which may have been divided.
+        """
+        if self.values != "bytes" or X.dtype.kind != "f":
+            return self.values == "bytes" and X.dtype.kind != "b"
+        low, high, are_bits = _range(X)
+        if not 0 <= low <= high <= 1:
+            return True
+        if are_bits and high == 1:
+            raise DataError(
+                f"{name}: got floats of 0 and 1 alone, and the stack was trained on bytes, where 1"
+                " means 1/255; pass X.astype('uint8') if 1 is the byte 1, or (X *"
+                " 255).astype('uint8') if 1 is the largest value"
+            )
+        return False
 
     def restored(self, X: NDArray[np.float32]) -> NDArray[Any]:
         """Return prepared rows with their origin: float64 where there is one, else as they are."""
@@ -164,19 +178,11 @@ def meaning_in(info: Mapping[str, Any]) -> Meaning | None:
         raise DataError(f"meaning: the one kept with the model is damaged: {error}") from error
 
 
-def _as_bytes(X: Any, name: str, *, bounded: bool) -> Any:
-    """Return numbers as the bytes they are, or as what is left of bytes that were divided."""
+def _divided(X: Any, name: str, *, bounded: bool) -> Any:
+    """Return bytes of any type divided by 255; uint8 as it is, which is divided later."""
     if X.dtype == np.uint8:
         return X
-    low, high, are_bits = _range(X)
-    if X.dtype.kind == "f" and 0 <= low <= high <= 1:
-        if are_bits and high == 1:
-            raise DataError(
-                f"{name}: got floats of 0 and 1 alone, and the stack was trained on bytes, where 1"
-                " means 1/255; pass X.astype('uint8') if 1 is the byte 1, or (X *"
-                " 255).astype('uint8') if 1 is the largest value"
-            )
-        return X
+    low, high, _ = _range(X)
     if bounded and not 0 <= low <= high <= LARGEST_BYTE:
         raise DataError(
             f"{name}: got numbers from {low:g} to {high:g}, expected 0 to 255, as the bytes that"

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from os import PathLike
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
+from syncpretrain.data.columns import Columns
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.facts import Look, look_at
 from syncpretrain.data.file_rows import FileRows, rows_in_file
@@ -30,7 +31,7 @@ from syncpretrain.pretraining.on_ranks import on_every_rank
 from syncpretrain.pretraining.saved import SavedCall
 from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.pretraining.settled import settled
-from syncpretrain.pretraining.start import driver_for
+from syncpretrain.pretraining.start import Driver, driver_for
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.settings import PretrainSettings
 from syncpretrain.settings.async_pretraining import check_blas_threads
@@ -173,36 +174,47 @@ def _pretrained(
     history = ErrorHistory()
     with observing(verbose) as printing:
         watching = [*observers, *printing]
-        meaning = _meaning_of(look, wanted.visible_units)
-        rows = cast("ArrayLike", look.X)  # or what gives them, which the driver looks at
-        held_out = taken.validation
-        if meaning is not None:
-            rows = meaning.prepare(rows)
-            held_out = held_out if held_out is None else meaning.prepare(held_out, "validation")
+        rows, held_out, meaning = _prepared(look, taken.validation, wanted.visible_units)
         driver = driver_for(wanted, rows, held_out, observers=[history, *watching], replay=replay)
         saved = None if resume is None else SavedCall(resume, driver.settings, look.X)
         if saved is not None:
             driver.save, driver.resume = saved.save, saved.newest()
         for observer in watching if notice else ():
             observer(Notice(time.monotonic(), str(notice)))
-        if isinstance(driver, StreamedPretraining) and meaning is None:
-            meaning = getattr(driver.inputs.train, "meaning", None)  # of the first array
-        kept = {} if meaning is None else {"meaning": msgspec.to_builtins(meaning)}
-        try:
-            stack = driver.run()
-        except (WorkerError, RunInterrupted) as error:
-            if error.stack is not None:
-                error.stack = taken.marked(replace(error.stack, info=error.stack.info | kept))
-            raise
+        stack = _trained(driver, partial(_marked, taken.columns, meaning or _first_meaning(driver)))
     if saved is not None:
         saved.delete()
     sample = () if look.facts is None else _sample(rows)
-    sentences = on_layers(baselines(stack, sample), history.layers)
+    judged = stack.for_prepared_rows()
+    sentences = on_layers(baselines(judged, sample), history.layers)
     for sentence in sentences if warn else ():
         warnings.warn(sentence, PoorResultWarning, stacklevel=3)
     info: dict[str, Any] = {"by_data": chosen} if chosen else {}
     info |= {"verdict": sentences} if sentences else {}
-    return taken.marked(replace(stack, info=stack.info | info | kept, history=history))
+    return replace(stack, info=stack.info | info, history=history)
+
+
+def _trained(driver: Driver, marked: Callable[[Stack], Stack]) -> Stack:
+    """Return the driver's stack, or raise its error with a stack, both of them marked."""
+    try:
+        return marked(driver.run())
+    except (WorkerError, RunInterrupted) as error:
+        error.stack = None if error.stack is None else marked(error.stack)
+        raise
+
+
+def _marked(columns: Columns | None, meaning: Meaning | None, stack: Stack) -> Stack:
+    """Return a stack with the columns that it was trained on, and what their numbers meant."""
+    kept = {"columns": columns, "meaning": meaning}
+    found = {name: msgspec.to_builtins(x) for name, x in kept.items() if x is not None}
+    return replace(stack, info=stack.info | found)
+
+
+def _first_meaning(driver: Driver) -> Meaning | None:
+    """Return the meaning of the first array that an iterable gave."""
+    if not isinstance(driver, StreamedPretraining):
+        return None
+    return getattr(driver.inputs.train, "meaning", None)
 
 
 def _layers(layers: Any, hidden: Any, look: Look) -> Any:
@@ -227,6 +239,18 @@ def _layers(layers: Any, hidden: Any, look: Look) -> Any:
             " layers="
         )
     return [look.facts.columns, *map(int, units)]
+
+
+def _prepared(look: Look, validation: Any, units: str) -> tuple[Any, Any, Meaning | None]:
+    """Return examples to train on and to validate with, whose numbers mean the same thing.
+
+    What gives examples pass by pass is returned as it is, without a meaning.
+    """
+    meaning = _meaning_of(look, units)
+    if meaning is None:
+        return look.X, validation, None
+    held_out = None if validation is None else meaning.prepare(validation, "validation")
+    return meaning.prepare(look.X), held_out, meaning
 
 
 def _meaning_of(look: Look, units: str) -> Meaning | None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, NamedTuple
-
-import msgspec
 
 from syncpretrain.data.array_columns import units_of_array
 from syncpretrain.data.columns import Columns
@@ -13,7 +10,6 @@ from syncpretrain.data.examples import as_examples, check_values
 from syncpretrain.data.frames import check_bernoulli, encoded, is_frame
 from syncpretrain.data.minibatches import is_iterable_of_arrays
 from syncpretrain.errors import SettingsError
-from syncpretrain.models.stack import Stack
 from syncpretrain.units.blocks import visible_kind
 
 __all__ = ["Taken", "rows_by_columns"]
@@ -28,12 +24,6 @@ class Taken(NamedTuple):
     validation: Any
     units: str | None
     columns: Columns | None = None
-
-    def marked(self, stack: Stack) -> Stack:
-        """Return a stack with the columns that it was trained on."""
-        if self.columns is None:
-            return stack
-        return replace(stack, info=stack.info | {"columns": msgspec.to_builtins(self.columns)})
 
 
 def rows_by_columns(X: Any, validation: Any, units: str | None) -> Taken:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils import gen_batches
 
+from syncpretrain.data.examples import as_examples
 from syncpretrain.data.visible import has_missing, marked
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.models.likelihood import free_energy
@@ -40,12 +41,13 @@ def codes_of(stack: Stack, X: Matrix, *, log_odds: bool = False) -> Matrix:
     """Return the codes of examples, of shape (n_examples, top units), or their log-odds."""
     if log_odds:
         stack = replace(stack, layers=with_log_odds(stack.layers))
-    return _by_rows(X, stack, lambda own, rows: _up(own, _prepared(own, rows)))
+    return _by_rows(_as_meant(stack, X), stack, lambda own, rows: _up(own, _prepared(own, rows)))
 
 
 def outputs_of(stack: Stack, X: Matrix) -> Matrix:
     """Return what the head makes of examples, of shape (n_examples, outputs)."""
-    return _by_rows(X, stack, lambda own, rows: _head(own, _up(own, _prepared(own, rows))))
+    read = _as_meant(stack, X)
+    return _by_rows(read, stack, lambda own, rows: _head(own, _up(own, _prepared(own, rows))))
 
 
 def decoded(stack: Stack, codes: Matrix) -> Matrix:
@@ -71,7 +73,7 @@ def reconstruction_errors(stack: Stack, X: Matrix) -> NDArray[np.float64]:
         total /= np.maximum(known.sum(axis=1), 1)
         return total
 
-    return _by_rows(X, stack, errors).astype(np.float64)
+    return _by_rows(_as_meant(stack, X), stack, errors).astype(np.float64)
 
 
 class Usual(NamedTuple):
@@ -106,7 +108,7 @@ class Usual(NamedTuple):
 
         lost = np.isnan(X).sum(axis=0) if isinstance(X, np.ndarray) else 0  # of sparse rows none
         known = np.maximum(X.shape[0] - lost, 1)
-        errors = _by_rows(X, stack, squares).sum(axis=0) / known
+        errors = _by_rows(_as_meant(stack, X), stack, squares).sum(axis=0) / known
         codes = codes_of(stack, X).astype(np.float64)
         mean = codes.mean(axis=0)
         covariance = np.atleast_2d(np.cov(codes, rowvar=False, bias=True))
@@ -127,7 +129,7 @@ class Usual(NamedTuple):
             mean: Matrix = (by_error + by_code) / (known.sum(axis=1) + len(self.mean))
             return mean
 
-        return _by_rows(X, stack, squares).astype(np.float64)
+        return _by_rows(_as_meant(stack, X), stack, squares).astype(np.float64)
 
 
 def _bounded(variances: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -150,7 +152,7 @@ def energies(stack: Stack, X: Matrix) -> NDArray[np.float64]:
     def own_energies(own: Stack, rows: Matrix) -> Matrix:
         return free_energy(own.layers[0], _prepared(own, rows), missing=has_missing(rows))
 
-    return _by_rows(X, stack, own_energies)
+    return _by_rows(_as_meant(stack, X), stack, own_energies)
 
 
 def _by_rows(X: Matrix, stack: Stack, function: Callable[[Stack, Matrix], Matrix]) -> Matrix:
@@ -158,6 +160,16 @@ def _by_rows(X: Matrix, stack: Stack, function: Callable[[Stack, Matrix], Matrix
     count = rows_at_once(stack.layers, ROWS_TOGETHER)
     parts = [function(own, _dense(X[rows])) for rows in gen_batches(X.shape[0], count)]
     return np.concatenate(parts)
+
+
+def _as_meant(stack: Stack, X: Matrix) -> Matrix:
+    """Return examples by the meaning of the stack's numbers, in their own type."""
+    meaning, read = stack.meaning, X
+    if meaning is not None and meaning.divides(as_examples(X, "X")):
+        read = X / X.dtype.type(255)
+    elif meaning is not None and meaning.origin:
+        read = (_dense(X) - np.array(meaning.origin)).astype(X.dtype)
+    return read
 
 
 def _dense(X: Any) -> Matrix:
@@ -182,8 +194,6 @@ def _in_precision(stack: Stack, dtype: np.dtype[Any]) -> Stack:
 
 
 def _prepared(stack: Stack, X: Matrix) -> Matrix:
-    if stack.meaning is not None and stack.meaning.origin:
-        X = (X - np.array(stack.meaning.origin)).astype(X.dtype)
     if has_missing(X):
         return marked(X, stack.scaling)
     return X if stack.scaling is None else stack.scaling.apply(X)
