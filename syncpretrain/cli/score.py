@@ -79,8 +79,7 @@ def command(
         found = parts.sum(axis=1)
     else:
         found = scores(stack, examples.rows, by=by)
-    outliers = found > threshold
-    table = {"score": found, "outlier": outliers}
+    table = {"score": found, "outlier": (outliers := found > threshold)}
     arrays = {**table, "threshold": np.array(threshold)}
     if per_feature:
         names = feature_names(stack)

@@ -217,10 +217,10 @@ def origin_of(X: NDArray[Any]) -> tuple[float, ...]:
     rows = evenly_spaced(X, SAMPLED_ROWS).astype(np.float64)
     known = np.isfinite(rows)
     count = np.maximum(known.sum(axis=0), 1)
-    mean = np.where(known, rows, 0).sum(axis=0) / count
-    away = np.where(known, rows - mean, 0)
-    deviation = np.sqrt(np.square(away).sum(axis=0) / count)
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # what is too large is refused later
+        mean = np.where(known, rows, 0).sum(axis=0) / count
+        away = np.where(known, rows - mean, 0)
+        deviation = np.sqrt(np.square(away).sum(axis=0) / count)
         spacing = np.spacing(np.abs(mean).astype(np.float32)).astype(np.float64)
         loses = (spacing > LARGEST_LOSS * deviation) & (deviation > 0)
     return tuple(np.where(loses, mean, 0.0).tolist()) if loses.any() else ()
