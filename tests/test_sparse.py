@@ -139,15 +139,15 @@ class TestRows:
     @pytest.mark.parametrize("rows", [30, 100, 1000])
     @pytest.mark.parametrize("length", [None, 30])
     def test_documents_of_any_length_are_counts(self, rows, length):
-        draws, shares = np.random.default_rng(1), 1 / np.arange(1, 301)
+        draws, shares = np.random.default_rng(1), 1 / np.arange(20, 320)
         lengths = np.full(rows, length) if length else draws.geometric(1 / 30, rows)
         words = np.array([draws.multinomial(n, shares / shares.sum()) for n in lengths])
         assert look_at(words).facts.are_counts
         assert units_of_array(words.astype("f2")) == "counts:300"
 
     @pytest.mark.parametrize("rows", [30, 100, 1000])
-    @pytest.mark.parametrize("sizes", [(4, 5, 6, 8), (40,), (2,) * 12, (100, 3), (7, 7, 7)])
-    @pytest.mark.parametrize("numbers", [1, 3])
+    @pytest.mark.parametrize("sizes", [(4, 5, 6, 8), (40,), (100, 3), (7, 7, 7)])
+    @pytest.mark.parametrize("numbers", [1, 4])
     def test_categories_beside_small_numbers_are_no_counts(self, rows, sizes, numbers):
         draws = np.random.default_rng(2)
         columns = [np.eye(k)[draws.integers(0, k, rows)] for k in sizes]

@@ -14,7 +14,9 @@ __all__ = ["look_like_counts"]
 FEWEST_WORDS = 20  # columns: fewer are no vocabulary
 MOST_PRESENT = 1 / 3  # of the values: a text has few of all words
 SELDOM = 3  # times: a word that is repeated is seldom there more often
-LEAST_REPEATED = 0.1  # of the columns that are not all 0
+# Columns with a value above 1: fewer than 5 may be numbers of anything, more than 20 are enough.
+FEWEST_REPEATED, ENOUGH_REPEATED = 5, 20
+LEAST_REPEATED = 0.15  # of the columns that are not all 0
 # Of the columns with repeats that chance gives: texts have more, 0.9 and above in samples of 30
 # rows; one-hot columns have none, so that tables with them have 0.6 and below.
 LEAST_BY_CHANCE = 0.7
@@ -57,4 +59,5 @@ def _repeats_as_words(present: NDArray[np.int64], repeated: int, n: int) -> bool
     rate = -np.log1p(-share)  # of a Poisson distribution with these zeros
     once = rate * (1 - share) / share  # of what is not 0
     by_chance = float((1 - once**present).sum())
-    return repeated >= max(LEAST_BY_CHANCE * by_chance, LEAST_REPEATED * len(present), 1)
+    least = float(np.clip(LEAST_REPEATED * len(present), FEWEST_REPEATED, ENOUGH_REPEATED))
+    return repeated >= max(least, LEAST_BY_CHANCE * by_chance)
