@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -35,7 +35,7 @@ LINES_AT_ONCE = 10_000
 TRUTH = {"true": True, "false": False}
 
 
-def read_csv_table(path: Path, *, exact: bool = False) -> Table:
+def read_csv_table(path: Path, *, exact: bool = False, known: Sequence[str] | None = None) -> Table:
     """Read a CSV file as a table; see :func:`syncpretrain.data.csvfile.read_head` for its names.
 
     Cells that are empty, or hold NaN, NA, N/A, null, None, #N/A, or an error of a spreadsheet such
@@ -46,13 +46,15 @@ def read_csv_table(path: Path, *, exact: bool = False) -> Table:
     path : Path
     exact : bool
         Keep numbers in float64, as class labels of many digits need.
+    known : sequence of str, optional
+        See :func:`syncpretrain.data.csvfile.read_head`.
 
     Raises
     ------
     DataError
         If the file cannot be read, or its lines differ in width; it names the line.
     """
-    head = read_head(path)
+    head = read_head(path, known)
     notices = _notices(path, head)
     passed = Passed()
     numbers = read_numbers(path, head, passed, dtype=np.float64 if exact else np.float32)
@@ -64,7 +66,11 @@ def read_csv_table(path: Path, *, exact: bool = False) -> Table:
         return Table(str(path), names, tuple(numbers.T), named, notices=notices)
     passed = Passed()
     kinds = _kinds(path, head, passed)
-    notices = (*notices, *(f"{path}: {notice}" for notice in passed.notices()))
+    notices = (
+        *notices,
+        *(f"{path}: {notice}" for notice in passed.notices()),
+        *_errors(path, kinds),
+    )
     names, named = _names(path, head, len(kinds))
     mixed = {
         name: Mixed(kind.number, kind.text, kind.slip(field))
@@ -81,6 +87,15 @@ def _notices(path: Path, head: Head) -> tuple[str, ...]:
         index = "its first column has no name and is trained on; leave it out if it counts the rows"
         return (*notices, f"{path}: {index}, with drop={_number(head.names, 1)}")
     return notices
+
+
+def _errors(path: Path, kinds: list[_Kind]) -> list[str]:
+    """Return a message on cells with an error of a spreadsheet, if there are any."""
+    errors = [kind for kind in kinds if kind.errors]
+    if not errors:
+        return []
+    count = sum(kind.errors for kind in errors)
+    return [f"{path}: read {count:,} cells such as {errors[0].error} as missing values"]
 
 
 def _no_values(path: Path, passed: Passed) -> DataError:
@@ -181,6 +196,8 @@ class _Kind:
     text: str | None = None
     place: int = 0  # the line of the first text
     values: list[Any] = field(default_factory=list)
+    errors: int = 0  # of a spreadsheet
+    error: str = ""
 
     @property
     def is_text(self) -> bool:
@@ -204,6 +221,8 @@ class _Kind:
         for found, count in Counter(cells).items():  # in the order of their first places
             cell = found.strip()
             if is_missing(cell):
+                if "#" in cell:
+                    self.errors, self.error = self.errors + count, self.error or cell
                 continue
             if cell == UNKNOWN:
                 self.unknown += count

@@ -8,7 +8,7 @@ import io
 import re
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,7 +116,7 @@ def opened(path: Path) -> Iterator[TextIO]:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def read_head(path: Path) -> Head:
+def read_head(path: Path, known: Sequence[str] | None = None) -> Head:
     """Read the first lines of a CSV file, whose delimiter is a comma, a semicolon or a tab.
 
     The first line that is neither empty nor a comment holds the names of the columns, and is no
@@ -131,6 +131,13 @@ def read_head(path: Path) -> Head:
       numbers, and no text beside them is in the same column below.
 
     A comment above it with as many fields, and no number, holds the names if that line does not.
+
+    Parameters
+    ----------
+    path : Path
+    known : sequence of str, optional
+        The names of columns in a file that was read before, none if it had none: a line with all
+        of them holds the names, and so does no number where there were none.
 
     Raises
     ------
@@ -156,6 +163,12 @@ def read_head(path: Path) -> Head:
             return Head(mark, above, None, number - 1, len(cells))
     same = [x for x in rows if len(x) == len(cells)]
     has_names, guess = _header(first, "".join(below[:1]), cells, same)
+    if known is not None and rows and any(map(is_number, cells)):
+        is_known = len(known) > 0 and set(known) <= set(cells)
+        if is_known and not has_names:
+            has_names, guess = True, TAKEN if all(map(is_number, cells)) else None
+        elif not known and guess == TAKEN:
+            has_names, guess = False, AN_EXAMPLE
     notice = f"{path}: {guess.format(first.strip()[:40])}" if guess else None
     names, lines = (cells, number + more) if has_names else (None, 0)
     return Head(mark, names, notice, lines, len(cells))

@@ -71,6 +71,7 @@ def load_own(
     """
     share = share_of(test)
     rows = read_rows(path, wanted)
+    notices = list(rows.notices)
     again = wanted._replace(columns=rows.columns, target=None, drop=())
     apart = None if test is None or share is not None else read_rows(os.fspath(test), again)  # type: ignore[arg-type]
     if rows.test is not None:
@@ -80,11 +81,14 @@ def load_own(
             )
         apart = rows.test
     if apart is not None:
+        notices += apart.notices
         apart = _alike(apart, rows)
         _check_width("test", test or path, apart, rows, path)
     count = len(rows.X)
     if unlabelled is not None:
-        rows = _joined(rows, _alike(read_rows(unlabelled, again), rows), path, unlabelled)
+        others = read_rows(unlabelled, again)
+        notices += others.notices
+        rows = _joined(rows, _alike(others, rows), path, unlabelled)
     data = divided(
         path,
         rows.X,
@@ -92,12 +96,12 @@ def load_own(
         validation=validation,
         test=share,
         seed=seed,
-        notices=rows.notices,
+        notices=list(dict.fromkeys(notices)),
         columns=rows.columns,
     )
     if unlabelled is not None:
-        others = f"{len(rows.X) - count:,} without labels of {unlabelled}"
-        data = replace(data, source=f"the {count:,} examples of {path}, {others}")
+        more = f"{len(rows.X) - count:,} without labels of {unlabelled}"
+        data = replace(data, source=f"the {count:,} examples of {path}, {more}")
     if apart is None:
         return data
     labels = apart.labels
