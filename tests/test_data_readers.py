@@ -121,7 +121,7 @@ def test_csv_names_that_are_numbers(tmp_path, text, rows, notice):
     ("text", "names"),
     [
         ("tissue,1100,1102\nliver,.5,.6\nheart,.7,.8\nliver,.1,.2\n", "tissue,1100,1102"),
-        ("1100.5,1102.5,tissue\n.5,.6,liver\n.7,.8,heart\n", "1100.5,1102.5,tissue"),
+        ("110.5,112.5,114.5,tissue\n.5,.6,7,liver\n.7,.8,8,heart\n", "110.5,112.5,114.5,tissue"),
         ("tissue;1100\nliver;.5\nheart;.7\n", "tissue,1100"),
         ("id,2018,2019\n1,7,8\n2,9,7\n", "id,2018,2019"),
         ("label,0,1\n5,0,255\n3,7,0\n", "label,0,1"),
@@ -150,6 +150,8 @@ def test_csv_names_with_numbers_are_named_in_a_notice(tmp_path, text, names):
         ("1,14.23,1.71,2.43\n1,13.2,1.78,2.14\n", 0),
         ("cat,1,2,3\ndog,4,5,6\nbird,7,8,10\n", 1),
         ("2,4,6\n4,5,6\n7,8,9\n", 1),
+        ("10.5,20.5,90.1\n0.9,0.8,0.7\n0.5,0.4,0.1\n", 1),  # may decay
+        ("World,7000,7500\nFrance,60,61\nNorway,5,6\n", 1),
     ],
 )
 def test_csv_rows_without_names_stay_rows(tmp_path, text, notices):

@@ -111,6 +111,13 @@ def test_numbers_with_a_unit_are_a_category_where_the_type_says_so(library):
     assert rows_of(frame)[1].width == 30
 
 
+def test_numbers_as_text_beside_an_error_of_a_spreadsheet(library):
+    frame = library.DataFrame({"t": ["1.5", "#DIV/0!", None, "-2"], "n": [1, 2, 3, 4]})
+    with pytest.raises(DataError, match="'t' holds numbers as text beside '#DIV/0!'; convert them"):
+        rows_of(frame)
+    assert rows_of(library.DataFrame({"t": ["1.5", "#", "x"]}))[1].width == 3
+
+
 def test_nullable_types_of_pandas():
     pandas = pytest.importorskip("pandas", reason="needs pandas")
     frame = pandas.DataFrame(

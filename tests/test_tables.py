@@ -141,6 +141,10 @@ class TestReading:
                 f"{tmp_path / 'x.csv'}: read 3 cells such as {cell} as missing values",
             )
 
+    @pytest.mark.parametrize("cell", ["#N/A", " #REF!"])
+    def test_an_error_in_a_file_of_one_column(self, tmp_path, cell):
+        assert cells(table(tmp_path, f"t\n1\n{cell}\n3\n").column("t")) == [1, None, 3]
+
     def test_no_number_that_windows_writes_is_cut_off(self, tmp_path):
         found = table(tmp_path, "a,b\n1,-1.#IND\n2,1.#QNAN\n3,4\n")
         assert cells(found.column("b")) == [None, None, 4]
@@ -296,6 +300,7 @@ class TestColumns:
             "-${}.50",
             "{},5 €",
             "USD {}",
+            "1.{}K",
             "{} m/s",
             "{}\u00a0°C",
             "{} 200 g",

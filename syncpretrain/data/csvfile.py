@@ -26,13 +26,14 @@ __all__ = ["UNKNOWN", "Head", "Passed", "is_number", "opened", "read_head", "rea
 MAX_LINE = 1 << 24
 MOST_LINES = 20  # of a name of a column
 QUOTED = re.compile(r'"[^"]*"')
-REMARK = re.compile(r"\s#.*")  # behind the cells of a line
+REMARK = re.compile(r"(?<=\S)\s+#.*")  # behind the cells of a line
 NAME = re.compile(r"[^\W\d]")  # at its beginning
 TIME = re.compile(r"\d{1,2}:\d\d(:\d\d(\.\d+)?)?")
 INDEXED = re.compile(r"\S+(\s+\d+:\S+)+")  # a line of LIBSVM's format
 UNKNOWN = "?"  # a missing value of a column of numbers, in many public files
 YEAR = re.compile("(18|19|20)[0-9]{2}")
 FAR = 10  # times the largest number below
+MANY_RISING = 6  # numbers in a row, which hardly rise by chance
 TAKEN = (
     "its first line, {}, was taken for names of columns; if it is an example, put a line of names"
     " above it"
@@ -203,12 +204,14 @@ def _rows_of_numbers(file: TextIO, head: Head, passed: Passed) -> Iterator[str]:
     for number, line in enumerate(file, start=head.lines + 1):
         if head.width == 1 and not line.strip():
             empty.append(number)
-        elif "#" not in line:
-            passed.empty += empty
-            empty.clear()
-            yield line
-        elif not passed.is_comment(line, number, _fields(line, head.delimiter), head):
-            yield REMARK.sub("", line)
+            continue
+        if "#" in line:
+            if passed.is_comment(line, number, _fields(line, head.delimiter), head):
+                continue
+            line = REMARK.sub("", line)
+        passed.empty += empty
+        empty.clear()
+        yield line
 
 
 def _is_remark(line: str) -> bool:
@@ -322,10 +325,11 @@ def _axis(
     rising = len(values) > 1 and bool((np.diff(values) > 0).all() or (np.diff(values) < 0).all())
     step = _step(cells)
     even = step != 0 and not any(np.isclose(step, _step(row)) for row in rows)
-    years = even and step == 1 and all(map(YEAR.fullmatch, cells))
-    if rising and (far or (whole and even) or (years and len(values) > 2)):
-        return True, TAKEN
-    if beside_text and ((whole and far) or (rising and (whole or even))):
+    years = even and len(values) > 2 and all(map(YEAR.fullmatch, cells))
+    long = even or len(values) >= MANY_RISING
+    is_axis = rising and (years or (whole and even) or (far and (whole or long)))
+    is_axis |= beside_text and ((whole and far) or (rising and (whole or even)))
+    if is_axis:
         return True, TAKEN
     return False, AN_EXAMPLE if far or (rising and whole) or step else None
 

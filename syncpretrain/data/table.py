@@ -45,6 +45,7 @@ WITH_UNIT = re.compile(  # -1.5 kg, 45%, $1,200, <5 m/s; neither room 12 nor 10-
     r"(?:[eE][+-]?\d+)?\s?"
     rf"(?P<after>(?:(?:[^\W\d_]|[%‰°'\"{CURRENCY}]).{{0,14}})?)"
 )
+PLAIN = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 OF_ONE_UNIT = 0.9  # of the texts of a column: the others may say that there is no value
 LOOKED_AT = 10_000  # texts
 
@@ -216,6 +217,12 @@ def check_decimals(name: str, column: str, texts: Texts, otherwise: str = "") ->
         )
     if texts.are_categories:
         return
+    errors = [text for text in texts.values if ERROR.fullmatch(text)]
+    if errors and all(ERROR.fullmatch(x) or PLAIN.fullmatch(x) for x in texts.values):
+        raise DataError(
+            f"{name}: column {column!r} holds numbers as text beside {errors[0]!r}; convert them to"
+            " numbers, with NaN for such cells"
+        )
     if all(map(BLANKS.fullmatch, texts.values)):
         raise DataError(
             f"{name}: column {column!r} holds numbers with blanks, {shown};"
@@ -230,15 +237,17 @@ def check_decimals(name: str, column: str, texts: Texts, otherwise: str = "") ->
 
 
 def _with_unit(texts: Sequence[str]) -> tuple[str, str] | None:
-    """Return a text and its unit where nearly all are numbers with the same; else None."""
+    """Return a text and its unit where nearly all are numbers with the same; else None.
+
+    Units are up to three, such as kg and g, where some numbers have a decimal point.
+    """
     found = filter(None, (WITH_UNIT.fullmatch(text.strip()) for text in texts))
     units = [(x.string, x["before"].strip() or x["after"].strip()) for x in found]
-    unit, count = max(
-        Counter(x[1].lower() for x in units).items(), key=lambda x: x[1], default=("", 0)
-    )
-    if not unit or count < OF_ONE_UNIT * len(texts):
+    most = 3 if any("." in text for text, _ in units) else 1
+    counts = Counter(unit.lower() for _, unit in units if unit).most_common(most)
+    if sum(count for _, count in counts) < OF_ONE_UNIT * len(texts):
         return None
-    return next(x for x in units if x[1].lower() == unit)
+    return next(x for x in units if x[1].lower() == counts[0][0])
 
 
 def nearest(wanted: str, names: Sequence[str]) -> str:
