@@ -233,6 +233,26 @@ class TestPredict:
         assert not (tmp_path / "y.csv").exists()
 
 
+@pytest.mark.parametrize("command", ["score", "encode", "predict"])
+def test_each_row_of_a_file_has_one_of_the_result_and_what_is_left_out_is_said(call, command):
+    rows = ["d,c,b,a", "0.5,0.5,0.5,0.5", "#N/A,0.2,0.3,0.1", "#0.5,0,0,0", "0,1,#DIV/0!,0"]
+    Path("holes.csv").write_text("\n".join(rows) + "\n")
+    run = "tuned" if command == "predict" else "pre"
+    _, err = call(command, run, "--data", "holes.csv", "--out", "y.csv")
+    assert len(table("y.csv")) == 1 + 3
+    assert "holes.csv: read 2 cells such as #N/A as missing values" in err
+    assert "holes.csv: passed over 1 lines that begin with #, such as line 4" in err
+    assert err.count("passed over") == 1
+
+
+@pytest.mark.parametrize("option", ["--test", "--unlabelled"])
+def test_what_is_left_out_of_other_files_is_said(call, option):
+    Path("more.csv").write_text("a,b,c,d\n0,1,0,1\n#1,1,1,1\n1,0,1,0\n")
+    own = ("--data", "t.csv", "--target", "kind", "--hidden", 3, option, "more.csv")
+    _, err = call(*TRAIN[:-1], *own, "--out", "more")
+    assert "more.csv: passed over 1 lines that begin with #, such as line 3" in err
+
+
 class TestScore:
     @pytest.mark.parametrize("by", ["reconstruction", "free-energy"])
     def test_known_answer(self, call, by):

@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 
 from syncpretrain.data import load_dataset
+from syncpretrain.data.columns import Column, Columns, Target
+from syncpretrain.data.csv_table import read_csv_table
 from syncpretrain.data.idx import read_idx
-from syncpretrain.data.readers import load_file, read_file
+from syncpretrain.data.readers import load_file, read_file, read_rows
+from syncpretrain.data.table_rows import Wanted
 from syncpretrain.errors import DataError
 
 X = (np.arange(24, dtype=np.float32) / 24).reshape(6, 4)
@@ -112,6 +115,63 @@ def test_csv_names_that_are_numbers(tmp_path, text, rows, notice):
     assert all(
         notice in reported and str(tmp_path / "x.csv") in reported for reported in data.notices
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("tissue,1100,1102\nliver,.5,.6\nheart,.7,.8\nliver,.1,.2\n", "tissue,1100,1102"),
+        ("110.5,112.5,114.5,tissue\n.5,.6,7,liver\n.7,.8,8,heart\n", "110.5,112.5,114.5,tissue"),
+        ("tissue;1100\nliver;.5\nheart;.7\n", "tissue,1100"),
+        ("id,2018,2019\n1,7,8\n2,9,7\n", "id,2018,2019"),
+        ("label,0,1\n5,0,255\n3,7,0\n", "label,0,1"),
+        ("land,2018,2019\nNorway,3500,3600\nSweden,3500,3650\n", "land,2018,2019"),
+        ("2018,2019,2020\n0.5,0.6,0.7\n", "2018,2019,2020"),
+        ("2018,2019,2020\n3500,3600,3700\n3510,3600,3800\n", "2018,2019,2020"),
+        ("400,450,600\n0.1,0.2,0.3\n0.3,0.1,0.3\n", "400,450,600"),
+        ("red,round\nblue,square\nred,square\n", "red,round"),  # may be an example
+        ("NA\n1\n2\n", "NA"),
+    ],
+)
+def test_csv_names_with_numbers_are_named_in_a_notice(tmp_path, text, names):
+    (tmp_path / "x.csv").write_text(text)
+    found = read_csv_table(tmp_path / "x.csv")
+    assert (found.names, len(found)) == (tuple(names.split(",")), text.count("\n") - 1)
+    assert len(found.notices) == 1
+    assert NAMES in found.notices[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "notices"),
+    [
+        ("5.1,3.5,1.4,0.2,setosa\n6.4,3.2,4.5,1.5,versicolor\n6.4,2.2,4.5,1.5,virginica\n", 0),
+        ("M,0.455,0.365,15\nM,0.35,0.265,7\nF,0.53,0.42,9\n", 0),
+        ("39, State-gov, 77516, 13\n50, Self-emp, 83311, 13\n", 0),
+        ("1,14.23,1.71,2.43\n1,13.2,1.78,2.14\n", 0),
+        ("cat,1,2,3\ndog,4,5,6\nbird,7,8,10\n", 1),
+        ("2,4,6\n4,5,6\n7,8,9\n", 1),
+        ("10.5,20.5,90.1\n0.9,0.8,0.7\n0.5,0.4,0.1\n", 1),  # may decay
+        ("World,7000,7500\nFrance,60,61\nNorway,5,6\n", 1),
+    ],
+)
+def test_csv_rows_without_names_stay_rows(tmp_path, text, notices):
+    (tmp_path / "x.csv").write_text(text)
+    found = read_csv_table(tmp_path / "x.csv")
+    assert (found.named, len(found)) == (False, text.count("\n"))
+    assert [EXAMPLE in notice for notice in found.notices] == [True] * notices
+
+
+def test_csv_names_that_are_known_from_another_file(tmp_path):
+    (tmp_path / "x.csv").write_text("tissue,7,5\nliver,8,6\n")
+    features = (Column("tissue", "category", ("heart", "liver")), Column("7", "number"))
+    known = Columns(features, target=Target("5", "regression"))
+    rows = read_rows(tmp_path / "x.csv", Wanted(False, encode=True, columns=known))
+    assert (rows.X.tolist(), rows.labels.tolist()) == ([[0, 1, 8]], [6])
+    (tmp_path / "y.csv").write_text("1100,1102,1104\n.5,.6,.7\n")
+    unnamed = Columns(tuple(Column(str(i), "number") for i in (1, 2, 3)), named=False)
+    rows = read_rows(tmp_path / "y.csv", Wanted(False, columns=unnamed))
+    assert len(rows.X) == 2
+    assert EXAMPLE in rows.notices[0]
 
 
 def test_csv_rows_that_count_and_are_not_bounded(tmp_path):

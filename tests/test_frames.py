@@ -99,6 +99,25 @@ def test_numbers_that_are_a_category():
     np.testing.assert_array_equal(X, [[1, 0], [0, 1], [1, 0], [np.nan, np.nan]])
 
 
+def test_numbers_with_a_unit_are_a_category_where_the_type_says_so(library):
+    texts = [f"{i}.5 kg" for i in range(30)] * 2
+    with pytest.raises(DataError, match=r"'w' holds numbers with the unit 'kg'.* column out$"):
+        rows_of(library.DataFrame({"w": texts}))
+    frame = (
+        library.DataFrame({"w": library.Series(texts).astype("category")})
+        if (library.__name__ == "pandas")
+        else library.DataFrame({"w": library.Series(texts, dtype=library.Categorical)})
+    )
+    assert rows_of(frame)[1].width == 30
+
+
+def test_numbers_as_text_beside_an_error_of_a_spreadsheet(library):
+    frame = library.DataFrame({"t": ["1.5", "#DIV/0!", None, "-2"], "n": [1, 2, 3, 4]})
+    with pytest.raises(DataError, match="'t' holds numbers as text beside '#DIV/0!'; convert them"):
+        rows_of(frame)
+    assert rows_of(library.DataFrame({"t": ["1.5", "#", "x"]}))[1].width == 3
+
+
 def test_nullable_types_of_pandas():
     pandas = pytest.importorskip("pandas", reason="needs pandas")
     frame = pandas.DataFrame(

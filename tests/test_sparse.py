@@ -129,11 +129,33 @@ class TestRows:
         others[:, :3] += 20  # such as ages
         for X in (others, words + 0.5 * words, np.eye(9), np.where(words == 1, 5, words)):
             assert not look_at(X).facts.are_counts
+        assert not look_at(words[:, :19]).facts.are_counts  # too few for a vocabulary
         assert pretrain(words, hidden=[3], epochs=1, batch_size=10, warn=False).units[0] == (
             "counts:30"
         )
         images = pretrain(words, layers="1x5x6,conv:2x2,4", epochs=1, batch_size=10, warn=False)
         assert images.units[0] == "gaussian"
+
+    @pytest.mark.parametrize("rows", [30, 100, 1000])
+    @pytest.mark.parametrize("length", [None, 30])
+    def test_documents_of_any_length_are_counts(self, rows, length):
+        draws, shares = np.random.default_rng(1), 1 / np.arange(20, 320)
+        lengths = np.full(rows, length) if length else draws.geometric(1 / 30, rows)
+        words = np.array([draws.multinomial(n, shares / shares.sum()) for n in lengths])
+        assert look_at(words).facts.are_counts
+        assert units_of_array(words.astype("f2")) == "counts:300"
+
+    @pytest.mark.parametrize("rows", [30, 100, 1000])
+    @pytest.mark.parametrize("sizes", [(4, 5, 6, 8), (40,), (100, 3), (7, 7, 7)])
+    @pytest.mark.parametrize("numbers", [1, 4])
+    def test_categories_beside_small_numbers_are_no_counts(self, rows, sizes, numbers):
+        draws = np.random.default_rng(2)
+        columns = [np.eye(k)[draws.integers(0, k, rows)] for k in sizes]
+        for others in (columns, [draws.random((rows, sum(sizes))) < 0.1]):  # symptoms
+            X = np.hstack([*others, draws.poisson(0.6, (rows, numbers))])
+            assert not look_at(X).facts.are_counts
+            units = pretrain(X, hidden=[2], epochs=1, batch_size=10, warn=False).units[0]
+            assert units == "gaussian"
 
 
 @pytest.mark.skipif(not native.available(), reason="the compiled kernels are not in use")

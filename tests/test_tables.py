@@ -129,6 +129,104 @@ class TestReading:
         assert cells(found.column("a")) == ["red"]
         assert "passed over 1 lines that begin with #, such as line 2" in found.notices[0]
 
+    @pytest.mark.parametrize("cell", ["#N/A", "#DIV/0!", "#REF!", "#NAME?", "#WERT!", "#NV"])
+    @pytest.mark.parametrize("rest", ["", ",x"])
+    def test_an_error_of_a_spreadsheet_is_a_missing_value(self, tmp_path, cell, rest):
+        rows = [f"{cell},3{rest}", f"2.5,4{rest}", f"1,{cell}{rest}", f"  {cell},6{rest}"]
+        for names in ("", "t,h,k\n" if rest else "t,h\n"):
+            found = table(tmp_path, names + "\n".join(rows) + "\n")
+            assert cells(found.columns[0]) == [None, 2.5, 1, None]
+            assert cells(found.columns[1]) == [3, 4, None, 6]
+            assert found.notices == (
+                f"{tmp_path / 'x.csv'}: read 3 cells such as {cell} as missing values",
+            )
+
+    @pytest.mark.parametrize("cell", ["#N/A", " #REF!"])
+    def test_an_error_in_a_file_of_one_column(self, tmp_path, cell):
+        assert cells(table(tmp_path, f"t\n1\n{cell}\n3\n").column("t")) == [1, None, 3]
+
+    def test_no_number_that_windows_writes_is_cut_off(self, tmp_path):
+        found = table(tmp_path, "a,b\n1,-1.#IND\n2,1.#QNAN\n3,4\n")
+        assert cells(found.column("b")) == [None, None, 4]
+
+    def test_a_text_in_quotes_is_no_comment(self, tmp_path):
+        found = table(tmp_path, 'c,n\n"#f00",1\n"red",2\n"#0f0",3\n')
+        assert cells(found.column("c")) == ["#f00", "red", "#0f0"]
+        assert not found.notices
+
+    @pytest.mark.parametrize("names", ["", "a,b\n"])
+    def test_rows_of_numbers_that_are_commented_out_are_counted(self, tmp_path, names):
+        found = table(tmp_path, f"{names}1.5,2\n#3,4\n# a remark\n5,6 # another\n#7,8\n")
+        assert cells(found.columns[0]) == [1.5, 5]
+        line = 2 + bool(names)
+        assert f"passed over 2 lines that begin with #, such as line {line}" in found.notices[0]
+
+    def test_a_file_of_comments_alone(self, tmp_path):
+        with pytest.raises(DataError, match="no values; passed over 2 lines that begin with #"):
+            table(tmp_path, "id,x\n#1,3\n#2,4\n")
+
+    @pytest.mark.parametrize(
+        ("text", "names", "rows"),
+        [
+            ("# made by x\n1.5,2\n3,4\n", ("1", "2"), 2),
+            ("# made by x\n#\na,b\n1,2\n", ("a", "b"), 1),
+            ("# Source: NOAA, 2019\na,b\n1,2\n", ("a", "b"), 1),
+            ("# height, weight\na,b\n1,2\n", ("a", "b"), 1),
+            ("# about\n# a,b\n1,2\n", ("a", "b"), 1),
+            ("# a,b\nred,x\nblue,y\n", ("a", "b"), 2),
+        ],
+    )
+    def test_comments_above_the_names(self, tmp_path, text, names, rows):
+        found = table(tmp_path, text)
+        assert (found.names, len(found), found.notices) == (names, rows, ())
+
+    @pytest.mark.parametrize("cell", ["1", "u"])
+    def test_empty_lines_between_the_rows_of_one_column_are_counted(self, tmp_path, cell):
+        found = table(tmp_path, f'x\n{cell}\n\n{cell}\n""\n{cell}\n\n')
+        assert [value is None for value in cells(found.column("x"))] == [False, False, True, False]
+        assert "passed over 1 lines that are empty, such as line 3; write NA" in found.notices[0]
+        assert table(tmp_path, f"x,y\n{cell},2\n\n{cell},4\n").notices == ()
+
+    def test_the_index_of_a_data_frame_beside_names_that_count(self, tmp_path):
+        found = table(tmp_path, ",0,1,2\n0,.5,.6,.7\n1,.5,.6,.7\n")
+        assert (found.names, len(found)) == (("unnamed 1", "0", "1", "2"), 2)
+        assert "with drop=unnamed 1" in found.notices[1]
+
+    @pytest.mark.parametrize(
+        ("text", "got"),
+        [
+            ("\n".join("|".join("01011010"[i:] + "0" * i) for i in range(8)), "'[|]'"),
+            ("\n".join(" ".join("01011010"[i:] + "0" * i) for i in range(8)), "blanks"),
+            ("\n".join(":".join("01011010"[i:] + "0" * i) for i in range(8)), "':'"),
+            ("a b\n0.5 1\n1.5 2\n", "blanks"),
+            ("  1.0   2.0\n 11.0  -2.0\n", "blanks"),
+            ('"a" "b"\n"1" 5.1 3.5\n"2" 4.9 3.0\n', "blanks"),
+            ("5.1 3.5 setosa\n4.9 3.0 virginica\n", "blanks"),
+            ("1,5 2,5\n3,7 4,1\n", "blanks"),
+            ("name|colour\nanna|red\nbob|blue\n", "'[|]'"),
+            ("a|b\n1,5|2,0\n", "'[|]'"),
+            ("1 1:0.5 3:0.2\n-1 2:1\n", "blanks and the numbers of columns"),
+        ],
+    )
+    def test_something_else_between_the_cells(self, tmp_path, text, got):
+        with pytest.raises(DataError, match=f"x.csv: got {got} between .* a semicolon or a tab"):
+            table(tmp_path, text)
+
+    @pytest.mark.parametrize(
+        "text", ["k\nroom 12\nroom 13\n", "k\n5 stars\n4 stars\n", "k\n12:30\n12:45\n"]
+    )
+    def test_a_single_column_of_texts(self, tmp_path, text):
+        assert cells(table(tmp_path, text).column("k")) == text.split("\n")[1:3]
+
+    @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+    @pytest.mark.parametrize("mark", [",", ";", "\t"])
+    @pytest.mark.parametrize("start", ["", "\ufeff"])
+    def test_other_forms_of_a_file(self, tmp_path, end, mark, start):
+        text = start + end.join(["a,b", "#N/A,1", "2,3", ""]).replace(",", mark)
+        (tmp_path / "x.csv").write_bytes(text.encode())
+        found = read_csv_table(tmp_path / "x.csv")
+        assert [cells(column) for column in found.columns] == [[None, 2], [1, 3]]
+
     @pytest.mark.parametrize("target", [None, "a"])
     def test_commas_in_numbers(self, tmp_path, target):
         (tmp_path / "x.csv").write_text("a;b\n1,5;0,5\n2,5;1\n")
@@ -192,6 +290,57 @@ class TestColumns:
         assert columns.names == ["age", "colour=green", "colour=red", "sex", "wet"]
         assert columns.owners.tolist() == [0, 1, 1, 2, 3]
         assert columns.owner_names == ["age", "colour", "sex", "wet"]
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "{}%",
+            "{}.5 kg",
+            "${}",
+            "-${}.50",
+            "{},5 €",
+            "USD {}",
+            "1.{}K",
+            "{} m/s",
+            "{}\u00a0°C",
+            "{} 200 g",
+        ],
+    )
+    def test_numbers_with_a_unit_are_no_category(self, text):
+        texts = [text.format(i) for i in range(1, 60)] + ["unknown"]
+        for encode in (True, False):
+            with pytest.raises(
+                DataError, match=r"'c' holds numbers with the unit .* numbers alone"
+            ):
+                columns_of(Table("x", ("c",), (texts_of(texts * 5),)), encode=encode)
+        few = columns_of(Table("x", ("c",), (texts_of(texts[:20]),)), encode=True)
+        assert few.features[0].kind == "category"
+
+    @pytest.mark.parametrize("text", ["1 000", "-12 345.5", "1'200", "3\u202f000,5"])
+    def test_numbers_with_blanks_are_no_category(self, text):
+        texts = texts_of([text, f"9{text[-4:]}", text]) if text == "1 000" else texts_of([text] * 3)
+        with pytest.raises(DataError, match="'c' holds numbers with blanks, such as"):
+            columns_of(Table("x", ("c",), (texts,)), encode=True)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "room {}",
+            "A{}",
+            "{}-{}",
+            "2020-01-{}",
+            "{}:00",
+            "#{}",
+            "CSE {}",
+            "1.{}.0",
+            "{}",
+            "{0}_{0}",
+        ],
+    )
+    def test_texts_with_numbers_are_categories(self, text):
+        texts = texts_of([text.format(i, i + 9) for i in range(10, 40)] * 2)
+        found = columns_of(Table("x", ("c",), (texts,)), encode=True)
+        assert (found.features[0].kind, found.width) == ("category", 30)
 
     def test_decode_is_the_way_back(self, tmp_path):
         columns = self.columns(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,12 +70,12 @@ def examples_of(run: Path, data: str | None, part: str | None, *, stack: Stack) 
             whole: Any = dataset_of(run, data, stack=stack).train
             return Examples(whole.whole(), name)
         rows = _rows(name, stack)
-        if settings is not None and own:
-            before = _settings(run)
-            assert before is not None
-            if any(of_tables(before).values()):
-                divided_again = _loaded(settings, stack, run)
-            else:
+        before = _settings(run) if own else None
+        if settings is not None and before is not None and any(of_tables(before).values()):
+            _compare(run, stack, _loaded(settings, stack, run))  # says the notices
+        else:
+            _say(rows.notices)
+            if settings is not None and own:
                 divided_again = divided(
                     name,
                     rows.X,
@@ -83,7 +84,7 @@ def examples_of(run: Path, data: str | None, part: str | None, *, stack: Stack) 
                     columns=rows.columns,
                     meaning=rows.meaning,
                 )
-            _compare(run, stack, divided_again)
+                _compare(run, stack, divided_again)
         return Examples(scale_examples(rows.X), name)
     part = part or "test"
     found: NDArray[np.float32] = getattr(dataset_of(run, data, stack=stack), part)
@@ -157,10 +158,14 @@ def _loaded(settings: DataSettings, stack: Stack, run: Path | None = None) -> Da
         images=stack.layers[0].shape.images,
         meaning=stack.meaning,
     )
-    for notice in dataset.notices:
-        click.echo(notice, err=True)
+    _say(dataset.notices)
     _check_width(settings.name, dataset.width, stack.widths[0])
     return dataset
+
+
+def _say(notices: Sequence[str]) -> None:
+    for notice in notices:
+        click.echo(notice, err=True)
 
 
 def _compare(run: Path, stack: Stack, dataset: Dataset) -> None:
@@ -176,6 +181,7 @@ def _compare(run: Path, stack: Stack, dataset: Dataset) -> None:
 
 def _test_set(name: str, stack: Stack) -> Dataset:
     found = _rows(name, stack)
+    _say(found.notices)
     rows = np.arange(len(found.X))
     return from_rows(
         name,

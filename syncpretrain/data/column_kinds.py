@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.data.columns import FEW_VALUES, Column, Columns, Target
-from syncpretrain.data.table import Table, Texts, check_decimals
+from syncpretrain.data.columns import Column, Columns, Target
+from syncpretrain.data.table import FEW_VALUES, Table, Texts, check_decimals
 from syncpretrain.errors import DataError
 
 __all__ = ["columns_of"]
@@ -80,7 +80,7 @@ def _category(table: Table, name: str, values: Texts, *, encode: bool, has_targe
             f"{table.name}: column {name!r} holds numbers and text, such as {number[:40]!r} and"
             f" {text[:40]!r}; write values of one type, or drop the column"
         )
-    check_decimals(table.name, name, values)
+    check_decimals(table.name, name, values, f", or leave the column out{table.by_drop(name)}")
     if not encode:
         raise _text_refused(table, name, values, has_target=has_target)
     most = min(MOST_VALUES, max(FEW_VALUES, len(values) // 2))

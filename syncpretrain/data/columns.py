@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data.meaning import origin_of
-from syncpretrain.data.table import Table, Texts, Values, nearest
+from syncpretrain.data.table import FEW_VALUES, Table, Texts, Values, nearest
 from syncpretrain.errors import DataError
 
-__all__ = ["FEW_VALUES", "Column", "Columns", "Target", "columns_in", "takes_categories"]
+__all__ = ["Column", "Columns", "Target", "columns_in", "takes_categories"]
 
-FEW_VALUES = 20  # of a category: shown in a message, or however few the rows
 BLOCKS = {"binary": "bernoulli", "number": "gaussian", "category": "softmax"}
 
 

@@ -8,53 +8,68 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.data.csvfile import Head, is_number, opened, read_head, read_numbers
-from syncpretrain.data.table import MISSING, Mixed, Table, Values, check_names, texts_of
+from syncpretrain.data.csvfile import (
+    UNKNOWN,
+    Head,
+    Passed,
+    is_number,
+    opened,
+    read_head,
+    read_numbers,
+)
+from syncpretrain.data.table import Mixed, Table, Values, check_names, is_missing, texts_of
 from syncpretrain.errors import DataError
 
 __all__ = ["read_csv_table"]
 
 LINES_AT_ONCE = 10_000
 TRUTH = {"true": True, "false": False}
-UNKNOWN = "?"  # a missing value of a column of numbers, in many public files
 
 
-def read_csv_table(path: Path) -> Table:
+def read_csv_table(path: Path, known: Sequence[str] | None = None) -> Table:
     """Read a CSV file as a table; see :func:`syncpretrain.data.csvfile.read_head` for its names.
 
-    Cells that are empty, or hold NaN, NA, N/A, null or None, are missing values. Numbers are
-    float64, as class labels of many digits and columns with a large offset need.
+    Cells that are empty, or hold NaN, NA, N/A, null, None, #N/A, or an error of a spreadsheet such
+    as #DIV/0!, are missing values. Numbers are float64, as class labels of many digits and columns
+    with a large offset need.
 
     Parameters
     ----------
     path : Path
+    known : sequence of str, optional
+        See :func:`syncpretrain.data.csvfile.read_head`.
 
     Raises
     ------
     DataError
         If the file cannot be read, or its lines differ in width; it names the line.
     """
-    head = read_head(path)
+    head = read_head(path, known)
     notices = _notices(path, head)
-    numbers = read_numbers(path, head)
+    passed = Passed()
+    numbers = read_numbers(path, head, passed)
     if numbers is not None:
         if not numbers.size:
-            raise DataError(f"{path}: got no values; expected one example or more")
+            raise _no_values(path, passed)
+        notices = (*notices, *(f"{path}: {notice}" for notice in passed.notices()))
         names, named = _names(path, head, numbers.shape[1])
         return Table(str(path), names, tuple(numbers.T), named, notices=notices)
-    passed: list[int] = []
+    passed = Passed()
     kinds = _kinds(path, head, passed)
-    if passed:
-        notices = (*notices, _comments(path, passed))
+    notices = (
+        *notices,
+        *(f"{path}: {notice}" for notice in passed.notices()),
+        *_errors(path, kinds),
+    )
     names, named = _names(path, head, len(kinds))
     mixed = {
         name: Mixed(kind.number, kind.text, kind.slip(field))
@@ -69,15 +84,22 @@ def _notices(path: Path, head: Head) -> tuple[str, ...]:
     notices = (head.notice,) if head.notice else ()
     if head.names and not head.names[0] and len(head.names) > 1:
         index = "its first column has no name and is trained on; leave it out if it counts the rows"
-        return (*notices, f"{path}: {index}, with drop=1")
+        return (*notices, f"{path}: {index}, with drop={_number(head.names, 1)}")
     return notices
 
 
-def _comments(path: Path, lines: list[int]) -> str:
-    return (
-        f"{path}: passed over {len(lines):,} lines that begin with #, such as line {lines[0]}; if"
-        " they are examples, put their first cells in another form"
-    )
+def _errors(path: Path, kinds: list[_Kind]) -> list[str]:
+    """Return a message on cells with an error of a spreadsheet, if there are any."""
+    errors = [kind for kind in kinds if kind.errors]
+    if not errors:
+        return []
+    count = sum(kind.errors for kind in errors)
+    return [f"{path}: read {count:,} cells such as {errors[0].error} as missing values"]
+
+
+def _no_values(path: Path, passed: Passed) -> DataError:
+    found = ["got no values", *passed.notices()]
+    return DataError(f"{path}: {'; '.join(found)}; expected one example or more")
 
 
 def _names(path: Path, head: Head, width: int) -> tuple[tuple[str, ...], bool]:
@@ -89,9 +111,14 @@ def _names(path: Path, head: Head, width: int) -> tuple[tuple[str, ...], bool]:
             f"{path}: got {len(head.names)} names of columns above lines of width {width};"
             " expected a name for each column"
         )
-    names = tuple(name or str(number) for number, name in enumerate(head.names, start=1))
+    names = tuple(name or _number(head.names, i) for i, name in enumerate(head.names, start=1))
     check_names(str(path), names)
     return names, True
+
+
+def _number(names: list[str], number: int) -> str:
+    """Return the name of a column without one: its number, unless that is another's name."""
+    return f"unnamed {number}" if str(number) in names else str(number)
 
 
 class _Rows(NamedTuple):
@@ -101,18 +128,16 @@ class _Rows(NamedTuple):
     columns: list[tuple[str, ...]]
 
 
-def _chunks(path: Path, head: Head, passed: list[int] | None = None) -> Iterator[_Rows]:
-    """Yield the rows of a file, some at a time.
-
-    The numbers of comments that are as wide as rows are appended to ``passed``.
-    """
+def _chunks(path: Path, head: Head, passed: Passed) -> Iterator[_Rows]:
+    """Yield the rows of a file, some at a time; what is passed over is counted."""
     with opened(path) as file:
-        reader = csv.reader(file, delimiter=head.delimiter, skipinitialspace=True)
-        while reader.line_num < head.lines:  # a name may have several
-            next(reader, None)
+        for _ in range(head.lines):
+            file.readline()
+        lines = _Lines(file)
+        reader = csv.reader(iter(lines), delimiter=head.delimiter, skipinitialspace=True)
         width = None
         try:
-            rows = _numbered(reader, [] if passed is None else passed, head)
+            rows = _numbered(reader, lines, passed, head)
             while block := list(islice(rows, LINES_AT_ONCE)):
                 width = width or len(block[0][1])
                 for line, cells in block:
@@ -125,19 +150,37 @@ def _chunks(path: Path, head: Head, passed: list[int] | None = None) -> Iterator
                 yield _Rows([line for line, _ in block], columns)
         except csv.Error as error:
             raise DataError(
-                f"{path}: got no CSV in line {reader.line_num} ({error}); expected cells between"
-                f" {head.delimiter!r}"
+                f"{path}: got no CSV in line {head.lines + reader.line_num} ({error}); expected"
+                f" cells between {head.delimiter!r}"
             ) from error
 
 
-def _numbered(reader: Any, passed: list[int], head: Head) -> Iterator[tuple[int, list[str]]]:
+class _Lines:
+    """The lines of a file, and the first of the row that is read."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.file, self.first = file, ""
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self.file:
+            self.first = self.first or line
+            yield line
+
+
+def _numbered(
+    reader: Any, lines: _Lines, passed: Passed, head: Head
+) -> Iterator[tuple[int, list[str]]]:
     """Yield each row that is neither empty nor a comment, behind the number of its last line."""
+    empty: list[int] = []
     for row in reader:
-        if row and row[0].startswith("#"):
-            if head.names is not None and len(row) == len(head.names) > 1:
-                passed.append(reader.line_num)
-        elif row and not (len(row) == 1 and not row[0].strip()):
-            yield reader.line_num, row
+        first, lines.first = lines.first, ""
+        number = head.lines + reader.line_num
+        if not row or (len(row) == 1 and not row[0].strip() and '"' not in first):
+            empty.append(number)
+        elif not passed.is_comment(first, number, row, head):
+            passed.empty += empty if head.width == 1 else []
+            empty.clear()
+            yield number, row
 
 
 @dataclass
@@ -152,6 +195,8 @@ class _Kind:
     text: str | None = None
     place: int = 0  # the line of the first text
     values: list[Any] = field(default_factory=list)
+    errors: int = 0  # of a spreadsheet
+    error: str = ""
 
     @property
     def is_text(self) -> bool:
@@ -174,7 +219,9 @@ class _Kind:
             return
         for found, count in Counter(cells).items():  # in the order of their first places
             cell = found.strip()
-            if cell.lower() in MISSING:
+            if is_missing(cell):
+                if "#" in cell:
+                    self.errors, self.error = self.errors + count, self.error or cell
                 continue
             if cell == UNKNOWN:
                 self.unknown += count
@@ -189,7 +236,7 @@ class _Kind:
                     self.text, self.place = cell, lines[cells.index(found)]
 
 
-def _kinds(path: Path, head: Head, passed: list[int]) -> list[_Kind]:
+def _kinds(path: Path, head: Head, passed: Passed) -> list[_Kind]:
     """Return what each column holds; see :func:`_chunks`."""
     kinds: list[_Kind] = []
     for rows in _chunks(path, head, passed):
@@ -197,13 +244,13 @@ def _kinds(path: Path, head: Head, passed: list[int]) -> list[_Kind]:
         for kind, cells in zip(kinds, rows.columns, strict=True):
             kind.look(cells, rows.lines)
     if not kinds:
-        raise DataError(f"{path}: got no values; expected one example or more")
+        raise _no_values(path, passed)
     return kinds
 
 
 def _columns(path: Path, head: Head, kinds: list[_Kind]) -> tuple[Values, ...]:
     """Return the columns, once their kinds are known."""
-    for rows in _chunks(path, head):
+    for rows in _chunks(path, head, Passed()):
         for kind, cells in zip(kinds, rows.columns, strict=True):
             if kind.is_text:
                 texts = {cell: _text(cell) for cell in set(cells)}
@@ -226,13 +273,13 @@ def _numbers(cells: tuple[str, ...]) -> NDArray[np.float64]:
     found = _floats(cells)
     if found is not None:
         return found
-    missing = MISSING | {UNKNOWN}
-    return np.array([np.nan if cell.strip().lower() in missing else float(cell) for cell in cells])
+    texts = [cell.strip() for cell in cells]
+    return np.array([np.nan if x == UNKNOWN or is_missing(x) else float(x) for x in texts])
 
 
 def _text(cell: str) -> str | None:
     cell = cell.strip()
-    return None if cell.lower() in MISSING else cell
+    return None if is_missing(cell) else cell
 
 
 def _floats(cells: tuple[str, ...]) -> NDArray[np.float64] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from decimal import Decimal
 from numbers import Real
 from pathlib import Path
@@ -190,7 +191,8 @@ class _Columns:
     def add(self, name: str, array: NDArray[Any], *, is_category: bool) -> None:
         """Add a column; what is none is NaN, and its type is kept."""
         if is_category:
-            self._columns.append(texts_of(map(_text, array.tolist())))
+            texts = texts_of(map(_text, array.tolist()))
+            self._columns.append(replace(texts, are_categories=True))
         elif array.dtype.kind in "biuf" and array.ndim == 1:
             self._columns.append(array)
         elif array.dtype.kind in "OUT" and array.ndim == 1:

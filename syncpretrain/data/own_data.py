@@ -71,6 +71,7 @@ def load_own(
     """
     share = share_of(test)
     rows = read_rows(path, wanted)
+    notices = list(rows.notices)
     again = wanted._replace(columns=rows.columns, meaning=rows.meaning, target=None, drop=())
     apart = None if test is None or share is not None else read_rows(os.fspath(test), again)  # type: ignore[arg-type]
     if rows.test is not None:
@@ -80,10 +81,13 @@ def load_own(
             )
         apart = rows.test
     if apart is not None:
+        notices += apart.notices
         _check_width("test", test or path, apart, rows, path)
     count = len(rows.X)
     if unlabelled is not None:
-        rows = _joined(rows, read_rows(unlabelled, again), path, unlabelled)
+        others = read_rows(unlabelled, again)
+        notices += others.notices
+        rows = _joined(rows, others, path, unlabelled)
     data = divided(
         path,
         rows.X,
@@ -91,13 +95,13 @@ def load_own(
         validation=validation,
         test=share,
         seed=seed,
-        notices=rows.notices,
+        notices=list(dict.fromkeys(notices)),
         columns=rows.columns,
         meaning=rows.meaning,
     )
     if unlabelled is not None:
-        others = f"{len(rows.X) - count:,} without labels of {unlabelled}"
-        data = replace(data, source=f"the {count:,} examples of {path}, {others}")
+        more = f"{len(rows.X) - count:,} without labels of {unlabelled}"
+        data = replace(data, source=f"the {count:,} examples of {path}, {more}")
     if apart is None:
         return data
     labels = apart.labels

@@ -109,7 +109,7 @@ def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
     suffix = path.suffix.lower()
     unpacked = Path(path.stem).suffix.lower() if suffix == ".gz" else suffix
     if unpacked in CSV_SUFFIXES:
-        return _of_table(read_csv_table(path), wanted)
+        return _of_table(read_csv_table(path, wanted.known_names), wanted)
     if suffix == ".parquet":
         return _of_table(read_parquet(path), wanted)
     _refuse_columns(path, wanted)

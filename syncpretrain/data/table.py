@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from syncpretrain.errors import DataError
 
 __all__ = [
+    "FEW_VALUES",
     "MISSING",
     "Mixed",
     "Table",
@@ -21,28 +23,49 @@ __all__ = [
     "Values",
     "check_decimals",
     "check_names",
+    "is_missing",
     "nearest",
     "texts_of",
 ]
 
 MISSING = frozenset({"", "nan", "na", "n/a", "null", "none", "<na>"})  # in lower case
+# #N/A and #DIV/0! of spreadsheets, also in other languages, and 1.#QNAN of Windows
+ERROR = re.compile(r"#(NA|N/A( N/A)?|N/D|NV|[^\sa-z]+[!?])|[+-]?1\.#(IND|QNAN|SNAN)\d*")
 LISTED = 8  # names in a message
+FEW_VALUES = 20  # of a category: shown in a message, or however few the rows
 # 1,5 and 1,234; 1,234.5 and 1,234,567; 1.234,5
 DECIMAL_COMMA = re.compile(r"[+-]?(\d+,\d+|\d{1,3}(,\d{3})+(\.\d+)?|\d{1,3}(\.\d{3})+,\d+)")
+BLANKS = re.compile(
+    r"[+-]?\d{1,3}([ \u00a0\u2009\u202f'\u2019]\d{3})+([.,]\d+)?"
+)  # 1 000 and 1'234.5
+CURRENCY = "$€£¥₹₩₽₺₪"
+WITH_UNIT = re.compile(  # -1.5 kg, 45%, $1,200, <5 m/s; neither room 12 nor 10-20
+    rf"[+-]?(?P<before>[~<>≤≥≈±]?\s?(?:[A-Z]{{0,2}}[{CURRENCY}]|USD|EUR|GBP|CHF|JPY|CNY)?)\s?"
+    r"[+\u2212-]?(?:\d+(?:[ \u00a0\u2009\u202f'\u2019,.]\d{3})*(?:[.,]\d+)?|[.,]\d+)"
+    r"(?:[eE][+-]?\d+)?\s?"
+    rf"(?P<after>(?:(?:[^\W\d_]|[%‰°'\"{CURRENCY}]).{{0,14}})?)"
+)
+PLAIN = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+OF_ONE_UNIT = 0.9  # of the texts of a column: the others may say that there is no value
+LOOKED_AT = 10_000  # texts
 
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """A column of texts: ``values[codes[i]]`` in row i, none where the code is -1."""
+    """A column of texts: ``values[codes[i]]`` in row i, none where the code is -1.
+
+    ``are_categories`` is what the column's type says, as in a data frame.
+    """
 
     codes: NDArray[np.int32]
     values: tuple[str, ...]
+    are_categories: bool = False
 
     def __len__(self) -> int:
         return len(self.codes)
 
     def __getitem__(self, rows: Any) -> Texts:
-        return Texts(self.codes[rows], self.values)
+        return replace(self, codes=self.codes[rows])
 
 
 # Numbers are floats with NaN for a missing value, or integers; truth values are booleans.
@@ -155,6 +178,11 @@ class Table:
         )
 
 
+def is_missing(cell: str) -> bool:
+    """Return whether a cell of a file stands for no value."""
+    return cell.lower() in MISSING or ("#" in cell and ERROR.fullmatch(cell) is not None)
+
+
 def check_names(name: str, names: Sequence[str]) -> None:
     """Refuse two columns of one name.
 
@@ -169,18 +197,57 @@ def check_names(name: str, names: Sequence[str]) -> None:
         seen.add(own)
 
 
-def check_decimals(name: str, column: str, texts: Texts) -> None:
-    """Refuse a column of numbers with commas in them, which are no categories.
+def check_decimals(name: str, column: str, texts: Texts, otherwise: str = "") -> None:
+    """Refuse a column of numbers that are written as text: with commas, blanks or a unit.
+
+    Few texts with a unit, such as 5 stars, are categories, and so is any that begins with a word,
+    such as room 12. ``otherwise`` is advice behind a comma.
 
     Raises
     ------
     DataError
     """
-    if texts.values and all(map(DECIMAL_COMMA.fullmatch, texts.values)):
+    if not texts.values:
+        return
+    shown = f"such as {texts.values[0][:40]!r}"
+    if all(map(DECIMAL_COMMA.fullmatch, texts.values)):
         raise DataError(
-            f"{name}: column {column!r} holds numbers with commas, such as {texts.values[0]!r};"
+            f"{name}: column {column!r} holds numbers with commas, {shown};"
             " write decimal points, and nothing between thousands"
         )
+    if texts.are_categories:
+        return
+    errors = [text for text in texts.values if ERROR.fullmatch(text)]
+    if errors and all(ERROR.fullmatch(x) or PLAIN.fullmatch(x) for x in texts.values):
+        raise DataError(
+            f"{name}: column {column!r} holds numbers as text beside {errors[0]!r}; convert them to"
+            " numbers, with NaN for such cells"
+        )
+    if all(map(BLANKS.fullmatch, texts.values)):
+        raise DataError(
+            f"{name}: column {column!r} holds numbers with blanks, {shown};"
+            " write nothing between thousands"
+        )
+    found = _with_unit(texts.values[:LOOKED_AT]) if len(texts.values) > FEW_VALUES else None
+    if found is not None:
+        raise DataError(
+            f"{name}: column {column!r} holds numbers with the unit {found[1]!r}, such as"
+            f" {found[0]!r}, in {len(texts.values):,} values; write the numbers alone{otherwise}"
+        )
+
+
+def _with_unit(texts: Sequence[str]) -> tuple[str, str] | None:
+    """Return a text and its unit where nearly all are numbers with the same; else None.
+
+    Units are up to three, such as kg and g, where some numbers have a decimal point.
+    """
+    found = filter(None, (WITH_UNIT.fullmatch(text.strip()) for text in texts))
+    units = [(x.string, x["before"].strip() or x["after"].strip()) for x in found]
+    most = 3 if any("." in text for text, _ in units) else 1
+    counts = Counter(unit.lower() for _, unit in units if unit).most_common(most)
+    if sum(count for _, count in counts) < OF_ONE_UNIT * len(texts):
+        return None
+    return next(x for x in units if x[1].lower() == counts[0][0])
 
 
 def nearest(wanted: str, names: Sequence[str]) -> str:

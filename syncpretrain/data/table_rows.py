@@ -39,6 +39,13 @@ class Wanted(NamedTuple):
     images: ImageShape | None = None
     meaning: Meaning | None = None
 
+    @property
+    def known_names(self) -> list[str] | None:
+        """The names of the columns of an earlier run, none if they had none; None without a run."""
+        if self.columns is None or not self.columns.features:
+            return None
+        return [x.name for x in self.columns.features] if self.columns.named else []
+
 
 class Rows(NamedTuple):
     """The examples of a file, as it has them; their labels, and a test part, if there are any.
