@@ -15,7 +15,7 @@ from syncpretrain.data.columns import Columns, columns_in, takes_categories
 from syncpretrain.data.dataset import Dataset, from_rows
 from syncpretrain.data.examples import scale_examples
 from syncpretrain.data.mapped_file import is_mapped_file
-from syncpretrain.data.readers import divided, read_rows
+from syncpretrain.data.readers import divided, read_rows, without_bits
 from syncpretrain.data.record import record_in, record_of
 from syncpretrain.data.table_rows import Rows, Wanted
 from syncpretrain.errors import CheckpointError, DataError, SettingsError
@@ -189,6 +189,8 @@ def _rows(name: str, stack: Stack) -> Rows:
         images=stack.layers[0].shape.images,
     )
     rows = read_rows(name, wanted)
+    for notice in without_bits(rows.notices):
+        click.echo(notice, err=True)
     _check_width(name, rows.X.shape[1], stack.widths[0])
     return rows._replace(X=by_meaning(rows.X, stack.info, name))
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.dataset import UNLABELLED, Dataset
 from syncpretrain.data.examples import scale_examples
-from syncpretrain.data.readers import divided, read_rows
+from syncpretrain.data.readers import divided, read_rows, without_bits
 from syncpretrain.data.sparse_rows import SparseRows, joined
 from syncpretrain.data.table_rows import Rows, Wanted
 from syncpretrain.errors import DataError
@@ -82,6 +82,7 @@ def load_own(
     if apart is not None:
         apart = _alike(apart, rows)
         _check_width("test", test or path, apart, rows, path)
+        rows = rows._replace(notices=_both(rows, apart))
     count = len(rows.X)
     if unlabelled is not None:
         rows = _joined(rows, _alike(read_rows(unlabelled, again), rows), path, unlabelled)
@@ -109,7 +110,7 @@ def load_own(
 def _alike(other: Rows, rows: Rows) -> Rows:
     """Return rows whose bytes mean what those of others do: bits only if these are bits too."""
     if rows.X.dtype == np.uint8 and other.X.dtype.kind == "b":
-        return other._replace(X=other.X.view(np.uint8))
+        return other._replace(X=other.X.view(np.uint8), notices=without_bits(other.notices))
     return other
 
 
@@ -130,7 +131,13 @@ def _joined(rows: Rows, others: Rows, path: Any, unlabelled: Any) -> Rows:
         )
     X: Any = joined(both) if isinstance(both[0], SparseRows) else np.concatenate(both)
     none = np.full(len(others.X), _none(rows.labels), dtype=rows.labels.dtype)
-    return rows._replace(X=X, labels=np.concatenate([rows.labels, none]))
+    labels = np.concatenate([rows.labels, none])
+    return rows._replace(X=X, labels=labels, notices=_both(rows, others))
+
+
+def _both(rows: Rows, others: Rows) -> tuple[str, ...]:
+    """Return the notices of two files, each once."""
+    return tuple(dict.fromkeys((*rows.notices, *others.notices)))
 
 
 def _none(labels: NDArray[Any]) -> float:

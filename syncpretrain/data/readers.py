@@ -42,6 +42,7 @@ __all__ = [
     "map_npy",
     "read_file",
     "read_rows",
+    "without_bits",
 ]
 
 FORMATS = ".npy, .npz, IDX or .csv (gzipped or not), or .parquet"
@@ -52,6 +53,9 @@ COLOURS_LAST = (  # of a path and a shape
 )
 ARRAY_LABELS = "expected a .csv or .parquet file, or labels beside the examples (.npz with X and y)"
 FOLDER_LABELS = "its subfolders are the classes, so leave it out"
+NEW_FOLDERS = (  # of a path, a number and folders
+    "{}: images without a label, as no class of their folder's name was trained on: {:,} (of {})"
+)
 AS_BITS = "{}: its bytes are all 0 or 1, and were not divided by 255"
 ALL_ONES = (  # of a path
     "{}: its bytes are all 0 or 1, and like all bytes of a stream they were scaled by 1/255, so"
@@ -104,7 +108,7 @@ def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
     path = Path(path).expanduser()
     if is_image_folder(path):
         _refuse_columns(path, wanted, FOLDER_LABELS)
-        return _checked(Rows(*read_image_folder(path)), path, wanted)
+        return _of_folder(path, wanted)
     head = check_file(path)
     suffix = path.suffix.lower()
     unpacked = Path(path.stem).suffix.lower() if suffix == ".gz" else suffix
@@ -131,6 +135,22 @@ def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
     return _checked(Rows(X), path, wanted)
 
 
+def _of_folder(path: Path, wanted: Wanted) -> Rows:
+    """Return images, with the classes of an earlier run where subfolders have their names."""
+    X, names, notices = read_image_folder(path)
+    known = None if wanted.columns is None else wanted.columns.target
+    if names is None:
+        return _checked(Rows(X, notices=notices), path, wanted)
+    if known is not None and known.classes is not None:
+        new = ~np.isin(names, known.classes)
+        if new.any():
+            folders = ", ".join(np.unique(names[new]))
+            notices += (NEW_FOLDERS.format(path, int(new.sum()), folders),)
+        names[new] = ""  # no label
+    labels, columns = array_labels(names, len(X), str(path), wanted, target="class")
+    return _checked(Rows(X, labels, notices, columns), path, wanted)
+
+
 def _of_table(table: Table, wanted: Wanted) -> Rows:
     rows = rows_of_table(table, wanted)
     X = as_examples(rows.X, table.name)
@@ -148,6 +168,11 @@ def _checked(rows: Rows, path: Path, wanted: Wanted) -> Rows:
     bits = as_bits(X)
     notices = rows.notices if bits is X else (*rows.notices, AS_BITS.format(path))
     return rows._replace(X=bits, notices=(*notices, *colours_last(rows.X.shape, path)))
+
+
+def without_bits(notices: Sequence[str]) -> tuple[str, ...]:
+    """Return notices without those of bytes as bits, for rows that others decide about."""
+    return tuple(notice for notice in notices if not notice.endswith(AS_BITS.format("")))
 
 
 def colours_last(shape: tuple[int, ...], path: Path) -> tuple[str, ...]:
