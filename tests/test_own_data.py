@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import struct
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -287,6 +290,59 @@ class TestSparse:
             load_dataset(tmp_path / "x.npz")
 
 
+INK = np.array([[1, 0, 0, 1], [0, 1, 1, 0], [1, 1, 0, 0]], dtype=bool)
+SHADES = np.where(INK, 40, 7).astype(np.uint8)  # of which 7 is transparent
+
+
+def _image(pixels, mode=None):
+    image = pytest.importorskip("PIL.Image", reason="images need Pillow").fromarray(pixels)
+    return image if mode is None else image.convert(mode)
+
+
+def _with_alpha(channels):
+    return _image(np.stack([*[SHADES] * channels, 255 * INK.astype(np.uint8)], axis=-1))
+
+
+def _of_palette(*, alpha):
+    image = _image(INK.astype(np.uint8))
+    image.putpalette([7] * 3 + [40] * 3)
+    if alpha:
+        image.putalpha(_image(255 * INK.astype(np.uint8)))
+    return image
+
+
+TRANSPARENT = {  # file, image and options of Pillow, by what says which pixels are transparent
+    "LA": lambda: ("2.png", _with_alpha(1), {}),
+    "RGBA": lambda: ("2.png", _with_alpha(3), {}),
+    "RGBA of TIFF": lambda: ("2.TIF", _with_alpha(3), {}),
+    "WebP": lambda: ("2.webp", _with_alpha(3), {"lossless": True}),
+    "PA": lambda: ("2.tif", _of_palette(alpha=True), {}),
+    "P, tRNS": lambda: ("2.png", _of_palette(alpha=False), {"transparency": 0}),
+    "P, tRNS of bytes": lambda: ("2.png", _of_palette(alpha=False), {"transparency": b"\0\xff"}),
+    "P of GIF": lambda: ("2.gif", _of_palette(alpha=False), {"transparency": 0}),
+    "L, tRNS": lambda: ("2.png", _image(SHADES), {"transparency": 7}),
+    "RGB, tRNS": lambda: ("2.png", _image(SHADES, "RGB"), {"transparency": (7, 7, 7)}),
+    "16 bits, tRNS": lambda: (
+        "2.png",
+        _image(SHADES.astype(np.uint16) * 257),
+        {"transparency": 7 * 257},
+    ),
+}
+
+
+def png_of_16_bits(pixels):
+    """A PNG of pixels of shape (height, width, 3), which Pillow does not write."""
+
+    def chunk(kind, content):
+        whole = kind + content
+        return struct.pack(">I", len(content)) + whole + struct.pack(">I", zlib.crc32(whole))
+
+    height, width, _ = pixels.shape
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
 class TestImages:
     @pytest.fixture
     def folder(self, tmp_path):
@@ -321,10 +377,142 @@ class TestImages:
         deep = np.linspace(0, 65535, 12).astype(np.uint16).reshape(3, 4)
         Image.fromarray(deep).save(folder / "dog" / "2.png")
         data = load_dataset(folder, validation=0)
-        np.testing.assert_array_equal(data.train[3], np.rint(deep.ravel() / 257).astype("f4") / 255)
+        np.testing.assert_array_equal(data.train[3], deep.ravel() / np.float32(65535))
+        np.testing.assert_array_equal(data.train[0], np.arange(12, dtype=np.float32) / 255)
         Image.fromarray(np.zeros((3, 4, 3), np.uint8)).save(folder / "dog" / "3.png")
         colours = load_dataset(folder, validation=0).train[3].reshape(3, 12)
         np.testing.assert_array_equal(colours, [data.train[3]] * 3)
+
+    @pytest.mark.parametrize("name", ["dim.png", "dim.tif", "dim.TIFF", "dim.pgm"])
+    def test_shades_of_12_bits_mean_the_same_beside_brighter_ones(self, folder, name):
+        from PIL import Image
+
+        dim = (np.arange(12) * 370).astype(np.uint16).reshape(3, 4)
+        path = folder / "dog" / name
+        if name.endswith("pgm"):
+            path.write_bytes(b"P5 4 3 65535\n" + dim.astype(">u2").tobytes())
+        else:
+            Image.fromarray(dim).save(path)
+        alone = load_dataset(folder, validation=0)
+        assert "no pixel of 16 bits is above 4,070 of 65,535, as of a camera with 12" in str(
+            alone.notices
+        )
+        np.testing.assert_array_equal(alone.train[3], dim.ravel() / np.float32(65535))
+        Image.fromarray(dim * 16).save(folder / "dog" / "e.png")
+        beside = load_dataset(folder, validation=0)
+        np.testing.assert_array_equal(beside.train[3], alone.train[3])
+        assert "16 bits" not in str(beside.notices)
+
+    def test_colours_of_16_bits_are_counted(self, folder):
+        (folder / "dog" / "2.png").write_bytes(png_of_16_bits(np.full((3, 4, 3), 0x1234, ">u2")))
+        data = load_dataset(folder, validation=0)
+        assert (np.rint(data.train[3] * 255) == 0x12).all()
+        assert "1 image with colours of 16 bits, of which the upper 8 are read" in data.notices[1]
+
+    @pytest.mark.parametrize("kind", sorted(TRANSPARENT))
+    def test_transparent_pixels_are_read_as_on_white(self, folder, kind):
+        name, image, options = TRANSPARENT[kind]()
+        image.save(folder / "dog" / name, **options)
+        data = load_dataset(folder, validation=0)
+        seen = np.where(INK, 40, 255).ravel() / np.float32(255)
+        for channel in data.train[3].reshape(-1, 12):
+            np.testing.assert_allclose(channel, seen, rtol=1e-6)
+        assert "1 image with transparent pixels, read as on white" in str(data.notices)
+
+    def test_opaque_pixels_are_read_as_they_were(self, folder):
+        from PIL import Image
+
+        pixels = np.random.default_rng(0).integers(0, 256, (3, 4, 4), dtype=np.uint8)
+        pixels[..., 3] = 255
+        Image.fromarray(pixels).save(folder / "dog" / "2.png")
+        data = load_dataset(folder, validation=0)
+        expected = pixels[..., :3].transpose(2, 0, 1).ravel() / np.float32(255)
+        np.testing.assert_array_equal(data.train[3], expected)
+        assert "transparent" not in str(data.notices)
+
+    def test_white_on_a_transparent_ground_is_refused(self, folder):
+        from PIL import Image
+
+        pixels = np.full((3, 4, 2), 255, np.uint8)
+        pixels[0, 0, 1] = 0
+        Image.fromarray(pixels).save(folder / "dog" / "2.png")
+        with pytest.raises(DataError, match=r"2.png: got white on a transparent ground"):
+            load_dataset(folder)
+
+    @pytest.mark.parametrize("orientation", range(1, 9))
+    @pytest.mark.parametrize("suffix", ["png", "JPG", "webp"])
+    def test_images_are_turned_as_their_exif_says(self, tmp_path, orientation, suffix):
+        from PIL import Image, ImageOps
+
+        exif = Image.Exif()
+        exif[274] = orientation
+        pixels = (np.arange(16 * 8) * 2).astype(np.uint8).reshape(16, 8)
+        lossless = {"lossless": True} if suffix == "webp" else {}
+        path = tmp_path / f"1.{suffix}"
+        Image.fromarray(pixels).save(path, exif=exif, **lossless)
+        with Image.open(path) as image:
+            upright = np.asarray(ImageOps.exif_transpose(image).convert("L"))
+        data = load_dataset(tmp_path, validation=0)
+        found = np.rint(data.train[0].reshape(-1, *upright.shape)[0] * 255)
+        np.testing.assert_array_equal(found, upright)
+
+    def test_damaged_exif_turns_nothing(self, folder):
+        from PIL import Image
+
+        with Image.open(folder / "cat" / "1.png") as image:
+            image.save(folder / "cat" / "1.png", exif=b"Exif\0\0no header of TIFF")
+        assert load_dataset(folder, validation=0).train[0, 1] == np.float32(1 / 255)
+
+    @pytest.mark.parametrize("suffix", ["tif", "gif", "png"])
+    def test_pages_and_frames_behind_the_first_are_counted(self, folder, suffix):
+        from PIL import Image
+
+        pages = [Image.fromarray(np.full((3, 4), 10 * n, np.uint8)) for n in range(3)]
+        pages[0].save(folder / "dog" / f"2.{suffix}", save_all=True, append_images=pages[1:])
+        data = load_dataset(folder, validation=0)
+        assert data.train[3].max() == 0
+        said = "1 image with several pages or frames, of which the first is read"
+        assert f"{said}, such as dog/2.{suffix}" in data.notices[1]
+
+    def test_what_is_left_out_is_counted(self, folder):
+        from PIL import Image
+
+        image = Image.fromarray(np.zeros((3, 4), np.uint8))
+        for name in (".ipynb_checkpoints/1.png", "cat/._1.png", "cat/old/1.png", "cat/old/2.PNG"):
+            (folder / name).parent.mkdir(exist_ok=True)
+            image.save(folder / name, format="png")
+        (folder / "bird").mkdir()
+        (folder / "cat" / ".DS_Store").touch()
+        (folder / "cat" / "notes.txt").touch()
+        (folder / "dog" / "link.png").symlink_to("gone.png")
+        data = load_dataset(folder, validation=0)
+        assert data.targets("train").tolist() == ["cat", "cat", "dog"]
+        assert [notice.removeprefix(f"{folder}: ") for notice in data.notices] == [
+            "3 images of 1x3x4 in 2 classes: cat 2, dog 1",
+            "left out: 2 images under names that begin with a dot, such as"
+            " .ipynb_checkpoints/1.png",
+            "left out: 2 images in folders below those of classes, such as cat/old/1.png",
+            "left out: 2 other files, such as cat/notes.txt",
+            "left out: 1 folder without images of its own, such as bird",
+        ]
+
+    def test_a_link_to_a_folder_is_a_class(self, folder, tmp_path_factory):
+        elsewhere = tmp_path_factory.mktemp("birds")
+        (folder / "dog" / "1.png").rename(elsewhere / "1.png")
+        (folder / "dog").rmdir()
+        (folder / "bird").symlink_to(elsewhere)
+        data = load_dataset(folder, validation=0)
+        assert data.targets("train").tolist() == ["bird", "cat", "cat"]
+
+    def test_a_test_folder_without_a_class_keeps_the_numbers_of_classes(
+        self, folder, tmp_path_factory
+    ):
+        test = tmp_path_factory.mktemp("test")
+        for name in ("dog", "fox"):
+            shutil.copytree(folder / "dog", test / name)
+        data = load_dataset(folder, test=test, validation=0)
+        assert data.test_labels.tolist() == [1, -1]
+        assert "no class of their folder's name was trained on: 1 (of fox)" in str(data.notices)
 
     def test_images_of_32_bits(self, folder):
         from PIL import Image

@@ -2,45 +2,81 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.data.columns import Columns, Target
 from syncpretrain.data.idx import check_memory
+from syncpretrain.data.npy_header import reason_of
 from syncpretrain.errors import DataError
 
-__all__ = ["is_image_folder", "read_image_folder"]
+__all__ = ["Folder", "is_image_folder", "read_image_folder"]
 
-DEEP = ("I", "F")  # modes of 32 bits
-SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff"})
+SUFFIXES = frozenset(
+    {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+)
+WHITE = 65_535  # of 16 bits
+DIM_BITS = 15  # pixels of 16 bits that fit into as many are likely to be of a camera with fewer
+OF_16_BITS = ("PNG", "PPM")  # formats of which Pillow keeps 16 bits in a mode of 32
+ORIENTATION = 274  # the number of this entry in EXIF
+LISTED = 8  # classes in a notice
+TRANSPARENCY = ("LA", "La", "PA", "RGBA", "RGBa")
+
+
+class Folder(NamedTuple):
+    """Images of shape (n, channels, height, width), the class of each if there are any."""
+
+    X: NDArray[Any]
+    classes: NDArray[np.str_] | None
+    notices: tuple[str, ...]
+
+
+class _Picture(NamedTuple):
+    """Pixels of shape (height, width), or with colours (..., 3), and what their file says of them.
+
+    Grey pixels of 16 bits are uint16, all others uint8. ``narrowed`` are colours of 16 bits, of
+    which Pillow reads 8.
+    """
+
+    pixels: NDArray[Any]
+    transparent: bool
+    pages: int
+    narrowed: bool
 
 
 def is_image_folder(path: Path) -> bool:
-    """Return whether a path is a folder with images in it, or in its subfolders."""
+    """Return whether a path is a folder with images in it, or in its subfolders.
+
+    Raises
+    ------
+    DataError
+        If a subfolder cannot be read.
+    """
     try:
-        return path.is_dir() and any(_images(path))
+        return path.is_dir() and bool(_images(path))
+    except PermissionError as error:
+        raise DataError(f"{error.filename}: cannot be read: {reason_of(error)}") from error
     except OSError:
         return False
 
 
-def read_image_folder(
-    path: Path,
-) -> tuple[NDArray[np.uint8], NDArray[np.int64] | None, tuple[str, ...], Columns | None]:
+def read_image_folder(path: Path) -> Folder:
     """Read the images of a folder, in the order of their names.
+
+    An image is turned as its EXIF says, and transparent pixels are read as on white. One channel
+    where all images are grey, else red, green and blue. Bytes, unless a grey image has 16 bits:
+    then all are float32, shares of white. So a picture means the same beside any others.
 
     Returns
     -------
-    X : uint8 array of shape (n_images, channels, height, width)
-        One channel where all images are grey, else red, green and blue.
-    labels : int64 array of shape (n_images,), or None
-        The numbers of the subfolders, where there are any.
-    notices : tuple of str
-        The shape of the images.
-    columns : Columns or None
-        The names of the classes.
+    Folder
+        With notices of the shape, the classes, and what was left out.
 
     Raises
     ------
@@ -48,76 +84,198 @@ def read_image_folder(
         If the package Pillow is missing, an image cannot be read, or is of another size.
     """
     try:
-        from PIL import Image
+        import PIL.Image  # noqa: F401 - whether it is there
     except ImportError:
         raise DataError(
             f"{path}: a folder of images needs the package pillow, which is not installed; install"
             " it, or save the images as an array in .npy"
         ) from None
     files = _images(path)
-    size, colour = _size(files, Image)
-    channels = 3 if colour else 1
-    check_memory(path, len(files) * channels * size[0] * size[1])
-    X = np.empty((len(files), channels, size[1], size[0]), dtype=np.uint8)
+    shape, deep, said = _survey(path, files)
+    check_memory(path, (4 if deep else 1) * len(files) * int(np.prod(shape)))
+    X = np.empty((len(files), *shape), dtype=np.float32 if deep else np.uint8)
     for image, file in zip(X, files, strict=True):
-        with Image.open(file) as opened:
-            pixels = _bytes_of(opened)
-        if pixels.ndim == 2 and colour:
-            pixels = np.repeat(pixels[:, :, None], 3, axis=2)
-        image[...] = pixels.reshape(size[1], size[0], channels).transpose(2, 0, 1)
-    notice = f"{path}: {len(files):,} images of {channels}x{size[1]}x{size[0]}"
-    classes = sorted({file.parent.name for file in files if file.parent != path})
-    if not classes:
-        return X, None, (notice,), None
-    if any(file.parent == path for file in files):
+        pixels = _read(file).pixels
+        if deep:
+            pixels = pixels / np.float32(np.iinfo(pixels.dtype).max)
+        image[...] = pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    notice = f"{path}: {len(files):,} images of {'x'.join(map(str, shape))}"
+    within = [file.parent.name for file in files if file.parent != path]
+    if not within:
+        return Folder(X, None, (notice, *said))
+    if len(within) < len(files):
         raise DataError(
             f"{path}: got images beside subfolders of images; put each into the folder of its class"
         )
-    labels = np.array([classes.index(file.parent.name) for file in files], dtype=np.int64)
-    target = Target("class", "classification", tuple(classes))
-    return X, labels, (notice,), Columns((), False, target)
+    return Folder(X, np.array(within), (f"{notice} in {_counted(within)}", *said))
 
 
-def _is_grey(image: Any) -> bool:
-    return image.mode in ("1", "L", "LA") or image.mode.startswith("I;16")
+def _counted(classes: Sequence[str]) -> str:
+    """Return how many classes there are, and how many images each has."""
+    counts = sorted(Counter(classes).items())
+    shown = ", ".join(f"{name} {count:,}" for name, count in counts[:LISTED])
+    more = ", ..." if len(counts) > LISTED else ""
+    return f"{len(counts):,} class{'es' if len(counts) > 1 else ''}: {shown}{more}"
 
 
-def _bytes_of(image: Any) -> NDArray[np.uint8]:
-    """Return the pixels of an image, of shape (height, width), or with colours (..., 3)."""
-    if not image.mode.startswith("I;16"):
-        return np.asarray(image.convert("L" if _is_grey(image) else "RGB"))
-    deep = np.asarray(image).astype(np.uint32)  # Pillow itself would clip what is above 255
-    return ((deep + 128) // 257).astype(np.uint8)
-
-
-def _images(path: Path) -> list[Path]:
-    """Return the images in a folder and in its subfolders, sorted."""
-    inside = sorted(path.iterdir())
-    found = [*inside, *(file for folder in inside if folder.is_dir() for file in folder.iterdir())]
-    return sorted(file for file in found if file.suffix.lower() in SUFFIXES and file.is_file())
-
-
-def _size(files: list[Path], Image: Any) -> tuple[tuple[int, int], bool]:
-    """Return the width and height of all images, and whether one has colours."""
-    size, first, colour = None, files[0], False
+def _survey(path: Path, files: Sequence[Path]) -> tuple[tuple[int, int, int], bool, list[str]]:
+    """Return the shape of all images, whether one is grey with 16 bits, and notices."""
+    size, colour, deep, brightest = None, False, False, 0
+    transparent, paged, narrowed = [], [], []
     for file in files:
-        try:
-            with Image.open(file) as image:
-                image.load()
-                own = image.size
-                mode, colour = image.mode, colour or not _is_grey(image)
-        except Exception as error:  # Pillow raises many kinds over damaged files
-            raise DataError(f"{file}: got no image that can be read ({error})") from error
-        if mode in DEEP:
-            raise DataError(
-                f"{file}: got pixels of 32 bits, whose range is not known; save them with 8 or 16"
-                " bits, or all images as an array in .npy"
-            )
+        picture = _read(file)
+        own = picture.pixels.shape[1::-1]
         if size is not None and own != size:
             raise DataError(
                 f"{file}: got an image of {own[0]} x {own[1]} pixels, expected {size[0]} x"
-                f" {size[1]}, as {first.name} has; resize them to one size"
+                f" {size[1]}, as {files[0].name} has; resize them to one size"
             )
-        size = own
+        size, colour = own, colour or picture.pixels.ndim == 3
+        transparent += [file] * picture.transparent
+        paged += [file] * (picture.pages > 1)
+        narrowed += [file] * picture.narrowed
+        if picture.pixels.dtype != np.uint8:
+            deep, brightest = True, max(brightest, int(picture.pixels.max()))
     assert size is not None
-    return size, colour
+    said = _dim(path, brightest) if deep else []
+    for kind, found in (
+        (" with transparent pixels, read as on white", transparent),
+        (" with several pages or frames, of which the first is read", paged),
+        (" with colours of 16 bits, of which the upper 8 are read", narrowed),
+    ):
+        said += [f"{path}: {_number_of(found, path, 'image', kind)}"] if found else []
+    return (3 if colour else 1, size[1], size[0]), deep, [*said, *_left_out(path, files)]
+
+
+def _dim(path: Path, brightest: int) -> list[str]:
+    """Return a notice of images that use but the lowest part of 16 bits."""
+    bits = max(brightest.bit_length(), 1)
+    if bits > DIM_BITS:
+        return []
+    return [
+        f"{path}: no pixel of 16 bits is above {brightest:,} of {WHITE:,}, as of a camera with"
+        f" {bits} bits, so that no value is above {brightest / WHITE:.2g}; take visible_units"
+        f" gaussian, which standardizes, or save pixels times {1 << (16 - bits):,}"
+    ]
+
+
+def _number_of(found: Sequence[Path], path: Path, what: str, kind: str) -> str:
+    """Return how many files or folders are of a kind, with the first of them."""
+    plural = "" if len(found) == 1 else "s"
+    return f"{len(found):,} {what}{plural}{kind}, such as {found[0].relative_to(path)}"
+
+
+def _left_out(path: Path, files: Sequence[Path]) -> list[str]:
+    """Return notices of what a folder holds beside the images that are read."""
+    read = set(files)
+    hidden: list[Path] = []
+    deeper: list[Path] = []
+    others: list[Path] = []
+    empty: list[Path] = []
+    for place in sorted(_everything(path)):
+        parts = place.relative_to(path).parts
+        is_image = place.suffix.lower() in SUFFIXES
+        if any(part.startswith(".") for part in parts):
+            hidden += [place] * is_image
+        elif place.is_dir():
+            empty += [place] * (len(parts) == 1 and not any(x.parent == place for x in read))
+        elif place not in read:
+            (deeper if is_image and len(parts) > 2 else others).append(place)
+    said = []
+    for found, what, their in (
+        (hidden, "image", " under names that begin with a dot"),
+        (deeper, "image", " in folders below those of classes"),
+        (others, "other file", ""),
+        (empty, "folder", " without images of its own"),
+    ):
+        if found:
+            said.append(f"{path}: left out: {_number_of(found, path, what, their)}")
+    return said
+
+
+def _everything(path: Path) -> Iterable[Path]:
+    """Yield what is in a folder and in its subfolders, however deep these are."""
+    for entry in path.iterdir():
+        yield entry
+        for folder, _, names in os.walk(entry):  # of a file nothing
+            yield from (Path(folder, name) for name in names)
+
+
+def _images(path: Path) -> list[Path]:
+    """Return the images in a folder and in its subfolders, sorted; none with a dot before."""
+    inside = _shown(path)
+    found = [*inside, *(file for folder in inside if folder.is_dir() for file in _shown(folder))]
+    return sorted(file for file in found if file.suffix.lower() in SUFFIXES and file.is_file())
+
+
+def _shown(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if not path.name.startswith(".")]
+
+
+def _read(file: Path) -> _Picture:
+    """Read an image.
+
+    Raises
+    ------
+    DataError
+        If it is damaged, or the range of its pixels is not known.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(file) as image:
+            stored, pages = str(getattr(image, "tile", "")), getattr(image, "n_frames", 1)
+            image.load()
+            if image.mode == "F" or (image.mode == "I" and image.format not in OF_16_BITS):
+                raise DataError(
+                    f"{file}: got pixels of 32 bits, whose range is not known; save them with 8 or"
+                    " 16 bits, or all images as an array in .npy"
+                )
+            pixels, transparent = _on_white(image, file)
+            pixels = _upright(pixels, image)
+    except DataError:
+        raise
+    except Exception as error:  # Pillow raises many kinds over damaged files
+        raise DataError(f"{file}: got no image that can be read ({error})") from error
+    narrowed = pixels.dtype == np.uint8 and ";16" in stored
+    return _Picture(pixels, transparent, pages, narrowed)
+
+
+def _on_white(image: Any, file: Path) -> tuple[NDArray[Any], bool]:
+    """Return the pixels of an image as they are seen on white, and whether some are transparent."""
+    clear = image.info.get("transparency")
+    if image.mode.startswith("I"):
+        deep = np.asarray(image).astype(np.uint16)
+        holes = deep == (clear if isinstance(clear, int) else -1)
+        return np.where(holes, np.uint16(WHITE), deep), bool(holes.any())
+    is_grey = image.mode in ("1", "L", "LA", "La")
+    if clear is None and image.mode not in TRANSPARENCY:
+        return np.asarray(image.convert("L" if is_grey else "RGB")), False
+    if image.mode == "1":
+        image = image.convert("L")
+        image.info["transparency"] = 255 * bool(clear)
+    both = np.asarray(image.convert("LA" if is_grey else "RGBA")).astype(np.uint16)
+    ink, alpha = both[..., :-1], both[..., -1:]
+    seen = ((ink * alpha + 255 * (255 - alpha) + 127) // 255).astype(np.uint8)
+    if seen.min() == 255 and alpha.min() < alpha.max():
+        raise DataError(
+            f"{file}: got white on a transparent ground, which cannot be seen on white, as such"
+            " images are read; save them on a ground of another colour"
+        )
+    return (seen[..., 0] if is_grey else seen), bool(alpha.min() < 255)
+
+
+def _upright(pixels: NDArray[Any], image: Any) -> NDArray[Any]:
+    """Return pixels turned and mirrored as the image's EXIF asks for."""
+    orientation = 1
+    with suppress(Exception):  # EXIF that is damaged says nothing
+        orientation = int(image.getexif().get(ORIENTATION, 1))
+    if not 2 <= orientation <= 8:
+        return pixels
+    if orientation >= 5:
+        pixels = pixels.swapaxes(0, 1)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    return pixels

@@ -214,16 +214,25 @@ def origin_of(X: NDArray[Any]) -> tuple[float, ...]:
     """Return what to subtract from each column before it becomes float32; empty for nothing."""
     if X.dtype.kind not in "iuf" or np.can_cast(X.dtype, np.float32):
         return ()
-    rows = evenly_spaced(X, SAMPLED_ROWS).astype(np.float64)
-    known = np.isfinite(rows)
-    count = np.maximum(known.sum(axis=0), 1)
+    rows = evenly_spaced(X, SAMPLED_ROWS)
+    few = rows[:: max(len(rows) // 16, 1)].astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):  # what is too large is refused later
-        mean = np.where(known, rows, 0).sum(axis=0) / count
+        # Two of n numbers with a range of R have a deviation of R / sqrt(2 n) at least.
+        deviation = np.ptp(few, axis=0) / np.sqrt(2 * len(rows))
+        if (_spacing(np.abs(few).max(axis=0)) <= LARGEST_LOSS * deviation).all():
+            return ()
+        known = np.isfinite(rows)
+        count = np.maximum(known.sum(axis=0), 1)
+        mean = np.where(known, rows, 0).sum(axis=0, dtype=np.float64) / count
         away = np.where(known, rows - mean, 0)
         deviation = np.sqrt(np.square(away).sum(axis=0) / count)
-        spacing = np.spacing(np.abs(mean).astype(np.float32)).astype(np.float64)
-        loses = (spacing > LARGEST_LOSS * deviation) & (deviation > 0)
+        loses = (_spacing(np.abs(mean)) > LARGEST_LOSS * deviation) & (deviation > 0)
     return tuple(np.where(loses, mean, 0.0).tolist()) if loses.any() else ()
+
+
+def _spacing(magnitude: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the distance from each number to the next one in float32."""
+    return np.spacing(magnitude.astype(np.float32)).astype(np.float64)
 
 
 def check_precision(X: Any, name: str = "X") -> None:

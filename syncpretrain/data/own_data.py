@@ -127,7 +127,8 @@ def _joined(rows: Rows, others: Rows, path: Any, unlabelled: Any) -> Rows:
         )
     X: Any = joined(both) if isinstance(both[0], SparseRows) else np.concatenate(both)
     none = np.full(len(others.X), _none(rows.labels), dtype=rows.labels.dtype)
-    return rows._replace(X=X, labels=np.concatenate([rows.labels, none]))
+    labels = np.concatenate([rows.labels, none])
+    return rows._replace(X=X, labels=labels)
 
 
 def _none(labels: NDArray[Any]) -> float:

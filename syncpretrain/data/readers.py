@@ -23,7 +23,7 @@ from syncpretrain.data.frames import read_parquet
 from syncpretrain.data.idx import GZIP_MAGIC, is_idx, read_idx
 from syncpretrain.data.image_folder import is_image_folder, read_image_folder
 from syncpretrain.data.image_shape import COLOUR_CHANNELS, check_image_shape
-from syncpretrain.data.meaning import Meaning
+from syncpretrain.data.meaning import SHARES, Meaning
 from syncpretrain.data.npy_header import npy_claim, reason_of
 from syncpretrain.data.npz_file import read_npz
 from syncpretrain.data.split import stratified_split
@@ -52,6 +52,9 @@ COLOURS_LAST = (  # of a path and a shape
 )
 ARRAY_LABELS = "expected a .csv or .parquet file, or labels beside the examples (.npz with X and y)"
 FOLDER_LABELS = "its subfolders are the classes, so leave it out"
+NEW_FOLDERS = (  # of a path, a number and folders
+    "{}: images without a label, as no class of their folder's name was trained on: {:,} (of {})"
+)
 AS_BITS = "{}: its bytes are all 0 or 1, and were not divided by 255"
 ALL_ONES = (  # of a path
     "{}: its bytes are all 0 or 1, and like all bytes of a stream they were scaled by 1/255, so"
@@ -104,7 +107,7 @@ def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
     path = Path(path).expanduser()
     if is_image_folder(path):
         _refuse_columns(path, wanted, FOLDER_LABELS)
-        return _checked(Rows(*read_image_folder(path)), path, wanted)
+        return _of_folder(path, wanted)
     head = check_file(path)
     suffix = path.suffix.lower()
     unpacked = Path(path.stem).suffix.lower() if suffix == ".gz" else suffix
@@ -131,6 +134,23 @@ def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
     return _checked(Rows(X), path, wanted)
 
 
+def _of_folder(path: Path, wanted: Wanted) -> Rows:
+    """Return images, with the classes of an earlier run where subfolders have their names."""
+    X, names, notices = read_image_folder(path)
+    own = None if X.dtype == np.uint8 else SHARES  # of white
+    known = None if wanted.columns is None else wanted.columns.target
+    if names is None:
+        return _checked(Rows(X, notices=notices, meaning=own), path, wanted)
+    if known is not None and known.classes is not None:
+        new = ~np.isin(names, known.classes)
+        if new.any():
+            folders = ", ".join(np.unique(names[new]))
+            notices += (NEW_FOLDERS.format(path, int(new.sum()), folders),)
+        names[new] = ""  # no label
+    labels, columns = array_labels(names, len(X), str(path), wanted, target="class")
+    return _checked(Rows(X, labels, notices, columns, meaning=own), path, wanted)
+
+
 def _of_table(table: Table, wanted: Wanted) -> Rows:
     rows = rows_of_table(table, wanted)
     names = None if rows.columns is None else rows.columns.names
@@ -150,10 +170,10 @@ def _meant(
 ) -> Rows:
     """Return rows whose numbers mean what those of the earlier file did, if there was one.
 
-    Origins are subtracted where the visible units are Gaussian: they may be below 0.
+    Rows that have a meaning of their own are shares of white, which need not be told from bytes.
     """
-    meaning = wanted.meaning
-    if meaning is not None:
+    meaning = wanted.meaning or rows.meaning
+    if meaning is not None and not (rows.meaning and meaning.values in ("bytes", "shares")):
         X = meaning.prepare(X, name, bounded=wanted.bounded)
     check_values(X, name, bounded=wanted.bounded, names=names, missing=True)
     if meaning is None:

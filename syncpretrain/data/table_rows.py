@@ -99,9 +99,11 @@ def rows_of_table(table: Table, wanted: Wanted) -> Rows:
 
 
 def array_labels(
-    labels: NDArray[Any] | None, n: int, name: str, wanted: Wanted
+    labels: NDArray[Any] | None, n: int, name: str, wanted: Wanted, *, target: str = "y"
 ) -> tuple[NDArray[Any] | None, Columns | None]:
     """Return the labels beside an array of n examples, and the columns that name their classes.
+
+    ``target`` is what new texts of classes are called.
 
     Raises
     ------
@@ -118,11 +120,11 @@ def array_labels(
     labels = labels.reshape(n)
     if labels.dtype.kind == "U":
         texts = texts_of(text or None for text in labels.tolist())
-        table = Table(name, ("y",), (texts,))
-        target = known.target if known is not None else None
-        target = target or target_of(table, "y", wanted.task)
-        columns = known or Columns((), False, target)
-        return labels_in(texts, target, name), columns
+        table = Table(name, (target,), (texts,))
+        aim = known.target if known is not None else None
+        aim = aim or target_of(table, target, wanted.task)
+        columns = known or Columns((), False, aim)
+        return labels_in(texts, aim, name), columns
     if wanted.task == "regression":
         return single_numbers(labels, name), known
     return whole_labels(labels, name), known
