@@ -300,6 +300,12 @@ class TestRegression:
             tuned(y=y, objective="regression")
         tuned(y=1e9 * (np.arange(60) % 7), objective="regression", epochs=1)
 
+    def test_numbers_that_are_too_small_for_float32(self):
+        y = np.arange(60) % 7
+        with pytest.raises(DataError, match=r"^y: got numbers such as .* divide by a smaller unit"):
+            tuned(y=y * 1e-200, objective="regression")
+        tuned(y=y * 1e-40, objective="regression", epochs=1)
+
     def test_validation_error_is_squared_and_summed_over_outputs(self):
         X, events = toy()[0], []
         y = numbers(X)

@@ -126,6 +126,41 @@ def test_targets_whose_squares_are_infinite_are_refused():
         DBNRegressor(**SMALL).fit(ROWS, ROWS[:, 0] * 1e300)
 
 
+def test_targets_whose_squares_are_0_are_refused():
+    with pytest.raises(
+        DataError, match=r"^y: got numbers that differ by .*e-200 at most, expected"
+    ):
+        DBNRegressor(**SMALL).fit(ROWS, np.column_stack([ROWS[:, 0], ROWS[:, 0] * 1e-200]))
+
+
+@pytest.mark.parametrize("scale", [1e308, 3e-320])
+def test_weights_are_relative(scale):
+    weights = np.repeat([1.0, 0.5, 0.25], 10)
+    models = [DBNRegressor(**SMALL).fit(ROWS, ROWS[:, 0], weights * by) for by in (1, scale)]
+    assert models[0].target_scale_ == pytest.approx(models[1].target_scale_, rel=1e-3)
+    assert models[0].predict(ROWS) == pytest.approx(models[1].predict(ROWS), rel=1e-2, abs=1e-3)
+
+
+@pytest.mark.parametrize("estimator", [DBNClassifier, DBNRegressor])
+def test_weights_of_0_in_all_rows_with_a_target_are_refused(estimator):
+    with pytest.raises(DataError, match=r"^sample_weight: got 0 for every row with a target, expe"):
+        estimator(**SMALL).fit(ROWS[:3], [np.nan, 1, 2], sample_weight=[1, 0, 0])
+
+
+@pytest.mark.parametrize("weight", [0, -1, np.nan])
+def test_weights_of_classes_that_are_wrong_are_refused_before_pretraining(weight):
+    weights = {"né": weight, "oui": min(weight, 0)}
+    with pytest.raises(DataError, match=r"^class_weight: got "):
+        fitted(class_weight=weights, hidden=())
+
+
+def test_weights_of_classes_and_of_rows_may_both_be_large():
+    large = dict.fromkeys(("né", "oui"), 1e308)
+    model = DBNClassifier(**SMALL, class_weight=large).fit(ROWS, TEXTS, np.full(30, 1e308))
+    alike = DBNClassifier(**SMALL).fit(ROWS, TEXTS, np.ones(30))
+    assert model.stack_.parameters_sha256 == alike.stack_.parameters_sha256
+
+
 def test_fine_tuning_by_line_searches_takes_fewer_rows_than_its_minibatches_have():
     model = fitted(settings={"finetune_optimizer": "lbfgs"}, finetune_epochs=2)
     assert np.isfinite(model.predict_proba(ROWS)).all()

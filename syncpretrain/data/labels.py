@@ -85,7 +85,7 @@ def single_numbers(values: Any, name: str) -> NDArray[np.float32]:
     Raises
     ------
     DataError
-        If they are so much alike that rounding would make them constant.
+        If they are so much alike, or so small, that rounding would make them constant.
     """
     exact = np.asarray(values, dtype=np.float64)
     if not exact.ndim or not exact.size:
@@ -97,11 +97,14 @@ def single_numbers(values: Any, name: str) -> NDArray[np.float32]:
         known = np.isfinite(found)
         if not known.any():
             continue
-        lost = np.abs(found[known] - given[known]).max()
-        if lost > MOST_ROUNDING * given[known].std() > 0:
+        lost, largest = (np.abs(x[known]).max() for x in (found - given, given))
+        # Squares of small numbers would be 0.
+        if largest and lost > MOST_ROUNDING * (given[known] / largest).std() * largest > 0:
+            is_small = largest < np.finfo(np.float32).tiny
+            remedy = "divide by a smaller unit" if is_small else "subtract their mean"
             raise DataError(
                 f"{name}: got numbers such as {given[known][0]:.17g} that are nearly alike in"
-                " float32, in which they are trained on; subtract their mean"
+                f" float32, in which they are trained on; {remedy}"
             )
     return rounded
 

@@ -17,7 +17,15 @@ from sklearn.utils.validation import (
 from syncpretrain.data.dataset import UNLABELLED
 from syncpretrain.errors import DataError
 
-__all__ = ["Classes", "Numbers", "classes_of", "numbers_of_rows", "weights_of"]
+__all__ = [
+    "Classes",
+    "Numbers",
+    "classes_of",
+    "mean_and_spread",
+    "numbers_of_rows",
+    "relative",
+    "weights_of",
+]
 
 
 class Classes(NamedTuple):
@@ -111,19 +119,71 @@ def numbers_of_rows(y: Any, X: NDArray[Any]) -> Numbers:
 def weights_of(
     sample_weight: Any, X: NDArray[Any], rows: NDArray[np.intp]
 ) -> NDArray[np.float64] | None:
-    """Return the weights of some rows, or None if there are none.
+    """Return the weights of some rows, at most 1, or None if there are none.
 
     Raises
     ------
     ValueError
-        If they are not one number of at least 0 a row.
+        If they are not one number of at least 0 a row, or all 0.
     """
     if sample_weight is None:
         return None
     weights: NDArray[np.float64] = _check_sample_weight(
         sample_weight, X, dtype=np.float64, ensure_non_negative=True
     )
-    return weights[rows]
+    return relative(weights[rows], "sample_weight")
+
+
+def relative(weights: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+    """Return weights divided by a power of two, so that the largest is at most 1.
+
+    Their sums and products stay finite, and their ratios stay the same to the last bit.
+
+    Raises
+    ------
+    DataError
+        If one is negative or not finite, or all are 0.
+    """
+    if not np.isfinite(weights).all() or (weights < 0).any():
+        raise DataError(f"{name}: got one that is negative or not finite, expected 0 or more")
+    largest = weights.max()
+    if not largest:
+        raise DataError(
+            f"{name}: got 0 for every row with a target, expected some above 0; leave it out to"
+            " count all rows alike"
+        )
+    scaled: NDArray[np.float64] = np.ldexp(weights, -np.frexp(largest)[1])
+    return scaled
+
+
+def mean_and_spread(
+    values: NDArray[np.float64], weights: NDArray[np.float64] | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the mean and the standard deviation of each column; 1 in place of a deviation of 0.
+
+    Raises
+    ------
+    DataError
+        If squares of the numbers are infinite, or 0 though the numbers differ.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = np.average(values, axis=0, weights=weights)
+        squares = np.square(values - mean)
+        spread = np.sqrt(np.average(squares, axis=0, weights=weights))
+    if not np.isfinite(spread).all():
+        raise DataError(
+            f"y: got numbers up to {np.abs(values).max():g}, expected ones whose squares are"
+            " finite; divide by a larger unit"
+        )
+    counted = slice(None) if weights is None else weights > 0
+    low, high = values[counted].min(axis=0), values[counted].max(axis=0)
+    lost = (low < high) & (squares[counted].max(axis=0) == 0)
+    if lost.any():
+        raise DataError(
+            f"y: got numbers that differ by {(high - low)[lost].max():g} at most, expected ones"
+            " with differences whose squares are above 0; divide by a smaller unit"
+        )
+    return mean, np.where(spread > 0, spread, 1.0)
 
 
 def _one_column(y: Any) -> NDArray[Any]:
