@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 from estimatorkinds import ESTIMATORS, DBNClassifier, DBNRegressor
 
-from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.errors import DataError, PoorResultWarning, SettingsError
 
 ROWS = np.random.default_rng(0).normal(size=(30, 3))
 TEXTS = np.where(ROWS[:, 0] > 0, "oui", "né").tolist()
@@ -21,6 +23,36 @@ def fitted(X=ROWS, y=TEXTS, **settings):
 def test_a_list_of_texts_may_lack_some(none):
     y = [none if row < 10 else text for row, text in enumerate(TEXTS)]
     assert fitted(y=y).classes_.tolist() == ["né", "oui"]
+
+
+@pytest.mark.parametrize("kind", ["i1", "f2", ">i4", ">f8", object, list])
+def test_minus_one_that_may_be_a_class_is_doubted(kind):
+    y = np.arange(30) % 3 - 1
+    with pytest.warns(PoorResultWarning, match="^y: 10 rows are left out, since their label -1 st"):
+        model = fitted(y=y.tolist() if kind is list else y.astype(kind))
+    assert (model.classes_.tolist(), model.n_unlabelled_) == ([0, 1], 10)
+
+
+@pytest.mark.parametrize("none", [-1, np.nan])
+def test_many_rows_without_a_label_are_no_doubt(none):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "y: ", PoorResultWarning)
+        model = fitted(y=np.where(np.arange(30) < 20, none, np.arange(30) % 3))
+        assert model.n_unlabelled_ == 20
+        y = np.where(np.arange(30) < 20, np.nan, ROWS[:, 0])
+        assert DBNRegressor(**SMALL).fit(ROWS, y).n_unlabelled_ == 20
+
+
+@pytest.mark.parametrize(
+    ("y", "remedy"), [(np.arange(30), "or DBNRegressor"), ([f"n{i}" for i in range(30)], "another")]
+)
+def test_a_class_for_nearly_every_row_is_doubted_once(y, remedy):
+    with pytest.warns(PoorResultWarning) as caught:
+        fitted(y=y)
+    found = [str(one.message) for one in caught if "classes" in str(one.message)]
+    assert len(found) == 1
+    assert "y: got 30 classes in 30 rows, so that nearly every row" in found[0]
+    assert remedy in found[0]
 
 
 def test_texts_of_two_types_are_texts():

@@ -166,6 +166,8 @@ def _compare(run: Path, stack: Stack, dataset: Dataset) -> None:
 
 def _test_set(name: str, stack: Stack) -> Dataset:
     found = _rows(name, stack)
+    for notice in found.notices:
+        click.echo(notice, err=True)
     rows = np.arange(len(found.X))
     return from_rows(
         name,

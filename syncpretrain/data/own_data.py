@@ -103,7 +103,8 @@ def load_own(
     labels = apart.labels
     if labels is None and data.train_labels is not None:
         labels = np.full(len(apart.X), _none(data.train_labels), dtype=data.train_labels.dtype)
-    return replace(data, test=scale_examples(apart.X), test_labels=labels)
+    notices = tuple(dict.fromkeys((*data.notices, *apart.notices)))
+    return replace(data, test=scale_examples(apart.X), test_labels=labels, notices=notices)
 
 
 def _alike(other: Rows, rows: Rows) -> Rows:

@@ -116,12 +116,12 @@ def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
     if suffix == ".npz":
         found = read_npz(path)
         labels = array_labels(found.labels, len(found.X), str(path), wanted)
-        rows = _checked(Rows(found.X, labels[0], columns=labels[1]), path, wanted)
+        rows = _checked(Rows(found.X, labels[0], labels[2], labels[1]), path, wanted)
         if found.X_test is None:
             return rows
         own = wanted._replace(columns=rows.columns)
         y_test = array_labels(found.test_labels, len(found.X_test), f"{path}: the test part", own)
-        return rows._replace(test=_checked(Rows(found.X_test, y_test[0]), path, wanted))
+        return rows._replace(test=_checked(Rows(found.X_test, y_test[0], y_test[2]), path, wanted))
     if suffix == ".npy":
         X = map_npy(path)
     elif is_idx(head) or head[:2] == GZIP_MAGIC or _named_idx(path):

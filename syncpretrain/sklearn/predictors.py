@@ -64,6 +64,8 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
+    n_unlabelled_ : int
+        The number of rows without a label.
     stack_ : Stack
     n_features_in_ : int
         The number of columns.
@@ -200,6 +202,8 @@ class DBNRegressor(RegressorMixin, StackPredictor):
     ----------
     stack_ : Stack
     target_mean_, target_scale_ : ndarray of shape (outputs,)
+    n_unlabelled_ : int
+        The number of rows without numbers.
     weight_decay_ : float, optional
         Where it was chosen by cross-validation, as with 50 to 10,000 rows with numbers, a fifth of
         all rows at least; ``finetune_epochs`` or a setting that decides it leave it out.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,8 @@ from sklearn.utils.validation import (
 )
 
 from syncpretrain.data.dataset import UNLABELLED
-from syncpretrain.errors import DataError
+from syncpretrain.data.labels import doubts_about
+from syncpretrain.errors import DataError, PoorResultWarning
 
 __all__ = [
     "Classes",
@@ -49,6 +51,11 @@ def classes_of(y: Any, X: NDArray[Any]) -> Classes:
 
     Beside one other number, -1 is a class, as in y of -1 and 1.
 
+    Warns
+    -----
+    PoorResultWarning
+        If labels may be meant as something else.
+
     Raises
     ------
     DataError
@@ -63,26 +70,31 @@ def classes_of(y: Any, X: NDArray[Any]) -> Classes:
         )
     values = _one_column(y)
     check_consistent_length(X, values)
-    missing = _missing(values)
+    missing, ones = _missing(values), 0
     if values.dtype.kind in "ifO":
         unlabelled = np.zeros(len(values), dtype=bool)
         unlabelled[~missing] = values[~missing] == UNLABELLED  # NA of pandas cannot be compared
         others = set(values[~missing & ~unlabelled].tolist())
         if len(others) > 1 or any(isinstance(label, str) for label in others):
             missing |= unlabelled
+            ones = int(unlabelled.sum())
     rows = np.flatnonzero(~missing)
     known = values[rows]
     if known.dtype == object:
         known = _of_one_type(known)
     if not len(known):
         raise DataError("y: got no label, expected one for some rows")
-    check_classification_targets(known)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of many classes, which a doubt is about
+        check_classification_targets(known)
     labels, places = np.unique(known, return_inverse=True)
     if len(labels) < 2:
         raise DataError(
             f"y: got 1 class, {labels.tolist()[0]!r}, expected two or more; label rows of another"
             " class"
         )
+    for doubt in doubts_about(known, ones, "y"):
+        warnings.warn(doubt, PoorResultWarning, stacklevel=3)
     return Classes(labels, rows, places)
 
 
