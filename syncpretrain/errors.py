@@ -97,4 +97,8 @@ class RunInterrupted(KeyboardInterrupt):
 
 
 class PoorResultWarning(UserWarning):
-    """A result is no better than a constant, or most units of a layer are constant."""
+    """A result is no better than a constant, most units are constant, or labels look odd.
+
+    Labels look odd where -1, which stands for no label, is as frequent as a class, and where nearly
+    every row is a class of its own.
+    """

@@ -129,6 +129,26 @@ class TestTrain:
         call(*TRAIN, *own, "--schedule", "auto")
         assert syncpretrain.load("one").units[0] == "gaussian:1,softmax:1x2"
 
+    def test_rows_without_a_label_are_counted_by_every_command(self, call, folder):
+        X = np.random.default_rng(0).random((30, 3)).round(3)
+        rows = [",".join(map(str, [*x, i % 3 - 1])) for i, x in enumerate(X)]
+        Path("m.csv").write_text("\n".join(["a,b,c,y", *rows]))
+        own = ("--data", "m.csv", "--target", "y", "--hidden", 3, "--epochs", 1, *TUNE)
+        count, doubt = "column 'y': 10 of 30 rows have no label", "since their label -1 stands for"
+        for command in (
+            ("train", *own, "--finetune", "classification", "--out", "m"),
+            ("compare", *own, "--test", 0.2, "--starts", "random", "--seeds", 1, "--out", "c"),
+            ("finetune", "m", "--out", "again", *TUNE),
+            ("evaluate", "m"),
+        ):
+            text = "".join(call(*command))
+            assert count in text
+            assert doubt in text
+        Path("m2.csv").write_text("\n".join(["a,b,c,y", *rows[:3]]))
+        assert (
+            "column 'y': 1 of 3 rows have no label" in call("evaluate", "m", "--data", "m2.csv")[1]
+        )
+
     def test_a_regression(self, call, folder):
         own = ("--target", "d", "--drop", "kind", "--finetune", "regression", "--hidden", 3)
         out, _ = call(

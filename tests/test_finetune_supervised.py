@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from functools import partial
 
 import numpy as np
@@ -11,7 +13,7 @@ from trialruns import notices_of
 
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.data.scaling import Scaling
-from syncpretrain.errors import DataError, DivergedError, SettingsError
+from syncpretrain.errors import DataError, DivergedError, PoorResultWarning, SettingsError
 from syncpretrain.events import FinetuneEpochFinished, FinetuneStarted
 from syncpretrain.finetuning import finetune
 from syncpretrain.finetuning.classes import objective_of
@@ -78,6 +80,45 @@ class TestClassification:
         alone = tuned(None, X[some != -1], some[some != -1])
         assert among.parameters_sha256 == alone.parameters_sha256
         assert among.info["finetune"][0]["examples"] == 45
+
+    @pytest.mark.parametrize("kind", ["i1", "f2", ">i4", ">f8", object, list])
+    def test_minus_one_that_may_be_a_class_is_doubted(self, kind):
+        (X, _), y, events = toy(), np.arange(60) % 3 - 1, []
+        y = y.tolist() if kind is list else y.astype(kind)
+        with pytest.warns(PoorResultWarning, match="^y: 20 rows are left out, since their label"):
+            tuned(None, X, y, observers=[events.append])
+        found = notices_of(events)
+        assert found[0] == "y: 20 of 60 rows have no label"
+        assert "though it is as frequent as a class; if -1 is a class, number" in found[-1]
+
+    @pytest.mark.parametrize("y", [np.where(np.arange(60) < 40, -1, np.arange(60) % 3), [None] * 3])
+    def test_many_rows_without_a_label_are_no_doubt(self, y):
+        (X, labels), events = toy(), []
+        y = [*y, *labels[3:]] if len(y) == 3 else y
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "y: ", PoorResultWarning)
+            tuned(None, X, y, observers=[events.append])
+        assert re.match(r"y: (40|3) of 60 rows have no label", notices_of(events)[0])
+
+    def test_one_class_beside_minus_one_is_refused_with_their_number(self):
+        with pytest.raises(DataError, match=r"1 class, 1, .*\(20 rows of -1, None or NaN have no"):
+            tuned(y=np.where(np.arange(60) % 3, 1, -1))
+
+    @pytest.mark.parametrize(
+        ("y", "remedy"),
+        [
+            (np.arange(60), 'take regression .objective="regression", --task regression'),
+            (np.arange(60) // 1.5, 'take regression .objective="regression"'),
+            ([f"n{i}" for i in range(60)], "name another target"),
+        ],
+    )
+    def test_a_class_for_nearly_every_row_is_doubted(self, y, remedy):
+        words = rf"^y: got \d+ classes in 60 rows, so that nearly every row is a class.*{remedy}"
+        with pytest.warns(PoorResultWarning, match=words):
+            tuned(y=y)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", PoorResultWarning)
+            tuned(y=y, warn=False)
 
     def test_few_whole_numbers_as_floats_are_classes(self):
         X, y = toy()
@@ -299,6 +340,12 @@ class TestRegression:
         with pytest.raises(DataError, match=r"^y: got numbers such as 1600000000 that are nearly"):
             tuned(y=y, objective="regression")
         tuned(y=1e9 * (np.arange(60) % 7), objective="regression", epochs=1)
+
+    def test_numbers_that_are_too_small_for_float32(self):
+        y = np.arange(60) % 7
+        with pytest.raises(DataError, match=r"^y: got numbers such as .* divide by a smaller unit"):
+            tuned(y=y * 1e-200, objective="regression")
+        tuned(y=y * 1e-40, objective="regression", epochs=1)
 
     def test_validation_error_is_squared_and_summed_over_outputs(self):
         X, events = toy()[0], []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import struct
 import sys
@@ -101,6 +102,37 @@ class TestTarget:
         data = load_dataset(tmp_path / "x.csv", validation=0)
         np.testing.assert_array_equal(data.train, np.float32([[1, 1], [0, np.nan]]))
 
+    @pytest.mark.parametrize(
+        ("cells", "words"),
+        [
+            ("0,1,,2,0,1,,2", ["column 'y': 2 of 8 rows have no label"]),
+            ("-1,0,1,-1,0,1", ["column 'y': 2 of 6 rows have no label", "the label|since their"]),
+            ("-1," * 9 + "0,1,2", ["column 'y': 9 of 12 rows have no label"]),
+            ("-2,-1,0" + ",-1" * 9, ["10 of 12 rows have no label", "though -2 is a class"]),
+            ("0.5,nan,1.5", ["column 'y': 1 of 3 rows have no label"]),
+            ("a,b,,a", ["column 'y': 1 of 4 rows have no label"]),
+            ("0,1,0,1", []),
+        ],
+    )
+    def test_rows_without_a_label_are_counted(self, tmp_path, cells, words):
+        lines = [f"0.{i},{cell}" for i, cell in enumerate(cells.split(","))]
+        (tmp_path / "x.csv").write_text("\n".join(["a,y", *lines]))
+        notices = load_dataset(tmp_path / "x.csv", target="y", validation=0).notices
+        assert len(notices) == len(words)
+        for notice, own in zip(notices, words, strict=True):
+            assert re.search(own, notice)
+
+    @pytest.mark.parametrize(
+        ("cell", "task", "words"),
+        [("{}", None, "--task regression"), ("n{}", None, "another"), ("{}", "regression", "")],
+    )
+    def test_a_class_for_nearly_every_row_is_doubted(self, tmp_path, cell, task, words):
+        lines = [f"0.{i},{cell.format(1000 + min(i, 77))}" for i in range(80)]
+        (tmp_path / "x.csv").write_text("\n".join(["a,y", *lines]))
+        notices = load_dataset(tmp_path / "x.csv", target="y", task=task, validation=0).notices
+        expected = ["78 classes in 80 rows, so that nearly every row is a class"] if words else []
+        assert [expected[0] in one and words in one for one in notices] == [True] * len(expected)
+
     @pytest.mark.parametrize("name", ["digits", "x.npy"])
     def test_data_without_columns(self, tmp_path, monkeypatch, name):
         monkeypatch.chdir(tmp_path)
@@ -158,6 +190,17 @@ class TestParts:
         assert data.test_labels.tolist() == [0, 1]
         with pytest.raises(DataError, match=r"^test: got 0.5, but .* test part of its own"):
             load_dataset(tmp_path / "x.npz", test=0.5)
+
+    def test_labels_of_every_part_are_counted(self, folder):
+        y = np.arange(60) % 3 - 1
+        arrays = {"X": np.eye(60), "y": y, "X_test": np.eye(60)[:9], "y_test": y[:9]}
+        np.savez(folder / "a.npz", **arrays)
+        found = [notice.split(": ", 1)[1] for notice in load_dataset(folder / "a.npz").notices]
+        assert found[0] == "labels: 20 of 60 rows have no label"
+        assert found[2] == "the test part: labels: 3 of 9 rows have no label"
+        (folder / "t2.csv").write_text("x,b,kind\n0.5,1,u\n0.25,0,\n")
+        (notice,) = load(folder, test=folder / "t2.csv").notices
+        assert notice.endswith("t2.csv: column 'kind': 1 of 2 rows have no label")
 
     def test_bytes_mean_the_same_in_all_parts(self, tmp_path):
         X = np.array([[0, 255], [1, 0], [1, 1], [0, 1]], dtype=np.uint8)

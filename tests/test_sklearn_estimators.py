@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -39,6 +40,7 @@ NAMES = np.array(["oak", "ash", "elm"])[NUMBERS]
 UNIT = MinMaxScaler().fit_transform(BLOBS)
 HOLES = np.where(np.random.default_rng(2).random(BLOBS.shape) < 0.2, np.nan, BLOBS)
 TRANSFORMERS = [StackedRBM(**SMALL), StackedAutoencoder(**SMALL, finetune_epochs=2)]
+BY_ROWS = ("transform", "predict", "predict_proba", "score_samples", "decision_function")
 ALL = [
     *TRANSFORMERS,
     DBNClassifier(**TUNED),
@@ -123,6 +125,18 @@ class TestAll:
         for wrong, match in ((np.full((90, 1), np.nan), "NaN in every row"), (np.inf, "infinity")):
             with pytest.raises(ValueError, match=match):
                 clone(estimator).fit(np.hstack([BLOBS, np.broadcast_to(wrong, (90, 1))]), NUMBERS)
+
+    @pytest.mark.parametrize("kind", ["f4", "f8"])
+    @pytest.mark.parametrize("X", [BLOBS, UNIT, HOLES], ids=["any", "unit", "holes"])
+    def test_a_row_has_one_result_whatever_the_other_rows(self, estimator, X, kind):
+        X = X.astype(kind)
+        fitted = clone(estimator).fit(X, NUMBERS)
+        for name in filter(partial(hasattr, fitted), BY_ROWS):
+            whole, found = (getattr(fitted, name)(rows) for rows in (X, np.asfortranarray(X)))
+            np.testing.assert_array_equal(found, whole)
+            for rows in (1, 7):
+                parts = [getattr(fitted, name)(X[i : i + rows]) for i in range(0, 63, rows)]
+                np.testing.assert_array_equal(np.concatenate(parts), whole[:63])
 
     def test_sparse_rows_have_no_missing_values(self, estimator):
         sparse = pytest.importorskip("scipy.sparse", reason="a sparse matrix is needed")
@@ -470,6 +484,13 @@ class TestAnomalies:
             for given in (X, sparse.csr_matrix(X))
         )
         np.testing.assert_allclose(rows, dense, rtol=1e-3)
+
+    @pytest.mark.parametrize("by", ["reconstruction", "free-energy"])
+    def test_a_row_at_the_threshold_is_judged_alone_as_among_others(self, by):
+        options = {**SMALL, "batch_size": 1, "by": by, "finetune_epochs": 1}
+        found = StackAnomalyDetector(**options).fit(UNIT[:1])
+        assert found.decision_function(np.repeat(UNIT[:1], 5, axis=0)).tolist() == [0] * 5
+        assert found.predict(UNIT[:1]).tolist() == [1]
 
     def test_a_free_energy_needs_one_layer(self):
         assert len(StackAnomalyDetector(**SMALL, by="free-energy").fit(UNIT).stack_.layers) == 1

@@ -220,6 +220,14 @@ class TestClassifier:
         assert rates == [0.001, 0.003]
         assert usual.score(BITS, KINDS) > 0.85
 
+    @pytest.mark.parametrize("counted", [0, 1, 2])
+    def test_classes_without_any_weight_stay_classes(self, counted):
+        y = np.full(len(BITS), -1)
+        y[:10] = [0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
+        fitted = DBNClassifier(**SMALL, epochs=1)
+        assert fitted.fit(BITS, y, y == counted).classes_.tolist() == [0, 1, 2]
+        assert fitted.fit(BITS, y, np.eye(len(y))[counted]).predict(BITS[:1]) == [counted]
+
     def test_weights_and_rare_classes(self):
         y = some(KINDS)
         y[0] = 2  # one row alone

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 from estimatorkinds import ESTIMATORS, DBNClassifier, DBNRegressor
 
-from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.errors import DataError, PoorResultWarning, SettingsError
 
 ROWS = np.random.default_rng(0).normal(size=(30, 3))
 TEXTS = np.where(ROWS[:, 0] > 0, "oui", "né").tolist()
@@ -21,6 +23,36 @@ def fitted(X=ROWS, y=TEXTS, **settings):
 def test_a_list_of_texts_may_lack_some(none):
     y = [none if row < 10 else text for row, text in enumerate(TEXTS)]
     assert fitted(y=y).classes_.tolist() == ["né", "oui"]
+
+
+@pytest.mark.parametrize("kind", ["i1", "f2", ">i4", ">f8", object, list])
+def test_minus_one_that_may_be_a_class_is_doubted(kind):
+    y = np.arange(30) % 3 - 1
+    with pytest.warns(PoorResultWarning, match="^y: 10 rows are left out, since their label -1 st"):
+        model = fitted(y=y.tolist() if kind is list else y.astype(kind))
+    assert (model.classes_.tolist(), model.n_unlabelled_) == ([0, 1], 10)
+
+
+@pytest.mark.parametrize("none", [-1, np.nan])
+def test_many_rows_without_a_label_are_no_doubt(none):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "y: ", PoorResultWarning)
+        model = fitted(y=np.where(np.arange(30) < 20, none, np.arange(30) % 3))
+        assert model.n_unlabelled_ == 20
+        y = np.where(np.arange(30) < 20, np.nan, ROWS[:, 0])
+        assert DBNRegressor(**SMALL).fit(ROWS, y).n_unlabelled_ == 20
+
+
+@pytest.mark.parametrize(
+    ("y", "remedy"), [(np.arange(30), "or DBNRegressor"), ([f"n{i}" for i in range(30)], "another")]
+)
+def test_a_class_for_nearly_every_row_is_doubted_once(y, remedy):
+    with pytest.warns(PoorResultWarning) as caught:
+        fitted(y=y)
+    found = [str(one.message) for one in caught if "classes" in str(one.message)]
+    assert len(found) == 1
+    assert "y: got 30 classes in 30 rows, so that nearly every row" in found[0]
+    assert remedy in found[0]
 
 
 def test_texts_of_two_types_are_texts():
@@ -124,6 +156,41 @@ def test_an_array_of_dates_is_refused(kind):
 def test_targets_whose_squares_are_infinite_are_refused():
     with pytest.raises(DataError, match=r"^y: got numbers up to .*e.300, expected ones whose squ"):
         DBNRegressor(**SMALL).fit(ROWS, ROWS[:, 0] * 1e300)
+
+
+def test_targets_whose_squares_are_0_are_refused():
+    with pytest.raises(
+        DataError, match=r"^y: got numbers that differ by .*e-200 at most, expected"
+    ):
+        DBNRegressor(**SMALL).fit(ROWS, np.column_stack([ROWS[:, 0], ROWS[:, 0] * 1e-200]))
+
+
+@pytest.mark.parametrize("scale", [1e308, 3e-320])
+def test_weights_are_relative(scale):
+    weights = np.repeat([1.0, 0.5, 0.25], 10)
+    models = [DBNRegressor(**SMALL).fit(ROWS, ROWS[:, 0], weights * by) for by in (1, scale)]
+    assert models[0].target_scale_ == pytest.approx(models[1].target_scale_, rel=1e-3)
+    assert models[0].predict(ROWS) == pytest.approx(models[1].predict(ROWS), rel=1e-2, abs=1e-3)
+
+
+@pytest.mark.parametrize("estimator", [DBNClassifier, DBNRegressor])
+def test_weights_of_0_in_all_rows_with_a_target_are_refused(estimator):
+    with pytest.raises(DataError, match=r"^sample_weight: got 0 for every row with a target, expe"):
+        estimator(**SMALL).fit(ROWS[:3], [np.nan, 1, 2], sample_weight=[1, 0, 0])
+
+
+@pytest.mark.parametrize("weight", [0, -1, np.nan])
+def test_weights_of_classes_that_are_wrong_are_refused_before_pretraining(weight):
+    weights = {"né": weight, "oui": min(weight, 0)}
+    with pytest.raises(DataError, match=r"^class_weight: got "):
+        fitted(class_weight=weights, hidden=())
+
+
+def test_weights_of_classes_and_of_rows_may_both_be_large():
+    large = dict.fromkeys(("né", "oui"), 1e308)
+    model = DBNClassifier(**SMALL, class_weight=large).fit(ROWS, TEXTS, np.full(30, 1e308))
+    alike = DBNClassifier(**SMALL).fit(ROWS, TEXTS, np.ones(30))
+    assert model.stack_.parameters_sha256 == alike.stack_.parameters_sha256
 
 
 def test_fine_tuning_by_line_searches_takes_fewer_rows_than_its_minibatches_have():

@@ -131,8 +131,8 @@ def command(
         "seeds": range(first, first + seeds),
         "labels": labels or (None,),
     }
-    notice = None if quiet else notice
-    folder, outcomes = _outcomes(settings, data, out, quiet=quiet, notice=notice, **compared)
+    notices = () if quiet else (*data.notices, *filter(None, [notice]))
+    folder, outcomes = _outcomes(settings, data, out, quiet=quiet, notices=notices, **compared)
     report = as_report(settings, data, outcomes, folder)
     try:
         write_comparison(with_absolute_path(settings), report, outcomes, folder)
@@ -149,7 +149,7 @@ def _outcomes(
     out: Path | None,
     *,
     quiet: bool,
-    notice: str | None,
+    notices: tuple[str, ...],
     **compared: Any,
 ) -> tuple[Path, list[Outcome]]:
     """Compare; return the folder that was made, and the results."""
@@ -163,8 +163,8 @@ def _outcomes(
 
     def begin() -> None:
         made.append(new_folder(settings.pretrain.layers) if out is None else made_folder(out))
-        if notice is not None:
-            with suppress(OSError):  # a log on a full disk
+        with suppress(OSError):  # a log on a full disk
+            for notice in notices:
                 click.echo(notice, err=True)
 
     def record(outcome: Outcome) -> None:

@@ -8,14 +8,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data.columns import Target
-from syncpretrain.data.dataset import UNLABELLED
+from syncpretrain.data.dataset import UNLABELLED, is_labelled
 from syncpretrain.data.table import Table, Texts, Values, check_decimals
 from syncpretrain.errors import DataError
 
-__all__ = ["check_size", "labels_in", "single_numbers", "target_of", "whole_labels"]
+__all__ = [
+    "check_size",
+    "doubts_about",
+    "label_notices",
+    "labels_in",
+    "rows_without",
+    "single_numbers",
+    "target_of",
+    "whole_labels",
+]
 
 LARGEST_CLASS = 2**53  # above it floats are no longer all whole numbers
 MOST_ROUNDING = 0.01  # of the numbers' standard deviation
+AS_FREQUENT = 2  # times the rows of the most frequent class: -1 in no more rows may be a class
+FEW_ROWS = 20  # whose classes may all differ
 
 
 def target_of(table: Table, name: str, task: str | None) -> Target:
@@ -85,7 +96,7 @@ def single_numbers(values: Any, name: str) -> NDArray[np.float32]:
     Raises
     ------
     DataError
-        If they are so much alike that rounding would make them constant.
+        If they are so much alike, or so small, that rounding would make them constant.
     """
     exact = np.asarray(values, dtype=np.float64)
     if not exact.ndim or not exact.size:
@@ -97,11 +108,14 @@ def single_numbers(values: Any, name: str) -> NDArray[np.float32]:
         known = np.isfinite(found)
         if not known.any():
             continue
-        lost = np.abs(found[known] - given[known]).max()
-        if lost > MOST_ROUNDING * given[known].std() > 0:
+        lost, largest = (np.abs(x[known]).max() for x in (found - given, given))
+        # Squares of small numbers would be 0.
+        if largest and lost > MOST_ROUNDING * (given[known] / largest).std() * largest > 0:
+            is_small = largest < np.finfo(np.float32).tiny
+            remedy = "divide by a smaller unit" if is_small else "subtract their mean"
             raise DataError(
                 f"{name}: got numbers such as {given[known][0]:.17g} that are nearly alike in"
-                " float32, in which they are trained on; subtract their mean"
+                f" float32, in which they are trained on; {remedy}"
             )
     return rounded
 
@@ -132,6 +146,58 @@ def whole_labels(values: NDArray[Any], name: str) -> NDArray[np.int64]:
     return labels
 
 
+def label_notices(labels: NDArray[Any], values: Values, name: str) -> tuple[str, ...]:
+    """Return notices about labels, made of the values of a file: rows without one, and doubts."""
+    known = labels[is_labelled(labels)]
+    notices = rows_without(len(labels) - len(known), len(labels), name)
+    if labels.dtype.kind == "f":
+        return notices
+    ones = 0 if isinstance(values, Texts) else int(np.count_nonzero(values == UNLABELLED))
+    names = np.array([str(x) for x in known]) if isinstance(values, Texts) else known
+    return (*notices, *(f"warning: {doubt}" for doubt in doubts_about(names, ones, name)))
+
+
+def rows_without(count: int, rows: int, name: str) -> tuple[str, ...]:
+    """Return a notice that rows have no label; none if all have one."""
+    return (f"{name}: {count:,} of {rows:,} rows have no label",) if count else ()
+
+
+def doubts_about(known: NDArray[Any], ones: int, name: str) -> list[str]:
+    """Return sentences about labels that may be meant as something else.
+
+    Parameters
+    ----------
+    known : array of shape (n_labelled,)
+        Whole numbers or texts.
+    ones : int
+        The number of other rows, with the label -1.
+    name : str
+        Of the labels.
+    """
+    found, are_texts = [], known.dtype.kind in "OU"
+    classes, counts = np.unique(known, return_counts=True)
+    if ones and len(classes) > 1 and not are_texts:
+        is_negative = classes[0] < UNLABELLED
+        why = f"{classes[0]} is a class" if is_negative else "it is as frequent as a class"
+        if is_negative or ones <= AS_FREQUENT * counts.max():
+            found.append(
+                f"{name}: {ones:,} rows are left out, since their label -1 stands for no label,"
+                f" though {why}; if -1 is a class, number the classes from 0, and if not, write NaN"
+            )
+    if len(known) > FEW_ROWS and len(classes) > len(known) / 2:
+        remedy = (
+            "name another target"
+            if are_texts
+            else 'to predict numbers take regression (objective="regression", --task regression, or'
+            " DBNRegressor)"
+        )
+        found.append(
+            f"{name}: got {len(classes):,} classes in {len(known):,} rows, so that nearly every row"
+            f" is a class of its own; {remedy}"
+        )
+    return found
+
+
 def check_size(values: NDArray[Any], name: str) -> None:
     """Refuse classes that are too large to differ from their neighbours as floats.
 
@@ -139,6 +205,8 @@ def check_size(values: NDArray[Any], name: str) -> None:
     ------
     DataError
     """
+    if values.dtype.kind == "f":
+        values = values.astype(np.float64)  # float16 cannot be compared with the limit
     large = np.isfinite(values) & (np.abs(values) > LARGEST_CLASS)
     if large.any():
         raise DataError(

@@ -119,12 +119,12 @@ def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
     if suffix == ".npz":
         found = read_npz(path)
         labels = array_labels(found.labels, len(found.X), str(path), wanted)
-        rows = _checked(Rows(found.X, labels[0], columns=labels[1]), path, wanted)
+        rows = _checked(Rows(found.X, labels[0], labels[2], labels[1]), path, wanted)
         if found.X_test is None:
             return rows
         own = wanted._replace(columns=rows.columns, meaning=rows.meaning)
         y_test = array_labels(found.test_labels, len(found.X_test), f"{path}: the test part", own)
-        return rows._replace(test=_checked(Rows(found.X_test, y_test[0]), path, own))
+        return rows._replace(test=_checked(Rows(found.X_test, y_test[0], y_test[2]), path, own))
     if suffix == ".npy":
         X = map_npy(path)
     elif is_idx(head) or head[:2] == GZIP_MAGIC or _named_idx(path):
@@ -147,8 +147,8 @@ def _of_folder(path: Path, wanted: Wanted) -> Rows:
             folders = ", ".join(np.unique(names[new]))
             notices += (NEW_FOLDERS.format(path, int(new.sum()), folders),)
         names[new] = ""  # no label
-    labels, columns = array_labels(names, len(X), str(path), wanted, target="class")
-    return _checked(Rows(X, labels, notices, columns, meaning=own), path, wanted)
+    labels, columns, more = array_labels(names, len(X), str(path), wanted, target="class")
+    return _checked(Rows(X, labels, (*notices, *more), columns, meaning=own), path, wanted)
 
 
 def _of_table(table: Table, wanted: Wanted) -> Rows:

@@ -9,7 +9,13 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.column_kinds import columns_of
 from syncpretrain.data.columns import Columns, Target
-from syncpretrain.data.labels import labels_in, single_numbers, target_of, whole_labels
+from syncpretrain.data.labels import (
+    label_notices,
+    labels_in,
+    single_numbers,
+    target_of,
+    whole_labels,
+)
 from syncpretrain.data.meaning import Meaning
 from syncpretrain.data.table import Table, texts_of
 from syncpretrain.errors import DataError
@@ -93,15 +99,16 @@ def rows_of_table(table: Table, wanted: Wanted) -> Rows:
         columns = Columns(known.features, known.named, target, known.dropped)
     by_place = known is not None and not (known.named and table.named)
     without = by_place and len(table.names) == len(columns.features)
-    labels = None if without else _labels(table, target)
+    labels, told = (None, ()) if without else _labels(table, target)
     as_array = not table.named and not columns.has_categories and target is None and not dropped
-    return Rows(X, labels, table.notices, None if as_array and known is None else columns)
+    notices = (*table.notices, *told)
+    return Rows(X, labels, notices, None if as_array and known is None else columns)
 
 
 def array_labels(
     labels: NDArray[Any] | None, n: int, name: str, wanted: Wanted, *, target: str = "y"
-) -> tuple[NDArray[Any] | None, Columns | None]:
-    """Return the labels beside an array of n examples, and the columns that name their classes.
+) -> tuple[NDArray[Any] | None, Columns | None, tuple[str, ...]]:
+    """Return the labels beside n examples, the columns that name their classes, and notices.
 
     ``target`` is what new texts of classes are called.
 
@@ -112,7 +119,7 @@ def array_labels(
     """
     known = wanted.columns
     if labels is None:
-        return None, known
+        return None, known, ()
     if labels.size != n or max(labels.shape, default=0) != n:
         raise DataError(
             f"{name}: got labels of shape {labels.shape} for {n} examples, expected one an example"
@@ -124,16 +131,20 @@ def array_labels(
         aim = known.target if known is not None else None
         aim = aim or target_of(table, target, wanted.task)
         columns = known or Columns((), False, aim)
-        return labels_in(texts, aim, name), columns
-    if wanted.task == "regression":
-        return single_numbers(labels, name), known
-    return whole_labels(labels, name), known
+        found: NDArray[Any] = labels_in(texts, aim, name)
+        return found, columns, label_notices(found, texts, f"{name}: labels")
+    is_regression = wanted.task == "regression"
+    found = single_numbers(labels, name) if is_regression else whole_labels(labels, name)
+    return found, known, label_notices(found, labels, f"{name}: labels")
 
 
-def _labels(table: Table, target: Target | None) -> NDArray[Any] | None:
+def _labels(table: Table, target: Target | None) -> tuple[NDArray[Any] | None, tuple[str, ...]]:
+    """Return the labels of a table, if it has any, and notices about them."""
     if target is None or target.name not in table.names:
-        return None
-    return labels_in(table.column(target.name), target, table.name)
+        return None, ()
+    values = table.column(target.name)
+    labels = labels_in(values, target, table.name)
+    return labels, label_notices(labels, values, f"{table.name}: column {target.name!r}")
 
 
 def _check_last(table: Table) -> None:

@@ -10,11 +10,13 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from syncpretrain.data.dataset import is_labelled
 from syncpretrain.data.examples import as_examples, checked_rows
 from syncpretrain.data.file_rows import rows_in_file
+from syncpretrain.data.labels import doubts_about, rows_without
 from syncpretrain.errors import PoorResultWarning
 from syncpretrain.events import Notice, Observer
-from syncpretrain.finetuning.classes import objective_of
+from syncpretrain.finetuning.classes import as_classes, minus_ones, objective_of
 from syncpretrain.finetuning.options import TUNING_ARGUMENTS, TuningOptions, tuning_options
 from syncpretrain.finetuning.parts import Form, Part
 from syncpretrain.finetuning.prepared import Finetuning
@@ -61,7 +63,8 @@ def finetune(
         As for pretraining: values in [0, 1], or any where the visible units are Gaussian. What
         ``numpy.load`` maps with ``mmap_mode="r"`` is read a minibatch at a time.
     y : array-like of shape (n_examples,) or (n_examples, outputs), optional
-        Texts and whole numbers are classes, and -1, None or NaN stands for no label; other numbers
+        Texts and whole numbers are classes, and -1, None or NaN stands for no label, of which the
+        observers get a ``Notice`` with the number of rows; other numbers
         are a regression's, and so are more than 50 different whole ones of a float type. NaN stands
         for none of them. ``objective="regression"`` or ``"classification"`` decides it. Rows
         without a target are left out.
@@ -109,7 +112,8 @@ def finetune(
     Warns
     -----
     PoorResultWarning
-        If the result is no better than the mean of the targets, or the most frequent class.
+        If the result is no better than the mean of the targets, or the most frequent class; or if
+        labels may be meant otherwise: -1 as a class, or nearly as many classes as rows as numbers.
 
     Raises
     ------
@@ -170,10 +174,16 @@ def _finetuned(
     train = Part(_examples(X, stack, options), y, "y", weights)
     given = [name for name, value in settings.items() if value is not None]
     tuning = Finetuning(Form.of(stack), options, train, held_out, given=given)
+    notices = [*rows_without(len(train.X) - tuning.examples, len(train.X), "y")]
+    if tuning.by_data:
+        notices.append(f"fine-tuning: {in_words(tuning.facts, tuning.by_data)}")
+    for doubt in _doubts(y) if options.objective == "classification" else ():
+        notices.append(f"warning: {doubt}")
+        if warn:
+            warnings.warn(doubt, PoorResultWarning, stacklevel=3)
     with observing(verbose) as printing:
         watching = [*observers, *printing]
-        if tuning.by_data:
-            notice = f"fine-tuning: {in_words(tuning.facts, tuning.by_data)}"
+        for notice in notices:
             for observer in watching:
                 observer(Notice(time.monotonic(), notice))
         tuned = tuning.run(stack, observers=watching, **how)
@@ -195,6 +205,12 @@ def _examples(X: ArrayLike, stack: Stack, options: TuningOptions) -> Any:
 def _as_array(X: ArrayLike, stack: Stack, name: str) -> Any:
     """Return a data frame as an array, by the columns of the stack, and all else as it is."""
     return stack.rows_of(X, name)
+
+
+def _doubts(y: ArrayLike | None) -> list[str]:
+    """Return sentences about classes that may be meant as something else."""
+    labels = as_classes(y, "y")
+    return doubts_about(labels[is_labelled(labels)], minus_ones(y), "y")
 
 
 def _objective(y: ArrayLike | None) -> str:

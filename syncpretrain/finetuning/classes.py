@@ -12,7 +12,7 @@ from syncpretrain.data.dataset import UNLABELLED
 from syncpretrain.data.labels import check_size
 from syncpretrain.errors import DataError
 
-__all__ = ["Classes", "as_classes", "objective_of"]
+__all__ = ["Classes", "as_classes", "minus_ones", "objective_of"]
 
 Classes = tuple[int, ...] | tuple[str, ...]
 MOST_WHOLE = 50  # different whole numbers of a float type that are classes
@@ -60,6 +60,14 @@ def as_classes(y: Any, name: str) -> NDArray[Any]:
             " None for no label"
         )
     return array.astype(np.int64)
+
+
+def minus_ones(y: Any) -> int:
+    """Return how many classes are given as the number -1, which stands for no label."""
+    array = _as_array(y, "y", dtype=object if isinstance(y, (list, tuple)) else None)
+    if array.dtype.kind == "O":
+        return sum(isinstance(x, Real) and x == UNLABELLED for x in array.ravel().tolist())
+    return int(np.count_nonzero(array == UNLABELLED)) if array.dtype.kind in "if" else 0
 
 
 def _as_array(y: Any, name: str, dtype: Any = None) -> NDArray[Any]:

@@ -223,8 +223,11 @@ def labels_of(
             classes = usual
         if len(classes) < 2:
             got = f"1 class, {classes[0]!r}" if classes else "no class"
+            none = examples - len(rows)
+            unlabelled = f" ({none:,} rows of -1, None or NaN have no label)" if none else ""
             raise DataError(
-                f"{name}: got {got}, expected two or more; label training examples of another class"
+                f"{name}: got {got}, expected two or more; label training examples of another"
+                f" class{unlabelled}"
             )
     targets = np.equal(array[rows, None], np.array(classes)).astype(np.float32)
     others = np.setdiff1d(array[rows], classes)

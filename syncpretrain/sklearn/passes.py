@@ -1,18 +1,19 @@
-"""Passes of examples through a stack, in the precision of the examples.
+"""Passes of examples through a stack: the result for a row does not depend on the other rows.
 
-The parameters are float32, and so is all training. For examples of float64 the products are taken
-in float64 too, so that the result for a row does not depend on the other rows.
+BLAS adds up in an order that depends on the number of rows, and in float32 on the place of a row
+among them. So each part has the same number of rows, the last one filled up, and all products are
+taken in float64. The parameters are float32, and so is all training; results are rounded to the
+precision of the examples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.utils import gen_batches
 
 from syncpretrain.data.examples import as_examples
 from syncpretrain.data.visible import has_missing, marked
@@ -33,7 +34,8 @@ __all__ = [
 ]
 
 Matrix = NDArray[Any]  # of float32 or float64
-ROWS_TOGETHER = 2000
+ROWS_TOGETHER = 96  # divisible by the usual numbers of threads, among which BLAS divides rows
+DOUBLE = np.dtype(np.float64)
 LEAST_VARIANCE = 0.01  # as a share of the mean one
 
 
@@ -41,13 +43,17 @@ def codes_of(stack: Stack, X: Matrix, *, log_odds: bool = False) -> Matrix:
     """Return the codes of examples, of shape (n_examples, top units), or their log-odds."""
     if log_odds:
         stack = replace(stack, layers=with_log_odds(stack.layers))
-    return _by_rows(_as_meant(stack, X), stack, lambda own, rows: _up(own, _prepared(own, rows)))
+    read = _as_meant(stack, X)
+    return _by_rows(read, stack, lambda own, rows: _up(own, _prepared(own, rows)), X.dtype)
 
 
 def outputs_of(stack: Stack, X: Matrix) -> Matrix:
     """Return what the head makes of examples, of shape (n_examples, outputs)."""
-    read = _as_meant(stack, X)
-    return _by_rows(read, stack, lambda own, rows: _head(own, _up(own, _prepared(own, rows))))
+
+    def outputs(own: Stack, rows: Matrix) -> Matrix:
+        return _head(own, _up(own, _prepared(own, rows)))
+
+    return _by_rows(_as_meant(stack, X), stack, outputs, X.dtype)
 
 
 def decoded(stack: Stack, codes: Matrix) -> Matrix:
@@ -58,7 +64,7 @@ def decoded(stack: Stack, codes: Matrix) -> Matrix:
         found = down if own.scaling is None else down * own.scaling.scale + own.scaling.shift
         return found if own.meaning is None else own.meaning.restored(found)
 
-    return _by_rows(codes, stack, decode)
+    return _by_rows(codes, stack, decode, codes.dtype)
 
 
 def reconstruction_errors(stack: Stack, X: Matrix) -> NDArray[np.float64]:
@@ -73,7 +79,7 @@ def reconstruction_errors(stack: Stack, X: Matrix) -> NDArray[np.float64]:
         total /= np.maximum(known.sum(axis=1), 1)
         return total
 
-    return _by_rows(_as_meant(stack, X), stack, errors).astype(np.float64)
+    return _by_rows(_as_meant(stack, X), stack, errors)
 
 
 class Usual(NamedTuple):
@@ -103,12 +109,12 @@ class Usual(NamedTuple):
 
         def squares(own: Stack, rows: Matrix) -> Matrix:
             _, residuals, _ = _code_and_residuals(own, rows)
-            total: Matrix = np.square(residuals).sum(axis=0, keepdims=True, dtype=np.float64)
-            return total
+            return np.square(residuals)
 
         lost = np.isnan(X).sum(axis=0) if isinstance(X, np.ndarray) else 0  # of sparse rows none
         known = np.maximum(X.shape[0] - lost, 1)
-        errors = _by_rows(_as_meant(stack, X), stack, squares).sum(axis=0) / known
+        read = _as_meant(stack, X)
+        errors = sum(part.sum(axis=0) for part in _parts(read, stack, squares)) / known
         codes = codes_of(stack, X).astype(np.float64)
         mean = codes.mean(axis=0)
         covariance = np.atleast_2d(np.cov(codes, rowvar=False, bias=True))
@@ -129,7 +135,7 @@ class Usual(NamedTuple):
             mean: Matrix = (by_error + by_code) / (known.sum(axis=1) + len(self.mean))
             return mean
 
-        return _by_rows(_as_meant(stack, X), stack, squares).astype(np.float64)
+        return _by_rows(_as_meant(stack, X), stack, squares)
 
 
 def _bounded(variances: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -155,34 +161,46 @@ def energies(stack: Stack, X: Matrix) -> NDArray[np.float64]:
     return _by_rows(_as_meant(stack, X), stack, own_energies)
 
 
-def _by_rows(X: Matrix, stack: Stack, function: Callable[[Stack, Matrix], Matrix]) -> Matrix:
-    own = _in_precision(stack, X.dtype)
-    count = rows_at_once(stack.layers, ROWS_TOGETHER)
-    parts = [function(own, _dense(X[rows])) for rows in gen_batches(X.shape[0], count)]
+def _by_rows(
+    X: Matrix,
+    stack: Stack,
+    function: Callable[[Stack, Matrix], Matrix],
+    dtype: np.dtype[Any] = DOUBLE,
+) -> Matrix:
+    parts = [part.astype(dtype, copy=False) for part in _parts(X, stack, function)]
     return np.concatenate(parts)
 
 
 def _as_meant(stack: Stack, X: Matrix) -> Matrix:
-    """Return examples by the meaning of the stack's numbers, in their own type."""
+    """Return examples by the meaning of the stack's numbers."""
     meaning, read = stack.meaning, X
     if meaning is not None and meaning.divides(as_examples(X, "X")):
         read = X / X.dtype.type(255)
     elif meaning is not None and meaning.origin:
-        read = (_dense(X) - np.array(meaning.origin)).astype(X.dtype)
+        dense: Matrix = X.toarray() if hasattr(X, "toarray") else X
+        read = dense - np.array(meaning.origin)
     return read
 
 
-def _dense(X: Any) -> Matrix:
-    """Return a few rows as an array."""
-    dense: Matrix = X.toarray() if hasattr(X, "toarray") else X
-    return dense
+def _parts(
+    X: Matrix, stack: Stack, function: Callable[[Stack, Matrix], Matrix]
+) -> Iterator[Matrix]:
+    """Yield what a function makes of a few rows at a time, in float64."""
+    own = _in_doubles(stack)
+    count = rows_at_once(stack.layers, ROWS_TOGETHER)
+    for start in range(0, X.shape[0], count):
+        rows: Any = X[start : start + count]
+        dense = rows.toarray() if hasattr(rows, "toarray") else rows
+        known = len(dense)
+        filled = dense[np.minimum(np.arange(count), known - 1)]  # the last row, repeated
+        yield function(own, np.ascontiguousarray(filled, dtype=np.float64))[:known]
 
 
-def _in_precision(stack: Stack, dtype: np.dtype[Any]) -> Stack:
-    """Return a stack whose parameters have the type of the examples."""
+def _in_doubles(stack: Stack) -> Stack:
+    """Return a stack whose parameters are float64."""
 
     def cast(array: Matrix) -> Matrix:
-        return array.astype(dtype, copy=False)
+        return array.astype(np.float64)
 
     layers = tuple(layer.to(cast) for layer in stack.layers)
     scaling, head = stack.scaling, stack.head
@@ -213,4 +231,8 @@ def _down(stack: Stack, codes: Matrix) -> Matrix:
 
 def _head(stack: Stack, codes: Matrix) -> Matrix:
     assert stack.head is not None
-    return codes @ stack.head.weight + stack.head.bias
+    weight, bias = stack.head.weight, stack.head.bias
+    if len(bias) == 1:  # of one column BLAS adds up four rows at a time
+        products: Matrix = (codes * weight[:, 0]).sum(axis=1, keepdims=True)
+        return products + bias
+    return codes @ weight + bias

@@ -16,13 +16,18 @@ from sklearn.utils.validation import check_is_fitted
 
 from syncpretrain import Stack
 from syncpretrain.data.scaling import Scaling
-from syncpretrain.errors import DataError
 from syncpretrain.sklearn.few_labels import are_few, head_first, of_bits
 from syncpretrain.sklearn.heads import for_labels, for_numbers, for_places, for_standardized
 from syncpretrain.sklearn.passes import Matrix, outputs_of
 from syncpretrain.sklearn.ranges import are_bits, in_shared_range, shared_range
 from syncpretrain.sklearn.stack_predictor import StackPredictor
-from syncpretrain.sklearn.targets import classes_of, numbers_of_rows, weights_of
+from syncpretrain.sklearn.targets import (
+    classes_of,
+    mean_and_spread,
+    numbers_of_rows,
+    relative,
+    weights_of,
+)
 from syncpretrain.sklearn.trials import with_weight
 from syncpretrain.sklearn.weight_decay import chosen_decay, is_for_choice
 
@@ -59,6 +64,8 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
+    n_unlabelled_ : int
+        The number of rows without a label.
     stack_ : Stack
     n_features_in_ : int
         The number of columns.
@@ -114,7 +121,8 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         weights = weights_of(sample_weight, rows, classes.rows)
         if self.class_weight is not None:
             by_class = compute_sample_weight(self.class_weight, classes.labels[classes.places])
-            weights = by_class if weights is None else weights * by_class
+            weights = relative(by_class, "class_weight") * (1 if weights is None else weights)
+            weights = relative(weights, "sample_weight")
         self._train(rows, classes.rows, classes.places, weights, "classification")
         self.stack_ = for_labels(self.stack_, classes.labels)
         return self
@@ -155,6 +163,9 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         is_trained = self.pretrained is not None or self._trains(self.epochs)
         if self._given_tuning() or not is_trained or not are_few(X.shape[0], len(rows)):
             return stack, {}
+        rows, y, weights = with_weight(rows, y, weights)
+        if len(np.unique(y)) < len(self.classes_):  # the labels of a class do not count
+            return stack, {}
         return head_first(stack, X[rows], y, weights, seed)
 
     def predict_proba(self, X: Any) -> Matrix:
@@ -191,6 +202,8 @@ class DBNRegressor(RegressorMixin, StackPredictor):
     ----------
     stack_ : Stack
     target_mean_, target_scale_ : ndarray of shape (outputs,)
+    n_unlabelled_ : int
+        The number of rows without numbers.
     weight_decay_ : float, optional
         Where it was chosen by cross-validation, as with 50 to 10,000 rows with numbers, a fifth of
         all rows at least; ``finetune_epochs`` or a setting that decides it leave it out.
@@ -246,16 +259,7 @@ class DBNRegressor(RegressorMixin, StackPredictor):
         rows = self._rows(X, reset=True)
         targets = numbers_of_rows(y, rows)
         weights = weights_of(sample_weight, rows, targets.rows)
-        self.target_mean_ = np.average(targets.values, axis=0, weights=weights)
-        with np.errstate(over="ignore", invalid="ignore"):  # refused below
-            squares = np.square(targets.values - self.target_mean_)
-            spread = np.sqrt(np.average(squares, axis=0, weights=weights))
-        if not np.isfinite(spread).all():
-            raise DataError(
-                f"y: got numbers up to {np.abs(targets.values).max():g}, expected ones whose"
-                " squares are finite; divide by a larger unit"
-            )
-        self.target_scale_ = np.where(spread > 0, spread, 1.0)
+        self.target_mean_, self.target_scale_ = mean_and_spread(targets.values, weights)
         self._one_dimensional = targets.dimensions == 1
         scaled = (targets.values - self.target_mean_) / self.target_scale_
         self._train(rows, targets.rows, scaled, weights, "regression")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from typing import Any
 
@@ -10,9 +11,8 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 
 from syncpretrain import Stack
-from syncpretrain.data.dataset import UNLABELLED
 from syncpretrain.data.scaling import Scaling
-from syncpretrain.errors import SettingsError
+from syncpretrain.errors import PoorResultWarning, SettingsError
 from syncpretrain.sklearn.base import StackEstimator, single
 from syncpretrain.sklearn.passes import Matrix
 from syncpretrain.sklearn.rectified import are_curved, are_measurements, rectified
@@ -27,6 +27,7 @@ class StackPredictor(StackEstimator):
 
     pretrained: Any
     finetune_epochs: int | None
+    n_unlabelled_: int
 
     def _start(self, X: Matrix, targets: int, seed: int, **suited: Any) -> Stack:
         """Return the stack to fine-tune: the one given, or one pretrained on all rows."""
@@ -90,7 +91,7 @@ class StackPredictor(StackEstimator):
     ) -> None:
         """Train on examples of which some rows have the targets y, and weights."""
         self._check_tuning(objective, self.finetune_epochs)
-        seed = self._seed()
+        seed, self.n_unlabelled_ = self._seed(), X.shape[0] - len(rows)
         suited = {}
         if self.pretrained is None:
             suited = self._for_curves(X, rows, y, weights, seed, objective)
@@ -100,12 +101,13 @@ class StackPredictor(StackEstimator):
         if self.batch_size is not None:
             options["batch_size"] = min(self.batch_size, len(rows))
         if len(rows) < X.shape[0]:  # what suits few targets follows from the number of all rows
-            none = UNLABELLED if objective == "classification" else np.nan
-            y = _spread_out(y, rows, X.shape[0], none)
+            y = _spread_out(y.astype(np.float64), rows, X.shape[0], np.nan)
             weights = None if weights is None else _spread_out(weights, rows, X.shape[0], 0)
-        options["weights"] = weights
+        options |= {"weights": weights, "warn": False}
         epochs = options.pop("epochs", self.finetune_epochs)
         self.stack_ = self._finetuned(stack, X, y, seed, epochs, **options)
+        for sentence in self.stack_.info.get("verdict", ()):
+            warnings.warn(sentence, PoorResultWarning, stacklevel=3)
 
     def _to_train(self, stack: Stack) -> Stack:
         """Return a stack whose head, if it has one, is for targets as they are trained on."""

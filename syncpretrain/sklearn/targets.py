@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +16,18 @@ from sklearn.utils.validation import (
 )
 
 from syncpretrain.data.dataset import UNLABELLED
-from syncpretrain.errors import DataError
+from syncpretrain.data.labels import doubts_about
+from syncpretrain.errors import DataError, PoorResultWarning
 
-__all__ = ["Classes", "Numbers", "classes_of", "numbers_of_rows", "weights_of"]
+__all__ = [
+    "Classes",
+    "Numbers",
+    "classes_of",
+    "mean_and_spread",
+    "numbers_of_rows",
+    "relative",
+    "weights_of",
+]
 
 
 class Classes(NamedTuple):
@@ -41,6 +51,11 @@ def classes_of(y: Any, X: NDArray[Any]) -> Classes:
 
     Beside one other number, -1 is a class, as in y of -1 and 1.
 
+    Warns
+    -----
+    PoorResultWarning
+        If labels may be meant as something else.
+
     Raises
     ------
     DataError
@@ -55,26 +70,31 @@ def classes_of(y: Any, X: NDArray[Any]) -> Classes:
         )
     values = _one_column(y)
     check_consistent_length(X, values)
-    missing = _missing(values)
+    missing, ones = _missing(values), 0
     if values.dtype.kind in "ifO":
         unlabelled = np.zeros(len(values), dtype=bool)
         unlabelled[~missing] = values[~missing] == UNLABELLED  # NA of pandas cannot be compared
         others = set(values[~missing & ~unlabelled].tolist())
         if len(others) > 1 or any(isinstance(label, str) for label in others):
             missing |= unlabelled
+            ones = int(unlabelled.sum())
     rows = np.flatnonzero(~missing)
     known = values[rows]
     if known.dtype == object:
         known = _of_one_type(known)
     if not len(known):
         raise DataError("y: got no label, expected one for some rows")
-    check_classification_targets(known)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of many classes, which a doubt is about
+        check_classification_targets(known)
     labels, places = np.unique(known, return_inverse=True)
     if len(labels) < 2:
         raise DataError(
             f"y: got 1 class, {labels.tolist()[0]!r}, expected two or more; label rows of another"
             " class"
         )
+    for doubt in doubts_about(known, ones, "y"):
+        warnings.warn(doubt, PoorResultWarning, stacklevel=3)
     return Classes(labels, rows, places)
 
 
@@ -111,19 +131,71 @@ def numbers_of_rows(y: Any, X: NDArray[Any]) -> Numbers:
 def weights_of(
     sample_weight: Any, X: NDArray[Any], rows: NDArray[np.intp]
 ) -> NDArray[np.float64] | None:
-    """Return the weights of some rows, or None if there are none.
+    """Return the weights of some rows, at most 1, or None if there are none.
 
     Raises
     ------
     ValueError
-        If they are not one number of at least 0 a row.
+        If they are not one number of at least 0 a row, or all 0.
     """
     if sample_weight is None:
         return None
     weights: NDArray[np.float64] = _check_sample_weight(
         sample_weight, X, dtype=np.float64, ensure_non_negative=True
     )
-    return weights[rows]
+    return relative(weights[rows], "sample_weight")
+
+
+def relative(weights: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+    """Return weights divided by a power of two, so that the largest is at most 1.
+
+    Their sums and products stay finite, and their ratios stay the same to the last bit.
+
+    Raises
+    ------
+    DataError
+        If one is negative or not finite, or all are 0.
+    """
+    if not np.isfinite(weights).all() or (weights < 0).any():
+        raise DataError(f"{name}: got one that is negative or not finite, expected 0 or more")
+    largest = weights.max()
+    if not largest:
+        raise DataError(
+            f"{name}: got 0 for every row with a target, expected some above 0; leave it out to"
+            " count all rows alike"
+        )
+    scaled: NDArray[np.float64] = np.ldexp(weights, -np.frexp(largest)[1])
+    return scaled
+
+
+def mean_and_spread(
+    values: NDArray[np.float64], weights: NDArray[np.float64] | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the mean and the standard deviation of each column; 1 in place of a deviation of 0.
+
+    Raises
+    ------
+    DataError
+        If squares of the numbers are infinite, or 0 though the numbers differ.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = np.average(values, axis=0, weights=weights)
+        squares = np.square(values - mean)
+        spread = np.sqrt(np.average(squares, axis=0, weights=weights))
+    if not np.isfinite(spread).all():
+        raise DataError(
+            f"y: got numbers up to {np.abs(values).max():g}, expected ones whose squares are"
+            " finite; divide by a larger unit"
+        )
+    counted = slice(None) if weights is None else weights > 0
+    low, high = values[counted].min(axis=0), values[counted].max(axis=0)
+    lost = (low < high) & (squares[counted].max(axis=0) == 0)
+    if lost.any():
+        raise DataError(
+            f"y: got numbers that differ by {(high - low)[lost].max():g} at most, expected ones"
+            " with differences whose squares are above 0; divide by a smaller unit"
+        )
+    return mean, np.where(spread > 0, spread, 1.0)
 
 
 def _one_column(y: Any) -> NDArray[Any]:
