@@ -131,7 +131,7 @@ def command(
         "seeds": range(first, first + seeds),
         "labels": labels or (None,),
     }
-    notice = None if quiet else notice
+    notice = None if quiet else "\n".join(filter(None, (*data.notices, notice))) or None
     folder, outcomes = _outcomes(settings, data, out, quiet=quiet, notice=notice, **compared)
     report = as_report(settings, data, outcomes, folder)
     try:
