@@ -265,7 +265,8 @@ def test_what_is_left_out_is_said_before_a_comparison(call):
 
 
 def test_what_is_left_out_is_said_once(call):
-    Path("more.csv").write_text(REMARKED.replace("\n", ",k\n"))
+    text = REMARKED + "0,1,0,1\n1,0,1,0\n" * 9
+    Path("more.csv").write_text(text.replace("\n", ",k\n"))
     call(*TRAIN, "--data", "more.csv", "--drop", "k", "--hidden", 3, "--out", "more")
     assert call("score", "more", "--out", "y.csv")[1].count("passed over") == 1
 
