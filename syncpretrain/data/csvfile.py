@@ -310,7 +310,7 @@ def _axis(
 ) -> tuple[bool, str | None]:
     """Return whether numbers above others are an axis, and a notice where they may be one."""
     counts = [[str(start + i) for i in range(len(cells))] for start in (0, 1)]
-    if cells in counts and len(cells) > 1:
+    if cells in counts and len(cells) > 1 and not beside_text:
         is_axis = "." in second or (cells == counts[0] and len(cells) > 2)
         return is_axis, TAKEN if is_axis else AN_EXAMPLE
     values = np.array(list(map(float, cells)))
@@ -331,7 +331,8 @@ def _axis(
     is_axis |= beside_text and ((whole and far) or (rising and (whole or even)))
     if is_axis:
         return True, TAKEN
-    return False, AN_EXAMPLE if far or (rising and whole) or step else None
+    is_likely = far or (rising and (whole or (beside_text and len(values) > 2)))
+    return False, AN_EXAMPLE if is_likely or step else None
 
 
 def _step(cells: list[str]) -> float:
