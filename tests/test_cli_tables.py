@@ -265,12 +265,30 @@ def test_each_row_of_a_file_has_one_of_the_result_and_what_is_left_out_is_said(c
     assert err.count("passed over") == 1
 
 
+REMARKED = "a,b,c,d\n0,1,0,1\n#1,1,1,1\n1,0,1,0\n"
+
+
 @pytest.mark.parametrize("option", ["--test", "--unlabelled"])
 def test_what_is_left_out_of_other_files_is_said(call, option):
-    Path("more.csv").write_text("a,b,c,d\n0,1,0,1\n#1,1,1,1\n1,0,1,0\n")
+    Path("more.csv").write_text(REMARKED)
     own = ("--data", "t.csv", "--target", "kind", "--hidden", 3, option, "more.csv")
     _, err = call(*TRAIN[:-1], *own, "--out", "more")
     assert "more.csv: passed over 1 lines that begin with #, such as line 3" in err
+
+
+def test_what_is_left_out_is_said_before_a_comparison(call):
+    Path("more.csv").write_text(REMARKED)
+    own = ("--data", "t.csv", "--target", "kind", "--hidden", 3, "--unlabelled", "more.csv")
+    own += ("--starts", "random", "--seeds", 1, "--finetune-epochs", 1, "--test", 0.2)
+    _, err = call("compare", *own, "--out", "compared")
+    assert "more.csv: passed over 1 lines that begin with #, such as line 3" in err
+
+
+def test_what_is_left_out_is_said_once(call):
+    text = REMARKED + "0,1,0,1\n1,0,1,0\n" * 9
+    Path("more.csv").write_text(text.replace("\n", ",k\n"))
+    call(*TRAIN, "--data", "more.csv", "--drop", "k", "--hidden", 3, "--out", "more")
+    assert call("score", "more", "--out", "y.csv")[1].count("passed over") == 1
 
 
 class TestScore:

@@ -128,6 +128,7 @@ def test_csv_names_that_are_numbers(tmp_path, text, rows, notice):
         ("land,2018,2019\nNorway,3500,3600\nSweden,3500,3650\n", "land,2018,2019"),
         ("2018,2019,2020\n0.5,0.6,0.7\n", "2018,2019,2020"),
         ("2018,2019,2020\n3500,3600,3700\n3510,3600,3800\n", "2018,2019,2020"),
+        ("city,1,2,3,4\nOslo,-4,-4,0,5\nRome,8,9,11,13\n", "city,1,2,3,4"),
         ("400,450,600\n0.1,0.2,0.3\n0.3,0.1,0.3\n", "400,450,600"),
         ("red,round\nblue,square\nred,square\n", "red,round"),  # may be an example
         ("NA\n1\n2\n", "NA"),
@@ -144,7 +145,7 @@ def test_csv_names_with_numbers_are_named_in_a_notice(tmp_path, text, names):
 @pytest.mark.parametrize(
     ("text", "notices"),
     [
-        ("5.1,3.5,1.4,0.2,setosa\n6.4,3.2,4.5,1.5,versicolor\n6.4,2.2,4.5,1.5,virginica\n", 0),
+        ("5.1,3.5,1.4,0.2,setosa\n6.4,3.2,4.5,1.5,versicolor\n6.4,2.2,4.5,1.5,virginica\n", 1),
         ("M,0.455,0.365,15\nM,0.35,0.265,7\nF,0.53,0.42,9\n", 0),
         ("39, State-gov, 77516, 13\n50, Self-emp, 83311, 13\n", 0),
         ("1,14.23,1.71,2.43\n1,13.2,1.78,2.14\n", 0),

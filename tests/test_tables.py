@@ -104,6 +104,13 @@ class TestReading:
         found = table(tmp_path, 'height 5",b\n1,2\n3,4\n')
         assert (found.names, len(found)) == (('height 5"', "b"), 2)
 
+    @pytest.mark.parametrize("text", ['a,b\n1,x\n2,"y\n3,z\n4,x\n', 'a\nx\n"y\nz\n'])
+    def test_a_quote_that_does_not_end_takes_no_other_rows(self, tmp_path, text):
+        with pytest.raises(DataError, match="a quote in the row that begins in line 3 has no end"):
+            table(tmp_path, text)
+        found = table(tmp_path, 'a,b\n1,"x\n#y"\n2,z\n')
+        assert cells(found.column("b")) == ["x\n#y", "z"]
+
     def test_lines_are_counted_below_a_name_of_several(self, tmp_path):
         with pytest.raises(DataError, match="got width 3 in line 4 after lines of width 2"):
             table(tmp_path, 'a,"b\nc"\n1,x\n2,y,z\n')

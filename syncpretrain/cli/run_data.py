@@ -164,8 +164,12 @@ def _loaded(settings: DataSettings, stack: Stack, run: Path | None = None) -> Da
 
 
 def _say(notices: Sequence[str]) -> None:
+    """Print notices, once in a command that reads a file twice."""
+    said = click.get_current_context().meta.setdefault("notices", [])
     for notice in notices:
-        click.echo(notice, err=True)
+        if notice not in said:
+            click.echo(notice, err=True)
+            said.append(notice)
 
 
 def _compare(run: Path, stack: Stack, dataset: Dataset) -> None:

@@ -156,25 +156,37 @@ def _chunks(path: Path, head: Head, passed: Passed) -> Iterator[_Rows]:
 
 
 class _Lines:
-    """The lines of a file, and the first of the row that is read."""
+    """The lines of a file, and those of the row that is read."""
 
     def __init__(self, file: TextIO) -> None:
-        self.file, self.first = file, ""
+        self.file = file
+        self.row: list[str] = []
 
     def __iter__(self) -> Iterator[str]:
         for line in self.file:
-            self.first = self.first or line
+            self.row.append(line)
             yield line
 
 
 def _numbered(
     reader: Any, lines: _Lines, passed: Passed, head: Head
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield each row that is neither empty nor a comment, behind the number of its last line."""
+    """Yield each row that is neither empty nor a comment, behind the number of its last line.
+
+    Raises
+    ------
+    csv.Error
+        If a quote does not end before the file does, so that one row has taken the others.
+    """
     empty: list[int] = []
     for row in reader:
-        first, lines.first = lines.first, ""
-        number = head.lines + reader.line_num
+        first, number = lines.row[0], head.lines + reader.line_num
+        if len(lines.row) > 1:
+            more = csv.reader([*lines.row, "x"], delimiter=head.delimiter, skipinitialspace=True)
+            if len(list(more)) == 1:  # a row that ends takes no further line
+                began = number - len(lines.row) + 1
+                raise csv.Error(f"a quote in the row that begins in line {began} has no end")
+        lines.row.clear()
         if not row or (len(row) == 1 and not row[0].strip() and '"' not in first):
             empty.append(number)
         elif not passed.is_comment(first, number, row, head):

@@ -71,16 +71,15 @@ class Passed:
 
     def notices(self) -> list[str]:
         """Return messages for the user."""
-        quotes = "if they are examples, put their first cells in quotes"
-        found = (
-            (self.comments, f"that begin with #, such as line {{}}; {quotes}"),
-            (self.empty, "that are empty, such as line {}; write NA where a value is missing"),
-        )
-        return [
-            f"passed over {len(lines):,} lines {what.format(lines[0])}"
-            for lines, what in found
-            if lines
-        ]
+        found, passed = [], "passed over {:,} lines that {}, such as line {}; {}"
+        if self.comments:
+            quotes = "if they are examples, put their first cells in quotes"
+            lines = len(self.comments), "begin with #", self.comments[0], quotes
+            found.append(passed.format(*lines))
+        if self.empty:
+            lines = len(self.empty), "are empty", self.empty[0], "write NA where a value is missing"
+            found.append(passed.format(*lines))
+        return found
 
     def is_comment(self, line: str, number: int, cells: list[str], head: Head) -> bool:
         """Return whether a line is a comment; one that may be a row is counted."""
@@ -294,13 +293,13 @@ def _header(
 
 def _only_first_quoted(first: str, second: str, cells: list[str], below: list[str]) -> bool:
     """Return whether the first line has quotes around its numbers, and the second has none."""
-    mine, others = (re.split("[,;\t]", line.strip()) for line in (first, second))
-    if len(mine) != len(cells) or len(others) != len(cells):
+    quoted = [
+        [x.strip().startswith('"') for x in re.split("[,;\t]", line.strip())]
+        for line in (first, second)
+    ]
+    if [len(x) for x in quoted] != [len(cells)] * 2 or not all(quoted[0]):
         return False
-    quoted = [[x.strip().startswith('"') for x in line] for line in (mine, others)]
     numbers = [i for i, x in enumerate(cells) if is_number(x)]
-    if not all(quoted[0]):
-        return False
     return not any(quoted[1]) or all(is_number(below[i]) > quoted[1][i] for i in numbers)
 
 
@@ -309,7 +308,7 @@ def _axis(
 ) -> tuple[bool, str | None]:
     """Return whether numbers above others are an axis, and a notice where they may be one."""
     counts = [[str(start + i) for i in range(len(cells))] for start in (0, 1)]
-    if cells in counts and len(cells) > 1:
+    if cells in counts and len(cells) > 1 and not beside_text:
         is_axis = "." in second or (cells == counts[0] and len(cells) > 2)
         return is_axis, TAKEN if is_axis else AN_EXAMPLE
     values = np.array(list(map(float, cells)))
@@ -330,7 +329,8 @@ def _axis(
     is_axis |= beside_text and ((whole and far) or (rising and (whole or even)))
     if is_axis:
         return True, TAKEN
-    return False, AN_EXAMPLE if far or (rising and whole) or step else None
+    is_likely = far or (rising and (whole or (beside_text and len(values) > 2)))
+    return False, AN_EXAMPLE if is_likely or step else None
 
 
 def _step(cells: list[str]) -> float:

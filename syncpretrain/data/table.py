@@ -16,7 +16,6 @@ from syncpretrain.errors import DataError
 
 __all__ = [
     "FEW_VALUES",
-    "MISSING",
     "Mixed",
     "Table",
     "Texts",
