@@ -11,6 +11,7 @@ __all__ = [
     "DivergedError",
     "IterableError",
     "ModelFileError",
+    "NovelValueWarning",
     "PoorResultWarning",
     "RunInterrupted",
     "SaveError",
@@ -98,3 +99,7 @@ class RunInterrupted(KeyboardInterrupt):
 
 class PoorResultWarning(UserWarning):
     """A result is no better than a constant, or most units of a layer are constant."""
+
+
+class NovelValueWarning(UserWarning):
+    """Values are new to a model: of a column that never varied, or far from how it was scaled."""

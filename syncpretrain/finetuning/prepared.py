@@ -16,6 +16,7 @@ from typing import Any
 from syncpretrain.backends.choice import backend_for, why_no_fused_tuning, why_no_gpu
 from syncpretrain.cluster.job import check_ranks
 from syncpretrain.data.blocks import StoredRows
+from syncpretrain.data.scaling import check_varies
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
 from syncpretrain.events import Notice, Observer
@@ -103,6 +104,7 @@ class Finetuning:
         copies: int = 0,
     ) -> None:
         check_targets(options.objective, train, validation)
+        check_varies(train.X)
         self._form, self._train, self._validation = form, train, validation
         self._labels = self._judged = None
         if options.objective == "reconstruction":

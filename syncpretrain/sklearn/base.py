@@ -19,6 +19,7 @@ from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.events import Observer
 from syncpretrain.finetuning.options import TUNING_ARGUMENTS, TuningOptions, tuning_options
+from syncpretrain.models.inputs import warn_of_novel
 from syncpretrain.observers.plain_progress import PlainProgress
 from syncpretrain.settings.convert import check_names
 from syncpretrain.sklearn.inputs import rows_for
@@ -67,8 +68,14 @@ class StackEstimator(BaseEstimator):
         return tags
 
     def _rows(self, X: Any, *, reset: bool) -> Matrix:
-        """Return examples as an array, in which NaN is missing, or as a matrix in CSR format."""
+        """Return examples as an array, in which NaN is missing, or as a matrix in CSR format.
+
+        Those of a fitted stack's are compared with what never varied when it was trained.
+        """
         rows: Matrix = rows_for(self, X, reset=reset)
+        if not reset and self.stack_.scaling is not None:
+            names = getattr(self, "feature_names_in_", ())
+            warn_of_novel(as_examples(rows, "X"), self.stack_.scaling, "X", names)
         return rows
 
     def _seed(self) -> int:
