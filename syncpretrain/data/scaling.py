@@ -175,24 +175,31 @@ def without_novel(X: NDArray[Any], scaling: Scaling | None) -> NDArray[Any]:
     return np.where(scaling.constant & (scaling.novel == X), X.dtype.type(0), X)
 
 
-def check_varies(X: Any) -> None:
+def check_varies(X: Any, scaling: Scaling | None = None) -> None:
     """Refuse rows that are all the same, of which nothing can be learned; one row is permitted.
+
+    With their ``scaling`` they are not read.
 
     Raises
     ------
     DataError
     """
+    varies = _varies(X) if scaling is None else not scaling.constant.all()
+    if len(X) > 1 and not varies:
+        raise DataError(
+            f"X: all {X.shape[1]:,} columns are constant, got {len(X):,} times the same row;"
+            " expected rows that differ, of which something can be learned"
+        )
+
+
+def _varies(X: Any) -> bool:
     low, high = np.full((2, X.shape[1]), [[np.inf], [-np.inf]], dtype=np.float32)
     for block in blocks_of(X):
         low = np.fmin(low, np.fmin.reduce(block, axis=0))
         high = np.fmax(high, np.fmax.reduce(block, axis=0))
         if (low < high).any():
-            return
-    if len(X) > 1:
-        raise DataError(
-            f"X: all {X.shape[1]:,} columns are constant, got {len(X):,} times the same row;"
-            " expected rows that differ, of which something can be learned"
-        )
+            return True
+    return False
 
 
 def column_means(X: Any) -> Any:
