@@ -12,7 +12,7 @@ from syncpretrain.data.blocks import blocks_of
 from syncpretrain.errors import DataError
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["Scaling", "check_varies", "column_means", "spread", "without_novel"]
+__all__ = ["Scaling", "check_varies", "column_means", "same_rows", "spread", "without_novel"]
 
 SMALLEST_SHARE = 0.1  # of a column's range
 NOVEL = 1 / SMALLEST_SHARE  # deviations, beyond which no rare value of training lies either
@@ -184,15 +184,23 @@ def check_varies(X: Any, scaling: Scaling | None = None) -> None:
     ------
     DataError
     """
-    varies = _varies(X) if scaling is None else not scaling.constant.all()
-    if len(X) > 1 and not varies:
-        raise DataError(
-            f"X: all {X.shape[1]:,} columns are constant, got {len(X):,} times the same row;"
-            " expected rows that differ, of which something can be learned"
-        )
+    if scaling is not None and not scaling.constant.all():
+        return
+    if found := same_rows(X, scaling):
+        raise DataError(f"X: {found}")
 
 
-def _varies(X: Any) -> bool:
+def same_rows(X: Any, scaling: Scaling | None = None) -> str | None:
+    """Return a sentence about two rows or more that are all the same; None about others."""
+    if len(X) < 2 or (scaling is None and _vary(X)):
+        return None
+    return (
+        f"all {X.shape[1]:,} columns are constant, got {len(X):,} times the same row; expected rows"
+        " that differ, of which something can be learned"
+    )
+
+
+def _vary(X: Any) -> bool:
     low, high = np.full((2, X.shape[1]), [[np.inf], [-np.inf]], dtype=np.float32)
     for block in blocks_of(X):
         low = np.fmin(low, np.fmin.reduce(block, axis=0))

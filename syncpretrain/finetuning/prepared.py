@@ -16,7 +16,7 @@ from typing import Any
 from syncpretrain.backends.choice import backend_for, why_no_fused_tuning, why_no_gpu
 from syncpretrain.cluster.job import check_ranks
 from syncpretrain.data.blocks import StoredRows
-from syncpretrain.data.scaling import check_varies
+from syncpretrain.data.scaling import same_rows
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
 from syncpretrain.events import Notice, Observer
@@ -104,7 +104,6 @@ class Finetuning:
         copies: int = 0,
     ) -> None:
         check_targets(options.objective, train, validation)
-        check_varies(train.X)
         self._form, self._train, self._validation = form, train, validation
         self._labels = self._judged = None
         if options.objective == "reconstruction":
@@ -192,7 +191,7 @@ class Finetuning:
                     "fine-tuning was stopped at its end", stack=tuned, signum=request.signum or 2
                 )
         targets = train.targets if self._labels is None else self._labels.targets
-        return judged(tuned, self.options.objective, history, targets)
+        return judged(tuned, self.options.objective, history, targets, same_rows(self._train.X))
 
     def _notices(self) -> Iterator[str]:
         """Yield what a run begins with."""
