@@ -13,8 +13,10 @@ from randomstacks import normal_stack
 from sklearn.linear_model import LogisticRegression
 
 from syncpretrain import Minibatches, finetune, load, pretrain
+from syncpretrain.data.column_kinds import columns_of
 from syncpretrain.data.columns import Column, Columns
 from syncpretrain.data.scaling import Scaling, check_varies
+from syncpretrain.data.table import Table, texts_of
 from syncpretrain.errors import DataError, NovelValueWarning, PoorResultWarning
 from syncpretrain.events import Notice
 from syncpretrain.models.inputs import constant_columns
@@ -236,6 +238,11 @@ class TestRowsThatAreAllTheSame:
                 batch_size=3,
             )
 
+    def test_a_table_of_one_text_a_column_is_refused(self):
+        texts = Table("t", ("a", "b"), (texts_of("xx"), texts_of("yy")))
+        with pytest.raises(DataError, match=r"^t: all columns are constant, with one text each"):
+            columns_of(texts, encode=True)
+
     def test_one_row_is_permitted_and_so_are_rows_to_use(self):
         check_varies(np.ones((1, 4)))
         assert trained(5).encode(with_column(5)[[0, 0, 0]]).shape == (3, 3)
@@ -351,7 +358,7 @@ class TestCommandLine:
         assert capsys.readouterr().err == ""
         assert exit_status("evaluate", tmp_path / "a", "--json") == 0
         captured = capsys.readouterr()
-        assert "3 of 20 rows have new values" in captured.err
+        assert captured.err.count("3 of 20 rows have new values") == 1
         assert json.loads(captured.out)
 
 

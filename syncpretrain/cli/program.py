@@ -138,13 +138,16 @@ class Program(click.Group):
 
 @contextmanager
 def _warnings_in_lines() -> Iterator[None]:
-    """Print the library's own warnings as lines on standard error, unless --quiet forbids it."""
+    """Print each warning of new values in a line on standard error, unless --quiet forbids it."""
     from syncpretrain.errors import NovelValueWarning
+
+    told = set[str]()
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **others: Any) -> None:
         if not issubclass(category, NovelValueWarning):
             shown(message, category, *where, **others)
-        elif not click.get_current_context().params.get("quiet"):
+        elif not click.get_current_context().params.get("quiet") and str(message) not in told:
+            told.add(str(message))
             click.echo(f"warning: {message}", err=True)
 
     with warnings.catch_warnings():

@@ -194,9 +194,10 @@ def same_rows(X: Any, scaling: Scaling | None = None) -> str | None:
     """Return a sentence about two rows or more that are all the same; None about others."""
     if len(X) < 2 or (scaling is None and _vary(X)):
         return None
+    which = f"all {X.shape[1]:,} columns are" if X.shape[1] > 1 else "the only column is"
     return (
-        f"all {X.shape[1]:,} columns are constant, got {len(X):,} times the same row; expected rows"
-        " that differ, of which something can be learned"
+        f"{which} constant, got {len(X):,} times the same row; expected rows that differ, of which"
+        " something can be learned"
     )
 
 
