@@ -17,7 +17,7 @@ from syncpretrain.data.column_kinds import columns_of
 from syncpretrain.data.columns import Column, Columns
 from syncpretrain.data.scaling import Scaling, check_varies
 from syncpretrain.data.table import Table, texts_of
-from syncpretrain.errors import DataError, NovelValueWarning, PoorResultWarning
+from syncpretrain.errors import DataError, DivergedError, NovelValueWarning, PoorResultWarning
 from syncpretrain.events import Notice
 from syncpretrain.models.inputs import constant_columns
 from syncpretrain.models.scores import feature_scores, scores
@@ -276,7 +276,7 @@ class TestParts:
         again = scaling.varied_by(np.float32([[0, 0, 9, 0]]))
         assert again is scaling, "by which the model is trained from now on"
 
-    def test_a_part_far_from_the_first_one_is_reported_once_by_name(self):
+    def test_a_part_far_from_the_first_one_is_reported_by_name(self):
         pandas = pytest.importorskip("pandas", reason="names are those of a DataFrame")
         parts, _ = self.parts(value=0)
         parts[0][:, 2] = NORMAL[:, 2].repeat(2)[:200] / 100
@@ -284,9 +284,9 @@ class TestParts:
         online = StackedRBM(**SMALL).partial_fit(frames[0])
         with pytest.warns(PoorResultWarning) as caught:
             online.partial_fit(frames[1]).partial_fit(frames[2])
-        told = [str(w.message) for w in caught if "deviations" in str(w.message)]
-        assert len(told) == 1
-        assert "lie more than 10 deviations from the mean of the first part ('c')" in told[0]
+        told = {str(warning.message) for warning in caught}
+        assert len(told) == 1, "what follows of it for the layers is not said"
+        assert "lie more than 10 deviations from the mean of the first part ('c')" in told.pop()
 
     def test_a_column_that_hardly_varies_after_the_first_part_is_reported(self):
         X = np.random.default_rng(2).normal(size=(1600, 4))
@@ -300,6 +300,14 @@ class TestParts:
         with pytest.warns(PoorResultWarning, match="layer 1: . of its 3 units are off or on"):
             online.partial_fit(bits)
         assert online.stack_.info["verdict"]
+
+    def test_a_layer_that_diverges_is_an_error_and_leaves_the_part_before(self):
+        online = StackedRBM(**SMALL, settings={"hidden_units": "relu"}).partial_fit(NORMAL)
+        before = online.stack_.parameters_sha256
+        with pytest.raises(DivergedError, match=r"layer 1 diverged in .* than 10 deviations"):
+            online.partial_fit(1e9 * NORMAL)
+        assert online.stack_.parameters_sha256 == before
+        assert np.isfinite(online.partial_fit(NORMAL).transform(NORMAL)).all()
 
     def test_layers_that_learned_nothing_are_reported_after_500_updates(self):
         online = StackedRBM(**SMALL | {"learning_rate": 1e-7})

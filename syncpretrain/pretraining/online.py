@@ -19,6 +19,7 @@ from syncpretrain.data.scaling import Scaling
 from syncpretrain.data.visible import check_columns, has_missing
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.base import Learner
+from syncpretrain.learners.epoch import diverged
 from syncpretrain.models.inputs import in_columns
 from syncpretrain.models.stack import Stack
 from syncpretrain.models.verdict import baselines, on_layers
@@ -94,6 +95,8 @@ class OnlineStack:
         SettingsError, DataError
             If a value is outside [0, 1] where the visible units are binary, or missing where the
             settings do not permit it.
+        DivergedError
+            If a layer leaves the finite numbers; the stack of the part before stays.
         """
         missing = has_missing(X)
         if missing:
@@ -109,20 +112,23 @@ class OnlineStack:
         for learner, state in zip(learners, self._states, strict=False):
             _restore(learner, state)
         seen, size = self.stack.prepared(X, missing=True), self.settings.batch_size
+        on_columns = [] if first else self._later.compared(seen, names)
         self.parts += 1
-        for step, start in enumerate(range(0, len(seen), size)):
-            below = seen[start : start + size]
-            self.updates += 1
-            for learner in learners:
-                if first and step == 0:
-                    learner.start(below)
-                learner.gradient(below, np.arange(len(below)), epoch=self.parts, step=step)
-                learner.update(epoch=self.parts)
-                below = learner.current().up(below)
+        with np.errstate(all="ignore"):  # what overflows is found by the check below
+            for step, start in enumerate(range(0, len(seen), size)):
+                below = seen[start : start + size]
+                self.updates += 1
+                for learner in learners:
+                    if first and step == 0:
+                        learner.start(below)
+                    learner.gradient(below, np.arange(len(below)), epoch=self.parts, step=step)
+                    learner.update(epoch=self.parts)
+                    below = learner.current().up(below)
+        for learner in learners:
+            _check_finite(learner, self.parts, on_columns)
         self._states = [{n: a.copy() for n, a in learner.state().items()} for learner in learners]
         self.stack = _stack_of(learners, self.stack.scaling)
-        on_columns = [] if first else self._later.compared(seen, names)
-        self.verdict = [*on_columns, *self._on_layers(X)]
+        self.verdict = on_columns or self._on_layers(X)  # the former are a cause of the latter
         self.stack = replace(self.stack, info={"verdict": self.verdict} if self.verdict else {})
         return self.stack
 
@@ -157,15 +163,16 @@ class _LaterRows:
         for part in kind.blocks.normal if kind.blocks is not None else ():
             self._normal[part.columns] = True
         self._count, self._sums, self._squares = np.zeros((3, width))
-        self._told = np.zeros(width, dtype=bool)
+        self._far, self._hardly = np.zeros((2, width), dtype=bool)
 
     def forget(self, columns: Any) -> None:
         """Begin anew with columns that have another scaling from now on."""
         for sums in (self._count, self._sums, self._squares):
             sums[columns] = 0
+        self._hardly[columns] = False
 
     def compared(self, rows: Any, names: Sequence[str]) -> list[str]:
-        """Return sentences about columns that lie otherwise, once about each, after more rows."""
+        """Return sentences about columns of these rows, or of earlier ones, that lie otherwise."""
         squares = np.zeros(len(self._normal))
         for block in blocks_of(rows):
             squares += np.square(block, dtype=np.float64).sum(axis=0)
@@ -175,24 +182,19 @@ class _LaterRows:
         means = self._sums / self._count
         variance = np.maximum(self._squares / self._count - means**2, 0)
         hardly = (variance > 0) & (variance < NEAR**2) & (self._count >= ROWS_TO_COMPARE)
-        far = squares > FAR**2 * len(rows)
-        found = []
-        for places, how in (
-            (far, f"lie more than {FAR:g} deviations from the mean"),
-            (
-                hardly,
-                f"vary by less than {NEAR:g} deviations",
-            ),
-        ):
-            new = np.flatnonzero(places & self._normal & ~self._told)
-            self._told[new] = True
-            if len(new):
-                found.append(
-                    f"columns of later parts {how} of the first part"
-                    f" ({in_columns(new.tolist(), names)}), by which they are standardized; begin"
-                    " anew with a first part that has rows of all kinds, such as shuffled ones"
-                )
-        return found
+        self._hardly |= self._normal & hardly
+        self._far |= self._normal & (squares > FAR**2 * len(rows))
+        found = {
+            f"lie more than {FAR:g} deviations from the mean": np.flatnonzero(self._far),
+            f"vary by less than {NEAR:g} deviations": np.flatnonzero(self._hardly),
+        }
+        return [
+            f"columns of later parts {how} of the first part"
+            f" ({in_columns(places.tolist(), names)}), by which they are standardized; begin anew"
+            " with a first part that has rows of all kinds, such as shuffled ones"
+            for how, places in found.items()
+            if len(places)
+        ]
 
 
 def _stack_of(learners: list[Learner], scaling: Scaling | None) -> Stack:
@@ -202,3 +204,12 @@ def _stack_of(learners: list[Learner], scaling: Scaling | None) -> Stack:
 def _restore(learner: Learner, state: Mapping[str, Any]) -> None:
     for name, array in learner.state().items():
         np.copyto(array, state[name])
+
+
+def _check_finite(learner: Learner, part: int, causes: Sequence[str]) -> None:
+    """Refuse weights that are no numbers any more, naming what the columns have to do with it."""
+    largest = learner.largest_weight()
+    if not np.isfinite(largest):
+        error = diverged(learner, part, f"a weight has grown to {largest:.3g}")
+        error.args = ("; ".join([*error.args, *causes]),)
+        raise error
