@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -80,7 +81,7 @@ def prepared_examples(
     width, missing = lowest.shape.visible, missing and isinstance(lowest, DenseLayer)
     if isinstance(X, FileRows):
         checked_width(X, width, name)
-        warn_of_novel(X, scaling, name, names_in(info, width))
+        warn_of_novel(X, scaling, name, partial(names_in, info, width))
         return X if scaling is None else scaling.apply(X)
     X = by_meaning(X, info, name)
     units = lowest.visible_units
@@ -88,7 +89,7 @@ def prepared_examples(
         units = "gaussian"  # any number, which is scaled to [0, 1]
     examples = visible_examples(X, name, units, missing=missing)
     checked_width(examples, width, name)
-    warn_of_novel(examples, scaling, name, names_in(info, width))
+    warn_of_novel(examples, scaling, name, partial(names_in, info, width))
     if missing and has_missing(examples):
         return marked(examples, scaling)
     return examples if scaling is None else scaling.apply(examples)
@@ -127,10 +128,12 @@ def constant_columns(scaling: Scaling | None, columns: Columns | None) -> str | 
     )
 
 
-def warn_of_novel(X: Any, scaling: Scaling | None, name: str, names: Sequence[str] = ()) -> None:
+def warn_of_novel(
+    X: Any, scaling: Scaling | None, name: str, names: Callable[[], Sequence[str]]
+) -> None:
     """Warn of rows with another value in a column that never varied in training.
 
-    ``names`` are those of the columns, none for numbers.
+    ``names`` returns those of the columns, none for numbers.
     """
     if scaling is None:
         return
@@ -138,7 +141,7 @@ def warn_of_novel(X: Any, scaling: Scaling | None, name: str, names: Sequence[st
     if rows:
         warnings.warn(
             f"{name}: {rows:,} of {X.shape[0]:,} rows have new values in columns that never varied"
-            f" in training ({in_columns(places.tolist(), names)}), which the model leaves out; to"
+            f" in training ({in_columns(places.tolist(), names())}), which the model leaves out; to"
             " use these columns, train on rows in which they vary",
             NovelValueWarning,
             stacklevel=5,

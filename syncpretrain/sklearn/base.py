@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -70,12 +71,13 @@ class StackEstimator(BaseEstimator):
     def _rows(self, X: Any, *, reset: bool) -> Matrix:
         """Return examples as an array, in which NaN is missing, or as a matrix in CSR format.
 
-        Those of a fitted stack's are compared with what never varied when it was trained.
+        Those that a fitted stack is to read are compared with what never varied in training.
         """
         rows: Matrix = rows_for(self, X, reset=reset)
-        if not reset and self.stack_.scaling is not None:
-            names = getattr(self, "feature_names_in_", ())
-            warn_of_novel(as_examples(rows, "X"), self.stack_.scaling, "X", names)
+        scaling = None if reset else self.stack_.scaling
+        if scaling is not None and scaling.constant.any():
+            names = partial(getattr, self, "feature_names_in_", ())
+            warn_of_novel(as_examples(rows, "X"), scaling, "X", names)
         return rows
 
     def _seed(self) -> int:
