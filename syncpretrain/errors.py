@@ -11,6 +11,7 @@ __all__ = [
     "DivergedError",
     "IterableError",
     "ModelFileError",
+    "NovelValueWarning",
     "PoorResultWarning",
     "RunInterrupted",
     "SaveError",
@@ -102,3 +103,7 @@ class PoorResultWarning(UserWarning):
     Labels look odd where -1, which stands for no label, is as frequent as a class, and where nearly
     every row is a class of its own.
     """
+
+
+class NovelValueWarning(UserWarning):
+    """Values are new to a model: of a column that never varied, or far from how it was scaled."""

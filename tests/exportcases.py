@@ -66,10 +66,11 @@ def _convolution(draws, shape, above="bernoulli", below="bernoulli", *, untied=F
     return ConvolutionalLayer(array(*sizes), *biases, shape, own, **kinds)
 
 
-def _scaling(draws, width, *, only=slice(None)):
+def _scaling(draws, width, *, only=slice(None), never=slice(0)):
     shift, scale = np.zeros(width, "f4"), np.ones(width, "f4")
     shift[only] = 1000 * draws.normal(size=width)[only]
     scale[only] = draws.uniform(0.5, 20, size=width)[only]
+    scale[never] = 0
     return Scaling(shift, scale)
 
 
@@ -94,6 +95,9 @@ CASES = {
     ),
     "standardized": lambda draws: _dense_stack(
         draws, (6, 8, 4), ("gaussian", "relu", "tanh"), scaling=_scaling(draws, 6)
+    ),
+    "a constant": lambda draws: _dense_stack(
+        draws, (6, 8, 4), ("gaussian", "relu", "relu"), scaling=_scaling(draws, 6, never=2)
     ),
     "blocks": lambda draws: _dense_stack(
         draws,

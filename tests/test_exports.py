@@ -28,6 +28,13 @@ class TestPlainArrays:
             assert case(name, head).export(path, part) == [path]
             close(Reader(path)(inputs_of(name, part)), expected(name, head, part))
 
+    @pytest.mark.filterwarnings("ignore::syncpretrain.errors.NovelValueWarning")
+    def test_new_values_of_what_never_varied_are_left_out(self, tmp_path):
+        stack, rows = case("a constant"), inputs_of("a constant", "encoder")
+        (path,) = stack.export(tmp_path / "e.npz", "encoder")
+        rows[:, 2] += 7
+        close(Reader(path)(rows), stack.encode(rows))
+
     def test_names_stand_beside_them(self, tmp_path):
         path = tmp_path / "c.npz"
         write_export(path, "npz", describe(case("table", "three")))

@@ -378,6 +378,10 @@ class TestColumns:
         [
             (MIXED.replace("colour", "color"), "lacks the column 'colour'.*did you mean 'color'"),
             (MIXED.replace("green", "blue"), "'colour' holds 'blue' at row 1.*expected green, red"),
+            (
+                MIXED.replace("x\n", "z\n"),
+                "'kind' holds 'z' at row 0 .* not trained on; expected x",
+            ),
             ("z," + MIXED.replace("\n", "\n1,")[:-2], "has the column 'z', which was not trained"),
             (MIXED.replace("0,true", "f,true").replace("1,", "m,"), "'sex' holds text such as"),
         ],

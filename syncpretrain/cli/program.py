@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import signal
 import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -100,7 +103,8 @@ class Program(click.Group):
         from syncpretrain.errors import RunInterrupted, SyncpretrainError
 
         try:
-            return super().invoke(ctx)
+            with _warnings_in_lines():
+                return super().invoke(ctx)
         except RunInterrupted as stopped:
             return _end(ctx, _sentence(str(stopped)), SIGNAL + stopped.signum)
         except KeyboardInterrupt:
@@ -130,6 +134,26 @@ class Program(click.Group):
             rest,
         )
         return f"{head}{colon}{rest}"
+
+
+@contextmanager
+def _warnings_in_lines() -> Iterator[None]:
+    """Print each warning of new values in a line on standard error, unless --quiet forbids it."""
+    from syncpretrain.errors import NovelValueWarning
+
+    told = set[str]()
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **others: Any) -> None:
+        if not issubclass(category, NovelValueWarning):
+            shown(message, category, *where, **others)
+        elif not click.get_current_context().params.get("quiet") and str(message) not in told:
+            told.add(str(message))
+            click.echo(f"warning: {message}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", NovelValueWarning)
+        shown, warnings.showwarning = warnings.showwarning, show
+        yield
 
 
 def _end(ctx: click.Context, message: str, status: int) -> None:

@@ -52,6 +52,11 @@ def columns_of(
         else:
             _check_present(table, name, np.isnan(values) if values.dtype.kind == "f" else None)
             features.append(Column(name, "binary" if _is_binary(values) else "number"))
+    if all(column.kind == "constant" for column in features):
+        raise DataError(
+            f"{table.name}: all columns are constant, with one text each; expected rows that"
+            " differ, of which something can be learned"
+        )
     return Columns(_settled(features, table), table.named, target, tuple(dropped))
 
 

@@ -31,7 +31,7 @@ class Column(msgspec.Struct, frozen=True, omit_defaults=True):
     name : str
     kind : str
         ``binary`` (0 and 1), ``number``, ``category``, or ``constant``: a text that is the same in
-        every row, and is left out.
+        every row, and is left out; another one is refused.
     values : tuple of str
         Of a category, in the order of their units.
     """
@@ -209,9 +209,7 @@ def columns_in(info: Mapping[str, Any]) -> Columns | None:
 
 def _fill(out: NDArray[Any], column: Column, values: Values, name: str) -> None:
     """Write the values of a column; ``out`` has shape (n, its width)."""
-    if column.kind == "constant":
-        return
-    if column.kind != "category":
+    if column.kind not in ("category", "constant"):
         if isinstance(values, Texts) and (values.codes < 0).all():
             out[:] = np.nan
             return
@@ -235,6 +233,8 @@ def _fill(out: NDArray[Any], column: Column, values: Values, name: str) -> None:
             f"{name}: column {column.name!r} holds {texts.values[texts.codes[row]]!r} at row {row}"
             f" (counted from 0), a category that was not trained on; expected {shown}{more}"
         )
+    if column.kind == "constant":
+        return
     out[:] = codes[:, None] == np.arange(column.width)
     out[codes == -1] = np.nan
 

@@ -20,10 +20,13 @@ def continued(history: ErrorHistory | None) -> ErrorHistory:
     return ErrorHistory([] if history is None else list(history.layers))
 
 
-def judged(tuned: Stack, objective: str, history: ErrorHistory, targets: Any) -> Stack:
+def judged(
+    tuned: Stack, objective: str, history: ErrorHistory, targets: Any, cause: str | None = None
+) -> Stack:
     """Return the stack with its history, and the verdict in its info.
 
-    ``targets`` are those trained on, of shape (n, outputs).
+    ``targets`` are those trained on, of shape (n, outputs); ``cause`` is why nothing can be learned
+    of the rows, if it is known.
     """
     if objective == "classification":
         constant = 1 - float(targets.mean(axis=0).max())  # the most frequent class is right
@@ -32,6 +35,7 @@ def judged(tuned: Stack, objective: str, history: ErrorHistory, targets: Any) ->
     info = dict(tuned.info)
     before = info.pop("verdict", [])  # of pretraining: a cause, if the result is poor
     sentences = on_tuning(objective, history.finetune, constant, examples=len(targets))
+    sentences = [cause] if cause else sentences
     if sentences:
         info["verdict"] = [*before, *sentences]
     return replace(tuned, info=info, history=history)

@@ -16,6 +16,7 @@ from typing import Any
 from syncpretrain.backends.choice import backend_for, why_no_fused_tuning, why_no_gpu
 from syncpretrain.cluster.job import check_ranks
 from syncpretrain.data.blocks import StoredRows
+from syncpretrain.data.scaling import same_rows
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
 from syncpretrain.events import Notice, Observer
@@ -190,7 +191,7 @@ class Finetuning:
                     "fine-tuning was stopped at its end", stack=tuned, signum=request.signum or 2
                 )
         targets = train.targets if self._labels is None else self._labels.targets
-        return judged(tuned, self.options.objective, history, targets)
+        return judged(tuned, self.options.objective, history, targets, same_rows(self._train.X))
 
     def _notices(self) -> Iterator[str]:
         """Yield what a run begins with."""

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from syncpretrain.data.columns import Columns, columns_in
 from syncpretrain.data.examples import as_examples
 from syncpretrain.data.file_rows import FileRows
 from syncpretrain.data.meaning import meaning_in
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.data.visible import has_missing, marked, visible_examples
-from syncpretrain.errors import DataError
+from syncpretrain.errors import DataError, NovelValueWarning
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import DenseLayer, Layer
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["checked_codes", "checked_width", "is_bounded", "prepared_examples"]
+__all__ = [
+    "checked_codes",
+    "checked_width",
+    "constant_columns",
+    "in_columns",
+    "is_bounded",
+    "prepared_examples",
+    "warn_of_novel",
+]
+
+FEW_NAMES = 5  # of columns, in a message
 
 
 class _Shaped(Protocol):
@@ -50,9 +63,14 @@ def prepared_examples(
         The lowest layer.
     scaling : Scaling or None
     info : mapping
-        Of the stack, with the meaning of its training rows.
+        Of the stack, with the meaning of its training rows, and the names of columns.
     missing : bool
         Whether NaN is permitted, which no convolution can leave out.
+
+    Warns
+    -----
+    NovelValueWarning
+        If a column that never varied in training holds another value.
 
     Raises
     ------
@@ -62,6 +80,7 @@ def prepared_examples(
     width, missing = lowest.shape.visible, missing and isinstance(lowest, DenseLayer)
     if isinstance(X, FileRows):
         checked_width(X, width, name)
+        warn_of_novel(X, scaling, name, partial(names_in, info, width))
         return X if scaling is None else scaling.apply(X)
     units, meaning = lowest.visible_units, meaning_in(info)
     if meaning is not None:
@@ -70,9 +89,63 @@ def prepared_examples(
         units = "gaussian"  # any number, which is scaled to [0, 1]
     examples = visible_examples(X, name, units, missing=missing)
     checked_width(examples, width, name)
+    warn_of_novel(examples, scaling, name, partial(names_in, info, width))
     if missing and has_missing(examples):
         return marked(examples, scaling)
     return examples if scaling is None else scaling.apply(examples)
+
+
+def names_in(info: Mapping[str, Any], width: int) -> Sequence[str]:
+    """Return the names of the values of an example, none if they have none."""
+    columns = columns_in(info)
+    return columns.names if columns and columns.width == width else ()
+
+
+def in_columns(places: Sequence[int], names: Sequence[str]) -> str:
+    """Return the first of some columns by their names, or by their numbers if they have none."""
+    shown = [repr(names[i]) if len(names) else str(i) for i in places[:FEW_NAMES]]
+    shown += ["..."] if len(places) > FEW_NAMES else []
+    return ", ".join(shown) + ("" if len(names) else "; counted from 0")
+
+
+def constant_columns(scaling: Scaling | None, columns: Columns | None) -> str | None:
+    """Return a notice of the columns that never varied in training; None if there is none.
+
+    ``columns`` are those of a table, among which may be texts.
+    """
+    never = [] if scaling is None else np.flatnonzero(scaling.constant).tolist()
+    texts = [] if columns is None else [c.name for c in columns.features if c.kind == "constant"]
+    if not never and not texts:
+        return None
+    features = () if columns is None else columns.features
+    names = columns.names if columns is not None else []
+    total = len(features) or (0 if scaling is None else len(scaling.scale))
+    places = [*never, *range(len(names), len(names) + len(texts))]
+    return (
+        f"columns that never vary: {len(places):,} of {total:,}"
+        f" ({in_columns(places, [*names, *texts])}), which are left out; another value there in new"
+        " rows is reported"
+    )
+
+
+def warn_of_novel(
+    X: Any, scaling: Scaling | None, name: str, names: Callable[[], Sequence[str]]
+) -> None:
+    """Warn of rows with another value in a column that never varied in training.
+
+    ``names`` returns those of the columns, none for numbers.
+    """
+    if scaling is None:
+        return
+    rows, places = scaling.novel_in(X)
+    if rows:
+        warnings.warn(
+            f"{name}: {rows:,} of {X.shape[0]:,} rows have new values in columns that never varied"
+            f" in training ({in_columns(places.tolist(), names())}), which the model leaves out; to"
+            " use these columns, train on rows in which they vary",
+            NovelValueWarning,
+            stacklevel=5,
+        )
 
 
 def is_bounded(units: str, scaling: Scaling | None) -> bool:

@@ -134,7 +134,7 @@ def _scaling(file: Path, tensors: dict[str, NDArray[Any]]) -> Scaling | None:
             raise ModelFileError(f"{file}: lacks half of the input's scaling")
         return None
     good = shift.shape == scale.shape and np.isfinite(shift).all() and np.isfinite(scale).all()
-    if not good or not (scale > 0).all():
+    if not good or not (scale >= 0).all():
         raise ModelFileError(f"{file}: the input's scaling is damaged")
     return Scaling(shift, scale)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from syncpretrain.data.columns import columns_in
+from syncpretrain.data.scaling import without_novel
 from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.arrays import Array
@@ -58,7 +59,8 @@ def scores(stack: Stack, X: ArrayLike, *, by: str = "reconstruction") -> NDArray
     by : str
         ``reconstruction``: the squared error of going up all layers and down again, summed over
         the values of an example, of Gaussian units over the standardized ones. ``free-energy``:
-        that of the first layer, an RBM, in nats. Missing values, NaN, are left out of both.
+        that of the first layer, an RBM, in nats. Missing values, NaN, are left out of both. Another
+        value in a column that never varied in training counts as 10 deviations, in whatever unit.
 
     Raises
     ------
@@ -67,8 +69,8 @@ def scores(stack: Stack, X: ArrayLike, *, by: str = "reconstruction") -> NDArray
     """
     check_scores(stack, by)
     if by == "free-energy":
-        return _by_rows(stack, X, partial(free_energy, stack.layers[0]))
-    return _by_rows(stack, X, lambda rows, **given: _squares(stack, rows, **given).sum(axis=1))
+        return _by_rows(stack, X, _energies)
+    return _by_rows(stack, X, lambda own, rows, **given: _squares(own, rows, **given).sum(axis=1))
 
 
 def feature_scores(stack: Stack, X: ArrayLike) -> NDArray[np.float64]:
@@ -87,8 +89,8 @@ def feature_scores(stack: Stack, X: ArrayLike) -> NDArray[np.float64]:
     owners = columns.owners if columns and columns.width == width else np.arange(width)
     starts = np.flatnonzero(np.diff(owners, prepend=-1))
 
-    def parts(rows: Array, **given: bool) -> Any:
-        return np.add.reduceat(_squares(stack, rows, **given), starts, axis=1)
+    def parts(own: Stack, rows: Array, **given: bool) -> Any:
+        return np.add.reduceat(_squares(own, rows, **given), starts, axis=1)
 
     return _by_rows(stack, X, parts)
 
@@ -102,8 +104,16 @@ def feature_names(stack: Stack) -> list[str]:
     return [str(number) for number in range(width)]
 
 
+def _energies(stack: Stack, rows: Array, *, missing: bool) -> NDArray[np.float64]:
+    seen = without_novel(rows, stack.scaling)
+    energies: NDArray[np.float64] = free_energy(stack.layers[0], seen, missing=missing)
+    energies += 0.5 * np.square(rows - seen).sum(axis=1, dtype=np.float64)
+    return energies
+
+
 def _squares(stack: Stack, rows: Array, *, missing: bool) -> NDArray[np.float64]:
-    down = as_documents(stack.down(stack.up(rows)), rows, stack.units[0])
+    seen = without_novel(rows, stack.scaling)
+    down = as_documents(stack.down(stack.up(seen)), seen, stack.units[0])
     squares: NDArray[np.float64] = np.square(rows.astype(np.float64) - down)
     if missing:
         squares[is_missing(rows)] = 0
@@ -111,10 +121,14 @@ def _squares(stack: Stack, rows: Array, *, missing: bool) -> NDArray[np.float64]
 
 
 def _by_rows(stack: Stack, X: ArrayLike, score: Callable[..., Any]) -> NDArray[np.float64]:
-    """Return what ``score`` makes of prepared rows, a few at a time."""
+    """Return what ``score`` makes of prepared rows, a few at a time, new values marked in them."""
+    if stack.scaling is not None:
+        stack = replace(stack, scaling=stack.scaling.marking())
     rows = stack.rows_of(X)
     prepared = stack.prepared(rows, missing=True)
     given = {"missing": has_missing(rows if hasattr(rows, "shape") else np.asarray(rows))}
     count = rows_at_once(stack.layers)
     starts = range(0, len(prepared), count)
-    return np.concatenate([score(prepared[start : start + count], **given) for start in starts])
+    return np.concatenate(
+        [score(stack, prepared[start : start + count], **given) for start in starts]
+    )

@@ -112,16 +112,29 @@ def share_text(error: float, baseline: float) -> str:
     return f"{100 * error / baseline:.0f} %" if baseline > 0 else "-"
 
 
-def on_layers(found: Sequence[Baseline], curves: Sequence[ErrorCurve]) -> list[str]:
-    """Return sentences about layers that learned nothing, or were spoiled."""
+def on_layers(
+    found: Sequence[Baseline],
+    curves: Sequence[ErrorCurve],
+    *,
+    more: str = "more epochs",
+    begun: bool = False,
+) -> list[str]:
+    """Return sentences about layers that learned nothing, or were spoiled.
+
+    ``more`` is what to try if too little was trained; of a training that has but ``begun`` this is
+    not said.
+    """
     sentences = []
     for number, (layer, curve) in enumerate(zip(found, curves, strict=False), start=1):
         grew = _grew(curve)
-        remedy = "try a lower learning_rate" if grew else "try more epochs, or smaller minibatches"
-        if layer.constant > MOST_CONSTANT * layer.units:
-            off = layer.at_limit > layer.constant / 2
+        remedy = "try a lower learning_rate" if grew else f"try {more}, or smaller minibatches"
+        is_constant = layer.constant > MOST_CONSTANT * layer.units
+        off = layer.at_limit > layer.constant / 2
+        if begun and not (is_constant and off):
+            continue
+        if is_constant:
             state = "are off or on for every example" if off else "hardly differ between examples"
-            remedy = "try a lower learning_rate" if off or grew else "try more epochs"
+            remedy = "try a lower learning_rate" if off or grew else f"try {more}"
             sentences.append(
                 f"layer {number}: {layer.constant} of its {layer.units} units {state}; {remedy}"
             )

@@ -15,7 +15,7 @@ from syncpretrain.data.examples import as_examples, checked_rows, evenly_spaced
 from syncpretrain.data.file_rows import FileRows, rows_in_file
 from syncpretrain.data.minibatches import Minibatches, is_iterable_of_arrays
 from syncpretrain.data.order import steps_per_epoch
-from syncpretrain.data.scaling import Scaling
+from syncpretrain.data.scaling import Scaling, check_varies
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.data.visible import (
     as_visible,
@@ -74,6 +74,8 @@ def build_data(
     settings = msgspec.structs.replace(settings, backend=backend, precision=precision)
     _check_memory(settings, data)
     scaling = Scaling.for_units(data.train, settings.visible_units)
+    if scaling is not None:
+        check_varies(data.train, scaling)
     if missing:
         settings = msgspec.structs.replace(settings, missing=True)
         check_columns(data.train, "X")
@@ -127,6 +129,8 @@ def _checked_data(settings: PretrainSettings, X: ArrayLike, validation: ArrayLik
     width, batch = settings.layers[0], settings.batch_size
     train = _train_rows(settings, X)
     check_width(settings.shapes, train.shape[1])
+    if not isinstance(train, ArrayPasses):  # of which some can be read once only
+        check_varies(train)
     trains = settings.schedule != UNTRAINED
     if trains and batch > len(train):
         raise SettingsError(

@@ -22,6 +22,7 @@ from syncpretrain.data.meaning import Meaning, check_precision
 from syncpretrain.data.minibatches import Minibatches
 from syncpretrain.errors import PoorResultWarning, RunInterrupted, SettingsError, WorkerError
 from syncpretrain.events import Notice, Observer
+from syncpretrain.models.inputs import constant_columns
 from syncpretrain.models.stack import Stack
 from syncpretrain.models.verdict import baselines, on_layers
 from syncpretrain.observers.errors import ErrorHistory
@@ -179,8 +180,9 @@ def _pretrained(
         saved = None if resume is None else SavedCall(resume, driver.settings, look.X)
         if saved is not None:
             driver.save, driver.resume = saved.save, saved.newest()
-        for observer in watching if notice else ():
-            observer(Notice(time.monotonic(), str(notice)))
+        for message in filter(None, (notice, constant_columns(driver.scaling, taken.columns))):
+            for observer in watching:
+                observer(Notice(time.monotonic(), str(message)))
         stack = _trained(driver, partial(_marked, taken.columns, meaning or _first_meaning(driver)))
     if saved is not None:
         saved.delete()

@@ -90,7 +90,7 @@ class Pretraining:
             settings = msgspec.structs.replace(settings, blas_threads=self._blas_threads)
         self.observers = tuple(observers)
         check_runtime(settings.runtime)
-        settings, data, self._scaling = build_data(settings, X, validation)
+        settings, data, self.scaling = build_data(settings, X, validation)
         self._backend = backend_of_layers(settings)
         self._workers = workers_of(settings)
         self.slots = min(self._workers, len(settings.layers) - 1)
@@ -118,7 +118,7 @@ class Pretraining:
                 if request():  # while the workers were joined
                     raise Stopped
             except WorkerError as error:
-                error.stack = self._trained.salvaged(self._schedule.done, self._scaling)
+                error.stack = self._trained.salvaged(self._schedule.done, self.scaling)
                 raise
             except Stopped:
                 if self.save is not None:
@@ -135,7 +135,7 @@ class Pretraining:
 
     def stack(self) -> Stack:
         """Return the newest layers."""
-        return self._trained.stack(self._schedule.done, self._scaling)
+        return self._trained.stack(self._schedule.done, self.scaling)
 
     def state(self) -> PretrainState:
         """Return all that the rest of the run depends on."""

@@ -5,24 +5,39 @@ A layer trains on a minibatch and hands its activations to the layer above, as i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from syncpretrain.data.blocks import blocks_of
+from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.facts import look_at
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.data.visible import check_columns, has_missing
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.base import Learner
+from syncpretrain.learners.epoch import diverged
+from syncpretrain.models.inputs import in_columns
 from syncpretrain.models.stack import Stack
+from syncpretrain.models.verdict import baselines, on_layers
+from syncpretrain.observers.errors import ErrorCurve
 from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.settled import settled
 from syncpretrain.settings.visible_units import check_missing
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["OnlineStack"]
+
+FAR = 10.0  # deviations of the first part from its mean: how far no row of it lies on average
+NEAR = 0.01  # of such a deviation: a column that varies less is as good as constant to a layer
+ROWS_TO_COMPARE = 1000  # of later parts, before a column of theirs is said to vary less
+ROWS_TO_JUDGE = 100  # of a part: fewer may be alike
+JUDGED_ROWS = 1000  # of a part, at most
+UPDATES_TO_JUDGE = 500  # before a layer is said to have learned nothing
 
 
 class OnlineStack:
@@ -33,7 +48,8 @@ class OnlineStack:
     X : ndarray of shape (n_examples, input units), float32
         The first part, from which the settings follow that are not given.
     stack : Stack or None
-        To go on with; None begins anew, with the scaling of the first part.
+        To go on with; None begins anew, with the scaling of the first part. A column that never
+        varied has no scale, and gets one by the part in which it first varies.
     layers : sequence of int
         Units of the input and of each layer.
     **settings
@@ -43,6 +59,11 @@ class OnlineStack:
     ------
     SettingsError, DataError
         If a setting is wrong, or X holds no numbers in a column.
+
+    Attributes
+    ----------
+    verdict : list of str
+        Sentences about the part that was trained on last, and what the layers make of it.
     """
 
     def __init__(self, X: Array, stack: Stack | None, *, layers: Any, **settings: Any) -> None:
@@ -54,22 +75,28 @@ class OnlineStack:
         precision = resolve_precision(wanted.precision, "numpy")
         self.settings = msgspec.structs.replace(wanted, precision=precision)
         self.stack = stack
-        self.parts = 0
+        self.parts = self.updates = 0
+        self.verdict: list[str] = []
         self._states: list[dict[str, Array]] = []
+        self._later = _LaterRows(self.settings.visible_units, X.shape[1])
 
-    def train(self, X: Array) -> Stack:
+    def train(self, X: Array, names: Sequence[str] = ()) -> Stack:
         """Train once on each row of a part; return the stack.
 
         Parameters
         ----------
         X : ndarray of shape (n_examples, input units), float32
             NaN stands for a missing value.
+        names : sequence of str
+            Of the columns, where they have any.
 
         Raises
         ------
         SettingsError, DataError
             If a value is outside [0, 1] where the visible units are binary, or missing where the
             settings do not permit it.
+        DivergedError
+            If a layer leaves the finite numbers; the stack of the part before stays.
         """
         missing = has_missing(X)
         if missing:
@@ -79,23 +106,95 @@ class OnlineStack:
         if self.stack is None:
             self.stack = _stack_of(learners, Scaling.for_units(X, self.settings.visible_units))
         else:
+            self._let_vary(X)
             for learner, layer in zip(learners, self.stack.layers, strict=True):
                 learner.restore(layer)
         for learner, state in zip(learners, self._states, strict=False):
             _restore(learner, state)
         seen, size = self.stack.prepared(X, missing=True), self.settings.batch_size
+        on_columns = [] if first else self._later.compared(seen, names)
         self.parts += 1
-        for step, start in enumerate(range(0, len(seen), size)):
-            below = seen[start : start + size]
-            for learner in learners:
-                if first and step == 0:
-                    learner.start(below)
-                learner.gradient(below, np.arange(len(below)), epoch=self.parts, step=step)
-                learner.update(epoch=self.parts)
-                below = learner.current().up(below)
+        with np.errstate(all="ignore"):  # what overflows is found by the check below
+            for step, start in enumerate(range(0, len(seen), size)):
+                below = seen[start : start + size]
+                self.updates += 1
+                for learner in learners:
+                    if first and step == 0:
+                        learner.start(below)
+                    learner.gradient(below, np.arange(len(below)), epoch=self.parts, step=step)
+                    learner.update(epoch=self.parts)
+                    below = learner.current().up(below)
+        for learner in learners:
+            _check_finite(learner, self.parts, on_columns)
         self._states = [{n: a.copy() for n, a in learner.state().items()} for learner in learners]
         self.stack = _stack_of(learners, self.stack.scaling)
+        self.verdict = on_columns or self._on_layers(X)  # the former are a cause of the latter
+        self.stack = replace(self.stack, info={"verdict": self.verdict} if self.verdict else {})
         return self.stack
+
+    def _let_vary(self, X: Array) -> None:
+        """Give a scale to columns that never varied until now, and do in this part."""
+        assert self.stack is not None
+        before = self.stack.scaling
+        if before is not None:
+            scaling = before.varied_by(X)
+            self._later.forget(before.constant & ~scaling.constant)
+            self.stack = replace(self.stack, scaling=scaling)
+
+    def _on_layers(self, X: Array) -> list[str]:
+        """Return sentences about the layers, by what they make of a part that is large enough."""
+        assert self.stack is not None
+        scaling = self.stack.scaling
+        if scaling is not None and scaling.constant.all() and len(X) > 1:
+            return [f"all {X.shape[1]:,} columns are constant so far; give parts with other rows"]
+        if len(X) < ROWS_TO_JUDGE:
+            return []
+        found = baselines(self.stack, evenly_spaced(X, JUDGED_ROWS))
+        begun = self.updates < UPDATES_TO_JUDGE
+        return on_layers(found, [ErrorCurve()] * len(found), more="more rows", begun=begun)
+
+
+class _LaterRows:
+    """How the Gaussian columns of later parts lie in the scaling of the first one."""
+
+    def __init__(self, units: str, width: int) -> None:
+        kind = kind_of(units)
+        self._normal = np.full(width, kind.blocks is None and not kind.is_unit_interval)
+        for part in kind.blocks.normal if kind.blocks is not None else ():
+            self._normal[part.columns] = True
+        self._count, self._sums, self._squares = np.zeros((3, width))
+        self._far, self._hardly = np.zeros((2, width), dtype=bool)
+
+    def forget(self, columns: Any) -> None:
+        """Begin anew with columns that have another scaling from now on."""
+        for sums in (self._count, self._sums, self._squares):
+            sums[columns] = 0
+        self._hardly[columns] = False
+
+    def compared(self, rows: Any, names: Sequence[str]) -> list[str]:
+        """Return sentences about columns of these rows, or of earlier ones, that lie otherwise."""
+        squares = np.zeros(len(self._normal))
+        for block in blocks_of(rows):
+            squares += np.square(block, dtype=np.float64).sum(axis=0)
+            self._sums += block.sum(axis=0, dtype=np.float64)
+        self._squares += squares
+        self._count += len(rows)
+        means = self._sums / self._count
+        variance = np.maximum(self._squares / self._count - means**2, 0)
+        hardly = (variance > 0) & (variance < NEAR**2) & (self._count >= ROWS_TO_COMPARE)
+        self._hardly |= self._normal & hardly
+        self._far |= self._normal & (squares > FAR**2 * len(rows))
+        found = {
+            f"lie more than {FAR:g} deviations from the mean": np.flatnonzero(self._far),
+            f"vary by less than {NEAR:g} deviations": np.flatnonzero(self._hardly),
+        }
+        return [
+            f"columns of later parts {how} of the first part"
+            f" ({in_columns(places.tolist(), names)}), by which they are standardized; begin anew"
+            " with a first part that has rows of all kinds, such as shuffled ones"
+            for how, places in found.items()
+            if len(places)
+        ]
 
 
 def _stack_of(learners: list[Learner], scaling: Scaling | None) -> Stack:
@@ -105,3 +204,12 @@ def _stack_of(learners: list[Learner], scaling: Scaling | None) -> Stack:
 def _restore(learner: Learner, state: Mapping[str, Any]) -> None:
     for name, array in learner.state().items():
         np.copyto(array, state[name])
+
+
+def _check_finite(learner: Learner, part: int, causes: Sequence[str]) -> None:
+    """Refuse weights that are no numbers any more, naming what the columns have to do with it."""
+    largest = learner.largest_weight()
+    if not np.isfinite(largest):
+        error = diverged(learner, part, f"a weight has grown to {largest:.3g}")
+        error.args = ("; ".join([*error.args, *causes]),)
+        raise error

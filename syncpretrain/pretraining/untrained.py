@@ -50,7 +50,7 @@ class Untrained:
         self.observers = tuple(observers)
         self.save: Callable[..., None] | None = None
         self.resume: Any = None
-        self.settings, data, self._scaling = build_data(settings, X, validation)
+        self.settings, data, self.scaling = build_data(settings, X, validation)
         self._examples = len(data.train)
 
     def run(self) -> Stack:
@@ -79,7 +79,7 @@ class Untrained:
         """Return the stack of random weights; the same seed gives the same."""
         s = self.settings
         stack = untrained_stack(
-            s.shapes, s.hidden_units, s.visible_units, seed=s.seed, scaling=self._scaling
+            s.shapes, s.hidden_units, s.visible_units, seed=s.seed, scaling=self.scaling
         )
         stack.info.update(
             {

@@ -25,6 +25,7 @@ from syncpretrain.errors import (
     WorkerError,
 )
 from syncpretrain.events import Event, Notice, Observer, RunStopped
+from syncpretrain.models.inputs import constant_columns
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
 from syncpretrain.models.verdict import baselines, on_layers
@@ -84,6 +85,8 @@ class Stages:
         self.restarts = Restarts(settings.run.max_restarts, self.report)
         self.unsaved: Stack | None = None  # the result of pretraining, until it is saved
         self.pretraining = self.new_pretraining()
+        if constant := constant_columns(self.pretraining.scaling, data.columns):
+            self.notices.append(constant)
 
     def new_pretraining(self) -> Driver:
         """Return the pretraining, checked and ready to run."""

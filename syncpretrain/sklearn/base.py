@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.events import Observer
 from syncpretrain.finetuning.options import TUNING_ARGUMENTS, TuningOptions, tuning_options
+from syncpretrain.models.inputs import warn_of_novel
 from syncpretrain.observers.plain_progress import PlainProgress
 from syncpretrain.settings.convert import check_names
 from syncpretrain.sklearn.inputs import rows_for
@@ -68,8 +70,15 @@ class StackEstimator(BaseEstimator):
         return tags
 
     def _rows(self, X: Any, *, reset: bool) -> Matrix:
-        """Return examples as an array, in which NaN is missing, or as a matrix in CSR format."""
+        """Return examples as an array, in which NaN is missing, or as a matrix in CSR format.
+
+        Those that a fitted stack is to read are compared with what never varied in training.
+        """
         rows: Matrix = rows_for(self, X, reset=reset)
+        scaling = None if reset else self.stack_.scaling
+        if scaling is not None and scaling.constant.any():
+            names = partial(getattr, self, "feature_names_in_", ())
+            warn_of_novel(as_examples(rows, "X"), scaling, "X", names)
         return rows
 
     def _seed(self) -> int:

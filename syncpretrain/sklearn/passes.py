@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data.examples import as_examples
+from syncpretrain.data.scaling import without_novel
 from syncpretrain.data.visible import has_missing, marked
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.models.likelihood import free_energy
@@ -145,10 +146,11 @@ def _bounded(variances: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _code_and_residuals(stack: Stack, X: Matrix) -> tuple[Matrix, Matrix, NDArray[np.bool_]]:
     """Return codes, what the reconstruction leaves, 0 where a value is missing, and where not."""
-    seen, known = _prepared(stack, X), ~np.isnan(X)
+    rows, seen = _with_novel(stack, X)
+    known = ~np.isnan(X)
     code = _up(stack, seen)
     down = as_documents(_down(stack, code), seen, stack.units[0])
-    residuals: Matrix = (seen - down) * known
+    residuals: Matrix = (rows - down) * known
     return code, residuals, known
 
 
@@ -156,7 +158,10 @@ def energies(stack: Stack, X: Matrix) -> NDArray[np.float64]:
     """Return the free energy of each example under layer 1, an RBM, in nats."""
 
     def own_energies(own: Stack, rows: Matrix) -> Matrix:
-        return free_energy(own.layers[0], _prepared(own, rows), missing=has_missing(rows))
+        marked_rows, seen = _with_novel(own, rows)
+        energies: Matrix = free_energy(own.layers[0], seen, missing=has_missing(rows))
+        energies += 0.5 * np.square(marked_rows - seen).sum(axis=1, dtype=np.float64)
+        return energies
 
     return _by_rows(_as_meant(stack, X), stack, own_energies)
 
@@ -209,6 +214,17 @@ def _in_doubles(stack: Stack) -> Stack:
     if head is not None:
         head = replace(head, weight=cast(head.weight), bias=cast(head.bias))
     return Stack(layers, stack.info, scaling, head)
+
+
+def _with_novel(stack: Stack, X: Matrix) -> tuple[Matrix, Matrix]:
+    """Return prepared rows with the values marked that are new where nothing varied, and without.
+
+    The latter are what the layers see.
+    """
+    if stack.scaling is not None:
+        stack = replace(stack, scaling=stack.scaling.marking())
+    rows = _prepared(stack, X)
+    return rows, without_novel(rows, stack.scaling)
 
 
 def _prepared(stack: Stack, X: Matrix) -> Matrix:

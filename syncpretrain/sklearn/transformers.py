@@ -16,6 +16,7 @@ from syncpretrain.kernels.activations import activate
 from syncpretrain.models.log_odds import check_have_odds
 from syncpretrain.pretraining.online import OnlineStack
 from syncpretrain.sklearn.base import StackEstimator, of_numbers, single
+from syncpretrain.sklearn.inputs import rows_for
 from syncpretrain.sklearn.passes import Matrix, codes_of, decoded, energies, reconstruction_errors
 from syncpretrain.units.kinds import UNITS
 
@@ -50,7 +51,10 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
         """Train once more on rows, from where the last call, or :meth:`fit`, has left the stack.
 
         Each minibatch trains all layers, one above the other. Visible units, and how columns are
-        standardized, are those of the first rows; a fine-tuned stack becomes a pretrained one.
+        standardized, are those of the first rows; a column that was constant in these is
+        standardized by the first rows in which it varies. A fine-tuned stack becomes a pretrained
+        one. Each call warns of columns that lie far from the first rows, and, after 100 rows or
+        more, of layers that are spoiled or have learned nothing yet.
 
         Parameters
         ----------
@@ -59,18 +63,23 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
         """
         begun = hasattr(self, "stack_")
         self._check_odds()
-        rows = self._rows(X, reset=not begun)
+        rows: Matrix = rows_for(self, X, reset=not begun)
         if getattr(self, "_online", None) is None:
             options = self._pretraining(rows, self._seed())
             self._online = OnlineStack(single(rows), self.stack_ if begun else None, **options)
         assert self._online is not None
-        self.stack_ = of_numbers(self._online.train(single(rows)))
+        names = getattr(self, "feature_names_in_", ())
+        self.stack_ = of_numbers(self._online.train(single(rows), names))
+        self._warn()
         return self
 
     def _fit(self, X: Matrix, seed: int) -> None:
         self.stack_ = self._pretrained_on(X, seed)
+        self._warn()
+
+    def _warn(self) -> None:
         for sentence in self.stack_.info.get("verdict", ()):
-            warnings.warn(sentence, PoorResultWarning, stacklevel=3)
+            warnings.warn(sentence, PoorResultWarning, stacklevel=4)
 
     def _check_odds(self) -> None:
         """Refuse, before anything is trained, log-odds of units that have none."""

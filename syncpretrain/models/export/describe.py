@@ -144,7 +144,7 @@ def _input_of(stack: Trained) -> tuple[list[kinds.Step], tuple[kinds.ColumnChoic
         table = tuple(kinds.ColumnChoices(column.name, column.values) for column in own)
         found.append(kinds.OneHot(table))
     if scaling is not None:
-        found.append(kinds.Standardize(_plain(scaling.shift), _plain(scaling.scale)))
+        found.append(kinds.Standardize(_plain(scaling.shift), _plain(scaling.divisor)))
     if not isinstance(lowest.shape, ConvolutionShape):  # no convolution leaves out a value
         found.append(kinds.FillMissing())
     return found, table

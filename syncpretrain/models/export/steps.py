@@ -70,7 +70,7 @@ class OneHot:
 
 @dataclass(frozen=True, eq=False)
 class Standardize:
-    """(x - shift) / scale, arrays of shape (width,)."""
+    """(x - shift) / scale, arrays of shape (width,); infinity makes 0 of what never varied."""
 
     shift: Array
     scale: Array

@@ -76,7 +76,7 @@ class AsyncPretraining:
         check_ranks(settings.runtime, settings.precision)
         check_windows(settings.exchange)
         self.observers, self._times = tuple(observers), times
-        self.settings, data, self._scaling = build_data(settings, X, validation)
+        self.settings, data, self.scaling = build_data(settings, X, validation)
         if not isinstance(data.train, (np.ndarray, FileRows)):
             raise SettingsError(
                 "schedule: got async with sparse rows or an iterable, expected an array of dense"
@@ -129,7 +129,7 @@ class AsyncPretraining:
                 "epochs": list(self._done),
                 "pretrain": msgspec.json.decode(msgspec.json.encode(self.settings)),
             },
-            self._scaling,
+            self.scaling,
         )
 
     def _train_stage(self, layers: Sequence[int], request: StopRequest) -> None:

@@ -69,7 +69,7 @@ class StreamedPretraining:
         restarts: Restarts | None = None,
     ) -> None:
         self.observers, self._times = tuple(observers), times
-        self.settings, data, self._scaling = build_data(settings, X, validation)
+        self.settings, data, self.scaling = build_data(settings, X, validation)
         settings = self.settings
         self._backend = backend_of_layers(settings)
         held_out = data.validation[:PROBE_ROWS]
@@ -149,7 +149,7 @@ class StreamedPretraining:
                 "epochs": epochs,
                 "pretrain": msgspec.json.decode(msgspec.json.encode(self.settings)),
             },
-            self._scaling,
+            self.scaling,
         )
 
     @property
