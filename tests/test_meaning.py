@@ -366,6 +366,14 @@ class TestColumnsWithALargeOffset:
         back = made.inverse_transform(made.transform(TIMES))
         assert len(np.unique(back[:, 0])) > 50
 
+    def test_parts_of_one_row_and_of_many(self):
+        made = StackedRBM(hidden=4, random_state=0)
+        for part in (TIMES[:100], TIMES[100:101], TIMES[101:]):
+            made.partial_fit(part)
+        assert len(np.unique(made.stack_.prepared(TIMES)[:, 0])) > 50
+        again = StackedRBM(hidden=4, epochs=2, random_state=0).fit(TIMES).partial_fit(TIMES[:1])
+        assert len(np.unique(again.stack_.prepared(TIMES)[:, 0])) > 50
+
     def test_files(self, tmp_path):
         np.save(tmp_path / "x.npy", TIMES)
         np.savetxt(tmp_path / "x.csv", TIMES, delimiter=",", fmt="%.6f")

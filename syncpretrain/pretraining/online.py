@@ -15,6 +15,7 @@ import numpy as np
 from syncpretrain.data.blocks import blocks_of
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.facts import look_at
+from syncpretrain.data.meaning import Meaning, origin_of
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.data.visible import check_columns, has_missing
 from syncpretrain.kernels.arrays import Array
@@ -74,6 +75,9 @@ class OnlineStack:
         wanted, _ = settled(layers, look_at(X), settings)
         precision = resolve_precision(wanted.precision, "numpy")
         self.settings = msgspec.structs.replace(wanted, precision=precision)
+        gaussian = not kind_of(self.settings.visible_units).is_unit_interval
+        own = Meaning("numbers", origin_of(X) if gaussian and isinstance(X, np.ndarray) else ())
+        self._meaning = own if stack is None else stack.meaning or own
         self.stack = stack
         self.parts = self.updates = 0
         self.verdict: list[str] = []
@@ -85,7 +89,7 @@ class OnlineStack:
 
         Parameters
         ----------
-        X : ndarray of shape (n_examples, input units), float32
+        X : ndarray of shape (n_examples, input units)
             NaN stands for a missing value.
         names : sequence of str
             Of the columns, where they have any.
@@ -98,6 +102,7 @@ class OnlineStack:
         DivergedError
             If a layer leaves the finite numbers; the stack of the part before stays.
         """
+        X = self._meaning.prepare(X)
         missing = has_missing(X)
         if missing:
             check_missing(self.settings)
@@ -106,6 +111,7 @@ class OnlineStack:
         if self.stack is None:
             self.stack = _stack_of(learners, Scaling.for_units(X, self.settings.visible_units))
         else:
+            self.stack = self.stack.for_prepared_rows()
             self._let_vary(X)
             for learner, layer in zip(learners, self.stack.layers, strict=True):
                 learner.restore(layer)
@@ -129,7 +135,9 @@ class OnlineStack:
         self._states = [{n: a.copy() for n, a in learner.state().items()} for learner in learners]
         self.stack = _stack_of(learners, self.stack.scaling)
         self.verdict = on_columns or self._on_layers(X)  # the former are a cause of the latter
-        self.stack = replace(self.stack, info={"verdict": self.verdict} if self.verdict else {})
+        info = {"meaning": msgspec.to_builtins(self._meaning)}
+        info |= {"verdict": self.verdict} if self.verdict else {}
+        self.stack = replace(self.stack, info=info)
         return self.stack
 
     def _let_vary(self, X: Array) -> None:

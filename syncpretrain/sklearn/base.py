@@ -127,7 +127,7 @@ class StackEstimator(BaseEstimator):
         options.setdefault("observers", self._observers())
         return finetune(
             stack,
-            single(X),
+            single(X, stack),
             y,
             seed=seed,
             **(own | limits | options | self._others(tuning=True)),
@@ -215,11 +215,11 @@ def of_numbers(stack: Stack) -> Stack:
     return replace(stack, info=stack.info | {"meaning": to_builtins(Meaning("numbers", origin))})
 
 
-def single(X: Matrix) -> NDArray[Any]:
-    """Return examples as they are trained on; sparse ones stay sparse."""
+def single(X: Matrix, stack: Stack | None = None) -> NDArray[Any]:
+    """Return examples as they are trained on, by a stack of earlier ones; sparse stay sparse."""
     if hasattr(X, "toarray"):
         return as_examples(X, "X")
-    if origin_of(X):  # which float32 cannot do without
-        return X
+    if origin_of(X) or (stack is not None and stack.meaning is not None and stack.meaning.origin):
+        return X  # for float32 would lose the differences within a column
     with np.errstate(over="ignore"):  # infinite values are refused, with their place
         return np.ascontiguousarray(X, dtype=np.float32)

@@ -69,7 +69,7 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
             self._online = OnlineStack(single(rows), self.stack_ if begun else None, **options)
         assert self._online is not None
         names = getattr(self, "feature_names_in_", ())
-        self.stack_ = of_numbers(self._online.train(single(rows), names))
+        self.stack_ = of_numbers(self._online.train(single(rows, self._online.stack), names))
         self._warn()
         return self
 
