@@ -30,6 +30,7 @@ from syncpretrain.data.split import stratified_split
 from syncpretrain.data.table import Table
 from syncpretrain.data.table_rows import Rows, Wanted, array_labels, rows_of_table
 from syncpretrain.errors import DataError
+from syncpretrain.storage import expanded
 
 __all__ = [
     "ALL_ONES",
@@ -105,7 +106,7 @@ def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
     DataError
         As :func:`read_file`, or if the file has no columns as they are ``wanted``.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     if is_image_folder(path):
         _refuse_columns(path, wanted, FOLDER_LABELS)
         return _of_folder(path, wanted)
