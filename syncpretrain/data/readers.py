@@ -148,6 +148,14 @@ def _of_folder(path: Path, wanted: Wanted) -> Rows:
             folders = ", ".join(np.unique(names[new]))
             notices += (NEW_FOLDERS.format(path, int(new.sum()), folders),)
         names[new] = ""  # no label
+    for name in map(str, np.unique(names)):
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise DataError(
+                f"{path}: got a folder {name!r}, a name that is no text; rename it, for it is that"
+                " of a class"
+            ) from None
     labels, columns = array_labels(names, len(X), str(path), wanted, target="class")
     return _checked(Rows(X, labels, notices, columns), path, wanted)
 
@@ -265,7 +273,10 @@ def check_file(path: Path) -> bytes:
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            raise DataError(f"{path}: got a folder, expected a file: {FORMATS}")
+            raise DataError(
+                f"{path}: got a folder, expected a file: {FORMATS}; or a folder with images in it"
+                " or in its subfolders, under names without a dot before"
+            )
         if not stat.S_ISREG(mode):  # to read a pipe or a device might never end
             raise DataError(f"{path}: got a pipe or a device, expected a file: {FORMATS}")
         with path.open("rb") as file:
