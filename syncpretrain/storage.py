@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["remove_temporaries", "write_atomically"]
+__all__ = ["expanded", "is_readable", "remove_temporaries", "write_atomically"]
 
 
 RANDOM_BYTES = 8  # of a temporary file's name
@@ -19,6 +19,16 @@ TEMPORARY = re.compile(rf"\..+\.[0-9a-f]{{{2 * RANDOM_BYTES}}}")
 # do; PostgreSQL's fsync_fname_ext ignores the same. A full or broken disk is never ignored.
 NOT_OPENED = {errno.EACCES, errno.EISDIR}
 NOT_FLUSHED = {errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """Return a path with ~ as the user's home; as it is where no home is known."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib's raises then
+
+
+def is_readable(path: Path) -> bool:
+    """Return whether a path is that of a file that can be read; of a locked folder it is not."""
+    return os.path.isfile(path) and os.access(path, os.R_OK)  # noqa: PTH113 - pathlib's raises then
 
 
 def write_atomically(

@@ -291,6 +291,31 @@ def test_what_is_left_out_is_said_once(call):
     assert call("score", "more", "--out", "y.csv")[1].count("passed over") == 1
 
 
+class TestFoldersOfImages:
+    def test_a_picture_means_the_same_in_a_later_folder(self, call, tmp_path):
+        Image = pytest.importorskip("PIL.Image", reason="images need Pillow")
+        draws = np.random.default_rng(0)
+        for number in range(20):  # of a camera with 12 bits
+            pixels = draws.integers(0, 4096, (4, 4)).astype(np.uint16)
+            path = tmp_path / "im" / "uv"[number % 2] / f"{number:02}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(path)
+        wanted = ("--data", "im", "--hidden", "4", "--visible-units", "gaussian")
+        _, err = call("train", *wanted, "--epochs", 1, "--out", "run")
+        assert "as of a camera with 12 bits" in err
+        assert "in 2 classes: u 10, v 10" in err
+        call("encode", "run", "--data", "im", "--out", "all.npy")
+        (tmp_path / "few" / "v").mkdir(parents=True)
+        (tmp_path / "few" / ".hidden").mkdir()
+        Image.fromarray(pixels).save(tmp_path / "few" / "v" / "a.png")
+        Image.fromarray(pixels * 16).save(tmp_path / "few" / "v" / "b.png")
+        Image.fromarray(pixels).save(tmp_path / "few" / ".hidden" / "a.png")
+        _, err = call("encode", "run", "--data", "few", "--out", "few.npy")
+        assert "left out: 1 image under names that begin with a dot" in err
+        assert len(np.load("few.npy")) == 2
+        np.testing.assert_allclose(np.load("few.npy")[0], np.load("all.npy")[-1], rtol=1e-5)
+
+
 class TestScore:
     @pytest.mark.parametrize("by", ["reconstruction", "free-energy"])
     def test_known_answer(self, call, by):

@@ -539,6 +539,19 @@ class TestImages:
             "left out: 1 folder without images of its own, such as bird",
         ]
 
+    def test_a_class_without_a_text_for_its_name_is_refused(self, folder):
+        (folder / "dog").rename(folder / "\udcff")
+        with pytest.raises(DataError, match=r"got a folder '\\udcff', a name that is no text"):
+            load_dataset(folder)
+
+    @pytest.mark.parametrize("place", [".dog/1.png", "dog/old/1.png"])
+    def test_a_folder_whose_images_are_all_left_out_is_refused(self, folder, place):
+        new = folder / "new" / place
+        new.parent.mkdir(parents=True)
+        (folder / "dog" / "1.png").rename(new)
+        with pytest.raises(DataError, match="or a folder with images in it or in its subfolders"):
+            load_dataset(folder / "new")
+
     def test_a_link_to_a_folder_is_a_class(self, folder, tmp_path_factory):
         elsewhere = tmp_path_factory.mktemp("birds")
         (folder / "dog" / "1.png").rename(elsewhere / "1.png")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import io
 import subprocess
 import sys
 from itertools import pairwise
@@ -19,6 +20,7 @@ from syncpretrain.models.diagnosis import diagnose_layers
 from syncpretrain.observers.history import History
 from syncpretrain.runs.report.plots.canvas import new_axes
 from syncpretrain.runs.report.plots.examples import error_shares
+from syncpretrain.runs.report.plots.features import draw_bars
 from syncpretrain.runs.report.plots.units import activities_of, draw_codes, principal_components
 
 pytestmark = pytest.mark.usefixtures("figures")
@@ -132,6 +134,19 @@ class TestReconstructions:
         assert np.isfinite(error_shares(stack, X)).all()
 
 
+# Texts in which Matplotlib, XML or HTML would find something else, and as what they are drawn.
+NAMES = {name: name for name in ("$", "$$", "_rest", "spend_$_per_$_visit", r"$\frac{$", "a<b>&")}
+NAMES |= {"two\nlines": "two lines", "\x07bell": "\ufffdbell", "\ud800half": "\ufffdhalf"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_columns_are_named_as_they_are(name):
+    axes = new_axes()
+    draw_bars(axes, [name, "b"], np.array([2.0, 1.0]), label="norm")
+    axes.figure.savefig(io.BytesIO(), format="svg")  # which parses formulas
+    assert [text.get_text() for text in axes.get_yticklabels()] == [NAMES[name], "b"]
+
+
 class TestCodes:
     def test_components_of_points_in_a_plane(self):
         rng = np.random.default_rng(0)
@@ -170,6 +185,14 @@ class TestCodes:
         assert len(texts) == 11
         assert texts[0] == "others"
         assert sum(len(x.get_offsets()) for x in axes.collections) == 200
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_classes_are_named_as_they_are(self, run, bits, name):
+        labels = np.array([name, "b", "c"])[np.arange(len(bits)) % 3]
+        axes = plot.codes(run[0], bits, labels)
+        shown = [text.get_text() for text in axes.get_legend().get_texts()]
+        assert sorted(shown) == sorted([NAMES[name], "b", "c"])
+        axes.figure.savefig(io.BytesIO(), format="svg")  # which parses formulas
 
     def test_numbers_get_shades(self, run, bits):
         y = np.linspace(0, 1, 200, dtype=np.float32)

@@ -255,6 +255,32 @@ class TestRecord:
         }, "free has none"
 
 
+class TestWordsOfTheUser:
+    def test_names_with_markup_are_shown_as_they_are(self, call, tmp_path, folder, report):
+        names = ("$", "spend_$_per_$_visit", "_low", "<i>", "$$")
+        rows = [f"{i % 7},{i % 5},{i % 3},{names[i % 5]},{names[i % 4]}" for i in range(60)]
+        table = tmp_path / "odd.csv"
+        table.write_text("\n".join(["$,spend_$_per_$_visit,_c,<b>,kind", *rows]) + "\n")
+        given = ("--data", table, "--target", "kind", "--visible-units", "auto", "--hidden", "6,3")
+        call("train", *given, "--epochs", 2, "--out", folder / "odd $a_b$")
+        page = report("odd $a_b$")
+        assert set(USUAL) <= set(page.sections)
+        assert "Not drawn" not in page.text
+        for name in (*names, "<b>=$$", "_c"):
+            assert name in page.text
+
+    def test_a_drawing_that_fails_costs_a_line(self, report, monkeypatch):
+        def fails(*given, **options):
+            raise ValueError("a < b")
+
+        monkeypatch.setattr("syncpretrain.runs.report.sections.learning.draw_curve", fails)
+        monkeypatch.setattr("syncpretrain.runs.report.sections.examples.draw_codes", fails)
+        monkeypatch.setattr("syncpretrain.runs.report.sections.examples.filter_grid", fails)
+        page = report("tuned")
+        assert list(page.sections) == list(USUAL)
+        assert page.text.count("Not drawn: a < b.") == 5
+
+
 class TestRefusals:
     def test_no_run(self, call, tmp_path):
         _, err = call("report", tmp_path, status=2)

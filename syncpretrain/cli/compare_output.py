@@ -62,7 +62,7 @@ def print_comparison(report: dict[str, Any], file: IO[str]) -> None:
     data = report["data"]
     classes = report["objective"] == "classification"
     head = f"{layers} on {data['source']}, {report['objective']}, on the test examples:"
-    console.print(head, markup=False, soft_wrap=True)
+    console.print(head, markup=False, emoji=False, soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     wrong = "wrong,\n%" if classes else "\nerror"
     plain = ("\nspread", "\ngain", "\npasses", "pretrain\ns", "finetune\ns")
@@ -87,7 +87,8 @@ def print_comparison(report: dict[str, Any], file: IO[str]) -> None:
     seeds = report["table"][0]["seeds"]
     console.print(f"means of {seeds} seeds; the gain is over random weights", markup=False)
     console.print("passes: epochs of pretraining, each by its layer's share of the weights")
-    console.print(f"table and curve: {report['out']}", markup=False, soft_wrap=True)
+    where = f"table and curve: {report['out']}"
+    console.print(where, markup=False, emoji=False, soft_wrap=True)
 
 
 def write_comparison(

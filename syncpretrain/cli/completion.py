@@ -36,8 +36,8 @@ def command(shell: str, install: bool) -> None:
         return
     from syncpretrain.errors import SettingsError
 
-    path = _place(shell)
     try:
+        path = _place(shell)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(script, encoding="utf-8")
         click.echo(f"written: {path}")
@@ -47,6 +47,11 @@ def command(shell: str, install: bool) -> None:
         raise SettingsError(
             f"install: cannot write {error.filename or path}: {error.strerror}; without --install"
             " the script is printed"
+        ) from None
+    except RuntimeError:
+        raise SettingsError(
+            "install: no home folder is known to install it in; set HOME, or leave --install out,"
+            " which prints the script"
         ) from None
     click.echo(f"open a new {shell} to use it")
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -43,9 +42,8 @@ def command() -> None:
 def list_command(as_json: bool) -> None:
     """List the data sets: size, where they are, source and licence."""
     from syncpretrain.data.named.catalogue import CATALOGUE
-    from syncpretrain.data.named.fetch import folder_of, is_here
 
-    rows = [_row(named, folder_of(named), is_here) for named in CATALOGUE.values()]
+    rows = [_row(named) for named in CATALOGUE.values()]
     if as_json:
         click.echo(json.dumps({"data": rows}))
         return
@@ -77,14 +75,20 @@ def fetch_command(names: tuple[str, ...], mirror: str | None, quiet: bool) -> No
             click.echo(f"{named.name}: source: {named.source}; licence: {named.licence}")
 
 
-def _row(named: NamedData, folder: Path, is_here: Callable[..., bool]) -> dict[str, Any]:
+def _row(named: NamedData) -> dict[str, Any]:
+    from syncpretrain.data.named.fetch import folder_of, is_here
+    from syncpretrain.errors import DataError
+
+    folder = None
+    with suppress(DataError):  # without a home there is none
+        folder = folder_of(named)
     return {
         "name": named.name,
         "title": named.title,
         "bytes": named.bytes,
         "files": [file.name for file in named.files],
-        "folder": str(folder),
-        "here": is_here(named, folder),
+        "folder": None if folder is None else str(folder),
+        "here": folder is not None and is_here(named, folder),
         "source": named.source,
         "licence": named.licence,
     }

@@ -16,6 +16,7 @@ from syncpretrain.runs.folder import (
     METRICS_NAME,
     TRACE_NAME,
 )
+from syncpretrain.storage import expanded
 
 __all__ = ["check_target"]
 
@@ -48,6 +49,6 @@ def check_target(path: Path, *read: Path | str | None) -> None:
         return
     if path.name in OF_A_RUN and any((path.parent / name).is_file() for name in SIGNS_OF_A_RUN):
         raise SettingsError(f"out: {path} is a file of the run in {path.parent}; name another file")
-    for other in (Path(name).expanduser() for name in read if name is not None):
+    for other in (expanded(name) for name in read if name is not None):
         if other.is_file() and other.samefile(path):
             raise SettingsError(f"out: {path} is a file that is read; name another one")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import sys
 import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
@@ -83,6 +86,7 @@ class Program(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the program's own options; a rank other than 0 follows rank 0 instead."""
+        _open_closed()
         if is_follower():
             ctx.exit(follow(args))
         if not args:
@@ -154,6 +158,13 @@ def _warnings_in_lines() -> Iterator[None]:
         warnings.simplefilter("always", NovelValueWarning)
         shown, warnings.showwarning = warnings.showwarning, show
         yield
+
+
+def _open_closed() -> None:
+    """Let what is printed go nowhere where a stream was closed before the program began."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
 
 
 def _end(ctx: click.Context, message: str, status: int) -> None:

@@ -27,6 +27,7 @@ from syncpretrain.runs.folder import CONFIG_NAME, IDENTITY_NAME
 from syncpretrain.runs.identity import read_identity
 from syncpretrain.runs.prepare import of_tables
 from syncpretrain.settings import DataSettings, Settings, read_settings
+from syncpretrain.storage import expanded
 
 __all__ = ["Examples", "check_names_data", "dataset_of", "examples_of"]
 
@@ -200,7 +201,7 @@ def _test_set(name: str, stack: Stack) -> Dataset:
 
 def _rows(name: str, stack: Stack) -> Rows:
     """Return all examples of a file, read by the columns that the stack was trained on."""
-    if not Path(name).expanduser().exists():
+    if not expanded(name).exists():
         load_dataset(name)  # refuses it, and says which data sets there are
     encode, columns = takes_categories(stack.units[0]), _columns(stack)
     wanted = Wanted(

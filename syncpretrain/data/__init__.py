@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from syncpretrain.data.named.catalogue import CATALOGUE
 from syncpretrain.errors import DataError
+from syncpretrain.storage import expanded
 
 if TYPE_CHECKING:
     from syncpretrain.data.columns import Columns
@@ -183,14 +183,14 @@ def _check_there(option: str, name: str | float | os.PathLike[str] | None) -> No
 
 def located(name: str) -> str:
     """Return a data set's name as it is, and a file's path in full, true from every folder."""
-    return name if name in DATASETS or not name else str(Path(name).expanduser().resolve())
+    return name if name in DATASETS or not name else str(expanded(name).resolve())
 
 
 def _exists(name: str | os.PathLike[str]) -> bool:
     """Return whether there may be such a file; an unreadable one is for the reader to report."""
     try:
-        Path(name).expanduser().stat()
-    except (FileNotFoundError, NotADirectoryError, ValueError, RuntimeError):
+        expanded(name).stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
     except OSError:
         return True

@@ -37,7 +37,26 @@ class FailedBeforeError(DataError):
 
 
 def cache_folder() -> Path:
-    """Return this library's folder in the user's cache; it need not exist."""
+    """Return this library's folder in the user's cache; it need not exist.
+
+    Raises
+    ------
+    DataError
+        If the user has no home that is known.
+    """
+    try:
+        found = _cache_folder()
+    except (RuntimeError, KeyError):
+        found = Path()
+    if not found.is_absolute():
+        raise DataError(
+            "the user's cache folder is not known, as there is no home folder; set HOME,"
+            " XDG_CACHE_HOME or SYNCPRETRAIN_DATA to a folder"
+        )
+    return found
+
+
+def _cache_folder() -> Path:
     try:
         import pooch
     except ImportError:
@@ -179,16 +198,20 @@ def check_writable(folder: Path) -> None:
     ------
     DataError
     """
-    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise DataError(f"{there} cannot be written to")
+    try:
+        there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        good = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    except OSError:  # within a folder that cannot be read
+        there, good = folder, False
+    if not good:
+        raise DataError(f"{there} cannot be written to; SYNCPRETRAIN_DATA names another folder")
 
 
 def _is_recent(failed: Path) -> bool:
     """Return whether there is such a file, made within the last day."""
     try:
         age = time.time() - failed.stat().st_mtime
-    except FileNotFoundError:
+    except OSError:
         return False
     return 0 <= age < PAUSE_SECONDS  # below 0 the clock was set back
 

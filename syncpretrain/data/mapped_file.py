@@ -20,6 +20,7 @@ from syncpretrain.data.image_shape import check_image_shape
 from syncpretrain.data.meaning import Meaning, check_precision
 from syncpretrain.data.readers import ALL_ONES, check_file, colours_last, load_file, map_npy
 from syncpretrain.shapes import ImageShape
+from syncpretrain.storage import expanded
 
 __all__ = ["FileStamp", "KnownFile", "is_mapped_file", "load_mapped"]
 
@@ -71,7 +72,7 @@ def load_mapped(
     DataError
         As :func:`syncpretrain.data.readers.load_file`.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     check_file(path)
     stamp = _stamp_of(path)
     X = map_npy(path)

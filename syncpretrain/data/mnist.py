@@ -22,6 +22,7 @@ from syncpretrain.data.meaning import Meaning
 from syncpretrain.data.named.catalogue import CATALOGUE, MNIST
 from syncpretrain.data.split import stratified_split
 from syncpretrain.errors import DataError
+from syncpretrain.storage import expanded, is_readable
 
 __all__ = ["check_mnist", "load_digits", "load_mnist"]
 
@@ -58,11 +59,11 @@ def load_mnist(
     named = os.environ.get("SYNCPRETRAIN_DATA")
     notices: tuple[str, ...] = ()
     if named:
-        folder = _named_folder(Path(named).expanduser())
+        folder = _named_folder(expanded(named))
         digits = _read_folder(folder)
     else:
-        folder = cache_folder() / "mnist"
         try:
+            folder = cache_folder() / "mnist"
             digits, notices = _cached_or_downloaded(folder)
         except DataError as reason:
             return _embedded(reason, validation=validation, seed=seed, meaning=meaning)
@@ -192,7 +193,7 @@ def _find(folder: Path, name: str) -> Path | None:
     """Return the file of that name, gzipped or not, or written as in train-images.idx3-ubyte."""
     dotted = name.replace("-idx", ".idx")
     paths = (folder / (stem + end) for stem in (name, dotted) for end in ("", ".gz"))
-    return next((path for path in paths if path.is_file()), None)
+    return next((path for path in paths if is_readable(path)), None)
 
 
 def _read_folder(folder: Path) -> Digits:

@@ -30,6 +30,7 @@ from syncpretrain.data.split import stratified_split
 from syncpretrain.data.table import Table
 from syncpretrain.data.table_rows import Rows, Wanted, array_labels, rows_of_table
 from syncpretrain.errors import DataError
+from syncpretrain.storage import expanded
 
 __all__ = [
     "ALL_ONES",
@@ -104,7 +105,7 @@ def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
     DataError
         As :func:`read_file`, or if the file has no columns as they are ``wanted``.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     if is_image_folder(path):
         _refuse_columns(path, wanted, FOLDER_LABELS)
         return _of_folder(path, wanted)
@@ -147,6 +148,14 @@ def _of_folder(path: Path, wanted: Wanted) -> Rows:
             folders = ", ".join(np.unique(names[new]))
             notices += (NEW_FOLDERS.format(path, int(new.sum()), folders),)
         names[new] = ""  # no label
+    for name in map(str, np.unique(names)):
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise DataError(
+                f"{path}: got a folder {name!r}, a name that is no text; rename it, for it is that"
+                " of a class"
+            ) from None
     labels, columns, more = array_labels(names, len(X), str(path), wanted, target="class")
     return _checked(Rows(X, labels, (*notices, *more), columns, meaning=own), path, wanted)
 
@@ -282,7 +291,10 @@ def check_file(path: Path) -> bytes:
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            raise DataError(f"{path}: got a folder, expected a file: {FORMATS}")
+            raise DataError(
+                f"{path}: got a folder, expected a file: {FORMATS}; or a folder with images in it"
+                " or in its subfolders, under names without a dot before"
+            )
         if not stat.S_ISREG(mode):  # to read a pipe or a device might never end
             raise DataError(f"{path}: got a pipe or a device, expected a file: {FORMATS}")
         with path.open("rb") as file:

@@ -12,7 +12,7 @@ from syncpretrain.data.download import brief, cache_folder, check_online, check_
 from syncpretrain.data.idx import read_idx
 from syncpretrain.data.named.catalogue import CATALOGUE, NamedData, RemoteFile
 from syncpretrain.errors import DataError
-from syncpretrain.storage import write_atomically
+from syncpretrain.storage import expanded, is_readable, write_atomically
 
 __all__ = ["check_file_of", "check_mirror", "fetch", "folder_of", "is_here", "named_data"]
 
@@ -36,9 +36,18 @@ def named_data(name: str) -> NamedData:
 
 
 def folder_of(named: NamedData) -> Path:
-    """Return the folder of a data set: in that of ``SYNCPRETRAIN_DATA``, or in the user's cache."""
+    """Return the folder of a data set: in that of ``SYNCPRETRAIN_DATA``, or in the user's cache.
+
+    Raises
+    ------
+    DataError
+        If the user has no home that is known.
+    """
     root = os.environ.get("SYNCPRETRAIN_DATA")
-    return (Path(root).expanduser() if root else cache_folder()) / named.name
+    folder = expanded(root) if root else cache_folder()
+    if str(folder).startswith("~"):
+        raise DataError(f"SYNCPRETRAIN_DATA is set to {root}, but no such home folder is known")
+    return folder / named.name
 
 
 def check_file_of(named: NamedData, file: RemoteFile, folder: Path) -> Path:
@@ -51,7 +60,7 @@ def check_file_of(named: NamedData, file: RemoteFile, folder: Path) -> Path:
     """
     path = folder / file.name
     again = f"fetch it with: syncpretrain data fetch {named.name}"
-    if not path.is_file():
+    if not is_readable(path):
         raise DataError(f"data: got {named.name}, but {path} is not there; {again}")
     try:
         _check_sum(path, file)
@@ -64,7 +73,7 @@ def is_here(named: NamedData, folder: Path) -> bool:
     """Return whether all files of a data set are there; their sums are not looked at."""
     names = [(file.name, file.name.removesuffix(".gz")) for file in named.files]
     places = [folder, folder.parent] if named.name == "mnist" else [folder]
-    return any(all(any((f / n).is_file() for n in own) for own in names) for f in places)
+    return any(all(any(is_readable(f / n) for n in own) for own in names) for f in places)
 
 
 def check_mirror(mirror: str | None) -> None:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 from xml.etree import ElementTree
 
+from syncpretrain.runs.report.sections.section import not_drawn
+
 __all__ = ["drawn", "themed"]
 
 INK, GRID = "#1b1f24", "#c9ced6"
@@ -30,6 +32,7 @@ STYLE: dict[str, Any] = {
     "legend.facecolor": "none",
     "legend.edgecolor": GRID,
     "text.color": INK,
+    "text.usetex": False,
     "xtick.color": INK,
     "xtick.labelsize": 8.5,
     "ytick.color": INK,
@@ -58,7 +61,7 @@ def themed(name: str) -> Iterator[None]:
 
 
 def drawn(draw: Draw, *, name: str, label: str, size: tuple[float, float] = (3.7, 2.75)) -> str:
-    """Return what ``draw(axes)`` draws as an SVG element.
+    """Return what ``draw(axes)`` draws as an SVG element, or why it cannot be drawn.
 
     Parameters
     ----------
@@ -72,6 +75,13 @@ def drawn(draw: Draw, *, name: str, label: str, size: tuple[float, float] = (3.7
     size : tuple of float
         In inches.
     """
+    try:
+        return _svg(draw, name, label, size)
+    except Exception as error:  # a page that lacks a drawing is better than none
+        return not_drawn(error)
+
+
+def _svg(draw: Draw, name: str, label: str, size: tuple[float, float]) -> str:
     from matplotlib.figure import Figure
 
     with themed(name):

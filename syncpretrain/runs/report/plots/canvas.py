@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from syncpretrain.runs.report.curves import check_drawing
 
 __all__ = [
     "ASLEEP",
+    "AS_WRITTEN",
     "COLOURS_OF_SERIES",
     "MARKERS",
+    "add_legend",
     "colour_of",
+    "drawable",
     "new_axes",
     "new_panels",
     "text_on",
@@ -24,6 +29,10 @@ LIGHT = {"#e69f00", "#cc79a7", "#56b4e9"}  # on which white text would be hard t
 ASLEEP = "#dddddd"
 PANEL = (3.6, 2.7)  # inches
 PANELS_ACROSS = 3
+# For texts of Matplotlib with a user's words in them, where $ begins no formula.
+AS_WRITTEN: dict[str, Any] = {"parse_math": False, "usetex": False}
+# What XML cannot hold, or no font draws: control characters and halves of pairs.
+UNDRAWABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 def colour_of(number: int) -> str:
@@ -34,6 +43,19 @@ def colour_of(number: int) -> str:
 def text_on(number: int) -> str:
     """Return the colour of text on the colour of a series."""
     return "black" if colour_of(number) in LIGHT else "white"
+
+
+def drawable(text: str) -> str:
+    """Return a text on one line, with a mark in place of what cannot be drawn."""
+    return UNDRAWABLE.sub("\ufffd", " ".join(text.split()))
+
+
+def add_legend(axes: Any, handles: Sequence[Any], names: Sequence[str], **style: Any) -> None:
+    """Add a legend with a user's words as they are: some begin with _, or have a $ in them."""
+    numbers = [f"{n}" for n in range(len(names))]  # Matplotlib leaves a name with _ before it out
+    legend = axes.legend(handles, numbers, **style)
+    for shown, name in zip(legend.get_texts(), names, strict=True):
+        shown.set(text=drawable(name), **AS_WRITTEN)
 
 
 def new_axes(axes: Any = None, *, size: tuple[float, float] = (6.4, 4.4)) -> Any:

@@ -12,6 +12,7 @@ from syncpretrain.data.columns import columns_in
 from syncpretrain.errors import SettingsError
 from syncpretrain.models.stack import Stack
 from syncpretrain.runs.report.images import image_shape
+from syncpretrain.runs.report.plots.canvas import AS_WRITTEN, drawable
 from syncpretrain.shapes import ImageShape
 from syncpretrain.units.kinds import kind_of
 
@@ -33,7 +34,8 @@ def images_of(stack: Stack, shape: str | ImageShape | None = None) -> ImageShape
         shape = str(shape)
     if shape is not None:
         return image_shape(stack.layers[0].shape, shape)
-    if columns_in(stack.info) is not None or kind_of(stack.units[0]).blocks is not None:
+    columns = columns_in(stack.info)
+    if (columns is not None and columns.features) or kind_of(stack.units[0]).blocks is not None:
         return None
     try:
         return image_shape(stack.layers[0].shape, None)
@@ -55,7 +57,7 @@ def draw_bars(axes: Any, names: Sequence[str], values: NDArray[Any], *, label: s
     shown = [_short(names[i]) for i in order]
     places = np.arange(len(order))
     axes.barh(places, values[order], color="#0072b2", height=0.75)
-    axes.set_yticks(places, shown)
+    axes.set_yticks(places, shown, **AS_WRITTEN)
     axes.set(ylim=(len(order) - 0.4, -0.6), xlabel=label)
     axes.grid(visible=True, axis="x", alpha=0.4)
     if len(order) < len(values):
@@ -63,4 +65,5 @@ def draw_bars(axes: Any, names: Sequence[str], values: NDArray[Any], *, label: s
 
 
 def _short(name: str) -> str:
+    name = drawable(name)
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 3] + "..."

@@ -17,6 +17,7 @@ from syncpretrain.models.stack import Stack
 from syncpretrain.runs.report.plots.canvas import (
     COLOURS_OF_SERIES,
     MARKERS,
+    add_legend,
     colour_of,
     new_axes,
     new_panels,
@@ -116,7 +117,7 @@ def draw_codes(axes: Any, found: Array, labels: NDArray[Any] | None) -> None:
     """Draw a map of codes."""
     points, share = principal_components(found)
     if labels is None:
-        _scatter(axes, points, 0, "")
+        _scatter(axes, points, 0)
     elif labels.dtype.kind == "f":
         known = is_labelled(labels)
         shaded = axes.scatter(*points[known].T, c=labels[known], cmap="cividis", s=12, linewidths=0)
@@ -135,20 +136,23 @@ def _draw_classes(axes: Any, points: NDArray[np.float64], labels: NDArray[Any]) 
     names, counts = np.unique(labels[known], return_counts=True)
     frequent = names if len(names) <= MOST_CLASSES else names[np.argsort(-counts)[:MOST_CLASSES]]
     others = ~np.isin(labels, frequent)
+    handles, shown = [], []
     if others.any():
-        label = "others" if known[others].any() else "no label"
-        axes.scatter(*points[others].T, c=OTHERS, marker=".", s=10, label=label)
+        shown.append("others" if known[others].any() else "no label")
+        handles.append(axes.scatter(*points[others].T, c=OTHERS, marker=".", s=10))
     for number, name in enumerate(frequent):
-        _scatter(axes, points[labels == name], number, str(name))
-    axes.legend(fontsize="small", ncols=1 + (len(frequent) > 5), framealpha=0.6)
+        shown.append(str(name))
+        handles.append(_scatter(axes, points[labels == name], number))
+    columns = 1 + (len(frequent) > 5)
+    add_legend(axes, handles, shown, fontsize="small", ncols=columns, framealpha=0.6)
 
 
-def _scatter(axes: Any, points: NDArray[np.float64], number: int, label: str) -> None:
+def _scatter(axes: Any, points: NDArray[np.float64], number: int) -> Any:
     # The second round through the colours has open markers: shapes alone are hard to see.
     is_open = number >= len(COLOURS_OF_SERIES)
     colours: dict[str, Any] = {"facecolors": "none" if is_open else colour_of(number)}
     colours |= {"edgecolors": colour_of(number), "linewidths": 0.8 if is_open else 0}
-    axes.scatter(*points.T, s=16, marker=MARKERS[number], label=label or None, **colours)
+    return axes.scatter(*points.T, s=16, marker=MARKERS[number], **colours)
 
 
 def activities(stack: Stack, X: Any, *, axes: Any = None) -> NDArray[Any]:

@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 
 from syncpretrain.data.examples import evenly_spaced
-from syncpretrain.errors import SyncpretrainError
 from syncpretrain.models.stack import Stack
 from syncpretrain.runs.record import RunRecord
 from syncpretrain.runs.report.images import image_grid, shades
@@ -19,6 +18,7 @@ from syncpretrain.runs.report.sections.section import (
     Section,
     figure,
     image,
+    not_drawn,
     number,
     paragraph,
     table,
@@ -64,8 +64,8 @@ def _body(
         names = [run.name for run in runs]
         draw = _shares if images is None else partial(_grid, images=images)
         return draw(stacks, names, shown)
-    except SyncpretrainError as error:
-        return paragraph(f"Not drawn: {error}.")
+    except Exception as error:  # a page that lacks a section is better than none
+        return not_drawn(error)
 
 
 def _grid(

@@ -85,7 +85,8 @@ def _diagram(timeline: Timeline, name: str, run: str, seconds: float) -> str:
             f'<label for="{own}-zoom">{label}</label>'
         )
         drawings.append(
-            f'<div class="scroll zoom{place}" tabindex="0" role="region" aria-label="{what}">'
+            f'<div class="scroll zoom{place}" tabindex="0" role="region"'
+            f' aria-label="{escape(what)}">'
             f'<div style="min-width: {PIXELS_PER_INCH * width:.0f}px">{svg}</div></div>'
         )
     controls = "".join(buttons)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from syncpretrain.data.columns import columns_in
 from syncpretrain.data.dataset import PARTS, Dataset
 from syncpretrain.data.examples import evenly_spaced
-from syncpretrain.errors import DataError, SyncpretrainError
+from syncpretrain.errors import DataError
 from syncpretrain.models.stack import Stack
 from syncpretrain.runs.report.images import image_grid, shades
 from syncpretrain.runs.report.plots.examples import SHARE_LABEL, check_decoder, error_shares
@@ -28,6 +28,7 @@ from syncpretrain.runs.report.sections.section import (
     Section,
     figure,
     image,
+    not_drawn,
     paragraph,
     row_of,
     table,
@@ -109,9 +110,8 @@ def _tried(body: Callable[[], str]) -> str:
     """Return a body, or why it cannot be drawn of this stack."""
     try:
         return body()
-    except SyncpretrainError as error:
-        text = str(error)
-        return paragraph(f"Not drawn: {text}.")
+    except Exception as error:  # a page that lacks a section is better than none
+        return not_drawn(error)
 
 
 def _reconstructions(stack: Stack, images: ImageShape | None, shown: Shown) -> str:
@@ -194,7 +194,7 @@ def _samples(stack: Stack, images: ImageShape | None) -> str:
         text = f"{SAMPLES} samples of the top RBM, after {SAMPLE_STEPS} steps from noise"
         return figure(image(grid, text), text)
     columns = columns_in(stack.info)
-    if columns is None:
+    if columns is None or not columns.features:
         return paragraph("Not drawn: the examples are no images, and their values have no names.")
     rows = stack.sample(SAMPLED_ROWS, steps=SAMPLE_STEPS)
     decoded = dict(list(columns.decode(rows).items())[:SAMPLED_COLUMNS])

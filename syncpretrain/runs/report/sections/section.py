@@ -19,6 +19,7 @@ __all__ = [
     "details",
     "figure",
     "image",
+    "not_drawn",
     "number",
     "paragraph",
     "row_of",
@@ -56,6 +57,12 @@ class Section:
 def paragraph(text: str, *, kind: str = "") -> str:
     """Return text as a paragraph, of a class if there is one."""
     return f"<p{_of_class(kind)}>{_sentence(text)}</p>"
+
+
+def not_drawn(error: Exception) -> str:
+    """Return why something is missing on the page, as a paragraph."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return paragraph(f"Not drawn: {text.rstrip('.')}.")
 
 
 def unordered(items: Iterable[str]) -> str:
