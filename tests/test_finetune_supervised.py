@@ -120,6 +120,11 @@ class TestClassification:
             warnings.simplefilter("error", PoorResultWarning)
             tuned(y=y, warn=False)
 
+    def test_more_classes_than_the_memory_holds_are_refused(self, monkeypatch):
+        monkeypatch.setattr("syncpretrain.finetuning.tasks.available_bytes", lambda: 10_000)
+        with pytest.raises(DataError, match=r"^y: got 60 classes in 60 rows, .* take regression"):
+            tuned(y=np.arange(60))
+
     def test_few_whole_numbers_as_floats_are_classes(self):
         X, y = toy()
         as_floats = tuned(None, X, y.astype(float))
@@ -212,6 +217,8 @@ class TestClassification:
             observers=[events.append],
         )
         assert events[-1].validation_error is None
+        counts = [f"validation_y: {count} of 3 rows have no label" for count in (2, 3)]
+        assert notices_of(events) == counts
 
 
 class TestUnknownClasses:
@@ -248,7 +255,8 @@ class TestUnknownClasses:
         else:
             assert min(errors) == pytest.approx(wrong)
         assert min(errors) >= 0.3, "a third is of the unknown class"
-        (reported,) = notices
+        counted, reported = notices
+        assert counted == f"validation_y: {12 * repeated} of {60 * repeated:,} rows have no label"
         assert reported == (
             f"warning: {(held_out_y == 11).sum()} of {(held_out_y != -1).sum()} labelled validation"
             " examples are of classes that no training example has (11); they count as wrong"

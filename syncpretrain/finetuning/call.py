@@ -174,7 +174,8 @@ def _finetuned(
     train = Part(_examples(X, stack, options), y, "y", weights)
     given = [name for name, value in settings.items() if value is not None]
     tuning = Finetuning(Form.of(stack), options, train, held_out, given=given)
-    notices = [*rows_without(len(train.X) - tuning.examples, len(train.X), "y")]
+    counts = tuning.unlabelled.items()
+    notices = [told for name, count in counts for told in rows_without(*count, name)]
     if tuning.by_data:
         notices.append(f"fine-tuning: {in_words(tuning.facts, tuning.by_data)}")
     for doubt in _doubts(y) if options.objective == "classification" else ():

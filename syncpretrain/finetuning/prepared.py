@@ -144,6 +144,16 @@ class Finetuning:
         """The number of examples to train on: those with a target."""
         return len(self._train.X) if self._labels is None else len(self._labels.rows)
 
+    @property
+    def unlabelled(self) -> dict[str, tuple[int, int]]:
+        """By the name of each part's targets the rows without one, and all rows."""
+        parts = ((self._train, self._labels), (self._validation, self._judged))
+        return {
+            part.name: (len(part.X) - len(labels.rows), len(part.X))
+            for part, labels in parts
+            if part is not None and labels is not None
+        }
+
     def run(
         self,
         stack: Stack,

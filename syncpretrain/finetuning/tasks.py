@@ -25,6 +25,7 @@ from syncpretrain.finetuning.links import link_down, link_up, tuned
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import Pair
 from syncpretrain.models.stack import Head, Stack
+from syncpretrain.parallel.available_memory import available_bytes
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.units.kinds import kind_of
 
@@ -38,6 +39,7 @@ __all__ = [
     "reconstruction_loss",
 ]
 
+BYTES_OF_TARGET = 5  # a truth value, and then a float32 number
 HEAD_SPREAD = 0.01  # standard deviation of the head's first weights
 
 
@@ -211,7 +213,8 @@ def labels_of(
     Raises
     ------
     DataError
-        If y is not one class a row, or ``classes`` is None and it has fewer than two.
+        If y is not one class a row, or ``classes`` is None and it has fewer than two; or if they
+        are too many for the memory.
     """
     array = as_classes(y, name)
     if array.shape != (examples,):
@@ -229,6 +232,13 @@ def labels_of(
                 f"{name}: got {got}, expected two or more; label training examples of another"
                 f" class{unlabelled}"
             )
+    needed = BYTES_OF_TARGET * len(rows) * len(classes)
+    if needed > available_bytes():
+        raise DataError(
+            f"{name}: got {len(classes):,} classes in {len(rows):,} rows, which need"
+            f" {needed / 1e9:.1f} GB as targets, more than is free; take regression to predict"
+            " numbers, or a target of fewer classes"
+        )
     targets = np.equal(array[rows, None], np.array(classes)).astype(np.float32)
     others = np.setdiff1d(array[rows], classes)
     return Labels(rows, targets, classes, tuple(others.tolist()))
