@@ -21,7 +21,6 @@ from syncpretrain.errors import PoorResultWarning, SettingsError
 from syncpretrain.events import Notice, Observer
 from syncpretrain.models.stack import Stack
 from syncpretrain.models.verdict import baselines, on_layers
-from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.observers.verbose import observing
 from syncpretrain.pretraining.columns import rows_by_columns
 from syncpretrain.pretraining.on_ranks import on_every_rank
@@ -166,12 +165,11 @@ def _pretrained(
     wanted, chosen = settled(_layers(layers, hidden, look), look, settings)
     check_blas_threads(wanted.schedule, wanted.blas_threads)
     notice = in_words(look.facts, chosen) if look.facts is not None and chosen else None
-    history = ErrorHistory()
     with observing(verbose) as printing:
         watching = [*observers, *printing]
         rows = cast("ArrayLike", look.X)  # or what gives them, which the driver looks at
         held_out = _like(taken.validation, look)
-        driver = driver_for(wanted, rows, held_out, observers=[history, *watching], replay=replay)
+        driver = driver_for(wanted, rows, held_out, observers=watching, replay=replay)
         saved = None if resume is None else SavedCall(resume, driver.settings, look.X)
         if saved is not None:
             driver.save, driver.resume = saved.save, saved.newest()
@@ -180,13 +178,13 @@ def _pretrained(
         stack = driver.run()
     if saved is not None:
         saved.delete()
-    sentences = on_layers(baselines(stack, _sample(stack, look)), history.layers)
+    sentences = on_layers(baselines(stack, _sample(stack, look)), driver.history.layers)
     for sentence in sentences if warn else ():
         warnings.warn(sentence, PoorResultWarning, stacklevel=3)
     info: dict[str, Any] = {"by_data": chosen} if chosen else {}
     info |= {"verdict": sentences} if sentences else {}
     info |= {"bytes": BITS} if look.are_bits else {}
-    return taken.marked(replace(stack, info=stack.info | info, history=history))
+    return taken.marked(replace(stack, info=stack.info | info, history=driver.history))
 
 
 def _layers(layers: Any, hidden: Any, look: Look) -> Any:
