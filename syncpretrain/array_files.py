@@ -10,6 +10,7 @@ believed.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -128,7 +129,8 @@ def read_state(
     """
     values, arrays = read_arrays(path)
     try:
-        header = msgspec.convert(_infinite(values), header_type)
+        own = {name: x if name == "run" else _infinite(x) for name, x in values.items()}
+        header = msgspec.convert(own, header_type)
         check(header.run)
         return build(header, arrays)
     except CheckpointError as error:
@@ -192,12 +194,12 @@ def read_tensors(
 
 
 def _finite(value: Any) -> Any:
-    """Write infinity, which JSON lacks and an early stopping's best begins with, as text."""
+    """Write a number that JSON lacks as text: an early stopping's best begins with infinity."""
     if isinstance(value, dict):
         return {name: _finite(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
-    return "inf" if value == float("inf") else value
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _infinite(value: Any) -> Any:
@@ -206,7 +208,7 @@ def _infinite(value: Any) -> Any:
         return {name: _infinite(item) for name, item in value.items()}
     if isinstance(value, list):
         return [_infinite(item) for item in value]
-    return float("inf") if value == "inf" else value
+    return float(value) if value in ("inf", "-inf", "nan") else value
 
 
 def _digest(text: str, tensors: Mapping[str, NDArray[np.float32]]) -> str:

@@ -126,7 +126,8 @@ class TestPretraining:
             "handoff": handoff, "epochs": (3, 3), "batch_size": 10, "seed": 3,
         }  # fmt: skip
         settings = settings_from(LAYERS, **own).pretrain
-        whole = AsyncPretraining(settings, bits[:160]).run()
+        uninterrupted = AsyncPretraining(settings, bits[:160])
+        whole = uninterrupted.run()
         path = tmp_path / "state"
         first = AsyncPretraining(settings, bits[:160])
         asked, saved = iter(range(10**6)), []
@@ -148,6 +149,7 @@ class TestPretraining:
         second = AsyncPretraining(settings, bits[:160])
         second.resume = read_async_state(path)
         assert second.run().parameters_sha256 == whole.parameters_sha256
+        assert second.history == uninterrupted.history
 
     def test_its_events_tell_of_every_epoch(self, bits):
         told = []
@@ -307,6 +309,7 @@ class TestFinetuning:
                 tuned(stop=stop, save=save, **own)
             resumed = tuned(resume=states[-1], **own)
             assert resumed.parameters_sha256 == whole.parameters_sha256
+            assert resumed.history == whole.history
 
     @pytest.mark.parametrize(
         ("settings", "message"),

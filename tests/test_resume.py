@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,20 +15,30 @@ from disturbedsteps import before_steps
 from folders import full
 from trialruns import Abort, died, notices_of, settings_on, stop_after
 
-from syncpretrain import Stack, finetune, load
+from syncpretrain import Stack, finetune, load, pretrain
 from syncpretrain.errors import (
     CheckpointError,
+    PoorResultWarning,
     RunInterrupted,
     SettingsError,
     SyncpretrainError,
     WorkerError,
 )
-from syncpretrain.events import Notice
+from syncpretrain.events import (
+    EpochFinished,
+    EpochStarted,
+    FinetuneEpochFinished,
+    Notice,
+    RunFinished,
+)
+from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.finetuning.state import FinetuneState, read_finetune_state, write_finetune_state
 from syncpretrain.learners.base import Learner
+from syncpretrain.observers.errors import ErrorCurve
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.state import read_pretrain_state, write_pretrain_state
 from syncpretrain.runs.checkpoints import FOLDER_NAME
+from syncpretrain.runs.report.plots.learning import curves_of
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import Settings, settings_from
 
@@ -75,7 +87,8 @@ def stopped_after(bits: np.ndarray, variant: str, minibatches: int, monkeypatch,
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_run_stopped_anywhere_goes_on_to_the_same_bits(bits, variant, monkeypatch, tmp_path):
-    whole = pretraining(bits, variant, runtime="serial").run().parameters_sha256
+    uninterrupted = pretraining(bits, variant, runtime="serial")
+    whole = uninterrupted.run().parameters_sha256
     stops = 0
     for minibatches in itertools.count(1, 5):
         state = stopped_after(bits, variant, minibatches, monkeypatch, runtime="serial")
@@ -86,6 +99,7 @@ def test_a_run_stopped_anywhere_goes_on_to_the_same_bits(bits, variant, monkeypa
         runtime = ("serial", "threads")[stops % 2]
         resumed = pretraining(bits, variant, resume=again, runtime=runtime, workers=1 + stops % 3)
         assert resumed.run().parameters_sha256 == whole, f"stopped after {minibatches}"
+        assert resumed.history == uninterrupted.history
         stops += 1
     assert stops >= 4
 
@@ -107,11 +121,13 @@ def test_every_state_between_epochs_goes_on_to_the_same_bits(bits, variant):
     def save(state, *, done, final):
         states.append(state())
 
-    whole = pretraining(bits, variant, save=save, runtime="threads", workers=2).run()
+    uninterrupted = pretraining(bits, variant, save=save, runtime="threads", workers=2)
+    whole = uninterrupted.run()
     assert len(states) >= 6
     for state in states:
         resumed = pretraining(bits, variant, resume=state, runtime="threads", workers=2)
         assert resumed.run().parameters_sha256 == whole.parameters_sha256
+        assert resumed.history == uninterrupted.history
 
 
 def test_a_stopped_run_can_be_stopped_again(bits, monkeypatch):
@@ -216,6 +232,7 @@ def test_fine_tuning_stopped_anywhere_goes_on_to_the_same_bits(bits, settings, t
         resumed = fine_tuned(bits, resume=read_finetune_state(path), **settings)
         assert resumed.parameters_sha256 == whole.parameters_sha256
         assert resumed.info == whole.info
+        assert resumed.history == whole.history
 
 
 def test_a_state_of_another_network_is_refused(bits):
@@ -251,6 +268,149 @@ def test_a_run_that_died_at_any_event_is_resumed(tmp_path, bits, at):
     assert not (tmp_path / "dead" / FOLDER_NAME).exists()
     metrics = json.loads((tmp_path / "dead" / "metrics.json").read_text())
     assert metrics["parameters_sha256"] == whole["parameters_sha256"]
+    assert_says_the_same(tmp_path / "dead", tmp_path / "whole")
+
+
+def said(folder: Path) -> tuple[dict, list]:
+    """Return what a run says: its metrics without times, and its learning curves."""
+    metrics = json.loads((folder / "metrics.json").read_text())
+    del metrics["seconds"], metrics["out"]
+    for row in metrics["layers"]:
+        del row["busy_seconds"], row["idle_seconds"]
+    curves = [(c.title, c.epochs, c.train, c.validation) for c in curves_of(folder)]
+    return metrics, [[np.asarray(x).tolist() for x in curve] for curve in curves]
+
+
+def assert_says_the_same(resumed: Path, whole: Path) -> None:
+    metrics, curves = said(resumed)
+    expected, wanted = said(whole)
+    for own in (metrics, expected):
+        del own["runtime"], own["workers"]  # may be others
+    assert metrics == expected
+    assert str(curves) == str(wanted)  # where nan equals nan
+
+
+def of_rank_two(seed: int) -> np.ndarray:
+    """Return bits on which a rate of 3 lets the error of the first layer grow."""
+    rng = np.random.default_rng(seed)
+    return (rng.integers(0, 2, (400, 2)) @ rng.integers(0, 2, (2, 16)) > 0).astype(np.float32)
+
+
+GROWING = {"epochs": 8, "batch_size": 10, "learning_rate": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("seed", "own"),
+    [
+        (12, {}),
+        (12, {"schedule": "greedy"}),
+        (12, {"handoff": "minibatch"}),
+        (2, {"schedule": "async", "replicas": 2, "runtime": "serial"}),
+    ],
+    ids=["lockstep", "greedy", "streamed", "async"],
+)
+def test_the_verdict_on_a_run_is_that_of_one_that_never_died(tmp_path, seed, own):
+    none = {"objective": "none"}
+    wanted = settings_on(tmp_path, of_rank_two(seed), (16, 8), finetune=none, **GROWING, **own)
+    whole = train_run(wanted, out=tmp_path / "whole")
+    assert "its error grew" in whole["verdict"][0]
+    for kind, n in ((EpochFinished, 2), (EpochFinished, 4), (EpochFinished, 8), (RunFinished, 1)):
+        folder = died(wanted, tmp_path / f"{kind.__name__}{n}", kind, n)
+        resume_run(folder)
+        assert_says_the_same(folder, tmp_path / "whole")
+
+
+def shaken(folder: Path) -> Settings:
+    """Return the settings of a run with a fine-tuning that makes its error grow."""
+    rng = np.random.default_rng(3)
+    X = (rng.random((400, 2)) @ rng.random((2, 16)) > 0.5).astype(np.float32)
+    tuning = {"objective": "reconstruction", "optimizer": "sgd", "learning_rate": 8.0}
+    tuning |= {"momentum": 0.9, "epochs": 8, "batch_size": 10}
+    own = {"epochs": 7, "batch_size": 10, "learning_rate": 6.0}
+    return settings_on(folder, X, (16, 8), finetune=tuning, **own)
+
+
+def test_the_verdict_on_a_fine_tuning_is_that_of_one_that_never_died(tmp_path):
+    whole = train_run(shaken(tmp_path), out=tmp_path / "whole")
+    assert "fine-tuning: the error grew" in whole["verdict"][0]
+    for n in (1, 2, 4, 7, 8):
+        folder = died(shaken(tmp_path), tmp_path / str(n), FinetuneEpochFinished, n)
+        resume_run(folder)
+        assert_says_the_same(folder, tmp_path / "whole")
+
+
+def test_the_history_outlives_a_death_in_fine_tuning(tmp_path, monkeypatch):
+    folder = died(shaken(tmp_path), tmp_path / "run", FinetuneEpochFinished, 3)
+    tuned = []
+    run = Finetuning.run
+    monkeypatch.setattr(Finetuning, "run", lambda *a, **k: tuned.append(run(*a, **k)) or tuned[-1])
+    resume_run(folder)
+    history = tuned[0].history
+    assert [len(curve.train) for curve in (*history.layers, history.finetune)] == [7, 8]
+
+
+@pytest.mark.parametrize(
+    "own",
+    [{}, {"handoff": "minibatch"}, {"schedule": "async", "replicas": 2, "runtime": "serial"}],
+    ids=["epoch", "streamed", "async"],
+)
+def test_a_call_that_is_stopped_and_repeated_has_the_whole_history(tmp_path, bits, own):
+    call = {"layers": (16, 10, 4), "epochs": 8, "batch_size": 40, "learning_rate": 3.0, **own}
+    call |= {"validation": bits[160:]}
+    whole = pretrain(bits[:160], **call)
+    for n in (1, 5, 9, 15, 16):
+
+        def interrupt(event, seen=itertools.count(1), n=n) -> None:  # noqa: B008
+            if isinstance(event, EpochFinished) and next(seen) == n:
+                signal.raise_signal(signal.SIGINT)
+
+        with pytest.raises(RunInterrupted):
+            pretrain(bits[:160], observers=[interrupt], resume=tmp_path, **call)
+        resumed = pretrain(bits[:160], resume=tmp_path, **call)
+        assert resumed.history == whole.history
+        assert resumed.info.get("verdict") == whole.info.get("verdict")
+
+
+@pytest.mark.parametrize("n", range(1, 17))
+def test_the_verdict_on_a_call_is_that_of_one_that_was_not_stopped(tmp_path, n):
+    call = {"layers": (16, 8), **GROWING, "resume": tmp_path}
+    seen = itertools.count(1)
+
+    def interrupt(event) -> None:
+        if isinstance(event, (EpochStarted, EpochFinished)) and next(seen) == n:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(RunInterrupted):
+        pretrain(of_rank_two(4), observers=[interrupt], **call)
+    with pytest.warns(PoorResultWarning, match=r"error grew from 1\.2\d* to 2\.0"):
+        stack = pretrain(of_rank_two(4), **call)
+    assert len(stack.history.layers[0].train) == 8
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+def test_a_state_from_before_there_were_curves_goes_on(bits, n):
+    states = []
+    pretraining(bits, "lockstep", save=lambda state, **_: states.append(state())).run()
+    resumed = pretraining(bits, "lockstep", resume=replace(states[n - 1], curves=()))
+    resumed.run()
+    lengths = [len(curve.train) for curve in resumed.history.layers]
+    assert lengths == [3 - done for done in states[n - 1].done]
+
+
+def test_a_fine_tuning_from_before_there_were_curves_goes_on(bits):
+    saved: list[FinetuneState] = []
+    whole = fine_tuned(bits, saved=saved)
+    resumed = fine_tuned(bits, resume=replace(saved[0], curve=None))
+    assert resumed.history.finetune.train == whole.history.finetune.train[1:]
+
+
+def test_an_error_that_is_no_number_survives_a_state(bits, tmp_path):
+    saved: list[FinetuneState] = []
+    fine_tuned(bits, saved=saved)
+    curve = ErrorCurve([0.1, math.inf, 1 / 3], [math.nan])
+    write_finetune_state(tmp_path / "state", replace(saved[0], curve=curve), {"name": "nan"})
+    read = read_finetune_state(tmp_path / "state", lambda run: run["name"] == "nan" or 1 / 0)
+    assert str(read.curve) == str(curve)
 
 
 def test_a_run_that_is_over_or_none_is_not_resumed(tmp_path, bits):

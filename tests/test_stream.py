@@ -241,7 +241,8 @@ def stopped_after(bits, variant, number, monkeypatch, **options):
 def test_a_run_stopped_anywhere_is_resumed_to_the_same_bits(
     bits, variant, delay, monkeypatch, tmp_path
 ):
-    whole = streamed(bits, variant, delay=delay, runtime="serial").run().parameters_sha256
+    uninterrupted = streamed(bits, variant, delay=delay, runtime="serial")
+    whole = uninterrupted.run().parameters_sha256
     path, stops = tmp_path / "state.safetensors", 0
     for number in itertools.count(1, 7):
         options = {"runtime": ("serial", "threads")[stops % 2], "delay": delay}
@@ -252,6 +253,7 @@ def test_a_run_stopped_anywhere_is_resumed_to_the_same_bits(
         run = streamed(bits, variant, delay=delay, workers=1 + stops % 3)
         run.resume = read_stream_state(path)
         assert run.run().parameters_sha256 == whole
+        assert run.history == uninterrupted.history
         stops += 1
     assert stops > 4
 
@@ -270,6 +272,7 @@ def test_every_state_after_an_epoch_is_resumed_to_the_same_bits(bits, runtime):
         again = streamed(bits, "rbm", workers=2, epochs=epochs, observers=[events.append])
         again.resume = state
         assert again.run().parameters_sha256 == whole
+        assert again.history == run.history
         finished = [e for e in events if isinstance(e, EpochFinished)]
         assert len(finished) == sum(epochs) - sum(done), "no epoch twice"
 

@@ -178,7 +178,8 @@ class Finetuning:
                 task, train, held_out = self._task(stack)
                 trainer = build(
                     *(task, train, held_out, self.options, self._optimizer),
-                    observers=[history, *observers],
+                    observers=observers,
+                    history=history,
                     stop=lambda: request() or (stop is not None and stop()),
                     save=save,
                     run_in_pool=pool.run,

@@ -12,6 +12,7 @@ import msgspec
 from syncpretrain.array_files import any_run, read_state, write_state
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.cursor import Cursor
+from syncpretrain.observers.errors import ErrorCurve
 
 __all__ = ["FinetuneSaver", "FinetuneState", "read_finetune_state", "write_finetune_state"]
 
@@ -21,7 +22,8 @@ class FinetuneState:
     """The epoch that is next or was left at ``cursor``, and what was learned by then.
 
     ``arrays`` are the parameters, those of the last good epoch and of the best one, and what the
-    optimizer remembers. ``best_error`` and ``first_error`` are None before there is one.
+    optimizer remembers. ``best_error`` and ``first_error`` are None before there is one; ``curve``
+    are the errors of the epochs before, None in the oldest files.
     """
 
     epoch: int
@@ -30,6 +32,7 @@ class FinetuneState:
     best_error: float | None
     best_epoch: int
     arrays: dict[str, Array]
+    curve: ErrorCurve | None = None
 
 
 class FinetuneSaver(Protocol):
@@ -47,6 +50,7 @@ class _Header(msgspec.Struct):
     first_error: float | None
     best_error: float | None
     best_epoch: int
+    curve: ErrorCurve | None = None
 
 
 def write_finetune_state(path: Path, state: FinetuneState, run: Mapping[str, Any]) -> None:
@@ -64,6 +68,7 @@ def write_finetune_state(path: Path, state: FinetuneState, run: Mapping[str, Any
         state.first_error,
         state.best_error,
         state.best_epoch,
+        state.curve,
     )
     write_state(path, header, state.arrays)
 
@@ -91,4 +96,5 @@ def _state(header: _Header, arrays: dict[str, Array]) -> FinetuneState:
         header.best_error,
         header.best_epoch,
         arrays,
+        header.curve,
     )

@@ -19,7 +19,6 @@ from syncpretrain.data.order import shuffled
 from syncpretrain.data.scaling import spread
 from syncpretrain.errors import CheckpointError, DivergedError, RunInterrupted, WorkerError
 from syncpretrain.events import (
-    Event,
     FinetuneEpochFinished,
     FinetuneStarted,
     Notice,
@@ -39,6 +38,7 @@ from syncpretrain.kernels.program import Phases
 from syncpretrain.learners.cursor import Cursor
 from syncpretrain.learners.error_sum import ErrorSum
 from syncpretrain.models.stack import Stack
+from syncpretrain.observers.errors import ErrorHistory, Observed
 
 __all__ = ["Trainer"]
 
@@ -48,7 +48,7 @@ RESERVED_BYTES = 1 << 28  # of a device, beside what is copied for a checkpoint
 EXPLODED = 2.0  # times the error before the first update
 
 
-class Trainer:
+class Trainer(Observed):
     """The training of one :class:`syncpretrain.finetuning.prepared.Finetuning`."""
 
     def __init__(
@@ -60,6 +60,7 @@ class Trainer:
         optimizer: Callable[[Trainable], Optimizer],
         *,
         observers: Sequence[Observer],
+        history: ErrorHistory,
         stop: Callable[[], bool],
         save: FinetuneSaver | None,
         run_in_pool: Callable[[Phases, int, int], None],
@@ -67,9 +68,10 @@ class Trainer:
         weights: Array | None = None,
         share: Callable[[Any], Trainable] | None = None,
     ) -> None:
+        super().__init__(observers, history)
         self._run_in_pool, self.backend = run_in_pool, backend
         self.task, self.options, self.seed = task, options, options.seed
-        self.examples, self.observers, self.stop, self.save = examples, observers, stop, save
+        self.examples, self.stop, self.save = examples, stop, save
         if validation is not None and options.patience is None:
             validation = validation.to(lambda x: evenly_spaced(x, VALIDATION_ROWS))
         self.unknown = 0  # validation examples of a class that no training example has
@@ -196,6 +198,7 @@ class Trainer:
             self.best_error if math.isfinite(self.best_error) else None,
             self.best_epoch,
             {name: self.backend.tohost(array.copy()) for name, array in arrays.items()},
+            self.history.finetune.copy(),
         )
 
     def load_state(self, state: FinetuneState) -> None:
@@ -220,6 +223,8 @@ class Trainer:
         self.first_error = math.nan if state.first_error is None else state.first_error
         self.best_error = math.inf if state.best_error is None else state.best_error
         self.best_epoch = state.best_epoch
+        if state.curve is not None:
+            self.history.finetune = state.curve.copy()
 
     def stops_early(self, epoch: int, error: float) -> bool:
         """Keep the best parameters; return whether they are as old as patience allows."""
@@ -286,11 +291,6 @@ class Trainer:
         info["finetune"] = [*info.get("finetune", []), record]
         host = self.backend.tohost
         return self.task.stack_of([(host(w), host(b)) for w, b in self.network.chain], info)
-
-    def emit(self, event: Event) -> None:
-        """Pass an event to the observers."""
-        for observer in self.observers:
-            observer(event)
 
 
 def _of_known_classes(validation: Examples) -> tuple[Examples, int]:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from syncpretrain.events import EpochFinished, Event, FinetuneEpochFinished, RunStarted
+from syncpretrain.events import (
+    EpochFinished,
+    Event,
+    FinetuneEpochFinished,
+    Observer,
+    RunStarted,
+)
 
-__all__ = ["ErrorCurve", "ErrorHistory"]
+__all__ = ["ErrorCurve", "ErrorHistory", "Observed"]
 
 
 @dataclass(slots=True)
@@ -29,6 +36,10 @@ class ErrorCurve:
         self.train.append(event.train_error)
         if event.validation_error is not None:
             self.validation.append(event.validation_error)
+
+    def copy(self) -> ErrorCurve:
+        """Return a copy, which later epochs do not change."""
+        return ErrorCurve(list(self.train), list(self.validation))
 
     @property
     def last(self) -> float | None:
@@ -61,3 +72,32 @@ class ErrorHistory:
                 self.layers[event.layer - 1].add(event)
             case FinetuneEpochFinished():
                 self.finetune.add(event)
+
+    def curves(self) -> tuple[ErrorCurve, ...]:
+        """Return copies of the layers' curves, for the state of a run."""
+        return tuple(curve.copy() for curve in self.layers)
+
+    def resume(self, curves: Iterable[ErrorCurve]) -> None:
+        """Begin with the layers' curves up to a checkpoint; the oldest checkpoints have none."""
+        self.layers = [curve.copy() for curve in curves] or self.layers
+
+
+class Observed:
+    """Base of a training: its observers, and the errors of all epochs since it was begun.
+
+    Parameters
+    ----------
+    observers : iterable of callable
+    history : ErrorHistory, optional
+        Of what was trained before.
+    """
+
+    def __init__(self, observers: Iterable[Observer], history: ErrorHistory | None = None) -> None:
+        self.observers = tuple(observers)
+        self.history = history or ErrorHistory()
+
+    def emit(self, event: Event) -> None:
+        """Record an event, and pass it to the observers."""
+        self.history(event)
+        for observer in self.observers:
+            observer(event)

@@ -25,7 +25,6 @@ from syncpretrain.events import Notice, Observer
 from syncpretrain.models.inputs import constant_columns
 from syncpretrain.models.stack import Stack
 from syncpretrain.models.verdict import baselines, on_layers
-from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.observers.verbose import observing
 from syncpretrain.pretraining.columns import rows_by_columns
 from syncpretrain.pretraining.on_ranks import on_every_rank
@@ -172,11 +171,10 @@ def _pretrained(
     wanted, chosen = settled(_layers(layers, hidden, look), look, settings)
     check_blas_threads(wanted.schedule, wanted.blas_threads)
     notice = in_words(look.facts, chosen) if look.facts is not None and chosen else None
-    history = ErrorHistory()
     with observing(verbose) as printing:
         watching = [*observers, *printing]
         rows, held_out, meaning = _prepared(look, taken.validation, wanted.visible_units)
-        driver = driver_for(wanted, rows, held_out, observers=[history, *watching], replay=replay)
+        driver = driver_for(wanted, rows, held_out, observers=watching, replay=replay)
         saved = None if resume is None else SavedCall(resume, driver.settings, look.X)
         if saved is not None:
             driver.save, driver.resume = saved.save, saved.newest()
@@ -188,12 +186,12 @@ def _pretrained(
         saved.delete()
     sample = () if look.facts is None else _sample(rows)
     judged = stack.for_prepared_rows()
-    sentences = on_layers(baselines(judged, sample), history.layers)
+    sentences = on_layers(baselines(judged, sample), driver.history.layers)
     for sentence in sentences if warn else ():
         warnings.warn(sentence, PoorResultWarning, stacklevel=3)
     info: dict[str, Any] = {"by_data": chosen} if chosen else {}
     info |= {"verdict": sentences} if sentences else {}
-    return replace(stack, info=stack.info | info, history=history)
+    return replace(stack, info=stack.info | info, history=driver.history)
 
 
 def _trained(driver: Driver, marked: Callable[[Stack], Stack]) -> Stack:

@@ -15,7 +15,6 @@ from syncpretrain.events import (
     DriftJudged,
     EpochFinished,
     EpochStarted,
-    Event,
     LayerFinished,
     Notice,
     Observer,
@@ -24,6 +23,7 @@ from syncpretrain.events import (
 )
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.models.stack import Stack
+from syncpretrain.observers.errors import Observed
 from syncpretrain.parallel.blas import blas_limit, blas_threads
 from syncpretrain.parallel.signals import StopRequest, stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
@@ -50,7 +50,7 @@ __all__ = ["Pretraining"]
 Saver = Callable[..., None]
 
 
-class Pretraining:
+class Pretraining(Observed):
     """One run: everything checked at construction, trained by :meth:`run`.
 
     Parameters
@@ -82,13 +82,13 @@ class Pretraining:
         times: Timeouts = TIMEOUTS,
         restarts: Restarts | None = None,
     ) -> None:
+        super().__init__(observers)
         self._blas_threads = 1
         layers = range(1, len(settings.layers))
         if SCHEDULES[settings.schedule].one_at_a_time and max(map(settings.shards_of, layers)) == 1:
             # Of one worker at a time, whose last bits depend on them.
             self._blas_threads = blas_threads(settings.blas_threads)
             settings = msgspec.structs.replace(settings, blas_threads=self._blas_threads)
-        self.observers = tuple(observers)
         check_runtime(settings.runtime)
         settings, data, self.scaling = build_data(settings, X, validation)
         self._backend = backend_of_layers(settings)
@@ -105,7 +105,7 @@ class Pretraining:
         self._busy = [0.0] * len(layers)
         self._ended = self._judged = 0  # layers, and decisions, that the observers know of
         self._times, self._restarts = times, restarts
-        self._watch = Watch(self._emit, times)
+        self._watch = Watch(self.emit, times)
 
     def run(self) -> Stack:
         """Train until the schedule ends; see :func:`pretrain` for what it raises."""
@@ -125,7 +125,7 @@ class Pretraining:
                     self.save(self.state, done=self._schedule.done, final=True)
                 raise self._interrupted(request) from None
         now = time.monotonic()
-        self._emit(RunFinished(now, now - started, tuple(self._busy)))
+        self.emit(RunFinished(now, now - started, tuple(self._busy)))
         return self.stack()
 
     @property
@@ -139,7 +139,8 @@ class Pretraining:
 
     def state(self) -> PretrainState:
         """Return all that the rest of the run depends on."""
-        return self._trained.state(self._schedule.past, self._versions.computed())
+        past, computed = self._schedule.past, self._versions.computed()
+        return self._trained.state(past, computed, self.history.curves())
 
     def _train(self, request: StopRequest) -> None:
         with self._runtime(request) as runtime:
@@ -187,7 +188,7 @@ class Pretraining:
         layer, version = message.command.layer, message.command.epoch
         self._running.pop(layer, None)
         for warning in message.warnings:
-            self._emit(Notice(time.monotonic(), f"warning: {warning}"))
+            self.emit(Notice(time.monotonic(), f"warning: {warning}"))
         if message.state is not None:
             self._trained.record_state(layer, message.state)
         if isinstance(message, Failed):
@@ -216,7 +217,7 @@ class Pretraining:
                 self._release(command)
                 continue
             now = time.monotonic()
-            self._emit(EpochStarted(now, command.layer, command.epoch, command.reads))
+            self.emit(EpochStarted(now, command.layer, command.epoch, command.reads))
             self._running[command.layer] = command.epoch
             runtime.submit(command)
         self._set_workers(runtime)
@@ -236,7 +237,7 @@ class Pretraining:
     def _record(self, message: Finished) -> None:
         command = message.command
         self._busy[command.layer - 1] += message.ended - message.started
-        self._emit(
+        self.emit(
             EpochFinished(
                 time=message.ended,
                 layer=command.layer,
@@ -277,10 +278,6 @@ class Pretraining:
         message = f"pretraining was stopped; epochs finished: {done}"
         return RunInterrupted(message, stack=self.stack(), signum=request.signum or 2)
 
-    def _emit(self, event: Event) -> None:
-        for observer in self.observers:
-            observer(event)
-
     def _emit_start(self, now: float) -> None:
         s, n = self.settings, len(self._data.train)
         past: Reads = ((),) * len(s.epochs)
@@ -288,13 +285,15 @@ class Pretraining:
             had = self.resume.past
             past = tuple(r[:done] for r, done in zip(had.reads, had.done, strict=True))
         own = (s.layers, s.epochs, s.schedule, s.pace, s.runtime)
-        self._emit(RunStarted(now, *own, self.slots, n, past, batch_size=s.batch_size))
+        self.emit(RunStarted(now, *own, self.slots, n, past, batch_size=s.batch_size))
+        if self.resume is not None:
+            self.history.resume(self.resume.curves)
 
     def _emit_decisions(self) -> None:
         for j in self._schedule.judged_since(self._judged):
             self._judged += 1
             now = time.monotonic()
-            self._emit(DriftJudged(now, j.layer, j.version, j.since, j.drift, j.least, j.wakes))
+            self.emit(DriftJudged(now, j.layer, j.version, j.since, j.drift, j.least, j.wakes))
         for layer in self._schedule.ended_since(self._ended):
             self._ended += 1
-            self._emit(LayerFinished(time.monotonic(), layer))
+            self.emit(LayerFinished(time.monotonic(), layer))

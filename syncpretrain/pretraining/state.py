@@ -12,6 +12,7 @@ import msgspec
 from syncpretrain.array_files import any_run, read_state, write_state
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import Layer
+from syncpretrain.observers.errors import ErrorCurve
 from syncpretrain.pretraining.layer_states import (
     LayerScalars,
     kinds_of,
@@ -34,12 +35,14 @@ class PretrainState:
     and version; ``computed`` are the held ones that have activations, which are computed again from
     them. The state of a layer that has not trained yet is None. What a layer did in an epoch that
     it had not finished is in its state only if it was stopped; else that epoch begins again.
+    ``curves`` are the layers' errors so far; the oldest files have none.
     """
 
     past: Past
     snapshots: dict[tuple[int, int], Layer]
     computed: list[tuple[int, int]]
     states: tuple[LayerState | None, ...]
+    curves: tuple[ErrorCurve, ...] = ()
 
     @property
     def done(self) -> tuple[int, ...]:
@@ -63,6 +66,7 @@ class _Header(msgspec.Struct):
     snapshots: list[tuple[int, int]]
     states: list[LayerScalars | None]
     kinds: list[dict[str, Any]]
+    curves: tuple[ErrorCurve, ...] = ()
 
 
 def write_pretrain_state(path: Path, state: PretrainState, run: Mapping[str, Any]) -> None:
@@ -84,7 +88,9 @@ def write_pretrain_state(path: Path, state: PretrainState, run: Mapping[str, Any
             states[number - 1], packed = pack(number, own)
             arrays |= packed
             kinds[number - 1] = kinds_of(own.layer)
-    header = _Header(dict(run), state.past, state.computed, list(state.snapshots), states, kinds)
+    header = _Header(
+        dict(run), state.past, state.computed, list(state.snapshots), states, kinds, state.curves
+    )
     write_state(path, header, arrays)
 
 
@@ -114,7 +120,7 @@ def _state(header: _Header, arrays: dict[str, Array]) -> PretrainState:
         )
         for number, version in header.snapshots
     }
-    state = PretrainState(header.past, snapshots, header.computed, tuple(states))
+    state = PretrainState(header.past, snapshots, header.computed, tuple(states), header.curves)
     held = {(i, version) for i, row in enumerate(header.past.held, start=1) for version in row}
     if not held <= snapshots.keys() or not held >= set(header.computed):
         raise ValueError("versions are held without their parameters, or computed but not held")

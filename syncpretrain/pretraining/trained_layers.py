@@ -18,6 +18,7 @@ from syncpretrain.data.scaling import Scaling
 from syncpretrain.learners.base import Learner
 from syncpretrain.models.layer import Layer
 from syncpretrain.models.stack import Stack
+from syncpretrain.observers.errors import ErrorCurve
 from syncpretrain.pretraining.runtime.layer_state import LayerState
 from syncpretrain.pretraining.schedule.machine import Past, Release, Train
 from syncpretrain.pretraining.state import PretrainState
@@ -119,7 +120,9 @@ class TrainedLayers:
         except RuntimeError:
             return None
 
-    def state(self, past: Past, computed: list[tuple[int, int]]) -> PretrainState:
+    def state(
+        self, past: Past, computed: list[tuple[int, int]], curves: tuple[ErrorCurve, ...] = ()
+    ) -> PretrainState:
         """Return all that the rest of the run depends on."""
         snapshots = {
             key: kept.snapshot.to(self._host(key[0])) for key, kept in sorted(self._kept.items())
@@ -128,7 +131,7 @@ class TrainedLayers:
             None if own is None else own.to(self._host(layer))
             for layer, own in enumerate(self._states, start=1)
         ]
-        return PretrainState(past, snapshots, computed, tuple(states))
+        return PretrainState(past, snapshots, computed, tuple(states), curves)
 
     def _host(self, layer: int) -> Callable[[Any], Any]:
         return self._backend.for_layer(layer).tohost

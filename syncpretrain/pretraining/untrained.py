@@ -11,9 +11,10 @@ from numpy.typing import ArrayLike
 
 from syncpretrain import __version__
 from syncpretrain.errors import SettingsError
-from syncpretrain.events import Event, Observer, RunFinished, RunStarted
+from syncpretrain.events import Observer, RunFinished, RunStarted
 from syncpretrain.learners.first_stack import untrained_stack
 from syncpretrain.models.stack import Stack
+from syncpretrain.observers.errors import Observed
 from syncpretrain.pretraining.build_data import build_data
 from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.settings.sections import PretrainSettings
@@ -21,7 +22,7 @@ from syncpretrain.settings.sections import PretrainSettings
 __all__ = ["Untrained"]
 
 
-class Untrained:
+class Untrained(Observed):
     """A run without pretraining, by the interface of ``Pretraining``.
 
     Its layers have trained 0 epochs; there is nothing to save before fine-tuning, nor to resume.
@@ -47,7 +48,7 @@ class Untrained:
             raise SettingsError(
                 "replay: got one with schedule none, where there is nothing to read"
             )
-        self.observers = tuple(observers)
+        super().__init__(observers)
         self.save: Callable[..., None] | None = None
         self.resume: Any = None
         self.settings, data, self.scaling = build_data(settings, X, validation)
@@ -57,7 +58,7 @@ class Untrained:
         """Return the stack."""
         s, now = self.settings, time.monotonic()
         depth = len(s.epochs)
-        self._emit(
+        self.emit(
             RunStarted(
                 now,
                 s.layers,
@@ -72,7 +73,7 @@ class Untrained:
         )
         stack = self.stack()
         now = time.monotonic()
-        self._emit(RunFinished(now, 0.0, (0.0,) * depth))
+        self.emit(RunFinished(now, 0.0, (0.0,) * depth))
         return stack
 
     def stack(self) -> Stack:
@@ -89,7 +90,3 @@ class Untrained:
             }
         )
         return stack
-
-    def _emit(self, event: Event) -> None:
-        for observer in self.observers:
-            observer(event)

@@ -21,6 +21,7 @@ from syncpretrain.finetuning.state import (
     write_finetune_state,
 )
 from syncpretrain.models.stack import Stack, load
+from syncpretrain.observers.errors import ErrorCurve, ErrorHistory
 from syncpretrain.pretraining.state_files import State, state_file_of
 from syncpretrain.runs.identity import RunIdentity, check_header, identity_from
 from syncpretrain.settings import Settings
@@ -41,7 +42,7 @@ T = TypeVar("T")
 FOLDER_NAME = "checkpoints"
 REFUSED_SUFFIX = ".refused"  # behind the name of a checkpoint that cannot be used
 PRETRAINED_NAME = "pretrained.safetensors"
-IDENTITY_KEY = "run"  # in the info of the pretrained stack
+IDENTITY_KEY, CURVES_KEY = "run", "curves"  # in the info of the pretrained stack
 
 
 class Checkpoints:
@@ -109,7 +110,9 @@ class Checkpoints:
 
         Those of a fine-tuning before, whose pretrained stack was lost, are not its own.
         """
-        kept = replace(stack, info=stack.info | {IDENTITY_KEY: self._header})
+        curves = stack.history.curves() if stack.history is not None else ()
+        own = {IDENTITY_KEY: self._header, CURVES_KEY: msgspec.to_builtins(curves)}
+        kept = replace(stack, info=stack.info | own)
 
         def write(path: Path) -> None:
             prune(self._folder, "finetune", 0)
@@ -167,8 +170,9 @@ class Checkpoints:
             header = info.pop(IDENTITY_KEY, None)
             if header is not None:  # the oldest lack it
                 self._check(header)
-            return replace(stack, info=info)
-        except (ModelFileError, CheckpointError) as error:
+            curves = msgspec.convert(info.pop(CURVES_KEY, []), list[ErrorCurve])
+            return replace(stack, info=info, history=ErrorHistory(curves) if curves else None)
+        except (ModelFileError, CheckpointError, msgspec.ValidationError) as error:
             where = "" if str(error).startswith(str(path)) else f"{path}: "
             self._report(f"warning: {where}{error}; pretraining is repeated")
             return None

@@ -29,7 +29,6 @@ from syncpretrain.models.inputs import constant_columns
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
 from syncpretrain.models.verdict import baselines, on_layers
-from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.observers.event_log import EventLog
 from syncpretrain.observers.figures import flat
 from syncpretrain.observers.history import History
@@ -76,8 +75,7 @@ class Stages:
             self.identity = msgspec.structs.replace(self.identity, start=start.parameters_sha256)
         self.loaded = time.monotonic()
         self.history = History()
-        self.errors = ErrorHistory()
-        self.observers: list[Observer] = [self.history, self.errors, *observers]
+        self.observers: list[Observer] = [self.history, *observers]
         self.notices: list[str] = []
         self.loggers: tuple[str, ...] = ()
         self.command: str | None = None  # by which the run was begun, if by one
@@ -189,9 +187,10 @@ class Stages:
     def judged(self, stack: Stack) -> Stack:
         """Return the result of pretraining with its errors, and the verdict on it in its info."""
         found = baselines(stack, evenly_spaced(self.data.train, ROWS_TO_JUDGE))
-        sentences = on_layers(found, self.errors.layers)
+        history = self.pretraining.history
+        sentences = on_layers(found, history.layers)
         info = stack.info | {"verdict": sentences} if sentences else stack.info
-        return replace(stack, info=info, history=self.errors)
+        return replace(stack, info=info, history=history)
 
     def save_early(self, stack: Stack, out: Path) -> None:
         """Save a model that is to be trained further; training goes on where that fails."""

@@ -21,12 +21,13 @@ from syncpretrain.cluster.job import check_ranks, check_windows
 from syncpretrain.data.file_rows import FileRows
 from syncpretrain.data.order import steps_per_epoch
 from syncpretrain.errors import CheckpointError, RunInterrupted, SettingsError, WorkerError
-from syncpretrain.events import Event, Notice, Observer, RunFinished
+from syncpretrain.events import Notice, Observer, RunFinished
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.learners.epoch import LARGEST_WEIGHT, diverged
 from syncpretrain.models.passes import up_through
 from syncpretrain.models.stack import Stack
+from syncpretrain.observers.errors import Observed
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.parallel.replicas.steps import Task, tasks_of
 from syncpretrain.parallel.signals import StopRequest, stop_on_signals
@@ -45,7 +46,7 @@ from syncpretrain.settings.sections import PretrainSettings
 __all__ = ["AsyncPretraining"]
 
 
-class AsyncPretraining:
+class AsyncPretraining(Observed):
     """One asynchronous run: everything checked at construction, trained by :meth:`run`.
 
     Parameters
@@ -75,7 +76,8 @@ class AsyncPretraining:
         check_runtime(settings.runtime)
         check_ranks(settings.runtime, settings.precision)
         check_windows(settings.exchange)
-        self.observers, self._times = tuple(observers), times
+        super().__init__(observers)
+        self._times = times
         self.settings, data, self.scaling = build_data(settings, X, validation)
         if not isinstance(data.train, (np.ndarray, FileRows)):
             raise SettingsError(
@@ -88,7 +90,7 @@ class AsyncPretraining:
         self.resume: AsyncState | None = None
         self._learners = build_learners(self.settings)
         self._done = [0] * len(self._learners)
-        self._events = AsyncEvents(self.settings, self._emit)
+        self._events = AsyncEvents(self.settings, self.emit)
         self._steps = steps_per_epoch(len(data.train), settings.batch_size)
         self._good: list[Any] = [learner.snapshot() for learner in self._learners]
         self._stage: Stage | None = None
@@ -104,6 +106,8 @@ class AsyncPretraining:
             try:
                 self._go_on()
                 self._events.start(started, self.slots, len(self._train), self._done)
+                if self.resume is not None:
+                    self.history.resume(self.resume.curves)
                 for layers in stages:
                     began = time.monotonic()
                     self._train_stage(layers, request)
@@ -117,7 +121,7 @@ class AsyncPretraining:
             except Stopped:
                 raise self._interrupted(request) from None
         now = time.monotonic()
-        self._emit(RunFinished(now, now - started, tuple(busy)))
+        self.emit(RunFinished(now, now - started, tuple(busy)))
         return self.stack()
 
     def stack(self) -> Stack:
@@ -216,7 +220,8 @@ class AsyncPretraining:
         }
         if self._stage is not None:
             arrays |= self._stage.state()
-        return AsyncState(tuple(self._done), minibatches, errors, arrays)
+        curves = self.history.curves()
+        return AsyncState(tuple(self._done), minibatches, errors, arrays, curves)
 
     def _go_on(self) -> None:
         """Load the layers of the state to resume from, if there is one."""
@@ -246,8 +251,4 @@ class AsyncPretraining:
         return RunInterrupted(message, stack=self.stack(), signum=request.signum or 2)
 
     def _report(self, message: str) -> None:
-        self._emit(Notice(time.monotonic(), message))
-
-    def _emit(self, event: Event) -> None:
-        for observer in self.observers:
-            observer(event)
+        self.emit(Notice(time.monotonic(), message))

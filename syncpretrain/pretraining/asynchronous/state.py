@@ -11,6 +11,7 @@ import msgspec
 
 from syncpretrain.array_files import any_run, read_state, write_state
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.observers.errors import ErrorCurve
 
 __all__ = ["AsyncState", "read_async_state", "write_async_state"]
 
@@ -21,13 +22,15 @@ class AsyncState:
 
     ``done`` are the epochs that each layer has finished, ``minibatches`` those of the running
     epoch that are trained, and ``errors`` the sums of their errors, one a layer in training.
-    ``arrays`` are the parameters of all layers, and what the replicas remember.
+    ``arrays`` are the parameters of all layers, and what the replicas remember; ``curves`` the
+    errors of the epochs that each layer has finished.
     """
 
     done: tuple[int, ...]
     minibatches: int
     errors: tuple[float, ...]
     arrays: dict[str, Array]
+    curves: tuple[ErrorCurve, ...] = ()
 
 
 class _Header(msgspec.Struct):
@@ -35,6 +38,7 @@ class _Header(msgspec.Struct):
     done: tuple[int, ...]
     minibatches: int
     errors: tuple[float, ...]
+    curves: tuple[ErrorCurve, ...] = ()
 
 
 def write_async_state(path: Path, state: AsyncState, run: Mapping[str, Any]) -> None:
@@ -45,7 +49,7 @@ def write_async_state(path: Path, state: AsyncState, run: Mapping[str, Any]) -> 
     OSError
         If the file cannot be written.
     """
-    header = _Header(dict(run), state.done, state.minibatches, state.errors)
+    header = _Header(dict(run), state.done, state.minibatches, state.errors, state.curves)
     write_state(path, header, state.arrays)
 
 
@@ -63,4 +67,4 @@ def read_async_state(path: Path, check: Callable[[dict[str, Any]], Any] = any_ru
 
 
 def _state(header: _Header, arrays: dict[str, Array]) -> AsyncState:
-    return AsyncState(header.done, header.minibatches, header.errors, arrays)
+    return AsyncState(header.done, header.minibatches, header.errors, arrays, header.curves)

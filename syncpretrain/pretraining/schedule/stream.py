@@ -104,6 +104,9 @@ class StreamSchedule:
         The most minibatches that a layer processes at once.
     steps : int
         Minibatches of a pass over the data, where only whole blocks are to be processed; else 0.
+    epoch : int
+        Minibatches of an epoch, beyond which no block goes, so that a stop in a block finds no
+        epoch that has ended in it; 0 where blocks may.
 
     Raises
     ------
@@ -118,6 +121,7 @@ class StreamSchedule:
         ring: int,
         block: int,
         steps: int = 0,
+        epoch: int = 0,
     ) -> None:
         delays = [plan.delay for plan in plans]
         if min(ring, block) < 1 or min(plan.steps for plan in plans) < 1:
@@ -127,6 +131,7 @@ class StreamSchedule:
         if steps and ring < 2 * block - 1:  # two layers could wait for each other
             raise ScheduleError(f"ring: got {ring} with whole blocks of {block}")
         self._plans, self._ring, self._block, self._steps = list(plans), ring, block, steps
+        self._epoch = epoch
         self.ends = self._last_needed()
         self._longest = list(self.ends)  # if no layer stops early
         self._positions = delays
@@ -204,7 +209,9 @@ class StreamSchedule:
         """Return the last minibatch of the block that a layer may process, its place for none."""
         position, limit, steps = self._positions[i], self._limit(i), self._steps
         if not steps:
-            return min(position + self._block, limit)
+            in_epoch = (position - self._plans[i].delay) % self._epoch if self._epoch else 0
+            left = min(self._block, self._epoch - in_epoch) if self._epoch else self._block
+            return min(position + left, limit)
         in_epoch, in_pass = (position - self._plans[i].delay) % steps, position % steps
         done = min(in_epoch, in_pass) % self._block
         left = min(self._block - done, steps - in_epoch, steps - in_pass)

@@ -12,9 +12,10 @@ from numpy.typing import ArrayLike
 from syncpretrain import __version__
 from syncpretrain.data.order import steps_per_epoch
 from syncpretrain.errors import CheckpointError, RunInterrupted, StalledError, WorkerError
-from syncpretrain.events import Event, Observer, RunFinished
+from syncpretrain.events import Observer, RunFinished
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.models.stack import Stack
+from syncpretrain.observers.errors import Observed
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.parallel.signals import StopRequest, stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
@@ -38,7 +39,7 @@ from syncpretrain.settings.sections import PretrainSettings
 __all__ = ["StreamedPretraining"]
 
 
-class StreamedPretraining:
+class StreamedPretraining(Observed):
     """One streamed run: everything checked at construction, trained by :meth:`run`.
 
     Parameters
@@ -68,7 +69,8 @@ class StreamedPretraining:
         times: Timeouts = TIMEOUTS,
         restarts: Restarts | None = None,
     ) -> None:
-        self.observers, self._times = tuple(observers), times
+        super().__init__(observers)
+        self._times = times
         self.settings, data, self.scaling = build_data(settings, X, validation)
         settings = self.settings
         self._backend = backend_of_layers(settings)
@@ -80,6 +82,7 @@ class StreamedPretraining:
         self.plans = plans(settings.epochs, delay=settings.delay, steps=steps)
         self.save, self._restarts = save, restarts
         self._examples = len(data.train)
+        self._steps = steps
         self._build(stream_size(settings, self._backend, steps))
         self.resume = resume
         self._pool: StreamPool | None = None
@@ -88,10 +91,10 @@ class StreamedPretraining:
     def _build(self, size: StreamSize) -> None:
         """Build all that depends on how many minibatches may wait between two layers."""
         self._size = size
-        self._schedule = StreamSchedule(self.plans, **size._asdict())
+        self._schedule = StreamSchedule(self.plans, **size._asdict(), epoch=self._steps)
         self._runtime = self._built(size)
         self._layers = self._runtime.layers
-        self._events = StreamEvents(self.settings, self._layers, self._emit, self._times)
+        self._events = StreamEvents(self.settings, self._layers, self.emit, self._times)
 
     def _built(self, size: StreamSize) -> StreamRuntime:
         own = self.settings, self._source, self.plans, self._schedule.ends
@@ -124,6 +127,8 @@ class StreamedPretraining:
                 with blas_limit(1):
                     self._go_on()
                     self._events.start(started, self.slots, self._examples)
+                    if self.resume is not None:
+                        self.history.resume(self.resume.curves)
                     self._train(request)
                 if request():
                     raise Stopped
@@ -136,7 +141,7 @@ class StreamedPretraining:
                 raise self._interrupted(request) from None
         now = time.monotonic()
         busy = tuple(layer.busy_seconds for layer in self._layers)
-        self._emit(RunFinished(now, now - started, busy))
+        self.emit(RunFinished(now, now - started, busy))
         return self.stack()
 
     def stack(self) -> Stack:
@@ -177,7 +182,7 @@ class StreamedPretraining:
                 + [None]
             )
             states = [x.state(position) for x, position in zip(self._layers, above, strict=True)]
-            return StreamState(tuple(states), self._done())
+            return StreamState(tuple(states), self._done(), self.history.curves())
 
     def _done(self) -> tuple[int, ...]:
         """Return the epochs that each layer has finished."""
@@ -216,7 +221,7 @@ class StreamedPretraining:
             except Stopped:
                 pool.stop()
                 self._is_settled = pool.drain(self._times.drain) and self._runtime.settle()
-                self._take_all(pool)
+                self._take_all(pool, is_stopped=True)
                 raise
             finally:
                 self._pool = None
@@ -236,9 +241,14 @@ class StreamedPretraining:
                 raise Stopped
         self._take_all(pool)
 
-    def _take_all(self, pool: StreamPool) -> None:
+    def _take_all(self, pool: StreamPool, *, is_stopped: bool = False) -> None:
+        """Take what the threads have reported; after a stop also what lies behind their ends."""
         while (item := pool.results.take(0.0)) is not None:
-            self._take(item)
+            try:
+                self._take(item)
+            except Stopped:
+                if not is_stopped:
+                    raise
 
     def _save(self) -> None:
         if self.save is not None and not all(layer.is_trained for layer in self._layers):
@@ -270,7 +280,3 @@ class StreamedPretraining:
         done = ", ".join(f"layer {i}: {n}" for i, n in enumerate(self._done(), start=1))
         message = f"pretraining was stopped; epochs finished: {done}"
         return RunInterrupted(message, stack=self.stack(), signum=request.signum or 2)
-
-    def _emit(self, event: Event) -> None:
-        for observer in self.observers:
-            observer(event)

@@ -11,6 +11,7 @@ import msgspec
 
 from syncpretrain.array_files import any_run, read_state, write_state
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.observers.errors import ErrorCurve
 from syncpretrain.pretraining.layer_states import (
     LayerScalars,
     kinds_of,
@@ -24,10 +25,11 @@ __all__ = ["StreamState", "read_stream_state", "write_stream_state"]
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """All layers, from the lowest up, and the epochs that each has finished."""
+    """All layers, from the lowest up, the epochs that each has finished, and their errors."""
 
     layers: tuple[StreamedLayerState, ...]
     done: tuple[int, ...]
+    curves: tuple[ErrorCurve, ...] = ()
 
 
 class _Layer(msgspec.Struct):
@@ -46,6 +48,7 @@ class _Header(msgspec.Struct):
     run: dict[str, Any]
     stream: list[_Layer]
     done: tuple[int, ...]
+    curves: tuple[ErrorCurve, ...] = ()
 
 
 def write_stream_state(path: Path, state: StreamState, run: Mapping[str, Any]) -> None:
@@ -76,7 +79,7 @@ def write_stream_state(path: Path, state: StreamState, run: Mapping[str, Any]) -
                 layer.steps,
             )
         )
-    header = _Header(dict(run), layers, state.done)
+    header = _Header(dict(run), layers, state.done, state.curves)
     write_state(path, header, arrays)
 
 
@@ -107,4 +110,4 @@ def _state(header: _Header, arrays: dict[str, Array]) -> StreamState:
         )
         for number, layer in enumerate(header.stream, start=1)
     )
-    return StreamState(layers, header.done)
+    return StreamState(layers, header.done, header.curves)
