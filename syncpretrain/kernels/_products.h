@@ -71,8 +71,8 @@ typedef struct {
     Py_ssize_t step;           /* from one block to the next there */
 } Pooled;
 
-/* Leave the largest number of a block for some filters, and its place. As in NumPy, nan is larger than
- * any number. */
+/* Leave the largest number of a block for some filters, and its place. As in NumPy, the first nan is larger
+ * than any number. */
 INLINED void largest_of_block(const float *maps, Py_ssize_t line, Py_ssize_t padded, Py_ssize_t n,
                               float *out, float *places, const int pool)
 {
@@ -84,7 +84,7 @@ INLINED void largest_of_block(const float *maps, Py_ssize_t line, Py_ssize_t pad
             UNROLLED for (int j = 0; j < pool; j++)
             {
                 float given = maps[i * line + j * padded + f];
-                int larger = (given > best) | (given != given);
+                int larger = !(given <= best) & (best == best);
                 best = larger ? given : best;
                 found = larger ? (float)(i * pool + j) : found;
             }
@@ -291,7 +291,7 @@ static void convolve_all(const Shape *s, const Matrix *m, Units units, Part part
             for (Py_ssize_t k = 0; k < rows; k++) {
                 Py_ssize_t at = (i + k) * f.columns * s->filters + part.first;
                 finish_row_of_blocks(&f, s, f.maps + k * windows * padded, row(out, e) + at,
-                                     places->columns ? row(places, e) + at : NULL, &t, units);
+                                     is_empty(places) ? NULL : row(places, e) + at, &t, units);
             }
         }
     }
