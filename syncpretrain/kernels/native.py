@@ -6,18 +6,18 @@ to NumPy still. The environment variable ``SYNCPRETRAIN_KERNELS`` chooses: ``num
 extension out, ``native`` insists on it. ``SYNCPRETRAIN_BFLOAT16`` chooses the order of sums of
 bfloat16 products, ``pairs`` or ``tiles``, instead of the one that this CPU takes fastest.
 
-Equal to the NumPy forms bit for bit, with one row or column or none, and with infinities, signed
-zeros and numbers below 2^-126: the random numbers; the means of Gaussian and rectified units; the
+Equal to the NumPy forms bit for bit, with one row or column or none, with infinities, signed zeros
+and numbers below 2^-126: the random numbers; the means of Gaussian and rectified units; the
 derivatives of units; the differences of phases; the steps of momentum, of descent and of Adam; the
-differences whose squares are summed; sums of rows and counts of wrong rows in a program; the largest
-of blocks and their places. Any nan is as good as another.
+differences whose squares are summed; sums of rows and counts of wrong rows in a program; the
+largest of blocks and their places. Any nan is as good as another.
 
-Not equal: the sigmoid, the hyperbolic tangent, the softmax, and states and documents that are drawn
-with them, which differ in their last bits or where these decide; sums of squared errors and over
-channels, points along a document, and all products, whose terms are added in another order than that
-of NumPy or its BLAS. Products that leave zeros out (of binary states, of rows that are mostly zeros, of
-the largest of blocks) take 0 times infinity or nan for 0. A product with one row or column is
-``gemv`` in NumPy and ``gemm`` in a program.
+Not equal: the sigmoid, the hyperbolic tangent and the softmax, which differ in their last bits, and
+the states and documents that these decide; sums of squared errors and over channels, points along
+a document, and all products, whose terms are added in another order than that of NumPy or its BLAS.
+Products that leave out zeros (of binary states, of rows that are mostly zeros, of the largest of
+blocks) take 0 times infinity or nan for 0. For a product with one row or column NumPy calls another
+function of the BLAS than a program does.
 Nothing warns of a number that is not finite; ``noise``, ``scratch`` and what else a NumPy form uses
 up stays as it is.
 """
