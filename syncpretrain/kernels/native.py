@@ -10,7 +10,8 @@ Equal to the NumPy forms bit for bit, with one row or column or none, with infin
 and numbers below 2^-126: the random numbers; the means of Gaussian and rectified units; the
 derivatives of units; the differences of phases; the steps of momentum, of descent and of Adam; the
 differences whose squares are summed; sums of rows and counts of wrong rows in a program; the
-largest of blocks and their places. Any nan is as good as another.
+largest of blocks and their places. Any nan is as good as another, and of several nans in a block
+the place is that of the last here, of the first in NumPy.
 
 Not equal: the sigmoid, the hyperbolic tangent and the softmax, which differ in their last bits, and
 the states and documents that these decide; sums of squared errors and over channels, points along
