@@ -209,6 +209,24 @@ def test_nan_is_larger_than_any_number():
     np.testing.assert_array_equal(ours[1], theirs[1])
 
 
+@pytest.mark.parametrize("n", [1, 12])
+def test_places_without_rows_are_none(n):
+    """The sanitizers tell of what lies outside; here results are compared."""
+    case, none = Case(SHAPE), Case(SHAPE, places=False)
+    case.places = case.places.base[:0, :n]
+    for name in ("gradient", "back"):
+        form = FORMS[f"convolve_{name}"]
+        np.testing.assert_array_equal(getattr(case, name)(form), getattr(none, name)(form))
+    out, scratch = case.filled(*case.delta.shape), case.scratch()
+    FORMS["convolve"](case.x, case.weight, case.bias, out, case.places, scratch, SHAPE, "gaussian")
+    np.testing.assert_array_equal(out, none.up(FORMS["convolve"])[0])
+
+
+@pytest.mark.parametrize("others", [(4, 0, 3), (-1, 0, 3), (1e30, 0, 3), (1, 0, 4), (1, -1, 3)])
+def test_units_and_filters_that_are_none_are_left_to_numpy(others):
+    assert worked({}, (*NUMBERS[:-3], *others)) is NotImplemented
+
+
 @pytest.mark.parametrize("place", [-1, 4, 1e30, np.nan, np.inf, 1.5])
 def test_a_place_that_is_none_has_no_derivative(place):
     case = Case(ConvolutionShape(2, 6, 6, 3, 3, pool=2), 2)

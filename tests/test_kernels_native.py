@@ -25,6 +25,7 @@ from syncpretrain.kernels import (
     losses as errors,
 )
 from syncpretrain.kernels.dispatch import equations, registered
+from syncpretrain.kernels.program import Program, in_turn
 from syncpretrain.parallel import waiting
 from syncpretrain.rng import Address, Purpose
 
@@ -273,6 +274,133 @@ def test_times_derivative(shape, layout, units):
     a[...] = MEANS[units](a)
     (_, ours), (_, theirs) = both("times_derivative", [delta, a], units)
     assert_bits(ours[0], theirs[0])
+
+
+SPECIAL = np.array([0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 1e-40, -1e-45, 3e38, 0.5], "f4")
+
+
+def bits(array):
+    """Return the bits of numbers, the same for every nan; 0 and -0 differ."""
+    return np.where(np.isnan(array), np.float32(np.nan), array).view(np.uint32)
+
+
+def drawn(draws, *shape):
+    """Return normal draws, some of them special, as columns of a wider array or not."""
+    wide = draws.standard_normal((*shape[:-1], shape[-1] + 3)).astype(np.float32)
+    places = draws.random(wide.shape) < draws.choice([0, 0.2, 1])
+    wide[places] = draws.choice(SPECIAL, int(places.sum()))
+    return wide[..., : shape[-1]] if draws.random() < 0.5 else wide[..., : shape[-1]].copy()
+
+
+def same_bits(name, arrays, *args, written, **options):
+    """Compare what both forms write; the last arrays may be given by their names."""
+    found = []
+    for form in (FORMS[name], NUMPY_FORMS[name]):
+        own = {key: a.copy() for key, a in arrays.items()}
+        plain = [a for key, a in own.items() if key not in OUTPUTS]
+        named = {key: a for key, a in own.items() if key in OUTPUTS}
+        with np.errstate(all="ignore"):
+            assert form(*plain, *args, **named, **options) is not NotImplemented
+        found.append([bits(own[key]) for key in written])
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_array_equal(ours, theirs, err_msg=name)
+
+
+@compiled
+@pytest.mark.parametrize("seed", range(40))
+def test_both_forms_have_the_same_bits_whatever_the_shape_and_the_numbers(seed):
+    draws = np.random.default_rng(seed)
+    rows, n, m = (int(draws.choice([0, 1, 2, 3, 17, 65])) for _ in range(3))
+    x, y, z = (drawn(draws, rows, n) for _ in range(3))
+    for units in ("gaussian", "relu"):
+        same_bits("means", {"x": x, "bias": drawn(draws, n)}, units, written=["x"])
+    for units in UNITS:
+        same_bits("times_derivative", {"delta": x, "a": y}, units, written=["delta"])
+    same_bits("squared_error", {"x": x, "y": y, "out": z}, written=["out"])
+    rates = {"learning_rate": draws.choice([0.1, 1e-50]), "momentum": draws.choice([0, 0.9])}
+    decays = {"weight_decay": draws.choice([0, 1e-3]), "l1": draws.choice([0, 1e-3])}
+    three = {"p": x, "g": y, "v": z}
+    same_bits("momentum_step", three, **rates, **decays, written=["p", "v"])
+    flat = {key: a.ravel() for key, a in {**three, "w": np.abs(x)}.items()}
+    scratch = np.empty(50, dtype=np.float32)
+    adam = {"learning_rate": rates["learning_rate"], "step": 3, "scratch": scratch}
+    same_bits("adam_step", flat, **adam, written=["p", "v", "w"])
+    sgd = {**rates, "nesterov": bool(draws.random() < 0.5), "scratch": scratch}
+    same_bits("sgd_step", {key: flat[key] for key in "pgv"}, **sgd, written=["p", "v"])
+    if rows:
+        two = {"v": drawn(draws, 2 * rows, n), "h": drawn(draws, 2 * rows, m)}
+        sums = {"da": drawn(draws, n), "db": drawn(draws, m)}
+        same_bits("phase_differences", {**two, **sums}, examples=rows, written=["v", "da", "db"])
+
+
+@compiled
+@pytest.mark.parametrize("columns", [1, 2, 40])
+def test_a_program_sums_rows_as_without_the_extension(columns):
+    x = array((1001, columns), 5)
+    ours, theirs = np.empty((2, columns), dtype=np.float32)
+    in_turn(Program([[[("sum_rows", x, ours)]]], 0), 1)
+    contrastive_divergence.sum_rows(x, out=theirs)
+    assert_bits(ours, theirs)
+    np.testing.assert_array_equal(ours, np.add.accumulate(x)[-1], err_msg="row after row")
+
+
+@compiled
+def test_a_program_counts_a_row_with_nan_as_numpy_does():
+    target = np.tile(np.eye(3, dtype=np.float32)[0], (4, 1))
+    y = np.array([[9, np.nan, 1], [np.nan, 9, np.nan], [1, 0, 0], [0, np.nan, np.nan]], "f4")
+    program = Program([[[("wrong", target, y, 0)]]], 1)
+    assert program.is_compiled
+    in_turn(program, 1)
+    assert program.results[0] == errors.wrong(target, y) == 2
+
+
+def misaligned(array, by):
+    """Return a view of an array's numbers that begins ``by`` bytes behind a multiple of 8."""
+    memory = np.zeros(array.nbytes + 16, dtype=np.uint8)
+    start = -memory.ctypes.data % 8 + by
+    memory[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
+    flat = memoryview(memory)[start : start + array.nbytes]
+    return flat.cast(array.dtype.char, array.shape)
+
+
+@compiled
+@pytest.mark.parametrize("by", range(1, 8))
+def test_misaligned_numbers_are_left_to_numpy(by):
+    kernels, points = native.extension, np.ones(4)
+    ends, shares, factor = np.array([2, 4]), array((2, 3), 1), array((3, 2), 2)
+    indices, indptr = np.zeros(2, dtype=np.int32), np.array([0, 1, 2])
+    calls = [
+        (kernels.draw_documents, [shares, misaligned(points, by), ends]),
+        (kernels.draw_documents, [shares, points, misaligned(ends, by)]),
+        (kernels.csr_product, [np.ones(2, "f4"), factor, np.ones((2, 2), "f4"), indices]),
+    ]
+    calls[2][1].append(misaligned(indptr, by))
+    if by % 4:
+        out = np.ones((2, 2), "f4")
+        calls += [
+            (kernels.multiply_bfloat16, [misaligned(shares, by), factor, out, None]),
+            (kernels.multiply_bfloat16, [shares, misaligned(factor, by), out, None]),
+            (kernels.csr_product, [points[:2].astype("f4"), factor, out]),
+        ]
+        calls[-1][1].extend([misaligned(indices, by), indptr])
+    for call, arguments in calls:
+        assert call(*arguments) is NotImplemented
+    program = Program([[[("scale", shares, 2)]]], 0)
+    program._numbers = misaligned(np.zeros(4), by)
+    with pytest.raises(ValueError, match="fit no program"):
+        program.work()
+
+
+@compiled
+def test_a_result_that_lies_on_the_places_it_is_read_from_is_left_to_numpy():
+    memory = np.zeros(64, dtype=np.float32)
+    ends, shares = memory.view(np.int64)[:2], memory.reshape(2, 32)
+    ends[:] = [2, 4]
+    assert native.extension.draw_documents(shares, np.ones(4), ends) is NotImplemented
+    data, weight, indices = np.ones(1, "f4"), np.ones((1, 32), "f4"), np.zeros(1, np.int32)
+    indptr = memory.view(np.int64)[:3]
+    indptr[:] = [0, 1, 1]
+    assert native.extension.csr_product(data, weight, shares, indices, indptr) is NotImplemented
 
 
 def means_refused(x, bias):

@@ -95,7 +95,9 @@ static int open_factor(Matrix *m, PyObject *object, int *transposed)
     if (PyObject_GetBuffer(object, &m->buffer, PyBUF_STRIDES | PyBUF_FORMAT) < 0) return 0;
     const Py_buffer *b = &m->buffer;
     const Py_ssize_t size = sizeof(float);
-    int valid = b->ndim == 2 && b->itemsize == size && b->format && !strcmp(b->format, "f");
+    int valid = b->ndim == 2 && b->itemsize == size && b->format && !strcmp(b->format, "f")
+                && (uintptr_t)b->buf % sizeof(float) == 0 && b->strides[0] % size == 0
+                && b->strides[1] % size == 0;
     if (valid && b->strides[1] == size && b->strides[0] >= b->shape[1] * size) {
         *transposed = 0;
         m->stride = b->strides[0] / size;

@@ -10,7 +10,7 @@
 
 static int has_places(const Shape *s, const Matrix *places)
 {
-    return s->is_max && s->pool > 1 && places->columns;
+    return s->is_max && s->pool > 1 && !is_empty(places);
 }
 
 static void convolve_gradient_all(const Shape *s, const Matrix *m, Part part)
@@ -136,9 +136,30 @@ static int is_line_of(const Matrix *m, Py_ssize_t length)
     return m->buffer.ndim == 1 && m->columns == length;
 }
 
-/* Return whether the matrices of an equation fit its shape. */
-static int fits(Equation equation, const Shape *s, const Matrix *m)
+static int take_part(Part *part, const double *numbers, Py_ssize_t all)
 {
+    if (!(numbers[0] >= 0 && numbers[0] <= numbers[1] && numbers[1] <= (double)all)) return 0;
+    part->first = (Py_ssize_t)numbers[0];
+    part->count = (Py_ssize_t)numbers[1] - part->first;
+    return 1;
+}
+
+/* Take the part that an equation computes, of no filters or channels where it has none; `numbers` are behind
+ * those of the shape. */
+static int take_rest(Equation equation, const Shape *s, const double *numbers, Part *part)
+{
+    int has_units = equation == FORWARD || equation == VISIBLE;
+    *part = (Part){0, 0};
+    if (has_units && !(numbers[0] >= 0 && numbers[0] < OTHER)) return 0;
+    if (equation == VISIBLE || equation == SUMS) return 1;
+    return take_part(part, numbers + has_units, equation == BACK ? s->every : s->filters);
+}
+
+/* Return whether an equation's matrices, and the numbers behind those of its shape, fit that. */
+static int fits(Equation equation, const Shape *s, const Matrix *m, const double *numbers)
+{
+    Part part;
+    if (!take_rest(equation, s, numbers, &part)) return 0;
     Py_ssize_t n = m[0].rows;
     double visible = (double)(s->height * s->width) * (double)s->every;
     double rows = (double)(s->height + 2 * s->pad - s->size + 1) / (double)s->pool;
@@ -154,29 +175,17 @@ static int fits(Equation equation, const Shape *s, const Matrix *m)
     if (equation == GRADIENT && !is_of(&m[1], n, hidden)) return 0;
     if (equation == BACK && !is_of(&m[3], n, visible)) return 0;
     return is_of(weight, fan, (double)s->filters)
-           && (!places->rows || !places->columns || is_of(places, n, hidden))
+           && (is_empty(places) || is_of(places, n, hidden))
            && scratch->buffer.ndim == 1 && scratch->columns >= scratch_of(s);
-}
-
-static int take_part(Part *part, const double *numbers, Py_ssize_t all)
-{
-    if (!(numbers[0] >= 0 && numbers[0] <= numbers[1] && numbers[1] <= (double)all)) return 0;
-    part->first = (Py_ssize_t)numbers[0];
-    part->count = (Py_ssize_t)numbers[1] - part->first;
-    return 1;
 }
 
 /* Work an equation. `numbers` are behind those of the shape. */
 static void work_equation(Equation equation, const Shape *s, const Matrix *m, const double *numbers)
 {
-    Part part = {0, 0};
-    switch (equation) {
-    case FORWARD: take_part(&part, numbers + 1, s->filters); break;
-    case GRADIENT: take_part(&part, numbers, s->filters); break;
-    case BACK: take_part(&part, numbers, s->every); break;
-    case VISIBLE: visible_means_all(s, m, (Units)numbers[0]); break;
-    case SUMS: sum_channels_all(s, m, m[1].data); break;
-    }
+    Part part;
+    take_rest(equation, s, numbers, &part);
+    if (equation == VISIBLE) visible_means_all(s, m, (Units)numbers[0]);
+    if (equation == SUMS) sum_channels_all(s, m, m[1].data);
     for (Py_ssize_t g = 0; g < s->groups && part.count; g++) {
         Shape one = group_of(s, g);
         Part read = {one.channel, one.channels}, some = common(part, equation == BACK ? read : one.own);

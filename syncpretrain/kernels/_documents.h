@@ -135,12 +135,13 @@ static void draw_document(float *shares, ptrdiff_t width, const double *points,
     shares[width - 1] += (float)(words - k); /* whatever was lost to rounding */
 }
 
-/* Return whether `ends` are where the points of each row of m end, one or more of each. */
+/* Return whether `ends` are where the points of each row of m, which is written to, end: one or more of each. */
 static int are_points(const Matrix *m, const Py_buffer *points, const Py_buffer *ends)
 {
     const int64_t *at = ends->buf;
     int64_t first = 0;
-    int valid = m->buffer.ndim == 2 && ends->shape[0] == m->rows && m->columns > 0;
+    int valid = m->buffer.ndim == 2 && ends->shape[0] == m->rows && m->columns > 0 && is_outside(points, m)
+                && is_outside(ends, m);
     for (Py_ssize_t i = 0; valid && i < m->rows; first = at[i++]) valid = at[i] > first;
     return valid && first == points->shape[0];
 }

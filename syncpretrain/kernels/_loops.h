@@ -12,7 +12,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && !defined(__clang__) \
+#if defined(VECTORIZED) /* as who builds it chooses */
+#elif defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && !defined(__clang__) \
     && __GNUC__ >= 12
 #define VECTORIZED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #elif defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && !defined(__clang__)
@@ -116,7 +117,7 @@ VECTORIZED static void means_row(float *x, const float *bias, ptrdiff_t n, Units
         APART for (ptrdiff_t i = 0; i < n; i++)
         {
             float t = x[i] + bias[i];
-            x[i] = t < 0.0f ? 0.0f : t;
+            x[i] = t <= 0.0f ? 0.0f : t; /* never -0 */
         }
         break;
     case TANH:
@@ -143,7 +144,7 @@ VECTORIZED static void states_row(
 
 INLINED float sign(float x)
 {
-    return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x; /* 0 or nan */
+    return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x + 0.0f; /* 0, never -0, or nan */
 }
 
 VECTORIZED static void scale_and_add_row(float *v, float *sum, float scale, ptrdiff_t n)
@@ -186,6 +187,13 @@ VECTORIZED static void momentum_row(float *p, const float *g, float *v, ptrdiff_
         APART for (ptrdiff_t i = 0; i < n; i++)
         {
             float t = v[i] * momentum + g[i] * rate - p[i] * decay;
+            v[i] = t;
+            p[i] += t;
+        }
+    } else if (decay == 0.0f) { /* for 0 times infinity is nan */
+        APART for (ptrdiff_t i = 0; i < n; i++)
+        {
+            float t = v[i] * momentum + g[i] * rate - sign(p[i]) * l1;
             v[i] = t;
             p[i] += t;
         }

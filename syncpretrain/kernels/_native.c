@@ -81,11 +81,16 @@ static int is_row_of(const Matrix *b, const Matrix *a)
     return b->buffer.ndim == 1 && b->columns == a->columns;
 }
 
+static int is_empty(const Matrix *m)
+{
+    return !m->rows || !m->columns;
+}
+
 /* Return whether two matrices share no element; columns of one array may lie between another's. */
 static int apart(const Matrix *a, const Matrix *b)
 {
     if (a->data > b->data) return apart(b, a);
-    if (!a->rows || !a->columns || !b->rows || !b->columns) return 1;
+    if (is_empty(a) || is_empty(b)) return 1;
     if (a->data + (a->rows - 1) * a->stride + a->columns <= b->data) return 1;
     if (a->rows == 1 || (b->rows > 1 && a->stride != b->stride)) return 0;
     Py_ssize_t offset = (b->data - a->data) % a->stride;
@@ -289,11 +294,11 @@ static PyObject *uniform(PyObject *module, PyObject *const *args, Py_ssize_t nar
 
 /* ------------------------------------------------------------------------ contrastive divergence */
 
-/* Sum some rows of h, at least one, one after the other as NumPy does. */
+/* Sum some rows of h, one after the other from 0 on, as NumPy does. */
 static void sum_rows(const Matrix *h, Py_ssize_t first, Py_ssize_t end, float *sum)
 {
-    memcpy(sum, row(h, first), (size_t)h->columns * sizeof *sum);
-    for (Py_ssize_t i = first + 1; i < end; i++) add_row(row(h, i), sum, h->columns);
+    memset(sum, 0, (size_t)h->columns * sizeof *sum);
+    for (Py_ssize_t i = first; i < end; i++) add_row(row(h, i), sum, h->columns);
 }
 
 static void differences_all(const Matrix *m, float *below, float examples)
@@ -451,8 +456,8 @@ static int are_within(const Py_buffer *counters, Py_ssize_t first, Py_ssize_t co
 {
     Py_ssize_t n = counters->shape[0];
     if (first >= 0 && count >= 0 && first <= n && count <= n - first) return 1;
-    PyErr_Format(PyExc_IndexError, "got counters %zd to %zd; there are %zd, counted from 0", first,
-                 first + count - 1, n);
+    PyErr_Format(PyExc_IndexError, "got %zd counters from %zd on; there are %zd, counted from 0", count,
+                 first, n);
     return 0;
 }
 
@@ -564,7 +569,7 @@ static PyObject *work_convolution(Equation equation, const char *access, int num
     }
     if (!doubles(PySequence_Fast_ITEMS(args[arrays]), d, numbers)) return NULL;
     if (!open_all(m, args, access)) Py_RETURN_NOTIMPLEMENTED;
-    int valid = take_shape(&shape, d) && fits(equation, &shape, m);
+    int valid = take_shape(&shape, d) && fits(equation, &shape, m, d + SHAPE_NUMBERS);
     for (int i = 0; i < arrays && valid; i++)
         for (int j = 0; j < i && valid; j++)
             valid = (access[i] == 'r' && access[j] == 'r') || apart(m + i, m + j);

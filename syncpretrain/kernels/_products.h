@@ -72,7 +72,7 @@ typedef struct {
 } Pooled;
 
 /* Leave the largest number of a block for some filters, and its place. As in NumPy, nan is larger than
- * any number. */
+ * any number; of several nans the last one counts here, which takes half the time. */
 INLINED void largest_of_block(const float *maps, Py_ssize_t line, Py_ssize_t padded, Py_ssize_t n,
                               float *out, float *places, const int pool)
 {
@@ -291,7 +291,7 @@ static void convolve_all(const Shape *s, const Matrix *m, Units units, Part part
             for (Py_ssize_t k = 0; k < rows; k++) {
                 Py_ssize_t at = (i + k) * f.columns * s->filters + part.first;
                 finish_row_of_blocks(&f, s, f.maps + k * windows * padded, row(out, e) + at,
-                                     places->columns ? row(places, e) + at : NULL, &t, units);
+                                     is_empty(places) ? NULL : row(places, e) + at, &t, units);
             }
         }
     }

@@ -110,10 +110,11 @@ static void softmax_row(float *x, Py_ssize_t n)
     for (Py_ssize_t i = 0; i < n; i++) x[i] /= sum;
 }
 
+/* As in NumPy, the first nan is larger than any number. */
 static Py_ssize_t place_of_largest(const float *x, Py_ssize_t n)
 {
     Py_ssize_t best = 0;
-    for (Py_ssize_t i = 1; i < n; i++) best = x[i] > x[best] ? i : best;
+    for (Py_ssize_t i = 1; i < n; i++) best = !(x[i] <= x[best]) && x[best] == x[best] ? i : best;
     return best;
 }
 
@@ -238,6 +239,8 @@ static Waited work_program(const Program *program, const Values *values, Py_ssiz
  * numbered through phases and steps: those below `OPEN` may run, those below `TAKEN` run or have run. */
 enum { TAKEN = 0, DONE = 8, OPEN = 16, SHARED_COUNTERS = 17 };
 
+#define MOST_COUNTED (INT64_MAX / 2) /* so that counting on from it does not overflow */
+
 static Waited work_shared_program(const Program *program, const Values *values, int64_t *counters,
                                   int64_t base, int is_owner, Wait wait, double look, double limit)
 {
@@ -285,7 +288,8 @@ static int take_convolution(Operation *op)
 {
     if (op->kind < CONVOLVE || op->kind > SUM_CHANNELS) return 1;
     Equation equation = (Equation)(op->kind - CONVOLVE);
-    if (take_shape(&op->shape, op->number) && fits(equation, &op->shape, op->m)) return 1;
+    if (take_shape(&op->shape, op->number) && fits(equation, &op->shape, op->m, op->number + SHAPE_NUMBERS))
+        return 1;
     PyErr_SetString(PyExc_ValueError, "got a shape of a convolution that does not fit its arrays");
     return 0;
 }
@@ -424,19 +428,17 @@ static void close_call(Call *call)
     while (call->opened-- > 0) PyBuffer_Release(call->buffers + call->opened);
 }
 
-/* args: program, numbers (4 float64), words (4 uint64), results (float64), counters. */
+/* args: program, numbers (4 float64), words (4 uint64), results (float64), counters (int64). */
 static int open_call(Call *call, PyObject *const *args)
 {
     Py_buffer *b = call->buffers;
     call->opened = 0;
     call->program = PyCapsule_GetPointer(args[0], "syncpretrain.program");
     if (call->program == NULL) return 0;
-    while (call->opened < 3
-           && PyObject_GetBuffer(args[1 + call->opened], b + call->opened, PyBUF_WRITABLE | PyBUF_ND) == 0)
-        call->opened++;
+    if (open_vectors(b, args + 1, "dLd")) call->opened = 3;
     if (call->opened == 3 && open_counters(b + 3, args[4])) call->opened++;
-    if (call->opened == 4 && b[0].len >= 32 && b[1].len >= 32
-        && b[2].len / (Py_ssize_t)sizeof(double) >= call->program->slots) {
+    if (call->opened == 4 && b[0].shape[0] >= 4 && b[1].shape[0] >= 4 && !b[2].readonly
+        && b[2].shape[0] >= call->program->slots) {
         const double *v = b[0].buf;
         const uint64_t *w = b[1].buf;
         call->values = (Values){v[0], v[1], v[2], v[3], {w[0], w[1]}, w[2], w[3], b[2].buf};
@@ -467,7 +469,7 @@ static PyObject *run_program(PyObject *module, PyObject *const *args, Py_ssize_t
         || !open_call(&call, args))
         return NULL;
     PyObject *result = NULL;
-    if (n[1] < 1 || n[0] < 0 || n[0] >= n[1] || n[3] < 0) {
+    if (n[1] < 1 || n[0] < 0 || n[0] >= n[1] || n[3] < 0 || n[3] > MOST_COUNTED) {
         PyErr_SetString(PyExc_ValueError, "got a place that fits no program");
     } else if (are_within(call.buffers + 3, n[2], n[1]) && are_within(call.buffers + 3, n[4], 1)) {
         int64_t *counters = call.buffers[3].buf;
@@ -493,8 +495,12 @@ static PyObject *share_program(PyObject *module, PyObject *const *args, Py_ssize
         || !open_call(&call, args))
         return NULL;
     PyObject *result = NULL;
-    if (are_within(call.buffers + 3, n[0], SHARED_COUNTERS) && are_within(call.buffers + 3, n[2], 1)) {
-        int64_t *counters = call.buffers[3].buf;
+    int64_t *counters = call.buffers[3].buf;
+    int within = are_within(call.buffers + 3, n[0], SHARED_COUNTERS) && are_within(call.buffers + 3, n[2], 1);
+    if (within && (n[1] < 0 || n[1] > MOST_COUNTED
+                   || n[1] > __atomic_load_n(counters + n[0] + TAKEN, __ATOMIC_ACQUIRE))) {
+        PyErr_SetString(PyExc_ValueError, "got a first shard that comes after those that were taken");
+    } else if (within) {
         Wait wait = {NULL, counters + n[2], 1, 0, d[0], 0, 0, 0, SHORTEST_SLEEP};
         Waited seen;
         Py_BEGIN_ALLOW_THREADS

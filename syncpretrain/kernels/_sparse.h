@@ -219,7 +219,8 @@ static PyObject *transposed_product(PyObject *module, PyObject *const *args, Py_
 
 static int is_vector(const Py_buffer *b, Py_ssize_t itemsize, const char *formats)
 {
-    return b->ndim == 1 && b->itemsize == itemsize && b->format != NULL && b->format[0] != 0
+    return b->ndim == 1 && b->itemsize == itemsize && (uintptr_t)b->buf % (size_t)itemsize == 0
+           && b->format != NULL && b->format[0] != 0
            && b->format[1] == 0 && strchr(formats, b->format[0]) != NULL
            && (b->shape[0] < 2 || b->strides[0] == itemsize);
 }
@@ -234,11 +235,20 @@ static int are_rows(const int64_t *ends, Py_ssize_t rows, const int32_t *at, Py_
     return valid;
 }
 
-/* Open a vector for each letter, i of int32, l of int64 and d of float64; return 0 if one is none. */
+/* Return whether a vector lies outside the memory from the first number of a matrix to the last. */
+static int is_outside(const Py_buffer *b, const Matrix *m)
+{
+    const char *first = (const char *)m->data, *vector = b->buf;
+    Py_ssize_t last = is_empty(m) ? 0 : (m->rows - 1) * m->stride + m->columns;
+    return vector + b->len <= first || first + last * (Py_ssize_t)sizeof(float) <= vector;
+}
+
+/* Open a vector for each letter, i of int32, l of int64, L of uint64 and d of float64; return 0 if one is
+ * none. */
 static int open_vectors(Py_buffer *b, PyObject *const *objects, const char *kinds)
 {
     for (int i = 0; kinds[i]; i++) {
-        const char *formats = kinds[i] == 'l' ? "lq" : kinds[i] == 'i' ? "i" : "d";
+        const char *formats = kinds[i] == 'l' ? "lq" : kinds[i] == 'L' ? "LQ" : kinds[i] == 'i' ? "i" : "d";
         int opened = !PyObject_GetBuffer(objects[i], b + i, PyBUF_STRIDES | PyBUF_FORMAT);
         if (opened && is_vector(b + i, kinds[i] == 'i' ? 4 : 8, formats)) continue;
         if (!opened) PyErr_Clear();
@@ -258,7 +268,8 @@ static PyObject *csr_product(PyObject *module, PyObject *const *args, Py_ssize_t
     if (!open_vectors(b, args + 3, "il")) return closed(m, 3, Py_NotImplemented);
     int valid = m[0].buffer.ndim == 1 && m[1].buffer.ndim == 2 && m[2].buffer.ndim == 2
                 && m[1].columns == m[2].columns && b[0].shape[0] == m[0].columns
-                && b[1].shape[0] == m[2].rows + 1 && apart(m, m + 2) && apart(m + 1, m + 2);
+                && b[1].shape[0] == m[2].rows + 1 && apart(m, m + 2) && apart(m + 1, m + 2)
+                && is_outside(b, m + 2) && is_outside(b + 1, m + 2);
     const int32_t *at = b[0].buf;
     const int64_t *ends = b[1].buf;
     valid = valid && are_rows(ends, m[2].rows, at, m[0].columns, m[1].rows);

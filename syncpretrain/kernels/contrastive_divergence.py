@@ -24,6 +24,7 @@ __all__ = [
     "sample_states",
     "sparsity_step",
     "statistics",
+    "sum_rows",
 ]
 
 
@@ -76,6 +77,18 @@ def sample_states(
     return sample(x, units, draw_noise(address.generator(), units, out=noise), out=out)
 
 
+def sum_rows(x: Array, *, out: Array) -> Array:
+    """Fill ``out`` with the sum of the rows of x, one added after the other, as compiled.
+
+    NumPy sums a single column by pairs.
+    """
+    if x.shape[1] == 1 and len(x):
+        out[0] = 0 + np.cumsum(x[:, 0])[-1]  # 0, never -0
+    else:
+        np.sum(x, axis=0, out=out)
+    return out
+
+
 @accelerated
 def phase_differences(v: Array, h: Array, *, da: Array, db: Array, examples: int) -> None:
     """Fill the ascent direction of both biases, and prepare [v0; v1] for that of the weights.
@@ -87,9 +100,9 @@ def phase_differences(v: Array, h: Array, *, da: Array, db: Array, examples: int
     n = len(v) // 2
     v *= np.float32(1 / examples)
     np.negative(v[n:], out=v[n:])
-    np.sum(v, axis=0, out=da)
-    np.sum(h[:n], axis=0, out=db)
-    db -= h[n:].sum(axis=0)
+    sum_rows(v, out=da)
+    sum_rows(h[:n], out=db)
+    db -= sum_rows(h[n:], out=np.empty_like(db))
     db /= np.float32(examples)
 
 
@@ -150,12 +163,13 @@ def momentum_step(
     velocity *= np.float32(momentum)
     gradient *= np.float32(learning_rate)
     velocity += gradient
-    if weight_decay:
-        np.multiply(parameter, np.float32(learning_rate * weight_decay), out=gradient)
+    decay, shrinkage = np.float32(learning_rate * weight_decay), np.float32(learning_rate * l1)
+    if decay:  # for 0 times infinity is nan
+        np.multiply(parameter, decay, out=gradient)
         velocity -= gradient
-    if l1:
+    if shrinkage:
         np.sign(parameter, out=gradient)
-        gradient *= np.float32(learning_rate * l1)
+        gradient *= shrinkage
         velocity -= gradient
     parameter += velocity
 

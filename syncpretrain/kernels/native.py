@@ -6,9 +6,19 @@ to NumPy still. The environment variable ``SYNCPRETRAIN_KERNELS`` chooses: ``num
 extension out, ``native`` insists on it. ``SYNCPRETRAIN_BFLOAT16`` chooses the order of sums of
 bfloat16 products, ``pairs`` or ``tiles``, instead of the one that this CPU takes fastest.
 
-Equal to the NumPy forms bit for bit: the random numbers, and every form but for the sigmoid, the
-hyperbolic tangent and the softmax of documents, which differ in their last bits, and the sum of
-squared errors, whose terms are added in another order.
+Equal to the NumPy forms bit for bit, with one row or column or none, with infinities, signed zeros
+and numbers below 2^-126: the random numbers; the means of Gaussian and rectified units; the
+derivatives of units; the differences of phases; the steps of momentum, of descent and of Adam; the
+differences whose squares are summed; sums of rows and counts of wrong rows in a program; the
+largest of blocks and their places. Any nan is as good as another, and of several nans in a block
+the place is that of the last here, of the first in NumPy.
+
+Not equal: the sigmoid, the hyperbolic tangent and the softmax, which differ in their last bits, and
+the states and documents that these decide; sums of squared errors and over channels, points along
+a document, and all products, whose terms are added in another order than that of NumPy or its BLAS.
+Products that leave out zeros (of binary states, of rows that are mostly zeros, of the largest of
+blocks) take 0 times infinity or nan for 0. For a product with one row or column NumPy calls another
+function of the BLAS than a program does.
 Nothing warns of a number that is not finite; ``noise``, ``scratch`` and what else a NumPy form uses
 up stays as it is.
 """

@@ -25,6 +25,7 @@ from syncpretrain.kernels.contrastive_divergence import (
     momentum_step,
     phase_differences,
     sample_states,
+    sum_rows,
 )
 from syncpretrain.kernels.convolution import (
     convolve,
@@ -216,7 +217,7 @@ class Program:
         )
 
     def _decay(self, parameters: Any, amount: float) -> None:
-        parameters *= 1 - float(self._numbers[1]) * amount
+        parameters *= 1 - float(self._numbers[1]) * float(amount)
 
 
 def _of_some(equation: Callable[..., Any], *arguments: Any) -> None:
@@ -234,8 +235,8 @@ _INTERPRETED: dict[str, Callable[..., Any]] = {
     "means": lambda self, x, bias, units: means(x, bias, units),
     "softmax": lambda self, x: activate(x, "softmax"),
     "times_derivative": lambda self, delta, a, units: times_derivative(delta, a.copy(), units),
-    "sum_rows": lambda self, x, out: np.sum(x, axis=0, out=out),
-    "scale": lambda self, x, factor: np.multiply(x, factor, out=x),
+    "sum_rows": lambda self, x, out: sum_rows(x, out=out),
+    "scale": lambda self, x, factor: np.multiply(x, float(factor), out=x),
     "copy": lambda self, x, out: np.copyto(out, x),
     "sample_states": Program._draw,
     "squared_error": Program._squared_error,
