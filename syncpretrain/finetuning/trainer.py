@@ -78,13 +78,8 @@ class Trainer(Observed):
         if validation is not None and options.objective == "classification":
             validation, self.unknown = _of_known_classes(validation)
         self.rate = options.learning_rate or LEARNING_RATES[options.optimizer]
-        self.network = network_of(
-            task.chain(),
-            loss=task.loss,
-            backend=backend,
-            share=share,
-            **network_options(options),
-        )
+        own: dict[str, Any] = {"loss": task.loss, "backend": backend, "share": share}
+        self.network = network_of(task.chain(), **own, **network_options(options))
         self.optimizer = optimizer(self.network)
         self.good = np.empty_like(self.network.parameters)  # at the end of the last good epoch
         self.best = self.network.parameters.copy()  # where validation was best
