@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from syncpretrain.cluster import naps
 from syncpretrain.cluster.bells import MARK_BYTES, Bells, machine_mark
 from syncpretrain.cluster.local import local_engines
-from syncpretrain.cluster.naps import Naps
-from syncpretrain.cluster.transport import Transport
+from syncpretrain.cluster.transport import Naps, Transport
 from syncpretrain.parallel.timeouts import Timeouts
 
 WAIT = 20.0
