@@ -50,9 +50,7 @@ def test_where_a_bell_rings_naps_are_longer():
     assert longest == transport.RESTING_NAP
     assert look(own, 0.1, moved=True, rings=True, is_sending=True) == transport.SENDING_NAP
     own.wake()
-    assert look(own, 0.2, rings=True) == transport.SHORTEST_NAP, (
-        "it may come in a moment"
-    )
+    assert look(own, 0.2, rings=True) == transport.SHORTEST_NAP, "it may come in a moment"
 
 
 @given(st.lists(st.tuples(*[st.booleans()] * 5), max_size=40))

@@ -11,7 +11,7 @@ from commandline import exit_status
 
 from syncpretrain import Minibatches, Stack, finetune, load, pretrain
 from syncpretrain.data.meaning import Meaning, meaning_in
-from syncpretrain.errors import DataError, RunInterrupted, SettingsError
+from syncpretrain.errors import DataError, NovelValueWarning, RunInterrupted, SettingsError
 from syncpretrain.events import EpochFinished
 from syncpretrain.models.scores import scores
 from syncpretrain.plot import reconstructions
@@ -109,6 +109,21 @@ class TestWhatCannotBeTold:
         with pytest.raises(DataError, match="got numbers from 0 to 510, expected 0 to 255"):
             trained_on(BYTES).encode(2 * BYTES.astype("i4"))
 
+    @pytest.mark.parametrize("units", ["bernoulli", "gaussian"])
+    def test_fractions_beyond_1_are_no_bytes(self, units):
+        """They were divided before, and noise was added; the first row is white."""
+        stack = trained_on(BYTES, visible_units=units)
+        noisy = BYTES / 255 * 1.02
+        if units == "bernoulli":
+            with pytest.raises(DataError, match=r"expected values in \[0, 1\]"):
+                stack.encode(noisy)
+        else:
+            assert np.abs(stack.encode(noisy) - stack.encode(BYTES)).max() < 0.05
+            alone = stack.encode(noisy[3:4])
+            np.testing.assert_allclose(alone, stack.encode(noisy)[3:4], rtol=1e-5)
+        with pytest.raises(DataError, match=r"fractions from .*, which are neither bytes nor"):
+            stack.encode(BYTES + 0.5)
+
     @pytest.mark.parametrize("dtype", ["u1", "f4"])
     def test_zeros_alone_are_told(self, dtype):
         zeros = np.zeros((2, 6), dtype=dtype)
@@ -203,6 +218,14 @@ class TestEveryDoor:
         np.testing.assert_allclose(made.predict_proba(BYTES.astype(dtype)), own, atol=1e-5)
         np.testing.assert_allclose(made.predict_proba(BYTES[1:] / 255), own[1:], atol=1e-5)
 
+    def test_such_an_estimator_refuses_what_its_stack_refuses(self):
+        y = BYTES[:, 0] > 127
+        made = DBNClassifier(pretrained=trained_on(BYTES), finetune_epochs=2, random_state=0)
+        made.fit(BYTES.astype("f4"), y)
+        for wrong in (BYTES * 100.0, BYTES + 0.5):
+            with pytest.raises(DataError, match=r"expected 0 to 255|neither bytes"):
+                made.predict(wrong)
+
     def test_a_saved_stack(self, tmp_path):
         stack = trained_on(BYTES)
         stack.save(tmp_path / "model.safetensors")
@@ -257,6 +280,14 @@ class TestCommandLine:
         out.unlink(missing_ok=True)
         assert not exit_status("encode", run, "--data", folder / "new.npy", "--out", out)
         return np.load(out)
+
+    def test_masks_of_0_and_1_beside_bytes_are_said_to_be_dark(self, tmp_path, capsys):
+        run = tmp_path / "run"
+        np.save(tmp_path / "own.npy", BYTES)
+        exit_status("train", "--data", tmp_path / "own.npy", "--layers", "6,4", "--out", run)
+        capsys.readouterr()
+        self.codes(run, tmp_path, BITS)
+        assert "its bytes are all 0 or 1, and were divided by 255" in capsys.readouterr().err
 
     def test_a_table_of_the_same_numbers(self, tmp_path):
         np.save(tmp_path / "own.npy", BYTES)
@@ -392,6 +423,41 @@ class TestColumnsWithALargeOffset:
             found.append(codes)
             out.unlink()
         np.testing.assert_allclose(found[0], found[1], atol=1e-4)
+
+    @pytest.mark.parametrize("value", [0.1, 0.3, 5.1, 101.3, 1e-3])
+    def test_a_column_that_never_varies_has_no_offset_of_rounding(self, value):
+        X = np.hstack([np.full((400, 1), value), DRAWS.normal(size=(400, 2))])
+        stack = trained_on(X)
+        assert not stack.meaning.origin
+        np.testing.assert_array_equal(scores(stack, X), scores(stack, X.astype("f4")))
+        X[:, 0] += DRAWS.choice([0, 1e-16, -1e-16], 400) * value
+        assert not pretrain(X, hidden=[4], **SHORT).meaning.origin
+
+    @pytest.mark.parametrize("value", [20240101, 1_700_000_000])
+    def test_another_whole_number_of_many_digits_is_seen(self, value):
+        X = np.hstack([np.full((200, 1), value), DRAWS.normal(size=(200, 2))])
+        stack = trained_on(X)
+        other = X + np.array([1, 0, 0])
+        with pytest.warns(NovelValueWarning, match="200 of 200 rows have new values"):
+            stack.encode(other)
+        with pytest.warns(NovelValueWarning):
+            found = scores(stack, other)
+        assert (found > scores(stack, X) + 50).all()
+        assert stack.reconstruct(X)[0, 0] == value
+        assert stack.to_sklearn() is not None
+
+    def test_differences_between_0_and_1_are_kept(self):
+        X = 0.5 + 1e-8 * DRAWS.normal(size=(200, 3))
+        seen = pretrain(X, hidden=[4], visible_units="gaussian", **SHORT).prepared(X)
+        np.testing.assert_allclose(seen, (X - X.mean(0)) / X.std(0), atol=2e-5)
+        purities = 1 - 1e-9 * np.abs(DRAWS.normal(size=(200, 3)))
+        stack = pretrain(purities, hidden=[4], visible_units="gaussian", **SHORT)
+        assert np.ptp(stack.prepared(purities)) > 2
+
+    def test_a_later_array_of_a_stream_is_refused_too(self):
+        how = {"layers": [3, 4], "handoff": "minibatch", "visible_units": "gaussian", **SHORT}
+        with pytest.raises(DataError, match=r"array 2 .*in column 0.*float32"):
+            pretrain(Minibatches([TIMES[:1], TIMES[1:]]), **how)
 
     def test_a_stream_refuses_it(self, tmp_path):
         np.save(tmp_path / "x.npy", TIMES)

@@ -513,3 +513,21 @@ def test_any_text_is_read_or_refused_in_one_sentence(text, encode, target):
         else:
             assert data.train.dtype == np.float32
             assert np.isfinite(data.train).all()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "time,temp\n2024-03-01 12:10:00,20.5\n2024-03-01 12:11:00,21.5\n",
+        "v,t\n0.5,2024-03-01 12:10:00\n0.6,2024-03-01 12:11:00\n",
+        "t,v\n01.03.2024 12:10,0.5\n02.03.2024 12:11,0.6\n",
+        "a,b\n12:30,5\n12:45,6\n",
+        "a,b\n5,12:30\n6,12:45\n",
+        "a,b\n12:30:00,5\n12:31:00,6\n",
+        "a,score,b\n2,1:3,4\n5,0:2,6\n",
+        "a,b\n0 1,1 2\n1 1,2 2\n",
+        "t\n2024-03-01 12:10:00\n2024-03-01 12:11:00\n",
+    ],
+)
+def test_times_and_pairs_of_numbers_are_cells(tmp_path, text):
+    assert len(table(tmp_path, text).names) == text.partition("\n")[0].count(",") + 1

@@ -147,10 +147,14 @@ def _warnings_in_lines() -> Iterator[None]:
 
     told = set[str]()
 
+    def quiet() -> bool:
+        context = click.get_current_context(silent=True)  # none in other threads
+        return context is not None and bool(context.params.get("quiet"))
+
     def show(message: Warning | str, category: type[Warning], *where: Any, **others: Any) -> None:
         if not issubclass(category, NovelValueWarning):
             shown(message, category, *where, **others)
-        elif not click.get_current_context().params.get("quiet") and str(message) not in told:
+        elif not quiet() and str(message) not in told:
             told.add(str(message))
             click.echo(f"warning: {message}", err=True)
 

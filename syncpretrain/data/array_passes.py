@@ -72,6 +72,7 @@ class ArrayPasses:
                 f" function of the number of the pass{'' if measured else fewer}"
             )
         self.meaning: Meaning | None = None  # of the numbers of the first array
+        self.are_all_ones = False  # bytes in the first array
         self._peek()
         self._rows = source.n_examples or sum(map(len, self.arrays(1)))
         self.means: NDArray[np.float64] | None = None  # of the columns, once measured
@@ -199,8 +200,9 @@ class ArrayPasses:
         if self.meaning is None:  # all bytes of a stream are divided, and its range is not known
             is_bytes = found.dtype == np.uint8
             self.meaning = Meaning("bytes") if is_bytes else SHARES if self._bounded else NUMBERS
-            if not self._bounded:
-                check_precision(found, name)
+            self.are_all_ones = is_bytes and bool(found.max() <= 1)
+        if not self._bounded:
+            check_precision(found, name)
         if isinstance(found, StoredRows):
             return found[:]
         return as_float32(found, np.empty(found.shape, dtype=np.float32))

@@ -28,8 +28,8 @@ MOST_LINES = 20  # of a name of a column
 QUOTED = re.compile(r'"[^"]*"')
 REMARK = re.compile(r"(?<=\S)\s+#.*")  # behind the cells of a line
 NAME = re.compile(r"[^\W\d]")  # at its beginning
-TIME = re.compile(r"\d{1,2}:\d\d(:\d\d(\.\d+)?)?")
-INDEXED = re.compile(r"\S+(\s+\d+:\S+)+")  # a line of LIBSVM's format
+TIME = re.compile(r"(\S+[ T])?\d{1,2}:\d\d(:\d\d(\.\d+)?)?")  # behind a date or alone
+INDEXED = re.compile(r"\S+(\s+\d+:[-+.\deE]+)+")  # a line of LIBSVM's format
 UNKNOWN = "?"  # a missing value of a column of numbers, in many public files
 YEAR = re.compile("(18|19|20)[0-9]{2}")
 FAR = 10  # times the largest number below
@@ -238,7 +238,11 @@ def _check_delimiter(path: Path, first: str, below: list[str]) -> None:
         rows = [re.split(f"{mark}+" if mark == " " else mark, line) for line in body]
         if len(set(map(len, rows))) != 1 or len(rows[0]) == 1 or all(map(TIME.fullmatch, body)):
             continue
-        width, has_comma = len(rows[0]), any("," in line for line in body)
+        width, has_comma = len(rows[0]), any("," in line for line in lines)
+        # With commas between the cells too, only decimal commas in each column can say otherwise.
+        decimal = all(any("," in x for x in column) for column in zip(*rows, strict=True))
+        if has_comma and (mark == ":" or not decimal):
+            continue
         numbers = sum(all(map(_may_be_number, column)) for column in zip(*rows, strict=True))
         if numbers == width or (numbers >= max(width - 1, 2) and not has_comma):
             raise _other_delimiter(path, name)

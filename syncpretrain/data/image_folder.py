@@ -256,6 +256,11 @@ def _on_white(image: Any, file: Path) -> tuple[NDArray[Any], bool]:
         image.info["transparency"] = 255 * bool(clear)
     both = np.asarray(image.convert("LA" if is_grey else "RGBA")).astype(np.uint16)
     ink, alpha = both[..., :-1], both[..., -1:]
+    if not alpha.any() and ink.min() < ink.max():
+        raise DataError(
+            f"{file}: got colours that are transparent everywhere, and cannot be seen on white, as"
+            " such images are read; save them without transparency"
+        )
     seen = ((ink * alpha + 255 * (255 - alpha) + 127) // 255).astype(np.uint8)
     if seen.min() == 255 and alpha.min() < alpha.max():
         raise DataError(

@@ -179,10 +179,12 @@ def doubts_about(known: NDArray[Any], ones: int, name: str) -> list[str]:
     if ones and len(classes) > 1 and not are_texts:
         is_negative = classes[0] < UNLABELLED
         why = f"{classes[0]} is a class" if is_negative else "it is as frequent as a class"
-        if is_negative or ones <= AS_FREQUENT * counts.max():
+        as_frequent = counts.min() <= AS_FREQUENT * ones <= AS_FREQUENT**2 * counts.max()
+        if is_negative or as_frequent:
+            left_out = f"{ones:,} {'rows are' if ones > 1 else 'row is'} left out"
             found.append(
-                f"{name}: {ones:,} rows are left out, since their label -1 stands for no label,"
-                f" though {why}; if -1 is a class, number the classes from 0, and if not, write NaN"
+                f"{name}: {left_out}, since the label -1 stands for no label, though {why}; if -1"
+                " is a class, number the classes from 0, and if not, write NaN"
             )
     if len(known) > FEW_ROWS and len(classes) > len(known) / 2:
         remedy = (

@@ -3,8 +3,8 @@
 A stack keeps the meaning of its training rows. New rows are read by it, whatever their type, so
 that the same numbers mean the same thing. If the training rows were
 
-* ``bytes`` (uint8, one above 1), every number is divided by 255. Floats in [0, 1], some of them
-  fractions, can be no bytes: they were divided before.
+* ``bytes`` (uint8, one above 1), every whole number is divided by 255. Where some floats are
+  fractions they can be no bytes: they were divided before.
 * ``bits`` (0 and 1 alone), bytes are taken as they are, and larger ones are refused.
 * ``shares`` (all in [0, 1]), bytes are divided by 255. They are refused if the largest is 1, which
   may then mean 1 or 1/255.
@@ -17,7 +17,7 @@ within one day, would lose its differences. So its origin, the mean, is subtract
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,6 +27,7 @@ from syncpretrain.data.blocks import as_bits, chunks
 from syncpretrain.data.byte_rows import LARGEST_BYTE
 from syncpretrain.data.examples import as_examples, evenly_spaced
 from syncpretrain.data.file_rows import FileRows
+from syncpretrain.data.scaling import ROUNDING, SAME
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError
 
@@ -42,6 +43,7 @@ __all__ = [
 # Distance of neighbouring float32 numbers at the mean of a column, as a share of its deviation.
 LARGEST_LOSS = 1e-3
 SAMPLED_ROWS = 10_000  # evenly spaced, to find the origin
+FAR_SHARE = 2.0  # beyond which no fraction is a byte divided by 255, noise included
 
 
 class Meaning(msgspec.Struct, frozen=True):
@@ -73,13 +75,15 @@ class Meaning(msgspec.Struct, frozen=True):
             return NUMBERS
         if X.dtype == np.uint8:
             return cls("bytes" if as_bits(X) is X else "bits")
-        low, high, are_bits = (0.0, 1.0, True) if X.dtype.kind == "b" else _range(X)
-        if low < 0 or high > 1:
+        if X.dtype.kind == "b":
+            return cls("bits")
+        found = _range(X)
+        if found.low < 0 or found.high > 1:
             return cls("numbers", origin_of(X))
-        return cls("bits" if are_bits else "shares")
+        return cls("bits") if found.are_bits else cls("shares", origin_of(X))
 
     def prepare(self, X: Any, name: str = "X", *, bounded: bool = False) -> Any:
-        """Return rows whose numbers mean what the training rows did.
+        """Return rows by the meaning of the training rows.
 
         Bytes that are to be divided stay bytes, which are divided as they become float32.
 
@@ -103,7 +107,8 @@ class Meaning(msgspec.Struct, frozen=True):
         if X.dtype.kind == "b":
             return X
         if self.values == "bytes":
-            return _divided(X, name, bounded=bounded) if self.divides(X, name) else X
+            found = _range(X) if X.dtype != np.uint8 else ALL_BYTES
+            return _divided(X, name, found, bounded=bounded) if _are_bytes(X, name, found) else X
         if self.origin and len(self.origin) == X.shape[1]:
             return self._from_origin(X)
         if X.dtype != np.uint8:
@@ -126,31 +131,23 @@ class Meaning(msgspec.Struct, frozen=True):
 
     def _from_origin(self, X: Any) -> NDArray[np.float32]:
         out = np.empty(X.shape, dtype=np.float32)
+        divisor = 255.0 if X.dtype == np.uint8 and self.values == "shares" else 1.0
         with np.errstate(over="ignore", invalid="ignore"):  # infinite values are refused later
             for rows in chunks(X.shape):
-                out[rows] = X[rows] - np.array(self.origin)
+                out[rows] = X[rows] / divisor - np.array(self.origin)
         return out
 
-    def divides(self, X: Any, name: str = "X") -> bool:
+    def divides(self, X: Any) -> bool:
         """Return whether numbers are divided by 255, as bytes of any type are.
 
         Raises
         ------
         DataError
-            If they are floats of 0 and 1, which may have been divided.
+            If that cannot be told.
         """
-        if self.values != "bytes" or X.dtype.kind != "f":
-            return self.values == "bytes" and X.dtype.kind != "b"
-        low, high, are_bits = _range(X)
-        if not 0 <= low <= high <= 1:
-            return True
-        if are_bits and high == 1:
-            raise DataError(
-                f"{name}: got floats of 0 and 1 alone, and the stack was trained on bytes, where 1"
-                " means 1/255; pass X.astype('uint8') if 1 is the byte 1, or (X *"
-                " 255).astype('uint8') if 1 is the largest value"
-            )
-        return False
+        if self.values != "bytes":
+            return False
+        return _are_bytes(X, "X", _range(X) if X.dtype != np.uint8 else ALL_BYTES)
 
     def restored(self, X: NDArray[np.float32]) -> NDArray[Any]:
         """Return prepared rows with their origin: float64 where there is one, else as they are."""
@@ -178,15 +175,52 @@ def meaning_in(info: Mapping[str, Any]) -> Meaning | None:
         raise DataError(f"meaning: the one kept with the model is damaged: {error}") from error
 
 
-def _divided(X: Any, name: str, *, bounded: bool) -> Any:
+class _Range(NamedTuple):
+    """The smallest and the largest number, and whether all are whole, or 0 or 1; NaN is none."""
+
+    low: float
+    high: float
+    are_whole: bool
+    are_bits: bool
+
+
+ALL_BYTES = _Range(0, 255, are_whole=True, are_bits=False)
+
+
+def _are_bytes(X: Any, name: str, found: _Range) -> bool:
+    """Return whether numbers in a range are bytes, of any type, and not bytes divided by 255.
+
+    Raises
+    ------
+    DataError
+        If they can be neither, or both.
+    """
+    if X.dtype.kind != "f":
+        return bool(X.dtype.kind != "b")
+    if not found.are_whole:
+        if found.low < -FAR_SHARE or found.high > FAR_SHARE:
+            raise DataError(
+                f"{name}: got fractions from {found.low:g} to {found.high:g}, which are neither"
+                " bytes nor bytes divided by 255, on which the stack was trained; round them, or"
+                " divide them by 255"
+            )
+        return False
+    if found.are_bits and found.high == 1:
+        raise DataError(
+            f"{name}: got floats of 0 and 1 alone, and the stack was trained on bytes, where 1"
+            " means 1/255; give them as uint8, in which 1 is the byte 1 and 255 the largest"
+        )
+    return not found.are_bits
+
+
+def _divided(X: Any, name: str, found: _Range, *, bounded: bool) -> Any:
     """Return bytes of any type divided by 255; uint8 as it is, which is divided later."""
     if X.dtype == np.uint8:
         return X
-    low, high, _ = _range(X)
-    if bounded and not 0 <= low <= high <= LARGEST_BYTE:
+    if bounded and not 0 <= found.low <= found.high <= LARGEST_BYTE:
         raise DataError(
-            f"{name}: got numbers from {low:g} to {high:g}, expected 0 to 255, as the bytes that"
-            " the stack was trained on, or these divided by 255"
+            f"{name}: got numbers from {found.low:g} to {found.high:g}, expected 0 to 255, as the"
+            " bytes that the stack was trained on, or these divided by 255"
         )
     if isinstance(X, SparseRows):
         return SparseRows(X.data / LARGEST_BYTE, X.indices, X.indptr, X.shape[1])
@@ -196,38 +230,58 @@ def _divided(X: Any, name: str, *, bounded: bool) -> Any:
     return out
 
 
-def _range(X: Any) -> tuple[float, float, bool]:
-    """Return the smallest and the largest number, and whether all are 0 or 1; NaN is none."""
+def _range(X: Any) -> _Range:
     if isinstance(X, SparseRows):
-        return *X.limits, bool((X.data == 1).all())
-    low, high, are_bits = np.inf, -np.inf, True
+        whole = bool((X.data == np.floor(X.data)).all())
+        return _Range(*X.limits, whole, bool((X.data == 1).all()))
+    low, high, are_whole, are_bits = np.inf, -np.inf, True, True
     with np.errstate(over="ignore", invalid="ignore"):
         for rows in chunks(X.shape):
             block = np.asarray(X[rows], dtype=np.float32)  # where 1 + 1e-12 is 1
             low = min(low, float(np.fmin.reduce(block, axis=None)))
             high = max(high, float(np.fmax.reduce(block, axis=None)))
-            are_bits = are_bits and bool(((block == 0) | (block == 1) | np.isnan(block)).all())
-    return (low, high, are_bits) if low <= high else (0.0, 0.0, are_bits)
+            if are_whole:
+                lost = np.isnan(block)
+                are_whole = bool(((block == np.floor(block)) | lost).all())
+                are_bits = are_bits and bool(((block == 0) | (block == 1) | lost).all())
+    low, high = (low, high) if low <= high else (0.0, 0.0)
+    return _Range(low, high, are_whole, are_whole and are_bits)
 
 
 def origin_of(X: NDArray[Any]) -> tuple[float, ...]:
     """Return what to subtract from each column before it becomes float32; empty for nothing."""
+    origin, _ = _origin_and_losses(X)
+    return tuple(origin.tolist()) if origin.any() else ()
+
+
+def _origin_and_losses(X: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return the origin of each column, and whether float32 would lose its differences.
+
+    A column that never varies has an origin if it is a whole number so large that float32 would
+    hide another one from it.
+    """
+    nothing = np.zeros(X.shape[1]), np.zeros(X.shape[1], dtype=bool)
     if X.dtype.kind not in "iuf" or np.can_cast(X.dtype, np.float32):
-        return ()
+        return nothing
     rows = evenly_spaced(X, SAMPLED_ROWS)
     few = rows[:: max(len(rows) // 16, 1)].astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):  # what is too large is refused later
         # Two of n numbers with a range of R have a deviation of R / sqrt(2 n) at least.
-        deviation = np.ptp(few, axis=0) / np.sqrt(2 * len(rows))
-        if (_spacing(np.abs(few).max(axis=0)) <= LARGEST_LOSS * deviation).all():
-            return ()
+        least = np.ptp(few, axis=0) / np.sqrt(2 * len(rows))
+        if (_spacing(np.abs(few).max(axis=0)) <= LARGEST_LOSS * least).all():
+            return nothing
         known = np.isfinite(rows)
+        values = np.where(known, rows, np.nan)
+        low, high = np.fmin.reduce(values, axis=0), np.fmax.reduce(values, axis=0)
         count = np.maximum(known.sum(axis=0), 1)
         mean = np.where(known, rows, 0).sum(axis=0, dtype=np.float64) / count
         away = np.where(known, rows - mean, 0)
         deviation = np.sqrt(np.square(away).sum(axis=0) / count)
-        loses = (_spacing(np.abs(mean)) > LARGEST_LOSS * deviation) & (deviation > 0)
-    return tuple(np.where(loses, mean, 0.0).tolist()) if loses.any() else ()
+        largest = np.fmax(np.abs(low), np.abs(high))
+        varies = high - low > ROUNDING * largest
+        loses = varies & (_spacing(np.abs(mean)) > LARGEST_LOSS * deviation)
+        hides = (low == high) & (low == np.floor(low)) & (SAME * largest >= 1)
+    return np.where(loses, mean, np.where(hides, low, 0.0)), loses
 
 
 def _spacing(magnitude: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -236,7 +290,7 @@ def _spacing(magnitude: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def check_precision(X: Any, name: str = "X") -> None:
-    """Refuse a column whose differences float32 would lose, of rows that a stream reads.
+    """Refuse a column in a stream if float32 would lose its differences.
 
     Raises
     ------
@@ -244,9 +298,9 @@ def check_precision(X: Any, name: str = "X") -> None:
     """
     if isinstance(X, SparseRows):
         return
-    origin = origin_of(X.raw_sample(SAMPLED_ROWS) if isinstance(X, FileRows) else X)
-    if any(origin):
-        column = int(np.flatnonzero(origin)[0])
+    origin, loses = _origin_and_losses(X.raw_sample(SAMPLED_ROWS) if isinstance(X, FileRows) else X)
+    if loses.any():
+        column = int(loses.argmax())
         raise DataError(
             f"{name}: got numbers around {origin[column]:.12g} in column {column} (counted from 0)"
             " that differ by less than float32 holds, which a stream trains on; expected numbers"

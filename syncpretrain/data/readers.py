@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.data.blocks import as_bits
 from syncpretrain.data.columns import Columns
 from syncpretrain.data.csv_table import read_csv_table
 from syncpretrain.data.dataset import Dataset, classes_only, from_rows, hold_out
 from syncpretrain.data.examples import as_examples, check_examples, check_values
+from syncpretrain.data.facts import facts_of
 from syncpretrain.data.frames import read_parquet
 from syncpretrain.data.idx import GZIP_MAGIC, is_idx, read_idx
 from syncpretrain.data.image_folder import is_image_folder, read_image_folder
@@ -57,6 +59,10 @@ NEW_FOLDERS = (  # of a path, a number and folders
     "{}: images without a label, as no class of their folder's name was trained on: {:,} (of {})"
 )
 AS_BITS = "{}: its bytes are all 0 or 1, and were not divided by 255"
+AS_BYTES = (
+    "{}: its bytes are all 0 or 1, and were divided by 255, as the training data was, so that no"
+    " value is above 0.004; where 1 is white, multiply by 255"
+)
 ALL_ONES = (  # of a path
     "{}: its bytes are all 0 or 1, and like all bytes of a stream they were scaled by 1/255, so"
     " that no value is above 0.004; where 1 means on, save the array as bool or float32"
@@ -177,16 +183,20 @@ def _checked(rows: Rows, path: Path, wanted: Wanted) -> Rows:
 def _meant(
     rows: Rows, X: Any, name: str, wanted: Wanted, names: Sequence[str] | None = None
 ) -> Rows:
-    """Return rows whose numbers mean what those of the earlier file did, if there was one.
+    """Return rows by the meaning of the numbers in the earlier file, if there was one.
 
     Rows that have a meaning of their own are shares of white, which need not be told from bytes.
     """
     meaning = wanted.meaning or rows.meaning
     if meaning is not None and not (rows.meaning and meaning.values in ("bytes", "shares")):
+        if meaning.values == "bytes" and X.dtype == np.uint8 and X.any() and as_bits(X) is not X:
+            rows = rows._replace(notices=(*rows.notices, AS_BYTES.format(name)))
         X = meaning.prepare(X, name, bounded=wanted.bounded)
     check_values(X, name, bounded=wanted.bounded, names=names, missing=True)
     if meaning is None:
         meaning = Meaning.of(X)
+        if wanted.bounded or (meaning.values == "shares" and facts_of(X).are_probabilities):
+            meaning = Meaning(meaning.values)  # of binary units, which see values as they are
         if meaning.values == "bits" and X.dtype == np.uint8:
             rows = rows._replace(notices=(*rows.notices, AS_BITS.format(name)))
         X = meaning.prepare(X, name)

@@ -22,6 +22,7 @@ from syncpretrain.data.file_rows import FileRows, rows_in_file
 from syncpretrain.data.frames import check_bernoulli, encoded, is_frame
 from syncpretrain.data.meaning import Meaning, check_precision
 from syncpretrain.data.minibatches import Minibatches, is_iterable_of_arrays
+from syncpretrain.data.readers import ALL_ONES
 from syncpretrain.errors import PoorResultWarning, RunInterrupted, SettingsError, WorkerError
 from syncpretrain.events import Notice, Observer
 from syncpretrain.models.inputs import constant_columns
@@ -182,7 +183,8 @@ def _pretrained(
         saved = None if resume is None else SavedCall(resume, driver.settings, look.X)
         if saved is not None:
             driver.save, driver.resume = saved.save, saved.newest()
-        for message in filter(None, (notice, constant_columns(driver.scaling, taken.columns))):
+        constant = constant_columns(driver.scaling, taken.columns)
+        for message in filter(None, (notice, constant, _dark_bytes(driver))):
             for observer in watching:
                 observer(Notice(time.monotonic(), str(message)))
         stack = _trained(driver, partial(_marked, taken.columns, meaning or _first_meaning(driver)))
@@ -212,6 +214,14 @@ def _marked(columns: Columns | None, meaning: Meaning | None, stack: Stack) -> S
     kept = {"columns": columns, "meaning": meaning}
     found = {name: msgspec.to_builtins(x) for name, x in kept.items() if x is not None}
     return replace(stack, info=stack.info | found)
+
+
+def _dark_bytes(driver: Driver) -> str | None:
+    """Return a notice that an iterable began with bytes of 0 and 1, which a stream divides."""
+    if not isinstance(driver, StreamedPretraining):
+        return None
+    dark = getattr(driver.inputs.train, "are_all_ones", False)
+    return ALL_ONES.format("X, its first array") if dark else None
 
 
 def _first_meaning(driver: Driver) -> Meaning | None:

@@ -41,6 +41,10 @@ RUN_FORMAT = "syncpretrain run 1"
 BFLOAT16_SUMS = "bfloat16 sums"
 BLAS_FIELDS = ("internal_api", "version", "architecture")
 FILES = ("name", "test", "unlabelled")  # of data, which may be moved: their hash counts
+AN_OLDER_VERSION = (
+    "if the file is the same, this version reads it otherwise: resume with the version that began"
+    " the run; else put the former data back in its place"
+)
 LEGACY_ROWS = 1000  # of each part, in the checkpoints of format 1 without an identity
 
 
@@ -189,9 +193,11 @@ def check_resumable(
                 " ones: its last bits differ from those of a run that was not stopped"
             )
             continue
+        is_older = found.kind == "data" and was.meaning is None
+        remedy = AN_OLDER_VERSION if is_older else remedies[found.kind]
         raise SettingsError(
             f"resume: the run in {folder} cannot go on to the same bits: its {found.kind} was"
-            f" {found.was}, and is now {found.now}; {remedies[found.kind]}, or begin a new run"
+            f" {found.was}, and is now {found.now}; {remedy}, or begin a new run"
         )
     changed = [
         f"{name} {value}, now {now.arithmetic.get(name)}"

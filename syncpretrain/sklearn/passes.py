@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.data.examples import as_examples
 from syncpretrain.data.scaling import without_novel
+from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.data.visible import has_missing, marked
 from syncpretrain.kernels.conditions import as_documents
+from syncpretrain.models.inputs import is_bounded
 from syncpretrain.models.likelihood import free_energy
 from syncpretrain.models.log_odds import with_log_odds
 from syncpretrain.models.passes import rows_at_once
@@ -36,6 +37,7 @@ __all__ = [
 
 Matrix = NDArray[Any]  # of float32 or float64
 ROWS_TOGETHER = 96  # divisible by the usual numbers of threads, among which BLAS divides rows
+NARROW, MOST_TIMES = 512, 16  # units, up to which parts are so many times as large
 DOUBLE = np.dtype(np.float64)
 LEAST_VARIANCE = 0.01  # as a share of the mean one
 
@@ -62,10 +64,10 @@ def decoded(stack: Stack, codes: Matrix) -> Matrix:
 
     def decode(own: Stack, rows: Matrix) -> Matrix:
         down = _down(own, rows)
-        found = down if own.scaling is None else down * own.scaling.scale + own.scaling.shift
-        return found if own.meaning is None else own.meaning.restored(found)
+        return down if own.scaling is None else down * own.scaling.scale + own.scaling.shift
 
-    return _by_rows(codes, stack, decode, codes.dtype)
+    found = _by_rows(codes, stack, decode, codes.dtype)
+    return found if stack.meaning is None else stack.meaning.restored(found)
 
 
 def reconstruction_errors(stack: Stack, X: Matrix) -> NDArray[np.float64]:
@@ -177,14 +179,19 @@ def _by_rows(
 
 
 def _as_meant(stack: Stack, X: Matrix) -> Matrix:
-    """Return examples by the meaning of the stack's numbers."""
-    meaning, read = stack.meaning, X
-    if meaning is not None and meaning.divides(as_examples(X, "X")):
-        read = X / X.dtype.type(255)
-    elif meaning is not None and meaning.origin:
-        dense: Matrix = X.toarray() if hasattr(X, "toarray") else X
-        read = dense - np.array(meaning.origin)
-    return read
+    """Return examples by the meaning of the stack's numbers; as they are where that changes none.
+
+    Raises
+    ------
+    DataError
+        As of :meth:`syncpretrain.data.meaning.Meaning.prepare`.
+    """
+    meaning = stack.meaning
+    if meaning is None or not (meaning.values == "bytes" or meaning.origin):
+        return X
+    bounded = is_bounded(stack.units[0], stack.scaling)
+    read: Any = meaning.prepare(X, bounded=bounded)
+    return read[:] if isinstance(read, SparseRows) else read
 
 
 def _parts(
@@ -192,7 +199,8 @@ def _parts(
 ) -> Iterator[Matrix]:
     """Yield what a function makes of a few rows at a time, in float64."""
     own = _in_doubles(stack)
-    count = rows_at_once(stack.layers, ROWS_TOGETHER)
+    widest = max(stack.widths)
+    count = rows_at_once(stack.layers, ROWS_TOGETHER * min(max(NARROW // widest, 1), MOST_TIMES))
     for start in range(0, X.shape[0], count):
         rows: Any = X[start : start + count]
         dense = rows.toarray() if hasattr(rows, "toarray") else rows

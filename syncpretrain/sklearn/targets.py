@@ -29,6 +29,8 @@ __all__ = [
     "weights_of",
 ]
 
+LEAST_SQUARE = 1e-305  # smaller ones lose digits
+
 
 class Classes(NamedTuple):
     """Labels, sorted; the rows that have one, and the place of each one's label among them."""
@@ -176,7 +178,7 @@ def mean_and_spread(
     Raises
     ------
     DataError
-        If squares of the numbers are infinite, or 0 though the numbers differ.
+        If squares of the numbers are infinite, or too small though the numbers differ.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         mean = np.average(values, axis=0, weights=weights)
@@ -189,11 +191,11 @@ def mean_and_spread(
         )
     counted = slice(None) if weights is None else weights > 0
     low, high = values[counted].min(axis=0), values[counted].max(axis=0)
-    lost = (low < high) & (squares[counted].max(axis=0) == 0)
+    lost = (low < high) & (squares[counted].max(axis=0) < LEAST_SQUARE)
     if lost.any():
         raise DataError(
             f"y: got numbers that differ by {(high - low)[lost].max():g} at most, expected ones"
-            " with differences whose squares are above 0; divide by a smaller unit"
+            f" with differences above {np.sqrt(LEAST_SQUARE):.0e}; divide by a smaller unit"
         )
     return mean, np.where(spread > 0, spread, 1.0)
 

@@ -76,8 +76,11 @@ def describe(stack: Trained, part: str | None = None) -> Network:
     part = part or default_part(stack)
     _check_part(stack, part)
     meaning = meaning_in(stack.info)
-    if meaning is not None and meaning.origin:
-        column = next(i for i, origin in enumerate(meaning.origin) if origin)
+    scale = () if stack.scaling is None else stack.scaling.scale
+    origin = () if meaning is None else meaning.origin
+    lost = [i for i, (x, own) in enumerate(zip(origin, scale, strict=False)) if x and own]
+    if meaning is not None and lost:
+        column = lost[0]
         raise SettingsError(
             f"part: got {part}, but column {column} (counted from 0) holds numbers around"
             f" {meaning.origin[column]:.12g}, and the rows of an export are float32, which would"

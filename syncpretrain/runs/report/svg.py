@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -84,7 +85,8 @@ def drawn(draw: Draw, *, name: str, label: str, size: tuple[float, float] = (3.7
 def _svg(draw: Draw, name: str, label: str, size: tuple[float, float]) -> str:
     from matplotlib.figure import Figure
 
-    with themed(name):
+    with themed(name), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # drawn as an empty box
         figure = Figure(figsize=size, layout="constrained")
         titles = draw(figure.add_subplot()) or {}
         buffer = io.BytesIO()

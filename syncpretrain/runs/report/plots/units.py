@@ -86,11 +86,18 @@ def codes(stack: Stack, X: Any, y: Any = None, *, axes: Any = None) -> Any:
     """
     found = stack.encode(X)
     labels = None if y is None else np.asarray(y)
+    if labels is not None and labels.dtype.kind == "O":  # texts among which None is no label
+        labels = np.array(["" if _is_none(label) else str(label) for label in labels.ravel()])
+        labels = labels.reshape(np.shape(y))
     if labels is not None and labels.shape != (len(found),):
         raise DataError(f"y: got shape {labels.shape}, expected ({len(found)},), one an example")
     axes = new_axes(axes, size=(5.6, 4.6))
     draw_codes(axes, found, labels)
     return axes
+
+
+def _is_none(label: Any) -> bool:
+    return label is None or type(label).__name__ == "NAType" or bool(label != label)
 
 
 def principal_components(codes: Array) -> tuple[NDArray[np.float64], float]:
