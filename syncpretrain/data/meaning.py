@@ -77,10 +77,11 @@ class Meaning(msgspec.Struct, frozen=True):
             return cls("bytes" if as_bits(X) is X else "bits")
         if X.dtype.kind == "b":
             return cls("bits")
-        found = _range(X)
+        found, origin = _range(X), origin_of(X)
         if found.low < 0 or found.high > 1:
-            return cls("numbers", origin_of(X))
-        return cls("bits") if found.are_bits else cls("shares", origin_of(X))
+            return cls("numbers", origin)
+        are_bits = found.are_bits and not origin  # float32 may take fractions for a 1
+        return cls("bits" if are_bits else "shares", origin)
 
     def prepare(self, X: Any, name: str = "X", *, bounded: bool = False) -> Any:
         """Return rows by the meaning of the training rows.
