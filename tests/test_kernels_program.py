@@ -76,10 +76,11 @@ GOOD = {
     "wrong": [(X, X.copy(), 1), (X, X, 0)],
     "phase_differences": [(X, floats(4, 3), floats(6), floats(3), floats(3), 2)],
     "momentum_step": [(X, X.copy(), X.copy(), 0.1, 0.0)],
-    "adam_step": [tuple(floats(5) for _ in range(4))],
+    "adam_step": [tuple(floats(5) for _ in range(4)), tuple(floats(0) for _ in range(4))],
     "sgd_step": [
         (floats(5), floats(5), floats(5), 0.9, True),
         (floats(5), floats(5), floats(0), 0.0, 0),
+        (floats(0), floats(0), floats(0), 0.9, True),
     ],
     "convolve": [
         convolution()[1:],
