@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncpretrain.cluster import naps
+from syncpretrain.cluster import transport
 from syncpretrain.cluster.bells import MARK_BYTES, Bells, machine_mark
 from syncpretrain.cluster.local import local_engines
-from syncpretrain.cluster.naps import Naps
-from syncpretrain.cluster.transport import Transport
+from syncpretrain.cluster.transport import Naps, Transport
 from syncpretrain.parallel.timeouts import Timeouts
 
 WAIT = 20.0
@@ -28,30 +27,32 @@ def look(own, now, **found):
 
 def test_naps_grow_until_something_moves():
     own = Naps(now=0.0)
-    assert [look(own, 0.0) / naps.SHORTEST_NAP for _ in range(3)] == [2, 4, 8]
+    assert [look(own, 0.0) / transport.SHORTEST_NAP for _ in range(3)] == [2, 4, 8]
     for _ in range(10):
         longest = look(own, 0.4)
-    assert longest == naps.LONGEST_NAP
-    assert look(own, 0.6) == 2 * naps.LONGEST_NAP, "nothing has moved for half a second"
+    assert longest == transport.LONGEST_NAP
+    assert look(own, 0.6) == 2 * transport.LONGEST_NAP, "nothing has moved for half a second"
     for _ in range(10):
         longest = look(own, 0.7)
-    assert longest == naps.IDLE_NAP
-    assert look(own, 0.8, is_sending=True) == naps.LONGEST_NAP, "for what is on its way"
-    assert look(own, 0.9, moved=True) == naps.SHORTEST_NAP
+    assert longest == transport.IDLE_NAP
+    assert look(own, 0.8, is_sending=True) == transport.LONGEST_NAP, "for what is on its way"
+    assert look(own, 0.9, moved=True) == transport.SHORTEST_NAP
     for _ in range(10):
         longest = look(own, 0.9, is_eager=True)
-    assert longest == naps.EAGER_NAP
+    assert longest == transport.EAGER_NAP
 
 
 def test_where_a_bell_rings_naps_are_longer():
     own = Naps(now=0.0)
-    assert look(own, 0.1, moved=True, rings=True) == naps.LONGEST_NAP
+    assert look(own, 0.1, moved=True, rings=True) == transport.LONGEST_NAP
     for _ in range(10):
         longest = look(own, 0.2, rings=True)
-    assert longest == naps.RESTING_NAP
-    assert look(own, 0.1, moved=True, rings=True, is_sending=True) == naps.SENDING_NAP
+    assert longest == transport.RESTING_NAP
+    assert look(own, 0.1, moved=True, rings=True, is_sending=True) == transport.SENDING_NAP
     own.wake()
-    assert look(own, 0.2, rings=True) == naps.SHORTEST_NAP, "what it rang for comes in a moment"
+    assert look(own, 0.2, rings=True) == transport.SHORTEST_NAP, (
+        "it may come in a moment"
+    )
 
 
 @given(st.lists(st.tuples(*[st.booleans()] * 5), max_size=40))
@@ -62,8 +63,8 @@ def test_no_nap_is_longer_than_a_rank_may_be_deaf(looks):
             own.wake()
         found = {"moved": moved, "rings": rings, "is_eager": is_eager, "is_sending": is_sending}
         nap = look(own, now, **found)
-        assert naps.SHORTEST_NAP <= nap <= naps.RESTING_NAP
-        assert nap <= naps.LONGEST_NAP or not is_sending
+        assert transport.SHORTEST_NAP <= nap <= transport.RESTING_NAP
+        assert nap <= transport.LONGEST_NAP or not is_sending
         now += nap
 
 
@@ -117,7 +118,7 @@ def test_an_engine_that_was_woken_before_does_not_wait():
 
 def test_who_sends_wakes_a_rank_that_would_sleep_for_long(monkeypatch):
     """Each of many messages is waited for, so that both ranks rest before each."""
-    monkeypatch.setattr(naps, "RESTING_NAP", 4 * WAIT)
+    monkeypatch.setattr(transport, "RESTING_NAP", 4 * WAIT)
     ranks = [Transport(engine, Timeouts(join=WAIT)) for engine in local_engines(2)]
     try:
         for i in range(50):

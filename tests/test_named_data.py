@@ -19,7 +19,7 @@ import pytest
 from syncpretrain.data import DATASETS, load_dataset
 from syncpretrain.data.named.catalogue import CATALOGUE
 from syncpretrain.data.named.fetch import fetch, folder_of, is_here, named_data
-from syncpretrain.data.named.newsgroups import vocabulary
+from syncpretrain.data.named.load import vocabulary
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError
 from syncpretrain.settings import read_settings

@@ -29,7 +29,7 @@ from syncpretrain import Stack, pretrain
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.models.likelihood import free_energy
 from syncpretrain.models.reconstruction import stack_error
-from syncpretrain.sklearn.limits import parallel_limits
+from syncpretrain.sklearn.base import parallel_limits
 
 QUIET = "ignore::syncpretrain.errors.PoorResultWarning"  # two epochs learn little
 SMALL = {"hidden": (6, 3), "epochs": 2, "batch_size": 10, "workers": 1, "random_state": 0}

@@ -8,6 +8,7 @@ their gradients.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -18,7 +19,6 @@ from syncpretrain.backends.base import Backend
 from syncpretrain.backends.fused_tuning import FusedTuning, Rule
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.finetuning.chain import Affine, Dropout, views
-from syncpretrain.finetuning.minibatch import Minibatch
 from syncpretrain.finetuning.network_program import network_program
 from syncpretrain.finetuning.trainable import Follow, Move
 from syncpretrain.finetuning.whole_steps import whole_step
@@ -283,3 +283,24 @@ class Network:
                 np.greater_equal(mask, np.float32(share), out=mask)
                 mask *= np.float32(1 / (1 - share))
         return [None if mask is None else mask[:n] for mask in self.masks]
+
+
+@dataclass(slots=True)
+class Minibatch:
+    """What the phases of a step share."""
+
+    x: Array
+    target: Array
+    activations: list[Array]
+    deltas: list[Array]
+    masks: list[Array | None]
+    inputs: list[Array | None]  # with units left out
+    move: Move | None
+    share: float
+
+    def read(self, layer: int) -> Array:
+        """Return what a layer reads."""
+        dropped = self.inputs[layer]
+        if dropped is not None:
+            return dropped
+        return self.activations[layer - 1] if layer else self.x

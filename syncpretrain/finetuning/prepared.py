@@ -10,12 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from syncpretrain.backends.choice import backend_for, why_no_fused_tuning, why_no_gpu
 from syncpretrain.cluster.job import check_ranks
 from syncpretrain.data.blocks import StoredRows
+from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.scaling import same_rows
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
@@ -26,8 +28,6 @@ from syncpretrain.finetuning.asynchronous import (
     copies_of_replicas,
     fleet_of,
 )
-from syncpretrain.finetuning.judged import continued, judged
-from syncpretrain.finetuning.memory import finetuning_bytes
 from syncpretrain.finetuning.on_ranks import TrainerOnRanks
 from syncpretrain.finetuning.optimizers import optimizer_for, optimizer_vectors
 from syncpretrain.finetuning.options import TuningOptions, shared_out, why_on_the_cpu
@@ -52,10 +52,14 @@ from syncpretrain.finetuning.trainable import Trainable
 from syncpretrain.finetuning.trainer import Trainer
 from syncpretrain.finetuning.tuned_replica import TunedReplica, TunedShare
 from syncpretrain.finetuning.weights import checked_weights
+from syncpretrain.kernels.arrays import BLOCK, FLOAT_BYTES
 from syncpretrain.kernels.compiled import compiled_program
+from syncpretrain.kernels.lowering import scratch_size
 from syncpretrain.learners.cursor import Cursor
 from syncpretrain.models.inputs import is_bounded
 from syncpretrain.models.stack import Stack
+from syncpretrain.models.verdict import mean_error, on_tuning
+from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.parallel.available_memory import check_available
 from syncpretrain.parallel.blas import blas_limit, usable_cores
 from syncpretrain.parallel.signals import stop_on_signals
@@ -63,10 +67,15 @@ from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.pretraining.schedule.names import ASYNC
 from syncpretrain.settings.by_data import Facts, finetune_by_data
+from syncpretrain.shapes import ConvolutionShape, LayerShape
 
 __all__ = ["Finetuning"]
 
+
 THREADS_PER_CORE = 2
+COPIES_LOWERED, COPIES_MAPS = 2, 6  # of the forms in NumPy
+MOST_ROWS_JUDGED = 1000  # whose spread an error is compared with
+TUNED_COPIES = 5  # parameters, the last good, the best, the result; a part's while it is made
 
 
 class Finetuning:
@@ -305,3 +314,92 @@ class AsyncTrainer(Trainer):
         data = (inputs,) if targets is inputs else (inputs, targets)
         self.fleet = fleet_of(build, network, own, data, self.emit, self._times)
         return OptimizersOfReplicas(self.fleet)
+
+
+def continued(history: ErrorHistory | None) -> ErrorHistory:
+    """Return the history of a fine-tuning, which begins with that of pretraining."""
+    return ErrorHistory([] if history is None else list(history.layers))
+
+
+def judged(
+    tuned: Stack, objective: str, history: ErrorHistory, targets: Any, cause: str | None = None
+) -> Stack:
+    """Return the stack with its history, and the verdict in its info.
+
+    ``targets`` are those trained on, of shape (n, outputs); ``cause`` is why nothing can be learned
+    of the rows, if it is known.
+    """
+    if objective == "classification":
+        constant = 1 - float(targets.mean(axis=0).max())  # the most frequent class is right
+    else:
+        constant = mean_error(evenly_spaced(targets, MOST_ROWS_JUDGED))
+    info = dict(tuned.info)
+    before = info.pop("verdict", [])  # of pretraining: a cause, if the result is poor
+    sentences = on_tuning(objective, history.finetune, constant, examples=len(targets))
+    sentences = [cause] if cause else sentences
+    if sentences:
+        info["verdict"] = [*before, *sentences]
+    return replace(tuned, info=info, history=history)
+
+
+def finetuning_bytes(
+    shapes: Sequence[LayerShape],
+    *,
+    outputs: int | None,
+    rows: int,
+    labelled: int,
+    batch_size: int,
+    lowered: bool,
+    vectors: int,
+    split: str,
+    shards: int,
+    dropout: bool,
+    copies: int,
+) -> int:
+    """Return an upper bound of the bytes that fine-tuning allocates beside data and checkpoints.
+
+    Parameters
+    ----------
+    shapes : sequence of LayerShape
+        Of the layers of the stack.
+    outputs : int or None
+        Of the head; None unrolls the stack for reconstruction.
+    rows, labelled : int
+        Examples that are copied, and those with a target.
+    batch_size : int
+    lowered : bool
+        Whether what filters see of a whole minibatch is laid out at once, as NumPy's forms do.
+    vectors : int
+        Of the network's size, that the optimizer holds.
+    split : str
+    shards : int
+        Of a minibatch, each with scratch for its updates.
+    dropout : bool
+    copies : int
+        Of the stack's parameters that are held beside.
+    """
+    top = shapes[-1].hidden
+    head = 0 if outputs is None else top * outputs + outputs
+    halves = 2 if outputs is None else 1
+    network = head + sum(halves * x.weights + sum(x.biases[-halves:]) for x in shapes)
+    stack = sum(shape.weights + sum(shape.biases) for shape in shapes)
+    convolutions = [shape for shape in shapes if isinstance(shape, ConvolutionShape)]
+    above = [shape.visible for shape in reversed(shapes)] if outputs is None else [outputs]
+    chain = [shapes[0].visible, *(shape.hidden for shape in shapes), *above]
+    buffers = 2 * sum(chain[1:]) + (2 * sum(chain[:-1]) if dropout else 0)
+    parameters = (TUNED_COPIES + vectors + 1) * network + copies * stack
+    parameters += 2 * shards * min(BLOCK, network)
+    if convolutions:
+        local = sum(halves * x.weights + sum(x.biases[-halves:]) for x in convolutions)
+        own = {"examples": network, "hybrid": local, "columns": local}.get(split, 0)
+        kinds = [replace(x, pooling=kind) for x in convolutions for kind in ("max", "mean")]
+        parameters += (shards - 1) * own + shards * max(map(scratch_size, kinds))
+        buffers += chain[0] + chain[-1] + sum(shape.hidden for shape in convolutions)
+        if lowered:
+            buffers += max(COPIES_LOWERED * x.lowered + COPIES_MAPS * x.units for x in convolutions)
+    elif split == "examples":
+        parameters += shards * network
+        buffers *= 2
+    minibatches = batch_size * (chain[0] + chain[-1] + buffers)
+    data = rows * chain[0] + 2 * labelled * (outputs or 0)
+    return FLOAT_BYTES * (parameters + minibatches + data)

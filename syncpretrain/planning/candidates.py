@@ -11,7 +11,6 @@ import msgspec
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
-from syncpretrain.planning.device_candidates import candidates_on_devices
 from syncpretrain.planning.simulate import EpochCost, Simulated, simulate
 from syncpretrain.planning.simulate_stream import StreamCost, simulate_stream
 from syncpretrain.planning.timings import GPU, LayerTimings, Timings, sizes
@@ -35,6 +34,7 @@ __all__ = [
     "settings_with",
     "simulated",
 ]
+
 
 WORTH_IT = 0.995  # a layer takes more workers if the run then takes at most this share of its time
 DENSE_SPLITS = ("examples", "units")
@@ -298,3 +298,27 @@ def _bytes(task: Task, settings: PretrainSettings, run: Simulated) -> int:
     gradients = sum(n * size for n, size in zip(own, weights, strict=True))
     fixed = pretraining_bytes(settings.shapes, examples=0, batch_size=settings.batch_size)
     return fixed + FLOAT_BYTES * (task.rows * activations + gradients)
+
+
+def candidates_on_devices(
+    backend: str, *, depth: int, gpus: int, delay: float | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield names and settings, the simplest first: layers in turn, at a time, and in shards.
+
+    With a ``delay``, that of streams, these are among them; a stream has no shards.
+    """
+    kinds = {name: kind for name, kind in SCHEDULES.items() if kind.candidate is not None}
+    workers = {name: 1 if kind.one_at_a_time else depth for name, kind in kinds.items()}
+    own = {
+        name: {"schedule": name, "backend": backend, "workers": workers[name]}
+        for name, kind in kinds.items()
+        if kind.one_at_a_time or depth > 1
+    }
+    for name, options in own.items():
+        yield str(kinds[name].candidate), options
+    for name, options in own.items() if gpus > 1 else ():
+        yield f"{kinds[name].shared_candidate}, examples split", {**options, "split": "examples"}
+    for name, kind in kinds.items() if delay is not None else ():
+        if kind.can_stream:
+            streamed = {"handoff": "minibatch", "delay": delay, "workers": depth}
+            yield "streamed", {"schedule": name, "backend": backend, **streamed}

@@ -8,25 +8,26 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
+from syncpretrain.data.array_columns import units_of_array
 from syncpretrain.data.columns import Columns
-from syncpretrain.data.examples import evenly_spaced
+from syncpretrain.data.examples import as_examples, check_values, evenly_spaced
 from syncpretrain.data.facts import Look, look_at
 from syncpretrain.data.file_rows import FileRows, rows_in_file
+from syncpretrain.data.frames import check_bernoulli, encoded, is_frame
 from syncpretrain.data.meaning import Meaning, check_precision
-from syncpretrain.data.minibatches import Minibatches
+from syncpretrain.data.minibatches import Minibatches, is_iterable_of_arrays
 from syncpretrain.errors import PoorResultWarning, RunInterrupted, SettingsError, WorkerError
 from syncpretrain.events import Notice, Observer
 from syncpretrain.models.inputs import constant_columns
 from syncpretrain.models.stack import Stack
 from syncpretrain.models.verdict import baselines, on_layers
 from syncpretrain.observers.verbose import observing
-from syncpretrain.pretraining.columns import rows_by_columns
 from syncpretrain.pretraining.on_ranks import on_every_rank
 from syncpretrain.pretraining.saved import SavedCall
 from syncpretrain.pretraining.schedule.reads import Reads
@@ -37,10 +38,13 @@ from syncpretrain.settings import PretrainSettings
 from syncpretrain.settings.async_pretraining import check_blas_threads
 from syncpretrain.settings.by_data import in_words
 from syncpretrain.settings.convert import check_names
+from syncpretrain.units.blocks import visible_kind
 from syncpretrain.units.kinds import kind_of
 
 __all__ = ["pretrain"]
 
+
+AUTO_UNITS = "auto"  # by columns
 JUDGED_ROWS = 1000  # for the verdict
 ARGUMENTS = ("hidden", "validation", "verbose", "warn", "observers", "replay", "resume")
 
@@ -274,3 +278,45 @@ def _meaning_of(look: Look, units: str) -> Meaning | None:
 def _sample(X: Any) -> Any:
     """Return some of the examples, to judge the stack by."""
     return evenly_spaced(X if hasattr(X, "shape") else np.asarray(X), JUDGED_ROWS)
+
+
+class Taken(NamedTuple):
+    """Examples and validation examples to train on, their visible units, and their columns."""
+
+    X: Any
+    validation: Any
+    units: str | None
+    columns: Columns | None = None
+
+
+def rows_by_columns(X: Any, validation: Any, units: str | None) -> Taken:
+    """Return data frames as arrays, and for the units ``auto`` those that suit the columns.
+
+    Raises
+    ------
+    DataError
+        Naming the column that cannot be trained on.
+    SettingsError
+        For the units ``auto`` with an iterable.
+    """
+    if not is_frame(X):
+        if units == AUTO_UNITS and is_iterable_of_arrays(X):
+            raise SettingsError(
+                "visible_units: got auto with an iterable, whose columns are not known beforehand,"
+                " expected bernoulli or gaussian, or kinds by columns, such as gaussian:5,softmax:3"
+            )
+        if units == AUTO_UNITS:
+            units = units_of_array(as_examples(X, "X"))
+        return Taken(X, validation, units)
+    rows, columns = encoded(X, "softmax" if units == AUTO_UNITS else units or "", bounded=False)
+    if units == AUTO_UNITS:
+        units = units_of_array(rows, columns)
+    # Without units they follow from the values; others are refused with the settings.
+    kind = None if units is None else visible_kind(units)
+    bounded = kind is not None and kind.is_unit_interval
+    check_values(rows, "X", bounded=bounded, names=columns.names, missing=True)
+    if kind is not None:
+        check_bernoulli(rows, str(units), columns)
+    if is_frame(validation):
+        validation, _ = encoded(validation, "", "validation", bounded=bounded, known=columns)
+    return Taken(rows, validation, units, columns)

@@ -9,20 +9,21 @@ as MNIST keeps the usual values. Everything is a function of a few numbers: no a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from syncpretrain.settings.defaults import PER_LAYER, usual_rates
-from syncpretrain.settings.documents import of_documents
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.settings.replacing import replaced
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.settings.visible_units import why_not_in_blocks
 from syncpretrain.shapes import LayerShape
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["Facts", "Given", "finetune_by_data", "in_words", "pretrain_by_data"]
+
 
 FinetuneT = TypeVar("FinetuneT", bound=FinetuneSettings)
 BATCH_SHARE = 100  # minibatches of an epoch, at least, as long as they are not too small
@@ -225,3 +226,37 @@ def _changes(settings: msgspec.Struct, found: Mapping[str, Any]) -> dict[str, An
 
 def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+# A gradient of documents is a sum over their words, so that the rate is divided by the mean number
+# of words. The biases begin with the words' shares, which are known before training.
+RATE_OF_A_WORD = 0.3
+DOCUMENT_CD_STEPS = 5
+
+
+def of_documents(
+    settings: PretrainSettings, units: str, given: Container[str], words: float
+) -> dict[str, Any]:
+    """Return settings of documents by name; none where no visible units are counts.
+
+    Parameters
+    ----------
+    settings : PretrainSettings
+        With the usual values where none were given.
+    units : str
+        The visible units.
+    given : container of str
+        Names of the settings that the user gave, which stay as they are.
+    words : float
+        The mean number of words of a document; 0 or NaN where it is not known.
+    """
+    blocks = kind_of(units).blocks
+    if blocks is None or not blocks.counts:
+        return {}
+    found: dict[str, Any] = {"visible_bias": "log-odds"}
+    if settings.model == "rbm" and not blocks.has_bias:
+        found["cd_steps"] = [DOCUMENT_CD_STEPS, *settings.cd_steps[1:]]
+        if 0 < words < math.inf:
+            rate = float(f"{RATE_OF_A_WORD / max(words, 1):.1g}")
+            found["learning_rate"] = [rate, *settings.learning_rate[1:]]
+    return {name: value for name, value in found.items() if name not in given}

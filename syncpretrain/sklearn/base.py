@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
+from joblib.parallel import get_active_backend
 from msgspec import to_builtins
 from numpy.typing import NDArray
 from rich.console import Console
@@ -25,10 +26,10 @@ from syncpretrain.models.inputs import warn_of_novel
 from syncpretrain.observers.plain_progress import PlainProgress
 from syncpretrain.settings.convert import check_names
 from syncpretrain.sklearn.inputs import rows_for
-from syncpretrain.sklearn.limits import parallel_limits
 from syncpretrain.sklearn.passes import Matrix
 
 __all__ = ["StackEstimator", "of_numbers", "single"]
+
 
 TUNING = "finetune_"  # what settings of fine-tuning begin with
 OF_LONG_RUNS = ("stop", "save", "resume", "stall_seconds")  # other arguments of finetune()
@@ -223,3 +224,19 @@ def single(X: Matrix, stack: Stack | None = None) -> NDArray[Any]:
         return X  # for float32 would lose the differences within a column
     with np.errstate(over="ignore"):  # infinite values are refused, with their place
         return np.ascontiguousarray(X, dtype=np.float32)
+
+
+def parallel_limits(workers: int | None) -> dict[str, Any]:
+    """Return the settings of pretraining and of fine-tuning that limit cores.
+
+    None takes all usable cores, but one core inside a job of joblib, which has given the others to
+    its other jobs. One BLAS thread there too: jobs in threads share the limit of their process.
+    """
+    if workers is None and _is_inside_a_job():
+        workers = 1
+    return {} if workers is None else {"workers": workers, "blas_threads": workers}
+
+
+def _is_inside_a_job() -> bool:
+    backend, _ = get_active_backend()
+    return bool(backend.nesting_level)
