@@ -15,6 +15,7 @@ from syncpretrain.kernels.compiled import Sgemm, sgemm_of
 from syncpretrain.kernels.convolution import convolve, lowered, scratch_size, unpool
 from syncpretrain.kernels.operations import SIGNATURES
 from syncpretrain.kernels.program import Program, in_turn
+from syncpretrain.rng import Address, Purpose
 from syncpretrain.shapes import ConvolutionShape, DenseShape
 
 COMPILED = pytest.mark.skipif(native.extension is None, reason="the compiled kernels are not there")
@@ -75,10 +76,11 @@ GOOD = {
     "wrong": [(X, X.copy(), 1), (X, X, 0)],
     "phase_differences": [(X, floats(4, 3), floats(6), floats(3), floats(3), 2)],
     "momentum_step": [(X, X.copy(), X.copy(), 0.1, 0.0)],
-    "adam_step": [tuple(floats(5) for _ in range(4))],
+    "adam_step": [tuple(floats(5) for _ in range(4)), tuple(floats(0) for _ in range(4))],
     "sgd_step": [
         (floats(5), floats(5), floats(5), 0.9, True),
         (floats(5), floats(5), floats(0), 0.0, 0),
+        (floats(0), floats(0), floats(0), 0.9, True),
     ],
     "convolve": [
         convolution()[1:],
@@ -134,6 +136,7 @@ BAD = {
     "no noise for all": ("sample_states", X, floats(6), floats(6), X.copy(), "bernoulli", 0),
     "states in place": ("sample_states", X, floats(6), SQUARE[:4], X, "bernoulli", 0),
     "a negative shard": ("sample_states", X, floats(6), SQUARE[:4], X.copy(), "bernoulli", -1),
+    "states of units without": ("sample_states", X, floats(6), SQUARE[:4], X.copy(), "tanh", 0),
     "half a shard": ("sample_states", X, floats(6), SQUARE[:4], X.copy(), "bernoulli", 0.5),
     "a slot too far": ("squared_error", X, X.copy(), X.copy(), 2),
     "a slot very far": ("squared_error", X, X.copy(), X.copy(), 10**9),
@@ -203,6 +206,19 @@ def test_what_fits_is_worked(form, name):
             assert own.work() == 0
         else:
             own.phases[0](0)
+
+
+@pytest.mark.parametrize("units", ["bernoulli", "relu"])
+@pytest.mark.parametrize("noise", [WIDE[:, 4:], np.ones((4, 6))], ids=["a part", "float64"])
+def test_states_are_the_same_through_noise_of_another_place_or_type(form, units, noise):
+    found = []
+    for through in (floats(4, 6), noise):
+        x, bias, out = (np.ones(shape, through.dtype) for shape in ((4, 6), (6,), (4, 6)))
+        own = Program([[[("sample_states", x, bias, through, out, units, 3)]]], 0)
+        own.prepare(rate=0.1, address=Address(5, Purpose.HIDDEN))
+        in_turn(own, 1)
+        found.append(out)
+    np.testing.assert_allclose(*found, rtol=1e-6, atol=1e-6)
 
 
 def test_programs_of_float64_are_interpreted():

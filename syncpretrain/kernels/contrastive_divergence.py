@@ -43,7 +43,10 @@ def draw_noise(draws: np.random.Generator, units: str, *, out: Array) -> Array:
     if kind.blocks is not None and kind.blocks.are_counts:
         draw(out=out[:1], dtype=np.float32)  # a seed: see draw_words
         return out
-    draw(out=out, dtype=np.float32)
+    if out.flags.c_contiguous and out.dtype == np.float32:
+        draw(out=out, dtype=np.float32)
+    else:  # NumPy fills no other arrays
+        out[...] = draw(out.shape, dtype=np.float32)
     for part in () if kind.blocks is None else kind.blocks.normal:
         shape = len(out), part.stop - part.start
         out[:, part.columns] = draws.standard_normal(shape, dtype=np.float32)

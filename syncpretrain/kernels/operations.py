@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.kernels.lowering import scratch_size
 from syncpretrain.shapes import ConvolutionShape
-from syncpretrain.units.kinds import UNITS
+from syncpretrain.units.kinds import KINDS, UNITS
 
 __all__ = ["Operation", "check_program"]
 
@@ -186,6 +186,8 @@ def _check_convolution(got: str, value: Any) -> None:
 
 
 def _check_range(name: str, named: dict[str, Any]) -> None:
+    if name == "sample_states" and KINDS[named["units"]].sample is None:
+        raise ValueError(f"{name}: got {named['units']} units; expected units that have states")
     for kind in ("filter", "channel"):
         if f"first_{kind}" not in named:
             continue

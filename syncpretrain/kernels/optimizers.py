@@ -51,7 +51,7 @@ def sgd_step(
         Its length sets the block; :data:`syncpretrain.kernels.arrays.BLOCK` is a good one.
     """
     learning_rate, momentum = float(learning_rate), float(momentum)  # no wider type of NumPy's
-    for start in range(0, len(parameters), len(scratch)):
+    for start in range(0, len(parameters), len(scratch) or 1):
         block = slice(start, start + len(scratch))
         p, g = parameters[block], gradient[block]
         s = scratch[: len(p)]
@@ -107,7 +107,7 @@ def adam_step(
     """
     beta1, beta2 = float(beta1), float(beta2)  # no wider type of NumPy's
     size, floor = map(float, adam_rates(step, learning_rate, beta1, beta2, epsilon))
-    for start in range(0, len(parameters), len(scratch)):
+    for start in range(0, len(parameters), len(scratch) or 1):
         block = slice(start, start + len(scratch))
         p, g, m, v = parameters[block], gradient[block], first[block], second[block]
         s = scratch[: len(p)]
