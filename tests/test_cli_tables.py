@@ -134,7 +134,7 @@ class TestTrain:
         rows = [",".join(map(str, [*x, i % 3 - 1])) for i, x in enumerate(X)]
         Path("m.csv").write_text("\n".join(["a,b,c,y", *rows]))
         own = ("--data", "m.csv", "--target", "y", "--hidden", 3, "--epochs", 1, *TUNE)
-        count, doubt = "column 'y': 10 of 30 rows have no label", "since their label -1 stands for"
+        count, doubt = "column 'y': 10 of 30 rows have no label", "since the label -1 stands for"
         for command in (
             ("train", *own, "--finetune", "classification", "--out", "m"),
             ("compare", *own, "--test", 0.2, "--starts", "random", "--seeds", 1, "--out", "c"),

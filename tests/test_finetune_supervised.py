@@ -85,7 +85,7 @@ class TestClassification:
     def test_minus_one_that_may_be_a_class_is_doubted(self, kind):
         (X, _), y, events = toy(), np.arange(60) % 3 - 1, []
         y = y.tolist() if kind is list else y.astype(kind)
-        with pytest.warns(PoorResultWarning, match="^y: 20 rows are left out, since their label"):
+        with pytest.warns(PoorResultWarning, match="^y: 20 rows are left out, since the label"):
             tuned(None, X, y, observers=[events.append])
         found = notices_of(events)
         assert found[0] == "y: 20 of 60 rows have no label"
@@ -563,6 +563,7 @@ class TestRefusedTargets:
             (np.ones((60, 0)), "y: got shape"),
             (np.full(60, np.nan), "y: got no number in any row"),
             (np.full(60, np.inf), "y: holds infinite values"),
+            (np.r_[np.inf, np.arange(59) / 7], "y: holds infinite values"),
             (np.full(60, 1e300), "y: holds infinite values"),
             (np.full(60, "a"), "y: got no numbers"),
         ],

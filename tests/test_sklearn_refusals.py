@@ -28,7 +28,7 @@ def test_a_list_of_texts_may_lack_some(none):
 @pytest.mark.parametrize("kind", ["i1", "f2", ">i4", ">f8", object, list])
 def test_minus_one_that_may_be_a_class_is_doubted(kind):
     y = np.arange(30) % 3 - 1
-    with pytest.warns(PoorResultWarning, match="^y: 10 rows are left out, since their label -1 st"):
+    with pytest.warns(PoorResultWarning, match="^y: 10 rows are left out, since the label -1 st"):
         model = fitted(y=y.tolist() if kind is list else y.astype(kind))
     assert (model.classes_.tolist(), model.n_unlabelled_) == ([0, 1], 10)
 

@@ -108,13 +108,14 @@ def single_numbers(values: Any, name: str) -> NDArray[np.float32]:
         known = np.isfinite(found)
         if not known.any():
             continue
-        lost, largest = (np.abs(x[known]).max() for x in (found - given, given))
+        given, found = given[known], found[known]
+        lost, largest = (np.abs(x).max() for x in (found - given, given))
         # Squares of small numbers would be 0.
-        if largest and lost > MOST_ROUNDING * (given[known] / largest).std() * largest > 0:
+        if largest and lost > MOST_ROUNDING * (given / largest).std() * largest > 0:
             is_small = largest < np.finfo(np.float32).tiny
             remedy = "divide by a smaller unit" if is_small else "subtract their mean"
             raise DataError(
-                f"{name}: got numbers such as {given[known][0]:.17g} that are nearly alike in"
+                f"{name}: got numbers such as {given[0]:.17g} that are nearly alike in"
                 f" float32, in which they are trained on; {remedy}"
             )
     return rounded

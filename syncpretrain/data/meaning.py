@@ -71,7 +71,7 @@ class Meaning(msgspec.Struct, frozen=True):
             if X.raw_dtype == np.uint8:
                 return cls("bytes")
             return cls("bits") if X.raw_dtype.kind == "b" else SHARES if bounded else NUMBERS
-        if isinstance(X, SparseRows):  # whose bytes are never divided
+        if isinstance(X, SparseRows):  # sparse bytes are never divided
             return NUMBERS
         if X.dtype == np.uint8:
             return cls("bytes" if as_bits(X) is X else "bits")

@@ -176,7 +176,7 @@ def without_novel(X: NDArray[Any], scaling: Scaling | None) -> NDArray[Any]:
 
 
 def check_varies(X: Any, scaling: Scaling | None = None) -> None:
-    """Refuse rows that are all the same, of which nothing can be learned; one row is permitted.
+    """Refuse rows that are all the same, since they teach nothing; one row is permitted.
 
     With their ``scaling`` they are not read.
 

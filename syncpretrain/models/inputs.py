@@ -111,7 +111,7 @@ def in_columns(places: Sequence[int], names: Sequence[str]) -> str:
 def constant_columns(scaling: Scaling | None, columns: Columns | None) -> str | None:
     """Return a notice of the columns that never varied in training; None if there is none.
 
-    ``columns`` are those of a table, among which may be texts.
+    ``columns`` are the columns of a table; some may hold texts.
     """
     never = [] if scaling is None else np.flatnonzero(scaling.constant).tolist()
     texts = [] if columns is None else [c.name for c in columns.features if c.kind == "constant"]
@@ -133,7 +133,7 @@ def warn_of_novel(
 ) -> None:
     """Warn of rows with another value in a column that never varied in training.
 
-    ``names`` returns those of the columns, none for numbers.
+    ``names`` returns the names of the columns; without any, a message numbers them.
     """
     if scaling is None:
         return

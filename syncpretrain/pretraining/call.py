@@ -256,9 +256,9 @@ def _layers(layers: Any, hidden: Any, look: Look) -> Any:
 
 
 def _prepared(look: Look, validation: Any, units: str) -> tuple[Any, Any, Meaning | None]:
-    """Return examples to train on and to validate with, whose numbers mean the same thing.
+    """Return examples to train on and to validate with, and the meaning of their numbers.
 
-    What gives examples pass by pass is returned as it is, without a meaning.
+    An iterable of arrays is returned as it is, without a meaning.
     """
     meaning = _meaning_of(look, units)
     if meaning is None:
