@@ -140,8 +140,8 @@ static int are_points(const Matrix *m, const Py_buffer *points, const Py_buffer 
 {
     const int64_t *at = ends->buf;
     int64_t first = 0;
-    int valid = m->buffer.ndim == 2 && ends->shape[0] == m->rows && m->columns > 0 && is_outside(points, m)
-                && is_outside(ends, m);
+    int valid = m->buffer.ndim == 2 && ends->shape[0] == m->rows && m->columns > 0 && lies_apart(points, m)
+                && lies_apart(ends, m);
     for (Py_ssize_t i = 0; valid && i < m->rows; first = at[i++]) valid = at[i] > first;
     return valid && first == points->shape[0];
 }

@@ -235,8 +235,8 @@ static int are_rows(const int64_t *ends, Py_ssize_t rows, const int32_t *at, Py_
     return valid;
 }
 
-/* Return whether a vector lies outside the memory from the first number of a matrix to the last. */
-static int is_outside(const Py_buffer *b, const Matrix *m)
+/* Return whether a vector lies apart from the memory from the first number of a matrix to the last. */
+static int lies_apart(const Py_buffer *b, const Matrix *m)
 {
     const char *first = (const char *)m->data, *vector = b->buf;
     Py_ssize_t last = is_empty(m) ? 0 : (m->rows - 1) * m->stride + m->columns;
@@ -269,7 +269,7 @@ static PyObject *csr_product(PyObject *module, PyObject *const *args, Py_ssize_t
     int valid = m[0].buffer.ndim == 1 && m[1].buffer.ndim == 2 && m[2].buffer.ndim == 2
                 && m[1].columns == m[2].columns && b[0].shape[0] == m[0].columns
                 && b[1].shape[0] == m[2].rows + 1 && apart(m, m + 2) && apart(m + 1, m + 2)
-                && is_outside(b, m + 2) && is_outside(b + 1, m + 2);
+                && lies_apart(b, m + 2) && lies_apart(b + 1, m + 2);
     const int32_t *at = b[0].buf;
     const int64_t *ends = b[1].buf;
     valid = valid && are_rows(ends, m[2].rows, at, m[0].columns, m[1].rows);
