@@ -482,6 +482,15 @@ class TestImages:
         with pytest.raises(DataError, match=r"2.png: got white on a transparent ground"):
             load_dataset(folder)
 
+    def test_colours_that_are_transparent_everywhere_are_refused(self, folder):
+        from PIL import Image
+
+        pixels = np.arange(3 * 4 * 4, dtype=np.uint8).reshape(3, 4, 4)
+        pixels[..., 3] = 0
+        Image.fromarray(pixels).save(folder / "dog" / "2.png")
+        with pytest.raises(DataError, match=r"2.png: got colours that are transparent everywhere"):
+            load_dataset(folder)
+
     @pytest.mark.parametrize("orientation", range(1, 9))
     @pytest.mark.parametrize("suffix", ["png", "JPG", "webp"])
     def test_images_are_turned_as_their_exif_says(self, tmp_path, orientation, suffix):

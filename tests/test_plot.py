@@ -167,6 +167,12 @@ class TestCodes:
         assert (points == 0).all()
         assert share == 1
 
+    def test_none_among_texts_is_no_label(self):
+        X = np.random.default_rng(0).random((30, 6), dtype=np.float32)
+        labels = np.array(["a", None, "b"], dtype=object)[np.arange(30) % 3]
+        axes = plot.codes(pretrain(X, hidden=[3], epochs=1, warn=False), X, labels)
+        assert [x.get_text() for x in axes.get_legend().get_texts()] == ["no label", "a", "b"]
+
     @pytest.mark.parametrize("size", [1e5, 200, 1, 0.3, 0.05, 3e-3, 1e-3, 3e-4, 1e-6])
     def test_labels_of_ticks_do_not_overlap(self, size):
         axes = new_axes(size=(5.6, 4.6))

@@ -82,6 +82,15 @@ class TestData:
         most[40:] = 1 - most[40:]
         return {"one value": (one_row, y), "most rows": (most, y), "labels": (bits, 1 - y)}
 
+    def test_a_run_of_a_version_that_kept_no_meaning_names_it(self, tmp_path, bits):
+        settings = settings_of(tmp_path, bits, labels_for(bits), objective="classification")
+        folder = died(settings, tmp_path / "run", EpochFinished, 6)
+        path = folder / "run.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "meaning": None}))
+        saved_data(tmp_path, 1 - bits, labels_for(bits))
+        with pytest.raises(SettingsError, match="resume with the version that began the run"):
+            resume_run(folder)
+
     @pytest.mark.parametrize("change", ["one value", "most rows", "labels"])
     @pytest.mark.parametrize("kind", [EpochFinished, FinetuneEpochFinished])
     def test_changed_data_is_refused_with_both_sides(self, tmp_path, bits, kind, change):
