@@ -85,7 +85,7 @@ def test_a_deep_schedule_takes_no_more_steps_an_epoch(name, stops):
 
 @pytest.mark.parametrize("name", ["lockstep", "greedy", "free"])
 def test_a_deep_run_takes_no_more_steps_an_epoch_beside_the_training(name, tmp_path):
-    X = np.zeros((8, 4), dtype=np.float32)
+    X = np.eye(8, 4, dtype=np.float32)
 
     def run(depth: int) -> float:
         layers, history = [4] * (depth + 1), History()

@@ -60,6 +60,8 @@ DATA_SUFFIXES = {".npy", ".npz", ".csv"}
 # Of the benchmarks and of pip.
 NOT_OURS = {"--batches", "--cases", "--dist", "--draws", "--editable", "--pairs", "--quiet"}
 NOT_OURS |= {
+    "--sanitize",
+    "--seconds",
     "--cpu",
     "--emulated",
     "--logdir",
