@@ -103,8 +103,8 @@ class Stack(Described, Exports):
         Parameters
         ----------
         X : array-like or sparse matrix of shape (n_examples, input units)
-            The same numbers mean what they did in training, in an array of any type
-            (:mod:`syncpretrain.data.meaning`). NaN stands for a missing value, which is left out.
+            The same numbers mean what they did in training, in an array of any type (the page "Your
+            own data", "What numbers mean"). NaN stands for a missing value, which is left out.
         layer : int, optional
             Stop at this layer, counted from 1; default the top one.
         log_odds : bool
