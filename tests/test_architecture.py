@@ -20,7 +20,7 @@ MODULES = {
 # From the bottom up; a module imports only from its own row or from those above it here.
 ROWS = [
     ["errors", "units"],
-    ["storage", "array_files", "rng", "events", "pretraining.schedule", "shapes"],
+    ["storage", "array_files", "rng", "events", "schedule", "shapes"],
     ["observers"],
     ["settings", "data", "kernels"],
     ["backends", "models", "parallel", "cluster"],
@@ -140,7 +140,7 @@ def test_every_module_has_its_row():
         {package(name) for name in NAMES} - RANK.keys() - {"__init__"}
     )  # which imports on first use
     assert not missing, "give it a row in ROWS above"
-    assert "pretraining.schedule.machine" in MODULES, "the modules were found"
+    assert "schedule.epochs" in MODULES, "the modules were found"
 
 
 def test_imports_go_downward():
@@ -171,9 +171,9 @@ def test_few_modules_stand_alone():
 def test_the_schedule_is_pure():
     allowed = {"__future__", "bisect", "collections", "dataclasses", "functools", "heapq"}
     allowed |= {"itertools", "typing", "syncpretrain"}
-    for name in within("pretraining.schedule"):
+    for name in within("schedule"):
         assert foreign(name) <= allowed, f"{name}: no threads, clocks or arrays"
-        others = {x for x in own_imports(name, lazy=True) if not inside(x, "pretraining.schedule")}
+        others = {x for x in own_imports(name, lazy=True) if not inside(x, "schedule")}
         assert others <= {"errors"}, name
 
 

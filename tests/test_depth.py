@@ -17,7 +17,7 @@ from syncpretrain import pretrain
 from syncpretrain.observers.event_log import EventLog
 from syncpretrain.observers.history import History
 from syncpretrain.pretraining.build_schedule import build_schedule
-from syncpretrain.pretraining.schedule.machine import Train
+from syncpretrain.schedule.epochs import Train
 from syncpretrain.settings import settings_from
 
 ROOT = Path(syncpretrain.__file__).parent
@@ -73,7 +73,7 @@ def play(depth: int, *, stops: bool, **given: Any) -> float:
                 enough = stops and command.epoch == 3 and command.layer % 10 == 0
                 running.extend(schedule.finished(command.layer, stops=enough))
 
-    return count_steps(to_the_end, "pretraining/schedule") / epochs
+    return count_steps(to_the_end, "schedule") / epochs
 
 
 @pytest.mark.parametrize("stops", [False, True])
@@ -96,7 +96,7 @@ def test_a_deep_run_takes_no_more_steps_an_epoch_beside_the_training(name, tmp_p
                     X, layers=layers, observers=observers, **SCHEDULES[name], **common
                 ),
                 *("pretraining/driver.py", "pretraining/trained_layers.py"),
-                *("pretraining/schedule", "observers"),
+                *("schedule", "observers"),
                 *(
                     "pretraining/runtime/versions.py",
                     "pretraining/stall_watch.py",

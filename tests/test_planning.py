@@ -27,8 +27,8 @@ from syncpretrain.planning.probes import Probe
 from syncpretrain.planning.timings import LayerTimings, Timings, sizes
 from syncpretrain.pretraining.memory import pretraining_bytes
 from syncpretrain.pretraining.runtime.split import Split
-from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.pretraining.start import driver_for
+from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.settings import PretrainSettings, settings_from
 from syncpretrain.shapes import DenseShape
 

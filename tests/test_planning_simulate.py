@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from syncpretrain.planning.simulate import EpochCost, Simulated, simulate
-from syncpretrain.pretraining.schedule.machine import Schedule
-from syncpretrain.pretraining.schedule.pace import Free, Pace, Planned
-from syncpretrain.pretraining.schedule.reads import LayerPlan, greedy_row, lockstep_row
+from syncpretrain.schedule.epochs import Schedule
+from syncpretrain.schedule.pace import Free, Pace, Planned
+from syncpretrain.schedule.reads import LayerPlan, greedy_row, lockstep_row
 
 
 def run(

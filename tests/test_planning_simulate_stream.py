@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncpretrain.planning.simulate_stream import MOST_MINIBATCHES, StreamCost, simulate_stream
-from syncpretrain.pretraining.schedule.stream import plans
+from syncpretrain.schedule.stream import plans
 
 
 def run(costs, *, epochs=10, delay=0.0, steps=10, workers=2, replicas=None, block=1) -> float:

@@ -21,9 +21,9 @@ from syncpretrain.pretraining.runtime.ranks.streamed_run import LayerRank
 from syncpretrain.pretraining.runtime.streamed.layer import StreamedLayer
 from syncpretrain.pretraining.runtime.streamed.messages import Answer, GiveLayer, Processed
 from syncpretrain.pretraining.runtime.streamed.remote import RemoteLayer, Stopping
-from syncpretrain.pretraining.schedule.stream import StreamPlan
 from syncpretrain.pretraining.streamed import sizes
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
+from syncpretrain.schedule.stream import StreamPlan
 from syncpretrain.settings import settings_from
 
 LAYERS = (16, 12, 8, 5)

@@ -21,7 +21,7 @@ from syncpretrain.pretraining.runtime.messages import Failed, Finished
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.versions import Versions
 from syncpretrain.pretraining.runtime.worker import LayerWorker
-from syncpretrain.pretraining.schedule.machine import Train
+from syncpretrain.schedule.epochs import Train
 from syncpretrain.settings import MomentumSchedule
 
 LAYERS = (16, 12, 8)

@@ -14,10 +14,10 @@ from test_schedule import layer_plans, planned_reads, play, shortened, stops_aft
 from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
 from syncpretrain.pretraining.build_schedule import build_schedule
-from syncpretrain.pretraining.schedule.kinds import GROUP_SIZE
-from syncpretrain.pretraining.schedule.machine import Schedule
-from syncpretrain.pretraining.schedule.pace import Planned
-from syncpretrain.pretraining.schedule.reads import (
+from syncpretrain.schedule.epochs import Schedule
+from syncpretrain.schedule.kinds import GROUP_SIZE
+from syncpretrain.schedule.pace import Planned
+from syncpretrain.schedule.reads import (
     LayerPlan,
     Reads,
     greedy_row,

@@ -30,8 +30,8 @@ from syncpretrain.pretraining.runtime import layer_process
 from syncpretrain.pretraining.runtime.processes import ProcessesRuntime
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.versions import Versions
-from syncpretrain.pretraining.schedule.machine import Train
 from syncpretrain.pretraining.state import PretrainState
+from syncpretrain.schedule.epochs import Train
 from syncpretrain.settings import settings_from
 
 LAYERS = (16, 12, 8, 5)

@@ -17,7 +17,7 @@ from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime.messages import Failed, Finished, Message
 from syncpretrain.pretraining.runtime.serial import SerialRuntime
 from syncpretrain.pretraining.runtime.threads import ThreadsRuntime
-from syncpretrain.pretraining.schedule.machine import Train
+from syncpretrain.schedule.epochs import Train
 
 WAIT = 20.0
 Work = Callable[[Callable[[], bool]], None]

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncpretrain.errors import ScheduleError, SettingsError
-from syncpretrain.pretraining.schedule.kinds import SCHEDULES, ScheduleOptions
-from syncpretrain.pretraining.schedule.machine import Command, Release, Schedule, Train
-from syncpretrain.pretraining.schedule.pace import Fixed, Pace, Planned
-from syncpretrain.pretraining.schedule.reads import (
+from syncpretrain.schedule.epochs import Command, Release, Schedule, Train
+from syncpretrain.schedule.kinds import SCHEDULES, ScheduleOptions
+from syncpretrain.schedule.pace import Fixed, Pace, Planned
+from syncpretrain.schedule.reads import (
     LayerPlan,
     Reads,
     Rule,

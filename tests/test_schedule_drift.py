@@ -23,10 +23,9 @@ from test_schedule import (
 )
 
 from syncpretrain.errors import ScheduleError
-from syncpretrain.pretraining.schedule.commands import Command, Past, Release, Train
-from syncpretrain.pretraining.schedule.machine import Schedule
-from syncpretrain.pretraining.schedule.pace import Fixed
-from syncpretrain.pretraining.schedule.reads import LayerPlan, Reads, lockstep_row
+from syncpretrain.schedule.epochs import Command, Past, Release, Schedule, Train
+from syncpretrain.schedule.pace import Fixed
+from syncpretrain.schedule.reads import LayerPlan, Reads, lockstep_row
 
 free = FREE["synchronized"]
 LEAST = 0.5

@@ -19,10 +19,9 @@ from syncpretrain.events import EpochStarted
 from syncpretrain.planning.candidates import Task, candidates
 from syncpretrain.planning.timings import LayerTimings, Timings
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.schedule.kinds import SCHEDULES
-from syncpretrain.pretraining.schedule.names import ASYNC, UNTRAINED
 from syncpretrain.pretraining.state import PretrainState
 from syncpretrain.runs.compare import STARTS
+from syncpretrain.schedule.kinds import ASYNC, SCHEDULES, UNTRAINED
 from syncpretrain.settings import settings_from
 from syncpretrain.settings.fields import PretrainFields
 

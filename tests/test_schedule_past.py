@@ -22,8 +22,8 @@ from test_schedule import (
 )
 
 from syncpretrain.errors import ScheduleError
-from syncpretrain.pretraining.schedule.machine import Command, Past, Release, Schedule, Train
-from syncpretrain.pretraining.schedule.reads import LayerPlan, greedy_row, lockstep_row
+from syncpretrain.schedule.epochs import Command, Past, Release, Schedule, Train
+from syncpretrain.schedule.reads import LayerPlan, greedy_row, lockstep_row
 
 RULES = {lockstep: lockstep_row, greedy: greedy_row, rounds: in_pairs}
 

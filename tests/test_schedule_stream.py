@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncpretrain.errors import ScheduleError
-from syncpretrain.pretraining.schedule.stream import Block, StreamPlan, StreamSchedule
+from syncpretrain.schedule.stream import Block, StreamPlan, StreamSchedule
 
 stacks = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), min_size=1, max_size=5)
 

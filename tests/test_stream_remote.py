@@ -9,7 +9,7 @@ from syncpretrain.errors import WorkerError
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime.streamed.messages import Answer
 from syncpretrain.pretraining.runtime.streamed.remote import RemoteLayer, Stopping
-from syncpretrain.pretraining.schedule.stream import Block, StreamPlan
+from syncpretrain.schedule.stream import Block, StreamPlan
 
 
 class Dead:

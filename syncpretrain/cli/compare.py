@@ -19,7 +19,7 @@ from syncpretrain.cli.settled_by_data import hidden_option, settle
 from syncpretrain.cli.train_options import setting_options, source_options
 from syncpretrain.data import check_whole
 from syncpretrain.errors import SettingsError
-from syncpretrain.pretraining.schedule.kinds import SCHEDULES
+from syncpretrain.schedule.kinds import SCHEDULES
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset

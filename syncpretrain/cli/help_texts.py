@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from syncpretrain.pretraining.schedule.kinds import SCHEDULES
+from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.units.kinds import KINDS, UNITS
 
 __all__ = ["OUTPUT", "SECTIONS", "TEXTS"]

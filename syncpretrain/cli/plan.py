@@ -14,7 +14,7 @@ from syncpretrain.cli.options import TRAIN_PER_HELD_OUT, json_option, measuring_
 from syncpretrain.cli.settings_from_options import settings_from_options
 from syncpretrain.cli.train_options import FINETUNE, OPTIONS, setting_options, source_options
 from syncpretrain.errors import SettingsError
-from syncpretrain.pretraining.schedule.names import ASYNC
+from syncpretrain.schedule.kinds import ASYNC
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from syncpretrain.cli.train_options import AUTO, FINETUNE, OPTIONS
 from syncpretrain.errors import SettingsError
-from syncpretrain.pretraining.schedule.kinds import schedule_kind
-from syncpretrain.pretraining.schedule.names import ASYNC
+from syncpretrain.schedule.kinds import ASYNC, schedule_kind
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset

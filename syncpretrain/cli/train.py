@@ -25,8 +25,8 @@ from syncpretrain.settings import ELSEWHERE
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
     from syncpretrain.events import Observer
-    from syncpretrain.pretraining.schedule.reads import Reads
     from syncpretrain.runs.stages import Stages
+    from syncpretrain.schedule.reads import Reads
     from syncpretrain.settings import Settings
     from syncpretrain.settings.by_data import Given
 

@@ -27,7 +27,7 @@ from syncpretrain.parallel.replicas.steps import Fleet, ReplicaFactory, Task, ta
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime.ranks.replicas import RankReplicas
 from syncpretrain.pretraining.runtime.replicas import replicas_in
-from syncpretrain.pretraining.schedule.names import ASYNC
+from syncpretrain.schedule.kinds import ASYNC
 
 __all__ = [
     "OptimizersOfReplicas",

@@ -12,7 +12,7 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.chain import Dropout
 from syncpretrain.parallel.blas import blas_threads as resolve_threads
 from syncpretrain.parallel.precision_choice import resolve_precision
-from syncpretrain.pretraining.schedule.names import ASYNC
+from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.settings.convert import checked
 from syncpretrain.settings.devices import (
     check_tuning_backend,

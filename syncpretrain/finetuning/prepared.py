@@ -65,7 +65,7 @@ from syncpretrain.parallel.blas import blas_limit, usable_cores
 from syncpretrain.parallel.signals import stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
-from syncpretrain.pretraining.schedule.names import ASYNC
+from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.settings.by_data import Facts, finetune_by_data
 from syncpretrain.shapes import ConvolutionShape, LayerShape
 

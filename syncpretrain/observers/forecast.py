@@ -12,7 +12,7 @@ from syncpretrain.events import (
     Progress,
     RunStarted,
 )
-from syncpretrain.pretraining.schedule.kinds import SCHEDULES
+from syncpretrain.schedule.kinds import SCHEDULES
 
 __all__ = ["Forecast"]
 

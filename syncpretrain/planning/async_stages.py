@@ -18,7 +18,7 @@ import msgspec
 from syncpretrain.parallel.replicas.paying import WORTH
 from syncpretrain.parallel.replicas.rules import AsyncRules
 from syncpretrain.planning.timings import Exchange, sizes
-from syncpretrain.pretraining.schedule.names import ASYNC
+from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.settings.asynchronous import AsyncFields
 
 __all__ = ["AsyncPlan", "AsyncStage", "AsyncWay", "exchange_seconds", "predict_stages"]

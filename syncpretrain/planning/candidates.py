@@ -17,9 +17,9 @@ from syncpretrain.planning.timings import GPU, LayerTimings, Timings, sizes
 from syncpretrain.pretraining.build_schedule import build_schedule
 from syncpretrain.pretraining.memory import pretraining_bytes
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
-from syncpretrain.pretraining.schedule.kinds import SCHEDULES
-from syncpretrain.pretraining.schedule.stream import plans
 from syncpretrain.pretraining.streamed.sizes import stream_size
+from syncpretrain.schedule.kinds import SCHEDULES
+from syncpretrain.schedule.stream import plans
 from syncpretrain.settings import PretrainSettings
 from syncpretrain.settings.asynchronous import ASYNC_DEFAULTS
 from syncpretrain.settings.defaults import HANDOFF_DEFAULTS

@@ -38,9 +38,9 @@ from syncpretrain.pretraining.memory import (
 )
 from syncpretrain.pretraining.runtime.select import workers_of
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
-from syncpretrain.pretraining.schedule.names import ASYNC, UNTRAINED
 from syncpretrain.pretraining.start import Driver, placement_of
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
+from syncpretrain.schedule.kinds import ASYNC, UNTRAINED
 from syncpretrain.settings import PretrainSettings, Settings
 
 __all__ = ["DeviceMemory", "DryRun", "dry_run"]

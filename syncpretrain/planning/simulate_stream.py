@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from syncpretrain.pretraining.schedule.stream import Block, StreamPlan, StreamSchedule
+from syncpretrain.schedule.stream import Block, StreamPlan, StreamSchedule
 
 __all__ = ["StreamCost", "Streamed", "play_stream", "simulate_stream"]
 

@@ -32,7 +32,7 @@ from syncpretrain.planning.async_stages import (
 )
 from syncpretrain.planning.exchange import exchange_of
 from syncpretrain.planning.probes import Probe, Work, beside, measured
-from syncpretrain.pretraining.schedule.names import ASYNC
+from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.settings import FinetuneSettings, PretrainSettings, off_ranks
 from syncpretrain.settings.asynchronous import ASYNC_DEFAULTS
 

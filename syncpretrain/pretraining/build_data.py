@@ -37,7 +37,7 @@ from syncpretrain.pretraining.memory import (
 )
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
-from syncpretrain.pretraining.schedule.names import ASYNC, UNTRAINED
+from syncpretrain.schedule.kinds import ASYNC, UNTRAINED
 from syncpretrain.settings.architecture import check_width
 from syncpretrain.settings.devices import why_not_on_a_device
 from syncpretrain.settings.drift import parsed_waking

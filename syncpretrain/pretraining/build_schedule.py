@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.pretraining.runtime.ranks.placement import RankShares
-from syncpretrain.pretraining.schedule.kinds import SCHEDULES, ScheduleOptions
-from syncpretrain.pretraining.schedule.machine import Schedule
-from syncpretrain.pretraining.schedule.pace import Fixed, Pace
-from syncpretrain.pretraining.schedule.reads import LayerPlan, Reads
+from syncpretrain.schedule.epochs import Schedule
+from syncpretrain.schedule.kinds import SCHEDULES, ScheduleOptions
+from syncpretrain.schedule.pace import Fixed, Pace
+from syncpretrain.schedule.reads import LayerPlan, Reads
 from syncpretrain.settings.drift import parsed_waking
 from syncpretrain.settings.sections import PretrainSettings
 

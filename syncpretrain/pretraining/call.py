@@ -31,10 +31,10 @@ from syncpretrain.models.verdict import baselines, on_layers
 from syncpretrain.observers.verbose import observing
 from syncpretrain.pretraining.on_ranks import on_every_rank
 from syncpretrain.pretraining.saved import SavedCall
-from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.pretraining.settled import settled
 from syncpretrain.pretraining.start import Driver, driver_for
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
+from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings import PretrainSettings
 from syncpretrain.settings.async_pretraining import check_blas_threads
 from syncpretrain.settings.by_data import in_words

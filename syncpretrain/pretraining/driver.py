@@ -37,12 +37,12 @@ from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
 from syncpretrain.pretraining.runtime.select import runtime_for, versions_for, workers_of
 from syncpretrain.pretraining.runtime.shared_activations import check_runtime
 from syncpretrain.pretraining.runtime.split import Split
-from syncpretrain.pretraining.schedule.kinds import SCHEDULES
-from syncpretrain.pretraining.schedule.machine import Command, Release
-from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.pretraining.stall_watch import Watch
 from syncpretrain.pretraining.state import PretrainState
 from syncpretrain.pretraining.trained_layers import TrainedLayers
+from syncpretrain.schedule.epochs import Command, Release
+from syncpretrain.schedule.kinds import SCHEDULES
+from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings.sections import PretrainSettings
 
 __all__ = ["Pretraining"]

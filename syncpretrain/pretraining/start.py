@@ -17,10 +17,10 @@ from syncpretrain.pretraining.asynchronous.driver import AsyncPretraining
 from syncpretrain.pretraining.devices import backend_of_layers, placement_text
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
-from syncpretrain.pretraining.schedule.names import ASYNC, UNTRAINED
-from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.pretraining.untrained import Untrained
+from syncpretrain.schedule.kinds import ASYNC, UNTRAINED
+from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings.devices import why_not_on_a_device
 from syncpretrain.settings.sections import PretrainSettings
 

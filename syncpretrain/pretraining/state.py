@@ -22,7 +22,7 @@ from syncpretrain.pretraining.layer_states import (
     unpack,
 )
 from syncpretrain.pretraining.runtime.layer_state import LayerState
-from syncpretrain.pretraining.schedule.machine import Past
+from syncpretrain.schedule.epochs import Past
 
 __all__ = ["PretrainState", "read_pretrain_state", "write_pretrain_state"]
 

@@ -10,7 +10,6 @@ from syncpretrain.pretraining.asynchronous.state import (
     read_async_state,
     write_async_state,
 )
-from syncpretrain.pretraining.schedule.names import ASYNC
 from syncpretrain.pretraining.state import (
     PretrainState,
     read_pretrain_state,
@@ -21,6 +20,7 @@ from syncpretrain.pretraining.streamed.state import (
     read_stream_state,
     write_stream_state,
 )
+from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.settings.sections import PretrainSettings
 
 __all__ = ["State", "StateFile", "state_file_of"]

@@ -20,8 +20,8 @@ from syncpretrain.models.layer import Layer
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.errors import ErrorCurve
 from syncpretrain.pretraining.runtime.layer_state import LayerState
-from syncpretrain.pretraining.schedule.machine import Past, Release, Train
 from syncpretrain.pretraining.state import PretrainState
+from syncpretrain.schedule.epochs import Past, Release, Train
 from syncpretrain.settings.sections import PretrainSettings
 
 __all__ = ["TrainedLayers"]

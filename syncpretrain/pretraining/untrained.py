@@ -16,7 +16,7 @@ from syncpretrain.learners.first_stack import untrained_stack
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.errors import Observed
 from syncpretrain.pretraining.build_data import build_data
-from syncpretrain.pretraining.schedule.reads import Reads
+from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings.sections import PretrainSettings
 
 __all__ = ["Untrained"]

@@ -6,9 +6,9 @@ from shlex import quote
 from typing import Any
 
 from syncpretrain.data.dataset import PARTS
-from syncpretrain.pretraining.schedule.names import UNTRAINED
 from syncpretrain.runs.folder import CONFIG_NAME
 from syncpretrain.runs.identity import RunIdentity
+from syncpretrain.schedule.kinds import UNTRAINED
 from syncpretrain.settings import Settings
 
 __all__ = ["card_of"]

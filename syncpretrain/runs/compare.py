@@ -19,9 +19,9 @@ from syncpretrain.learners.first_stack import untrained_stack
 from syncpretrain.models.prediction import accuracies
 from syncpretrain.models.reconstruction import stack_error
 from syncpretrain.models.stack import Stack
-from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.pretraining.start import driver_for
 from syncpretrain.runs.outcomes import RANDOM, START_FORMS, STARTS, Outcome, is_start
+from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.settings import PretrainSettings, Settings, replaced
 from syncpretrain.settings.drift import ALWAYS
 from syncpretrain.units.kinds import kind_of

@@ -21,7 +21,7 @@ from syncpretrain.data.meaning import Meaning
 from syncpretrain.data.record import DataRecord, record_of
 from syncpretrain.errors import CheckpointError, SettingsError
 from syncpretrain.kernels.native import ORDER_VARIABLE, ORDERS, available, bfloat16_order
-from syncpretrain.pretraining.schedule.reads import Reads
+from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings import ELSEWHERE, Settings, off_ranks
 from syncpretrain.settings.defaults import PER_LAYER
 from syncpretrain.storage import write_atomically

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from syncpretrain.pretraining.schedule.kinds import SCHEDULES
+from syncpretrain.schedule.kinds import SCHEDULES
 
 __all__ = ["RANDOM", "STARTS", "START_FORMS", "Outcome", "Summary", "is_start", "summarized"]
 

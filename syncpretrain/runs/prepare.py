@@ -23,8 +23,8 @@ from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.parallel.blas import blas_threads
 from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.pretraining.build_data import with_facts_of
-from syncpretrain.pretraining.schedule.names import UNTRAINED
 from syncpretrain.runs.folder import check_text
+from syncpretrain.schedule.kinds import UNTRAINED
 from syncpretrain.settings import Settings
 from syncpretrain.settings.by_data import (
     Given,

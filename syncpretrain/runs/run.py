@@ -22,7 +22,6 @@ from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.events import Observer
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.loggers import check_loggers
-from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.runs.checkpoints import has_pretrained, identity_in
 from syncpretrain.runs.folder import (
     COLUMNS_NAME,
@@ -51,6 +50,7 @@ from syncpretrain.runs.prepare import (
     with_absolute_path,
 )
 from syncpretrain.runs.stages import Stages
+from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings import Settings, moved_elsewhere, read_settings, write_settings
 from syncpretrain.settings.by_data import Given
 

@@ -37,7 +37,6 @@ from syncpretrain.observers.trace import write_trace
 from syncpretrain.parallel.signals import interrupted_by_sigterm
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
-from syncpretrain.pretraining.schedule.reads import Reads
 from syncpretrain.pretraining.start import Driver, driver_for
 from syncpretrain.runs.card import card_of
 from syncpretrain.runs.checkpoints import Checkpoints
@@ -46,6 +45,7 @@ from syncpretrain.runs.folder import CARD_NAME, EVENTS_NAME, METRICS_NAME, TRACE
 from syncpretrain.runs.identity import identity_of
 from syncpretrain.runs.metrics import measure, report_of
 from syncpretrain.runs.prepare import check_finetuning
+from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings import Settings
 from syncpretrain.storage import remove_temporaries, write_atomically
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.pretraining.schedule.names import ASYNC
+from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.settings.asynchronous import check_async
 from syncpretrain.settings.fields import PretrainFields
 from syncpretrain.settings.kinds import MAX_WORKERS

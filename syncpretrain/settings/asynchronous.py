@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Protocol
 import msgspec
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.pretraining.schedule.names import ASYNC
+from syncpretrain.schedule.kinds import ASYNC
 
 __all__ = ["ASYNC_DEFAULTS", "AsyncFields", "AsyncRate", "Staleness", "Steps", "check_async"]
 

@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.pretraining.schedule.kinds import SCHEDULES, schedule_kind
-from syncpretrain.pretraining.schedule.names import ASYNC
-from syncpretrain.pretraining.schedule.reads import MAX_EPOCHS
+from syncpretrain.schedule.kinds import ASYNC, SCHEDULES, schedule_kind
+from syncpretrain.schedule.reads import MAX_EPOCHS
 from syncpretrain.settings.architecture_text import MAX_UNITS
 from syncpretrain.settings.async_pretraining import check_async_pretraining
 from syncpretrain.settings.convolutions import check_convolutions

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.pretraining.schedule.names import ASYNC
+from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.settings.fields import PretrainFields
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.shapes import LayerShape

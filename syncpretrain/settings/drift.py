@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.pretraining.schedule.kinds import schedule_kind
+from syncpretrain.schedule.kinds import schedule_kind
 from syncpretrain.settings.fields import PretrainFields
 
 __all__ = ["ALWAYS", "check_drift", "parsed_waking", "settled_epochs"]

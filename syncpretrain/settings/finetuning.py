@@ -6,7 +6,7 @@ import math
 from typing import Literal
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.pretraining.schedule.names import ASYNC
+from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.settings.asynchronous import AsyncRate, Staleness, Steps, check_async
 from syncpretrain.settings.kinds import (
     Count,

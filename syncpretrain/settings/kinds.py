@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from syncpretrain.pretraining.schedule.reads import MAX_EPOCHS
+from syncpretrain.schedule.reads import MAX_EPOCHS
 
 __all__ = [
     "MAX_WORKERS",

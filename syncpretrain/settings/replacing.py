@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.pretraining.schedule.names import ASYNC
+from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.settings.convert import checked
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.settings.sections import Settings

@@ -13,7 +13,7 @@ from syncpretrain.planning.scaling.network import Network
 from syncpretrain.planning.scaling.placement import EVERY, PAYING, place
 from syncpretrain.planning.scaling.work import SPLITS, GroupWork, LayerWork
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
-from syncpretrain.pretraining.schedule.kinds import SCHEDULES
+from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.settings import PretrainSettings
 
 __all__ = ["PARAMETER_COPIES", "Job", "Placed", "Scaled"]

@@ -21,8 +21,8 @@ from syncpretrain.planning.simulate import EpochCost, simulate
 from syncpretrain.planning.simulate_stream import StreamCost, play_stream
 from syncpretrain.pretraining.build_schedule import build_schedule
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
-from syncpretrain.pretraining.schedule.kinds import SCHEDULES
-from syncpretrain.pretraining.schedule.stream import (
+from syncpretrain.schedule.kinds import SCHEDULES
+from syncpretrain.schedule.stream import (
     BLOCK_MINIBATCHES,
     RING_MINIBATCHES,
     StreamPlan,

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Protocol
 
 from syncpretrain.pretraining.runtime.messages import Message
-from syncpretrain.pretraining.schedule.machine import Train
+from syncpretrain.schedule.epochs import Train
 
 __all__ = ["STDERR", "Runtime"]
 

@@ -14,7 +14,7 @@ from syncpretrain.pretraining.runtime.messages import Failed, Message
 from syncpretrain.pretraining.runtime.process_messages import Job, Order, Report
 from syncpretrain.pretraining.runtime.restarts.epochs import KeptEpochs
 from syncpretrain.pretraining.runtime.split import Split
-from syncpretrain.pretraining.schedule.machine import Train
+from syncpretrain.schedule.epochs import Train
 
 __all__ = ["main"]
 

@@ -9,7 +9,7 @@ from syncpretrain.errors import DivergedError, IterableError, StalledError, Work
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.models.layer import Layer
 from syncpretrain.pretraining.runtime.layer_state import LayerState
-from syncpretrain.pretraining.schedule.machine import Train
+from syncpretrain.schedule.epochs import Train
 
 __all__ = ["Failed", "Finished", "Message", "failure_of"]
 

@@ -11,7 +11,7 @@ from syncpretrain.pretraining.runtime.messages import Message
 from syncpretrain.pretraining.runtime.restarts.state import KeptStates
 from syncpretrain.pretraining.runtime.shared_activations import SharedNumbers, SharedSplits
 from syncpretrain.pretraining.runtime.shared_data import SharedSparse
-from syncpretrain.pretraining.schedule.machine import Train
+from syncpretrain.schedule.epochs import Train
 
 __all__ = ["Job", "Order", "Report"]
 

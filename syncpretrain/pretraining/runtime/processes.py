@@ -40,7 +40,7 @@ from syncpretrain.pretraining.runtime.shared_data import SharedSparse, shared_da
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.versions import MAX_BUFFERS, Versions
 from syncpretrain.pretraining.runtime.worker import WorkerFactory
-from syncpretrain.pretraining.schedule.machine import Train
+from syncpretrain.schedule.epochs import Train
 
 __all__ = ["ProcessesRuntime"]
 

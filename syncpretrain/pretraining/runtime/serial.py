@@ -10,7 +10,7 @@ from types import TracebackType
 from syncpretrain.pretraining.runtime.base import STDERR
 from syncpretrain.pretraining.runtime.messages import Message
 from syncpretrain.pretraining.runtime.worker import LayerWorker
-from syncpretrain.pretraining.schedule.machine import Train
+from syncpretrain.schedule.epochs import Train
 
 __all__ = ["SerialRuntime"]
 

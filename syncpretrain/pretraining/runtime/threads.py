@@ -23,7 +23,7 @@ from syncpretrain.pretraining.runtime.base import STDERR
 from syncpretrain.pretraining.runtime.mailbox import Broken, Mailbox
 from syncpretrain.pretraining.runtime.messages import Message
 from syncpretrain.pretraining.runtime.worker import LayerWorker
-from syncpretrain.pretraining.schedule.machine import Train
+from syncpretrain.schedule.epochs import Train
 
 __all__ = ["ThreadsRuntime"]
 

@@ -24,7 +24,7 @@ from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.pretraining.runtime.layer_state import LayerState, StateKeeper
 from syncpretrain.pretraining.runtime.messages import Failed, Finished, Message
 from syncpretrain.pretraining.runtime.split import Split
-from syncpretrain.pretraining.schedule.machine import Train
+from syncpretrain.schedule.epochs import Train
 
 __all__ = ["Inputs", "LayerWorker", "WorkerFactory"]
 

@@ -40,9 +40,9 @@ from syncpretrain.pretraining.runtime.streamed.rings import (
     RingSource,
     Source,
 )
-from syncpretrain.pretraining.schedule.stream import StreamPlan
 from syncpretrain.pretraining.streamed.places import LayerPlace, layer_places
 from syncpretrain.pretraining.streamed.sizes import StreamSize, passes_in_ring
+from syncpretrain.schedule.stream import StreamPlan
 from syncpretrain.settings.sections import PretrainSettings
 
 __all__ = ["build_streamed_layer", "stream_runtime"]

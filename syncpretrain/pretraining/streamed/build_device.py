@@ -19,9 +19,9 @@ from syncpretrain.pretraining.runtime.streamed.device_rings import (
 from syncpretrain.pretraining.runtime.streamed.device_sources import data_runs
 from syncpretrain.pretraining.runtime.streamed.local import LocalStream
 from syncpretrain.pretraining.runtime.streamed.rings import DataSource, RingSize
-from syncpretrain.pretraining.schedule.stream import StreamPlan
 from syncpretrain.pretraining.streamed.places import layer_places
 from syncpretrain.pretraining.streamed.sizes import StreamSize, passes_in_ring
+from syncpretrain.schedule.stream import StreamPlan
 from syncpretrain.settings.sections import PretrainSettings
 
 __all__ = ["DeviceStream", "device_stream"]

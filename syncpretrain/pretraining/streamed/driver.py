@@ -28,12 +28,12 @@ from syncpretrain.pretraining.runtime.streamed.base import EpochResult, StreamRu
 from syncpretrain.pretraining.runtime.streamed.data_sources import source_of
 from syncpretrain.pretraining.runtime.streamed.pool import BlockFailed, StreamPool
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
-from syncpretrain.pretraining.schedule.stream import StreamSchedule, plans
 from syncpretrain.pretraining.streamed.build import stream_runtime
 from syncpretrain.pretraining.streamed.build_device import DeviceStream, device_stream
 from syncpretrain.pretraining.streamed.events import StreamEvents
 from syncpretrain.pretraining.streamed.sizes import StreamSize, stream_size
 from syncpretrain.pretraining.streamed.state import StreamState
+from syncpretrain.schedule.stream import StreamSchedule, plans
 from syncpretrain.settings.sections import PretrainSettings
 
 __all__ = ["StreamedPretraining"]

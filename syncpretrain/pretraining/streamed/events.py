@@ -15,8 +15,8 @@ from syncpretrain.events import (
 )
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.runtime.streamed.base import BaseStreamedLayer, EpochResult
-from syncpretrain.pretraining.schedule.stream import delay_notice
 from syncpretrain.pretraining.stall_watch import Watch
+from syncpretrain.schedule.stream import delay_notice
 from syncpretrain.settings.sections import PretrainSettings
 
 __all__ = ["StreamEvents"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from syncpretrain.pretraining.runtime.streamed.rings import Passes, RingSize
-from syncpretrain.pretraining.schedule.stream import StreamPlan
+from syncpretrain.schedule.stream import StreamPlan
 
 __all__ = ["LayerPlace", "layer_places"]
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from syncpretrain.backends.base import Backend
 from syncpretrain.kernels.arrays import FLOAT_BYTES
-from syncpretrain.pretraining.schedule.stream import (
+from syncpretrain.schedule.stream import (
     BLOCK_MINIBATCHES,
     RANK_RING_MINIBATCHES,
     RING_MINIBATCHES,

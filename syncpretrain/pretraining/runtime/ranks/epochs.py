@@ -20,7 +20,7 @@ from syncpretrain.pretraining.runtime.ranks.layers import HeldLayer
 from syncpretrain.pretraining.runtime.ranks.messages import EpochLayer, HandUp, RankOrder, port
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.worker import LayerWorker
-from syncpretrain.pretraining.schedule.machine import Train
+from syncpretrain.schedule.epochs import Train
 
 __all__ = ["HeldEpochs"]
 

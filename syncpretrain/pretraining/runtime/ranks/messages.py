@@ -17,7 +17,7 @@ from syncpretrain.pretraining.runtime.ranks.parameter_windows import WindowPlace
 from syncpretrain.pretraining.runtime.ranks.sent_data import SentSplit
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.streamed.rings import Passes, RingSize
-from syncpretrain.pretraining.schedule.machine import Train
+from syncpretrain.schedule.epochs import Train
 
 __all__ = [
     "CONTROL",

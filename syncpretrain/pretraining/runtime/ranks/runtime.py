@@ -37,7 +37,7 @@ from syncpretrain.pretraining.runtime.ranks.messages import (
 from syncpretrain.pretraining.runtime.ranks.placement import UNSHARED, RankShares
 from syncpretrain.pretraining.runtime.ranks.run import RunRanks
 from syncpretrain.pretraining.runtime.worker import WorkerFactory
-from syncpretrain.pretraining.schedule.machine import Train
+from syncpretrain.schedule.epochs import Train
 
 __all__ = ["RanksRuntime"]
 

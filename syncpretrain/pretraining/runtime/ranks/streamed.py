@@ -39,7 +39,7 @@ from syncpretrain.pretraining.runtime.streamed.messages import (
     TakeState,
 )
 from syncpretrain.pretraining.runtime.streamed.rings import Passes, Rings
-from syncpretrain.pretraining.schedule.stream import Block
+from syncpretrain.schedule.stream import Block
 
 __all__ = ["AHEAD_MINIBATCHES", "HeldStream", "Inlet", "Outlet"]
 

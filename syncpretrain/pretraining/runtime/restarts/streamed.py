@@ -19,7 +19,7 @@ from syncpretrain.pretraining.runtime.restarts.keeping import Keeping
 from syncpretrain.pretraining.runtime.restarts.state import KeptStates
 from syncpretrain.pretraining.runtime.streamed.layer import StreamedLayer
 from syncpretrain.pretraining.runtime.streamed.messages import StreamOrder, TakeState
-from syncpretrain.pretraining.schedule.stream import BLOCK_MINIBATCHES, Block
+from syncpretrain.schedule.stream import BLOCK_MINIBATCHES, Block
 
 __all__ = ["KeptStream"]
 

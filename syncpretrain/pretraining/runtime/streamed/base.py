@@ -15,7 +15,7 @@ from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.step_sharing import StepSharing
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime.layer_state import StreamedLayerState
-from syncpretrain.pretraining.schedule.stream import Block, StreamPlan
+from syncpretrain.schedule.stream import Block, StreamPlan
 
 __all__ = ["BaseStreamedLayer", "EpochResult", "Sharing", "StreamRuntime"]
 

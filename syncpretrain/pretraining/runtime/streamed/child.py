@@ -19,7 +19,7 @@ from syncpretrain.pretraining.runtime.streamed.messages import (
     StreamJob,
     StreamOrder,
 )
-from syncpretrain.pretraining.schedule.stream import Block
+from syncpretrain.schedule.stream import Block
 
 __all__ = ["main"]
 

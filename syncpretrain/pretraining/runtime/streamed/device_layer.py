@@ -34,7 +34,7 @@ from syncpretrain.pretraining.runtime.streamed.base import EpochResult
 from syncpretrain.pretraining.runtime.streamed.device_rings import DeviceRings, DeviceSource
 from syncpretrain.pretraining.runtime.streamed.learning import LearningLayer
 from syncpretrain.pretraining.runtime.streamed.rings import Passes
-from syncpretrain.pretraining.schedule.stream import Block, StreamPlan
+from syncpretrain.schedule.stream import Block, StreamPlan
 
 __all__ = ["DeviceStreamedLayer"]
 

@@ -27,7 +27,7 @@ from syncpretrain.pretraining.runtime.layer_state import StreamedLayerState
 from syncpretrain.pretraining.runtime.streamed.base import EpochResult
 from syncpretrain.pretraining.runtime.streamed.learning import LearningLayer
 from syncpretrain.pretraining.runtime.streamed.rings import Passes, Rings, Source
-from syncpretrain.pretraining.schedule.stream import Block, StreamPlan
+from syncpretrain.schedule.stream import Block, StreamPlan
 
 __all__ = ["StreamedLayer"]
 

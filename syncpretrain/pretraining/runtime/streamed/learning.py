@@ -12,7 +12,7 @@ from syncpretrain.learners.steps import Step, load_state
 from syncpretrain.pretraining.runtime.layer_state import LayerState, StreamedLayerState
 from syncpretrain.pretraining.runtime.streamed.base import BaseStreamedLayer, EpochResult
 from syncpretrain.pretraining.runtime.streamed.rings import Passes
-from syncpretrain.pretraining.schedule.stream import StreamPlan
+from syncpretrain.schedule.stream import StreamPlan
 
 __all__ = ["LearningLayer"]
 

@@ -11,7 +11,7 @@ from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime.layer_state import StreamedLayerState
 from syncpretrain.pretraining.runtime.restarts.state import KeptStates
 from syncpretrain.pretraining.runtime.shared_activations import SharedNumbers, SharedSplits
-from syncpretrain.pretraining.schedule.stream import Block
+from syncpretrain.schedule.stream import Block
 
 __all__ = ["Answer", "GiveLayer", "GiveState", "Processed", "StreamJob", "StreamOrder", "TakeState"]
 

@@ -25,7 +25,7 @@ from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.runtime.mailbox import Mailbox
 from syncpretrain.pretraining.runtime.messages import failure_of
 from syncpretrain.pretraining.runtime.streamed.base import BaseStreamedLayer, EpochResult, Sharing
-from syncpretrain.pretraining.schedule.stream import Block, StreamSchedule
+from syncpretrain.schedule.stream import Block, StreamSchedule
 
 __all__ = ["BlockFailed", "StreamPool"]
 

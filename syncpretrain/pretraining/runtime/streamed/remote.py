@@ -38,7 +38,7 @@ from syncpretrain.pretraining.runtime.streamed.messages import (
     StreamOrder,
     TakeState,
 )
-from syncpretrain.pretraining.schedule.stream import Block, StreamPlan
+from syncpretrain.schedule.stream import Block, StreamPlan
 
 __all__ = ["RemoteLayer", "Stopping"]
 

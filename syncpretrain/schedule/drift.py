@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from syncpretrain.errors import ScheduleError
-from syncpretrain.pretraining.schedule.reads import LayerPlan
+from syncpretrain.schedule.reads import LayerPlan
 
 __all__ = ["Drifts", "Judgement", "Measured"]
 

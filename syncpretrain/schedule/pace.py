@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.pretraining.schedule.reads import LayerPlan, Rule, planned_rows
+from syncpretrain.schedule.reads import LayerPlan, Rule, planned_rows
 
 __all__ = ["Fixed", "Free", "Pace", "Planned"]
 
@@ -112,7 +112,7 @@ class Planned(Fixed):
     plans : sequence of LayerPlan
     rule : Rule
         The reads of a layer above another, as in
-        :mod:`syncpretrain.pretraining.schedule.reads`. The reads of a plan with fewer epochs must
+        :mod:`syncpretrain.schedule.reads`. The reads of a plan with fewer epochs must
         begin like those of the plan.
     group_size : int, optional
         Layers of a group; each waits until all layers of the groups below have ended. This changes

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from syncpretrain.pretraining.schedule.pace import Pace
+from syncpretrain.schedule.pace import Pace
 
 __all__ = ["Layers"]
 

@@ -10,16 +10,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from syncpretrain.pretraining.schedule.names import ASYNC
-from syncpretrain.pretraining.schedule.pace import Free, Pace, Planned
-from syncpretrain.pretraining.schedule.reads import (
+from syncpretrain.schedule.pace import Free, Pace, Planned
+from syncpretrain.schedule.reads import (
     LayerPlan,
     greedy_row,
     lockstep_row,
     rounds_row,
 )
 
-__all__ = ["SCHEDULES", "ScheduleKind", "ScheduleOptions", "schedule_kind"]
+__all__ = ["ASYNC", "SCHEDULES", "UNTRAINED", "ScheduleKind", "ScheduleOptions", "schedule_kind"]
+
+
+# Schedules without versions, and so without a pace.
+ASYNC = "async"  # replicas and a parameter server
+UNTRAINED = "none"  # random weights, which only fine-tuning trains
 
 
 # Santara et al. 2016 have as many layers in a group as there are devices; here the result may not
